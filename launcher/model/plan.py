@@ -1,0 +1,80 @@
+"""What will be done: printed by `launcher plan`, executed by `launcher up`, the very same object."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.model.container import ContainerSpec
+
+RunId = str
+_RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}-\d{8}-\d{6}-[0-9a-f]{4}")
+
+
+def new_run_id(job: str, now: float | None = None) -> RunId:
+    """`<job>-<UTC date>-<UTC time>-<4 hex digits>`: sorts by time within a job, two started in one second differ."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
+    return f"{job}-{stamp}-{secrets.token_hex(2)}"
+
+
+def is_run_id(text: str) -> bool:
+    return _RUN_ID.fullmatch(text) is not None
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the ranks meet: an IP address of the first node; each node's own address and interface in that network."""
+
+    address: str
+    port: int
+    addresses: tuple[str, ...]  # by node rank
+    interfaces: tuple[str, ...]  # by node rank
+    probed: bool  # False where nobody could try the way from node to node
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    node: str
+    host: str
+    rank: int
+    processes: int
+    container: ContainerSpec
+
+
+@dataclass(frozen=True)
+class Plan:
+    run: RunId
+    job: str
+    runtime: str
+    image: str  # reference
+    image_id: str
+    code: str  # digest of the code archive
+    rendezvous: Rendezvous
+    nodes: tuple[NodePlan, ...]  # by rank; the first is the master
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def master(self) -> NodePlan:
+        return self.nodes[0]
+
+    def to_json(self) -> str:
+        return json.dumps(plain(self), indent=2, sort_keys=True)
+
+
+def plain(value: Any) -> Any:
+    """A value of this package as dicts, lists and scalars, fit for JSON."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (frozenset, set)):
+        return sorted(plain(v) for v in value)
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return value

@@ -1,0 +1,1 @@
+"""Reaching machines: the Engine seam and its three implementations, ssh, facts."""

@@ -1,0 +1,130 @@
+"""The one seam to machines. Docker here, Docker over ssh and plain processes implement it; all else is written once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from launcher.model.container import ContainerSpec, ContainerState
+from launcher.model.facts import NodeFacts, Reach
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A regular file below a folder; `path` is relative to it, with forward slashes."""
+
+    path: str
+    size: int
+    mtime: float
+
+
+class Files(Protocol):
+    """The node's files, as the ssh user. Paths are absolute. Missing files raise FileNotFoundError."""
+
+    def make_dir(self, path: str) -> None:
+        """Make a folder and its parents, mode 0700 for what is new."""
+
+    def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
+        """At most `limit` bytes from `offset`; b"" at the end of the file."""
+
+    def write(self, path: str, data: bytes, mode: int = 0o600) -> None: ...
+
+    def scan(self, root: str) -> Sequence[FileEntry]:
+        """Every regular file below `root`, links not followed; empty where `root` is missing."""
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a folder with all in it; nothing to do where it is missing."""
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """An image as an engine's store shows it."""
+
+    id: str  # config digest in the classic store; what `docker image inspect` calls Id
+    tags: tuple[str, ...]
+    repo_digests: tuple[str, ...]
+    arch: str
+    env: Mapping[str, str]
+    entrypoint: tuple[str, ...]
+    labels: Mapping[str, str]
+    layers: tuple[str, ...]  # diff ids, base first
+    size: int
+
+
+class Images(Protocol):
+    """The image store of a node's engine."""
+
+    def inspect(self, reference: str) -> ImageInfo | None:
+        """None where the store does not have it."""
+
+    def pull(self, reference: str) -> None: ...
+
+    def save(self, reference: str) -> Iterator[bytes]:
+        """The `docker save` archive, in pieces."""
+
+    def load(self, pieces: Iterable[bytes]) -> None:
+        """Take in a `docker save` archive; whole or not at all."""
+
+    def tag(self, image: str, reference: str) -> None: ...
+
+    def list(self, labels: Mapping[str, str | None]) -> Sequence[ImageInfo]:
+        """Images that carry all these labels (None: any value)."""
+
+    def remove(self, reference: str) -> None: ...
+
+
+class Engine(Protocol):
+    """One node. Every call has a time limit and raises an error of launcher.errors that names the node."""
+
+    node: str
+    host: str
+
+    @property
+    def files(self) -> Files: ...
+
+    @property
+    def images(self) -> Images | None:
+        """None for plain processes."""
+
+    def facts(self, images: Sequence[str] = ()) -> NodeFacts:
+        """One look at the node; `images` are references or ids whose presence is to be told (EngineFacts.images)."""
+
+    def create(self, spec: ContainerSpec) -> str:
+        """Create a container, do not start it; its id. The output folder must exist."""
+
+    def put(self, container: str, archive: bytes) -> None:
+        """Unpack a tar archive (names relative to /, owners as in the archive) into a created container."""
+
+    def start(self, container: str) -> None: ...
+
+    def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
+        """Containers that carry all these labels (None: any value), ended ones too."""
+
+    def wait(self, container: str, timeout: float) -> ContainerState:
+        """Its state when it has ended, or as it is after `timeout` seconds. A restart by the engine is not an end."""
+
+    def stop(self, container: str, grace: float) -> ContainerState:
+        """SIGTERM, SIGKILL after `grace` seconds; the state after. A restart policy ends here."""
+
+    def remove(self, container: str) -> None:
+        """Remove a stopped or never started container; nothing to do where it is missing."""
+
+    def logs(self, container: str, tail: int = 200) -> bytes:
+        """The engine's own log of it, for when the entry script never ran."""
+
+    def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
+        """Run a short container to its end and remove it: exit code, output. For plain processes: run `argv` here."""
+
+    def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
+        """Try a TCP connection from this node. `expect`: the target's ssh host key (base64), proven when given."""
+
+    def host_key(self) -> str | None:
+        """The ssh host key that this node proved (base64); None where it is not reached over ssh."""
+
+    def ssh_port(self) -> int | None:
+        """The port its sshd listens on; None where it is not reached over ssh."""
+
+    def close(self) -> None: ...
+
+
