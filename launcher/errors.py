@@ -1,0 +1,160 @@
+"""What can go wrong, one class a phase: each says where, what happened and what to do next, and carries its exit code.
+
+A class's docstring says when it is raised. `str(error)` is the whole message for a person; nothing else needs printing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class LauncherError(Exception):
+    """The base of all errors that a user is meant to read.
+
+    where: a node's name, `file:line`, an option: what to look at. what: what happened. next_step: the cure.
+    """
+
+    exit_code: int = 1
+
+    def __init__(self, where: str, what: str, next_step: str = "") -> None:
+        super().__init__(where, what, next_step)  # all of them: so that pickle and copy rebuild the error
+        self.where = where
+        self.what = what
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{head}\n  -> {self.next_step}" if self.next_step else head
+
+
+class UsageError(LauncherError):
+    """The call itself is wrong: an option, an argument."""
+
+    exit_code = 2
+
+
+class JobInvalid(LauncherError):
+    """The job file, an override of it, or a file that it names is wrong."""
+
+    exit_code = 2
+
+
+class PlanInvalid(LauncherError):
+    """The job asks of these nodes what they do not have."""
+
+    exit_code = 2
+
+
+class RunUnknown(LauncherError):
+    """No run, or more than one, goes by that name."""
+
+    exit_code = 2
+
+
+class NodeUnreachable(LauncherError):
+    """No connection to the node within the time limit, or the connection was lost for good."""
+
+    exit_code = 3
+
+
+class HostKeyUnknown(LauncherError):
+    """The node's ssh host key is in no known_hosts file."""
+
+    exit_code = 3
+
+
+class HostKeyChanged(LauncherError):
+    """The node's ssh host key is not the one in known_hosts."""
+
+    exit_code = 3
+
+
+class AuthFailed(LauncherError):
+    """The node refused every key that was offered."""
+
+    exit_code = 3
+
+
+class NodeUnfit(LauncherError):
+    """The node is reached but lacks what the job needs: GPUs, a free port, disk, a mount's source."""
+
+    exit_code = 3
+
+
+class EngineUnavailable(LauncherError):
+    """No container engine answers on the node."""
+
+    exit_code = 3
+
+
+class EngineForbidden(LauncherError):
+    """The ssh user may not use the node's container engine."""
+
+    exit_code = 3
+
+
+class ImageUnfit(LauncherError):
+    """The image does not do what the job needs of it, or is not the same on all nodes."""
+
+    exit_code = 4
+
+
+class ImageBuildFailed(LauncherError):
+    """The image could not be built."""
+
+    exit_code = 4
+
+
+class ImageShipFailed(LauncherError):
+    """The image did not reach a node."""
+
+    exit_code = 4
+
+
+class RunFailed(LauncherError):
+    """The job failed, ran out of time or hung."""
+
+    exit_code = 1
+
+
+class StoppedByUser(LauncherError):
+    """The user stopped the run."""
+
+    exit_code = 5
+
+
+class NotConfirmed(LauncherError):
+    """A node did not confirm what was asked of it, so that something may be left there."""
+
+    exit_code = 6
+
+
+class NodesFailed(LauncherError):
+    """Several nodes failed, each for its own reason: `errors`, every one of them in the message.
+
+    The exit code is the one that all of them share, 3 where they differ.
+    """
+
+    exit_code = 3
+
+    def __init__(self, errors: Sequence[LauncherError], of: int = 0) -> None:
+        """errors: at least one, in the order of the nodes. of: how many nodes were asked, 0 where that says nothing.
+
+        An aggregate among them gives its own errors instead of itself.
+        """
+        if not errors:
+            raise ValueError("NodesFailed without an error")
+        self.errors: tuple[LauncherError, ...] = tuple(
+            inner for error in errors for inner in (error.errors if isinstance(error, NodesFailed) else (error,))
+        )
+        count = f"{len(self.errors)} of {of} nodes" if of else f"{len(self.errors)} node{'s' * (len(self.errors) > 1)}"
+        super().__init__(count, "failed")
+        self.args = (errors, of)
+        codes = {error.exit_code for error in self.errors}
+        if len(codes) == 1:
+            self.exit_code = codes.pop()
+
+    def __str__(self) -> str:
+        if len(self.errors) == 1:
+            return str(self.errors[0])
+        return "\n".join([f"{self.where} {self.what}:", *(str(error) for error in self.errors)])
