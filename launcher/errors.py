@@ -3,6 +3,7 @@
 A class's docstring says when it is raised. `str(error)` is the whole message for a person; nothing else needs printing.
 """
 
+# ruff: noqa: N818 - the names say what is the case (NodeUnreachable); the suffix would say nothing more
 from __future__ import annotations
 
 from collections.abc import Sequence
