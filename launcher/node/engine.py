@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,6 +50,8 @@ class ImageInfo:
     labels: Mapping[str, str]
     layers: tuple[str, ...]  # diff ids, base first
     size: int
+    user: str = ""  # of its config; "" is root
+    created: str = ""  # RFC 3339, part of what makes two images the same where stores give different ids
 
 
 class Images(Protocol):
@@ -58,10 +60,31 @@ class Images(Protocol):
     def inspect(self, reference: str) -> ImageInfo | None:
         """None where the store does not have it."""
 
-    def pull(self, reference: str) -> None: ...
+    def pull(self, reference: str, login: Mapping[str, str] | None = None) -> None:
+        """Let the engine pull it. `login`: username, password (or identitytoken), serveraddress, sent with this one
+        request and kept nowhere on the node. Raises ImageUnfit with the engine's words."""
+
+    def digest(self, reference: str, login: Mapping[str, str] | None = None) -> str:
+        """What its registry calls it now, `sha256:...`, asked by the engine without pulling. Raises ImageUnfit."""
+
+    def build(
+        self,
+        context: bytes,
+        *,
+        tag: str,
+        arguments: Mapping[str, str],
+        labels: Mapping[str, str],
+        network: str,
+        say: Callable[[str], None],
+    ) -> str:
+        """Build with the engine's classic builder from a tar archive with a `Dockerfile` in it; the image's id.
+
+        `network`: "" for the engine's default, or "host". Every line of its output goes to `say`. Steps that failed
+        leave no container. Raises ImageBuildFailed with the last lines.
+        """
 
     def save(self, reference: str) -> Iterator[bytes]:
-        """The `docker save` archive, in pieces."""
+        """The `docker save` archive, in pieces; closing the iterator early ends the request."""
 
     def load(self, pieces: Iterable[bytes]) -> None:
         """Take in a `docker save` archive; whole or not at all."""
