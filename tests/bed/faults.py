@@ -1,0 +1,165 @@
+"""Faults on purpose: each breaks one thing the way reality does, and says how it heals.
+
+The context managers heal on the way out, also when the test fails. Everything works past the network and sshd of the
+node (docker exec), so that a broken node can still be mended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from tests.bed.bed import Bed, Node
+from tests.bed.host import docker
+from tests.bed.shell import CommandFailed
+
+DATA_ROOT = "/var/lib/docker"
+
+
+@contextlib.contextmanager
+def paused(node: Node) -> Iterator[None]:
+    """A hung machine: every process stands still, the containers' too; connections stay open, unanswered."""
+    docker("pause", node.container)
+    try:
+        yield
+    finally:
+        docker("unpause", node.container)
+
+
+def power_off(node: Node) -> None:
+    """Power loss: all processes gone at once, memory and /dev/shm too, disks stay. `power_on` heals."""
+    docker("kill", node.container)
+
+
+def power_on(bed: Bed, node: Node) -> None:
+    """Boot the node and wait until sshd and its engine answer; containers with a restart policy come back."""
+    docker("start", node.container)
+    bed.wait_ready(node)
+
+
+@contextlib.contextmanager
+def partition(bed: Bed, one: Node, other: Node) -> Iterator[None]:
+    """Packets between two nodes vanish in both directions; both stay reachable from here."""
+    _drop(bed, one, "-s", other.address)
+    _drop(bed, one, "-d", other.address)
+    try:
+        yield
+    finally:
+        heal_network(bed, one)
+
+
+@contextlib.contextmanager
+def isolated(bed: Bed, node: Node) -> Iterator[None]:
+    """The node is cut off from everybody, us included, without a single packet saying so."""
+    _drop(bed, node, "!", "-i", "lo")
+    _drop(bed, node, "!", "-o", "lo")
+    try:
+        yield
+    finally:
+        heal_network(bed, node)
+
+
+@contextlib.contextmanager
+def blocked_port(bed: Bed, node: Node, port: int) -> Iterator[None]:
+    """A firewall on the node that drops one incoming TCP port."""
+    _drop(bed, node, "-p", "tcp", "--dport", str(port))
+    try:
+        yield
+    finally:
+        heal_network(bed, node)
+
+
+@contextlib.contextmanager
+def packet_loss(bed: Bed, node: Node, fraction: float) -> Iterator[None]:
+    """Every packet that enters the node is lost with the given probability (0 to 1)."""
+    _drop(bed, node, "!", "-i", "lo", "-m", "statistic", "--mode", "random", "--probability", str(fraction))
+    try:
+        yield
+    finally:
+        heal_network(bed, node)
+
+
+def heal_network(bed: Bed, node: Node) -> None:
+    """Remove every network fault of the node."""
+    bed.run(node, "iptables", "-F", "BED_FAULT")
+
+
+@contextlib.contextmanager
+def without_sshd(bed: Bed, node: Node, *, sessions: bool = True) -> Iterator[None]:
+    """No ssh server: new connections are refused, and open ones die too if `sessions`."""
+    bed.run(node, "pkill", "-KILL", *(["-x", "sshd"] if sessions else ["-F", "/run/sshd.pid"]))
+    try:
+        yield
+    finally:
+        bed.sh(node, "rm -f /run/sshd.pid; /usr/sbin/sshd")
+        bed.wait_ready(node)
+
+
+def kill_ssh_sessions(bed: Bed, node: Node) -> None:
+    """Every open ssh connection to the node breaks; new ones work. Nothing to heal."""
+    bed.sh(node, 'pgrep -x sshd | grep -vx "$(cat /run/sshd.pid)" | xargs -r kill -KILL')
+
+
+@contextlib.contextmanager
+def without_engine(bed: Bed, node: Node) -> Iterator[None]:
+    """No Docker engine: killed as by the kernel's OOM killer; its containers' processes live on until it is back."""
+    bed.sh(node, "pkill -KILL -x dockerd; pkill -KILL -x containerd; rm -f /var/run/docker.sock; true")
+    try:
+        yield
+    finally:
+        start_engine(bed, node)
+
+
+def start_engine(bed: Bed, node: Node) -> None:
+    """Start the node's engine after `without_engine` or an engine's own death."""
+    docker("exec", "-d", node.container, "/usr/local/sbin/bed-dockerd.sh")
+    bed.wait_ready(node)
+
+
+@contextlib.contextmanager
+def small_shm(bed: Bed, node: Node, size: str = "64m") -> Iterator[None]:
+    """/dev/shm as small as Docker's default for containers, where data loader workers run out of it."""
+    before = bed.sh(node, "findmnt -no SIZE -b /dev/shm").strip()
+    bed.run(node, "mount", "-o", f"remount,size={size}", "/dev/shm")
+    try:
+        yield
+    finally:
+        bed.run(node, "mount", "-o", f"remount,size={before}", "/dev/shm")
+
+
+@contextlib.contextmanager
+def small_disk(bed: Bed, node: Node, path: str, size: str = "1m", owner: str = "trainer") -> Iterator[None]:
+    """A file system of `size` at `path` (made if missing), owned by `owner`: writing more fails with ENOSPC."""
+    bed.run(node, "install", "-d", "-o", owner, "-g", owner, path)
+    bed.run(node, "mount", "-t", "tmpfs", "-o", f"size={size},uid={owner},gid={owner},mode=755", "bed-small", path)
+    try:
+        yield
+    finally:
+        bed.run(node, "umount", "-l", path)
+
+
+@contextlib.contextmanager
+def small_data_root(bed: Bed, node: Node, size: str = "64m") -> Iterator[None]:
+    """An engine whose disk is nearly full: a fresh, empty data root of `size`; the old one returns with its images."""
+    with contextlib.ExitStack() as healing:
+        _stop_engine(bed, node)
+        healing.callback(start_engine, bed, node)
+        bed.run(node, "mount", "-t", "tmpfs", "-o", f"size={size}", "bed-small", DATA_ROOT)
+        healing.callback(bed.run, node, "umount", "-l", DATA_ROOT)
+        start_engine(bed, node)
+        healing.callback(_stop_engine, bed, node)
+        yield
+
+
+def _stop_engine(bed: Bed, node: Node, timeout: float = 30) -> None:
+    bed.run(node, "pkill", "-TERM", "-x", "dockerd")
+    deadline = time.monotonic() + timeout
+    while bed.run(node, "pgrep", "-x", "dockerd", check=False).returncode == 0:
+        if time.monotonic() > deadline:
+            raise CommandFailed(f"{node.alias}: dockerd did not stop within {timeout:.0f} s")
+        time.sleep(0.1)
+
+
+def _drop(bed: Bed, node: Node, *match: str) -> None:
+    bed.run(node, "iptables", "-A", "BED_FAULT", *match, "-j", "DROP")

@@ -1,0 +1,176 @@
+"""This machine: packages, the Docker engine, its compose and buildx plugins."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.bed.archive import debian_archive
+from tests.bed.settings import BedUnavailable, Settings
+from tests.bed.shell import output, run, succeeds
+
+NEWER_SUITE = "trixie"  # Debian 12 has neither plugin; the newer suite's binaries need only libc6 >= 2.34
+PLUGINS = {"compose": "docker-compose", "buildx": "docker-buildx"}
+PLUGIN_FOLDER = Path("/usr/local/lib/docker/cli-plugins")
+PACKAGES = {
+    "dockerd": "docker.io",
+    "debootstrap": "debootstrap",
+    "iptables": "iptables",
+    "ssh-keygen": "openssh-client",
+}
+
+
+def engine_answers() -> bool:
+    """Whether `docker` reaches an engine right now."""
+    return succeeds(["docker", "version", "--format", "{{.Server.Version}}"], timeout=20)
+
+
+def ensure(settings: Settings) -> None:
+    """A running engine, the tools and the plugins, installed or started where they are missing and this user is root.
+
+    Raises BedUnavailable with one line that says what is missing.
+    """
+    if sys.platform != "linux":
+        raise BedUnavailable(f"the bed needs Linux; this is {sys.platform}")
+    if not engine_answers():
+        if os.geteuid() != 0:
+            raise BedUnavailable(
+                "no Docker engine answers, and only root may start one (`python -m tests.bed up` as root does)"
+            )
+        install_packages()
+        start_engine(settings)
+    elif os.geteuid() == 0:
+        install_packages()
+    if os.geteuid() == 0:
+        install_plugins()
+
+
+def require_engine() -> None:
+    """For callers that must not change the machine: raises BedUnavailable unless an engine answers already."""
+    if not shutil.which("docker"):
+        raise BedUnavailable(
+            "no Docker on this machine (root on Debian: `python -m tests.bed up` installs it and brings the bed up)"
+        )
+    if not engine_answers():
+        raise BedUnavailable(
+            "no Docker engine answers (root on Debian: `python -m tests.bed up` starts one and brings the bed up)"
+        )
+
+
+def install_packages() -> None:
+    """apt-get install what PACKAGES lacks on this machine; a running engine of another package counts as docker.io."""
+    have_engine = engine_answers()
+    search = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    missing = [
+        package
+        for program, package in PACKAGES.items()
+        if not shutil.which(program, path=search) and not (program == "dockerd" and have_engine)
+    ]
+    if not missing:
+        return
+    if not shutil.which("apt-get"):
+        raise BedUnavailable(f"missing {', '.join(missing)}, and there is no apt-get to install them with")
+    lock = ["-o", "DPkg::Lock::Timeout=300"]
+    run(["apt-get", *lock, "update", "-q"], check=False, timeout=300)  # one broken third-party source must not stop us
+    environment = ["env", "DEBIAN_FRONTEND=noninteractive"]
+    run([*environment, "apt-get", *lock, "install", "-qy", "--no-install-recommends", *missing], timeout=600)
+
+
+def install_plugins() -> None:
+    """`docker compose` and `docker buildx`, from this suite when it has them, else unpacked from NEWER_SUITE."""
+    missing = [package for plugin, package in PLUGINS.items() if not succeeds(["docker", plugin, "version"])]
+    if not missing or not shutil.which("apt-get"):
+        return
+    archive = debian_archive()
+    with tempfile.TemporaryDirectory(prefix="launcher-bed-") as folder:
+        temporary = Path(folder)
+        temporary.chmod(0o755)  # apt fetches as an unprivileged user
+        for part in ("lists/partial", "cache/archives/partial"):
+            (temporary / part).mkdir(parents=True)
+        signed = f" [signed-by={archive.signed_by}]" if archive.signed_by else ""
+        (temporary / "sources.list").write_text(f"deb{signed} {archive.uri} {NEWER_SUITE} main\n")
+        options = [
+            *("-o", f"Dir::Etc::sourcelist={temporary}/sources.list", "-o", "Dir::Etc::sourceparts=/dev/null"),
+            *("-o", f"Dir::State::lists={temporary}/lists", "-o", f"Dir::Cache={temporary}/cache"),
+            *("-o", "APT::Sandbox::User=root"),
+        ]
+        run(["apt-get", *options, "update", "-q"])
+        run(["env", "-C", folder, "apt-get", *options, "download", *missing])
+        PLUGIN_FOLDER.mkdir(parents=True, exist_ok=True)
+        for package in missing:
+            [deb] = temporary.glob(f"{package}_*.deb")
+            run(["dpkg-deb", "-x", str(deb), str(temporary / package)])
+            for binary in temporary.glob(f"{package}/usr/lib*/docker/cli-plugins/docker-*"):
+                shutil.copy(binary, PLUGIN_FOLDER / binary.name)
+    for plugin in PLUGINS:
+        run(["docker", plugin, "version"])
+
+
+def start_engine(settings: Settings, timeout: float = 60) -> None:
+    """Start dockerd, detached, past the stale pid and socket files of one that was killed; raises BedUnavailable."""
+    if _wait_for_engine(1 if _alive(Path("/var/run/docker.pid")) is None else timeout):
+        return
+    for pid_file in (Path("/var/run/docker.pid"), Path("/var/run/docker/containerd/containerd.pid")):
+        if _alive(pid_file) is None:
+            pid_file.unlink(missing_ok=True)
+    settings.cache.mkdir(parents=True, exist_ok=True)
+    log = settings.cache / "dockerd.log"
+    dockerd = shutil.which("dockerd", path=os.environ.get("PATH", "") + ":/usr/sbin")
+    if dockerd is None:
+        raise BedUnavailable("no dockerd on this machine after installing its package")
+    with log.open("ab") as sink:
+        process = subprocess.Popen(
+            [dockerd], stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
+        )
+    _started_by_us(settings).write_text(str(process.pid))
+    if not _wait_for_engine(timeout):
+        last = log.read_text(errors="replace").strip().splitlines()[-1:]
+        raise BedUnavailable(
+            f"dockerd did not answer within {timeout:.0f} s, its log {log} ends with: {' '.join(last)}"
+        )
+
+
+def stop_engine(settings: Settings) -> bool:
+    """Stop the dockerd that `start_engine` started, if it still runs; returns whether it did."""
+    pid = _alive(_started_by_us(settings))
+    _started_by_us(settings).unlink(missing_ok=True)
+    if pid is None:
+        return False
+    os.kill(pid, 15)
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return True
+
+
+def _started_by_us(settings: Settings) -> Path:
+    return settings.cache / "dockerd.pid"
+
+
+def _alive(pid_file: Path) -> int | None:
+    """The pid in the file if that process is an engine and not an unrelated one that got the number later."""
+    try:
+        pid = int(pid_file.read_text())
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError, ValueError):
+        return None
+    return pid if name in ("dockerd", "containerd") else None
+
+
+def _wait_for_engine(timeout: float) -> bool:
+    deadline = time.monotonic() + timeout
+    while not engine_answers():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def docker(*argv: str, timeout: float = 300) -> str:
+    """`docker ARGV` on this machine's engine: its standard output, stripped; raises CommandFailed."""
+    return output(["docker", *argv], timeout=timeout)

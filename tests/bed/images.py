@@ -1,0 +1,121 @@
+"""The bed's three images on this machine's engine: the base without a registry, the node, the training container's."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from tests.bed.archive import debian_archive
+from tests.bed.host import docker
+from tests.bed.settings import BASE_IMAGE, BASE_SUITE, NODE_IMAGE, TRAIN_IMAGE, BedUnavailable, Settings
+from tests.bed.shell import CommandFailed, run, succeeds
+
+FOLDER = Path(__file__).parent
+INCLUDE = "python3,python3-venv,python3-pip,ca-certificates"
+CONTENT = "launcher-bed.content"  # label: digest of what the image was built from
+
+
+def image_id(reference: str) -> str | None:
+    """The id of a local image, or None."""
+    done = run(["docker", "image", "inspect", "--format", "{{.Id}}", reference], check=False)
+    return done.stdout.strip() or None
+
+
+def ensure(settings: Settings) -> None:
+    """All three images present and built from what the files here say now; raises BedUnavailable, CommandFailed."""
+    if image_id(BASE_IMAGE) is None:
+        make_base(settings)
+    base = image_id(BASE_IMAGE) or ""
+    _build(NODE_IMAGE, "node.Dockerfile", ["node-start.sh", "bed-dockerd.sh"], base)
+    _build(TRAIN_IMAGE, "train.Dockerfile", [], base)
+
+
+def base_tarball(settings: Settings) -> Path:
+    """Where the base image's root file system is kept between beds."""
+    return settings.cache / f"{BASE_SUITE}-{hashlib.sha256(INCLUDE.encode()).hexdigest()[:8]}.tar"
+
+
+def make_base(settings: Settings) -> None:
+    """BASE_IMAGE from the cached tarball, else by debootstrap, else from a registry; raises BedUnavailable."""
+    tarball = base_tarball(settings)
+    if not tarball.exists():
+        if os.geteuid() != 0 or not shutil.which("debootstrap", path=os.environ.get("PATH", "") + ":/usr/sbin"):
+            if not succeeds(["docker", "pull", "-q", BASE_IMAGE], timeout=120):
+                raise BedUnavailable(
+                    f"no {BASE_IMAGE} here, no registry to pull it from, and only root with debootstrap can make it"
+                )
+            return
+        _bootstrap(tarball)
+    docker("import", "--change", 'CMD ["bash"]', str(tarball), BASE_IMAGE)
+
+
+def _bootstrap(tarball: Path) -> None:
+    """A minimal Debian as a tarball; apt's downloads and the documentation stay out (a third of the size)."""
+    archive = debian_archive()
+    tarball.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="rootfs-", dir=tarball.parent) as folder:
+        root = Path(folder) / "root"
+        keyring = ["--keyring", archive.signed_by] if archive.signed_by else []
+        argv = [
+            "debootstrap",
+            "--variant=minbase",
+            f"--include={INCLUDE}",
+            *keyring,
+            BASE_SUITE,
+            str(root),
+            archive.uri,
+        ]
+        run(argv, timeout=900)
+        leave_out = (
+            "./var/cache/apt/*",
+            "./var/lib/apt/lists/*",
+            "./usr/share/doc/*",
+            "./usr/share/man/*",
+            "./usr/share/locale/*",
+        )
+        exclude = [f"--exclude={pattern}" for pattern in leave_out]
+        partial = tarball.with_suffix(".partial")
+        run(["tar", "-C", str(root), *exclude, "-cf", str(partial), "."])
+        partial.rename(tarball)  # whole or not at all, should we be killed here
+
+
+def _build(tag: str, dockerfile: str, files: list[str], base: str) -> None:
+    """Build `tag` unless it carries the digest of the very files and base it would be built from."""
+    content = hashlib.sha256(base.encode())
+    for name in [dockerfile, *files]:
+        content.update((FOLDER / name).read_bytes())
+    digest = content.hexdigest()
+    labelled = run(
+        ["docker", "image", "inspect", "--format", f'{{{{index .Config.Labels "{CONTENT}"}}}}', tag], check=False
+    )
+    if labelled.stdout.strip() == digest:
+        return
+    # Classic builder with host networking: the only combination that reaches a package archive from inside a build
+    # on machines whose bridge has no way out.
+    argv = [
+        "docker",
+        "build",
+        "-q",
+        "--network",
+        "host",
+        "--label",
+        f"{CONTENT}={digest}",
+        "--build-arg",
+        f"BASE_IMAGE={BASE_IMAGE}",
+    ]
+    argv += ["-t", tag, "-f", str(FOLDER / dockerfile), str(FOLDER)]
+    run(["env", "DOCKER_BUILDKIT=0", *argv], timeout=600)
+
+
+def purge(settings: Settings) -> None:
+    """Remove the images and the cached tarball."""
+    for tag in (NODE_IMAGE, TRAIN_IMAGE, BASE_IMAGE):
+        if image_id(tag):
+            try:
+                docker("image", "rm", "-f", tag)
+            except CommandFailed as error:
+                raise BedUnavailable(f"cannot remove {tag}, is another bed using it? {error}") from error
+    base_tarball(settings).unlink(missing_ok=True)

@@ -1,0 +1,34 @@
+"""Running programs on this machine, with errors that carry what the program said."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+
+class CommandFailed(RuntimeError):  # noqa: N818
+    """A program ended with a non-zero code; the message has its command line and its last lines."""
+
+
+def run(
+    argv: Sequence[str], *, check: bool = True, timeout: float = 300, stdin: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `argv`, capture both streams as text; raises CommandFailed unless `check` is false."""
+    done = subprocess.run(list(argv), capture_output=True, text=True, timeout=timeout, input=stdin, check=False)
+    if check and done.returncode:
+        said = "\n".join((done.stderr + done.stdout).strip().splitlines()[-15:])
+        raise CommandFailed(f"{' '.join(argv)}: exit {done.returncode}\n{said}")
+    return done
+
+
+def output(argv: Sequence[str], timeout: float = 300) -> str:
+    """Standard output of `argv`, stripped; raises CommandFailed."""
+    return run(argv, timeout=timeout).stdout.strip()
+
+
+def succeeds(argv: Sequence[str], timeout: float = 60) -> bool:
+    """Whether `argv` exists and exits 0 in time."""
+    try:
+        return run(argv, check=False, timeout=timeout).returncode == 0
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return False

@@ -1,0 +1,161 @@
+"""The bed itself: is it the cluster that the other tests believe it to be?"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+
+import pytest
+
+from tests.bed import cluster, faults
+from tests.bed.bed import Bed
+from tests.bed.settings import TRAIN_IMAGE
+
+pytestmark = pytest.mark.bed
+
+ALL_REDUCE = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+value = torch.tensor([float(dist.get_rank() + 1)])
+dist.all_reduce(value)
+print("sum", value.item(), "of", dist.get_world_size(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_openssh_reaches_every_node_as_a_user_who_is_not_root_and_may_use_docker(bed: Bed) -> None:
+    for node in bed.nodes:
+        said = bed.ssh(node.alias, "id -un; hostname; docker version -f '{{.Server.Os}}'; which python3 || echo bare")
+        assert said.stdout.split() == ["trainer", node.alias, "linux", "bare"]
+
+
+def test_nodes_see_each_other_and_jump_hosts_work(bed: Bed) -> None:
+    one, two = bed.nodes[:2]
+    assert bed.run(one, "bash", "-c", f"exec 3<>/dev/tcp/{two.address}/22; head -c 4 <&3").stdout == "SSH-"
+    assert bed.ssh("node2-via-node1", "hostname; echo $SSH_CLIENT").stdout.split()[:2] == ["node2", one.address]
+
+
+@pytest.mark.parametrize(
+    ("alias", "message"),
+    [
+        ("refused", "Connection refused"),
+        ("unknown-host-key", "Host key verification failed"),
+        ("changed-host-key", "REMOTE HOST IDENTIFICATION HAS CHANGED"),
+        ("wrong-key", "Permission denied (publickey)"),
+        ("no-such-host", "Could not resolve hostname"),
+    ],
+)
+def test_broken_ways_in_are_broken_as_named(bed: Bed, alias: str, message: str) -> None:
+    done = bed.ssh(alias, "true", check=False)
+    assert done.returncode == 255
+    assert message in done.stderr
+
+
+def test_the_blackhole_answers_nothing(bed: Bed) -> None:
+    began = time.monotonic()
+    done = bed.ssh("blackhole", "true", check=False, timeout=2)
+    assert "timed out" in done.stderr
+    assert time.monotonic() - began >= 2
+
+
+def test_a_user_outside_the_docker_group_may_not_use_docker(bed: Bed) -> None:
+    assert "permission denied" in bed.ssh("node1-nodocker", "docker ps", check=False).stderr
+
+
+def test_two_nodes_all_reduce_by_hand(clean_bed: Bed) -> None:
+    bed = clean_bed
+    for rank, node in enumerate(bed.nodes[:2]):
+        torchrun = ["python3", "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
+        torchrun += ["--node_rank", str(rank), "--master_addr", bed.nodes[0].address, "--master_port", "29400"]
+        bed.sh(node, f"cat > /tmp/all_reduce.py <<'END'\n{ALL_REDUCE}\nEND")
+        options = [*bed.torch_options(), "--name", "by-hand", TRAIN_IMAGE]
+        bed.docker(node, "create", *options, *torchrun, "/all_reduce.py")
+        bed.docker(node, "cp", "/tmp/all_reduce.py", "by-hand:/all_reduce.py")
+    for node in bed.nodes[:2]:
+        bed.docker(node, "start", "by-hand")
+    for node in bed.nodes[:2]:
+        assert (bed.docker(node, "wait", "by-hand"), bed.docker(node, "logs", "by-hand")) == ("0", "sum 3.0 of 2")
+
+
+def test_leftovers_are_found_and_swept(clean_bed: Bed) -> None:
+    node = clean_bed.nodes[0]
+    assert clean_bed.leftovers(node).lines() == []
+    clean_bed.docker(
+        node, "run", "-d", "--label", "launcher.run=x", "--name", "dirt", "--ipc", "host", TRAIN_IMAGE, "sleep", "60"
+    )
+    clean_bed.docker(node, "network", "create", "dirt-net")
+    clean_bed.sh(node, "touch /dev/shm/dirt /tmp/dirt; mkdir -p ~/.launcher/run-x", user="trainer")
+    found = clean_bed.leftovers(node)
+    assert found.containers == ("dirt running",)
+    assert found.networks == ("dirt-net",)
+    assert any("sleep 60" in process for process in found.processes)
+    assert (found.shm, found.tmp, found.home) == (
+        ("/dev/shm/dirt",),
+        ("/tmp/dirt",),
+        ("/home/trainer/.launcher/run-x",),
+    )
+    clean_bed.sweep(node)
+    assert clean_bed.leftovers(node).lines() == []
+
+
+def test_a_paused_node_stands_still_with_its_containers(clean_bed: Bed) -> None:
+    node = clean_bed.nodes[1]
+    ticker = "for i in $(seq 100); do date +%s.%N; sleep 0.1; done"
+    clean_bed.docker(node, "run", "-d", "--name", "ticker", "--init", TRAIN_IMAGE, "sh", "-c", ticker)
+    time.sleep(0.5)
+    began = time.time()
+    with faults.paused(node):
+        assert "timed out" in clean_bed.ssh(node.alias, "true", check=False, timeout=2).stderr
+        ended = time.time()
+    time.sleep(0.5)
+    ticks = [float(tick) for tick in clean_bed.docker(node, "logs", "ticker").split()]
+    assert ticks[0] < began < ended < ticks[-1]
+    assert not [tick for tick in ticks if began + 0.5 < tick < ended - 0.1], "the container ran on in a paused node"
+
+
+def test_a_partition_heals(clean_bed: Bed) -> None:
+    one, two = clean_bed.nodes[:2]
+    reach = ("timeout", "1", "bash", "-c", f"exec 3<>/dev/tcp/{two.address}/22")
+    with faults.partition(clean_bed, one, two):
+        assert clean_bed.run(one, *reach, check=False).returncode == 124
+        assert clean_bed.ssh("node1", "true").returncode == clean_bed.ssh("node2", "true").returncode == 0
+    assert clean_bed.run(one, *reach, check=False).returncode == 0
+
+
+def test_power_loss_takes_memory_and_keeps_the_disk(clean_bed: Bed) -> None:
+    node = clean_bed.nodes[1]
+    clean_bed.sh(node, "touch /dev/shm/gone /home/trainer/kept")
+    clean_bed.docker(node, "run", "-d", "--name", "phoenix", "--restart", "on-failure:3", TRAIN_IMAGE, "sleep", "600")
+    faults.power_off(node)
+    assert clean_bed.ssh(node.alias, "true", check=False, timeout=5).returncode == 255
+    faults.power_on(clean_bed, node)
+    assert clean_bed.ssh(node.alias, "ls /dev/shm; ls").stdout.split() == ["kept"]
+    assert clean_bed.docker(node, "inspect", "-f", "{{.State.Running}}", "phoenix") == "true"
+    clean_bed.sh(node, "rm /home/trainer/kept")
+
+
+def test_sshd_and_the_engine_die_and_come_back(clean_bed: Bed) -> None:
+    node = clean_bed.nodes[1]
+    with faults.without_sshd(clean_bed, node):
+        assert "Connection refused" in clean_bed.ssh(node.alias, "true", check=False).stderr
+    with faults.without_engine(clean_bed, node):
+        assert "Cannot connect to the Docker daemon" in clean_bed.ssh(node.alias, "docker ps", check=False).stderr
+    assert clean_bed.ssh(node.alias, "docker ps -q").stdout == ""
+
+
+def test_small_file_systems_fill_up(clean_bed: Bed) -> None:
+    node = clean_bed.nodes[1]
+    with faults.small_shm(clean_bed, node), faults.small_disk(clean_bed, node, "/home/trainer/.launcher"):
+        assert "65536" in clean_bed.ssh(node.alias, "df -k /dev/shm").stdout
+        full = clean_bed.ssh(node.alias, "head -c 2M /dev/zero > .launcher/x", check=False)
+        assert "No space left on device" in full.stderr
+    with faults.small_data_root(clean_bed, node, "32m"):
+        assert clean_bed.docker(node, "images", "-q") == ""
+    assert clean_bed.docker(node, "images", "-q", TRAIN_IMAGE)
+
+
+def test_up_is_idempotent_and_two_at_once_do_not_collide(bed: Bed) -> None:
+    before = [bed.docker(node, "info", "-f", "{{.ID}}") for node in bed.nodes]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: cluster.up(bed.settings, 2, install=False), range(2)))
+    assert [bed.docker(node, "info", "-f", "{{.ID}}") for node in bed.nodes] == before
