@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -156,10 +157,13 @@ def _alive(pid_file: Path) -> int | None:
     """The pid in the file if that process is an engine and not an unrelated one that got the number later."""
     try:
         pid = int(pid_file.read_text())
-        name = Path(f"/proc/{pid}/comm").read_text().strip()
+        status = Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError, ValueError):
         return None
-    return pid if name in ("dockerd", "containerd") else None
+    # A killed engine may linger as a zombie where the machine's pid 1 does not reap.
+    dead = re.search(r"^State:\s+[ZX]", status, re.MULTILINE)
+    engine = re.match(r"Name:\s+(dockerd|containerd)\n", status)
+    return pid if engine and not dead else None
 
 
 def _wait_for_engine(timeout: float) -> bool:
