@@ -23,7 +23,7 @@ def main() -> int:
     up = commands.add_parser("up", help="bring the bed up, reusing what is there")
     up.add_argument("-n", "--nodes", type=int, default=2)
     down = commands.add_parser("down", help="remove nodes, network, volumes, keys")
-    down.add_argument("--stop-engine", action="store_true", help="also stop the dockerd that `up` started")
+    down.add_argument("--stop-engine", action="store_true", help="also stop the dockerd that `up` started, if now idle")
     down.add_argument("--purge", action="store_true", help="also remove images and cached files")
     commands.add_parser("status", help="nodes and what is left over on them")
     commands.add_parser("env", help="shell lines that point ssh and launcher at the bed")

@@ -22,6 +22,7 @@ from tests.bed.settings import (
     BASE_IMAGE,
     CONTAINER_PYTHON,
     NODE_IMAGE,
+    SITE_PACKAGES_IN_NODE,
     TRAIN_IMAGE,
     VENV_IN_NODE,
     BedUnavailable,
@@ -85,7 +86,8 @@ def up(
 def down(settings: Settings, *, purge: bool = False, stop_engine: bool = False) -> None:
     """Remove nodes with their volumes, the network and the state; keeps images and caches unless `purge`."""
     with locked(settings):
-        if host.engine_answers():
+        engine = host.engine_answers()
+        if engine:
             containers = docker("ps", "-aq", "--filter", f"label={LABEL}={settings.name}").split()
             if containers:
                 docker("rm", "-f", "-v", *containers)
@@ -94,7 +96,7 @@ def down(settings: Settings, *, purge: bool = False, stop_engine: bool = False) 
             if purge:
                 images.purge(settings)
         run(["rm", "-rf", "--", str(settings.state)])
-        if stop_engine:
+        if stop_engine and engine and not docker("ps", "-q"):  # another bed, or somebody's containers, may need it
             host.stop_engine(settings)
 
 
@@ -168,6 +170,10 @@ def _ensure_node(settings: Settings, files: SshFiles, addresses: Addresses, inde
         check=False,
     )
     fingerprint, _, status = state.stdout.strip().partition(" ")
+    if fingerprint == wanted and status == "running":
+        # An environment that was deleted and made again at the same path is not what the node has mounted.
+        mounted = run(["docker", "exec", name, "test", "-d", SITE_PACKAGES_IN_NODE], check=False).returncode == 0
+        fingerprint = wanted if mounted else "stale"
     if fingerprint != wanted:
         run(["docker", "rm", "-f", "-v", name], check=False)
         _create(settings, files, addresses, index, [*rights, "--label", f"{FINGERPRINT}={wanted}"])
