@@ -16,11 +16,9 @@ from tests.bed.shell import CommandFailed
 def main() -> int:
     """0 done; 1 something failed; 3 this machine cannot run the bed (one line says why)."""
     parser = argparse.ArgumentParser(prog="python -m tests.bed", description=__doc__)
-    parser.add_argument(
-        "--venv", type=Path, help="virtual environment to mount at /opt/venv (default: the running one)"
-    )
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="bring the bed up, reusing what is there")
+    up.add_argument("--venv", type=Path, help="virtual environment to mount at /opt/venv (default: the running one)")
     up.add_argument("-n", "--nodes", type=int, default=2)
     down = commands.add_parser("down", help="remove nodes, network, volumes, keys")
     down.add_argument("--stop-engine", action="store_true", help="also stop the dockerd that `up` started, if now idle")
@@ -28,7 +26,7 @@ def main() -> int:
     commands.add_parser("status", help="nodes and what is left over on them")
     commands.add_parser("env", help="shell lines that point ssh and launcher at the bed")
     call = parser.parse_args()
-    settings = Settings.from_environment(call.venv)
+    settings = Settings.from_environment(call.venv if call.command == "up" else None)
     try:
         if call.command == "up":
             began = time.monotonic()
