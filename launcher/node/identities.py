@@ -1,0 +1,161 @@
+"""Which keys are offered to a server, in OpenSSH's order: the agent's that the config names, its others, key files.
+
+Nothing is ever asked of the person: an encrypted key file that no agent holds is named in the error instead.
+"""
+
+from __future__ import annotations
+
+import base64
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import paramiko
+from paramiko.agent import AgentSSH
+
+from launcher.errors import AuthFailed
+from launcher.node.hostkeys import type_of
+from launcher.node.ssh_config import Target
+
+_AGENT_TIMEOUT = 10.0
+
+
+class SocketAgent(AgentSSH):
+    """An ssh-agent at a given socket: paramiko's own Agent knows $SSH_AUTH_SOCK only, and waits for ever."""
+
+    def __init__(self, path: str, timeout: float = _AGENT_TIMEOUT) -> None:
+        """Raises OSError, paramiko.SSHException when nobody answers there."""
+        super().__init__()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(timeout)
+            connection.connect(path)
+            self._connect(connection)  # type: ignore[attr-defined] # the stubs leave out what subclasses call
+        except BaseException:
+            connection.close()
+            raise
+
+    def close(self) -> None:
+        self._close()  # type: ignore[attr-defined]
+
+
+@dataclass
+class KeyFiles:
+    """Private key files, each read once for all nodes."""
+
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _read: dict[str, tuple[list[paramiko.PKey], str]] = field(default_factory=dict)
+
+    def load(self, path: str) -> tuple[list[paramiko.PKey], str]:
+        """The keys of a file, one with its certificate first, and why there are none, "" for no reason to complain."""
+        with self._lock:
+            if path not in self._read:
+                self._read[path] = _load(path)
+            return self._read[path]
+
+
+def _load(path: str) -> tuple[list[paramiko.PKey], str]:
+    certificate = Path(f"{path}-cert.pub")
+    try:
+        key = paramiko.PKey.from_path(path)
+    except FileNotFoundError:
+        return [], ""  # the usual names are all tried; most are not there
+    except (TypeError, paramiko.PasswordRequiredException):  # TypeError is how `cryptography` says it
+        return [], f"{path} is encrypted and no agent holds it"
+    except (OSError, ValueError, paramiko.SSHException) as error:
+        return [], f"{path} cannot be used: {error}"
+    if not certificate.exists():
+        return [key], ""
+    plain = paramiko.PKey.from_path(path)
+    plain.public_blob = None  # the same key without its certificate, for a server that does not trust the signer
+    return [key, plain], ""
+
+
+def public_half(path: str) -> bytes | None:
+    """The public half of a key file, for when the private half lies in an agent: from `path`.pub, or `path` itself."""
+    for candidate in (f"{path}.pub", path):
+        try:
+            blob = base64.b64decode(Path(candidate).read_text(encoding="ascii").split()[1], validate=True)
+            type_of(blob)
+        except (OSError, ValueError, IndexError):
+            continue
+        return blob
+    return None
+
+
+def offers(
+    target: Target, agent_keys: Sequence[paramiko.PKey], files: KeyFiles, reasons: list[str]
+) -> Iterator[tuple[str, paramiko.PKey]]:
+    """(what it is, key) in the order in which to try; `reasons` gathers why a key that the config names is missing."""
+    held = {key.asbytes(): key for key in agent_keys}
+    named = {blob: path for path in target.identity_files if (blob := public_half(path)) is not None}
+    for blob, path in named.items():
+        if blob in held:
+            yield f"{path} (agent)", held[blob]
+    if not target.identities_only:
+        for blob, key in held.items():
+            if blob not in named:
+                yield f"{getattr(key, 'comment', '') or key.get_name()} (agent)", key
+    in_agent = {path for blob, path in named.items() if blob in held}
+    for path in target.identity_files:
+        if path in in_agent:
+            continue
+        keys, reason = files.load(path)
+        if reason:
+            reasons.append(reason)
+        for key in keys:
+            yield path, key
+
+
+def authenticate(transport: paramiko.Transport, target: Target, files: KeyFiles, deadline: float) -> None:
+    """Prove who we are. `deadline` is of time.monotonic(). Raises AuthFailed; where: the target's alias."""
+    reasons: list[str] = []
+    tried: list[str] = []
+    agent: SocketAgent | None = None
+    try:
+        if target.identity_agent:
+            try:
+                agent = SocketAgent(target.identity_agent, max(0.1, min(_AGENT_TIMEOUT, deadline - time.monotonic())))
+            except (OSError, paramiko.SSHException) as error:
+                reasons.append(f"no ssh-agent answers at {target.identity_agent}: {error}")
+        keys = agent.get_keys() if agent else ()
+        for name, key in offers(target, keys, files, reasons):
+            if not transport.is_active() or time.monotonic() > deadline:
+                reasons.append("the server ended the connection" if tried else "no time was left")
+                break
+            tried.append(name)
+            transport.auth_timeout = max(0.1, deadline - time.monotonic())
+            try:
+                further = transport.auth_publickey(target.user, key)
+            except paramiko.BadAuthenticationType as error:
+                reasons.append(f"it takes {', '.join(error.allowed_types)} only, no keys")
+                break
+            except (paramiko.SSHException, EOFError, OSError) as error:
+                if not isinstance(error, paramiko.AuthenticationException):
+                    reasons.append(f"{name}: {error}")
+                continue
+            if not further:
+                return
+            reasons.append(f"after the key it asks for {', '.join(further)} as well")
+            break
+    finally:
+        if agent:
+            agent.close()
+    raise AuthFailed(target.alias, _refusal(target, tried, reasons), _cure(target, reasons))
+
+
+def _refusal(target: Target, tried: Sequence[str], reasons: Sequence[str]) -> str:
+    offered = f"refused every key for user {target.user} ({', '.join(tried)})" if tried else "no ssh key to offer"
+    return "; ".join([offered, *reasons])
+
+
+def _cure(target: Target, reasons: Sequence[str]) -> str:
+    for reason in reasons:
+        if "is encrypted" in reason:
+            return f"unlock it once: ssh-add {reason.split(' is encrypted')[0]}"
+        if "ended the connection" in reason:
+            return "too many keys: set IdentitiesOnly yes and IdentityFile for this host in your ssh config"
+    return f"make `ssh {target.alias} true` work without a question, for example with: ssh-copy-id {target.alias}"

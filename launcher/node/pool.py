@@ -1,0 +1,282 @@
+"""Every ssh connection of this process: one a server, shared by the nodes and jump hosts that are that server.
+
+A Link is one server. It connects when first asked, again when its connection has died, and is closed with its pool.
+"""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import replace
+
+import paramiko
+
+from launcher.errors import HostKeyChanged, HostKeyUnknown, NodeUnreachable, UsageError
+from launcher.node import hostkeys
+from launcher.node.hostkeys import Verdict
+from launcher.node.identities import KeyFiles, authenticate
+from launcher.node.ssh_config import Target, parse_host, resolve, ssh_options
+from launcher.node.transport import HOST_KEY_ALGORITHMS, SshTransport, Wire, dial, handshake, run_proxy
+
+CONNECT_TIMEOUT = 10.0  # seconds, where the user's ssh config sets no ConnectTimeout
+CHANNELS = 8  # sessions at once on one connection: sshd's own limit is 10 (MaxSessions)
+STARTS = 30  # connections being made at once
+ALIVE_INTERVAL = 10.0  # seconds of silence before we ask for a sign of life
+ALIVE_COUNT = 3  # unanswered intervals that make a connection dead
+_BUSY_PAUSE = 0.3  # sshd drops new connections while too many are starting (MaxStartups): seconds until the next try
+
+
+class Link:
+    """One ssh server."""
+
+    def __init__(self, pool: SshPool, target: Target, hop: Link | None) -> None:
+        self.target = target
+        self.hop = hop  # the jump host that it is reached through
+        self.depth: int = hop.depth + 1 if hop else 0
+        self.sessions = threading.BoundedSemaphore(CHANNELS)
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._transport: SshTransport | None = None
+        self._attempt: Future[SshTransport] | None = None
+
+    def transport(self) -> SshTransport:
+        """A live connection; several threads that ask while it is being made share one attempt and its outcome.
+
+        Raises NodeUnreachable, HostKeyUnknown, HostKeyChanged, AuthFailed, UsageError; where: the alias that failed.
+        """
+        with self._lock:
+            if self._transport is not None and self._transport.is_active():
+                return self._transport
+            mine = self._attempt is None
+            attempt = self._attempt = self._attempt or Future()
+        if mine:
+            try:
+                transport = self._connect()
+            except BaseException as error:  # noqa: BLE001 - whatever it is, all who wait for it get it
+                with self._lock:
+                    self._attempt = None
+                attempt.set_exception(error)
+            else:
+                with self._lock:
+                    self._transport, self._attempt = transport, None
+                attempt.set_result(transport)
+        return attempt.result()
+
+    @property
+    def timeout(self) -> float:
+        return self.target.connect_timeout or self._pool.connect_timeout
+
+    def check_alive(self) -> None:
+        """End a connection from which nothing came for too long: every call that waits on it wakes with an error."""
+        transport = self._transport
+        if transport is None or not transport.is_active():
+            return
+        count = self.target.alive_count if self.target.alive_interval else ALIVE_COUNT
+        if time.monotonic() - transport.wire.heard > self._alive_interval * (max(1, count) + 0.5):
+            transport.wire.close()
+
+    @property
+    def _alive_interval(self) -> float:
+        return self.target.alive_interval or ALIVE_INTERVAL
+
+    def close(self) -> None:
+        with self._lock:
+            transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
+
+    def _connect(self) -> SshTransport:
+        hop = self.hop.transport() if self.hop else None
+        deadline = time.monotonic() + self.timeout
+        while (transport := self._connect_once(hop, deadline)) is None:
+            if self._pool.closed.wait(_BUSY_PAUSE) or time.monotonic() + _BUSY_PAUSE > deadline:
+                raise NodeUnreachable(
+                    self.target.alias,
+                    f"{self._where} ends every connection before it says that it speaks ssh",
+                    "look at its sshd: its log, MaxStartups, a firewall or /etc/hosts.deny",
+                )
+        return transport
+
+    def _connect_once(self, hop: SshTransport | None, deadline: float) -> SshTransport | None:
+        """None when the server hung up before any key exchange: a busy sshd does."""
+        wire = self._wire(hop, deadline)
+        queued = time.monotonic()
+        try:
+            with self._pool.starts:
+                deadline += time.monotonic() - queued  # the queue is no fault of the node
+                known = self._known_keys()
+                order = hostkeys.order_algorithms(self.target, known, HOST_KEY_ALGORITHMS)
+                transport = self._handshake(wire, order, deadline)
+                if transport is not None:
+                    self._prove_host(transport, known)
+                    authenticate(transport, self.target, self._pool.files, deadline)
+        except BaseException:
+            wire.close()
+            raise
+        if transport is None:
+            wire.close()
+        else:
+            transport.watch(self._alive_interval)
+        return transport
+
+    def _wire(self, hop: SshTransport | None, deadline: float) -> Wire:
+        target = self.target
+        try:
+            if hop is not None:
+                return Wire(hop.open("direct-tcpip", deadline - time.monotonic(), (target.hostname, target.port)))
+            if target.proxy_command:
+                return run_proxy(target.proxy_command)
+            return Wire(dial(target.hostname, target.port, deadline, target.family, target.bind_address))
+        except paramiko.ChannelException as error:
+            why = f"jump host {target.proxy_jump[-1]} cannot reach {self._where}: {error.text or 'it may not forward'}"
+            raise NodeUnreachable(target.alias, why, f"try it: ssh {target.alias} true") from error
+        except socket.gaierror as error:
+            raise NodeUnreachable(
+                target.alias,
+                f"the name {target.hostname} is unknown ({error.strerror})",
+                "check its spelling, or add a Host with its HostName to your ssh config",
+            ) from error
+        except ConnectionRefusedError as error:
+            raise NodeUnreachable(
+                target.alias,
+                f"{self._where} refuses connections",
+                f"is sshd running there, and is {target.port} its port?",
+            ) from error
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise self._no_answer(error) from error
+
+    def _handshake(self, wire: Wire, order: list[str], deadline: float) -> SshTransport | None:
+        try:
+            return handshake(wire, order, deadline)
+        except (EOFError, OSError, paramiko.SSHException) as error:
+            if complaint := wire.complaint():
+                raise NodeUnreachable(
+                    self.target.alias, f"its ProxyCommand failed: {complaint}", f"try it: ssh {self.target.alias} true"
+                ) from error
+            if time.monotonic() > deadline - 0.05 or isinstance(error, TimeoutError):
+                raise self._no_answer(TimeoutError("no ssh handshake within the time limit")) from error
+            if isinstance(error, (EOFError, ConnectionResetError)) or "protocol banner" in str(error):
+                return None
+            raise self._no_answer(error) from error
+
+    def _no_answer(self, error: Exception) -> NodeUnreachable:
+        words = f"no answer within {self.timeout:g} s" if isinstance(error, TimeoutError) else str(error) or repr(error)
+        return NodeUnreachable(
+            self.target.alias,
+            f"{self._where}: {words}",
+            f"is it on, and is the way to it open? try it: ssh {self.target.alias} true",
+        )
+
+    @property
+    def _where(self) -> str:
+        return f"{self.target.hostname} port {self.target.port}"
+
+    def _known_keys(self) -> list[hostkeys.KnownKey]:
+        try:
+            return hostkeys.load([*self.target.known_hosts, *self.target.global_known_hosts])
+        except OSError as error:
+            raise HostKeyUnknown(
+                self.target.alias, f"its host key cannot be checked: {error}", "make that file readable for you"
+            ) from error
+
+    def _prove_host(self, transport: SshTransport, known: list[hostkeys.KnownKey]) -> None:
+        """What OpenSSH does with the key that the server showed. Raises HostKeyUnknown, HostKeyChanged."""
+        target, key = self.target, transport.get_remote_server_key()
+        blob = key.asbytes()
+        finding = hostkeys.judge(target, known, key.get_name(), blob)
+        shown = f"{key.get_name()} {hostkeys.fingerprint(blob)}"
+        options = " ".join(ssh_options(self._pool.ssh_config))
+        file = next(iter(target.known_hosts), "~/.ssh/known_hosts")
+        if finding.verdict is Verdict.REVOKED:
+            raise HostKeyChanged(
+                target.alias,
+                f"the host key it shows ({shown}) is revoked in {', '.join(finding.places)}",
+                "do not connect: ask who runs the node for its new host key",
+            )
+        if finding.verdict is Verdict.CHANGED and target.strict != "no":
+            raise HostKeyChanged(
+                target.alias,
+                f"it shows another host key ({shown}) than {', '.join(finding.places)} says: "
+                "the node was made anew, or somebody stands in the way",
+                f"compare with `ssh-keygen -lf` on the node; when right: ssh-keygen -R '{target.known_as}' -f {file}",
+            )
+        if finding.verdict is Verdict.UNKNOWN:
+            if target.strict not in ("no", "accept-new"):
+                raise HostKeyUnknown(
+                    target.alias,
+                    f"its host key ({shown}) is in no known_hosts file",
+                    f"compare it with `ssh-keygen -lf` on the node, then accept it: "
+                    f"{' '.join(f'ssh {options} -o StrictHostKeyChecking=ask {target.alias} true'.split())}",
+                )
+            hostkeys.remember(target, key.get_name(), blob)
+
+
+class SshPool:
+    """All links of this process, by what they connect to."""
+
+    def __init__(self, ssh_config: str | None = None, connect_timeout: float = CONNECT_TIMEOUT) -> None:
+        self.ssh_config = ssh_config
+        self.connect_timeout = connect_timeout
+        self.files = KeyFiles()
+        self.starts = threading.BoundedSemaphore(STARTS)
+        self.closed = threading.Event()
+        self._lock = threading.Lock()
+        self._links: dict[Target, Link] = {}
+        self._targets: dict[str, Target] = {}
+        self._watcher: threading.Thread | None = None
+
+    def link(self, alias: str) -> Link:
+        """The link to a host and to all its jump hosts, not connected yet.
+
+        Raises UsageError for a name or a configuration that OpenSSH refuses, or jump hosts that lead in a circle.
+        """
+        link = self._link(alias, (), ())
+        with self._lock:
+            if self._watcher is None:
+                self._watcher = threading.Thread(target=self._watch, name="ssh keepalive", daemon=True)
+                self._watcher.start()
+        return link
+
+    def _link(self, alias: str, through: tuple[str, ...], before: tuple[Target, ...]) -> Link:
+        """`through`: jump hosts in place of its own. `ssh -J a,b host` reaches host through b, and b through a."""
+        target = self._resolve(alias)
+        if through:
+            target = replace(target, proxy_jump=through)
+        if target.key in before:
+            raise UsageError(alias, "its jump hosts lead in a circle", f"look at ProxyJump: ssh -G {alias}")
+        jump = target.proxy_jump
+        hop = self._link(jump[-1], jump[:-1], (*before, target.key)) if jump else None
+        with self._lock:
+            return self._links.setdefault(target.key, Link(self, target, hop))
+
+    def _resolve(self, alias: str) -> Target:
+        if alias not in self._targets:
+            self._targets[alias] = resolve(alias, self.ssh_config)
+        return self._targets[alias]
+
+    def close(self) -> None:
+        """End every connection; those behind a jump host first."""
+        self.closed.set()
+        with self._lock:
+            links = sorted(self._links.values(), key=lambda link: -link.depth)
+        for link in links:
+            link.close()
+
+    def _watch(self) -> None:
+        while not self.closed.wait(2.0):
+            with self._lock:
+                links = list(self._links.values())
+            for link in links:
+                link.check_alive()
+
+
+def open_ssh_argv(alias: str, ssh_config: str | None, command: list[str]) -> list[str]:
+    """The OpenSSH client for bulk bytes: asks nothing, the fast cipher first, the remote command as one argument."""
+    spec = parse_host(alias)
+    port = ["-p", str(spec.port)] if spec.port is not None else []
+    user = ["-l", spec.user] if spec.user else []
+    options = ["-o", "BatchMode=yes", "-o", "Ciphers=^aes128-gcm@openssh.com", "-o", "ClearAllForwardings=yes"]
+    return ["ssh", *ssh_options(ssh_config), *options, *user, *port, "--", spec.host, shlex.join(command)]

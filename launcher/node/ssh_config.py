@@ -1,0 +1,263 @@
+"""What OpenSSH would do to reach a host: `ssh -G` asks it, a pure parser reads the answer.
+
+OpenSSH itself is asked because nothing else knows `Include`, `Match exec`, canonical names and ProxyJump the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pwd
+import re
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from launcher.errors import NodeUnreachable, UsageError
+
+DEFAULT_PORT = 22
+DEFAULT_IDENTITIES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
+DEFAULT_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
+DEFAULT_GLOBAL_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
+_SSH_G_TIMEOUT = 30.0  # a user's `Match exec` may take its time
+_STRICT = {"true": "yes", "ask": "ask", "accept-new": "accept-new", "no": "no", "off": "no", "false": "no"}
+_FAMILY = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
+_TOKEN = re.compile(r"%(.)|\$\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One ssh server as OpenSSH would reach it. Paths are absolute, tokens expanded."""
+
+    alias: str
+    hostname: str
+    port: int = DEFAULT_PORT
+    user: str = ""
+    identity_files: tuple[str, ...] = ()
+    certificate_files: tuple[str, ...] = ()
+    identities_only: bool = False
+    identity_agent: str = ""  # a socket's path; "" for none
+    proxy_jump: tuple[str, ...] = ()  # first hop first
+    proxy_command: str = ""
+    known_hosts: tuple[str, ...] = ()  # the user's; a new key is written to the first
+    global_known_hosts: tuple[str, ...] = ()
+    hash_known_hosts: bool = False
+    host_key_alias: str = ""
+    host_key_algorithms: tuple[str, ...] = ()
+    strict: str = "ask"  # yes | accept-new | ask | no
+    connect_timeout: float | None = None
+    alive_interval: int = 0
+    alive_count: int = 3
+    bind_address: str = ""
+    family: int = socket.AF_UNSPEC
+
+    @property
+    def known_as(self) -> str:
+        """Its name in known_hosts: the alias set for it, else the host, with the port where that is not 22."""
+        if self.host_key_alias:
+            return self.host_key_alias
+        host = self.hostname.lower()
+        return host if self.port == DEFAULT_PORT else f"[{host}]:{self.port}"
+
+    @property
+    def key(self) -> Target:
+        """Equal for two aliases that may share one connection."""
+        return replace(self, alias="")
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """A host as a person writes it: `alias`, `user@host`, `user@host:port`, `ssh://user@host:port`, `[::1]:22`."""
+
+    host: str
+    user: str = ""
+    port: int | None = None
+
+
+def parse_host(text: str) -> HostSpec:
+    """Raises ValueError, saying what is wrong with it."""
+    rest = text.removeprefix("ssh://").rstrip("/") if text.startswith("ssh://") else text
+    user, at, host = rest.rpartition("@")
+    if at and not user:
+        raise ValueError("nothing stands before the @")
+    port: int | None = None
+    bracketed = re.fullmatch(r"\[([^\]]+)\](?::(.*))?", host)
+    if bracketed:
+        host, digits = bracketed.group(1), bracketed.group(2)
+    elif host.count(":") == 1:  # more than one is an IPv6 address without a port
+        host, digits = host.split(":")
+    else:
+        digits = None
+    if digits is not None:
+        if not digits.isascii() or not digits.isdigit() or not 0 < int(digits) < 65536:
+            raise ValueError(f"{digits!r} is not a port (1 to 65535)")
+        port = int(digits)
+    if not host or host.startswith("-") or user.startswith("-") or re.search(r"[\s'\"`;&|<>$\\]", rest):
+        raise ValueError("it is not a host name, an ssh alias or user@host:port")
+    return HostSpec(host, user, port)
+
+
+def ssh_options(ssh_config: str | None) -> list[str]:
+    """What every OpenSSH program that we start is given first: the same configuration as all others."""
+    return ["-F", ssh_config] if ssh_config else []
+
+
+def query_argv(spec: HostSpec, ssh_config: str | None) -> list[str]:
+    argv = ["ssh", *ssh_options(ssh_config), "-G"]
+    if spec.user:
+        argv += ["-l", spec.user]
+    if spec.port is not None:
+        argv += ["-p", str(spec.port)]
+    return [*argv, "--", spec.host]
+
+
+def resolve(alias: str, ssh_config: str | None = None, environ: Mapping[str, str] | None = None) -> Target:
+    """Ask OpenSSH how it would reach `alias`; plain defaults where there is no ssh program and no file was named.
+
+    Raises UsageError for a name or a configuration that OpenSSH refuses, NodeUnreachable when it does not answer.
+    """
+    env = dict(os.environ if environ is None else environ)
+    try:
+        spec = parse_host(alias)
+    except ValueError as error:
+        raise UsageError(alias, f"no node: {error}", "write an alias of your ssh config or user@host:port") from error
+    try:
+        done = subprocess.run(
+            query_argv(spec, ssh_config),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SSH_G_TIMEOUT,
+            check=False,
+            env=env,
+        )
+    except FileNotFoundError as error:
+        if ssh_config:
+            raise UsageError(
+                ssh_config, "cannot be read without the OpenSSH client", "install it (Debian: openssh-client)"
+            ) from error
+        return parse_answer(spec, alias, "", env)
+    except subprocess.TimeoutExpired as error:
+        raise NodeUnreachable(
+            alias, f"`ssh -G {alias}` gave no answer in {_SSH_G_TIMEOUT:g} s", "look at `Match exec` in your ssh config"
+        ) from error
+    if done.returncode != 0:
+        words = done.stderr.decode(errors="replace").strip()
+        raise UsageError(
+            ssh_config or "ssh config", f"OpenSSH refuses it: {words}", f"try it: ssh -G {alias}"
+        )
+    return parse_answer(spec, alias, done.stdout.decode(errors="surrogateescape"), env)
+
+
+def parse_answer(spec: HostSpec, alias: str, answer: str, environ: Mapping[str, str]) -> Target:
+    """A Target from what `ssh -G` printed. Unknown and torn lines are passed over: versions print different things."""
+    single: dict[str, str] = {}
+    many: dict[str, list[str]] = {}
+    for line in answer.splitlines():
+        name, _, value = line.strip().partition(" ")
+        if value:
+            single.setdefault(name.lower(), value.strip())
+            many.setdefault(name.lower(), []).append(value.strip())
+    local = pwd.getpwuid(os.getuid())  # OpenSSH asks the password file too, not $HOME
+    hostname = single.get("hostname", spec.host)
+    port = _integer(single.get("port"), spec.port or DEFAULT_PORT)
+    user = single.get("user", spec.user or local.pw_name)
+    jump = single.get("proxyjump", "none")
+    tokens = _tokens(spec, hostname, port, user, "" if jump == "none" else jump, local, single)
+
+    def expand(value: str) -> str:
+        return expand_tokens(value, tokens, environ, local.pw_dir)
+
+    def paths(name: str, default: Sequence[str]) -> tuple[str, ...]:
+        written = split_paths(single[name]) if name in single else list(default)
+        return tuple(expand(path) for path in written if path != "none")
+
+    files = many.get("identityfile", list(DEFAULT_IDENTITIES))
+    command = single.get("proxycommand", "none")
+    return Target(
+        alias=alias,
+        hostname=hostname,
+        port=port,
+        user=user,
+        identity_files=tuple(dict.fromkeys(expand(f) for f in files if f != "none")),
+        certificate_files=tuple(expand(f) for f in many.get("certificatefile", ()) if f != "none"),
+        identities_only=single.get("identitiesonly") == "yes",
+        identity_agent=_agent(single.get("identityagent", "SSH_AUTH_SOCK"), environ, expand),
+        proxy_jump=() if jump == "none" else tuple(hop.strip() for hop in jump.split(",") if hop.strip()),
+        proxy_command="" if command == "none" else expand(command),
+        known_hosts=paths("userknownhostsfile", DEFAULT_KNOWN_HOSTS),
+        global_known_hosts=paths("globalknownhostsfile", DEFAULT_GLOBAL_KNOWN_HOSTS),
+        hash_known_hosts=single.get("hashknownhosts") == "yes",
+        host_key_alias=single.get("hostkeyalias", ""),
+        host_key_algorithms=tuple(a for a in single.get("hostkeyalgorithms", "").split(",") if a),
+        strict=_STRICT.get(single.get("stricthostkeychecking", "ask"), "yes"),
+        connect_timeout=_seconds(single.get("connecttimeout")),
+        alive_interval=_integer(single.get("serveraliveinterval"), 0),
+        alive_count=_integer(single.get("serveralivecountmax"), 3),
+        bind_address=single.get("bindaddress", ""),
+        family=_FAMILY.get(single.get("addressfamily", "any"), socket.AF_UNSPEC),
+    )
+
+
+def split_paths(value: str) -> list[str]:
+    """`ssh -G` prints paths parted by spaces, unquoted: a piece that cannot begin a path belongs to the one before."""
+    found: list[str] = []
+    for piece in value.split(" "):
+        if found and not piece.startswith(("/", "~", "%", "$", "none")):
+            found[-1] += f" {piece}"
+        elif piece:
+            found.append(piece)
+    return found
+
+
+def expand_tokens(value: str, tokens: Mapping[str, str], environ: Mapping[str, str], home: str) -> str:
+    """`~/`, %-tokens and ${VARIABLES} as ssh_config(5), TOKENS; what is unknown stays as it is."""
+    if value == "~" or value.startswith("~/"):
+        value = home + value[1:]
+
+    def one(match: re.Match[str]) -> str:
+        if match.group(1) is not None:
+            return tokens.get(match.group(1), match.group(0))
+        return environ.get(match.group(2), match.group(0))
+
+    return _TOKEN.sub(one, value)
+
+
+def _tokens(
+    spec: HostSpec, hostname: str, port: int, user: str, jump: str, local: pwd.struct_passwd, single: Mapping[str, str]
+) -> dict[str, str]:
+    here = socket.gethostname()
+    whole = hashlib.sha1(f"{here}{hostname}{port}{user}{jump}".encode(), usedforsecurity=False).hexdigest()
+    return {
+        "%": "%",
+        "C": whole,
+        "d": local.pw_dir,
+        "h": hostname,
+        "i": str(local.pw_uid),
+        "j": jump,
+        "k": single.get("hostkeyalias", spec.host),
+        "L": here.split(".")[0],
+        "l": here,
+        "n": spec.host,
+        "p": str(port),
+        "r": user,
+        "u": local.pw_name,
+    }
+
+
+def _agent(value: str, environ: Mapping[str, str], expand: Callable[[str], str]) -> str:
+    if value == "none":
+        return ""
+    if value == "SSH_AUTH_SOCK":
+        return environ.get("SSH_AUTH_SOCK", "")
+    if value.startswith("$") and not value.startswith("${"):
+        return environ.get(value[1:], "")
+    return expand(value)
+
+
+def _integer(value: str | None, default: int) -> int:
+    return int(value) if value is not None and value.isascii() and value.isdigit() else default
+
+
+def _seconds(value: str | None) -> float | None:
+    return float(value) if value is not None and value.isascii() and value.isdigit() and int(value) > 0 else None
