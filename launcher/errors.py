@@ -94,6 +94,16 @@ class EngineForbidden(LauncherError):
     exit_code = 3
 
 
+class EngineFailed(LauncherError):
+    """The node's container engine refused or failed what was asked of it; `what` holds its own words."""
+
+    exit_code = 3
+
+
+class NameTaken(EngineFailed):
+    """The node has a container of that name already."""
+
+
 class ImageUnfit(LauncherError):
     """The image does not do what the job needs of it, or is not the same on all nodes."""
 
