@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 
@@ -20,14 +21,11 @@ def bed() -> Bed:
     packages and never starts an engine: that is for `python -m tests.bed up`.
     """
     settings = Settings.from_environment()
-    required = os.environ.get("LAUNCHER_BED_REQUIRED", "") not in ("", "0")
     try:
-        cluster.up(settings, 2, install=required)
+        cluster.up(settings, 2, install=_required())
         return Bed.attach(settings)
     except BedUnavailable as error:
-        if required:
-            pytest.fail(f"LAUNCHER_BED_REQUIRED is set and the bed is unavailable: {error}", pytrace=False)
-        pytest.skip(str(error))
+        unavailable(str(error))
 
 
 @pytest.fixture
@@ -38,3 +36,14 @@ def clean_bed(bed: Bed) -> Iterator[Bed]:
     yield bed
     for node in bed.nodes:
         bed.sweep(node)
+
+
+def unavailable(reason: str) -> NoReturn:
+    """End a test that this machine cannot run: a skip with one line, or a failure where LAUNCHER_BED_REQUIRED is set."""
+    if _required():
+        pytest.fail(f"LAUNCHER_BED_REQUIRED is set, but: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+def _required() -> bool:
+    return os.environ.get("LAUNCHER_BED_REQUIRED", "") not in ("", "0")
