@@ -27,7 +27,7 @@ class Layout:
 class ContainerSpec:
     """Everything that an engine needs to create one container; for plain processes, one process group.
 
-    Sizes are bytes, limits as the engine takes them. `restarts`: how often the engine may start it again after a failure.
+    Sizes are bytes, limits as the engine takes them. `restarts`: how often the engine may start it again after failing.
     """
 
     name: str

@@ -5,6 +5,7 @@ JOB = "launcher.job"
 NODE = "launcher.node"  # the node's name in the job file
 HOST = "launcher.host"  # how the caller reached it: ssh alias, user@host:port, or "local"
 NODE_RANK = "launcher.node_rank"
+RANKS = "launcher.ranks"  # first global rank and number of its workers: "8+8"
 NODES = "launcher.nodes"  # every node's host of the run, comma separated, in rank order
 SPEC = "launcher.spec"  # digest of the container's specification
 CODE = "launcher.code"  # digest of the code archive

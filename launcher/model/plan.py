@@ -43,6 +43,7 @@ class NodePlan:
     node: str
     host: str
     rank: int
+    first_rank: int  # global rank of its first worker
     processes: int
     container: ContainerSpec
 

@@ -139,6 +139,12 @@ class Engine(Protocol):
     def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
         """Run a short container to its end and remove it: exit code, output. For plain processes: run `argv` here."""
 
+    def granted_ulimits(self, image: str) -> tuple[tuple[str, int], ...]:
+        """Those of plan.containers.WANTED_ULIMITS that this engine grants, tried once with `image` and remembered."""
+
+    def sweep_shared_memory(self, since: float) -> Sequence[str]:
+        """Remove what dead processes of this user left in /dev/shm since then (see launcher.node.sweep); the names."""
+
     def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
         """Try a TCP connection from this node. `expect`: the target's ssh host key (base64), proven when given."""
 
@@ -149,5 +155,3 @@ class Engine(Protocol):
         """The port its sshd listens on; None where it is not reached over ssh."""
 
     def close(self) -> None: ...
-
-

@@ -1,0 +1,1 @@
+"""One run's life: prepare, start, watch, stop, diagnose."""

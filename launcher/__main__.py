@@ -1,0 +1,5 @@
+"""`python -m launcher` is `launcher`."""
+
+from launcher.cli.main import main
+
+main()

@@ -1,0 +1,109 @@
+"""The `launcher` command. A command's module is imported when it is called, so that --help stays quick."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from launcher import __version__
+from launcher.errors import LauncherError
+
+# name -> (module, attribute, help). The order is the order of a day's work.
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "init": ("launcher.cli.jobfile", "init", "Write a commented job file to start from."),
+    "doctor": ("launcher.cli.doctor", "doctor", "Check every node: ok, warn or fail, with the cure."),
+    "plan": (
+        "launcher.cli.plan",
+        "plan",
+        "Print the exact containers, variables and commands of a job; start nothing.",
+    ),
+    "up": ("launcher.cli.up", "up", "Run a job: image, containers, output of the master. Ctrl-C detaches."),
+    "logs": ("launcher.cli.logs", "logs", "Stream the master's output until the run ends."),
+    "status": ("launcher.cli.status", "status", "Nodes, ranks, state, step, images/s, restarts, exit codes."),
+    "runs": ("launcher.cli.status", "runs", "List runs, the latest last."),
+    "fetch": ("launcher.cli.fetch", "fetch", "Bring TensorBoard logs, error files and rank logs here."),
+    "tensorboard": ("launcher.cli.fetch", "tensorboard", "Collect, serve and keep up to date; print the address."),
+    "down": ("launcher.cli.down", "down", "Stop a run on every node and remove what it left there."),
+    "image": ("launcher.cli.image", "image", "Build, verify, ship and list images."),
+    "schema": ("launcher.cli.jobfile", "schema", "Print the JSON Schema of the job file."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """Lists commands from the table above; imports one only to run it or to show its own help."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """For the list of commands: a stub that knows its help."""
+        if cmd_name not in COMMANDS:
+            return None
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][2], callback=lambda: None)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """For a call: the real one."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, load(str(name)), rest
+
+
+def load(name: str) -> Any:
+    """The command of that name, its module imported now."""
+    module, attribute, text = COMMANDS[name]
+    target = getattr(importlib.import_module(module), attribute)
+    if isinstance(target, typer.Typer):
+        command = get_command(target)
+    else:
+        single = typer.Typer(add_completion=False)
+        single.command(name, help=text + "\n\n" + (target.__doc__ or ""))(target)
+        command = get_command(single)
+    command.name = name
+    return command
+
+
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _launcher(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """PyTorch training in containers on machines that have only sshd and Docker: one file, one command."""
+
+
+def main() -> None:
+    """Entry point. A LauncherError is a message and an exit code, never a traceback."""
+    try:
+        app()
+    except LauncherError as error:
+        report(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def report(error: LauncherError) -> None:
+    from rich.console import Console
+
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error[/] {_escaped(str(error))}")
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+if __name__ == "__main__":
+    main()

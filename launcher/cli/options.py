@@ -1,0 +1,53 @@
+"""Arguments and options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file.", show_default=False)]
+Run = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="A run id, a unique prefix of one, a job's name (its latest run); nothing: the latest run.",
+    ),
+]
+Nodes = Annotated[
+    str | None,
+    typer.Option("--nodes", metavar="A,B", help="Ask these nodes; no local record is needed.", show_default=False),
+]
+JobNodes = Annotated[
+    str | None, typer.Option("--nodes", metavar="A,B", help="Run on these nodes instead.", show_default=False)
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a key of the job file: run.args.epochs=3", show_default=False
+    ),
+]
+SshConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--ssh-config",
+        metavar="FILE",
+        envvar="LAUNCHER_SSH_CONFIG",
+        help="Use this ssh config instead of ~/.ssh/config.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def hosts(nodes: str | None) -> list[str] | None:
+    """`a,b` as a list; None where the option was not given."""
+    return None if nodes is None else [host.strip() for host in nodes.split(",") if host.strip()]
+
+
+def interactive() -> bool:
+    """Whether a person is watching: progress lines only then."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

@@ -1,0 +1,70 @@
+"""`launcher plan`: the very object that `up` would execute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from launcher.cli import options
+from launcher.job.loader import load_job
+from launcher.model.plan import Plan
+from launcher.plan.offline import offline
+from launcher.records.snapshot import snapshot
+
+
+def plan(
+    job: options.JobFile,
+    sets: options.Sets = None,
+    nodes: options.JobNodes = None,
+    offline_: Annotated[bool, typer.Option("--offline", help="Touch no node; assume what a look would tell.")] = False,
+    json: options.Json = False,
+    ssh_config: options.SshConfig = None,
+) -> None:
+    """Nothing is started; without --offline the nodes are looked at, and the image is put on them if it is missing."""
+    loaded = load_job(job, sets or [], options.hosts(nodes))
+    code = snapshot(Path(loaded.code))
+    err = Console(stderr=True, highlight=False)
+    if offline_:
+        made = offline(loaded, code.digest)
+    else:
+        from launcher.node.connect import connect
+        from launcher.run.prepare import prepare
+
+        with connect([(entry.name, entry.host) for entry in loaded.nodes], loaded.runtime, ssh_config) as fleet:
+            made = prepare(loaded, fleet, code.digest, lambda text: err.print(f"[dim]launcher:[/] {escape(text)}"))
+    if json:
+        typer.echo(made.to_json())
+    else:
+        show(made, Console(highlight=False, soft_wrap=True))
+
+
+def show(plan: Plan, console: Console) -> None:
+    """For a person: what is shared first, then what differs by node."""
+    meeting = plan.rendezvous
+    console.print(
+        f"[bold]{plan.run}[/]  {plan.runtime}  image {escape(plan.image or '-')} {escape(plan.image_id[:19])}"
+    )
+    console.print(f"rendezvous {meeting.address}:{meeting.port}  code {plan.code}")
+    for node in plan.nodes:
+        spec = node.container
+        console.print(
+            f"\n[bold cyan]{escape(node.node)}[/]  node rank {node.rank}  {node.processes} worker(s)  {spec.name}"
+        )
+        console.print(f"  address {meeting.addresses[node.rank]} on {meeting.interfaces[node.rank]}")
+        if plan.runtime == "docker":
+            limits = " ".join(f"--ulimit {k}={v}" for k, v in spec.ulimits)
+            console.print(f"  --network {spec.network} --ipc {spec.ipc} --init --user {spec.user} {limits}".rstrip())
+        console.print(f"  gpus {', '.join(spec.gpus) or 'none'}")
+        console.print(f"  output {escape(spec.output_dir)} -> {escape(spec.layout.output)}")
+        for mount in spec.mounts:
+            mode = "read only" if mount.read_only else "writable"
+            console.print(f"  mount {escape(mount.source)} -> {escape(mount.target)} ({mode})")
+        for name, value in sorted(spec.env.items()):
+            console.print(f"  {escape(name)}={escape(value)}")
+        console.print("  " + escape(" ".join(spec.argv)), style="green")
+    for warning in plan.warnings:
+        console.print(f"[yellow]warning[/] {escape(warning)}")

@@ -1,0 +1,42 @@
+"""When a byte of a log was written: the entry script notes the log's size once a second; this reads its notes.
+
+The log itself stays as the program wrote it, and any image can do it: no time stamps inside lines, no tool needed.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Clock:
+    """`times[i]`: seconds since the epoch, on the node, when the log had `sizes[i]` bytes."""
+
+    times: tuple[float, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: bytes) -> Clock:
+        """From the lines `<epoch seconds> <bytes>`; a torn or foreign line is passed over."""
+        times: list[float] = []
+        sizes: list[int] = []
+        for line in text.split(b"\n"):
+            words = line.split()
+            if len(words) != 2 or not (words[0].isdigit() and words[1].isdigit()) or len(line) > 40:
+                continue
+            time, size = float(words[0]), int(words[1])
+            if not sizes or size >= sizes[-1]:
+                times.append(time)
+                sizes.append(size)
+        return cls(tuple(times), tuple(sizes))
+
+    def time_of(self, offset: int) -> float | None:
+        """When the byte at `offset` was there at the latest; None after the last note."""
+        place = bisect.bisect_right(self.sizes, offset)
+        return self.times[place] if place < len(self.times) else None
+
+    def offset_at(self, time: float) -> int:
+        """Where the log stood at `time`: what comes from there on was written then or later, give or take a second."""
+        place = bisect.bisect_left(self.times, time)
+        return self.sizes[place - 1] if place > 0 else 0

@@ -1,0 +1,28 @@
+"""What a killed job leaves in /dev/shm with --ipc=host: found by name, owner, age and by nobody having it open.
+
+Only names that PyTorch, Python, NCCL, OpenMP and UCX are known to make are touched: /dev/shm may hold a data set that
+somebody copied there.
+"""
+
+from __future__ import annotations
+
+NAMES = ("torch_*", "psm_*", "sem.mp-*", "sem.loky-*", "nccl-*", "__KMP_REGISTERED_LIB_*", "cuda.shm.*", "ucx_shm_*")
+
+# $1: seconds since the epoch, by this node's clock. Prints the name of every file that it removed.
+SCRIPT = f"""
+since=$1
+for pattern in {" ".join(f"'{name}'" for name in NAMES)}; do
+  find /dev/shm -maxdepth 1 -type f -user "$(id -u)" -name "$pattern" 2>/dev/null
+done | while IFS= read -r file; do
+  changed=$(stat -c %Y -- "$file" 2>/dev/null) || continue
+  [ "$changed" -ge "$since" ] || continue
+  grep -qsF -- "$file" /proc/[0-9]*/maps && continue
+  find /proc/[0-9]*/fd -lname "$file" 2>/dev/null | grep -q . && continue
+  rm -f -- "$file" && printf '%s\\n' "${{file##*/}}"
+done
+"""
+
+
+def removed(output: bytes) -> tuple[str, ...]:
+    """The names that the script printed."""
+    return tuple(line for line in output.decode("utf-8", "replace").splitlines() if line and "/" not in line)

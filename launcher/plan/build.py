@@ -1,0 +1,131 @@
+"""The whole plan of a run from the job and the facts: the one place where everything comes together, and no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.errors import LauncherError, NodesFailed, NodeUnfit, PlanInvalid
+from launcher.job.models import Job
+from launcher.model.facts import ImageFacts, NodeFacts
+from launcher.model.plan import NodePlan, Plan, Rendezvous, RunId
+from launcher.plan import containers, gpus
+
+SMALL_SHM = 1 << 30
+CLOCK_SLACK = 5.0
+
+
+def build(
+    job: Job,
+    run: RunId,
+    facts: Sequence[NodeFacts],
+    image: ImageFacts,
+    rendezvous: Rendezvous,
+    *,
+    code: str,
+    owner: str,
+    created: int,
+) -> Plan:
+    """The containers of a run, by node rank.
+
+    Raises PlanInvalid for what no machine could do, NodeUnfit (NodesFailed for several) naming every node that lacks
+    what it is asked for.
+    """
+    _check_script(job)
+    context = containers.Context(job, run, image, rendezvous, code, owner, created)
+    uuids = _choose_gpus(job, facts)
+    _check(job, facts)
+    counts = [containers.workers(job, mine) for mine in uuids]
+    nodes = tuple(
+        NodePlan(
+            node=entry.name,
+            host=entry.host,
+            rank=rank,
+            first_rank=sum(counts[:rank]),
+            processes=counts[rank],
+            container=containers.container(context, entry, node, rank, uuids[rank], first_rank=sum(counts[:rank])),
+        )
+        for rank, (entry, node) in enumerate(zip(job.nodes, facts, strict=True))
+    )
+    return Plan(
+        run=run,
+        job=job.name,
+        runtime=job.runtime,
+        image=image.reference,
+        image_id=image.id,
+        code=code,
+        rendezvous=rendezvous,
+        nodes=nodes,
+        warnings=tuple(_warnings(job, facts, rendezvous, nodes)),
+    )
+
+
+def _check_script(job: Job) -> None:
+    if job.run.script is not None and containers.script_in_code(job).startswith(".."):
+        raise PlanInvalid(
+            f"run.script {job.run.script}",
+            f"lies outside the code folder {job.code}, which is all that the containers see",
+            "move it there, or set `code` to a folder above it",
+        )
+
+
+def _choose_gpus(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:
+    chosen: list[tuple[str, ...]] = []
+    errors: list[LauncherError] = []
+    for rank, (entry, node) in enumerate(zip(job.nodes, facts, strict=True)):
+        try:
+            uuids = gpus.select(node, job.gpus_of(entry))
+        except NodeUnfit as error:
+            errors.append(error)
+            continue
+        same = [i for i, other in enumerate(job.nodes) if other.host == entry.host]
+        chosen.append(gpus.share(uuids, len(same), same.index(rank)) if entry.gpus is None else uuids)
+    if errors:
+        raise NodesFailed(errors, of=len(facts))
+    return chosen
+
+
+def _check(job: Job, facts: Sequence[NodeFacts]) -> None:
+    """What can be known to be impossible before anything is created. Every node that is unfit is named."""
+    errors: list[LauncherError] = []
+    master = facts[0]
+    if job.port in master.listening:
+        errors.append(
+            NodeUnfit(
+                f"node {master.name}",
+                f"port {job.port}, where the ranks would meet, is in use",
+                "stop what listens there (another run? `launcher runs`), or choose another: --set port=29501",
+            )
+        )
+    if errors:
+        raise NodesFailed(errors, of=len(facts))
+
+
+def _warnings(job: Job, facts: Sequence[NodeFacts], rendezvous: Rendezvous, nodes: Sequence[NodePlan]) -> list[str]:
+    found = []
+    if not rendezvous.probed:
+        found.append(f"sshd forbids trying the way between the nodes; {rendezvous.address} is the best guess")
+    for node, planned in zip(facts, nodes, strict=True):
+        if job.runtime == "docker":
+            missing = [name for name, _ in containers.WANTED_ULIMITS if name not in dict(node.ulimits)]
+            if missing:
+                found.append(
+                    f"{node.name}: the engine does not grant ulimit {', '.join(missing)}; the node's own limit stays"
+                )
+            if job.docker.ipc == "host" and 0 < node.shm_size < SMALL_SHM:
+                found.append(
+                    f"{node.name}: /dev/shm is only {node.shm_size >> 20} MiB; "
+                    "loader workers may die with a bus error. Enlarge it there: mount -o remount,size=8g /dev/shm"
+                )
+        if abs(node.clock_offset) > CLOCK_SLACK:
+            found.append(f"{node.name}: its clock is off by {node.clock_offset:+.0f} s; times in logs will not match")
+        if planned.container.gpus and planned.processes > len(planned.container.gpus):
+            found.append(
+                f"{node.name}: {planned.processes} workers share {len(planned.container.gpus)} GPUs; "
+                "NCCL refuses two ranks on one GPU"
+            )
+    counts = {len(n.container.gpus) for n in nodes}
+    if len(counts) > 1:
+        found.append(
+            "the nodes give different numbers of GPUs: " + ", ".join(f"{n.node} {len(n.container.gpus)}" for n in nodes)
+        )
+    return found

@@ -1,0 +1,79 @@
+"""The command of each node: torchrun with a static rendezvous, in the words that the image's torch understands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.errors import PlanInvalid
+from launcher.model.container import Layout
+from launcher.model.facts import ImageFacts, Launch
+from launcher.model.plan import Rendezvous
+
+
+def entry(layout: Layout, image: ImageFacts, command: Sequence[str]) -> tuple[str, ...]:
+    """The argv of a container: our entry script, then the image's own entrypoint, then the command."""
+    return ("sh", f"{layout.kit}/entry.sh", *image.entrypoint, *command)
+
+
+def distributed(
+    image: ImageFacts,
+    layout: Layout,
+    rendezvous: Rendezvous,
+    *,
+    nodes: int,
+    rank: int,
+    processes: int,
+    program: Sequence[str],
+) -> tuple[str, ...]:
+    """The argv that starts `processes` workers on the node of this rank; `program` is ("-m", module, ...) or a script.
+
+    Flags are spelled with underscores: torchrun of torch 1.10 accepts nothing else, later ones accept both. The
+    restarts of torchrun stay at 0: there is one mechanism, the engine's restart policy, and one counter.
+    Raises PlanInvalid where the image has no torch.
+    """
+    if image.launch is Launch.NONE:
+        raise PlanInvalid(
+            f"image {image.reference}",
+            "has no torch.distributed, which run.module and run.script need",
+            "choose a base image with torch, or use run.command",
+        )
+    shape = _options(
+        nnodes=nodes,
+        node_rank=rank,
+        nproc_per_node=processes,
+        master_addr=rendezvous.address,
+        master_port=rendezvous.port,
+    )
+    if image.launch is Launch.LAUNCH:
+        return _before_torchrun(image, layout, shape, program)
+    static = _options(rdzv_backend="static", max_restarts=0)
+    worker = ("sh", f"{layout.kit}/rank.sh", image.python, *program)
+    return (image.python, "-m", Launch.RUN.value, *shape, *static, "--no_python", *worker)
+
+
+def _before_torchrun(
+    image: ImageFacts, layout: Layout, shape: Sequence[str], program: Sequence[str]
+) -> tuple[str, ...]:
+    """torch before 1.9. `--use_env` where it is known: scripts read LOCAL_RANK, as under torchrun, not --local_rank."""
+    start = [image.python, "-m", Launch.LAUNCH.value, *shape]
+    if "use_env" in image.flags:
+        start.append("--use_env")
+    if "no_python" in image.flags:
+        return (*start, "--no_python", "sh", f"{layout.kit}/rank.sh", image.python, *program)
+    return (*start, *program)
+
+
+def bare(rendezvous: Rendezvous, *, nodes: int, rank: int) -> dict[str, str]:
+    """What `run.command` finds in its environment: enough for init_process_group("env://") with one process a node."""
+    return {
+        "MASTER_ADDR": rendezvous.address,
+        "MASTER_PORT": str(rendezvous.port),
+        "WORLD_SIZE": str(nodes),
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+    }
+
+
+def _options(**options: str | int) -> tuple[str, ...]:
+    return tuple(word for name, value in options.items() for word in (f"--{name}", str(value)))

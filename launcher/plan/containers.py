@@ -1,0 +1,175 @@
+"""One node's container: every mount, limit, variable and label, from the job and the facts about that node."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import posixpath
+from dataclasses import dataclass
+
+from launcher import __version__
+from launcher.job.argv import argv_of
+from launcher.job.models import Job, NodeEntry
+from launcher.model import labels
+from launcher.model.container import ContainerSpec, Layout, Mount
+from launcher.model.facts import ImageFacts, NodeFacts
+from launcher.model.plan import Rendezvous, RunId, plain
+from launcher.plan import command, gpus
+
+KIT = "/.launcher"
+CODE = "/workspace/code"
+# What the containers of NVIDIA's images need for pinned memory and for NCCL's stacks; asked for where it is granted.
+WANTED_ULIMITS = (("memlock", -1), ("stack", 67108864))
+INFINIBAND = "/dev/infiniband"
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all nodes of one run share."""
+
+    job: Job
+    run: RunId
+    image: ImageFacts
+    rendezvous: Rendezvous
+    code: str  # digest of the code archive
+    owner: str
+    created: int
+
+
+def output_dir(home: str, run: RunId) -> str:
+    """The run's output folder on a node, the same for both runtimes."""
+    return posixpath.join(home, ".launcher", run)
+
+
+def layout(job: Job, node: NodeFacts, run: RunId) -> Layout:
+    """Fixed places inside a container; for plain processes, folders below the run's output folder."""
+    if job.runtime == "docker":
+        return Layout(code=CODE, output=job.output, kit=KIT)
+    output = output_dir(node.home, run)
+    own = posixpath.join(output, ".node", node.name)
+    return Layout(code=posixpath.join(own, "code"), output=output, kit=posixpath.join(own, "kit"))
+
+
+def container(
+    context: Context, entry: NodeEntry, node: NodeFacts, rank: int, uuids: tuple[str, ...], *, first_rank: int
+) -> ContainerSpec:
+    """The container of the node with this rank; `uuids` are the GPUs that it gets, `first_rank` its first worker's."""
+    job, docker = context.job, context.job.runtime == "docker"
+    places = layout(job, node, context.run)
+    processes = workers(job, uuids)
+    argv = _argv(context, places, rank, processes)
+    rootless = node.engine is not None and node.engine.rootless
+    spec = ContainerSpec(
+        name=f"launcher-{context.run}-{rank}",
+        image=context.image.id,
+        argv=argv,
+        env=_environment(context, entry, node, rank, uuids, places),
+        labels={},
+        layout=places,
+        output_dir=output_dir(node.home, context.run),
+        user=("0:0" if rootless else f"{node.uid}:{node.gid}") if docker else "",
+        groups=() if rootless or not docker else tuple(g for g in node.groups if g != node.gid),
+        mounts=tuple(Mount(m.source, m.target, m.read_only) for m in job.mounts) if docker else (),
+        gpus=uuids,
+        gpu_driver=gpus.driver(node) if uuids and docker else "",
+        ipc=job.docker.ipc,
+        ulimits=node.ulimits,
+        devices=((INFINIBAND,) if node.infiniband and docker else ()) + tuple(job.docker.devices),
+        cap_add=tuple(job.docker.cap_add),
+        extra_hosts=dict(job.docker.extra_hosts),
+        shm_size=job.resources.shm if job.docker.ipc != "host" else None,
+        memory=job.resources.memory,
+        cpus=job.resources.cpus,
+        restarts=job.restarts,
+    )
+    return _labelled(spec, context, entry, rank, f"{first_rank}+{processes}")
+
+
+def workers(job: Job, uuids: tuple[str, ...]) -> int:
+    """How many workers a node runs: what the job says, else one a GPU, one without."""
+    return max(1, len(uuids)) if job.processes == "auto" else int(job.processes)
+
+
+def _argv(context: Context, places: Layout, rank: int, processes: int) -> tuple[str, ...]:
+    run = context.job.run
+    nodes, arguments = len(context.job.nodes), argv_of(run.args)
+    if run.command is not None:
+        return command.entry(places, context.image, run.command + arguments)
+    program = ("-m", run.module) if run.module is not None else (script_in_code(context.job),)
+    line = command.distributed(
+        context.image,
+        places,
+        context.rendezvous,
+        nodes=nodes,
+        rank=rank,
+        processes=processes,
+        program=(*program, *arguments),
+    )
+    return command.entry(places, context.image, line)
+
+
+def script_in_code(job: Job) -> str:
+    """The script's path from the code folder, which is the working directory of every process."""
+    assert job.run.script is not None
+    return posixpath.relpath(posixpath.normpath(job.run.script), posixpath.normpath(job.code))
+
+
+def _environment(
+    context: Context, entry: NodeEntry, node: NodeFacts, rank: int, uuids: tuple[str, ...], places: Layout
+) -> dict[str, str]:
+    """Ours first, the job's over it, the node's over both."""
+    job, meeting = context.job, context.rendezvous
+    interface = meeting.interfaces[rank]
+    env = {
+        "LAUNCHER_RUN": context.run,
+        "LAUNCHER_NODE": entry.name,
+        "LAUNCHER_NODE_RANK": str(rank),
+        "LAUNCHER_OUTPUT": places.output,
+        "PYTHONUNBUFFERED": "1",
+        "TORCHELASTIC_ERROR_FILE": posixpath.join(places.output, "errors", f"{entry.name}.json"),
+        "NCCL_DEBUG": "WARN",
+        "NCCL_SOCKET_IFNAME": f"={interface}",  # "=": NCCL takes a bare name as a prefix
+        "GLOO_SOCKET_IFNAME": interface,
+        "TP_SOCKET_IFNAME": interface,
+    }
+    if not uuids:
+        env["OMP_NUM_THREADS"] = str(max(1, node.cpus // (workers(job, uuids) * _sharers(job, entry))))
+    if job.runtime == "process" and node.gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
+    if job.timeout is not None:
+        env["LAUNCHER_TIMEOUT"] = str(int(job.timeout))
+    if job.run.command is not None:
+        env |= command.bare(meeting, nodes=len(job.nodes), rank=rank)
+    return env | job.env_of(entry)
+
+
+def _sharers(job: Job, entry: NodeEntry) -> int:
+    """How many nodes of the job are this very machine."""
+    return sum(other.host == entry.host for other in job.nodes)
+
+
+def _labelled(spec: ContainerSpec, context: Context, entry: NodeEntry, rank: int, ranks: str) -> ContainerSpec:
+    marks = {
+        labels.RUN: context.run,
+        labels.JOB: context.job.name,
+        labels.NODE: entry.name,
+        labels.HOST: entry.host,
+        labels.NODE_RANK: str(rank),
+        labels.RANKS: ranks,
+        labels.NODES: labels.SPLIT.join(node.host for node in context.job.nodes),
+        labels.SPEC: digest(plain(spec)),
+        labels.CODE: context.code,
+        labels.GPUS: labels.SPLIT.join(spec.gpus),
+        labels.OUTPUT: spec.output_dir,
+        labels.OWNER: context.owner,
+        labels.CREATED: str(context.created),
+        labels.VERSION: __version__,
+        labels.RUNTIME: context.job.runtime,
+        labels.PURPOSE: "run",
+    }
+    return dataclasses.replace(spec, labels=marks)
+
+
+def digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,68 @@
+"""A plan without a look at any machine: what a look would tell is assumed and shown as such."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from launcher.job.models import Job
+from launcher.model.facts import ImageFacts, Interface, Launch, NodeFacts, Route
+from launcher.model.plan import Plan, Rendezvous
+from launcher.plan import build
+from launcher.plan.containers import WANTED_ULIMITS
+from launcher.plan.rendezvous import on_one_machine
+
+# TEST-NET-1 (RFC 5737): addresses that are nobody's
+_NETWORK = "192.0.2"
+_USER = 1000
+MODERN_FLAGS = frozenset({"no_python", "rdzv_backend", "max_restarts", "local_addr"})
+
+
+def offline(job: Job, code: str) -> Plan:
+    """Every node as one would expect it: Linux, uid 1000, the GPUs that the job names, a current torch."""
+    count = len(job.nodes)
+    facts = [_node(job, rank) for rank in range(count)]
+    image = ImageFacts(
+        reference=job.image.ref or job.image.base or "" if job.image else "",
+        id="",
+        python="python3",
+        launch=Launch.RUN,
+        flags=MODERN_FLAGS,
+        torch="",
+        entrypoint=(),
+    )
+    if job.runtime == "process" or count == 1:
+        meeting = on_one_machine(count, job.port)
+    else:
+        own = tuple(entry.address or f"{_NETWORK}.{rank + 1}" for rank, entry in enumerate(job.nodes))
+        meeting = Rendezvous(own[0], job.port, own, ("eth0",) * count, probed=True)
+    plan = build.build(job, f"{job.name}-00000000-000000-0000", facts, image, meeting, code=code, owner="", created=0)
+    note = "offline: addresses, interfaces, users, GPUs and the image's abilities are assumed, no node was asked"
+    return dataclasses.replace(plan, warnings=(note, *plan.warnings))
+
+
+def _node(job: Job, rank: int) -> NodeFacts:
+    entry = job.nodes[rank]
+    docker = job.runtime == "docker"
+    return NodeFacts(
+        name=entry.name,
+        host=entry.host,
+        hostname=entry.name,
+        arch="x86_64",
+        user="user",
+        uid=_USER,
+        gid=_USER,
+        groups=(_USER,),
+        home="/home/user",
+        cpus=1,
+        memory=0,
+        shm_size=0,
+        disk_free=-1,
+        clock_offset=0.0,
+        interfaces=(Interface("eth0", (f"{_NETWORK}.{rank + 1}/24",)),),
+        routes=(Route("0.0.0.0/0", "eth0"),),
+        listening=(),
+        gpus=(),
+        infiniband=False,
+        python="" if docker else "python3",
+        ulimits=WANTED_ULIMITS if docker else (),
+    )

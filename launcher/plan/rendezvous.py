@@ -1,0 +1,140 @@
+"""Where the ranks meet: an address of the first node that every other node was seen to reach.
+
+Host names are never used (they resolve to 127.0.1.1 on half the machines), and an address is never taken because it
+stands first: docker0 has the same address on every node. `candidates` says what to try, somebody tries, `choose`
+decides.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+
+from launcher.errors import NodeUnfit
+from launcher.model.facts import NodeFacts, Probe, Reach
+from launcher.model.plan import Rendezvous
+
+LOOPBACK = "127.0.0.1"
+LOOPBACK_INTERFACE = "lo"
+# Bridges and tunnels of the machine itself: their addresses mean nothing to another machine, so they are tried last.
+_INWARD = ("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "lxc", "podman")
+
+
+def candidates(facts: Sequence[NodeFacts], address: str | None = None) -> tuple[str, ...]:
+    """Addresses of the first node worth trying from the others, best first.
+
+    `address`: the one that the job file names; then it alone. Addresses in a network that every node has come first,
+    then the rest, the machine's own bridges last. Loopback and link-local addresses never.
+    """
+    if address:
+        return (address,)
+    master, *others = facts
+    found: list[tuple[int, int, str]] = []
+    for place, (interface, text) in enumerate(_addresses(master)):
+        value = ipaddress.ip_interface(text)
+        if value.is_loopback or value.is_link_local or value.version != 4:
+            continue
+        shared = all(any(_same_network(text, theirs) for _, theirs in _addresses(other)) for other in others)
+        rank = 2 if interface.startswith(_INWARD) else (0 if shared else 1)
+        found.append((rank, place, str(value.ip)))
+    return tuple(ip for _, _, ip in sorted(found))
+
+
+def choose(
+    facts: Sequence[NodeFacts],
+    probes: Sequence[Probe],
+    port: int,
+    addresses: Sequence[str | None] | None = None,
+) -> Rendezvous:
+    """The first candidate that every other node reaches; each node's own address and interface on the way there.
+
+    Raises NodeUnfit, naming the nodes that reach none of the master's addresses and what was tried.
+    """
+    master, *others = facts
+    given = tuple(addresses or [None] * len(facts))
+    if not others and not given[0]:
+        return on_one_machine(1, port)
+    tried = candidates(facts, given[0])
+    if not tried:
+        raise NodeUnfit(
+            f"node {master.name}",
+            "has no IPv4 address that another machine could reach",
+            "name one in the job file: nodes: [{host: " + master.host + ", address: 10.0.0.5}, ...]",
+        )
+    reach = {(p.source, p.address): p.reach for p in probes if p.target == master.name}
+    for ip in tried:
+        seen = [reach.get((other.name, ip), Reach.UNKNOWN) for other in others]
+        if all(r in (Reach.OPEN, Reach.REFUSED) for r in seen):
+            return _settle(facts, given, ip, port, probed=True)
+    for ip in tried:
+        seen = [reach.get((other.name, ip), Reach.UNKNOWN) for other in others]
+        if all(r in (Reach.OPEN, Reach.REFUSED, Reach.UNKNOWN) for r in seen):
+            return _settle(facts, given, ip, port, probed=False)
+    raise NodeUnfit(f"node {master.name}", *_unreachable(others, tried, reach))
+
+
+def _settle(facts: Sequence[NodeFacts], given: Sequence[str | None], ip: str, port: int, *, probed: bool) -> Rendezvous:
+    own = [ip] + [given[i] or source_address(node, ip) for i, node in enumerate(facts) if i > 0]
+    names = []
+    for node, address in zip(facts, own, strict=True):
+        name = _interface_of(node, address)
+        if name is None:
+            raise NodeUnfit(
+                f"node {node.name}",
+                f"has no interface with the address {address or '(none leads to ' + ip + ')'}",
+                "its addresses: " + ", ".join(a for _, a in _addresses(node)),
+            )
+        names.append(name)
+    return Rendezvous(ip, port, tuple(own), tuple(names), probed)
+
+
+def _unreachable(
+    others: Sequence[NodeFacts], tried: Sequence[str], reach: dict[tuple[str, str], Reach]
+) -> tuple[str, str]:
+    lost = [
+        f"{other.name} ({', '.join(f'{ip} {reach.get((other.name, ip), Reach.UNKNOWN).value}' for ip in tried)})"
+        for other in others
+        if not any(reach.get((other.name, ip), Reach.UNKNOWN) in (Reach.OPEN, Reach.REFUSED) for ip in tried)
+    ] or ["no single address is reached by all: " + ", ".join(tried)]
+    return (
+        "cannot be reached from " + "; ".join(lost),
+        "open the rendezvous port and the ephemeral ports between the nodes, or name the right address: "
+        "nodes: [{host: ..., address: ...}]",
+    )
+
+
+def source_address(node: NodeFacts, destination: str) -> str:
+    """The node's own address on the way to `destination`, by its routes (longest prefix, then metric); "" if none."""
+    target = ipaddress.ip_address(destination)
+    if any(str(ipaddress.ip_interface(a).ip) == destination for _, a in _addresses(node)):
+        return destination
+    matching = [
+        (-network.prefixlen, route.metric, route.interface)
+        for route in node.routes
+        if (network := ipaddress.ip_network(route.destination, strict=False)).version == target.version
+        and target in network
+    ]
+    for _, _, name in sorted(matching):
+        of_interface = [ipaddress.ip_interface(a) for i, a in _addresses(node) if i == name]
+        inside = [a for a in of_interface if target in a.network] or [a for a in of_interface if a.version == 4]
+        if inside:
+            return str(inside[0].ip)
+    return ""
+
+
+def _interface_of(node: NodeFacts, address: str) -> str | None:
+    return next((i for i, a in _addresses(node) if a.split("/")[0] == address), None)
+
+
+def _addresses(node: NodeFacts) -> list[tuple[str, str]]:
+    return [(interface.name, a) for interface in node.interfaces for a in interface.addresses]
+
+
+def _same_network(a: str, b: str) -> bool:
+    one, two = ipaddress.ip_interface(a), ipaddress.ip_interface(b)
+    return one.network == two.network and one.ip != two.ip
+
+
+def on_one_machine(nodes: int, port: int) -> Rendezvous:
+    """Several "nodes" that share one machine meet on its loopback interface."""
+    return Rendezvous(LOOPBACK, port, (LOOPBACK,) * nodes, (LOOPBACK_INTERFACE,) * nodes, probed=True)

@@ -1,0 +1,159 @@
+"""Reading and writing runs/<run id>/: the plan, events, the result; finding a run by what a user types."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import RunUnknown
+from launcher.model.plan import Plan, RunId, is_run_id, plain
+from launcher.records.paths import RUNS, RunPaths
+
+
+@dataclass(frozen=True)
+class NodeOfRun:
+    """Where a run's node is and how it is reached, as its record or its labels tell."""
+
+    name: str
+    host: str
+    rank: int
+    container: str  # container name
+    output: str  # the run's output folder on the node
+    ranks: range  # global ranks of its workers
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run's own folder on the caller's side."""
+
+    paths: RunPaths
+
+    @property
+    def run(self) -> RunId:
+        return self.paths.run
+
+    @classmethod
+    def create(cls, plan: Plan, job_yaml: str, code: bytes, runs: Path = RUNS) -> Record:
+        """Make the folder and write what is known before anything starts."""
+        record = cls(RunPaths.of(plan.run, runs))
+        record.paths.root.mkdir(parents=True)
+        record.paths.logs.mkdir()
+        write_atomic(record.paths.job, job_yaml.encode())
+        write_atomic(record.paths.plan, plan.to_json().encode())
+        write_atomic(record.paths.code, code)
+        return record
+
+    @classmethod
+    def rebuild(cls, run: RunId, job: str, runtime: str, nodes: Sequence[NodeOfRun], runs: Path = RUNS) -> Record:
+        """The record of a run that was found by its labels, as far as labels tell; one that is here stays as it is."""
+        record = cls(RunPaths.of(run, runs))
+        if not record.paths.plan.exists():
+            record.paths.logs.mkdir(parents=True, exist_ok=True)
+            known = {"run": run, "job": job, "runtime": runtime, "nodes": [_node_to_json(node) for node in nodes]}
+            write_atomic(record.paths.plan, json.dumps(known, indent=2).encode())
+        return record
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Append one line to events.jsonl."""
+        line = json.dumps({"time": round(time.time(), 3), "event": kind, **plain(fields)})
+        with self.paths.events.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def finish(self, result: dict[str, Any]) -> None:
+        write_atomic(self.paths.result, json.dumps(plain(result), indent=2).encode())
+
+    def plan(self) -> dict[str, Any]:
+        return _read_json(self.paths.plan)
+
+    def result(self) -> dict[str, Any] | None:
+        """None while the run has not been seen to end."""
+        return _read_json(self.paths.result) if self.paths.result.exists() else None
+
+    def nodes(self) -> tuple[NodeOfRun, ...]:
+        """By rank."""
+        return tuple(
+            NodeOfRun(
+                name=n["node"],
+                host=n["host"],
+                rank=n["rank"],
+                container=n["container"]["name"],
+                output=n["container"]["output_dir"],
+                ranks=range(n["first_rank"], n["first_rank"] + n["processes"]),
+            )
+            for n in self.plan()["nodes"]
+        )
+
+    @property
+    def runtime(self) -> str:
+        return str(self.plan()["runtime"])
+
+
+def records(runs: Path = RUNS) -> list[Record]:
+    """Every run that is on record here, the latest last."""
+    if not runs.is_dir():
+        return []
+    found = [Record(RunPaths(p)) for p in runs.iterdir() if is_run_id(p.name) and (p / "plan.json").exists()]
+    return sorted(found, key=lambda r: (created(r.run), r.paths.plan.stat().st_mtime_ns))
+
+
+def created(run: RunId) -> str:
+    """The part of a run id that sorts by time."""
+    return run[-20:-5]
+
+
+def find(text: str | None, runs: Path = RUNS) -> Record:
+    """The run that `text` means: an id, a unique prefix, a job's name (its latest run), or nothing (the latest).
+
+    Raises RunUnknown when there is none or when a prefix fits several.
+    """
+    known = records(runs)
+    run = resolve(text, [r.run for r in known], where=str(runs) + os.sep)
+    return next(r for r in known if r.run == run)
+
+
+def resolve(text: str | None, known: list[RunId], where: str) -> RunId:
+    """`find` over ids, the latest last; `where` names the place that was searched."""
+    if not known:
+        raise RunUnknown(where, "no run here", "start one: launcher up JOB; or name its nodes: --nodes a,b")
+    if text is None:
+        return known[-1]
+    if text in known:
+        return text
+    of_job = [r for r in known if r[:-21] == text]
+    if of_job:
+        return of_job[-1]
+    fitting = [r for r in known if r.startswith(text)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise RunUnknown(text, f"fits {len(fitting)} runs: " + ", ".join(fitting[-5:]), "type more of the id")
+    raise RunUnknown(text, f"no such run in {where}", "`launcher runs` lists them; or name its nodes: --nodes a,b")
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Whole or not at all: a reader never sees half a file."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(data)
+    temporary.replace(path)
+
+
+def _node_to_json(node: NodeOfRun) -> dict[str, Any]:
+    """The part of a NodePlan that `Record.nodes` reads."""
+    return {
+        "node": node.name,
+        "host": node.host,
+        "rank": node.rank,
+        "first_rank": node.ranks.start,
+        "processes": len(node.ranks),
+        "container": {"name": node.container, "output_dir": node.output},
+    }
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value

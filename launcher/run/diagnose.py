@@ -1,0 +1,229 @@
+"""Who failed first, and why: that rank's own words, a known cause with its cure; victims are not blamed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.model.container import ContainerState
+from launcher.node.engine import Files
+from launcher.records.paths import NodePaths
+from launcher.records.store import NodeOfRun
+from launcher.run.state import SIGKILL_CODE, TIMEOUT_CODE
+
+TAIL = 256 << 10
+_TRACEBACK = "Traceback (most recent call last):"
+
+# What a rank says when another one is gone: it is a victim, whatever its traceback looks like.
+_VICTIM = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited|ncclRemoteError"
+    r"|ncclSystemError.*closed by remote|Socket closed|Connection refused|recvValue failed|failed to recv"
+    r"|SignalException.*signal: 15|got signal: 15|Timed out waiting .*ms for (recv|send)|store.*may have died",
+    re.IGNORECASE,
+)
+
+# (what the output says, what it means, what to do), the most specific first
+_KNOWN: tuple[tuple[str, str, str], ...] = (
+    (r"CUDA out of memory|torch\.OutOfMemoryError", "the GPU's memory is full", "a smaller batch size, or more nodes"),
+    (
+        r"[Bb]us error|unable to open shared memory object|No space left on device.*shm",
+        "shared memory (/dev/shm) is full",
+        "keep docker.ipc: host and enlarge the node's: mount -o remount,size=16g /dev/shm",
+    ),
+    (
+        r"Address already in use|EADDRINUSE",
+        "the rendezvous port is in use on the first node",
+        "another run there? `launcher runs`; or choose another: --set port=29501",
+    ),
+    (
+        r"No space left on device",
+        "a disk is full",
+        "free some, or mount a larger one; `launcher clean` removes old runs",
+    ),
+    (
+        r"NCCL.*(no socket interface|Bootstrap : no socket)|unable to find address for",
+        "the network interface that was chosen is not usable",
+        "name the node's address in the job file: nodes: [{host: ..., address: ...}]",
+    ),
+    (
+        r"[Rr]endezvous.*[Tt]imeout|timed out after \d+ seconds waiting for clients|client socket has timed out",
+        "not all nodes met at the rendezvous in time",
+        "is the port open between the nodes? `launcher doctor JOB` tries it",
+    ),
+    (
+        r"ModuleNotFoundError|ImportError",
+        "a module could not be imported",
+        "add it to image.packages, or check that `code` holds it",
+    ),
+    (r"PermissionError|Permission denied", "a file may not be read or written", "check the owner of mounts and data"),
+    (r"exec format error", "the image is for another CPU architecture", "build the image for the node's architecture"),
+    (
+        r"driver version is insufficient|CUDA driver version is too old|forward compatibility was attempted",
+        "the node's NVIDIA driver is too old for this image",
+        "update the driver, or choose an older base: launcher image list",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run failed. `words` is the failing rank's own traceback or last lines."""
+
+    node: str
+    rank: int | None  # global rank of the worker; None where it is the node's container as a whole
+    exit_code: int | None
+    what: str
+    cure: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a node left behind, read before its container is removed."""
+
+    node: NodeOfRun
+    state: ContainerState
+    log: str  # the end of the node's log
+    error: Mapping[str, object]  # torchrun's error file, {} where there is none
+    rank_logs: Mapping[int, str]  # the ends of its workers' logs
+
+
+def gather(files: Files, node: NodeOfRun, state: ContainerState, fallback: bytes = b"") -> Evidence:
+    """Read what tells why a node's container ended; `fallback` is the engine's own log, for when there is no file."""
+    paths = NodePaths(node.output, node.name)
+    sizes = {entry.path: entry.size for entry in files.scan(node.output)}
+
+    def end_of(path: str) -> str:
+        size = sizes.get(path, 0)
+        if size == 0:
+            return ""
+        return files.read(f"{node.output}/{path}", max(0, size - TAIL), TAIL).decode("utf-8", "replace")
+
+    log = end_of(f"logs/{node.name}.log") or fallback.decode("utf-8", "replace")
+    return Evidence(
+        node=node,
+        state=state,
+        log=log,
+        error=_error_file(files, paths.error) if f"errors/{node.name}.json" in sizes else {},
+        rank_logs={rank: end_of(f"logs/rank-{rank}.log") for rank in node.ranks if f"logs/rank-{rank}.log" in sizes},
+    )
+
+
+def first_failure(evidence: Sequence[Evidence]) -> Failure | None:
+    """The failure that started it all; None where every container ended well.
+
+    The engine's word (out of memory) and a time limit come first; then a rank that failed on its own before one that
+    only lost its peer; then by time, then by rank.
+    """
+    failed = [e for e in evidence if e.state.exit_code not in (0, None) or e.state.error]
+    if not failed:
+        return None
+    return _describe(min(failed, key=_order))
+
+
+def is_victim(evidence: Evidence) -> bool:
+    """It ended because another one did: it was told to, or it lost its peer."""
+    return _order(evidence)[0] >= _VICTIM_ORDER
+
+
+_VICTIM_ORDER = 3
+
+
+def _order(evidence: Evidence) -> tuple[int, float, int]:
+    words = _words(evidence)
+    state = evidence.state
+    if state.oom_killed or state.error or state.exit_code == TIMEOUT_CODE:
+        kind = 0
+    elif _VICTIM.search(words):
+        kind = _VICTIM_ORDER
+    elif _TRACEBACK in words:
+        kind = 1
+    elif state.exit_code in (143, SIGKILL_CODE) and not evidence.error:
+        kind = _VICTIM_ORDER + 1
+    else:
+        kind = 2
+    return kind, _error_time(evidence.error) or state.finished, evidence.node.rank
+
+
+def _describe(evidence: Evidence) -> Failure:
+    state, words = evidence.state, _words(evidence)
+    rank = _failing_rank(evidence)
+    what, cure = f"exited with code {state.exit_code}", ""
+    if state.oom_killed:
+        what, cure = "was killed: the node's memory is full", "fewer loader workers, or resources.memory"
+    elif state.exit_code == TIMEOUT_CODE:
+        what, cure = "reached the job's time limit", "raise `timeout`"
+    elif state.error:
+        what = f"could not be started: {state.error}"
+    else:
+        for pattern, meaning, step in _KNOWN:
+            if re.search(pattern, words):
+                what, cure = f"{what}: {meaning}", step
+                break
+    return Failure(evidence.node.name, rank, state.exit_code, what, cure, words)
+
+
+def _words(evidence: Evidence) -> str:
+    """The failing rank's own words: its traceback from its own log, else torchrun's error file, else the log's end."""
+    rank = _failing_rank(evidence)
+    candidates = [evidence.rank_logs[rank]] if rank in evidence.rank_logs else list(evidence.rank_logs.values())
+    for text in candidates:
+        if traceback := last_traceback(text):
+            return traceback
+    message = evidence.error.get("message")
+    if isinstance(message, Mapping):
+        extra = message.get("extraInfo")
+        stack = extra.get("py_callstack") if isinstance(extra, Mapping) else None
+        return str(stack or message.get("message", ""))
+    if message:
+        return str(message)
+    for text in (*candidates, evidence.log):
+        if text.strip():
+            return last_traceback(text) or "\n".join(text.rstrip().splitlines()[-20:])
+    return ""
+
+
+def last_traceback(text: str) -> str:
+    """The last Python traceback in a text, chained causes with it; "" where there is none."""
+    lines = text.splitlines()
+    starts = [i for i, line in enumerate(lines) if line.endswith(_TRACEBACK)]
+    if not starts:
+        return ""
+    start = starts[-1]
+    for earlier in reversed(starts[:-1]):
+        between = "\n".join(lines[earlier:start])
+        if "During handling of the above exception" not in between and "direct cause of the following" not in between:
+            break
+        start = earlier
+    end = starts[-1] + 1
+    while end < len(lines) and (lines[end].startswith((" ", "\t")) or not lines[end].strip()):
+        end += 1
+    return "\n".join(lines[start : end + 1]).rstrip()
+
+
+def _failing_rank(evidence: Evidence) -> int | None:
+    """The global rank that torchrun calls the root cause on this node."""
+    match = re.search(r"Root Cause.*?rank\s*:\s*(\d+)", evidence.log, re.DOTALL)
+    if match:
+        return int(match.group(1))
+    return next(iter(evidence.rank_logs)) if len(evidence.rank_logs) == 1 else None
+
+
+def _error_file(files: Files, path: str) -> Mapping[str, object]:
+    try:
+        value = json.loads(files.read(path))
+    except (ValueError, FileNotFoundError):  # torn by a full disk or a kill: the logs still speak
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _error_time(error: Mapping[str, object]) -> float | None:
+    message = error.get("message")
+    extra = message.get("extraInfo") if isinstance(message, Mapping) else None
+    stamp = extra.get("timestamp") if isinstance(extra, Mapping) else None
+    try:
+        return float(str(stamp)) if stamp is not None else None
+    except ValueError:
+        return None

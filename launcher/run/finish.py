@@ -1,0 +1,123 @@
+"""The end of a run: the first failure found, everything brought home, the result written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.errors import LauncherError
+from launcher.model.container import ContainerState
+from launcher.model.plan import plain
+from launcher.node.engine import Engine
+from launcher.records.collect import collect
+from launcher.records.store import NodeOfRun, Record
+from launcher.run.diagnose import Evidence, Failure, first_failure, gather, is_victim
+from launcher.run.state import RunState
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, as result.json has it."""
+
+    run: str
+    state: RunState
+    failure: Failure | None = None
+    nodes: tuple[Mapping[str, Any], ...] = ()
+    last: Mapping[str, Any] = field(default_factory=dict)  # the last epoch's line of metrics.jsonl
+
+    def to_dict(self) -> dict[str, Any]:
+        value: dict[str, Any] = plain(self)
+        value["exit_code"] = self.state.exit_code
+        return value
+
+
+def conclude(
+    engines: Mapping[str, Engine],
+    record: Record,
+    nodes: Sequence[NodeOfRun],
+    states: Mapping[str, ContainerState],
+    gone: Mapping[str, str],
+    *,
+    stopped: bool = False,
+) -> Outcome:
+    """Read the evidence of every node that answers, bring its files over, write result.json.
+
+    engines, states: by the node's name in the run; states are the ends of the containers. gone: nodes that were given
+    up, with the reason.
+    """
+    evidence: list[Evidence] = []
+    lost = dict(gone)
+    for node in nodes:
+        if node.name in lost or node.name not in states:
+            continue
+        engine = engines[node.name]
+        try:
+            collect(engine.files, node.output, record.paths.root)
+            state = states[node.name]
+            fallback = engine.logs(node.container) if state.exit_code != 0 else b""
+            evidence.append(gather(engine.files, node, state, fallback))
+        except LauncherError as error:
+            lost[node.name] = str(error)
+    failure = None if stopped else first_failure(evidence)
+    if failure is None and lost and not stopped:
+        name, reason = next(iter(lost.items()))
+        failure = Failure(
+            name, None, None, "did not answer any more", "see that it is up; then `launcher status`", reason
+        )
+    state = _state(failure, lost, stopped=stopped)
+    outcome = Outcome(
+        run=record.run,
+        state=state,
+        failure=failure,
+        nodes=tuple(_node_result(node, states.get(node.name), evidence, lost, failure) for node in nodes),
+        last=last_epoch(record),
+    )
+    record.finish(outcome.to_dict())
+    record.event("ended", state=state.value, failure=failure)
+    return outcome
+
+
+def _state(failure: Failure | None, lost: Mapping[str, str], *, stopped: bool) -> RunState:
+    if stopped:
+        return RunState.STOPPED
+    if failure is None:
+        return RunState.DONE
+    return RunState.LOST if failure.node in lost else RunState.FAILED
+
+
+def _node_result(
+    node: NodeOfRun,
+    state: ContainerState | None,
+    evidence: Sequence[Evidence],
+    lost: Mapping[str, str],
+    failure: Failure | None,
+) -> dict[str, Any]:
+    own = next((e for e in evidence if e.node.name == node.name), None)
+    return {
+        "node": node.name,
+        "rank": node.rank,
+        "exit_code": state.exit_code if state else None,
+        "oom_killed": state.oom_killed if state else None,
+        "restarts": state.restarts if state else None,
+        "started": state.started if state else None,
+        "finished": state.finished if state else None,
+        "victim": bool(own and failure and failure.node != node.name and own.state.exit_code and is_victim(own)),
+        "lost": lost.get(node.name),
+    }
+
+
+def last_epoch(record: Record) -> Mapping[str, Any]:
+    """The last line of kind "epoch" of the run's metrics, as brought over; {} where there is none."""
+    if not record.paths.metrics.exists():
+        return {}
+    last: dict[str, Any] = {}
+    for line in record.paths.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue  # torn by a kill in the middle of a write
+        if isinstance(value, dict) and value.get("kind") == "epoch":
+            last = value
+    return last

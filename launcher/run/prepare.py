@@ -1,0 +1,51 @@
+"""From a job to its plan: look at the nodes, make the image the same on all of them, try the ways between them."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from launcher.job.models import Job
+from launcher.model.facts import ImageFacts, NodeFacts
+from launcher.model.plan import Plan, Rendezvous, RunId, new_run_id
+from launcher.node.connect import Fleet
+from launcher.plan import build
+from launcher.plan.rendezvous import choose, on_one_machine
+from launcher.run.ways import try_ways
+
+
+def prepare(job: Job, fleet: Fleet, code: str, say: Callable[[str], None], run: RunId | None = None) -> Plan:
+    """The plan of a run on the machines as they are now; the image is on every node when this returns.
+
+    code: the digest of the code. Raises NodesFailed, ImageUnfit and the like; nothing but the image has been touched.
+    """
+    facts = fleet.each(lambda engine: engine.facts())
+    image, facts = make_image(job, fleet, facts, say)
+    return build.build(
+        job,
+        run or new_run_id(job.name),
+        facts,
+        image,
+        meet(job, fleet, facts),
+        code=code,
+        owner=f"{getpass.getuser()}@{socket.gethostname()}",
+        created=int(time.time()),
+    )
+
+
+def meet(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Rendezvous:
+    """Where the ranks will meet, seen to be reachable."""
+    if job.runtime == "process":
+        return on_one_machine(len(job.nodes), job.port)
+    addresses = [entry.address for entry in job.nodes]
+    probes = try_ways(fleet, facts, job.port, addresses[0])
+    return choose(facts, probes, job.port, addresses)
+
+
+def make_image(
+    job: Job, fleet: Fleet, facts: Sequence[NodeFacts], say: Callable[[str], None]
+) -> tuple[ImageFacts, list[NodeFacts]]:
+    """The job's image on every node, what it can do, and the facts with the limits that its containers are granted."""
+    raise NotImplementedError

@@ -1,0 +1,85 @@
+"""Attending a run until it ends: messages to whoever shows them, peers of a failed node stopped, the outcome."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from launcher.errors import LauncherError
+from launcher.model.container import ContainerState
+from launcher.node.engine import Engine
+from launcher.records.store import NodeOfRun, Record
+from launcher.run.finish import Outcome, conclude
+from launcher.run.watch import Message, NodeBack, NodeEnded, NodeGone, NodeLost, Watch
+
+# A rank that fails takes its peers down within a second or two: torchrun and the communication library see to that.
+# Those that still run after PATIENCE are stopped, SIGKILL after GRACE: 15 s in all.
+PATIENCE = 4.0
+GRACE = 10.0
+
+
+class Supervisor:
+    """Attends one run. Interrupting `attend` leaves the run alone; calling it again goes on without a loss."""
+
+    def __init__(
+        self,
+        engines: Mapping[str, Engine],
+        record: Record,
+        nodes: Sequence[NodeOfRun],
+        watch: Watch,
+        show: Callable[[Message], None],
+    ) -> None:
+        self._engines = engines
+        self._record = record
+        self._nodes = nodes
+        self._watch = watch
+        self._show = show
+        self._states: dict[str, ContainerState] = {}
+        self._gone: dict[str, str] = {}
+        self._stopping: threading.Thread | None = None
+        self._all_ended = threading.Event()
+
+    def attend(self) -> Outcome:
+        """Until every container has ended."""
+        for message in self._watch.messages():
+            self._note(message)
+            self._show(message)
+        self._all_ended.set()
+        if self._stopping is not None:
+            self._stopping.join()
+        return conclude(self._engines, self._record, self._nodes, self._states, self._gone)
+
+    def _note(self, message: Message) -> None:
+        if isinstance(message, NodeEnded):
+            self._states[message.node] = message.state
+            state = message.state
+            self._record.event("node ended", node=message.node, exit_code=state.exit_code, oom_killed=state.oom_killed)
+            if state.exit_code != 0 and self._stopping is None:
+                self._stopping = threading.Thread(target=self._stop_peers, name="stop peers", daemon=True)
+                self._stopping.start()
+        elif isinstance(message, NodeGone):
+            self._gone[message.node] = message.reason
+            self._record.event("node gone", node=message.node, reason=message.reason)
+        elif isinstance(message, (NodeLost, NodeBack)):
+            self._record.event("node lost" if isinstance(message, NodeLost) else "node back", node=message.node)
+
+    def _stop_peers(self) -> None:
+        """Peers that have not ended by themselves. A stop ends a restart policy: only once restarts are used up."""
+        if self._all_ended.wait(PATIENCE):
+            return
+        threads = [
+            threading.Thread(target=self._stop_one, args=(node,), daemon=True)
+            for node in self._nodes
+            if node.name not in self._states
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _stop_one(self, node: NodeOfRun) -> None:
+        try:
+            self._engines[node.name].stop(node.container, GRACE)
+            self._record.event("peer stopped", node=node.name)
+        except LauncherError as error:
+            self._record.event("peer not stopped", node=node.name, reason=str(error))

@@ -1,0 +1,283 @@
+"""Plans are values: the exact containers, variables and commands, held against golden files.
+
+After a wanted change: UPDATE_GOLDEN=1 python -m pytest tests/unit/test_plan.py, then read the diff.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import LauncherError, NodesFailed, NodeUnfit, PlanInvalid
+from launcher.job.models import Job
+from launcher.model.facts import EngineFacts, Gpu, ImageFacts, Interface, Launch, NodeFacts, Probe, Reach, Route
+from launcher.model.plan import Plan, Rendezvous
+from launcher.plan import build, command, gpus
+from launcher.plan.offline import offline
+from launcher.plan.rendezvous import candidates, choose, on_one_machine, source_address
+
+GOLDEN = Path(__file__).parent / "golden"
+RUN = "job-20260131-120000-00aa"
+MODERN = ImageFacts(
+    reference="launcher/job:1",
+    id="sha256:" + "1" * 64,
+    python="python3",
+    launch=Launch.RUN,
+    flags=frozenset({"no_python", "rdzv_backend", "max_restarts", "local_addr"}),
+    torch="2.14.1",
+    entrypoint=("/opt/nvidia/nvidia_entrypoint.sh",),
+)
+TORCH_1_8 = dataclasses.replace(
+    MODERN, python="python", launch=Launch.LAUNCH, flags=frozenset({"use_env", "no_python"}), torch="1.8.0a0"
+)
+TORCH_1_1 = dataclasses.replace(
+    MODERN, python="python", launch=Launch.LAUNCH, flags=frozenset({"use_env"}), torch="1.1.0", entrypoint=()
+)
+
+
+def node(rank: int, *, gpus: int = 0, **changes: Any) -> NodeFacts:
+    facts = NodeFacts(
+        name=f"gpu-{rank}",
+        host=f"gpu-{rank}",
+        hostname=f"host{rank}",
+        arch="x86_64",
+        user="ada",
+        uid=1001,
+        gid=1002,
+        groups=(1002, 999),
+        home="/home/ada",
+        cpus=16,
+        memory=64 << 30,
+        shm_size=32 << 30,
+        disk_free=500 << 30,
+        clock_offset=0.01,
+        interfaces=(
+            Interface("lo", ("127.0.0.1/8",)),
+            Interface("docker0", ("172.17.0.1/16",)),
+            Interface(f"ens{rank}", (f"10.0.0.{rank + 10}/24",)),
+        ),
+        routes=(
+            Route("0.0.0.0/0", f"ens{rank}"),
+            Route("10.0.0.0/24", f"ens{rank}"),
+            Route("172.17.0.0/16", "docker0"),
+        ),
+        listening=(22,),
+        gpus=tuple(Gpu(i, f"GPU-{rank}{i}", "Tesla T4", 15360, "535.54") for i in range(gpus)),
+        infiniband=False,
+        engine=EngineFacts("e", "27.0", "1.46", False, ("runc", "nvidia"), (), "/var/lib/docker", 1 << 40, ()),
+        ulimits=(("memlock", -1), ("stack", 67108864)),
+    )
+    return dataclasses.replace(facts, **changes)
+
+
+def job(count: int = 2, **keys: Any) -> Job:
+    return Job.model_validate(
+        {
+            "name": "job",
+            "image": {"ref": "launcher/job:1"},
+            "nodes": [f"gpu-{rank}" for rank in range(count)],
+            "run": {"module": "train", "args": {"data": "/data/imagenet", "batch_size": 256, "amp": True}},
+            "mounts": {"/data/imagenet": "/data/imagenet:ro"},
+            "env": {"NCCL_DEBUG": "INFO"},
+        }
+        | keys
+    )
+
+
+def planned(a_job: Job, facts: list[NodeFacts], image: ImageFacts = MODERN) -> Plan:
+    reached = [Probe(f.name, facts[0].name, "10.0.0.10", a_job.port, Reach.REFUSED) for f in facts[1:]]
+    meeting = choose(facts, reached, a_job.port)
+    return build.build(a_job, RUN, facts, image, meeting, code="c0de", owner="ada@laptop", created=1769860800)
+
+
+CASES = {
+    "docker_1_node_cpu": (job(1), [node(0)], MODERN),
+    "docker_1_node_4_gpus": (job(1), [node(0, gpus=4)], MODERN),
+    "docker_2_nodes_cpu": (job(2), [node(0), node(1)], MODERN),
+    "docker_2_nodes_gpus": (job(2, restarts=3, timeout="24h"), [node(r, gpus=1) for r in range(2)], MODERN),
+    "docker_8_nodes_8_gpus": (job(8), [node(r, gpus=8) for r in range(8)], MODERN),
+    "docker_2_nodes_torch_1_8": (job(2), [node(r, gpus=2) for r in range(2)], TORCH_1_8),
+    "docker_2_nodes_torch_1_1": (job(2), [node(r, gpus=2) for r in range(2)], TORCH_1_1),
+    "docker_2_nodes_command": (job(2, run={"command": ["./go.sh", "--x"]}), [node(0), node(1)], MODERN),
+    "docker_2_nodes_everything": (
+        job(
+            2,
+            run={"script": "tools/main.py", "args": ["a", "b c"]},
+            nodes=[{"host": "gpu-0", "gpus": [1]}, {"host": "gpu-1", "env": {"NCCL_DEBUG": "WARN"}}],
+            gpus=1,
+            resources={"memory": "64g", "cpus": 16, "shm": "16g"},
+            docker={
+                "ipc": "private",
+                "extra_hosts": {"db": "10.0.0.9"},
+                "devices": ["/dev/fuse"],
+                "cap_add": ["SYS_NICE"],
+            },
+        ),
+        [node(r, gpus=2, infiniband=True) for r in range(2)],
+        MODERN,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plan_is_exactly_the_golden_one(name: str) -> None:
+    text = planned(*CASES[name]).to_json() + "\n"
+    golden = GOLDEN / f"{name}.json"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def test_process_runtime_on_one_machine() -> None:
+    two = Job.model_validate(
+        {"name": "quick", "runtime": "process", "nodes": ["local", "local"], "run": {"module": "train"}}
+    )
+    facts = [
+        node(0, gpus=2, name=f"local-{rank}", host="local", engine=None, python="/venv/bin/python", ulimits=())
+        for rank in range(2)
+    ]
+    image = dataclasses.replace(MODERN, reference="", id="", python="/venv/bin/python", entrypoint=())
+    plan = build.build(two, RUN, facts, image, on_one_machine(2, 29500), code="c", owner="o", created=1)
+    text = plan.to_json() + "\n"
+    golden = GOLDEN / "process_2_nodes.json"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+    assert [n.container.env["CUDA_VISIBLE_DEVICES"] for n in plan.nodes] == ["GPU-00", "GPU-01"]
+
+
+def test_the_command_of_an_old_torch_has_no_word_it_does_not_know() -> None:
+    plan = planned(job(2), [node(0, gpus=2), node(1, gpus=2)], TORCH_1_1)
+    argv = " ".join(plan.nodes[1].container.argv)
+    assert "python -m torch.distributed.launch --nnodes 2 --node_rank 1 --nproc_per_node 2" in argv
+    assert "--use_env -m train" in argv
+    assert "rdzv" not in argv
+    assert "--no_python" not in argv
+
+
+def test_an_image_without_torch_is_refused_for_modules_but_not_for_commands() -> None:
+    bare = dataclasses.replace(MODERN, launch=Launch.NONE, torch="")
+    with pytest.raises(PlanInvalid, match=r"has no torch\.distributed"):
+        planned(job(1), [node(0)], bare)
+    assert planned(job(1, run={"command": ["true"]}), [node(0)], bare).master.container.argv[-1] == "true"
+
+
+def test_docker0_of_the_master_is_tried_last_and_never_chosen_when_a_shared_network_is_there() -> None:
+    facts = [node(0), node(1)]
+    assert candidates(facts) == ("10.0.0.10", "172.17.0.1")
+    meeting = choose(facts, [Probe("gpu-1", "gpu-0", "10.0.0.10", 29500, Reach.REFUSED)], 29500)
+    assert meeting == Rendezvous("10.0.0.10", 29500, ("10.0.0.10", "10.0.0.11"), ("ens0", "ens1"), probed=True)
+
+
+def test_an_address_that_is_somebody_elses_is_not_taken() -> None:
+    facts = [node(0), node(1)]
+    probes = [
+        Probe("gpu-1", "gpu-0", "10.0.0.10", 29500, Reach.SILENT),
+        Probe("gpu-1", "gpu-0", "172.17.0.1", 29500, Reach.OTHER),
+    ]
+    with pytest.raises(NodeUnfit) as caught:
+        choose(facts, probes, 29500)
+    assert "gpu-1 (10.0.0.10 silent, 172.17.0.1 other)" in str(caught.value)
+    assert "address:" in str(caught.value)
+
+
+def test_where_nobody_may_try_the_best_guess_is_taken_with_a_warning() -> None:
+    facts = [node(0), node(1)]
+    meeting = choose(facts, [Probe("gpu-1", "gpu-0", "10.0.0.10", 29500, Reach.UNKNOWN)], 29500)
+    assert (meeting.address, meeting.probed) == ("10.0.0.10", False)
+    plan = build.build(job(2), RUN, facts, MODERN, meeting, code="", owner="", created=0)
+    assert any("best guess" in warning for warning in plan.warnings)
+
+
+def test_an_address_of_the_job_file_wins() -> None:
+    facts = [node(0), node(1)]
+    meeting = choose(facts, [Probe("gpu-1", "gpu-0", "172.17.0.1", 1, Reach.OPEN)], 1, ["172.17.0.1", "10.0.0.11"])
+    assert meeting.interfaces == ("docker0", "ens1")
+    with pytest.raises(NodeUnfit, match=r"no interface with the address 10\.9\.9\.9"):
+        choose(facts, [Probe("gpu-1", "gpu-0", "10.9.9.9", 1, Reach.OPEN)], 1, ["10.9.9.9", None])
+
+
+def test_source_address_follows_the_longest_prefix_then_the_metric() -> None:
+    facts = node(
+        0,
+        interfaces=(
+            Interface("a", ("10.0.0.1/24",)),
+            Interface("b", ("10.0.1.1/24",)),
+            Interface("c", ("192.168.0.1/16",)),
+        ),
+        routes=(Route("0.0.0.0/0", "a", 100), Route("0.0.0.0/0", "b", 50), Route("192.168.0.0/16", "c")),
+    )
+    assert source_address(facts, "8.8.8.8") == "10.0.1.1"
+    assert source_address(facts, "192.168.7.7") == "192.168.0.1"
+    assert source_address(facts, "10.0.0.1") == "10.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("request_", "chosen"),
+    [("all", ("GPU-00", "GPU-01")), ("none", ()), (1, ("GPU-00",)), ((1,), ("GPU-01",)), (("GPU-01",), ("GPU-01",))],
+)
+def test_gpus_are_chosen_by_uuid(request_: Any, chosen: tuple[str, ...]) -> None:
+    assert gpus.select(node(0, gpus=2), request_) == chosen
+
+
+def test_every_node_that_lacks_its_gpus_is_named() -> None:
+    with pytest.raises(NodesFailed) as caught:
+        planned(job(3, gpus=2), [node(0, gpus=2), node(1, gpus=1), node(2)])
+    assert "gpu-1" in str(caught.value)
+    assert "gpu-2" in str(caught.value)
+    assert "gpu-0" not in str(caught.value)
+    assert caught.value.exit_code == 3
+
+
+def test_shares_of_one_machines_gpus_are_even_and_complete() -> None:
+    for count in range(9):
+        for parts in range(1, 5):
+            uuids = [str(i) for i in range(count)]
+            shares = [gpus.share(uuids, parts, place) for place in range(parts)]
+            assert [u for share in shares for u in share] == uuids
+            assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_port_in_use_on_the_master_is_said_before_anything_starts() -> None:
+    with pytest.raises(LauncherError, match="port 29500") as caught:
+        planned(job(2), [node(0, listening=(22, 29500)), node(1)])
+    assert caught.value.exit_code == 3
+
+
+def test_gpus_without_a_container_toolkit_are_refused_with_the_cure() -> None:
+    engine = EngineFacts("e", "27", "1.46", False, ("runc",), (), "/var/lib/docker", 1, ())
+    with pytest.raises(NodeUnfit, match="nvidia-ctk"):
+        planned(job(1), [node(0, gpus=1, engine=engine)])
+
+
+def test_a_rootless_engine_runs_as_root_which_is_the_user_there() -> None:
+    engine = EngineFacts("e", "27", "1.46", True, ("runc",), (), "/x", 1, ())
+    assert planned(job(1), [node(0, engine=engine)]).master.container.user == "0:0"
+
+
+def test_a_script_outside_the_code_is_refused() -> None:
+    with pytest.raises(PlanInvalid, match="outside the code folder"):
+        planned(job(1, code="src", run={"script": "main.py"}), [node(0)])
+    inside = planned(job(1, code="src", run={"script": "src/main.py"}), [node(0)])
+    assert inside.master.container.argv[-1] == "main.py"
+
+
+def test_offline_needs_no_node_and_says_what_is_assumed() -> None:
+    plan = offline(job(2), "c0de")
+    assert plan.warnings[0].startswith("offline:")
+    assert plan.rendezvous.addresses == ("192.0.2.1", "192.0.2.2")
+
+
+def test_ranks_are_counted_over_nodes() -> None:
+    plan = planned(job(3, gpus="all"), [node(0, gpus=2), node(1, gpus=4), node(2, gpus=1)])
+    assert [(n.first_rank, n.processes) for n in plan.nodes] == [(0, 2), (2, 4), (6, 1)]
+    assert any("different numbers of GPUs" in warning for warning in plan.warnings)
+
+
+def test_bare_commands_find_a_rendezvous_in_their_environment() -> None:
+    meeting = Rendezvous("10.0.0.1", 1234, ("10.0.0.1",), ("e",), probed=True)
+    assert command.bare(meeting, nodes=2, rank=1)["RANK"] == "1"
