@@ -1,0 +1,1 @@
+"""Images: pinned, probed, repaired, verified and brought to every node. Never imports torch."""

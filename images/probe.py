@@ -1,0 +1,232 @@
+# Python 3.6 reads this, pathlib would cost a third of its start-up, and whatever a check raises is a finding.
+# ruff: noqa: PTH113, PTH118, PTH120, PTH123, PTH208, UP031, BLE001
+"""Runs inside any image from Python 3.6 and torch 1.1 up: what this Python, its torch and its torchvision can do.
+
+    python3 -c "$(cat probe.py)" NAME facts    what `launcher up` must know; imports no torch, well under 0.1 s
+    python3 -c "$(cat probe.py)" NAME full     also imports torch and torchvision and tries what breaks in misfits
+
+NAME is what this interpreter was called by. Prints one line, MARK and a JSON object; anything else on the output is
+noise of the image.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+
+MARK = "LAUNCHER-PROBE "
+VERSION = re.compile(r"""^__version__(?:\s*:\s*\w+)?\s*=\s*['"]([^'"]+)['"]""", re.M)
+ARGUMENTS = re.compile(r"""add_argument\(((?:\s*['"]-{1,2}[a-zA-Z][\w-]*['"]\s*,?)+)""")
+LONG = re.compile(r"""['"]--([a-zA-Z][\w-]*)['"]""")
+SOURCE_TREES = ("/opt/pytorch/vision", "/opt/pytorch/pytorch/vision")
+
+
+def read(path):
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
+def folder(package):
+    """Where a package lies, found without importing it; "" where there is none."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return ""
+    if spec is None or not spec.origin:
+        return ""
+    return os.path.dirname(spec.origin)
+
+
+def version(package_folder):
+    found = VERSION.search(read(os.path.join(package_folder, "version.py"))) if package_folder else None
+    if found is None and package_folder:
+        found = VERSION.search(read(os.path.join(package_folder, "__init__.py")))  # torchvision before 0.2.2
+    return found.group(1) if found else ""
+
+
+def options(source):
+    """The long options of an argparse source, with underscores."""
+    return sorted({name.replace("-", "_") for call in ARGUMENTS.findall(source) for name in LONG.findall(call)})
+
+
+def facts(name):
+    torch = folder("torch")
+    vision = folder("torchvision")
+    run = read(os.path.join(torch, "distributed", "run.py")) if torch else ""
+    launch = read(os.path.join(torch, "distributed", "launch.py")) if torch else ""
+    return {
+        "python": name,
+        "python_version": "%d.%d.%d" % sys.version_info[:3],
+        "executable": sys.executable,
+        "torch": version(torch),
+        "torch_folder": torch,
+        "torchvision": version(vision),
+        "torchvision_folder": vision,
+        "run": bool(run),
+        "launch": bool(launch),
+        "flags": options(run or launch),
+    }
+
+
+def surroundings():
+    """What a repair would find: pip, its constraints, compilers, NVIDIA's own source tree."""
+    path = os.environ.get("PIP_CONSTRAINT", "")
+    pins = {}
+    for line in read(path).splitlines() if path else ():
+        found = re.match(r"\s*([A-Za-z0-9._-]+)\s*(?:==|@)\s*(\S+)", line)
+        if found:
+            pins[re.sub(r"[-_.]+", "-", found.group(1)).lower()] = found.group(2)
+    wanted = (
+        "PYTORCH_VERSION",
+        "PYTORCH_BUILD_VERSION",
+        "NVIDIA_PYTORCH_VERSION",
+        "CUDA_VERSION",
+        "TORCH_CUDA_ARCH_LIST",
+    )
+    return {
+        "pip": version(folder("pip")),
+        "constraint_file": path,
+        "constraint_exists": bool(path) and os.path.isfile(path),
+        "constraint_pins": pins,
+        "tools": [tool for tool in ("git", "g++", "nvcc", "ninja") if shutil.which(tool)],
+        "source_tree": next((tree for tree in SOURCE_TREES if os.path.isfile(os.path.join(tree, "setup.py"))), ""),
+        "environment": {key: os.environ[key] for key in wanted if key in os.environ},
+    }
+
+
+def tried(report, name, action):
+    """Note what came of `action`: {"ok": True, ...} or {"ok": False, "error": ...}; reports at once."""
+    report({"trying": name})
+    try:
+        result = dict(action() or {}, ok=True)
+    except BaseException as error:  # a SystemExit of the image's packages is a finding like any other
+        result = {"ok": False, "error": "%s: %s" % (type(error).__name__, str(error).strip())}
+    report({name: result})
+    return result["ok"]
+
+
+def import_torch():
+    import torch
+
+    cuda = torch.cuda.is_available()
+    return {
+        "version": str(torch.__version__),
+        "git": str(getattr(torch.version, "git_version", "") or ""),
+        "cuda": torch.version.cuda or "",
+        "cuda_available": cuda,
+        "arch_list": arch_list(torch),
+    }
+
+
+def arch_list(torch):
+    """What this torch was compiled for; torch.cuda.get_arch_list says nothing where there is no GPU."""
+    flags = getattr(torch._C, "_cuda_getArchFlags", None)
+    return (flags() or "").split() if flags is not None else []
+
+
+def import_torchvision():
+    import torchvision
+
+    return {"version": str(torchvision.__version__)}
+
+
+def library():
+    """The cause that torchvision's own import hides: load its compiled operators directly."""
+    import torch
+
+    place = folder("torchvision")
+    found = [name for name in sorted(os.listdir(place)) if name.startswith("_C") and name.endswith(".so")]
+    for name in found:
+        torch.ops.load_library(os.path.join(place, name))
+    return {"libraries": found}
+
+
+def nms(device):
+    def check():
+        import torch
+        from torchvision.ops import nms as kept
+
+        boxes = torch.tensor([[0.0, 0.0, 10.0, 10.0], [1.0, 1.0, 10.0, 10.0], [20.0, 20.0, 30.0, 30.0]], device=device)
+        result = kept(boxes, torch.tensor([0.9, 0.8, 0.7], device=device), 0.5).cpu().tolist()
+        if result != [0, 2]:
+            raise RuntimeError("nms kept %r of three boxes, not [0, 2]" % (result,))
+
+    return check
+
+
+def vgg16():
+    """The model that torchvision before 0.2.2 could only feed with 224x224 images (pytorch/vision PR 747)."""
+    import torch
+    import torchvision
+
+    model = torchvision.models.vgg16(num_classes=10, init_weights=False).eval()
+    with torch.no_grad():
+        shape = tuple(model(torch.zeros(1, 3, 32, 32)).shape)
+    if shape != (1, 10):
+        raise RuntimeError("vgg16 gave shape %r, not (1, 10)" % (shape,))
+
+
+def checks(report):
+    if not tried(report, "import_torch", import_torch):
+        return
+    if not tried(report, "import_torchvision", import_torchvision):
+        if folder("torchvision"):
+            tried(report, "library", library)
+        return
+    import torch
+
+    if importlib.util.find_spec("torchvision.ops") is None:
+        report({"nms": {"ok": True, "absent": True}})  # torchvision before 0.3 has no operators
+    else:
+        tried(report, "nms", nms("cpu"))
+        if torch.cuda.is_available():
+            tried(report, "nms_gpu", nms("cuda"))
+    tried(report, "vgg16", vgg16)
+
+
+def checks_in_child():
+    """The checks in a process of their own: a library built for another torch may crash instead of raising."""
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        with os.fdopen(writer, "w") as stream:
+
+            def report(piece):
+                stream.write(json.dumps(piece) + "\n")
+                stream.flush()
+
+            checks(report)
+        os._exit(0)
+    os.close(writer)
+    found, trying = {}, ""
+    with os.fdopen(reader) as stream:
+        for line in stream:
+            piece = json.loads(line)
+            trying = piece.pop("trying", trying)
+            found.update(piece)
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status) and trying not in found:
+        number = os.WTERMSIG(status)
+        found[trying] = {"ok": False, "error": "crashed with signal %d (%s)" % (number, signal.Signals(number).name)}
+    return found
+
+
+def main():
+    name = sys.argv[1] if len(sys.argv) > 1 else sys.executable
+    report = facts(name)
+    if len(sys.argv) > 2 and sys.argv[2] == "full":
+        report.update(surroundings())
+        report["checks"] = checks_in_child()
+    sys.stdout.write("\n" + MARK + json.dumps(report) + "\n")
+    sys.stdout.flush()
+
+
+main()

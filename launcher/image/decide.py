@@ -1,0 +1,119 @@
+"""What to do about an image's torchvision: a pure function of what the job asks for and what the probe found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from launcher.errors import ImageUnfit
+from launcher.image import diagnose, versions
+from launcher.image.report import Report
+
+
+class Method(str, Enum):
+    """How torchvision is put right; images/install.sh has the commands."""
+
+    KEEP = "keep"
+    WHEEL = "wheel"
+    SOURCE = "source"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do and why. `step`: the words that images/install.sh takes after `torchvision`."""
+
+    method: Method
+    why: str
+    version: str = ""
+    variant: str = ""  # wheels: cpu, cu124, ...
+    folder: str = ""  # source: the image's own tree; "" is a clone of the version's tag
+    notes: tuple[str, ...] = ()
+
+    @property
+    def step(self) -> str:
+        return " ".join(filter(None, (self.method.value, self.version, self.variant, self.folder)))
+
+
+def decide(asked: str, report: Report, image: str, mounted: bool = False) -> Decision:
+    """`asked`: auto, keep or X.Y.Z. `mounted`: the job mounts folders, from which torch may come.
+
+    Raises ImageUnfit where the image cannot be made to work, naming the fault.
+    """
+    if asked == "keep":
+        return Decision(Method.KEEP, "the job says keep: nothing was checked")
+    faults = diagnose.faults(report)
+    notes = tuple(diagnose.notes(report))
+    _refuse_what_torchvision_cannot_cure(faults, image, mounted)
+    if not report.torch_folder:
+        return Decision(Method.KEEP, "torch is not in the image: what the job mounts is used as it is")
+    if asked == "auto":
+        if not faults:
+            return Decision(
+                Method.KEEP, f"torchvision {report.torchvision} works with torch {report.torch}", notes=notes
+            )
+        return _repair(report, image, "; ".join(map(str, faults)))
+    if not faults and versions.numbers(report.torchvision) == versions.numbers(asked):
+        return Decision(Method.KEEP, f"torchvision {report.torchvision} is there and works", notes=notes)
+    return _install(asked, report, image, f"the job asks for torchvision {asked}, the base has {_there(report)}")
+
+
+def _refuse_what_torchvision_cannot_cure(faults: list[diagnose.Fault], image: str, mounted: bool) -> None:
+    for fault in faults:
+        if fault.part == "torchvision" or (fault.part == "torch" and not fault.error and mounted):
+            continue
+        shown = f"{fault} [{fault.error}]" if fault.error else str(fault)
+        raise ImageUnfit(
+            f"image {image}",
+            shown,
+            "choose a base with a torch that works, or set image.torchvision to keep if the job needs none",
+        )
+
+
+def _repair(report: Report, image: str, why: str) -> Decision:
+    """The torchvision that belongs to this torch, in the way that this torch allows."""
+    torch = versions.numbers(report.torch)
+    version = versions.torchvision_for(report.torch)
+    if version is None or torch is None:
+        raise ImageUnfit(
+            f"image {image}",
+            f"{why}; no torchvision is known for torch {report.torch}",
+            "set image.torchvision to the version that you know to fit",
+        )
+    there = versions.numbers(report.torchvision)
+    if not versions.published(report.torch) and torch < (1, 2, 0) and there is not None and there < (0, 3, 0):
+        # Nothing is lost: that torchvision had no compiled operators either, and a compiler is not needed.
+        version = versions.PURE_PYTHON
+    return _install(version, report, image, why)
+
+
+def _install(version: str, report: Report, image: str, why: str) -> Decision:
+    if not report.pip:
+        raise ImageUnfit(
+            f"image {image}",
+            f"{why}; and the image has no pip to install torchvision {version} with",
+            "add pip to the base, or choose another one",
+        )
+    wanted = versions.numbers(version)
+    if wanted is not None and wanted < (0, 3, 0):
+        return Decision(Method.WHEEL, why, version, notes=("this torchvision is pure Python: it has no operators",))
+    if versions.published(report.torch):
+        variant = versions.variant(report.torch) or ("" if report.cuda else "cpu")
+        return Decision(Method.WHEEL, why, version, "cpu" if not report.cuda else variant)
+    official = versions.torchvision_for(report.torch)
+    folder = report.source_tree if official is not None and wanted == versions.numbers(official) else ""
+    lacking = [tool for tool in ("g++", *(() if folder else ("git",))) if tool not in report.tools]
+    if lacking:
+        raise ImageUnfit(
+            f"image {image}",
+            f"{why}; torch {report.torch} is no published release, so torchvision must be built from source, "
+            f"and the image lacks {' and '.join(lacking)}",
+            "use a base with a compiler, or one whose torchvision works",
+        )
+    notes: tuple[str, ...] = ()
+    if report.cuda and "nvcc" not in report.tools:
+        notes = ("the image has no nvcc: torchvision's operators will run on the CPU only",)
+    return Decision(Method.SOURCE, why, version, folder=folder, notes=notes)
+
+
+def _there(report: Report) -> str:
+    return report.torchvision or "none"

@@ -1,0 +1,165 @@
+"""One image on a whole fleet: who has it, who gets it from whom, and the proof that all have the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from launcher.errors import ImageUnfit, LauncherError, NodesFailed
+from launcher.image import parallel, reference
+from launcher.image.login import login_for
+from launcher.image.ship import Tell, ship, silent, store
+from launcher.node.engine import Engine, ImageInfo
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ImageOnNodes:
+    """The image that all nodes have. `shipped`: bytes sent, by node; nodes that had it already are not in there."""
+
+    reference: str
+    id: str
+    built: bool = False
+    shipped: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The nodes' engines in the job's order, and the caller's own Docker where he has one (it may be a node too)."""
+
+    nodes: Sequence[Engine]
+    local: Engine | None = None
+
+    @property
+    def names(self) -> str:
+        return ", ".join(engine.node for engine in self.nodes)
+
+    def called(self, engine: Engine) -> str:
+        return "this machine" if engine is self.local else engine.node
+
+    def holders(self, found: Found) -> list[tuple[Engine, ImageInfo]]:
+        """Engines that have what was looked for, the caller's first, then the nodes in their order."""
+        local = [] if self.local is None or found.local is None else [(self.local, found.local)]
+        return local + [(e, i) for e, i in zip(self.nodes, found.nodes, strict=True) if i is not None]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an `inspect` of one name showed: by node, and on the caller's own engine."""
+
+    nodes: tuple[ImageInfo | None, ...]
+    local: ImageInfo | None
+
+
+def look(name: str, fleet: Fleet) -> Found:
+    """One `inspect` everywhere at once: a single round trip."""
+    apart = fleet.local is not None and fleet.local not in fleet.nodes
+    asked = [*fleet.nodes, *([fleet.local] if fleet.local is not None and apart else [])]
+    infos = parallel.each(lambda engine: store(engine).inspect(name), asked)
+    at_home = infos[asked.index(fleet.local)] if fleet.local is not None else None
+    return Found(tuple(infos[: len(fleet.nodes)]), at_home)
+
+
+def bring(name: str, fleet: Fleet, say: Say, tell: Tell = silent) -> ImageOnNodes:
+    """The image of this name on every node. Where it is on all of them already this costs one round trip.
+
+    The caller's engine comes first as a source, then the nodes in their order; where nobody has it the nodes pull it.
+    Raises ImageUnfit, ImageShipFailed, NodesFailed.
+    """
+    found = look(name, fleet)
+    holders = fleet.holders(found)
+    if not holders:
+        return pull_everywhere(name, fleet, say)
+    return spread(name, found, *holders[0], fleet, say, tell)
+
+
+def spread(
+    name: str, found: Found, source: Engine, info: ImageInfo, fleet: Fleet, say: Say, tell: Tell = silent
+) -> ImageOnNodes:
+    """Image `info` of `source` to every node where `name` is missing or another one, and the proof of it."""
+    targets = [e for e, theirs in zip(fleet.nodes, found.nodes, strict=True) if not same(theirs, info)]
+    if not targets:
+        return ImageOnNodes(name, info.id)
+    _same_architecture(name, info, found, fleet)
+    others = [e.node for e, theirs in zip(fleet.nodes, found.nodes, strict=True) if theirs and not same(theirs, info)]
+    notes: tuple[str, ...] = ()
+    if others:
+        made = f"{info.id[7:19]}, made {info.created[:19]}"
+        notes = (f"{', '.join(others)} had another {name}: the one of {fleet.called(source)} ({made}) replaces it",)
+        say(notes[0])
+    say(f"image {name}: from {fleet.called(source)} to {', '.join(engine.node for engine in targets)}")
+    sent = ship(source, info, name, targets, tell)
+    prove(name, info, fleet)
+    return ImageOnNodes(name, info.id, shipped=sent, notes=notes)
+
+
+def prove(name: str, info: ImageInfo, fleet: Fleet) -> None:
+    """Raises ImageUnfit unless `name` is this very image on every node."""
+    found = look(name, fleet)
+    strange = [e.node for e, theirs in zip(fleet.nodes, found.nodes, strict=True) if not same(theirs, info)]
+    if strange:
+        raise ImageUnfit(
+            ", ".join(strange),
+            f"{name} is not image {info.id[:19]} there after it was shipped",
+            "somebody else may be changing that tag on the node; try again",
+        )
+
+
+def same(theirs: ImageInfo | None, info: ImageInfo) -> bool:
+    """Whether two stores hold the same image."""
+    return theirs is not None and theirs.id == info.id
+
+
+def pull_everywhere(name: str, fleet: Fleet, say: Say) -> ImageOnNodes:
+    """Nobody has it: every node pulls the same digest from its registry, with the caller's login for this once."""
+    nowhere = f"is neither on {fleet.names}" + (" nor on this machine" if fleet.local else "")
+    wanted = reference.parse(name)
+    if wanted is None or not reference.in_registry(name):
+        raise ImageUnfit(
+            f"image {name}",
+            f"{nowhere}, and no registry has such a name",
+            "check its spelling in the job file; `docker images` on a node lists what it has",
+        )
+    login = login_for(name)
+    try:
+        digest = wanted.digest or store(fleet.nodes[0]).digest(name, login)
+    except LauncherError as error:
+        raise ImageUnfit(
+            f"image {name}",
+            f"{nowhere}, and {fleet.nodes[0].node} does not get it from its registry: {error.what}",
+            "check its spelling, whether the nodes reach the registry, and `docker login` on this machine",
+        ) from error
+    pinned = wanted.at(digest)
+    say(f"image {name}: {fleet.names} pull{'s' * (len(fleet.nodes) == 1)} {pinned}")
+
+    def pull(engine: Engine) -> ImageInfo:
+        images = store(engine)
+        images.pull(pinned, login)
+        info = images.inspect(pinned)
+        if info is None:
+            raise ImageUnfit(engine.node, f"pulled {pinned} but does not have it now", "look at its engine's log")
+        if not wanted.digest:
+            images.tag(info.id, name)
+        return info
+
+    infos = parallel.each(pull, fleet.nodes)
+    if any(not same(info, infos[0]) for info in infos):
+        errors = [
+            ImageUnfit(engine.node, f"{pinned} is {info.id[:19]} ({info.arch}) there", "use nodes of one architecture")
+            for engine, info in zip(fleet.nodes, infos, strict=True)
+        ]
+        raise NodesFailed(errors, of=len(errors))
+    return ImageOnNodes(name, infos[0].id, notes=(f"pulled {pinned}",))
+
+
+def _same_architecture(name: str, info: ImageInfo, found: Found, fleet: Fleet) -> None:
+    """An image for one architecture is not sent over one for another: what is there tells what the node needs."""
+    for engine, theirs in zip(fleet.nodes, found.nodes, strict=True):
+        if theirs is not None and theirs.arch != info.arch:
+            raise ImageUnfit(
+                f"{engine.node}: image {name}",
+                f"is for {theirs.arch} there and for {info.arch} at its source",
+                "nodes of one job must be of one architecture",
+            )

@@ -1,0 +1,167 @@
+"""An image to every engine that lacks it: read once, sent to all at once, layers that are there left out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from launcher.errors import ImageShipFailed, LauncherError, NodesFailed
+from launcher.image import archive, parallel
+from launcher.image.tee import Pipe
+from launcher.node.engine import Engine, ImageInfo, Images
+
+TELL_EVERY = 0.1  # seconds between two reports of one node's progress
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far one node is. `total` is what the layers it lacks take up, an estimate; bytes throughout."""
+
+    node: str
+    sent: int
+    total: int
+    done: bool = False
+
+
+Tell = Callable[[Progress], None]
+
+
+def silent(progress: Progress) -> None:
+    """For callers who show nothing."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A node that lacks the image."""
+
+    engine: Engine
+    leave_out: frozenset[str]  # members of the archive that it does not need
+    known: int  # how many of the layers, from the base up, it has
+    total: int  # bytes, estimated
+
+
+def ship(
+    source: Engine, info: ImageInfo, reference: str, engines: Sequence[Engine], tell: Tell = silent
+) -> Mapping[str, int]:
+    """Bring image `info` of `source` to every engine of `engines` and name it `reference` there: bytes sent, by node.
+
+    The image gets its name only when its id was seen on the node. A node that refuses the archive without the layers
+    that it should have gets the whole one. Raises ImageShipFailed (NodesFailed for several), naming every node that
+    did not get it; the others have it then.
+    """
+    targets = parallel.each(lambda engine: survey(engine, info), engines)
+    sent, failed = _send(source, info, reference, targets, tell)
+    again = [target for target in targets if target.engine.node in failed and target.leave_out]
+    if again:
+        whole = [Target(target.engine, frozenset(), 0, info.size) for target in again]
+        more, still = _send(source, info, reference, whole, tell)
+        failed = {name: error for name, error in failed.items() if name not in {t.engine.node for t in whole}} | still
+        sent = {name: sent[name] + more.get(name, 0) for name in sent}
+    if len(failed) == 1:
+        raise next(iter(failed.values()))
+    if failed:
+        raise NodesFailed([failed[e.node] for e in engines if e.node in failed], of=len(engines))
+    return sent
+
+
+def survey(engine: Engine, info: ImageInfo) -> Target:
+    """Which layers of an image this engine has already, through any of its images."""
+    theirs = store(engine).list({})
+    known = archive.common(info.layers, [image.layers for image in theirs])
+    shared = max((i.size for i in theirs if known and tuple(i.layers) == info.layers[: len(i.layers)]), default=0)
+    return Target(engine, archive.layer_names(info.layers, known), known, max(0, info.size - shared))
+
+
+def store(engine: Engine) -> Images:
+    """The image store of an engine that has one."""
+    if engine.images is None:
+        raise ImageShipFailed(engine.node, "has no container engine to hold images", "use runtime: docker nodes")
+    return engine.images
+
+
+def _send(
+    source: Engine, info: ImageInfo, reference: str, targets: Sequence[Target], tell: Tell
+) -> tuple[dict[str, int], dict[str, LauncherError]]:
+    """One reading of the source, all targets fed from it: bytes by node, failures by node."""
+    pipes = [Pipe() for _ in targets]
+    counts = dict.fromkeys((target.engine.node for target in targets), 0)
+
+    def receive(numbered: tuple[int, Target]) -> None:
+        index, target = numbered
+        pipe = pipes[index]
+        try:
+            _load(target, info, reference, _counted(pipe, target, counts, tell))
+        finally:
+            pipe.give_up()
+
+    feeder = threading.Thread(target=_feed, args=(source, info, targets, pipes), name="image-save", daemon=True)
+    feeder.start()
+    outcomes = parallel.settle(receive, list(enumerate(targets)))
+    feeder.join()
+    failed = {
+        target.engine.node: outcome
+        for target, outcome in zip(targets, outcomes, strict=True)
+        if isinstance(outcome, LauncherError)
+    }
+    return counts, failed
+
+
+def _feed(source: Engine, info: ImageInfo, targets: Sequence[Target], pipes: Sequence[Pipe]) -> None:
+    """Read the archive once and hand every member to the targets that need it."""
+    alive = dict(zip(pipes, targets, strict=True))
+
+    def put(piece: bytes, to: Sequence[Pipe]) -> None:
+        for pipe in to:
+            if not pipe.put(piece):
+                alive.pop(pipe, None)
+
+    error: BaseException | None = None
+    try:
+        with closing(store(source).save(info.id)) as pieces:  # type: ignore[type-var]  # generators close
+            for member in archive.members(pieces):
+                wanted = [pipe for pipe, target in alive.items() if member.name not in target.leave_out]
+                put(member.head, wanted)
+                for piece in member.body:
+                    put(piece, [pipe for pipe in wanted if pipe in alive])
+                if not alive:
+                    return
+        put(archive.end(), list(alive))
+    except LauncherError as failure:
+        error = failure
+    except (archive.TruncatedError, OSError) as failure:
+        error = ImageShipFailed(source.node, f"reading image {info.id[:19]} failed: {failure}", "try again")
+    except BaseException as failure:
+        error = failure
+        raise
+    finally:
+        for pipe in pipes:
+            pipe.close(error)
+
+
+def _counted(pipe: Pipe, target: Target, counts: dict[str, int], tell: Tell) -> Iterator[bytes]:
+    node, last = target.engine.node, 0.0
+    for piece in pipe:
+        yield piece
+        counts[node] += len(piece)
+        now = time.monotonic()
+        if now - last >= TELL_EVERY:
+            last = now
+            tell(Progress(node, counts[node], max(target.total, counts[node])))
+
+
+def _load(target: Target, info: ImageInfo, reference: str, pieces: Iterator[bytes]) -> None:
+    """Load, look whether it is the same image, and only then give it its name."""
+    node, images = target.engine.node, store(target.engine)
+    images.load(pieces)
+    found = images.inspect(info.id)
+    if found is None:
+        raise ImageShipFailed(
+            node,
+            f"took the archive of {reference} but does not have image {info.id[:19]} now",
+            "look at the engine's log on that node, then try again",
+        )
+    if reference != info.id:
+        images.tag(info.id, reference)

@@ -1,0 +1,134 @@
+"""Which torchvision belongs to which torch, and what NVIDIA's releases contain: lookups in the tables of images/."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from launcher.image import assets
+
+# A release as published: 2.6.0, 2.6.0+cu124, 2.6.0+cpu. Everything else was built from a snapshot by somebody.
+_PUBLISHED = re.compile(r"\d+\.\d+\.\d+(?:\.post\d+)?(?:\+(cpu|cu\d+|rocm[\d.]+|xpu))?")
+_NUMBERS = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+_NVIDIA = re.compile(r"(?:^|/)nvidia/pytorch:(\d\d\.\d\d)")
+VGG_ADAPTIVE = (0, 2, 2)  # the first torchvision whose VGG takes images smaller than 224 (pytorch/vision PR 747)
+PURE_PYTHON = "0.2.2.post3"  # the newest torchvision without compiled operators: fits any torch
+
+
+def numbers(version: str) -> tuple[int, int, int] | None:
+    """(major, minor, patch) at the start of a version, however it goes on: 2.6.0a0+ecf3bae40a.nv25.01, 1.1.0commit."""
+    found = _NUMBERS.match(version.strip())
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
+
+
+def published(torch: str) -> bool:
+    """Whether this is a release from pytorch.org or the package index, whose wheels fit together."""
+    return _PUBLISHED.fullmatch(torch.strip()) is not None
+
+
+def variant(torch: str) -> str:
+    """`cpu`, `cu124`, ... of a published torch; "" where its version does not say."""
+    found = _PUBLISHED.fullmatch(torch.strip())
+    return (found[1] or "") if found else ""
+
+
+def torchvision_for(torch: str) -> str | None:
+    """The torchvision release X.Y.Z that belongs to a torch version; None for a version that makes no sense.
+
+    A published patch release has its own row, everything else goes by the minor version. 1.14 became 2.0. Beyond the
+    table: torch 2.N has gone with torchvision 0.(N + 15) since 2.0.
+    """
+    wanted = numbers(torch)
+    if wanted is None:
+        return None
+    if wanted[:2] == (1, 14):
+        wanted = (2, 0, 0)
+    patches, minors = _patches(), _minors()
+    if published(torch) and wanted in patches:
+        return patches[wanted]
+    if wanted[:2] <= (1, 0):
+        return PURE_PYTHON
+    minor = minors.get(wanted[:2])
+    if minor is not None:
+        return minor if minor.count(".") == 2 else f"{minor}.0"
+    same_minor = [patches[row] for row in sorted(patches) if row[:2] == wanted[:2]]
+    if same_minor:
+        return same_minor[0]
+    return f"0.{wanted[1] + 15}.0" if wanted[0] == 2 else None
+
+
+def belong_together(torch: str, torchvision: str) -> bool | None:
+    """Whether the minor versions are an official pair; None where that is not known."""
+    official, there = torchvision_for(torch), numbers(torchvision)
+    if official is None or there is None:
+        return None
+    wanted = numbers(official)
+    return wanted is not None and wanted[:2] == there[:2]
+
+
+@dataclass(frozen=True)
+class Release:
+    """One of NVIDIA's monthly images, as far as it is documented; "" where it is not."""
+
+    tag: str
+    ubuntu: str
+    python: str
+    cuda: str
+    cudnn: str
+    nccl: str
+    torch: str
+    torchvision: str
+    pair: str  # torchvision's official minor for its torch
+    driver: str  # as the release notes word it
+    grade: str
+    notes: str
+    source: str
+
+    @property
+    def mismatch(self) -> str:
+        """What is known to differ from the official pair: by itself a note, not a fault."""
+        if not self.torch or not self.torchvision or belong_together(self.torch, self.torchvision) is not False:
+            return ""
+        return f"torchvision {self.torchvision}, official for torch {'.'.join(self.torch.split('.')[:2])}: {self.pair}"
+
+
+@cache
+def releases() -> tuple[Release, ...]:
+    """Every documented release, oldest first."""
+    return tuple(Release(**row) for row in _rows("ngc.csv"))
+
+
+def release(tag: str) -> Release | None:
+    """By tag, with or without `-py3` and what stands before the colon."""
+    month = tag.rpartition(":")[2].partition("@")[0].removesuffix("-py3")
+    return next((row for row in releases() if row.tag.removesuffix("-py3") == month), None)
+
+
+def release_of(reference: str) -> Release | None:
+    """The documented release that a reference names; None for other images and undocumented months."""
+    found = _NVIDIA.search(reference)
+    return release(found[1]) if found else None
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    lines = [line for line in assets.text(name).splitlines() if not line.startswith("#")]
+    return list(csv.DictReader(lines))
+
+
+@cache
+def _patches() -> dict[tuple[int, int, int], str]:
+    rows = ((numbers(row["torch"]), row["torchvision"]) for row in _rows("torchvision.csv") if row["level"] == "patch")
+    return {torch: torchvision for torch, torchvision in rows if torch is not None}
+
+
+@cache
+def _minors() -> dict[tuple[int, int], str]:
+    """torchvision minor by torch minor; of two, the newer."""
+    table = {}
+    for row in _rows("torchvision.csv"):
+        torch = numbers(row["torch"])
+        if row["level"] == "minor" and torch is not None and not row["torch"].startswith("<"):
+            table[torch[:2]] = row["torchvision"].split("/")[-1].strip()
+    return table
