@@ -1,0 +1,35 @@
+"""The command line; an error that a user can cure is one line and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+
+from train.config import parse
+from train.errors import Stopped, TrainError
+
+EXIT_USAGE, EXIT_STOPPED = 2, 143
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code: 0 done, 2 something in the call or the data does not fit, 143 stopped by SIGTERM and saved.
+
+    Any other exception leaves with its traceback, which torchrun's error file gets too.
+    """
+    try:
+        config = parse(sys.argv[1:] if argv is None else argv)
+        # after parsing: --help and a wrong option must not wait for torch
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        from train.launch import run
+
+        record(run)(config)
+    except TrainError as error:
+        print(f"train: error: {error}", file=sys.stderr, flush=True)
+        return EXIT_USAGE
+    except Stopped:
+        return EXIT_STOPPED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

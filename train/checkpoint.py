@@ -1,0 +1,219 @@
+"""Checkpoints: written atomically by rank 0 behind the training's back, checked by a digest, loaded once and broadcast.
+
+A file is complete or not there: temporary name, fsync, rename. It carries the SHA-256 of its own content, so that a
+damaged one is noticed, and `previous.pt` is then used. `torch.load` opens every file as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from train.errors import TrainError
+from train.parallel.world import World
+
+State = dict[str, Any]
+FORMAT = 1
+
+
+def digest(state: Any) -> str:
+    """SHA-256 over every tensor's type, shape and bytes and every other value, in order."""
+    total = hashlib.sha256()
+    for path, value in _leaves(state, ""):
+        total.update(path.encode())
+        if isinstance(value, Tensor):
+            flat = value.detach().cpu().contiguous().reshape(-1)
+            total.update(f"{value.dtype}{tuple(value.shape)}".encode())
+            total.update(flat.view(torch.uint8).numpy().data)
+        else:
+            total.update(repr(value).encode())
+    return total.hexdigest()
+
+
+def weights_digest(model: nn.Module) -> str:
+    """SHA-256 of the parameters; buffers, which may be a rank's own, left out."""
+    return digest(dict(model.named_parameters()))
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}/{key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{path}/{index}")
+    else:
+        yield path, value
+
+
+def _map_tensors(value: Any, change: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _map_tensors(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_map_tensors(item, change) for item in value)
+    return change(value) if isinstance(value, Tensor) else value
+
+
+def snapshot(state: State) -> State:
+    """A copy on the CPU that later steps do not change."""
+    copied: State = _map_tensors(state, lambda tensor: tensor.detach().to("cpu", copy=True))
+    return copied
+
+
+class Saver:
+    """Rank 0's writer: one file at a time, on a thread, so that training waits for the copy in memory alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pool = ThreadPoolExecutor(1, "checkpoint")
+        self._last: Future[None] | None = None
+
+    def save(self, state: State, best: bool) -> None:
+        """Starts writing last.pt (what it was becomes previous.pt) and, if `best`, best.pt.
+
+        Raises:
+            OSError: the file before this one could not be written.
+        """
+        self.wait()
+        self._last = self._pool.submit(self._write, snapshot(state), best)
+
+    def wait(self) -> None:
+        """Until everything is on disk.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        if self._last is not None:
+            self._last.result()
+
+    def close(self) -> None:
+        """Waits, and ends the thread."""
+        self.wait()
+        self._pool.shutdown()
+
+    def _write(self, state: State, best: bool) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        last, fresh = self._folder / "last.pt", self._folder / "last.pt.tmp"
+        with fresh.open("wb") as file:
+            torch.save({**state, "sha256": digest(state)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if best:
+            copy = self._folder / "best.pt.tmp"
+            shutil.copyfile(fresh, copy)
+            with copy.open("rb") as file:
+                os.fsync(file.fileno())
+            copy.replace(self._folder / "best.pt")
+        if last.exists():
+            last.replace(self._folder / "previous.pt")
+        fresh.replace(last)
+        _sync_folder(self._folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint and where it was; `damaged` names the newer file that could not be used."""
+
+    state: State
+    path: Path
+    damaged: str | None = None
+
+
+def read(path: Path) -> State:
+    """One file's content, on the CPU.
+
+    Raises:
+        TrainError: not there, damaged, or not written by this trainer.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise TrainError(f"{path}: no such checkpoint") from None
+    except Exception as error:  # a damaged zip or pickle can raise anything, and all of it means one thing
+        raise TrainError(f"{path}: damaged ({type(error).__name__}: {str(error).splitlines()[0]})") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise TrainError(f"{path}: not a checkpoint of this trainer (format {FORMAT})")
+    if state.pop("sha256", None) != digest(state):
+        raise TrainError(f"{path}: damaged (its content does not match its SHA-256)")
+    return state
+
+
+def find(resume: str, folder: Path) -> Loaded | None:
+    """The checkpoint that `--resume` means, or None to begin anew.
+
+    Raises:
+        TrainError: the one named cannot be used, none of the folder's can, or `none` would overwrite some.
+    """
+    candidates = [path for name in ("last.pt", "previous.pt") if (path := folder / name).exists()]
+    if resume == "none":
+        if candidates:
+            raise TrainError(f"--resume none: {candidates[0]} would be overwritten; use another --output, or remove it")
+        return None
+    if resume != "auto":
+        path = Path(resume)
+        path = path / "last.pt" if path.is_dir() else path
+        return Loaded(read(path), path)
+    failures: list[str] = []
+    for path in candidates:
+        try:
+            return Loaded(read(path), path, failures[0] if failures else None)
+        except TrainError as error:
+            failures.append(str(error))
+    if failures:
+        raise TrainError(f"no usable checkpoint: {'; '.join(failures)}; begin anew with another --output")
+    return None
+
+
+@dataclass(frozen=True)
+class _Hole:
+    """A tensor's place in a state whose tensors travel on their own."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def broadcast(loaded: Loaded | None, world: World) -> Loaded | None:
+    """Rank 0's checkpoint on every rank, so that only rank 0's machine needs the file."""
+    if world.size == 1:
+        return loaded
+    tensors: list[Tensor] = []
+
+    def take(tensor: Tensor) -> _Hole:
+        tensors.append(tensor.contiguous())
+        return _Hole(tuple(tensor.shape), tensor.dtype)
+
+    skeleton = Loaded(_map_tensors(loaded.state, take), loaded.path, loaded.damaged) if loaded else None
+    skeleton = world.broadcast_object(skeleton)
+    if skeleton is None:
+        return None
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: fill(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(fill(item) for item in value)
+        if not isinstance(value, _Hole):
+            return value
+        tensor = tensors.pop(0) if world.first else torch.empty(value.shape, dtype=value.dtype)
+        dist.broadcast(tensor, 0)
+        return tensor
+
+    return Loaded(fill(skeleton.state), skeleton.path, skeleton.damaged)

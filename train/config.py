@@ -1,0 +1,143 @@
+"""Every option of the trainer, declared once: its group, default, meaning and limits."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any
+
+from train.errors import TrainError
+
+
+def option(group: str, text: str, default: Any, **limits: Any) -> Any:
+    """A field that is also a command-line option; `limits` are argparse's keywords, plus `above` and `least`."""
+    return field(default=default, metadata={"group": group, "help": text, **limits})
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run's options, checked. Field `batch_size` is `--batch-size`."""
+
+    data: str = option("data", "folder with train/ and val/ of class folders, or a .tar of one", MISSING)
+    image_size: int = option("data", "side of a training image in pixels", 224, least=8)
+    val_resize: int = option("data", "shorter side before the validation crop; 0: image size x 256/224", 0, least=0)
+    augment: str = option(
+        "data",
+        "crop: random resized crop; shift: random shift by an eighth of the side; none: as in validation",
+        "crop",
+        choices=("crop", "shift", "none"),
+    )
+    crop_scale: float = option("data", "smallest share of the area that a random crop keeps", 0.08, above=0)
+    flip: float = option("data", "probability of a horizontal flip", 0.5, least=0)
+    mean: tuple[float, ...] = option("data", "channel means, of 0..1", (0.485, 0.456, 0.406), nargs=3)
+    std: tuple[float, ...] = option("data", "channel standard deviations", (0.229, 0.224, 0.225), nargs=3)
+    workers: int = option("data", "decoding threads a process; -1: its share of the cores", -1, least=-1)
+    max_damaged: int = option("data", "damaged images that are skipped before the run is given up", 10, least=0)
+    prefetch: int = option("data", "batches decoded ahead", 3, least=1)
+
+    arch: str = option("model", "smallcnn, cifar_resnet18 or any classification model of torchvision", "resnet50")
+
+    epochs: int = option("training", "passes over the training set", 90, least=1)
+    batch_size: int = option("training", "images a step and process", 256, least=1)
+    seed: int = option("training", "of weights, order and augmentation", 0, least=0)
+    lr: float = option("training", "peak learning rate at the reference batch", 0.5, above=0)
+    lr_reference_batch: int = option("training", "global batch for which --lr is meant", 256, least=1)
+    lr_scaling: str = option(
+        "training", "linear: lr x global batch / reference batch", "linear", choices=("linear", "none")
+    )
+    momentum: float = option("training", "of SGD", 0.9, least=0)
+    weight_decay: float = option("training", "L2 penalty", 1e-4, least=0)
+    schedule: str = option("training", "of the learning rate, over all steps", "onecycle", choices=("onecycle",))
+    warmup: float = option("training", "share of all steps in which the rate rises", 0.3, least=0)
+    div_factor: float = option("training", "onecycle: peak / first rate", 25.0, above=0)
+    final_div_factor: float = option("training", "onecycle: first / last rate", 1e4, above=0)
+    last_batch: str = option(
+        "training", "the last, smaller batch of an epoch: keep it, or drop it", "keep", choices=("keep", "drop")
+    )
+
+    amp: str = option(
+        "precision",
+        "auto: bf16 where the GPU has it, else fp16 with a loss scaler, none on CPU",
+        "auto",
+        choices=("auto", "none", "bf16", "fp16"),
+    )
+    dtype: str = option(
+        "precision", "of weights and inputs; float64 is for equality tests", "float32", choices=("float32", "float64")
+    )
+    memory_format: str = option(
+        "precision", "auto: channels_last on a GPU", "auto", choices=("auto", "channels_last", "contiguous")
+    )
+
+    device: str = option("system", "auto: this process's GPU, else cpu", "auto", choices=("auto", "cpu", "cuda"))
+    threads: int = option("system", "torch threads a process on CPU; 0: torch's choice", 0, least=0)
+    timeout: float = option("system", "seconds before a stuck collective is an error", 600.0, above=0)
+
+    output: str = option("output", "folder of the results; default: $LAUNCHER_OUTPUT or ./output", "")
+    resume: str = option("output", "auto: go on where the output folder ended; none; or a checkpoint", "auto")
+    log_every: int = option("output", "steps between console lines", 10, least=1)
+    print_digest: bool = option("output", "every rank prints the SHA-256 of its weights at the end", False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON and a checkpoint keep them."""
+        return asdict(self)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The argument parser that `Config` declares, one group of options a concern."""
+    root = argparse.ArgumentParser(
+        prog="python -m train",
+        description="Trains an image classifier; alone or under torchrun, on CPU (gloo) or GPUs (NCCL).",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    groups: dict[str, Any] = {}
+    for item in fields(Config):
+        meta = dict(item.metadata)
+        group = meta.pop("group")
+        groups.setdefault(group, root.add_argument_group(group))
+        groups[group].add_argument(f"--{item.name.replace('_', '-')}", **_argument(item.default, meta))
+    return root
+
+
+def _argument(default: Any, meta: dict[str, Any]) -> dict[str, Any]:
+    keywords: dict[str, Any] = {key: meta[key] for key in ("help", "choices", "nargs") if key in meta}
+    if default is MISSING:
+        return keywords | {"required": True, "metavar": "PATH"}
+    if isinstance(default, bool):
+        return keywords | {"action": argparse.BooleanOptionalAction, "default": default}
+    kind = type(default[0]) if isinstance(default, tuple) else type(default)
+    if "choices" not in keywords:
+        keywords["metavar"] = {int: "N", float: "X", str: "TEXT"}[kind]
+    return keywords | {"type": kind, "default": default}
+
+
+def parse(argv: list[str]) -> Config:
+    """The checked options.
+
+    Raises:
+        TrainError: a value is outside its limits. Wrong spelling ends in argparse's own exit 2.
+    """
+    values = vars(parser().parse_args(argv))
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    for item in fields(Config):
+        _check_limits(item.name, values[item.name], item.metadata)
+    values["output"] = values["output"] or os.environ.get("LAUNCHER_OUTPUT", "output")
+    return _check_together(Config(**values))
+
+
+def _check_limits(name: str, value: Any, meta: Any) -> None:
+    if "above" in meta and not value > meta["above"]:
+        raise TrainError(f"--{name.replace('_', '-')} {value}: must be above {meta['above']}")
+    if "least" in meta and value < meta["least"]:
+        raise TrainError(f"--{name.replace('_', '-')} {value}: must be at least {meta['least']}")
+
+
+def _check_together(config: Config) -> Config:
+    for name in ("crop_scale", "flip", "warmup"):
+        if not getattr(config, name) <= 1:
+            raise TrainError(f"--{name.replace('_', '-')} {getattr(config, name)}: a share, so at most 1")
+    if not all(value > 0 for value in config.std):
+        raise TrainError(f"--std {' '.join(map(str, config.std))}: must be above 0")
+    if config.dtype == "float64" and config.amp not in ("auto", "none"):
+        raise TrainError(f"--dtype float64 with --amp {config.amp}: mixed precision needs float32 weights")
+    return config

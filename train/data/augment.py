@@ -1,0 +1,59 @@
+"""Which part of an image is shown: a box in source pixels, and a flip, from the image's size and its random numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from train.config import Config
+
+TRIES = 10
+NUMBERS = 4 * TRIES + 1  # random numbers an image: four for each try of a crop, and the flip
+
+
+@dataclass(frozen=True)
+class View:
+    """Box (left, top, width, height) in pixels of the source; then a shift of the result, and a horizontal flip."""
+
+    box: tuple[float, float, float, float]
+    shift: tuple[int, int] = (0, 0)
+    flip: bool = False
+
+
+def validation_view(config: Config, width: int, height: int) -> View:
+    """The centre: shorter side to `val_resize`, then a crop of `image_size`, both in one resampling."""
+    resize = config.val_resize or round(config.image_size * 256 / 224)
+    side = min(width, height) * min(config.image_size / resize, 1.0)
+    return View(((width - side) / 2, (height - side) / 2, side, side))
+
+
+def training_view(config: Config, width: int, height: int, numbers: Sequence[float]) -> View:
+    """The augmented view for one image; `numbers` are NUMBERS uniforms of [0, 1)."""
+    flip = numbers[-1] < config.flip
+    if config.augment == "crop":
+        return View(random_box(width, height, config.crop_scale, numbers), flip=flip)
+    centre = validation_view(config, width, height)
+    if config.augment == "none":
+        return View(centre.box, flip=flip)
+    reach = config.image_size // 8
+    shift = (int(numbers[0] * (2 * reach + 1)) - reach, int(numbers[1] * (2 * reach + 1)) - reach)
+    return View(centre.box, shift, flip)
+
+
+def random_box(width: int, height: int, scale: float, numbers: Sequence[float]) -> tuple[float, float, float, float]:
+    """Szegedy et al., arXiv 1409.4842, section 6: area in [scale, 1], log-uniform ratio in [3/4, 4/3].
+
+    Ten tries as in torchvision's RandomResizedCrop, then the largest centred box of an allowed ratio.
+    """
+    low, high = math.log(3 / 4), math.log(4 / 3)
+    for index in range(TRIES):
+        area, ratio, x, y = numbers[4 * index : 4 * index + 4]
+        target = width * height * (scale + (1 - scale) * area)
+        aspect = math.exp(low + (high - low) * ratio)
+        w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return (int(x * (width - w + 1)), int(y * (height - h + 1)), w, h)
+    aspect = min(max(width / height, 3 / 4), 4 / 3)
+    w, h = min(width, round(height * aspect)), min(height, round(width / aspect))
+    return ((width - w) // 2, (height - h) // 2, w, h)

@@ -1,0 +1,162 @@
+"""Images in class folders, train/<class>/*.jpg and val/<class>/*.jpg, in a directory or in an uncompressed tar archive.
+
+An archive is indexed once and read in place, by offset; nothing is unpacked, so no member can escape anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train.data.source import Dataset
+from train.errors import TrainError
+
+EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"))
+SPLITS = ("train", "val")
+LAYOUT = "expected train/<class>/*.jpg and val/<class>/*.jpg"
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Image files below one folder."""
+
+    root: Path
+    files: Sequence[str]
+    labels: NDArray[np.int64]
+
+    def name(self, index: int) -> str:
+        """The file's path."""
+        return str(self.root / self.files[index])
+
+    def read(self, index: int) -> bytes:
+        """The file's content."""
+        with open(f"{self.root}/{self.files[index]}", "rb") as file:  # noqa: PTH123 - a Path object an image costs more than the call
+            return file.read()
+
+
+@dataclass(frozen=True)
+class TarSource:
+    """Members of one tar archive, read at their offsets; `pread` needs no lock between threads."""
+
+    path: Path
+    descriptor: int
+    files: Sequence[str]
+    extents: Sequence[tuple[int, int]]
+    labels: NDArray[np.int64]
+
+    def name(self, index: int) -> str:
+        """The archive and the member."""
+        return f"{self.path}:{self.files[index]}"
+
+    def read(self, index: int) -> bytes:
+        """The member's content."""
+        offset, size = self.extents[index]
+        return os.pread(self.descriptor, size, offset)
+
+
+def open_folder(path: Path) -> Dataset:
+    """The data set in a directory.
+
+    Raises:
+        TrainError: the layout is not the expected one; the message says what is missing.
+    """
+    listing = {split: _walk(path / split) for split in SPLITS}
+    classes = _classes(str(path), listing)
+
+    def source(split: str, names: list[str], labels: NDArray[np.int64]) -> FileSource:
+        return FileSource(path / split, names, labels)
+
+    return _dataset(classes, listing, source)
+
+
+def open_tar(path: Path) -> Dataset:
+    """The data set in an uncompressed tar archive; one folder around train/ and val/ is accepted.
+
+    Raises:
+        TrainError: not such an archive, or the layout is not the expected one.
+    """
+    extents: dict[str, tuple[int, int]] = {}
+    listing: dict[str, dict[str, list[str]]] = {split: {} for split in SPLITS}
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                parts = PurePosixPath(member.name).parts
+                if member.isfile() and (found := _place(parts)):
+                    split, label, rest = found
+                    listing[split].setdefault(label, []).append(f"{label}/{rest}")
+                    extents[f"{split}/{label}/{rest}"] = (member.offset_data, member.size)
+    except tarfile.TarError as error:
+        raise TrainError(f"--data {path}: not a plain tar archive ({error}); for .tar.gz, gunzip it first") from error
+    if not extents:
+        raise TrainError(f"--data {path}: no images in the archive; {LAYOUT}")
+    classes = _classes(str(path), listing)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def source(split: str, names: list[str], labels: NDArray[np.int64]) -> TarSource:
+        places = [extents[f"{split}/{name}"] for name in names]
+        return TarSource(path, descriptor, [f"{split}/{name}" for name in names], places, labels)
+
+    return _dataset(classes, listing, source)
+
+
+def _place(parts: tuple[str, ...]) -> tuple[str, str, str] | None:
+    """(split, class, rest) of a member's path, or None for what is no image of the data set."""
+    for start in (0, 1):
+        if len(parts) >= start + 3 and parts[start] in SPLITS and _is_image(parts[-1]):
+            return parts[start], parts[start + 1], "/".join(parts[start + 2 :])
+    return None
+
+
+def _is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in EXTENSIONS and not name.startswith(".")  # noqa: PTH122 - a string, not a Path
+
+
+def _walk(root: Path) -> dict[str, list[str]]:
+    """Class -> image paths below `root`, class first. A class folder without images maps to nothing."""
+    if not root.is_dir():
+        return {}
+    folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    return {name: sorted(_images(f"{root}/{name}", name)) for name in folders}
+
+
+def _images(folder: str, prefix: str) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield from _images(entry.path, f"{prefix}/{entry.name}")
+            elif _is_image(entry.name):
+                yield f"{prefix}/{entry.name}"
+
+
+def _classes(where: str, listing: dict[str, dict[str, list[str]]]) -> list[str]:
+    for split in SPLITS:
+        if not listing[split]:
+            raise TrainError(f"--data {where}: no class folders in {split}/; {LAYOUT}")
+    classes = sorted(listing["train"])
+    if len(classes) < 2:
+        raise TrainError(f"--data {where}: one class only ({classes[0]}) in train/; a classifier needs two or more")
+    for split in SPLITS:
+        if empty := [name for name, files in listing[split].items() if not files]:
+            raise TrainError(f"--data {where}: no images in {split}/{empty[0]}; put some there or remove the folder")
+    if unknown := sorted(set(listing["val"]) - set(classes)):
+        raise TrainError(f"--data {where}: val/{unknown[0]} is no class of train/; remove it or add it there")
+    return classes
+
+
+def _dataset(
+    classes: list[str],
+    listing: dict[str, dict[str, list[str]]],
+    source: Callable[[str, list[str], NDArray[np.int64]], FileSource | TarSource],
+) -> Dataset:
+    number = {name: index for index, name in enumerate(classes)}
+    sources = {}
+    for split in SPLITS:
+        pairs = [(file, number[name]) for name in sorted(listing[split]) for file in sorted(listing[split][name])]
+        sources[split] = source(split, [file for file, _ in pairs], np.array([label for _, label in pairs], np.int64))
+    return Dataset(tuple(classes), sources["train"], sources["val"])

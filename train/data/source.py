@@ -1,0 +1,35 @@
+"""What a data set is to the rest of the trainer: numbered, labelled, named items that can be read from any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Pixels = NDArray[np.uint8]
+
+
+class Source(Protocol):
+    """Items 0..n-1. `read` is called from several threads at once."""
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """(n,) class numbers."""
+
+    def name(self, index: int) -> str:
+        """Where the item comes from, for messages."""
+
+    def read(self, index: int) -> bytes | Pixels:
+        """An encoded image, or decoded pixels (H, W, 3)."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A training and a validation source over the same classes."""
+
+    classes: Sequence[str]
+    train: Source
+    val: Source

@@ -1,0 +1,35 @@
+"""One process from its process group to its end: the first line, the stop signal, the group's farewell."""
+
+from __future__ import annotations
+
+import signal
+
+import torch
+import torch.distributed as dist
+
+from train.config import Config
+from train.parallel.world import StopSignal, start
+
+
+def run(config: Config) -> None:
+    """Joins the group, prints the first line, trains.
+
+    Raises:
+        TrainError, Stopped: as `train.loop.train`.
+    """
+    world = start(config)
+    stop = StopSignal(world)
+    signal.signal(signal.SIGTERM, lambda *_: stop.ask())
+    if world.first:  # before the slow imports below: the sign of life that all ranks are there
+        print(
+            f"train: {world.size} process{'es' * (world.size > 1)}, {world.device.type}, backend {world.backend}, "
+            f"torch {torch.__version__}",
+            flush=True,
+        )
+    from train.loop import train
+
+    try:
+        train(config, world, stop)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

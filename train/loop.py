@@ -1,0 +1,245 @@
+"""The run: epochs of steps, exact validation, a checkpoint after each epoch, a stop that all ranks take together."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+from train.checkpoint import Saver, weights_digest
+from train.config import Config
+from train.data import sampler
+from train.data.loader import Batch, Request
+from train.errors import Stopped
+from train.metrics import Meter, Scores, counts
+from train.models import parameter_count
+from train.parallel.world import StopSignal, World
+from train.setup import Run, prepare
+from train.step import autocast
+from train.watch import Interval, Silent, Writer
+
+
+def train(config: Config, world: World, stop: StopSignal) -> None:
+    """Trains as the options say, from the beginning or from where the output folder's checkpoint ended.
+
+    Raises:
+        TrainError: something does not fit; nothing was overwritten.
+        Stopped: SIGTERM; the checkpoint is on disk.
+    """
+    run = prepare(config, world)
+    watch = Writer(Path(config.output), run.precision.autocast is torch.float16) if world.first else Silent()
+    saver = Saver(Path(config.output) / "checkpoints") if world.first else None
+    _announce(run, watch)
+    if run.progress.validated >= config.epochs:
+        done = f"{run.progress.validated} epochs of {config.epochs} are done"
+        watch.say(f"train: nothing to do: {done}; raise --epochs to go on")
+        return
+    watch.begin(_facts(run), purge_step=run.global_step + 1 if run.resumed else None)
+    started = time.perf_counter()
+    scores = Scores(0.0, 0.0, 0.0, 0)
+    try:
+        while run.progress.validated < config.epochs:
+            if run.progress.validated == run.progress.epoch:
+                _train_epoch(run, watch, stop)
+            scores = _finish_epoch(run, watch, stop, saver)
+    except Stopped:
+        if saver:
+            saver.save(run.state(), best=False)
+            saver.close()
+        world.sum(torch.zeros(1))  # nobody leaves before the file is there: torchrun would end the others
+        where = f"epoch {run.progress.epoch + 1}, step {run.progress.step}"
+        watch.say(f"train: stopped at {where}; the checkpoint is saved")
+        watch.end({"stopped": True, "step": run.global_step, "steps": run.total_steps})
+        raise
+    stop.settle()
+    _close(run, watch, saver, scores, time.perf_counter() - started)
+
+
+def _announce(run: Run, watch: Silent) -> None:
+    config, dataset = run.config, run.dataset
+    watch.say(
+        f"train: {config.arch}, {parameter_count(run.model):,} parameters; {len(dataset.classes)} classes, "
+        f"{len(dataset.train.labels):,} images to train on, {len(dataset.val.labels):,} to validate on; "
+        f"global batch {run.global_batch}, {run.total_steps:,} steps, amp {run.precision.name}"
+    )
+    if run.resumed:
+        if run.resumed.damaged:
+            watch.say(f"train: {run.resumed.damaged}; using the one before")
+        watch.say(f"train: resumed {run.resumed.path} at epoch {run.progress.epoch + 1}, step {run.progress.step}")
+
+
+def _facts(run: Run) -> dict[str, object]:
+    world = run.world
+    return {
+        "world": world.size,
+        "arch": run.config.arch,
+        "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
+        "amp": run.precision.name,
+        "backend": world.backend,
+        "global_batch": run.global_batch,
+        "step": run.global_step,
+        "steps": run.total_steps,
+        "epochs": run.config.epochs,
+        "versions": {"torch": torch.__version__, "python": platform.python_version(), "numpy": np.__version__},
+        "config": run.config.to_dict(),
+    }
+
+
+def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
+    """The rest of the epoch under way.
+
+    Raises:
+        Stopped: between two steps; `run.progress` says which.
+    """
+    config, world, progress = run.config, run.world, run.progress
+    run.step.model.train()
+    meter = Meter(world, progress.sums)
+    clock = _Clock()
+    for batch in clock.timed(run.train_loader.batches(_requests(run), progress.epoch)):
+        if stop.agreed():
+            meter.read(0.0)
+            progress.sums = meter.epoch
+            raise Stopped
+        # dropout and the like: from the step, not from what ran before it, so that a resumed run draws the same
+        torch.manual_seed(sampler.fold(config.seed, progress.epoch, progress.step, world.rank))
+        rate = run.schedule(progress.updates)
+        sums, applied = run.step(batch, rate)
+        meter.add(sums)
+        progress.step += 1
+        if applied:
+            progress.updates += 1
+        else:
+            progress.skipped += 1
+            scale = run.step.scaler.get_scale()
+            watch.say(f"Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to {scale}")
+        if progress.step % config.log_every == 0 or progress.step == run.epoch_steps:
+            sums, wait = meter.read(clock.waited)
+            seconds = clock.restart()
+            watch.progress(_interval(run, Scores.of(sums), Scores.of(meter.epoch), rate, seconds, wait / world.size))
+    progress.sums = meter.epoch
+    progress.epoch, progress.step = progress.epoch + 1, 0
+
+
+def _requests(run: Run) -> Iterator[Request]:
+    """This rank's batches of the rest of the epoch."""
+    progress, world = run.progress, run.world
+    permutation = sampler.order(run.config.seed, progress.epoch, len(run.dataset.train.labels))
+    for step in range(progress.step, run.epoch_steps):
+        indices, total = sampler.training_batch(permutation, step, run.global_batch, world.rank, world.size)
+        filler = max(0, run.least_samples - len(indices))
+        yield Request(np.concatenate([indices, permutation[:filler]]), total, filler)
+
+
+def _interval(run: Run, now: Scores, so_far: Scores, rate: float, seconds: float, wait: float) -> Interval:
+    return Interval(
+        epoch=run.progress.epoch + 1,
+        epochs=run.config.epochs,
+        step=run.global_step,
+        steps=run.total_steps,
+        epoch_step=run.progress.step,
+        epoch_steps=run.epoch_steps,
+        interval=now,
+        so_far=so_far,
+        lr=rate,
+        images_per_s=now.images / seconds,
+        data_wait=min(wait / seconds, 1.0),
+        loss_scale=run.step.scaler.get_scale(),
+        skipped=run.progress.skipped,
+    )
+
+
+def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None) -> Scores:
+    """Validates, reports and saves the epoch whose training is over."""
+    progress = run.progress
+    start = time.perf_counter()
+    scores = validate(run, stop)
+    progress.validated = progress.epoch
+    best = scores.top1 > progress.best
+    progress.best = max(scores.top1, progress.best)
+    seconds = time.perf_counter() - start
+    watch.validated(progress.epoch, run.config.epochs, run.global_step, Scores.of(progress.sums), scores, seconds)
+    progress.sums = torch.zeros_like(progress.sums)
+    if saver:
+        saver.save(run.state(), best)
+    return scores
+
+
+def validate(run: Run, stop: StopSignal) -> Scores:
+    """Every validation image exactly once, whatever the number of ranks: nothing is padded, sums are added up.
+
+    Raises:
+        Stopped: the epoch is then validated after the resumption.
+    """
+    world, batch_size, count = run.world, run.config.batch_size, len(run.dataset.val.labels)
+    if world.size > 1:  # running statistics of batch norm: validate, and save, rank 0's everywhere
+        for buffer in run.model.buffers():
+            dist.broadcast(buffer, 0)
+    mine = sampler.validation_share(count, world.rank, world.size)
+    requests = (Request(mine[i : i + batch_size], count) for i in range(0, len(mine), batch_size))
+    batches = run.val_loader.batches(requests, epoch=0)
+    meter = Meter(world)
+    run.model.eval()
+    for _ in range(-(-count // world.size // batch_size)):  # of the largest share: every rank asks as often
+        if stop.agreed():
+            raise Stopped
+        if (batch := next(batches, None)) is not None:
+            meter.add(_evaluate(run, batch))
+    meter.read(0.0)
+    return Scores.of(meter.epoch)
+
+
+@torch.inference_mode()
+def _evaluate(run: Run, batch: Batch) -> torch.Tensor:
+    device = run.world.device
+    labels = batch.labels.to(device, non_blocking=True)
+    with autocast(run.precision, device):
+        logits = run.model(run.step.normalise(batch.images.to(device, non_blocking=True)))
+    losses = functional.cross_entropy(logits.to(run.precision.weights), labels, reduction="none")
+    return counts(logits, labels, losses, batch.weights.to(device, non_blocking=True))
+
+
+def _close(run: Run, watch: Silent, saver: Saver | None, scores: Scores, seconds: float) -> None:
+    if saver:
+        saver.close()
+    digest = weights_digest(run.model) if run.world.first or run.config.print_digest else ""
+    if run.config.print_digest:
+        print(f"train: rank {run.world.rank} weights {digest}", flush=True)
+    facts = {"top1": scores.top1, "top5": scores.top5, "loss": scores.loss, "best_top1": run.progress.best}
+    facts |= {"seconds": round(seconds, 3), "step": run.global_step, "steps": run.total_steps}
+    watch.end({**facts, "digest": digest})
+    watch.say(
+        f"train: done in {seconds:.1f} s; val Acc@1 {scores.top1:.2f} (best {run.progress.best:.2f}) "
+        f"Acc@5 {scores.top5:.2f}; weights {digest[:16]}"
+    )
+    run.train_loader.close()
+    run.val_loader.close()
+
+
+class _Clock:
+    """Time of an interval, and how much of it went by waiting for data."""
+
+    def __init__(self) -> None:
+        self.waited = 0.0
+        self._start = time.perf_counter()
+
+    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same batches; the time until each one is there counts as waiting."""
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches, None)
+            self.waited += time.perf_counter() - asked
+            if batch is None:
+                return
+            yield batch
+
+    def restart(self) -> float:
+        """Ends the interval; its seconds."""
+        now = time.perf_counter()
+        seconds, self._start, self.waited = now - self._start, now, 0.0
+        return max(seconds, 1e-9)

@@ -1,0 +1,60 @@
+"""Loss and accuracy, exact over any number of ranks: sums and counts are added up, never averages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from train.parallel.world import World
+
+
+def counts(logits: Tensor, labels: Tensor, losses: Tensor, weights: Tensor) -> Tensor:
+    """(4,) float64: loss sum, right, right within the first five, images; only those with weight count.
+
+    `logits` (n, classes), the others (n,). n may be 0.
+    """
+    valid = weights > 0
+    best = logits.topk(min(5, logits.shape[1]), dim=1).indices
+    hits = (best == labels[:, None]) & valid[:, None]
+    sums = (losses.double() * weights).sum(), hits[:, 0].sum(), hits.sum(), valid.sum()
+    return torch.stack([value.double() for value in sums])
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Averages over `images` images; accuracies in percent."""
+
+    loss: float
+    top1: float
+    top5: float
+    images: int
+
+    @staticmethod
+    def of(sums: Tensor) -> Scores:
+        """From the (4,) sums of `counts`."""
+        loss, right, right5, images = sums.tolist()
+        count = max(images, 1)
+        return Scores(loss / count, 100 * right / count, 100 * right5 / count, int(images))
+
+
+@dataclass
+class Meter:
+    """Sums of an interval and of the epoch so far; stays on the device until it is read."""
+
+    world: World
+    epoch: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
+    _interval: Tensor | None = None
+
+    def add(self, sums: Tensor) -> None:
+        """One step's sums of this rank."""
+        self._interval = sums if self._interval is None else self._interval + sums
+
+    def read(self, waited: float) -> tuple[Tensor, float]:
+        """The interval's sums and `waited` seconds, both over all ranks; a new interval begins. Every rank calls it."""
+        mine = torch.zeros(4, dtype=torch.float64) if self._interval is None else self._interval.cpu()
+        both = self.world.sum(torch.cat([mine, torch.tensor([waited], dtype=torch.float64)]))
+        self._interval = None
+        self.epoch = self.epoch + both[:4]
+        return both[:4], float(both[4])

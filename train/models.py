@@ -1,0 +1,110 @@
+"""Architectures by name: two small ones of our own for 32x32 images, and every classification model of torchvision."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from train.errors import TrainError
+
+
+class SmallCNN(nn.Module):
+    """Three stages of two 3x3 convolutions with group norm; (N, 3, H, W) -> (N, classes), H and W >= 8.
+
+    No batch norm: an image's output depends on that image alone, so two ranks compute what one would.
+    """
+
+    def __init__(self, num_classes: int, widths: tuple[int, ...] = (32, 64, 128)) -> None:
+        super().__init__()
+        stages: list[nn.Module] = []
+        last = 3
+        for index, width in enumerate(widths):
+            stages += [nn.MaxPool2d(2)] if index else []
+            for channels in (last, width):
+                conv = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+                stages += [conv, nn.GroupNorm(8, width), nn.ReLU(inplace=True)]
+            last = width
+        self.features = nn.Sequential(*stages)
+        self.classifier = nn.Linear(last, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits."""
+        logits: Tensor = self.classifier(self.features(images).mean((2, 3)))
+        return logits
+
+
+class BasicBlock(nn.Module):
+    """He et al., arXiv 1512.03385, figure 5 left."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != width:
+            self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, channels, H, W) -> (N, width, H/stride, W/stride)."""
+        out = functional.relu(self.bn1(self.conv1(x)))
+        return functional.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+
+
+def cifar_resnet18(num_classes: int) -> nn.Module:
+    """ResNet-18 for 32x32 images: 3x3 stem of stride 1 and no max-pool."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
+    channels = 64
+    for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [BasicBlock(channels, width, stride), BasicBlock(width, width, 1)]
+        channels = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, num_classes))
+
+
+OWN: dict[str, Callable[[int], nn.Module]] = {"smallcnn": SmallCNN, "cifar_resnet18": cifar_resnet18}
+
+
+def make_model(arch: str, num_classes: int) -> nn.Module:
+    """The architecture `arch`, freshly initialised from torch's global generator.
+
+    Raises:
+        TrainError: there is no such architecture; the message names the nearest ones.
+    """
+    if arch in OWN:
+        return OWN[arch](num_classes)
+    from torchvision import models  # here, because it costs two seconds that our own architectures need not pay
+
+    names: list[str] = models.list_models(module=models)
+    if arch not in names:
+        near = difflib.get_close_matches(arch, [*OWN, *names], n=3, cutoff=0.4)
+        raise TrainError(f"--arch {arch}: no such architecture; nearest: {', '.join(near or ['resnet50'])}")
+    build = models.get_model_builder(arch)
+    options: dict[str, Any] = {"weights": None, "num_classes": num_classes}
+    if arch in ("googlenet", "inception_v3"):  # their auxiliary heads return tuples; train the main head alone
+        options |= {"aux_logits": False, "init_weights": True}
+    if arch.startswith(("resnet", "resnext", "wide_resnet")):  # Goyal et al., section 5.1: large batches need it
+        options["zero_init_residual"] = True
+    model: nn.Module = build(**options)
+    return model
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether a batch's own statistics enter the result, through torch's batch norm."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Trainable numbers."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def seeded_model(arch: str, num_classes: int, seed: int) -> nn.Module:
+    """`make_model` from a seed: the same weights on every rank."""
+    torch.manual_seed(seed)
+    return make_model(arch, num_classes)

@@ -1,0 +1,19 @@
+"""Gradient averaging over ranks: DistributedDataParallel, also on CPU over gloo."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from train.parallel.world import World
+
+
+def wrap(model: nn.Module, world: World) -> nn.Module:
+    """`model` with its gradients averaged over all ranks, which start from rank 0's weights; alone, the model itself.
+
+    Gradients live in the communication buckets (gradient_as_bucket_view), which saves one copy of them all.
+    """
+    if world.size == 1:
+        return model
+    devices = [world.device.index] if world.device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)

@@ -1,0 +1,169 @@
+"""Everything a run needs before its first step, alike on every rank, put back where a checkpoint left it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from train import checkpoint
+from train.config import Config
+from train.data import sampler
+from train.data.loader import Loader
+from train.data.open import open_dataset
+from train.data.source import Dataset
+from train.errors import TrainError
+from train.models import has_batch_norm, seeded_model
+from train.optim import make_optimizer
+from train.parallel.ddp import wrap
+from train.parallel.world import World
+from train.schedule import OneCycle, make_schedule
+from train.step import Precision, Step, choose_precision
+
+
+@dataclass
+class Progress:
+    """Where a run is. With the options it determines everything that is still to come."""
+
+    epoch: int = 0  # training epochs done
+    step: int = 0  # steps done in the epoch under way
+    updates: int = 0  # steps applied: the schedule's position
+    skipped: int = 0  # steps not applied because fp16 overflowed
+    validated: int = 0  # epochs validated
+    best: float = -1.0  # highest top-1 so far, percent
+    sums: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))  # of this epoch, all ranks
+
+
+@dataclass
+class Run:
+    """All parts of a run on this rank."""
+
+    config: Config
+    world: World
+    dataset: Dataset
+    model: nn.Module
+    step: Step
+    precision: Precision
+    schedule: OneCycle
+    progress: Progress
+    epoch_steps: int
+    resumed: checkpoint.Loaded | None
+    train_loader: Loader
+    val_loader: Loader
+
+    @property
+    def global_batch(self) -> int:
+        """Images a step, of all ranks."""
+        return self.config.batch_size * self.world.size
+
+    @property
+    def total_steps(self) -> int:
+        """Of the whole run."""
+        return self.config.epochs * self.epoch_steps
+
+    @property
+    def global_step(self) -> int:
+        """Steps done, of the whole run."""
+        return self.progress.epoch * self.epoch_steps + self.progress.step
+
+    @property
+    def least_samples(self) -> int:
+        """What a rank's batch is filled up to, with weight 0: batch norm refuses a single value a channel."""
+        return 2 if has_batch_norm(self.model) else 1
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must agree on in the middle of an epoch for the sample order to be the same."""
+        names = ("seed", "last_batch")
+        order = {name: getattr(self.config, name) for name in names}
+        return order | {"global_batch": self.global_batch, "images": len(self.dataset.train.labels)}
+
+    def state(self) -> checkpoint.State:
+        """What a checkpoint holds."""
+        return {
+            "format": checkpoint.FORMAT,
+            "arch": self.config.arch,
+            "classes": list(self.dataset.classes),
+            "identity": self.identity(),
+            "config": self.config.to_dict(),
+            "progress": vars(self.progress),
+            "model": self.model.state_dict(),
+            "optimizer": self.step.optimizer.state_dict(),
+            "scaler": self.step.scaler.state_dict(),
+        }
+
+
+def prepare(config: Config, world: World) -> Run:
+    """Data, model, optimiser, schedule and the checkpoint to go on from.
+
+    Raises:
+        TrainError: on the ranks where something does not fit; the other ranks end with it (SystemExit).
+    """
+    dataset = world.together(lambda: open_dataset(config.data))
+    epoch_steps = world.together(lambda: _epoch_steps(config, world, len(dataset.train.labels)))
+    model = world.together(lambda: seeded_model(config.arch, len(dataset.classes), config.seed))
+    folder = Path(config.output) / "checkpoints"
+    resumed = world.together(lambda: checkpoint.find(config.resume, folder) if world.first else None)
+    resumed = checkpoint.broadcast(resumed, world)
+    precision = choose_precision(config, world.device)
+    model = model.to(world.device, precision.weights, memory_format=precision.layout)  # type: ignore[call-overload]
+    schedule = make_schedule(config, config.batch_size * world.size, config.epochs * epoch_steps)
+    optimizer = make_optimizer(config, model)
+    if resumed:
+        world.together(lambda: _check_same_model(resumed, config, dataset, model))
+    step = Step(config, world, precision, wrap(model, world), optimizer)
+    pin = world.device.type == "cuda"
+    loaders = (
+        Loader(config, source, training, config.batch_size, world.local_size, pin)
+        for source, training in ((dataset.train, True), (dataset.val, False))
+    )
+    run = Run(config, world, dataset, model, step, precision, schedule, Progress(), epoch_steps, resumed, *loaders)
+    if resumed:
+        world.together(lambda: _restore(run, resumed))
+    return run
+
+
+def _epoch_steps(config: Config, world: World, images: int) -> int:
+    batch = config.batch_size * world.size
+    if batch > images:
+        raise TrainError(
+            f"--batch-size {config.batch_size} on {world.size} processes is {batch} images a step, "
+            f"but there are {images} to train on; make it {max(1, images // world.size)} or less"
+        )
+    return sampler.steps_per_epoch(images, batch, config.last_batch == "keep")
+
+
+def _check_same_model(resumed: checkpoint.Loaded, config: Config, dataset: Dataset, model: nn.Module) -> None:
+    state = resumed.state
+    for what, here in (("arch", config.arch), ("classes", list(dataset.classes))):
+        if state[what] != here:
+            raise TrainError(
+                f"{resumed.path} has {what} {_short(state[what])}, this run {_short(here)}; "
+                f"use another --output, or the same model and data"
+            )
+    try:
+        model.load_state_dict(state["model"])
+    except RuntimeError as error:
+        raise TrainError(f"{resumed.path} does not fit the model: {str(error).splitlines()[-1].strip()}") from error
+
+
+def _short(value: Any) -> str:
+    return f"({len(value)}) {', '.join(value[:3])}, ..." if isinstance(value, list) else str(value)
+
+
+def _restore(run: Run, resumed: checkpoint.Loaded) -> None:
+    state = resumed.state
+    progress = Progress(**state["progress"])
+    before, now = state["identity"], run.identity()
+    if changed := [f"{key} {value} -> {now[key]}" for key, value in before.items() if value != now[key]]:
+        if progress.step:
+            raise TrainError(
+                f"{resumed.path} was saved inside an epoch, and the order of images changed since: {', '.join(changed)}"
+            )
+        # between epochs this is fine: the schedule goes on at the same share of the run
+        progress.updates = progress.epoch * run.epoch_steps
+    run.progress = progress
+    run.step.optimizer.load_state_dict(state["optimizer"])
+    run.step.scaler.load_state_dict(state["scaler"])
