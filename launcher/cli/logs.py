@@ -15,7 +15,8 @@ import typer
 from launcher.cli import options
 from launcher.cli.screen import Screen, print_outcome
 from launcher.errors import LauncherError, NodesFailed, UsageError
-from launcher.job.loader import load_job, read_secrets
+from launcher.job.files import read_secrets
+from launcher.job.loader import load_job
 from launcher.job.scalars import parse_duration
 from launcher.logs.clock import Clock
 from launcher.logs.follow import Tail, last_lines

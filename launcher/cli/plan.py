@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from launcher.cli import options
+from launcher.job.files import check_files, code_folder
 from launcher.job.loader import load_job
 from launcher.model.plan import Plan
 from launcher.plan.offline import offline
@@ -26,7 +28,8 @@ def plan(
 ) -> None:
     """Nothing is started; without --offline the nodes are looked at, and the image is put on them if it is missing."""
     loaded = load_job(job, sets or [], options.hosts(nodes))
-    code = snapshot(Path(loaded.code))
+    check_files(loaded, Path.cwd(), os.environ)
+    code = snapshot(code_folder(loaded, Path.cwd()))
     err = Console(stderr=True, highlight=False)
     if offline_:
         made = offline(loaded, code.digest)

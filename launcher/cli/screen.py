@@ -151,6 +151,12 @@ def print_failure(console: Console, failure: Failure) -> None:
         console.print(f"  -> {escape(failure.cure)}")
 
 
+def top1(epoch: Mapping[str, Any]) -> float | None:
+    """Validation accuracy in percent, from an epoch's line of metrics.jsonl; None where it has none."""
+    val = epoch.get("val")
+    return _number(val.get("top1")) if isinstance(val, Mapping) else None
+
+
 def print_outcome(console: Console, outcome: Outcome) -> None:
     if outcome.failure is not None:
         print_failure(console, outcome.failure)
@@ -159,6 +165,6 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
             console.print(f"[dim]ended because of it, not to blame: {escape(', '.join(victims))}[/]")
         console.print(f"[dim]everything it left is in runs/{outcome.run}/[/]")
     if outcome.state is RunState.DONE:
-        accuracy = outcome.last.get("val_acc1")
-        extra = f", top-1 {accuracy:.2f} %" if isinstance(accuracy, (int, float)) else ""
+        accuracy = top1(outcome.last)
+        extra = "" if accuracy is None else f", validation top-1 {accuracy:.2f} %"
         console.print(f"[bold green]done[/] {outcome.run}{extra}; logs and curves in runs/{outcome.run}/")

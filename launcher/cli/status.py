@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.cli import options
-from launcher.cli.screen import duration
+from launcher.cli.screen import duration, top1
 from launcher.errors import LauncherError
 from launcher.logs.follow import size_of
 from launcher.model import labels
@@ -169,13 +169,13 @@ def runs(nodes: options.Nodes = None, json: options.Json = False, ssh_config: op
     for column in ("run", "state", "exit", "nodes", "top-1"):
         table.add_column(column)
     for row in rows:
-        accuracy = row.get("val_acc1")
+        accuracy = row.get("top1")
         table.add_row(
             row["run"],
             Text(row["state"], style=_STYLES.get(row["state"], "")),
             "" if row["exit_code"] is None else str(row["exit_code"]),
             Text(", ".join(row["nodes"])),
-            f"{accuracy:.2f}" if isinstance(accuracy, (int, float)) else "",
+            "" if accuracy is None else f"{accuracy:.2f}",
         )
     Console(highlight=False).print(table if rows else "no runs yet: launcher up JOB")
 
@@ -190,7 +190,7 @@ def _on_record() -> list[dict[str, Any]]:
                 "state": result.get("state", "not ended, as far as is known here"),
                 "exit_code": result.get("exit_code"),
                 "nodes": [node.name for node in record.nodes()],
-                "val_acc1": (result.get("last") or {}).get("val_acc1"),
+                "top1": top1(result.get("last") or {}),
             }
         )
     return rows

@@ -14,8 +14,11 @@ import typer
 from launcher.cli import options
 from launcher.cli.screen import Screen, print_outcome
 from launcher.errors import StoppedByUser
-from launcher.job.loader import check_files, dump_job, expand_sweep, load_job, read_secrets
+from launcher.job.dump import dump_job
+from launcher.job.files import check_files, code_folder, read_secrets
+from launcher.job.loader import load_job
 from launcher.job.models import Job
+from launcher.job.sweep import expand_sweep
 from launcher.logs.lines import Masker
 from launcher.node.connect import Fleet, connect
 from launcher.records.paths import NodePaths
@@ -57,7 +60,7 @@ def run_one(job: Job, *, detach: bool, ssh_config: Path | None) -> int:
     check_files(job, Path.cwd(), os.environ)
     secrets = read_secrets(job, Path.cwd(), os.environ)
     with Screen(Masker(secrets.values())) as screen:
-        code = snapshot(Path(job.code))
+        code = snapshot(code_folder(job, Path.cwd()))
         with connect([(entry.name, entry.host) for entry in job.nodes], job.runtime, ssh_config) as fleet:
             record = launch(job, fleet, code, secrets, screen)
             if detach:

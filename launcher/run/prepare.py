@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import getpass
 import socket
 import time
 from collections.abc import Callable, Sequence
 
+from launcher.image.ensure import ensure
+from launcher.image.probe import Surroundings, image_facts
 from launcher.job.models import Job
 from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import Plan, Rendezvous, RunId, new_run_id
-from launcher.node.connect import Fleet
+from launcher.node.connect import Fleet, caller_engine
 from launcher.plan import build
 from launcher.plan.rendezvous import choose, on_one_machine
 from launcher.run.ways import try_ways
@@ -48,4 +51,18 @@ def make_image(
     job: Job, fleet: Fleet, facts: Sequence[NodeFacts], say: Callable[[str], None]
 ) -> tuple[ImageFacts, list[NodeFacts]]:
     """The job's image on every node, what it can do, and the facts with the limits that its containers are granted."""
-    raise NotImplementedError
+    if job.runtime == "process" or job.image is None:
+        return image_facts(fleet.engines[0], "", Surroundings(env=job.env)), list(facts)
+    with caller_engine() as local:
+        image = ensure(job.image, fleet.engines, local, say, job=job.name, mounted=bool(job.mounts))
+    master = facts[0]
+    rootless = master.engine is not None and master.engine.rootless
+    view = Surroundings(
+        mounts=job.mounts,
+        env=job.env_of(job.nodes[0]),
+        user="0:0" if rootless else f"{master.uid}:{master.gid}",
+        groups=() if rootless else master.groups,
+    )
+    granted = fleet.each(lambda engine: engine.granted_ulimits(image.id))
+    limited = [dataclasses.replace(node, ulimits=limits) for node, limits in zip(facts, granted, strict=True)]
+    return image_facts(fleet.engines[0], image.reference, view), limited

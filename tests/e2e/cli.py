@@ -1,0 +1,84 @@
+"""Calling the launcher as a user does: another process, a folder of its own, a job file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@dataclass(frozen=True)
+class Cli:
+    """`cwd` is a user's project: runs/ appears there."""
+
+    cwd: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def start(self, *args: object) -> subprocess.Popen[str]:
+        """A launcher that goes on in the background, stdout and stderr as pipes."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "launcher", *map(str, args)],
+            cwd=self.cwd,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **self.env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, *args: object, code: int | None = 0, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+        """Run to the end; fails the test with all output when the exit code is not `code` (None: any)."""
+        process = self.start(*args)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            raise AssertionError(f"launcher {args} did not end in {timeout} s\n{out}\n{err}") from None
+        shown = f"launcher {' '.join(map(str, args))}: exit {process.returncode}\n--- stdout\n{out}\n--- stderr\n{err}"
+        assert code is None or process.returncode == code, shown
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def job(self, name: str = "job", **keys: Any) -> Path:
+        """Write a job file; its path."""
+        path = self.cwd / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({"name": name, **keys}, sort_keys=False))
+        return path
+
+    def program(self, name: str) -> str:
+        """Put one of the test programs into the project; its path in there."""
+        shutil.copy(PROGRAMS / name, self.cwd / name)
+        return name
+
+    def runs(self) -> list[Path]:
+        """The run folders, the latest last."""
+        folder = self.cwd / "runs"
+        return sorted(folder.iterdir(), key=lambda p: p.name[-20:]) if folder.exists() else []
+
+    def result(self) -> dict[str, Any]:
+        """result.json of the latest run."""
+        value: dict[str, Any] = json.loads((self.runs()[-1] / "result.json").read_text())
+        return value
+
+
+def bed_job(**keys: Any) -> dict[str, Any]:
+    """What every job on the bed has in common: its nodes, its image, torch from the nodes' /opt/venv."""
+    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return {
+        "image": {"ref": "launcher-bed-train"},
+        "nodes": ["node1", "node2"],
+        "mounts": {"/opt/venv": "/opt/venv:ro"},
+        "env": {"PYTHONPATH": f"/opt/venv/lib/{python}/site-packages", "OMP_NUM_THREADS": "1"},
+        **keys,
+    }

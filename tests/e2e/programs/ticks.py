@@ -1,0 +1,10 @@
+"""Prints numbered lines for a while: something to follow, to leave and to stop."""
+
+import signal
+import sys
+import time
+
+signal.signal(signal.SIGTERM, lambda *_: (print("got SIGTERM, saving", flush=True), sys.exit(0)))
+for tick in range(int(sys.argv[1])):
+    print(f"tick {tick}", flush=True)
+    time.sleep(0.1)
