@@ -1,0 +1,188 @@
+"""The kinds of values that the job file's keys take: how each is checked, made normal, and shown in the schema."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BeforeValidator, PlainValidator, WithJsonSchema
+
+from launcher.job.argv import Args, ArgValue
+from launcher.job.hosts import parse_host
+from launcher.job.problems import BadValueError, LocatedError, Path, show
+from launcher.job.scalars import (
+    Gpus,
+    Word,
+    parse_address,
+    parse_cpus,
+    parse_duration,
+    parse_gpus,
+    parse_path,
+    parse_size,
+    parse_text,
+    whole,
+)
+from launcher.model.container import Mount
+
+Result = TypeVar("Result")
+
+_TRUTH = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+_OPTION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+def parse_mounts(value: Any) -> tuple[Mount, ...]:
+    """`{/source: /target[:ro|:rw]}`, in the order written."""
+    if isinstance(value, (list, tuple)) and all(isinstance(item, Mount) for item in value):
+        return tuple(value)
+    if not isinstance(value, Mapping):
+        raise BadValueError(f"expected a mapping such as {{/data: /data:ro}}, not {show(value)}")
+    targets: dict[str, str] = {}
+
+    def parse(source: Any, target: Any) -> Mount:
+        path, _, mode = (target if isinstance(target, str) else "").partition(":")
+        if not path or mode not in ("", "ro", "rw"):
+            raise BadValueError(f"expected /path, /path:ro or /path:rw inside the container, not {show(target)}")
+        mount = Mount(parse_path(source), parse_path(path), mode == "ro")
+        if mount.target in targets:
+            raise BadValueError(f"{mount.target} is mounted twice, from {targets[mount.target]} too")
+        targets[mount.target] = mount.source
+        return mount
+
+    return tuple(each(value.items(), parse))
+
+
+def parse_args(value: Any) -> Args:
+    """A mapping from option to text, truth value, null or list of texts; or a list of texts. See `argv.argv_of`."""
+    if not isinstance(value, Mapping):
+        return parse_argv(value, "a mapping or a list of arguments")
+    options: dict[str, str] = {}
+
+    def parse(key: Any, item: Any) -> tuple[str, ArgValue]:
+        if not isinstance(key, str) or not _OPTION.fullmatch(key):
+            raise BadValueError("expected an option's name without its dashes, such as batch_size")
+        if (twin := options.setdefault(key.replace("_", "-"), key)) != key:
+            raise BadValueError(f"the same option as {twin}")
+        return str(key), _arg_value(item)
+
+    return dict(each(value.items(), parse))
+
+
+def _arg_value(value: Any) -> ArgValue:
+    if isinstance(value, Word):
+        word, truth = str(value), _TRUTH[value.lower()]
+        raise BadValueError(f"is {word} a truth value or text? write {truth} for the one, '{word}' for the other")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, (list, tuple)):
+        return parse_argv(value, "a list of plain values")
+    if isinstance(value, Mapping):
+        raise BadValueError("expected a plain value or a list of plain values, not a mapping")
+    return parse_text(value)
+
+
+def parse_argv(value: Any, expected: str = "a list, one item an argument") -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise BadValueError(f"expected {expected}, not {show(value)}")
+    return tuple(each(enumerate(value), lambda _, item: parse_text(item)))
+
+
+def each(items: Iterable[tuple[Any, Any]], parse: Callable[[Any, Any], Result]) -> list[Result]:
+    """Parse all of them. Raises LocatedError with everything that is wrong, by key."""
+    results: list[Result] = []
+    problems: list[tuple[Path, str]] = []
+    for key, item in items:
+        try:
+            results.append(parse(key, item))
+        except BadValueError as error:  # every error of the user, not only the first
+            problems.append(((key,), str(error)))
+    if problems:
+        raise LocatedError(problems)
+    return results
+
+
+def _processes(value: Any) -> str | int:
+    return "auto" if value == "auto" else whole("auto or a number of workers", 1, 1024)(value)
+
+
+def _host_address(value: Any) -> str:
+    return "host-gateway" if value == "host-gateway" else parse_address(value)
+
+
+def matching(pattern: str, expected: str) -> Any:
+    """A validator of text that is wholly `pattern`; `expected` completes "expected ..."."""
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            quote = "; write it in quotes" if isinstance(value, (int, float)) else ""
+            raise BadValueError(f"expected {expected}, not {show(value)}{quote}")
+        return str(value)
+
+    return BeforeValidator(check)
+
+
+def schema(**keywords: Any) -> WithJsonSchema:
+    return WithJsonSchema(keywords)
+
+
+_TEXT = {"type": ["string", "number", "boolean"]}  # a scalar that is passed on as text
+_LIST = {"type": "array", "items": _TEXT}
+_OPTIONS = {
+    "type": "object",
+    "propertyNames": {"pattern": f"^{_OPTION.pattern}$"},
+    "additionalProperties": {"anyOf": [{"type": ["string", "number", "boolean", "null"]}, _LIST]},
+}
+_GPU_LIST = {"type": "array", "items": {"type": ["integer", "string"]}, "minItems": 1, "uniqueItems": True}
+
+JobName = Annotated[
+    str,
+    matching(r"[a-z0-9][a-z0-9-]{0,62}", "a name of at most 63 small letters, digits and dashes"),
+    schema(type="string", pattern="^[a-z0-9][a-z0-9-]{0,62}$"),
+]
+NodeName = Annotated[str, matching(r"|[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "a short name of letters, digits, . _ and -")]
+Host = Annotated[str, BeforeValidator(parse_host)]
+Address = Annotated[str, BeforeValidator(parse_address)]
+Reference = Annotated[
+    str, matching(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,400}", "an image such as registry/name:tag or name@sha256:...")
+]
+TorchVision = Annotated[str, matching(r"auto|keep|\d+\.\d+\.\d+(\.post\d+)?", "auto, keep or a version X.Y.Z")]
+Requirement = Annotated[
+    str,
+    matching(r"[A-Za-z0-9][^\x00-\x1f\x7f]*", "a pip requirement such as timm==1.0.9 (pip's options are not taken)"),
+]
+LocalPath = Annotated[str, matching(r"[^\x00-\x1f\x7f]+", "a path")]
+ContainerPath = Annotated[str, BeforeValidator(parse_path), schema(type="string", pattern="^/")]
+Mounts = Annotated[
+    tuple[Mount, ...],
+    PlainValidator(parse_mounts),
+    schema(type="object", additionalProperties={"type": "string", "pattern": "^/"}),
+]
+ModuleName = Annotated[str, matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "a Python module such as train")]
+Argv = Annotated[tuple[str, ...], PlainValidator(parse_argv), schema(**_LIST)]
+ArgsField = Annotated[Args, PlainValidator(parse_args), schema(anyOf=[_OPTIONS, _LIST])]
+EnvName = Annotated[
+    str,
+    matching(
+        r"(?!LAUNCHER_)[A-Za-z_][A-Za-z0-9_]*",
+        "a variable's name: letters, digits and _, not beginning with LAUNCHER_, which the launcher sets",
+    ),
+]
+Env = Mapping[EnvName, Annotated[str, BeforeValidator(parse_text), schema(**_TEXT)]]
+GpusField = Annotated[
+    Gpus,
+    PlainValidator(parse_gpus),
+    schema(anyOf=[{"enum": ["all", "none"]}, {"type": "integer", "minimum": 0}, _GPU_LIST]),
+]
+Processes = Annotated[
+    str | int, PlainValidator(_processes), schema(anyOf=[{"const": "auto"}, {"type": "integer", "minimum": 1}])
+]
+Restarts = Annotated[int, PlainValidator(whole("a number of restarts", 0, 1000)), schema(type="integer", minimum=0)]
+Port = Annotated[int, PlainValidator(whole("a port", 1024, 65535)), schema(type="integer", minimum=1024, maximum=65535)]
+Duration = Annotated[
+    int, PlainValidator(parse_duration), schema(type=["string", "number"], examples=["24h", "15m", "1h30m"])
+]
+Size = Annotated[int, PlainValidator(parse_size), schema(type=["string", "integer"], examples=["64g", "512m"])]
+Cpus = Annotated[float, PlainValidator(parse_cpus), schema(type="number")]
+Device = Annotated[str, matching(r"/[^:\s]*(:/[^:\s]*)?(:[rwm]{1,3})?", "a device: /dev/x or /dev/x:/dev/y:rwm")]
+Capability = Annotated[str, matching(r"[A-Z][A-Z_]*", "a capability such as SYS_PTRACE, in capitals")]
+HostName = Annotated[str, matching(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", "a host name")]
+HostAddress = Annotated[str, BeforeValidator(_host_address)]

@@ -1,0 +1,65 @@
+"""A job file to a Job: everything that is wrong with it in one message, each thing with its line and its key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path as FilePath
+
+from launcher.errors import JobInvalid
+from launcher.job.document import compose
+from launcher.job.explain import check
+from launcher.job.models import Job, Origin
+from launcher.job.overrides import apply_nodes, apply_set
+from launcher.job.problems import Problem, refusal, show
+
+LARGEST = 1_000_000  # bytes
+_START = "`launcher init` writes a commented job file to start from"
+
+
+def load_job(path: str | PathLike[str], sets: Sequence[str] = (), nodes: Sequence[str] | None = None) -> Job:
+    """The job that a file asks for, with overrides `a.b=value` and, if given, other nodes than the file's.
+
+    Raises JobInvalid, with all that is wrong. Nothing that the job names is looked at: see `files.check_files`.
+    """
+    return parse_job(_read(FilePath(path)), str(path), sets, nodes)
+
+
+def parse_job(text: str, source: str = "job.yaml", sets: Sequence[str] = (), nodes: Sequence[str] | None = None) -> Job:
+    """The same from text; `source` is what messages call it."""
+    found, problems = compose(text, source)
+    if found is None or (found.value is None and not problems):
+        raise JobInvalid(source, "the file holds nothing", _START)
+    root = found
+    if not isinstance(root.value, dict):
+        what = f"expected a mapping with the keys name, nodes, run, ..., not {show(root.plain())}"
+        raise JobInvalid(str(root.mark), what, _START)
+    for assignment in sets:
+        root, more = apply_set(root, assignment)
+        problems += more
+    if nodes is not None:
+        root = apply_nodes(root, nodes)
+    origin = Origin(root.marks())
+    job, refused = check(root.plain())
+    problems += (Problem(origin.where(where) or root.mark, where, message) for where, message in refused)
+    if job is None or problems:
+        raise refusal(problems)
+    return job.written_at(origin)
+
+
+def _read(path: FilePath) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
+    except FileNotFoundError:
+        raise JobInvalid(str(path), "no such job file", _START) from None
+    except OSError as error:
+        raise JobInvalid(str(path), f"cannot be read: {error.strerror}", "give the path of a job file") from None
+    if len(data) > LARGEST:
+        raise JobInvalid(str(path), "larger than 1 MB, which no job file is", "is this the right file?")
+    try:
+        return data.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        what = f"not UTF-8: byte 0x{data[error.start]:02x}"
+        raise JobInvalid(f"{path}:{line}", what, "save it as UTF-8; a job file is text") from None

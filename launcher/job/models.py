@@ -1,0 +1,275 @@
+"""What the user asked for: the job file as frozen values. Field descriptions are the JSON Schema's documentation.
+
+Every validator takes the form a user writes and its own normal form. What does not fit together is in `checks`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+
+from launcher.job.checks import ConflictError, conflicts
+from launcher.job.fields import (
+    Address,
+    ArgsField,
+    Argv,
+    Capability,
+    ContainerPath,
+    Cpus,
+    Device,
+    Duration,
+    Env,
+    EnvName,
+    GpusField,
+    Host,
+    HostAddress,
+    HostName,
+    JobName,
+    LocalPath,
+    ModuleName,
+    Mounts,
+    NodeName,
+    Port,
+    Processes,
+    Reference,
+    Requirement,
+    Restarts,
+    Size,
+    TorchVision,
+)
+from launcher.job.hosts import with_names
+from launcher.job.problems import BadValueError, LocatedError, Mark, Path, show
+from launcher.job.scalars import Gpus
+
+
+class Part(BaseModel):
+    """A mapping of the job file. A key without a value (null) counts as left out, so that it has its default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        return {key: value for key, value in data.items() if value is not None or key not in cls.model_fields}
+
+
+class Image(Part):
+    """The environment that the job runs in."""
+
+    base: Reference | None = Field(
+        default=None,
+        description="Image to start from: a tag, or tag@sha256:... It is checked, repaired and extended as asked.",
+    )
+    ref: Reference | None = Field(default=None, description="An existing image, used as it is. Instead of base.")
+    torchvision: TorchVision = Field(
+        default="auto",
+        description="auto: keep the base's if it works, else make it work; keep: leave it and check nothing; "
+        "X.Y.Z: have this version.",
+    )
+    packages: tuple[Requirement, ...] = Field(
+        default=(),
+        description="Extra pip requirements, installed under the base's own constraints. torch is never replaced.",
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Image:
+        if (self.base is None) == (self.ref is None):
+            raise BadValueError("give one of base and ref" + ("" if self.base is None else ", not both"))
+        if self.ref is not None and self.torchvision not in ("auto", "keep"):
+            raise LocatedError(
+                [(("torchvision",), "an image given by ref is used as it is; give it as base to change it")]
+            )
+        if self.ref is not None and self.packages:
+            raise LocatedError(
+                [(("packages",), "an image given by ref is used as it is; give it as base to change it")]
+            )
+        for index, requirement in enumerate(self.packages):
+            name = re.split(r"[^A-Za-z0-9._-]", requirement)[0].lower().replace("_", "-")
+            if name in ("torch", "torchvision"):
+                cure = "set image.torchvision" if name == "torchvision" else "choose another base"
+                raise LocatedError([(("packages", index), f"{name} is not installed as a package; {cure}")])
+        return self
+
+
+class NodeEntry(Part):
+    """One machine of the job; the first of them is the master and has rank 0."""
+
+    name: NodeName = Field(
+        default="", description="What the node is called in logs and tables. Default: its host, without user and port."
+    )
+    host: Host = Field(description="An alias of the ssh config, user@host:port, or local.")
+    gpus: GpusField | None = Field(default=None, description="This node's GPUs, instead of the job's.")
+    address: Address | None = Field(
+        default=None, description="Its IP address as the other nodes reach it. Default: found by trying."
+    )
+    env: Env = Field(default={}, description="Environment variables on this node, over the job's.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, data: Any) -> Any:
+        return {"host": data} if isinstance(data, (str, int, float)) and not isinstance(data, bool) else data
+
+
+class Run(Part):
+    """What is run on every node."""
+
+    module: ModuleName | None = Field(default=None, description="A module, run by torchrun as python -m would.")
+    script: LocalPath | None = Field(default=None, description="A Python file inside the code folder, run by torchrun.")
+    command: Argv | None = Field(default=None, description="Any command, run once a node, without torchrun.")
+    args: ArgsField = Field(
+        default={},
+        description="Its arguments. A mapping: k: v gives --k v, underscores become dashes, true gives --k, false and "
+        "null nothing, a list --k a b. A list is used as it is.",
+    )
+
+    @model_validator(mode="after")
+    def _one_thing(self) -> Run:
+        given = [key for key in ("module", "script", "command") if getattr(self, key) is not None]
+        if len(given) != 1:
+            raise BadValueError(f"give exactly one of module, script, command, not {' and '.join(given) or 'none'}")
+        if self.command is not None and not (self.command and self.command[0]):
+            raise LocatedError([(("command",), "an empty command")])
+        return self
+
+
+class Secret(Part):
+    """A secret: its variable's name, and the file that holds it (None: the caller's environment does)."""
+
+    name: EnvName = Field(description="The environment variable's name.")
+    file: LocalPath | None = Field(default=None, description="A file that only its owner may read.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_entry(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            return {"name": data}
+        if isinstance(data, Mapping) and len(data) == 1:
+            (name, file), *_ = data.items()
+            if not isinstance(file, str):
+                raise BadValueError(f"expected the path of a file, not {show(file)}")
+            return {"name": name, "file": file}
+        raise BadValueError(f"expected NAME or {{NAME: file}}, not {show(data)}")
+
+
+class Resources(Part):
+    """Limits of each node's container."""
+
+    memory: Size | None = Field(default=None, description="Most memory, such as 64g. Default: no limit.")
+    cpus: Cpus | None = Field(default=None, description="Most CPUs, such as 16 or 1.5. Default: no limit.")
+    shm: Size | None = Field(default=None, description="Size of /dev/shm, such as 16g; only without --ipc=host.")
+
+
+class DockerOptions(Part):
+    """What the container defaults do not do."""
+
+    ipc: Literal["host", "private", "shareable", "none"] = Field(
+        default="host",
+        description="The container's IPC mode. host: it shares the node's /dev/shm, as data loaders need.",
+    )
+    extra_hosts: Mapping[HostName, HostAddress] = Field(
+        default={}, description="Lines for /etc/hosts: name to IP address."
+    )
+    devices: tuple[Device, ...] = Field(default=(), description="Further devices, /dev/x[:/dev/y[:rwm]].")
+    cap_add: tuple[Capability, ...] = Field(default=(), description="Further capabilities, such as SYS_PTRACE.")
+
+
+class Origin:
+    """Where each value of a job was written. All origins are equal: a job is what it asks for, not where it stands."""
+
+    def __init__(self, marks: Iterable[tuple[Path, Mark]] = ()) -> None:
+        self._marks = dict(marks)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Origin)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def where(self, path: Path) -> Mark | None:
+        """The place of `path`, or of what it would be in; None for a job that no file holds."""
+        while path and path not in self._marks:
+            path = path[:-1]
+        return self._marks.get(path)
+
+
+class Job(Part):
+    """A job of the launcher: which code runs in which environment on which machines."""
+
+    name: JobName = Field(description="The job's name: small letters, digits and dashes. A run's id begins with it.")
+    runtime: Literal["docker", "process"] = Field(
+        default="docker",
+        description="docker: containers. process: plain processes on this machine, with the caller's Python.",
+    )
+    image: Image | None = Field(
+        default=None, description="The environment. Needed for runtime docker, unused for process."
+    )
+    code: LocalPath = Field(
+        default=".", description="Folder put into every container at /workspace/code, the working directory."
+    )
+    nodes: Annotated[tuple[NodeEntry, ...], Field(min_length=1), AfterValidator(with_names)] = Field(
+        description="The machines; the first is the master and has rank 0. Each once; only local may repeat, under "
+        "runtime process."
+    )
+    gpus: GpusField = Field(
+        default="all", description="GPUs of each node: all, none, how many, or a list of indices or of UUIDs."
+    )
+    processes: Processes = Field(default="auto", description="Workers a node. auto: one a GPU, one without.")
+    run: Run = Field(description="What is run on every node.")
+    mounts: Mounts = Field(
+        default=(),
+        description="Folders of the node in the container: {/on/node: /in/container:ro}; :rw is the default.",
+    )
+    env: Env = Field(default={}, description="Environment variables, passed on as written.")
+    secrets: tuple[Secret, ...] = Field(
+        default=(), description="NAME: taken from the caller's environment; {NAME: file}: from a file with mode 0600."
+    )
+    output: ContainerPath = Field(
+        default="/output",
+        description="Folder inside the container for what the run writes; on the node a fresh one a run.",
+    )
+    restarts: Restarts = Field(default=0, description="How often the run may be restarted in total.")
+    port: Port = Field(default=29500, description="The port of the rendezvous, on the first node.")
+    timeout: Duration | None = Field(
+        default=None, description="Most time for the whole job, such as 24h. Default: none."
+    )
+    hang_timeout: Duration | None = Field(
+        default=None, description="So long without output and without a step is a failure, such as 15m. Default: none."
+    )
+    resources: Resources = Field(default_factory=Resources, description="Limits of each node's container.")
+    docker: DockerOptions = Field(default_factory=DockerOptions, description="What the container defaults do not do.")
+    sweep: tuple[ArgsField, ...] = Field(
+        default=(), description="Variants of run.args, run one after another as one group."
+    )
+
+    _origin: Origin = PrivateAttr(default_factory=Origin)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Job:
+        if found := conflicts(self):
+            raise ConflictError(found)
+        return self
+
+    def gpus_of(self, node: NodeEntry) -> Gpus:
+        return self.gpus if node.gpus is None else node.gpus
+
+    def env_of(self, node: NodeEntry) -> dict[str, str]:
+        return {**self.env, **node.env}
+
+    def written_at(self, origin: Origin) -> Job:
+        """The same job, which knows where each of its values was written."""
+        job = self.model_copy()
+        job._origin = origin
+        return job
+
+    def mark(self, path: Path) -> Mark | None:
+        """Where a key was written; None for a job that no file holds."""
+        return self._origin.where(path)
+
+    def where(self, *path: str | int) -> str:
+        """`file:line` of a key, as far as it was written; the job's name where no file holds it."""
+        return str(self.mark(path) or f"job {self.name}")

@@ -1,0 +1,66 @@
+"""What the command line changes in a job file: `--set a.b=value` and `--nodes a,b`, as new trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from launcher.errors import JobInvalid
+from launcher.job.document import Node, compose
+from launcher.job.hosts import names_of
+from launcher.job.problems import Mark, Path, Problem, dotted, refusal
+
+
+def apply_set(root: Node, assignment: str) -> tuple[Node, list[Problem]]:
+    """`a.b=v`: the tree with the YAML value v at a.b; mappings that are missing on the way are made, a number is a
+    place in a list. Raises JobInvalid.
+    """
+    source = f"--set {assignment if len(assignment) <= 80 else assignment[:77] + '...'}"
+    key, equals, text = assignment.partition("=")
+    parts: Path = tuple(key.strip().split("."))
+    if not equals or not all(parts):
+        raise JobInvalid(source, "expected KEY=VALUE, such as run.args.epochs=6", "quote it against your shell")
+    value, problems = compose(text, source, inline=True)
+    mark = Mark(source)
+    return _placed(root, parts, value or Node(mark, None), mark, ()), problems
+
+
+def _placed(node: Node, parts: Path, value: Node, mark: Mark, done: Path) -> Node:
+    if not parts:
+        return replace(value, mark=mark)
+    part, *rest = parts
+    path = (*done, part)
+    if isinstance(node.value, list):
+        if not str(part).isdecimal() or int(part) >= len(node.value):
+            message = f"{dotted(done)} is a list of {len(node.value)}: expected a number below that, not {part}"
+            raise refusal([Problem(mark, path, message)])
+        items = list(node.value)
+        items[int(part)] = _placed(items[int(part)], tuple(rest), value, mark, path)
+        return replace(node, value=items)
+    if isinstance(node.value, dict) or node.value is None:
+        entries = dict(node.value or {})
+        entries[str(part)] = _placed(entries.get(str(part), Node(mark, None)), tuple(rest), value, mark, path)
+        return replace(node, value=entries)
+    raise refusal([Problem(mark, path, f"{dotted(done)} is neither a mapping nor a list")])
+
+
+def apply_nodes(root: Node, nodes: Sequence[str]) -> Node:
+    """The tree with these nodes instead of its own. An entry of the file that has such a host or name is kept as it
+    is written there, with its settings. Raises JobInvalid.
+    """
+    mark = Mark("--nodes")
+    if not nodes or not all(node.strip() for node in nodes):
+        raise JobInvalid(str(mark), "names no node", "give ssh aliases, user@host:port or local, separated by commas")
+    old = root.child("nodes")
+    entries: list[Node] = old.value if old is not None and isinstance(old.value, list) else []
+    hosts = [_text(entry if isinstance(entry.value, str) else entry.child("host")) for entry in entries]
+    known: dict[str, Node] = {}
+    for entry, host, name in zip(entries, hosts, names_of(hosts), strict=True):
+        for word in (_text(entry.child("name")), host, name):
+            known.setdefault(word, entry)
+    chosen = [known.get(node.strip(), Node(mark, node.strip())) for node in nodes]
+    return replace(root, value={**root.value, "nodes": Node(mark, chosen)})
+
+
+def _text(node: Node | None) -> str:
+    return node.value if node is not None and isinstance(node.value, str) else ""

@@ -1,0 +1,96 @@
+"""What is wrong with a job file, each thing with its place, and how all of it reads as one message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.errors import JobInvalid
+
+Path = tuple[str | int, ...]
+
+SHOWN = 10  # problems a message holds: more than these are seldom read before the first are cured
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place: a line of a file (counted from 1), or an override such as `--set port=1`, which has no line."""
+
+    source: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        parts = [self.source, *(str(n) for n in (self.line, self.column) if n)]
+        return ":".join(parts)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: where it is written, the key's path as `--set` spells it, what was expected."""
+
+    mark: Mark
+    path: Path
+    message: str
+
+    @property
+    def text(self) -> str:
+        return f"{dotted(self.path)}: {self.message}" if self.path else self.message
+
+
+class BadValueError(ValueError):
+    """A value is not what was expected; the message says what was, and is read after the key's path."""
+
+
+class LocatedError(BadValueError):
+    """Raised inside a validator of the models: problems at paths below the value that is being validated."""
+
+    def __init__(self, problems: Sequence[tuple[Path, str]]) -> None:
+        super().__init__("; ".join(f"{dotted(path)}: {message}" if path else message for path, message in problems))
+        self.problems = tuple(problems)
+
+
+def refusal(problems: Iterable[Problem]) -> JobInvalid:
+    """One error for all problems, in the order of the file's lines, overrides last; at most `SHOWN` of them."""
+    order = sorted(set(problems), key=lambda p: (p.mark.line == 0, p.mark.line, p.mark.column, p.text))
+    first, *others = order
+    lines = [first.text, *(f"{problem.mark}: {problem.text}" for problem in others[: SHOWN - 1])]
+    if len(order) > SHOWN:
+        lines.append(f"... and {len(order) - SHOWN} more")
+    return JobInvalid(str(first.mark), "\n".join(lines))
+
+
+def dotted(path: Path) -> str:
+    return ".".join(str(part) if isinstance(part, int) else _printable(part) for part in path)
+
+
+def show(value: Any) -> str:
+    """A value as a message quotes it: short, on one line, without control characters."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    if isinstance(value, str):
+        return _short(repr(str(value)))
+    return _short(str(value))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or nothing where nothing known is near."""
+    import difflib  # only where something is wrong: loading a job is fast
+
+    near = difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def _printable(text: str) -> str:
+    return _short(text if text.isprintable() else repr(text))
+
+
+def _short(text: str, limit: int = 60) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."

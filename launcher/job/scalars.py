@@ -1,0 +1,199 @@
+"""Scalars of a job file and the values that they stand for: numbers as written, durations, sizes, paths, names.
+
+Every `parse_` function takes what YAML gave, or its own result, and raises BadValueError with what was expected.
+"""
+
+from __future__ import annotations
+
+import math
+import posixpath
+import re
+from collections.abc import Callable
+from typing import Any
+
+from launcher.job.problems import BadValueError, show
+
+Gpus = str | int | tuple[int, ...] | tuple[str, ...]
+
+
+class WrittenInt(int):
+    """An integer that remembers how it was written: `007` and `0x10` stay so on a command line."""
+
+    text: str
+
+
+class WrittenFloat(float):
+    """A number that remembers how it was written: `1.10` and `1e-4` stay so on a command line."""
+
+    text: str
+
+
+class Word(str):
+    """An unquoted yes, no, on or off: a truth value in YAML 1.1, text in 1.2. Refused where either could be meant."""
+
+    __slots__ = ()
+
+
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_NULL = ("", "~", "null", "Null", "NULL")
+_BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_WORD = ("yes", "no", "on", "off")
+_LONGEST_NUMBER = 64  # characters; what is longer is text (Python itself refuses to read thousands of digits)
+
+
+def resolve(text: str) -> str | int | float | bool | None:
+    """A plain scalar's value by the core schema of YAML 1.2.2 (section 10.3): no dates, no sexagesimals, no yes/no."""
+    if text in _NULL:
+        return None
+    if text in _BOOL:
+        return _BOOL[text]
+    if text.lower() in _WORD:
+        return Word(text)
+    if len(text) > _LONGEST_NUMBER:
+        return text
+    if _INT.fullmatch(text):
+        base = {"0o": 8, "0x": 16}.get(text[:2], 10)
+        whole = WrittenInt(int(text, base))
+        whole.text = text
+        return whole
+    if _FLOAT.fullmatch(text):
+        number = WrittenFloat(text.replace(".", "") if text[-1].isalpha() else text)
+        number.text = text
+        return number
+    return text
+
+
+def parse_text(value: Any) -> str:
+    """A scalar as the text that a program is given: numbers as written, true and false in lower case."""
+    if isinstance(value, str):
+        if "\0" in value:
+            raise BadValueError("a NUL character cannot be passed to a program")
+        return str(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return str(getattr(value, "text", None) or repr(value))
+    raise BadValueError(f"expected text, not {show(value)}" + ("; write '' for an empty one" if value is None else ""))
+
+
+def whole(what: str, low: int, high: int) -> Callable[[Any], int]:
+    """A parser of whole numbers from `low` to `high`."""
+
+    def parse(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise BadValueError(f"expected {what}, a whole number, not {show(value)}")
+        if not low <= value <= high:
+            raise BadValueError(f"expected {what} from {low} to {high}, not {show(value)}")
+        return int(value)
+
+    return parse
+
+
+_DURATION = re.compile(r"(?=.)(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+_LONGEST = 10 * 365 * 86400
+
+
+def parse_duration(value: Any) -> int:
+    """Seconds from `24h`, `15m`, `90s`, `1h30m`, or from a number of seconds."""
+    seconds = math.nan
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        seconds = float(value) if abs(value) < _LONGEST * 10 else math.inf
+    elif isinstance(value, str) and len(value) < 40 and (found := _DURATION.fullmatch(value.strip().lower())):
+        seconds = sum(float(n) * unit for n, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True) if n)
+    if not math.isnan(seconds) and 1 <= round(min(seconds, _LONGEST + 1)) <= _LONGEST:
+        return round(seconds)
+    raise BadValueError(f"expected a duration of a second or more, such as 24h, 15m, 90s or 1h30m, not {show(value)}")
+
+
+def show_duration(seconds: int) -> str:
+    """The shortest form that `parse_duration` reads back: 24h, 1h30m, 45s."""
+    parts = ((seconds // 3600, "h"), (seconds % 3600 // 60, "m"), (seconds % 60, "s"))
+    return "".join(f"{n}{unit}" for n, unit in parts if n)
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt])(?:i?b)?", re.IGNORECASE)
+_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SMALLEST = 6 << 20  # Docker's own least memory limit
+
+
+def parse_size(value: Any) -> int:
+    """Bytes from `64g`, `512m`, `1.5g` (powers of 1024, as Docker counts), or from a number of bytes."""
+    size = math.nan
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    elif isinstance(value, str) and len(value) < 40 and (found := _SIZE.fullmatch(value.strip())):
+        size = float(found[1]) * _UNITS[found[2].lower()]
+    if _SMALLEST <= size < 1 << 60:
+        return int(size)
+    raise BadValueError(f"expected a size of 6m or more, such as 64g or 512m, not {show(value)}")
+
+
+def show_size(size: int) -> str | int:
+    """The form that `parse_size` reads back, in the largest unit that divides it."""
+    for letter in "tgmk":
+        if size % _UNITS[letter] == 0:
+            return f"{size // _UNITS[letter]}{letter}"
+    return size
+
+
+def parse_cpus(value: Any) -> float:
+    if not isinstance(value, bool) and isinstance(value, (int, float)) and 0.01 <= value <= 100_000:
+        return float(value)
+    raise BadValueError(f"expected a number of CPUs above 0, such as 16 or 1.5, not {show(value)}")
+
+
+_GPU_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,80}")
+_GPUS = "expected all, none, a number, or a list of indices or of UUIDs"
+
+
+def parse_gpus(value: Any) -> Gpus:
+    """`all`, `none`, N, indices or UUIDs; 0 is `none`."""
+    if isinstance(value, str):
+        if value in ("all", "none"):
+            return str(value)
+        hint = "; write [...] around it" if _GPU_UUID.fullmatch(value) or value.isdigit() else ""
+        raise BadValueError(f"{_GPUS}, not {show(value)}{hint}")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return whole("a number of GPUs", 0, 1024)(value) or "none"
+    if not isinstance(value, (list, tuple)):
+        raise BadValueError(f"{_GPUS}, not {show(value)}")
+    if not value:
+        raise BadValueError("an empty list of GPUs; write none, or all")
+    for item in value:
+        if value.count(item) > 1:
+            raise BadValueError(f"GPU {show(item)} is listed twice")
+    if all(isinstance(item, int) and not isinstance(item, bool) for item in value):
+        return tuple(whole("a GPU's index", 0, 1023)(item) for item in value)
+    if all(isinstance(item, str) for item in value):
+        for item in value:
+            if not _GPU_UUID.fullmatch(item):
+                raise BadValueError(f"expected a GPU's index or its UUID (GPU-...), not {show(item)}")
+        return tuple(str(item) for item in value)
+    raise BadValueError("expected a list of GPU indices or of UUIDs, not both")
+
+
+def parse_path(value: Any) -> str:
+    """An absolute path in normal form, as Docker mounts take it."""
+    if not isinstance(value, str):
+        raise BadValueError(f"expected an absolute path, not {show(value)}")
+    if not value.startswith("/"):
+        raise BadValueError(f"expected an absolute path, beginning with /, not {show(value)}")
+    if ".." in value.split("/"):
+        raise BadValueError(f"expected a path without '..', not {show(value)}")
+    if re.search(r"[:,\x00-\x1f\x7f]", value):
+        raise BadValueError(f"expected a path without colons, commas and control characters, not {show(value)}")
+    return "/" + posixpath.normpath(value).strip("/")
+
+
+def parse_address(value: Any) -> str:
+    """An IP address that another node can connect to."""
+    import ipaddress  # only where an address is given: loading a job is fast
+
+    try:
+        address = ipaddress.ip_address(value if isinstance(value, str) else "")
+    except ValueError:
+        raise BadValueError(f"expected an IP address such as 10.0.0.5, not {show(value)}") from None
+    if address.is_unspecified or address.is_multicast:
+        raise BadValueError(f"expected the address of one machine, not {show(value)}")
+    return str(address)
