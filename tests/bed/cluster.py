@@ -43,10 +43,10 @@ UNPRIVILEGED = [
 
 
 @contextlib.contextmanager
-def locked(settings: Settings) -> Iterator[None]:
-    """One process at a time changes a bed; the others wait."""
+def locked(settings: Settings, what: str = "change") -> Iterator[None]:
+    """One process at a time changes a bed, and one test session at a time (`what="session"`) uses it; others wait."""
     settings.cache.mkdir(parents=True, exist_ok=True)
-    with (settings.cache / f"{settings.name}.lock").open("w") as lock:
+    with (settings.cache / f"{settings.name}.{what}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -14,18 +14,20 @@ from tests.bed.settings import BedUnavailable, Settings
 
 
 @pytest.fixture(scope="session")
-def bed() -> Bed:
+def bed() -> Iterator[Bed]:
     """The bed with at least two nodes, brought up if an engine answers, and left up for the next session.
 
     Without an engine: a skip with one line, or a failure where LAUNCHER_BED_REQUIRED is set. A test run never installs
-    packages and never starts an engine: that is for `python -m tests.bed up`.
+    packages and never starts an engine: that is for `python -m tests.bed up`. Sessions take turns on a bed.
     """
     settings = Settings.from_environment()
-    try:
-        cluster.up(settings, 2, install=_required())
-        return Bed.attach(settings)
-    except BedUnavailable as error:
-        unavailable(str(error))
+    with cluster.locked(settings, "session"):
+        try:
+            cluster.up(settings, 2, install=_required())
+            attached = Bed.attach(settings)
+        except BedUnavailable as error:
+            unavailable(str(error))
+        yield attached
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def clean_bed(bed: Bed) -> Iterator[Bed]:
 
 
 def unavailable(reason: str) -> NoReturn:
-    """End a test that this machine cannot run: a skip with one line, or a failure where LAUNCHER_BED_REQUIRED is set."""
+    """End a test that cannot run here: a skip with one line, or a failure where LAUNCHER_BED_REQUIRED is set."""
     if _required():
         pytest.fail(f"LAUNCHER_BED_REQUIRED is set, but: {reason}", pytrace=False)
     pytest.skip(reason)

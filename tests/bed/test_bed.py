@@ -122,6 +122,34 @@ def test_a_partition_heals(clean_bed: Bed) -> None:
     assert clean_bed.run(one, *reach, check=False).returncode == 0
 
 
+def test_an_isolated_node_is_silent_and_a_lossy_one_slow(clean_bed: Bed) -> None:
+    node = clean_bed.nodes[1]
+    with faults.isolated(clean_bed, node):
+        assert "timed out" in clean_bed.ssh(node.alias, "true", check=False, timeout=1).stderr
+    with faults.blocked_port(clean_bed, node, 22):
+        assert "timed out" in clean_bed.ssh(node.alias, "true", check=False, timeout=1).stderr
+    with faults.packet_loss(clean_bed, node, 0.1):
+        assert clean_bed.ssh(node.alias, "head -c 300000 /dev/zero | wc -c").stdout.strip() == "300000"
+        assert _dropped(clean_bed) > 0
+    assert clean_bed.ssh(node.alias, "true").returncode == 0
+
+
+def _dropped(bed: Bed) -> int:
+    """Packets that faults of the second node have swallowed so far."""
+    rules = bed.sh(bed.nodes[1], "iptables -nvxL BED_FAULT").splitlines()[2:]
+    return sum(int(rule.split()[0]) for rule in rules)
+
+
+def test_open_ssh_sessions_break_on_demand(clean_bed: Bed) -> None:
+    node = clean_bed.nodes[1]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        session = pool.submit(clean_bed.ssh, node.alias, "echo started >/tmp/started; sleep 60", check=False)
+        clean_bed.sh(node, "until [ -e /tmp/started ]; do sleep 0.05; done", timeout=10)
+        faults.kill_ssh_sessions(clean_bed, node)
+        assert session.result(timeout=10).returncode == 255
+    assert clean_bed.ssh(node.alias, "true").returncode == 0
+
+
 def test_power_loss_takes_memory_and_keeps_the_disk(clean_bed: Bed) -> None:
     node = clean_bed.nodes[1]
     clean_bed.sh(node, "touch /dev/shm/gone /home/trainer/kept")
