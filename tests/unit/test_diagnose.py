@@ -1,0 +1,130 @@
+"""Who failed first: the rank's own words, known causes, victims not blamed."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.model.container import ContainerState, Phase
+from launcher.records.store import NodeOfRun
+from launcher.run.diagnose import Evidence, first_failure, gather, is_victim, last_traceback
+from launcher.run.state import ALLOWED, RunState, advance, of_containers
+from tests.unit.test_logs import Memory
+
+OWN = """step 1
+Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    images["dog"]
+KeyError: 'dog'
+"""
+VICTIM = """Traceback (most recent call last):
+  File "train.py", line 12, in <module>
+    dist.all_reduce(x)
+RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [198.18.0.3]:40404
+"""
+
+
+def state(code: int | None, *, oom: bool = False, error: str = "", finished: float = 10.0) -> ContainerState:
+    phase = Phase.EXITED if code is not None else Phase.RUNNING
+    return ContainerState("id", "c", "i", {}, phase, code, oom, 0, 1.0, finished, error)
+
+
+def evidence(rank: int, log: str, code: int | None = 1, **changes: object) -> Evidence:
+    node = NodeOfRun(f"n{rank}", f"n{rank}", rank, "c", "/o", range(rank, rank + 1))
+    return Evidence(node, state(code, **changes), log, {}, {rank: log} if log else {})  # type: ignore[arg-type]
+
+
+def test_the_rank_with_a_bug_is_found_although_its_victim_ended_first() -> None:
+    found = first_failure([evidence(0, VICTIM, finished=9.0), evidence(1, OWN, finished=11.0)])
+    assert found is not None
+    assert (found.node, found.rank) == ("n1", 1)
+    assert found.words.endswith("KeyError: 'dog'")
+    assert is_victim(evidence(0, VICTIM))
+    assert not is_victim(evidence(1, OWN))
+
+
+def test_memory_that_ran_out_outranks_every_traceback() -> None:
+    found = first_failure([evidence(0, OWN), evidence(1, "", 137, oom=True)])
+    assert found is not None
+    assert found.node == "n1"
+    assert "memory is full" in found.what
+
+
+@pytest.mark.parametrize(
+    ("words", "meaning", "cure"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried", "GPU's memory", "batch size"),
+        ("RuntimeError: DataLoader worker (pid 5) is killed by signal: Bus error.", "/dev/shm", "remount"),
+        (
+            "RuntimeError: The server socket has failed to listen: EADDRINUSE Address already in use",
+            "port",
+            "--set port",
+        ),
+        ("OSError: [Errno 28] No space left on device", "disk", "launcher clean"),
+        ("ModuleNotFoundError: No module named 'timm'", "imported", "image.packages"),
+        ("PermissionError: [Errno 13] Permission denied: '/data'", "read or written", "owner"),
+        ("exec /bin/sh: exec format error", "architecture", "build"),
+    ],
+)
+def test_known_causes_come_with_their_cure(words: str, meaning: str, cure: str) -> None:
+    found = first_failure([evidence(0, words)])
+    assert found is not None
+    assert meaning in found.what
+    assert cure in found.cure
+
+
+def test_a_time_limit_is_called_one() -> None:
+    found = first_failure([evidence(0, "launcher: time limit of 5 s reached", 124), evidence(1, VICTIM)])
+    assert found is not None
+    assert "time limit" in found.what
+
+
+def test_nothing_failed() -> None:
+    assert first_failure([evidence(0, "fine", 0), evidence(1, "fine", 0)]) is None
+
+
+def test_chained_tracebacks_are_kept_together() -> None:
+    text = OWN + "\nDuring handling of the above exception, another exception occurred:\n\n" + VICTIM
+    assert last_traceback("noise\n" + text).startswith("Traceback")
+    assert "KeyError" in last_traceback(text)
+    assert last_traceback(OWN + "later\n" + VICTIM).count("Traceback") == 1
+
+
+def test_torn_and_foreign_error_files_do_not_hide_the_failure() -> None:
+    node = NodeOfRun("n0", "n0", 0, "c", "/o", range(1))
+    for content in (
+        b"",
+        b"{",
+        b"[1]",
+        b"\xff\xfe",
+        b'{"message": {"message": "boom", "extraInfo": {"timestamp": "x"}}}',
+    ):
+        files = Memory({"/o/errors/n0.json": content, "/o/logs/n0.log": b"some words\n"})
+        found = first_failure([gather(files, node, state(1))])
+        assert found is not None
+        assert found.words in ("some words", "boom")
+
+
+def test_without_a_log_the_engines_own_is_read() -> None:
+    node = NodeOfRun("n0", "n0", 0, "c", "/o", range(1))
+    found = first_failure([gather(Memory(), node, state(127), b"sh: not found\n")])
+    assert found is not None
+    assert found.words == "sh: not found"
+
+
+def test_ends_are_absorbing_and_every_other_state_has_a_way_to_an_end() -> None:
+    ends = {s for s in RunState if s.ended}
+    assert ends == {RunState.DONE, RunState.FAILED, RunState.STOPPED, RunState.LOST}
+    for s in RunState:
+        assert s.ended or ALLOWED[s] & ends
+        for new in RunState:
+            if s.ended:
+                assert advance(s, new) is s
+    with pytest.raises(ValueError, match="cannot go"):
+        advance(RunState.RUNNING, RunState.CREATED)
+
+
+def test_a_run_is_what_its_containers_say() -> None:
+    assert of_containers([state(0), state(0)], 2) is RunState.DONE
+    assert of_containers([state(0)], 2) is RunState.LOST
+    assert of_containers([state(0), state(3)], 2) is RunState.FAILED
+    assert of_containers([state(0), state(None)], 2) is RunState.RUNNING

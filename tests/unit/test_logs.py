@@ -1,0 +1,117 @@
+"""Lines from pieces, masks, clocks, and following by offset."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.logs.clock import Clock
+from launcher.logs.follow import Tail, last_lines
+from launcher.logs.lines import Lines, Masker
+from launcher.node.engine import FileEntry
+
+
+@dataclass
+class Memory:
+    """Files in memory, behind the seam that nodes implement."""
+
+    content: dict[str, bytes] = field(default_factory=dict)
+
+    def make_dir(self, path: str) -> None: ...
+
+    def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
+        if path not in self.content:
+            raise FileNotFoundError(path)
+        return self.content[path][offset : offset + limit]
+
+    def write(self, path: str, data: bytes, mode: int = 0o600) -> None:
+        self.content[path] = data
+
+    def scan(self, root: str) -> list[FileEntry]:
+        root = root.rstrip("/") + "/"
+        return [FileEntry(p[len(root) :], len(d), 0.0) for p, d in self.content.items() if p.startswith(root)]
+
+    def remove_tree(self, path: str) -> None: ...
+
+
+def in_pieces(data: bytes, cuts: list[int]) -> list[bytes]:
+    places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
+    return [data[a:b] for a, b in itertools.pairwise(places)]
+
+
+@given(
+    st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]))),
+    st.lists(st.integers(0, 500)),
+)
+def test_lines_are_the_same_however_the_stream_is_cut(lines: list[str], cuts: list[int]) -> None:
+    data = "".join(f"{line}\n" for line in lines).encode()
+    splitter = Lines()
+    found = [line for piece in in_pieces(data, cuts) for line in splitter.feed(piece)]
+    assert found + splitter.end() == lines
+
+
+@given(st.binary(), st.lists(st.integers(0, 500)))
+def test_no_bytes_are_too_broken(data: bytes, cuts: list[int]) -> None:
+    splitter = Lines()
+    for piece in in_pieces(data, cuts):
+        splitter.feed(piece)
+    splitter.end()
+
+
+def test_a_progress_bar_leaves_its_last_state() -> None:
+    splitter = Lines()
+    assert splitter.feed(b"10%\r20%\r30%\rdone\r\nnext\n") == ["done", "next"]
+    assert splitter.feed(b"half") == []
+    assert splitter.end() == ["half"]
+
+
+def test_a_megabyte_line_in_small_pieces_stays_one_line() -> None:
+    splitter = Lines()
+    for _ in range(1024):
+        assert splitter.feed(b"x" * 1024) == []
+    assert [len(line) for line in splitter.feed(b"\n")] == [1 << 20]
+
+
+def test_secrets_are_masked_the_longest_first_and_short_ones_left() -> None:
+    mask = Masker(["hunter2", "hunter2-and-more", "abc", "line one\nline two"])
+    assert mask("a hunter2-and-more b hunter2 c abc") == "a *** b *** c abc"
+    assert mask("said line two") == "said ***"
+
+
+def test_a_clock_tells_when_a_byte_was_written_and_where_a_time_begins() -> None:
+    clock = Clock.parse(b"100 10\n101 10\nx\n102 50\ntorn 5\n103")
+    assert clock.time_of(0) == 100
+    assert clock.time_of(10) == 102
+    assert clock.time_of(50) is None
+    assert clock.offset_at(99) == 0
+    assert clock.offset_at(102) == 10
+    assert clock.offset_at(1000) == 50
+
+
+@given(st.binary(max_size=300))
+def test_a_hostile_clock_is_read_without_a_crash_and_stays_sorted(text: bytes) -> None:
+    clock = Clock.parse(text)
+    assert list(clock.sizes) == sorted(clock.sizes)
+
+
+def test_a_tail_hands_out_every_byte_once_and_waits_for_a_file_that_is_not_there_yet() -> None:
+    files = Memory()
+    tail = Tail(files, "/out/log")
+    assert tail.read() == b""
+    files.content["/out/log"] = b"abc"
+    assert tail.read() == b"abc"
+    assert tail.read() == b""
+    files.content["/out/log"] += b"def"
+    assert b"".join(tail.drain()) == b"def"
+
+
+@pytest.mark.parametrize("ending", [b"", b"\n"])
+@given(st.lists(st.binary(max_size=9).map(lambda b: b.translate(None, b"\r\n") or b"x"), max_size=30), st.integers(0, 40))
+def test_last_lines_begin_where_they_should(ending: bytes, lines: list[bytes], count: int) -> None:
+    data = b"\n".join(lines) + (ending if lines else b"")
+    offset = last_lines(Memory({"/o/log": data}), "/o/log", count)
+    assert data[offset:].splitlines() == (data.splitlines()[-count:] if count else [])
