@@ -19,7 +19,7 @@ class SmallCNN(nn.Module):
     No batch norm: an image's output depends on that image alone, so two ranks compute what one would.
     """
 
-    def __init__(self, num_classes: int, widths: tuple[int, ...] = (32, 64, 128)) -> None:
+    def __init__(self, num_classes: int, widths: tuple[int, ...] = (16, 32, 64)) -> None:
         super().__init__()
         stages: list[nn.Module] = []
         last = 3

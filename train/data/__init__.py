@@ -1,1 +1,1 @@
-"""From files to batches: which images (folder), in which order (sampler), which part of each (augment), ahead of time."""
+"""From files to batches: which images (folder), in which order (sampler), which part of each (augment)."""
