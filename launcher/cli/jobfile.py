@@ -25,6 +25,6 @@ def init(
 
 def schema() -> None:
     """For editors: `# yaml-language-server: $schema=...` gives completion and checks while typing."""
-    from launcher.job.schema import schema as of_job
+    from launcher.job.schema import json_schema
 
-    typer.echo(json.dumps(of_job(), indent=2))
+    typer.echo(json.dumps(json_schema(), indent=2))

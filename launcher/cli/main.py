@@ -59,14 +59,14 @@ def load(name: str) -> Any:
     if isinstance(target, typer.Typer):
         command = get_command(target)
     else:
-        single = typer.Typer(add_completion=False)
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         single.command(name, help=text + "\n\n" + (target.__doc__ or ""))(target)
         command = get_command(single)
     command.name = name
     return command
 
 
-app = typer.Typer(cls=LazyGroup, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
 
 
 def _version(value: bool) -> None:

@@ -197,7 +197,7 @@ def _on_record() -> list[dict[str, Any]]:
 
 
 def _on_nodes(hosts: list[str], ssh_config: Path | None) -> list[dict[str, Any]]:
-    with connect([(host, host) for host in hosts], None, ssh_config) as fleet:
+    with connect([(host, host) for host in hosts], ssh_config=ssh_config) as fleet:
         rows = []
         for run, found in on_nodes(fleet).items():
             states = [f.state for f in found]

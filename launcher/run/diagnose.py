@@ -168,7 +168,8 @@ def _describe(evidence: Evidence) -> Failure:
 def _words(evidence: Evidence) -> str:
     """The failing rank's own words: its traceback from its own log, else torchrun's error file, else the log's end."""
     rank = _failing_rank(evidence)
-    candidates = [evidence.rank_logs[rank]] if rank in evidence.rank_logs else list(evidence.rank_logs.values())
+    logs = evidence.rank_logs
+    candidates = [logs[rank]] if rank is not None and rank in logs else list(logs.values())
     for text in candidates:
         if traceback := last_traceback(text):
             return traceback

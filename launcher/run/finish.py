@@ -55,9 +55,9 @@ def conclude(
         engine = engines[node.name]
         try:
             collect(engine.files, node.output, record.paths.root)
-            state = states[node.name]
-            fallback = engine.logs(node.container) if state.exit_code != 0 else b""
-            evidence.append(gather(engine.files, node, state, fallback))
+            end = states[node.name]
+            fallback = engine.logs(node.container) if end.exit_code != 0 else b""
+            evidence.append(gather(engine.files, node, end, fallback))
         except LauncherError as error:
             lost[node.name] = str(error)
     failure = None if stopped else first_failure(evidence)

@@ -65,7 +65,7 @@ def attach(text: str | None, hosts: Sequence[str] | None, ssh_config: Path | Non
                 fleet=fleet,
             )
         return
-    with connect([(host, host) for host in hosts], None, ssh_config, lenient=True) as fleet:
+    with connect([(host, host) for host in hosts], ssh_config=ssh_config, lenient=True) as fleet:
         known = on_nodes(fleet)
         if not known and fleet.failed:
             raise NodesFailed(list(fleet.failed.values()), of=len(hosts))

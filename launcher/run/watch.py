@@ -174,9 +174,9 @@ class Watch:
             self._queue.put(Output(source.node.name, data))
         if not seen and source.offset == 0 and not self._stop.is_set():
             # The entry script never ran, or could not write: what the engine itself caught is all there is.
-            data = self._tried(lambda: engine.logs(source.node.container))
-            if data:
-                self._queue.put(Output(source.node.name, data))
+            caught = self._tried(lambda: engine.logs(source.node.container))
+            if caught:
+                self._queue.put(Output(source.node.name, caught))
 
     def _progress(self, master: NodeOfRun) -> None:
         engine = self._engines[master.name]

@@ -1,0 +1,151 @@
+"""From names of hosts to engines that answer: all nodes at once, every failure told."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import docker
+from docker import APIClient
+
+from launcher.errors import EngineUnavailable, LauncherError, NodesFailed
+from launcher.node.dialstdio import SshAdapter, SshClient
+from launcher.node.docker import DockerEngine
+from launcher.node.engine import Engine
+from launcher.node.machine import LocalMachine, SshMachine
+from launcher.node.parallel import every, settle
+from launcher.node.pool import CONNECT_TIMEOUT, SshPool
+from launcher.node.remote_files import RemoteFiles
+from launcher.node.ssh import Ssh
+
+T = TypeVar("T")
+LOCAL = "local"
+
+
+class Fleet:
+    """The nodes of a run by rank, connected. Closes all connections at its end.
+
+    `failed`: why a node is not among `engines`, by its name; always empty where connect() was not lenient.
+    """
+
+    def __init__(self, engines: Sequence[Engine], failed: Mapping[str, LauncherError], pool: SshPool) -> None:
+        self.engines = tuple(engines)
+        self.failed = dict(failed)
+        self._pool = pool
+
+    def each(self, do: Callable[[Engine], T]) -> list[T]:
+        """`do` on every node at once, results by rank. Raises NodesFailed with every node's error."""
+        return every([partial(do, engine) for engine in self.engines])
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.close()
+        self._pool.close()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def connect(
+    hosts: Sequence[tuple[str, str]],
+    runtime: str | None = None,
+    ssh_config: str | Path | None = None,
+    *,
+    lenient: bool = False,
+    timeout: float = CONNECT_TIMEOUT,
+) -> Fleet:
+    """Engines for these (node name, host), by rank. host: `local`, an ssh alias or user@host:port.
+
+    runtime: docker | process; None where it is not known: then `local` gives this machine's processes and, where it
+    has one that answers, its container engine too, and every other host its container engine.
+    lenient: nodes that fail are told in `Fleet.failed`. timeout: seconds to connect, where the ssh config has no
+    ConnectTimeout. Raises NodesFailed with all that failed: NodeUnreachable, HostKeyUnknown, HostKeyChanged,
+    AuthFailed, EngineUnavailable, EngineForbidden, UsageError.
+    """
+    pool = SshPool(str(ssh_config) if ssh_config else None, timeout)
+    try:
+        outcomes = settle([partial(_open, node, host, runtime, pool) for node, host in hosts])
+        failed = {
+            node: outcome
+            for (node, _), outcome in zip(hosts, outcomes, strict=True)
+            if isinstance(outcome, LauncherError)
+        }
+        if failed and not lenient:
+            raise NodesFailed(list(failed.values()), of=len(hosts))
+    except BaseException:
+        pool.close()
+        raise
+    engines = [engine for outcome in outcomes if not isinstance(outcome, LauncherError) for engine in outcome]
+    return Fleet(engines, failed, pool)
+
+
+@contextmanager
+def caller_engine() -> Iterator[DockerEngine | None]:
+    """The container engine of this machine, None where none answers us."""
+    engine = local_docker(LOCAL)
+    try:
+        yield engine if _answers(engine) else None
+    finally:
+        engine.close()
+
+
+def docker_over_ssh(node: str, host: str, pool: SshPool) -> DockerEngine:
+    """Connects when first used. Raises UsageError for a host that OpenSSH refuses."""
+    ssh = Ssh(node, host, pool)
+    adapter = SshAdapter(ssh)
+    return DockerEngine(
+        node,
+        host,
+        SshMachine(ssh),
+        RemoteFiles(ssh),
+        lambda timeout: SshClient(adapter, timeout),
+        ssh=(host, pool.ssh_config),
+    )
+
+
+def local_docker(node: str) -> DockerEngine:
+    """The engine of DOCKER_HOST or of the current docker context, else the usual socket."""
+    from launcher.node.local_files import LocalFiles
+
+    machine = LocalMachine(node, getpass.getuser())
+    return DockerEngine(node, LOCAL, machine, LocalFiles(node), partial(_local_client, node))
+
+
+def _open(node: str, host: str, runtime: str | None, pool: SshPool) -> list[Engine]:
+    if host == LOCAL and runtime != "docker":
+        from launcher.node.process import ProcessEngine
+
+        processes: Engine = ProcessEngine(node)
+        containers = None if runtime == "process" else local_docker(node)
+        return [processes, containers] if containers and _answers(containers) else [processes]
+    engine = local_docker(node) if host == LOCAL else docker_over_ssh(node, host, pool)
+    engine.open()
+    return [engine]
+
+
+def _answers(engine: DockerEngine) -> bool:
+    try:
+        engine.open()
+    except LauncherError:  # asked in order to know: no engine is an answer
+        return False
+    return True
+
+
+def _local_client(node: str, timeout: float) -> APIClient:
+    host = os.environ.get("DOCKER_HOST", "")
+    if host.startswith("ssh://"):
+        cure = f"name the node {host[6:]} instead"
+        raise EngineUnavailable(node, f"DOCKER_HOST is {host}, but `local` means this machine's own engine", cure)
+    client: APIClient = docker.from_env(version="auto", timeout=int(timeout)).api
+    return client
