@@ -81,11 +81,12 @@ def connect(
             for (node, _), outcome in zip(hosts, outcomes, strict=True)
             if isinstance(outcome, LauncherError)
         }
-        if failed and not lenient:
-            raise NodesFailed(list(failed.values()), of=len(hosts))
     except BaseException:
         pool.close()
         raise
+    if failed and not lenient:
+        pool.close()
+        raise NodesFailed(list(failed.values()), of=len(hosts))
     engines = [engine for outcome in outcomes if not isinstance(outcome, LauncherError) for engine in outcome]
     return Fleet(engines, failed, pool)
 

@@ -143,9 +143,7 @@ def resolve(alias: str, ssh_config: str | None = None, environ: Mapping[str, str
         ) from error
     if done.returncode != 0:
         words = done.stderr.decode(errors="replace").strip()
-        raise UsageError(
-            ssh_config or "ssh config", f"OpenSSH refuses it: {words}", f"try it: ssh -G {alias}"
-        )
+        raise UsageError(ssh_config or "ssh config", f"OpenSSH refuses it: {words}", f"try it: ssh -G {alias}")
     return parse_answer(spec, alias, done.stdout.decode(errors="surrogateescape"), env)
 
 

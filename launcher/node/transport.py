@@ -94,9 +94,7 @@ class SshTransport(paramiko.Transport):
         options.ciphers = [*ciphers, *(name for name in options.ciphers if name not in ciphers)]
         options.key_types = [name for name in host_key_algorithms if name in options.key_types]
 
-    def open(
-        self, kind: str, timeout: float, destination: tuple[str, int] | None = None
-    ) -> paramiko.Channel:
+    def open(self, kind: str, timeout: float, destination: tuple[str, int] | None = None) -> paramiko.Channel:
         """A channel. Raises paramiko.ChannelException with the server's own reason, SSHException, EOFError, OSError."""
         self._mine.channel = None
         try:

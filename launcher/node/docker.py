@@ -1,0 +1,313 @@
+"""A Docker engine as an Engine: on this machine's socket or behind ssh, the same code."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, TypeVar
+
+import docker.errors
+from docker import APIClient
+
+from launcher.errors import EngineFailed, EngineUnavailable, LauncherError, NodeUnfit, NodeUnreachable
+from launcher.model import labels as names
+from launcher.model.container import ContainerSpec, ContainerState, Layout, Phase
+from launcher.model.facts import NodeFacts, Reach
+from launcher.node import facts as look
+from launcher.node import sweep, ulimits
+from launcher.node.docker_errors import FAILURES, explain, is_lost, is_timeout
+from launcher.node.docker_json import container_request, container_state, engine_facts
+from launcher.node.engine import Files, Images
+from launcher.node.images import DockerImages, label_filter
+from launcher.node.machine import Machine
+from launcher.node.parallel import together
+
+T = TypeVar("T")
+WANTED_ULIMITS = (("memlock", -1), ("stack", 67108864))  # what NVIDIA's images ask for (facts: NGC banner)
+API_TIMEOUT = 60.0  # seconds without a byte from the engine
+BULK_TIMEOUT = 3600.0  # `docker save` of a big image writes it all to disk before its first byte
+_FACTS_TIMEOUT = 60.0
+_RETRY_PAUSE = 1.0  # seconds between tries to come back to a node that is away
+_REMOVAL_TIMEOUT = 60
+_NO_RLIMIT = ("rlimit",)  # runc: "error setting rlimit type 8", crun: "setrlimit `RLIMIT_MEMLOCK`"
+
+_Answer = Mapping[str, object]
+
+
+class DockerEngine:
+    """Implements Engine. Every call may be repeated: what is done already is no error.
+
+    `connect` makes a client with that time limit; it is called when first needed, and again for bulk transfers.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        host: str,
+        machine: Machine,
+        files: Files,
+        connect: Callable[[float], APIClient],
+        ssh: tuple[str, str | None] | None = None,
+    ) -> None:
+        self.node = node
+        self.host = host
+        self.machine = machine
+        self.files = files
+        self._images = DockerImages(node, self._call, ssh)
+        self._connect = connect
+        self._clients: dict[float, APIClient] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+
+    def open(self) -> None:
+        """Make sure that the engine answers. Raises NodeUnreachable, EngineUnavailable, EngineForbidden, ..."""
+        self._call("talk to the engine", lambda api: api.api_version)
+
+    @property
+    def images(self) -> Images:
+        return self._images
+
+    def facts(self, images: Sequence[str] = ()) -> NodeFacts:
+        """Raises NodeUnfit when the script did not run to its end, NodeUnreachable, EngineUnavailable."""
+        (info, version, found), done = together(
+            lambda: self._engine_answers(images),
+            lambda: self.machine.run(["sh", "-s"], look.script(), _FACTS_TIMEOUT),
+        )
+        seen = look.parse(done.out)
+        if not seen.complete or seen.uid < 0 or not seen.home:
+            raise NodeUnfit(
+                self.node,
+                f"its shell does not run our look at it (exit code {done.code}): {done.complaint[-300:]}",
+                f"`echo 'echo works' | ssh {self.host} sh -s` must print works",
+            )
+        engine = engine_facts(info, version, found, seen.docker_disk_free)
+        if engine.root_dir and engine.root_dir != look.DOCKER_ROOT:
+            elsewhere = self.machine.run(["df", "-Pk", "--", engine.root_dir])
+            engine = replace(engine, disk_free=look.free_space(elsewhere.out))
+        return look.node_facts(self.node, self.host, seen, done.started, done.first, engine)
+
+    def create(self, spec: ContainerSpec) -> str:
+        """Raises NameTaken, NodeUnfit (no image, no GPU, a mount's source is missing), EngineFailed."""
+        body = container_request(spec)
+        asked = 0
+
+        def ask(api: APIClient) -> str:
+            nonlocal asked
+            asked += 1
+            try:
+                created: Mapping[str, object] = api.create_container_from_config(body, spec.name)  # type: ignore[no-untyped-call]
+                return str(created["Id"])
+            except docker.errors.APIError as error:
+                # the answer to the first try may have been lost on the way
+                if asked > 1 and error.status_code == 409:
+                    found = container_state(api.inspect_container(spec.name))
+                    if found.phase is Phase.CREATED and dict(spec.labels).items() <= dict(found.labels).items():
+                        return found.id
+                raise
+
+        return self._call(f"create container {spec.name}", ask)
+
+    def put(self, container: str, archive: bytes) -> None:
+        def ask(api: APIClient) -> None:
+            if not api.put_archive(container, "/", archive):
+                raise EngineFailed(self.node, f"the engine did not take the files for {container}")
+
+        self._call(f"put files into {container}", ask)
+
+    def start(self, container: str) -> None:
+        self._call(f"start {container}", lambda api: api.start(container))
+
+    def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
+        filters = {"label": label_filter(labels)}
+        found = self._call("list containers", lambda api: api.containers(all=True, filters=filters))
+        states = []
+        for container in found:
+            state = self._look(str(container["Id"]))
+            if state is not None:  # None: gone since the list was made
+                states.append(state)
+        return states
+
+    def inspect(self, container: str) -> ContainerState:
+        """Raises EngineFailed when there is no such container."""
+        state = self._look(container)
+        if state is None:
+            raise EngineFailed(self.node, f"container {container} is gone", "somebody removed it: see `docker events`")
+        return state
+
+    def wait(self, container: str, timeout: float) -> ContainerState:
+        """Comes back to a node that was away, within the time limit. Raises EngineFailed when the container is gone."""
+        deadline = time.monotonic() + timeout
+        while True:
+            state = self._patiently(lambda: self.inspect(container), deadline)
+            left = deadline - time.monotonic()
+            if state.phase.ended or left <= 0:
+                return state
+            asked = time.monotonic()
+            if state.phase is Phase.CREATED:  # `not-running` is true of it now, and its start would be missed
+                self._await(container, "next-exit", min(left, 1.0))
+            else:
+                self._await(container, "not-running", left)
+            if time.monotonic() - asked < 0.1:  # an engine that answers at once while the container restarts
+                self._closed.wait(min(0.1, left))
+
+    def stop(self, container: str, grace: float) -> ContainerState:
+        seconds = max(0, math.ceil(grace))
+        self._call(f"stop {container}", lambda api: api.stop(container, timeout=seconds))
+        return self.inspect(container)
+
+    def remove(self, container: str) -> None:
+        """Its anonymous volumes go with it. Raises EngineFailed for one that still runs."""
+        self._remove(container, force=False)
+
+    def logs(self, container: str, tail: int = 200) -> bytes:
+        return self._call(
+            f"read the log of {container}",
+            lambda api: bytes(api.logs(container, stdout=True, stderr=True, stream=False, tail=tail)),
+        )
+
+    def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
+        """Raises what create() and start() raise, EngineFailed when it does not end in time."""
+        container = self.create(spec)
+        try:
+            self.start(container)
+            state = self.wait(container, timeout)
+            output = self.logs(container, tail=100_000)
+            if state.exit_code is None:
+                words = output[-300:].decode(errors="replace")
+                raise EngineFailed(self.node, f"container {spec.name} did not end in {timeout:g} s: {words}")
+            return state.exit_code, output
+        finally:
+            self._remove(container, force=True)
+
+    def granted_ulimits(self, image: str) -> tuple[tuple[str, int], ...]:
+        """The image's `true` is run for it, or at least looked for. Raises what run_probe() raises."""
+        info, version, _ = self._engine_answers(())
+        file = ulimits.cache_file(str(info.get("ID", "")), str(version.get("Version", "")), WANTED_ULIMITS)
+        known = ulimits.remembered(file, WANTED_ULIMITS)
+        if known is None:
+            known = ulimits.find(WANTED_ULIMITS, lambda limits: self._starts_with(image, limits))
+            with contextlib.suppress(OSError):  # no cache can be written: it is tried again the next time
+                ulimits.remember(file, known)
+        return known
+
+    def sweep_shared_memory(self, since: float) -> Sequence[str]:
+        done = self.machine.run(["sh", "-s", "--", str(math.floor(since))], sweep.SCRIPT.encode())
+        if done.code:
+            raise EngineFailed(self.node, f"could not look through /dev/shm: {done.complaint}")
+        return sweep.removed(done.out)
+
+    def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
+        return self.machine.reach(address, port, timeout, expect)
+
+    def host_key(self) -> str | None:
+        return self.machine.host_key()
+
+    def ssh_port(self) -> int | None:
+        return self.machine.ssh_port()
+
+    def close(self) -> None:
+        self._closed.set()
+        with self._lock:
+            clients, self._clients = list(self._clients.values()), {}
+        for client in clients:
+            client.close()
+
+    def _engine_answers(self, images: Sequence[str]) -> tuple[_Answer, _Answer, Sequence[str]]:
+        found = [image.id for reference in images if (image := self._images.inspect(reference)) is not None]
+        info, version = self._call("ask the engine what it is", lambda api: (api.info(), api.version()))
+        return info, version, found
+
+    def _look(self, container: str) -> ContainerState | None:
+        def ask(api: APIClient) -> ContainerState | None:
+            try:
+                return container_state(api.inspect_container(container))
+            except docker.errors.NotFound:
+                return None
+
+        return self._call(f"look at {container}", ask)
+
+    def _starts_with(self, image: str, limits: Sequence[tuple[str, int]]) -> bool:
+        spec = ContainerSpec(
+            name=f"launcher-probe-{secrets.token_hex(6)}",
+            image=image,
+            argv=("true",),
+            env={},
+            labels={names.PURPOSE: "probe"},
+            layout=Layout("", "", ""),
+            output_dir="",
+            user="",
+            ipc="private",
+            network="none",
+            ulimits=tuple(limits),
+            init=False,
+        )
+        try:
+            self.run_probe(spec)
+        except EngineFailed as error:
+            if any(word in error.what for word in _NO_RLIMIT):
+                return False
+            if "executable file not found" in error.what or "no such file" in error.what:
+                return True  # limits are set before the program is looked for
+            raise
+        return True
+
+    def _remove(self, container: str, *, force: bool) -> None:
+        def ask(api: APIClient) -> None:
+            try:
+                api.remove_container(container, v=True, force=force)
+            except docker.errors.NotFound:
+                return
+            except docker.errors.APIError as error:
+                if error.status_code != 409 or "already in progress" not in str(error.explanation):
+                    raise
+                with contextlib.suppress(docker.errors.NotFound):  # gone before we could wait for it
+                    api.wait(container, timeout=_REMOVAL_TIMEOUT, condition="removed")
+
+        self._call(f"remove {container}", ask)
+
+    def _await(self, container: str, condition: Literal["next-exit", "not-running"], timeout: float) -> None:
+        """Until the engine says so or the time is over; a cut connection is for the caller's next look to find out."""
+        try:
+            client = self._client(API_TIMEOUT)
+            client.wait(container, timeout=timeout, condition=condition)  # type: ignore[arg-type] # seconds may be a float
+        except docker.errors.APIError as error:
+            raise explain(self.node, self.machine.user, f"wait for {container}", error) from error
+        except FAILURES as error:
+            if not is_timeout(error) and not is_lost(error):
+                raise explain(self.node, self.machine.user, f"wait for {container}", error) from error
+        except NodeUnreachable:
+            self._closed.wait(min(_RETRY_PAUSE, timeout))
+
+    def _patiently(self, ask: Callable[[], T], deadline: float) -> T:
+        """Until the node is there again; its last error when the time is over."""
+        while True:
+            try:
+                return ask()
+            except (NodeUnreachable, EngineUnavailable):
+                left = deadline - time.monotonic()
+                if left <= 0 or self._closed.wait(min(_RETRY_PAUSE, left)):
+                    raise
+
+    def _client(self, timeout: float) -> APIClient:
+        with self._lock:
+            client = self._clients.get(timeout)
+            if client is None:
+                client = self._clients[timeout] = self._connect(timeout)
+            return client
+
+    def _call(self, doing: str, ask: Callable[[APIClient], T], *, bulk: bool = False) -> T:
+        """Ask the engine; once more on a new connection when the one it went over had died. Errors name the node."""
+        for last in (bulk, True):
+            try:
+                return ask(self._client(BULK_TIMEOUT if bulk else API_TIMEOUT))
+            except LauncherError:
+                raise
+            except FAILURES as error:
+                if last or not is_lost(error):
+                    raise explain(self.node, self.machine.user, doing, error) from error
+        raise AssertionError("unreachable")

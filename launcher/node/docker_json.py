@@ -1,0 +1,157 @@
+"""Between our values and the JSON of Docker's Engine API. Pure. Reference: docs.docker.com/reference/api/engine."""
+
+from __future__ import annotations
+
+import calendar
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.model.container import ContainerSpec, ContainerState, Mount, Phase
+from launcher.model.facts import EngineFacts
+from launcher.node.engine import ImageInfo
+
+LOG_FILE_SIZE = "64m"  # a node's disk cannot fill: the run's own log files are elsewhere, this is the fallback
+LOG_FILES = "2"
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?")
+_PHASES = {phase.value: phase for phase in Phase} | {"removing": Phase.DEAD}
+
+
+def container_request(spec: ContainerSpec) -> dict[str, Any]:
+    """The body of POST /containers/create that makes exactly this container."""
+    body: dict[str, Any] = {
+        "Image": spec.image,
+        "Env": [f"{name}={value}" for name, value in spec.env.items()],
+        "Labels": dict(spec.labels),
+        "User": spec.user,
+        "Tty": False,
+        "OpenStdin": False,
+        "AttachStdin": False,
+        "StopSignal": "SIGTERM",  # an image may say otherwise; a trainer saves its checkpoint on SIGTERM
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": host_config(spec),
+    }
+    if spec.layout.code:
+        body["WorkingDir"] = spec.layout.code
+    if spec.argv:
+        body["Entrypoint"] = list(spec.argv)
+        body["Cmd"] = []
+    return body
+
+
+def host_config(spec: ContainerSpec) -> dict[str, Any]:
+    mounts = list(spec.mounts)
+    if spec.output_dir:
+        mounts.append(Mount(spec.output_dir, spec.layout.output))
+    config: dict[str, Any] = {
+        "NetworkMode": spec.network,
+        "IpcMode": spec.ipc,
+        "Init": spec.init,
+        "Ulimits": [{"Name": name, "Soft": limit, "Hard": limit} for name, limit in spec.ulimits],
+        "DeviceRequests": device_requests(spec),
+        "Devices": [device(text) for text in spec.devices],
+        "CapAdd": list(spec.cap_add),
+        "ExtraHosts": [f"{name}:{address}" for name, address in spec.extra_hosts.items()],
+        "GroupAdd": [str(group) for group in spec.groups],
+        # mounts, not binds: for a source that is missing the engine fails, it does not make it as root's
+        "Mounts": [{"Type": "bind", "Source": m.source, "Target": m.target, "ReadOnly": m.read_only} for m in mounts],
+        "RestartPolicy": {"Name": "on-failure", "MaximumRetryCount": spec.restarts}
+        if spec.restarts
+        else {"Name": "no"},
+        "LogConfig": {"Type": "json-file", "Config": {"max-size": LOG_FILE_SIZE, "max-file": LOG_FILES}},
+    }
+    if spec.shm_size is not None and spec.ipc != "host":  # with the host's ipc there is the host's /dev/shm
+        config["ShmSize"] = spec.shm_size
+    if spec.memory is not None:
+        config["Memory"] = spec.memory
+        config["MemorySwap"] = spec.memory  # the engine's default is as much swap again
+    if spec.cpus is not None:
+        config["NanoCpus"] = round(spec.cpus * 1e9)
+    return config
+
+
+def device_requests(spec: ContainerSpec) -> list[dict[str, Any]]:
+    """The GPUs of a container, by UUID: indices mean other devices after a reboot."""
+    if not spec.gpus:
+        return []
+    if spec.gpu_driver == "cdi":
+        return [{"Driver": "cdi", "DeviceIDs": [f"nvidia.com/gpu={uuid}" for uuid in spec.gpus]}]
+    return [{"Driver": spec.gpu_driver or "nvidia", "DeviceIDs": list(spec.gpus), "Capabilities": [["gpu"]]}]
+
+
+def device(text: str) -> dict[str, str]:
+    """`host[:container[:permissions]]` as `docker run --device` takes it; a folder stands for all devices below it."""
+    host, _, rest = text.partition(":")
+    inside, _, permissions = rest.partition(":")
+    return {"PathOnHost": host, "PathInContainer": inside or host, "CgroupPermissions": permissions or "rwm"}
+
+
+def container_state(found: Mapping[str, Any]) -> ContainerState:
+    """From GET /containers/{id}/json."""
+    state = found.get("State") or {}
+    phase = _PHASES.get(str(state.get("Status", "")), Phase.DEAD)
+    return ContainerState(
+        id=str(found["Id"]),
+        name=str(found.get("Name", "")).lstrip("/"),
+        image=str(found.get("Image", "")),
+        labels=dict((found.get("Config") or {}).get("Labels") or {}),
+        phase=phase,
+        exit_code=int(state.get("ExitCode", 0)) if phase.ended else None,
+        oom_killed=bool(state.get("OOMKilled")),
+        restarts=int(found.get("RestartCount") or 0),
+        started=timestamp(state.get("StartedAt")),
+        finished=timestamp(state.get("FinishedAt")),
+        error=str(state.get("Error") or ""),
+    )
+
+
+def image_info(found: Mapping[str, Any]) -> ImageInfo:
+    """From GET /images/{name}/json."""
+    config = found.get("Config") or {}
+    env = (str(entry).partition("=") for entry in config.get("Env") or ())
+    return ImageInfo(
+        id=str(found["Id"]),
+        tags=tuple(found.get("RepoTags") or ()),
+        repo_digests=tuple(found.get("RepoDigests") or ()),
+        arch=str(found.get("Architecture", "")),
+        env={name: value for name, _, value in env},
+        entrypoint=tuple(config.get("Entrypoint") or ()),
+        labels=dict(config.get("Labels") or {}),
+        layers=tuple((found.get("RootFS") or {}).get("Layers") or ()),
+        size=int(found.get("Size") or 0),
+        user=str(config.get("User") or ""),
+        created=str(found.get("Created") or ""),
+    )
+
+
+def engine_facts(
+    info: Mapping[str, Any], version: Mapping[str, Any], images: Sequence[str], disk_free: int
+) -> EngineFacts:
+    """From GET /info and /version."""
+    devices = info.get("DiscoveredDevices") or ()  # since engine 28.2
+    return EngineFacts(
+        id=str(info.get("ID", "")),
+        version=str(info.get("ServerVersion") or version.get("Version", "")),
+        api_version=str(version.get("ApiVersion", "")),
+        rootless=any("name=rootless" in str(option) for option in info.get("SecurityOptions") or ()),
+        runtimes=tuple(sorted(info.get("Runtimes") or ())),
+        cdi_devices=tuple(str(d.get("ID", "")) for d in devices if isinstance(d, Mapping) and d.get("Source") == "cdi"),
+        root_dir=str(info.get("DockerRootDir", "")),
+        disk_free=disk_free,
+        images=tuple(images),
+    )
+
+
+def timestamp(text: object) -> float:
+    """Seconds since the epoch of the engine's time, 0 for its zero time or what is none."""
+    match = _TIME.fullmatch(text) if isinstance(text, str) else None
+    if match is None or match.group(1).startswith("0001"):
+        return 0.0
+    try:
+        whole = calendar.timegm(time.strptime(match.group(1), "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return 0.0
+    zone = match.group(3) or "Z"
+    offset = 0 if zone == "Z" else int(zone[1:3]) * 3600 + int(zone[4:6]) * 60
+    return whole + float(match.group(2) or 0) - (-offset if zone.startswith("-") else offset)

@@ -1,0 +1,65 @@
+"""The same thing on many nodes at once, all failures gathered.
+
+Daemon threads, not an executor: a Ctrl-C ends the program at once, even while a node does not answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from launcher.errors import LauncherError, NodesFailed
+
+A = TypeVar("A")
+B = TypeVar("B")
+T = TypeVar("T")
+
+
+def together(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
+    """Both at once; the first's error, else the second's."""
+    results: list[B | BaseException] = []
+    thread = threading.Thread(target=_run, args=(second, results), daemon=True)
+    thread.start()
+    one = first()
+    thread.join()
+    return one, _value(results)
+
+
+def every(jobs: Sequence[Callable[[], T]]) -> list[T]:
+    """All jobs at once, their results in order.
+
+    Raises NodesFailed with every LauncherError, in order; an error that is none of ours as it is.
+    """
+    outcomes = settle(jobs)
+    failures = [outcome for outcome in outcomes if isinstance(outcome, LauncherError)]
+    if failures:
+        raise NodesFailed(failures, of=len(jobs))
+    return [outcome for outcome in outcomes if not isinstance(outcome, LauncherError)]
+
+
+def settle(jobs: Sequence[Callable[[], T]]) -> list[T | LauncherError]:
+    """All jobs at once: their results, or the LauncherError in its place. Any other error is raised as it is."""
+    boxes: list[list[T | BaseException]] = [[] for _ in jobs]
+    threads = [
+        threading.Thread(target=_run, args=(job, box), daemon=True) for job, box in zip(jobs, boxes, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [box[0] if isinstance(box[0], LauncherError) else _value(box) for box in boxes]
+
+
+def _run(job: Callable[[], T], box: list[T | BaseException]) -> None:
+    try:
+        box.append(job())
+    except BaseException as error:  # noqa: BLE001 - it is raised again where the result is read
+        box.append(error)
+
+
+def _value(box: list[T | BaseException]) -> T:
+    value = box[0]
+    if isinstance(value, BaseException):
+        raise value
+    return value
