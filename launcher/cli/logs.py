@@ -117,7 +117,7 @@ def _follow(attached: Attached, sources: Sequence[Source], screen: Screen) -> in
     except KeyboardInterrupt:
         screen.say(f"left {attached.record.run} as it is; its state: launcher status {attached.record.run}")
         return 0
-    screen.finish()
+    screen.finish(failed=outcome.failure is not None)
     print_outcome(screen.err, outcome)
     return outcome.state.exit_code
 

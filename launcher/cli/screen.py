@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -17,7 +18,13 @@ from launcher.logs.lines import Lines, Masker
 from launcher.run.diagnose import Failure
 from launcher.run.finish import Outcome
 from launcher.run.state import RunState
-from launcher.run.watch import Message, NodeBack, NodeEnded, NodeGone, NodeLost, Output, Progress
+from launcher.run.watch import Message, NodeBack, NodeEnded, NodeGone, NodeLost, Output, Progress, Tick
+
+
+# A traceback is held back so long: if the run fails meanwhile, the first failure is shown instead, which may be another
+# rank's; if it goes on, the traceback was none that matters and is shown with all that came after it.
+HOLD = 10.0
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\s*$")
 
 
 class Screen:
@@ -31,6 +38,9 @@ class Screen:
         self._lines: dict[str, Lines] = {}
         self._progress = ProgressLine()
         self._live: Live | None = None
+        self._held: list[str] = []
+        self._held_since = 0.0
+        self._failing = False
 
     def __enter__(self) -> Screen:
         if interactive():
@@ -48,10 +58,13 @@ class Screen:
     def __exit__(self, *_: object) -> None:
         self.finish()
 
-    def finish(self) -> None:
-        """Print what is left of the last lines and take the progress line away."""
+    def finish(self, *, failed: bool = False) -> None:
+        """Print what is left and take the progress line away. failed: what is held back is the failure's own noise."""
         for node, lines in self._lines.items():
             self._print(node, lines.end())
+        if failed:
+            self._held = []
+        self._release()
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -68,8 +81,12 @@ class Screen:
             self._progress.update(message.fields, time.time())
             if self._live is not None:
                 self._live.update(Text(self._progress.render(), style="cyan"))
+        elif isinstance(message, Tick):
+            if self._held and not self._failing and time.monotonic() - self._held_since > HOLD:
+                self._release()
         elif isinstance(message, NodeEnded):
             if message.state.exit_code != 0:
+                self._failing = True
                 self.say(f"{message.node} ended with exit code {message.state.exit_code}")
         elif isinstance(message, NodeLost):
             self.say(f"{message.node}: no connection, trying again; the run goes on there ({message.reason})")
@@ -82,6 +99,24 @@ class Screen:
         if not lines:
             return
         head = f"{node} | " if self._prefix else ""
+        for place, line in enumerate(lines):
+            if not self._held and _TRACEBACK.search(line):
+                self._held_since = time.monotonic()
+                self._write(head, lines[:place])
+                self._held = [head + self._mask(each) for each in lines[place:]]
+                return
+        if self._held:
+            self._held += [head + self._mask(line) for line in lines]
+        else:
+            self._write(head, lines)
+
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        self._write("", held)
+
+    def _write(self, head: str, lines: list[str]) -> None:
+        if not lines:
+            return
         text = "".join(f"{head}{self._mask(line)}\n" for line in lines)
         if self._live is not None:
             self._live.stop()  # the line below must not be written over
@@ -163,7 +198,7 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
         victims = [str(node["node"]) for node in outcome.nodes if node["victim"]]
         if victims:
             console.print(f"[dim]ended because of it, not to blame: {escape(', '.join(victims))}[/]")
-        console.print(f"[dim]everything it left is in runs/{outcome.run}/[/]")
+        console.print(f"[dim]everything that was printed: runs/{outcome.run}/logs/[/]")
     if outcome.state is RunState.DONE:
         accuracy = top1(outcome.last)
         extra = "" if accuracy is None else f", validation top-1 {accuracy:.2f} %"

@@ -94,7 +94,7 @@ def follow(record: Record, fleet: Fleet, screen: Screen, offset: int = 0) -> int
         outcome = supervisor.attend()
     except KeyboardInterrupt:
         return leave_or_stop(record, fleet, watch, screen)
-    screen.finish()
+    screen.finish(failed=outcome.failure is not None)
     print_outcome(screen.err, outcome)
     if outcome.state is not RunState.DONE:
         # All that they knew has been read and written down: nothing is left on the nodes but the output folders.

@@ -15,6 +15,7 @@ from launcher.run.state import SIGKILL_CODE, TIMEOUT_CODE
 
 TAIL = 256 << 10
 _TRACEBACK = "Traceback (most recent call last):"
+_PREFIX = re.compile(r"^\[(?:rank|default)\d+\]: ?")  # torch and torchrun put the rank before each line
 
 # What a rank says when another one is gone: it is a victim, whatever its traceback looks like.
 _VICTIM = re.compile(
@@ -188,7 +189,7 @@ def _words(evidence: Evidence) -> str:
 
 def last_traceback(text: str) -> str:
     """The last Python traceback in a text, chained causes with it; "" where there is none."""
-    lines = text.splitlines()
+    lines = [_PREFIX.sub("", line) for line in text.splitlines()]
     starts = [i for i, line in enumerate(lines) if line.endswith(_TRACEBACK)]
     if not starts:
         return ""

@@ -71,7 +71,12 @@ class NodeGone:
     reason: str
 
 
-Message = Output | Progress | NodeEnded | NodeLost | NodeBack | NodeGone
+@dataclass(frozen=True)
+class Tick:
+    """Nothing happened for a moment."""
+
+
+Message = Tick | Output | Progress | NodeEnded | NodeLost | NodeBack | NodeGone
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,7 @@ class Watch:
             except queue.Empty:
                 if finished:
                     return
+                yield Tick()
 
     def close(self) -> None:
         """Stop watching; the run goes on."""

@@ -82,6 +82,11 @@ def test_nothing_failed() -> None:
     assert first_failure([evidence(0, "fine", 0), evidence(1, "fine", 0)]) is None
 
 
+def test_the_ranks_that_torch_writes_before_each_line_do_not_hide_the_traceback() -> None:
+    prefixed = "".join(f"[rank1]: {line}\n" for line in OWN.splitlines()[1:]) + "torchrun says something\n"
+    assert last_traceback(prefixed) == "\n".join(OWN.splitlines()[1:])
+
+
 def test_chained_tracebacks_are_kept_together() -> None:
     text = OWN + "\nDuring handling of the above exception, another exception occurred:\n\n" + VICTIM
     assert last_traceback("noise\n" + text).startswith("Traceback")
