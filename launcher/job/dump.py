@@ -9,7 +9,7 @@ import yaml
 
 from launcher.job.hosts import names_of
 from launcher.job.models import Job, NodeEntry, Part
-from launcher.job.scalars import resolve, show_duration, show_size
+from launcher.job.scalars import WrittenFloat, WrittenInt, resolve, show_duration, show_size
 from launcher.model.container import Mount
 
 
@@ -33,20 +33,33 @@ def _job(job: Job) -> dict[str, Any]:
     return data
 
 
+class _Written(str):
+    """Text that is passed on to a program: a number in it needs no quotes, because it is kept as written anyway."""
+
+    __slots__ = ()
+
+
+_PASSED_ON = ("args", "command", "env", "sweep")
+
+
 def _part(part: Part) -> dict[str, Any]:
     """Its keys in the order of the schema, those that say nothing (None) left out."""
-    pairs = ((key, getattr(part, key)) for key in type(part).model_fields)
-    return {
-        key: _part(value) if isinstance(value, Part) else _plain(value) for key, value in pairs if value is not None
-    }
+    data: dict[str, Any] = {}
+    for key in type(part).model_fields:
+        value = getattr(part, key)
+        if isinstance(value, Part):
+            data[key] = _part(value)
+        elif value is not None:
+            data[key] = _plain(value, _Written if key in _PASSED_ON else str)
+    return data
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, text: type[str]) -> Any:
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _plain(item, text) for key, item in value.items()}
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value
+        return [_plain(item, text) for item in value]
+    return text(value) if isinstance(value, str) else value
 
 
 def _node(node: NodeEntry, name: str) -> Any:
@@ -61,18 +74,21 @@ def _mount(mount: Mount) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Numbers are written as the user wrote them, without quotes; what any YAML takes for something else has quotes."""
+    """Text that any YAML would take for something else has quotes."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the signature is PyYAML's
         return True
 
     def text(self, text: str) -> yaml.ScalarNode:
-        value = resolve(text)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            tag: str = self.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]  # the stubs lack it
-            return yaml.ScalarNode(tag, text)
-        quoted = "'" if type(value) is not str else None
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style=quoted)
+        quoted = "'" if type(resolve(text)) is not str else None
+        return self.represent_scalar("tag:yaml.org,2002:str", str(text), style=quoted)
+
+    def written(self, text: str) -> yaml.ScalarNode:
+        if not isinstance(resolve(text), (WrittenInt, WrittenFloat)):
+            return self.text(text)
+        tag: str = self.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]  # not in the stubs
+        return yaml.ScalarNode(tag, str(text))
 
 
 _Dumper.add_representer(str, _Dumper.text)
+_Dumper.add_representer(_Written, _Dumper.written)

@@ -91,8 +91,6 @@ def _message(kind: str, path: Path, value: Any, detail: Mapping[str, Any]) -> st
         return f"expected a mapping{keys}, not {show(value)}"
     if kind in ("tuple_type", "list_type"):
         return f"expected a list, not {show(value)}" + ("; write [...] around it" if isinstance(value, str) else "")
-    if kind == "too_short":
-        return "an empty list; expected one item or more"
     return str(detail["msg"])
 
 

@@ -94,6 +94,8 @@ def each(items: Iterable[tuple[Any, Any]], parse: Callable[[Any, Any], Result]) 
     for key, item in items:
         try:
             results.append(parse(key, item))
+        except LocatedError as error:
+            problems += [((key, *path), message) for path, message in error.problems]
         except BadValueError as error:  # every error of the user, not only the first
             problems.append(((key,), str(error)))
     if problems:
@@ -111,6 +113,7 @@ def _host_address(value: Any) -> str:
 
 def matching(pattern: str, expected: str) -> Any:
     """A validator of text that is wholly `pattern`; `expected` completes "expected ..."."""
+
     def check(value: Any) -> str:
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
             quote = "; write it in quotes" if isinstance(value, (int, float)) else ""

@@ -59,7 +59,9 @@ def names_of(hosts: Sequence[str]) -> list[str]:
 
 
 def with_names(nodes: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
-    """The entries, each with its own name or its default one."""
+    """The entries, each with its own name or its default one. Raises BadValueError where there are none."""
+    if not nodes:
+        raise BadValueError("an empty list; expected one node or more")
     return tuple(
         node if node.name else node.model_copy(update={"name": name})
         for node, name in zip(nodes, names_of([node.host for node in nodes]), strict=True)

@@ -29,7 +29,7 @@ def parse_job(text: str, source: str = "job.yaml", sets: Sequence[str] = (), nod
     """The same from text; `source` is what messages call it."""
     found, problems = compose(text, source)
     if found is None or (found.value is None and not problems):
-        raise JobInvalid(source, "the file holds nothing", _START)
+        raise JobInvalid(f"{source}:1", "the file holds nothing", _START)
     root = found
     if not isinstance(root.value, dict):
         what = f"expected a mapping with the keys name, nodes, run, ..., not {show(root.plain())}"
@@ -41,7 +41,10 @@ def parse_job(text: str, source: str = "job.yaml", sets: Sequence[str] = (), nod
         root = apply_nodes(root, nodes)
     origin = Origin(root.marks())
     job, refused = check(root.plain())
-    problems += (Problem(origin.where(where) or root.mark, where, message) for where, message in refused)
+    known = {problem.path for problem in problems}  # a value that YAML's rules refuse already needs no second message
+    problems += (
+        Problem(origin.where(where) or root.mark, where, message) for where, message in refused if where not in known
+    )
     if job is None or problems:
         raise refusal(problems)
     return job.written_at(origin)
@@ -56,7 +59,8 @@ def _read(path: FilePath) -> str:
     except OSError as error:
         raise JobInvalid(str(path), f"cannot be read: {error.strerror}", "give the path of a job file") from None
     if len(data) > LARGEST:
-        raise JobInvalid(str(path), "larger than 1 MB, which no job file is", "is this the right file?")
+        line = data.count(b"\n") + 1
+        raise JobInvalid(f"{path}:{line}", "more than 1 MB from here on, which no job file is", "is it the right file?")
     try:
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:

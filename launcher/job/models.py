@@ -211,9 +211,10 @@ class Job(Part):
     code: LocalPath = Field(
         default=".", description="Folder put into every container at /workspace/code, the working directory."
     )
-    nodes: Annotated[tuple[NodeEntry, ...], Field(min_length=1), AfterValidator(with_names)] = Field(
+    nodes: Annotated[tuple[NodeEntry, ...], AfterValidator(with_names)] = Field(
+        json_schema_extra={"minItems": 1},
         description="The machines; the first is the master and has rank 0. Each once; only local may repeat, under "
-        "runtime process."
+        "runtime process.",
     )
     gpus: GpusField = Field(
         default="all", description="GPUs of each node: all, none, how many, or a list of indices or of UUIDs."

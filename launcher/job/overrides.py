@@ -8,14 +8,14 @@ from dataclasses import replace
 from launcher.errors import JobInvalid
 from launcher.job.document import Node, compose
 from launcher.job.hosts import names_of
-from launcher.job.problems import Mark, Path, Problem, dotted, refusal
+from launcher.job.problems import Mark, Path, Problem, dotted, printable, refusal
 
 
 def apply_set(root: Node, assignment: str) -> tuple[Node, list[Problem]]:
     """`a.b=v`: the tree with the YAML value v at a.b; mappings that are missing on the way are made, a number is a
     place in a list. Raises JobInvalid.
     """
-    source = f"--set {assignment if len(assignment) <= 80 else assignment[:77] + '...'}"
+    source = f"--set {printable(assignment if len(assignment) <= 80 else assignment[:77] + '...')}"
     key, equals, text = assignment.partition("=")
     parts: Path = tuple(key.strip().split("."))
     if not equals or not all(parts):
@@ -32,7 +32,9 @@ def _placed(node: Node, parts: Path, value: Node, mark: Mark, done: Path) -> Nod
     path = (*done, part)
     if isinstance(node.value, list):
         if not str(part).isdecimal() or int(part) >= len(node.value):
-            message = f"{dotted(done)} is a list of {len(node.value)}: expected a number below that, not {part}"
+            message = (
+                f"{dotted(done)} is a list of {len(node.value)}: expected a number below that, not {dotted((part,))}"
+            )
             raise refusal([Problem(mark, path, message)])
         items = list(node.value)
         items[int(part)] = _placed(items[int(part)], tuple(rest), value, mark, path)

@@ -22,7 +22,7 @@ class Mark:
     column: int = 0
 
     def __str__(self) -> str:
-        parts = [self.source, *(str(n) for n in (self.line, self.column) if n)]
+        parts = [printable(self.source), *(str(n) for n in (self.line, self.column) if n)]
         return ":".join(parts)
 
 
@@ -62,7 +62,7 @@ def refusal(problems: Iterable[Problem]) -> JobInvalid:
 
 
 def dotted(path: Path) -> str:
-    return ".".join(str(part) if isinstance(part, int) else _printable(part) for part in path)
+    return ".".join(str(part) if isinstance(part, int) else _short(printable(part)) for part in path)
 
 
 def show(value: Any) -> str:
@@ -88,8 +88,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
-def _printable(text: str) -> str:
-    return _short(text if text.isprintable() else repr(text))
+def printable(text: str) -> str:
+    """The text with escapes for line ends and control characters: a message stays on its line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _short(text: str, limit: int = 60) -> str:

@@ -1,0 +1,138 @@
+"""Broken job files: each is refused with one readable message that names the line, the key and what was expected.
+
+A file of broken_jobs says in its first lines what must be said of it: `# expect LINE: FRAGMENT`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import JobInvalid
+from launcher.job import load_job, parse_job
+
+BROKEN = sorted((Path(__file__).parent / "broken_jobs").glob("*.yaml"))
+GOOD = "name: job\nimage: {ref: img}\nnodes: [a, {host: b, gpus: 1}]\nrun: {module: train, args: {lr: 0.1}}\n"
+
+
+def refused(path: Path | str, *sets: str, nodes: list[str] | None = None) -> str:
+    with pytest.raises(JobInvalid) as caught:
+        load_job(path, sets, nodes)
+    assert caught.value.exit_code == 2
+    message = str(caught.value)
+    assert "Traceback" not in message
+    assert "pydantic" not in message
+    assert all(character.isprintable() or character == "\n" for character in message)
+    assert len(message) < 4000
+    return message
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(BROKEN) >= 60
+
+
+@pytest.mark.parametrize("path", BROKEN, ids=lambda path: path.stem)
+def test_broken_job_is_refused_with_line_key_and_expectation(path: Path) -> None:
+    expected = re.findall(r"^# expect (\d+): (.*)$", path.read_text(), re.MULTILINE)
+    assert expected
+    lines = refused(path).splitlines()
+    for line, fragment in expected:
+        where = f"{path}:{line}:"
+        assert any(said.startswith(where) and fragment in said for said in lines), (where, fragment, lines)
+    assert sum(said.startswith(str(path)) for said in lines) == len(expected), lines
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    assert refused(tmp_path / "job.yaml").startswith(f"{tmp_path}/job.yaml: no such job file")
+
+
+def test_folder_instead_of_file(tmp_path: Path) -> None:
+    assert f"{tmp_path}: cannot be read: Is a directory" in refused(tmp_path)
+
+
+def test_huge_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(GOOD + "# " + "x" * 1_000_000)
+    assert f"{path}:5: more than 1 MB" in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (GOOD.encode() + b"env: {A: \xff}\n", ":5: not UTF-8: byte 0xff"),
+        (GOOD.encode("utf-16"), ":1: not UTF-8: byte 0xff"),
+        ("# Gerät\n".encode("latin-1") + GOOD.encode(), ":1: not UTF-8: byte 0xe4"),
+        (b"\x7fELF\x00\x01", ":1:1: the control character '\\x7f' is not allowed"),
+    ],
+)
+def test_other_encodings(tmp_path: Path, data: bytes, said: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_bytes(data)
+    assert f"{path}{said}" in refused(path)
+
+
+def test_values_in_messages_are_short_and_on_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(GOOD + 'gpus: "' + "x\\n" * 1000 + '"\n')
+    (line,) = refused(path).splitlines()
+    assert len(line) < 400
+
+
+def test_at_most_ten_problems_are_shown_by_line_and_the_others_counted(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(GOOD + "".join(f"key{n:02}: 1\n" for n in range(25)))
+    lines = refused(path, "prt=1").splitlines()
+    assert [line.split(":")[1] for line in lines[:10]] == [str(n) for n in range(5, 15)]
+    assert lines[10:] == ["... and 16 more"]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("port", "--set port: expected KEY=VALUE"),
+        ("=1", "--set =1: expected KEY=VALUE"),
+        ("run..args=1", "--set run..args=1: expected KEY=VALUE"),
+        ("port=80", "--set port=80: port: expected a port from 1024 to 65535, not 80"),
+        ("run.args.epochs={a: b}", "--set run.args.epochs={a: b}: run.args.epochs: expected a plain value"),
+        ("run.moduel=x", "--set run.moduel=x: run.moduel: unknown key; did you mean 'module'?"),
+        ("nodes.2=x", "--set nodes.2=x: nodes.2: nodes is a list of 2: expected a number below that, not 2"),
+        ("nodes.first=x", "nodes is a list of 2: expected a number below that, not first"),
+        ("name.x=1", "--set name.x=1: name.x: name is neither a mapping nor a list"),
+        ("env=[", "--set env=[: not valid YAML"),
+        ("env.A=", "--set env.A=: env.A: expected text, not null"),
+        ("image=null", "--set image=null: image: needed for runtime docker"),
+        ("env.A=!!binary x", "the tag"),
+    ],
+)
+def test_wrong_overrides_are_named_as_they_were_given(tmp_path: Path, assignment: str, said: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(GOOD)
+    assert said in refused(path, assignment)
+
+
+@pytest.mark.parametrize("nodes", [[], [""], ["a", " "]])
+def test_no_node_chosen(tmp_path: Path, nodes: list[str]) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(GOOD)
+    assert "--nodes: names no node" in refused(path, nodes=nodes)
+
+
+def test_wrong_chosen_nodes_are_named_as_given(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(GOOD)
+    assert "--nodes: nodes.1: c is a node already (entry 0)" in refused(path, nodes=["c", "c"])
+    assert "--nodes: nodes.0.host: expected an ssh alias" in refused(path, nodes=["-oProxyCommand=id"])
+
+
+def test_a_mistake_in_a_merged_mapping_is_shown_where_it_is_written() -> None:
+    text = "name: job\nruntime: process\nnodes: [local]\nrun:\n  module: train\n  args: &a\n    lr: yes\n" + (
+        "sweep:\n  - <<: *a\n    x: 1\n"
+    )
+    with pytest.raises(JobInvalid) as caught:
+        parse_job(text, "job.yaml")
+    assert str(caught.value).splitlines() == [
+        "job.yaml:7: run.args.lr: is yes a truth value or text? write true for the one, 'yes' for the other",
+        "job.yaml:7: sweep.0.lr: is yes a truth value or text? write true for the one, 'yes' for the other",
+    ]

@@ -1,0 +1,335 @@
+"""Good job files: every form that the manual allows, and the values it stands for."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.job import Job, dump_job, expand_sweep, load_job, parse_job, variant_name
+from launcher.model.container import Mount
+
+REPOSITORY = Path(__file__).parents[2]
+JOBS = sorted((REPOSITORY / "jobs").glob("*.yaml"))
+HEAD = "name: job\nimage: {ref: img}\nnodes: [a, b]\nrun: {module: train}\n"
+
+MANUAL = """
+name: imagenet-2node
+runtime: docker             # docker (default) | process
+image:
+  base: nvcr.io/nvidia/pytorch:26.09-py3
+  torchvision: auto
+  packages: []
+code: .
+nodes: [gpu-a, {host: gpu-b, gpus: [0, 1], address: 10.0.0.5, env: {A: b}}]
+gpus: all
+processes: auto
+run:
+  module: train
+  args: {data: /data/imagenet, arch: resnet50, epochs: 6}
+mounts: {/data/imagenet: /data/imagenet:ro}
+env: {NCCL_DEBUG: WARN}
+secrets: [WANDB_API_KEY]
+output: /output
+restarts: 0
+port: 29500
+timeout: 24h
+hang_timeout: 15m
+resources: {memory: 64g, cpus: 16}
+docker: {ipc: host, extra_hosts: {}, devices: [], cap_add: []}
+sweep: [{batch_size: 128}, {batch_size: 256}]
+"""
+
+
+def process(extra: str, nodes: str = "[local]") -> Job:
+    return parse_job(f"name: job\nruntime: process\nnodes: {nodes}\nrun: {{module: train}}\n{extra}")
+
+
+def job(extra: str) -> Job:
+    return parse_job(HEAD + extra)
+
+
+def args(text: str) -> Any:
+    return parse_job(f"name: job\nimage: {{ref: img}}\nnodes: [a]\nrun:\n  module: train\n  args: {text}\n").run.args
+
+
+def test_the_manuals_job_file() -> None:
+    job = parse_job(MANUAL)
+    assert job.image is not None
+    assert (job.image.base, job.image.ref, job.image.torchvision) == ("nvcr.io/nvidia/pytorch:26.09-py3", None, "auto")
+    assert [node.name for node in job.nodes] == ["gpu-a", "gpu-b"]
+    assert job.gpus_of(job.nodes[0]) == "all"
+    assert job.gpus_of(job.nodes[1]) == (0, 1)
+    assert job.env_of(job.nodes[1]) == {"NCCL_DEBUG": "WARN", "A": "b"}
+    assert job.nodes[1].address == "10.0.0.5"
+    assert job.mounts == (Mount("/data/imagenet", "/data/imagenet", True),)
+    assert job.run.args == {"data": "/data/imagenet", "arch": "resnet50", "epochs": "6"}
+    assert (job.timeout, job.hang_timeout) == (86400, 900)
+    assert (job.resources.memory, job.resources.cpus) == (64 << 30, 16.0)
+    assert job.where("run", "args", "epochs") == "job.yaml:14"
+    assert job.where("run", "args", "lr") == "job.yaml:14"
+    assert job.where("image", "packages") == "job.yaml:7"
+    assert parse_job(dump_job(job)) == job
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+def test_every_job_of_the_repository_loads_and_comes_back_from_its_dump(path: Path) -> None:
+    job = load_job(path)
+    assert parse_job(dump_job(job)) == job
+    assert job.name == path.stem.replace("_", "-")
+
+
+def test_defaults() -> None:
+    found = job("")
+    assert (found.runtime, found.code, found.gpus, found.processes, found.output) == (
+        "docker", ".", "all", "auto", "/output"
+    )  # fmt: skip
+    assert (found.restarts, found.port, found.timeout, found.sweep, found.run.args) == (0, 29500, None, (), {})
+
+
+def test_a_key_without_a_value_has_its_default() -> None:
+    found = job("mounts:\nenv:  # {A: b}\nport:\ntimeout: ~\nresources:\n  memory:\n")
+    assert found == job("")
+
+
+@pytest.mark.parametrize("mark", ["\ufeff", "---\n", "%YAML 1.2\n---\n", "# comment\n\n"])
+def test_harmless_beginnings(tmp_path: Path, mark: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(mark + HEAD, encoding="utf-8")
+    assert load_job(path) == job("")
+
+
+def test_windows_line_ends_keep_their_line_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_bytes(HEAD.replace("\n", "\r\n").encode())
+    assert load_job(path).where("run") == f"{path}:4"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("all", "all"),
+        ("none", "none"),
+        ("0", "none"),
+        ("2", 2),
+        ("[0, 2]", (0, 2)),
+        ("[GPU-8f2d, MIG-1/2/0]", ("GPU-8f2d", "MIG-1/2/0")),
+    ],
+)
+def test_gpus(text: str, value: object) -> None:
+    assert job(f"gpus: {text}").gpus == value
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("24h", 86400),
+        ("15m", 900),
+        ("90s", 90),
+        ("1h30m", 5400),
+        ("1.5h", 5400),
+        ("2d", 172800),
+        ("90", 90),
+        ("1H", 3600),
+    ],
+)
+def test_durations(text: str, seconds: int) -> None:
+    assert job(f"timeout: {text}").timeout == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("64g", 64 << 30),
+        ("512m", 512 << 20),
+        ("16G", 16 << 30),
+        ("1.5g", 3 << 29),
+        ("2GiB", 2 << 30),
+        ("8388608", 8 << 20),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert job(f"resources: {{memory: {text}}}").resources.memory == size
+
+
+def test_mounts_are_put_in_normal_form() -> None:
+    mounts = job("mounts: {/data/: '/data/x/', /b: '/b:rw', //c: /c:ro}").mounts
+    assert mounts == (Mount("/data", "/data/x"), Mount("/b", "/b"), Mount("/c", "/c", True))
+
+
+def test_secrets_from_the_environment_and_from_files() -> None:
+    secrets = job("secrets: [A, {B: ~/.b}]").secrets
+    assert [(secret.name, secret.file) for secret in secrets] == [("A", None), ("B", "~/.b")]
+
+
+def test_node_names_follow_from_hosts() -> None:
+    text = "[me@10.0.0.1:2222, 'you@gw:2201', 'you@gw:2202', '[fe80::1]:22', {host: ubuntu@ec2-1.example, name: c}]"
+    found = parse_job(f"name: job\nimage: {{ref: img}}\nnodes: {text}\nrun: {{module: train}}")
+    assert [node.name for node in found.nodes] == ["10.0.0.1", "gw-2201", "gw-2202", "fe80--1", "c"]
+    assert parse_job(dump_job(found)) == found
+
+
+def test_local_may_repeat_for_plain_processes() -> None:
+    assert [node.name for node in process("").nodes] == ["local"]
+    assert [node.name for node in process("", "[local, {host: local, gpus: [1]}]").nodes] == ["local-0", "local-1"]
+
+
+def test_plain_processes_may_mount_what_lies_where_it_is_and_keep_the_image_for_later() -> None:
+    assert process("mounts: {/data: /data:ro}\nimage: {ref: img}").mounts == (Mount("/data", "/data", True),)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("{lr: 1e-4}", {"lr": "1e-4"}),
+        ("{lr: 1.10}", {"lr": "1.10"}),
+        ("{seed: 010}", {"seed": "010"}),
+        ("{mask: 0x1F}", {"mask": "0x1F"}),
+        ("{time: 1:30}", {"time": "1:30"}),
+        ("{day: 2026-11-21}", {"day": "2026-11-21"}),
+        ("{n: 1_000}", {"n": "1_000"}),
+        ("{n: +5}", {"n": "+5"}),
+        ("{amp: true, b: False, c: null, d: ~}", {"amp": True, "b": False, "c": None, "d": None}),
+        ("{amp: 'yes', b: \"on\"}", {"amp": "yes", "b": "on"}),
+        ("{s: ''}", {"s": ""}),
+        ("{mean: [0.5, 0.50, x, true]}", {"mean": ("0.5", "0.50", "x", "true")}),
+        ("{on: 1, 5: 6, null: x}", {"on": "1", "5": "6", "null": "x"}),
+        ("[--lr, 1e-4, 'a b']", ("--lr", "1e-4", "a b")),
+    ],
+)
+def test_values_reach_the_program_as_they_were_written(text: str, value: object) -> None:
+    assert args(text) == value
+    found = parse_job(f"name: job\nimage: {{ref: img}}\nnodes: [a]\nrun:\n  module: train\n  args: {text}\n")
+    assert parse_job(dump_job(found)).run.args == value
+
+
+def test_environment_values_are_passed_on_as_written() -> None:
+    env = job("env: {A: 1, B: 1.10, C: yes, D: true, E: '', F: 1e3, on: 0o17}").env
+    assert env == {"A": "1", "B": "1.10", "C": "yes", "D": "true", "E": "", "F": "1e3", "on": "0o17"}
+
+
+def test_merge_keys_and_aliases() -> None:
+    text = """
+name: job
+image: {ref: img}
+nodes:
+  - &one {host: a, env: &env {A: "1", B: "2"}}
+  - {<<: *one, host: b}
+  - host: c
+    env: {<<: [{A: "9", C: "3"}, *env], B: "0"}
+run: {module: train}
+"""
+    nodes = parse_job(text).nodes
+    assert [node.host for node in nodes] == ["a", "b", "c"]
+    assert [dict(node.env) for node in nodes] == [
+        {"A": "1", "B": "2"},
+        {"A": "1", "B": "2"},
+        {"A": "9", "B": "0", "C": "3"},
+    ]
+
+
+def test_overrides_take_a_path_and_a_yaml_value() -> None:
+    sets = [
+        "run.args.epochs=2",
+        "run.args.data=/d=1",
+        "env.A=b c",
+        "nodes.1=c",
+        "gpus=[0, 2]",
+        "resources.memory=8g",
+        "mounts./data=/data:ro",
+        "timeout=1h",
+        "run.args.lr=1e-4",
+    ]
+    found = parse_job(HEAD, "job.yaml", sets)
+    assert found.run.args == {"epochs": "2", "data": "/d=1", "lr": "1e-4"}
+    assert (found.env, found.gpus, found.resources.memory, found.timeout) == ({"A": "b c"}, (0, 2), 8 << 30, 3600)
+    assert [node.host for node in found.nodes] == ["a", "c"]
+    assert found.mounts == (Mount("/data", "/data", True),)
+    assert found.where("run", "args", "lr") == "--set run.args.lr=1e-4"
+    assert found.where("run", "module") == "job.yaml:4"
+
+
+def test_an_override_can_take_a_setting_away() -> None:
+    assert parse_job(HEAD + "timeout: 1h\n", "job.yaml", ["timeout="]).timeout is None
+
+
+def test_an_override_changes_one_place_of_an_alias() -> None:
+    text = "name: j\nimage: {ref: i}\nnodes: [{host: a, env: &e {A: '1'}}, {host: b, env: *e}]\nrun: {module: m}\n"
+    nodes = parse_job(text, "job.yaml", ["nodes.0.env.A=2"]).nodes
+    assert [dict(node.env) for node in nodes] == [{"A": "2"}, {"A": "1"}]
+
+
+def test_chosen_nodes_keep_the_settings_that_the_file_has_for_them() -> None:
+    entries = "[a, {host: me@b:22, gpus: 1}, {host: c, name: d, gpus: 2}]"
+    nodes = parse_job(HEAD.replace("[a, b]", entries), "job.yaml", nodes=["b", "e", "d"]).nodes
+    assert [(node.name, node.host, node.gpus) for node in nodes] == [
+        ("b", "me@b:22", 1),
+        ("e", "e", None),
+        ("d", "c", 2),
+    ]
+    assert [node.name for node in parse_job(MANUAL, nodes=["x", "gpu-b"]).nodes] == ["x", "gpu-b"]
+
+
+def test_a_sweep_is_one_job_a_variant() -> None:
+    found = parse_job(HEAD.replace("{module: train}", "{module: train, args: {batch_size: 64, lr: 0.1, amp: true}}") + (
+        "sweep: [{batch_size: 128}, {batch-size: 256, amp: false}, {}]\n"
+    ))  # fmt: skip
+    jobs = expand_sweep(found)
+    assert [job.run.args for job in jobs] == [
+        {"batch_size": "128", "lr": "0.1", "amp": True},
+        {"batch_size": "256", "lr": "0.1", "amp": False},
+        {"batch_size": "64", "lr": "0.1", "amp": True},
+    ]
+    assert all(job.sweep == () and job.nodes == found.nodes for job in jobs)
+    assert [variant_name(variant) for variant in found.sweep] == ["batch_size=128", "batch-size=256 amp=false", ""]
+
+
+def test_a_sweep_of_argument_lists_appends() -> None:
+    found = job("").model_copy(update={"sweep": (("--lr", "1"), {"lr": "2", "mean": ("1", "2")})})
+    assert [one.run.args for one in expand_sweep(found)] == [("--lr", "1"), {"lr": "2", "mean": ("1", "2")}]
+    assert [variant_name(variant) for variant in found.sweep] == ["--lr 1", "lr=2 mean=1,2"]
+
+
+def test_no_sweep_is_the_job_itself() -> None:
+    assert expand_sweep(job("sweep: []")) == [job("")]
+
+
+def test_a_job_is_frozen_and_survives_a_process_boundary() -> None:
+    found = parse_job(MANUAL)
+    with pytest.raises(ValueError, match="frozen"):
+        found.name = "other"  # type: ignore[misc]
+    copy = pickle.loads(pickle.dumps(found))
+    assert copy == found
+    assert copy.where("run") == found.where("run")
+
+
+def test_two_jobs_are_equal_wherever_they_are_written() -> None:
+    assert parse_job("\n\n" + HEAD, "a.yaml") == parse_job(HEAD, "b.yaml")
+    assert parse_job(HEAD) != parse_job(HEAD + "port: 29501")
+
+
+def test_loading_is_fast(tmp_path: Path) -> None:
+    """20 ms for the manual's job file; importing costs little more than pydantic alone."""
+    path = tmp_path / "job.yaml"
+    path.write_text(MANUAL)
+    load_job(path)
+    best = min(_seconds(lambda: load_job(path)) for _ in range(5))
+    assert best < 0.020, f"{best * 1e3:.1f} ms"
+
+
+def test_importing_pulls_in_nothing_heavy() -> None:
+    heavy = ("torch", "docker", "paramiko", "rich", "typer")
+    code = f"import sys, launcher.job; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert done.stdout.strip() == "[]"
+
+
+def _seconds(action: Any) -> float:
+    begin = time.perf_counter()
+    action()
+    return time.perf_counter() - begin
