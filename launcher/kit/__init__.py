@@ -1,0 +1,18 @@
+"""Small POSIX sh scripts that stand in front of every process of a job, in any image, and need nothing but coreutils.
+
+entry.sh stands in front of the image's entrypoint, rank.sh in front of each worker. Their folder inside a container:
+the scripts, `home/` (a writable home for a uid that the image does not know), `secrets/NAME` (the value's bytes, 0600).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import resources
+
+SCRIPTS = ("entry.sh", "rank.sh")
+
+
+def scripts() -> Mapping[str, bytes]:
+    """The scripts' texts by file name."""
+    folder = resources.files(__name__)
+    return {name: folder.joinpath(name).read_bytes() for name in SCRIPTS}

@@ -1,0 +1,174 @@
+#!/bin/sh
+# sh entry.sh ARGV...: runs ARGV, the one program that a container was made for, and leaves behind what it said and how
+# it ended. POSIX sh with coreutils or busybox, as any uid. Needs LAUNCHER_OUTPUT and LAUNCHER_NODE; LAUNCHER_TIMEOUT
+# (whole seconds from the first start, over restarts) is optional. Below LAUNCHER_OUTPUT it keeps, for this node:
+#   logs/NODE.log         stdout and stderr, merged in order, appended over restarts
+#   logs/NODE.clock       `<epoch seconds> <bytes of the log by then>`, at most once a second, while the log grows
+#   state/NODE.attempts   `start <epoch>` and `exit <code> <epoch>`
+# Exit code: ARGV's own, 128+n where signal n ended it, 124 at the time limit, 73 where the output cannot be written.
+# Every variable here begins with our_, so that none of the job's environment is overwritten.
+
+our_kit=$(cd "${0%/*}" && pwd)
+our_log=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.log
+our_clock=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.clock
+our_attempts=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.attempts
+our_grace=30 # seconds from SIGTERM to SIGKILL at the time limit
+our_drain=5  # seconds that processes left behind may keep the log open
+
+refuse() {
+    echo "launcher: node $LAUNCHER_NODE: $1" >&2
+    exit 73
+}
+
+# --- secrets: a file's bytes are the value. The x saves trailing newlines from the substitution; nothing is evaluated.
+if [ -d "$our_kit/secrets" ] && ! ls "$our_kit/secrets" >/dev/null 2>&1; then
+    refuse "cannot read the secrets in $our_kit/secrets as uid $(id -u)"
+fi
+for our_file in "$our_kit"/secrets/*; do
+    [ -f "$our_file" ] || continue
+    our_name=${our_file##*/}
+    case $our_name in
+        [0-9]* | *[!A-Za-z0-9_]*) refuse "the secret $our_name cannot be a variable: letters, digits and _ only" ;;
+    esac
+    our_value=$(cat "$our_file" && printf x) || refuse "cannot read the secret $our_name as uid $(id -u)"
+    export "$our_name=${our_value%x}"
+done
+unset our_value
+
+# --- a home, a name and caches, for a uid that the image does not know (getpass and torch's compiler fail without)
+if ! { [ -n "$HOME" ] && [ -d "$HOME" ] && [ -w "$HOME" ]; }; then export HOME="$our_kit/home"; fi
+if [ -z "$USER" ]; then USER=$(id -un 2>/dev/null) || USER=uid$(id -u); fi
+export USER LOGNAME="${LOGNAME:-$USER}"
+export XDG_CACHE_HOME="${XDG_CACHE_HOME:-$HOME/.cache}"
+export TORCH_HOME="${TORCH_HOME:-$XDG_CACHE_HOME/torch}"
+export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$XDG_CACHE_HOME/torchinductor}"
+export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$XDG_CACHE_HOME/triton}"
+export MPLCONFIGDIR="${MPLCONFIGDIR:-${XDG_CONFIG_HOME:-$HOME/.config}/matplotlib}"
+
+# --- the output folder
+if [ -z "$LAUNCHER_OUTPUT" ] || [ -z "$LAUNCHER_NODE" ]; then refuse "LAUNCHER_OUTPUT and LAUNCHER_NODE must be set"; fi
+our_cannot="cannot write to $LAUNCHER_OUTPUT as uid $(id -u): look at the folder's owner and at the free disk space"
+mkdir -p "$LAUNCHER_OUTPUT/logs" "$LAUNCHER_OUTPUT/state" "$LAUNCHER_OUTPUT/errors" 2>/dev/null || refuse "$our_cannot"
+for our_file in "$our_log" "$our_clock" "$our_attempts"; do
+    (: >>"$our_file") 2>/dev/null || refuse "$our_cannot"
+done
+
+# --- one pipe for stdout and stderr keeps their order; tee outlives every signal that is meant for the job. Opened for
+# reading and writing first: then neither end waits for the other, and nothing hangs should this shell be killed here.
+our_pipe=$our_kit/home/.entry.$$
+rm -f "$our_pipe"
+mkfifo -m 600 "$our_pipe" || refuse "cannot make a pipe in $our_kit/home as uid $(id -u)"
+exec 5<>"$our_pipe" 4<"$our_pipe" 3>"$our_pipe" 5>&-
+rm -f "$our_pipe"
+(
+    trap '' HUP INT QUIT TERM PIPE
+    exec tee -a "$our_log"
+) <&4 3>&- 4<&- &
+our_tee=$!
+exec 4<&-
+
+# --- the clock. One look at the log: `<time of the last write> <bytes>`; GNU and busybox know -c, BSD knows -f.
+if stat -c '%Y %s' "$our_log" >/dev/null 2>&1; then
+    look() { stat -c '%Y %s' "$our_log"; }
+else
+    look() { stat -f '%m %z' "$our_log"; }
+fi
+
+# In the background, once a second: the clock, the time limit, and the end of a tee that others hold open. It is ended
+# by SIGKILL, which cannot get lost in a shell that is just starting; its sleep ends by itself.
+tick() {
+    our_last='' our_late=0 our_idle=0
+    while :; do
+        our_now=$(look)
+        [ "$our_now" = "$our_last" ] || echo "$our_now"
+        our_last=$our_now
+        sleep 1 >/dev/null
+        if [ -n "$our_end" ] && [ "$(date +%s)" -ge "$our_end" ]; then
+            [ $our_late -ne 0 ] || kill -s ALRM $$
+            [ $our_late -ne $our_grace ] || kill -s KILL "$our_child"
+            our_late=$((our_late + 1))
+        fi
+        if ! kill -0 "$our_child"; then
+            our_idle=$((our_idle + 1))
+            [ $our_idle -ne $our_drain ] || kill -s KILL $our_tee
+        fi
+    done
+}
+
+note() {
+    (echo "$* $(date +%s)" >>"$our_attempts") 2>/dev/null # the job goes on on a full disk
+}
+
+# --- signals: TERM and INT are passed on once each, for an engine and a person may both ask; others every time
+forward() {
+    our_caught=1
+    case $our_sent in *$1*) return ;; esac
+    our_sent="$our_sent $1"
+    kill -s "$1" $our_child 2>/dev/null
+}
+pass() {
+    our_caught=1
+    kill -s "$1" $our_child 2>/dev/null
+}
+over() {
+    our_over=1
+    echo "launcher: time limit of $LAUNCHER_TIMEOUT s reached" >&3
+}
+at_limit() {
+    over # should that block, for nobody reads the log, then there is still the SIGKILL of tick
+    forward TERM
+}
+# A shell starts background commands with SIGINT ignored, which in Python means: no KeyboardInterrupt. Where env cannot
+# undo that, SIGINT is passed on as SIGTERM.
+our_interrupt=TERM
+case $1 in
+    -* | *=*) ;; # env would take it for its own
+    *)
+        if env --default-signal=INT,QUIT true 2>/dev/null; then
+            our_interrupt=INT
+            set -- env --default-signal=INT,QUIT "$@"
+        fi
+        ;;
+esac
+
+# --- the program
+note start
+our_child='' our_sent='' our_end='' our_over='' our_code=0
+if [ -n "$LAUNCHER_TIMEOUT" ]; then
+    read -r our_name our_first our_file <"$our_attempts"
+    our_end=$((${our_first:-$(date +%s)} + LAUNCHER_TIMEOUT))
+fi
+if [ -n "$our_end" ] && [ "$(date +%s)" -ge "$our_end" ]; then
+    over
+else
+    (exec "$@") >&3 2>&1 3>&- & # exec: a program, never a function of this script
+    our_child=$!
+    # Not earlier: a shell that is just becoming the program would still have these traps, and swallow a signal.
+    trap 'forward TERM' TERM
+    trap 'forward $our_interrupt' INT
+    trap at_limit ALRM
+    for our_name in HUP USR1 USR2; do trap "pass $our_name" $our_name; done
+    (tick) >>"$our_clock" 2>/dev/null 3>&- & # a subshell: a function alone would keep a copy of fd 3 open
+    our_ticker=$!
+    # A trap interrupts `wait`, whose status is then the signal's, not the child's: wait again. 127: had ended before.
+    while :; do
+        our_caught=''
+        wait $our_child
+        our_status=$?
+        if [ $our_status -ne 127 ] || [ $our_code -le 128 ]; then our_code=$our_status; fi
+        if [ -z "$our_caught" ] || [ $our_code -le 128 ]; then break; fi
+    done
+fi
+
+# --- the end: tee has the last bytes when nobody holds the pipe any more, or when those left behind had their time
+trap '' HUP INT TERM USR1 USR2 ALRM
+exec 3>&-
+wait $our_tee 2>/dev/null # shells tell there of a job that was killed
+if [ -n "$our_child" ]; then
+    kill -s KILL "$our_ticker"
+    wait "$our_ticker" 2>/dev/null # so that its note does not come after ours
+fi
+[ -z "$our_over" ] || our_code=124
+(look >>"$our_clock") 2>/dev/null
+note exit "$our_code"
+exit "$our_code"

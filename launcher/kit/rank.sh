@@ -1,0 +1,24 @@
+#!/bin/sh
+# sh rank.sh ARGV...: becomes ARGV, one worker, and copies what it says to logs/rank-RANK.log as well as to the stdout
+# that it was given. It is exec'd, so the pid and the signals that torchrun knows are the worker's own.
+
+our_kit=$(cd "${0%/*}" && pwd)
+our_log=$LAUNCHER_OUTPUT/logs/rank-$RANK.log
+our_pipe=$our_kit/home/.rank.$RANK.$$
+rm -f "$our_pipe"
+if ! mkfifo -m 600 "$our_pipe"; then
+    echo "launcher: no log of its own for rank $RANK: cannot make a pipe in $our_kit/home" >&2
+    exec "$@"
+fi
+# tee ends when the worker and its children have closed the pipe. It is nobody's child here (the worker may wait for any
+# of its own), ignores what stops the job, and, where setsid exists, is not in the process group that torchrun kills.
+exec 5<>"$our_pipe" 4<"$our_pipe" 3>"$our_pipe" 5>&- # reading and writing first: no end waits for the other
+rm -f "$our_pipe"
+(
+    (
+        trap '' HUP INT QUIT TERM PIPE
+        if command -v setsid >/dev/null 2>&1; then exec setsid tee -a "$our_log"; fi
+        exec tee -a "$our_log"
+    ) <&4 3>&- 4<&- &
+)
+exec "$@" >&3 2>&1 3>&- 4<&-
