@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,12 @@ class Cli:
         shown = f"launcher {' '.join(map(str, args))}: exit {process.returncode}\n--- stdout\n{out}\n--- stderr\n{err}"
         assert code is None or process.returncode == code, shown
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def until_logged(self, words: str, timeout: float = 90) -> None:
+        """Wait until the master of the latest run has printed these words."""
+        deadline = time.monotonic() + timeout
+        while words not in (seen := self("logs", "--no-follow").stdout):
+            assert time.monotonic() < deadline, f"never printed {words!r}:\n{seen}"
 
     def job(self, name: str = "job", **keys: Any) -> Path:
         """Write a job file; its path."""

@@ -153,6 +153,7 @@ def test_nothing_is_left_after_down(bed_cli: Cli, bed: Bed) -> None:
     bed_cli("up", "-d", bed_cli.job("ticks", **bed_job(run={"script": "ticks.py", "args": ["600"]})))
     running = json.loads(bed_cli("status", "--json").stdout)
     assert (running["state"], [node["state"] for node in running["nodes"]]) == ("running", ["running", "running"])
+    bed_cli.until_logged("tick 3")
     down = bed_cli("down")
     assert "down" in down.stderr
     assert bed.wait_clean() == []
