@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from launcher.errors import ImageShipFailed, LauncherError, NodesFailed
 from launcher.image import archive, parallel
+from launcher.image.export import export
 from launcher.image.tee import Pipe
 from launcher.node.engine import Engine, ImageInfo, Images
 
@@ -120,7 +121,8 @@ def _feed(source: Engine, info: ImageInfo, targets: Sequence[Target], pipes: Seq
 
     error: BaseException | None = None
     try:
-        with closing(store(source).save(info.id)) as pieces:  # type: ignore[type-var]  # generators close
+        known = min(target.known for target in targets)
+        with closing(export(source, info, known)) as pieces:
             for member in archive.members(pieces):
                 wanted = [pipe for pipe, target in alive.items() if member.name not in target.leave_out]
                 put(member.head, wanted)

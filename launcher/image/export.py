@@ -1,0 +1,124 @@
+"""An image out of an engine's store, as an archive for `docker load`: layer by layer where that can be, else whole.
+
+`docker save` of an engine's classic store first writes the whole image to disk. On the caller's own machine we read the
+layers themselves instead (images/pack.py): directly where we may, else through a container of the image that sees the
+store read-only. Whatever does not fit falls back to `docker save`, which knows every store.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from launcher.errors import ImageShipFailed
+from launcher.image import assets
+from launcher.node.engine import Engine, ImageInfo
+
+PIECE = 1 << 20
+CLI_TIMEOUT = 20.0
+LOCAL = "local"  # Engine.host of the caller's own machine
+
+
+def export(source: Engine, info: ImageInfo, known: int = 0) -> Generator[bytes, None, None]:
+    """The archive of an image; the first `known` of its layers may be missing. Close it to end the reading early.
+
+    Raises ImageShipFailed, also in the middle.
+    """
+    if source.host == LOCAL:
+        began = False
+        for piece in _packed(info, known):
+            began = True
+            yield piece
+        if began:
+            return
+    assert source.images is not None
+    yield from source.images.save(info.id)
+
+
+def _packed(info: ImageInfo, known: int) -> Generator[bytes, None, None]:
+    """By images/pack.py; nothing at all where this machine's store is not one that it reads."""
+    store = _classic_store()
+    if store is None:
+        return
+    root, driver = store
+    if os.access(root / "image" / driver / "layerdb", os.R_OK | os.X_OK):
+        argv = [sys.executable, "-c", assets.text("pack.py"), str(root), info.id, str(known)]
+        with _running(argv, subprocess.PIPE) as process:
+            assert process.stdout is not None
+            yield from _pieces(process.stdout.fileno(), process)
+        return
+    with tempfile.TemporaryDirectory(prefix="launcher-pack-") as folder:
+        pipe = Path(folder) / "pipe"
+        os.mkfifo(pipe)
+        argv = container_argv(info.id, root, driver, str(pipe), known)
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # waits for no writer: the container may never start
+        try:
+            with _running(argv, subprocess.DEVNULL) as process:
+                while not select.select([reader], [], [], 0.1)[0]:
+                    if process.poll() is not None:
+                        return
+                os.set_blocking(reader, True)
+                yield from _pieces(reader, process)
+        finally:
+            os.close(reader)
+
+
+def container_argv(image: str, root: Path, driver: str, pipe: str, known: int) -> list[str]:
+    """A container of the image itself that sees the engine's store read-only, and a pipe, and nothing else."""
+    argv = ["docker", "run", "--rm", "--log-driver", "none", "--network", "none", "--user", "0:0", "--read-only"]
+    argv += ["--label", "launcher.purpose=probe", "--userns", "host", "--security-opt", "label=disable"]
+    for name in ("image", driver):
+        # Not recursive: mounts of running containers lie below, and a copy of them would keep them from being removed.
+        source = f"type=bind,src={root / name},dst=/engine/{name},readonly,bind-nonrecursive=true"
+        argv += ["--mount", source]
+    argv += ["--mount", f"type=bind,src={pipe},dst=/pipe", "--entrypoint", "sh", image]
+    find = 'for p in python3 python; do command -v "$p" >/dev/null && exec "$p" -c "$0" "$@"; done; exit 3'
+    return [*argv, "-c", find, assets.text("pack.py"), "/engine", image, str(known), "/pipe"]
+
+
+def _classic_store() -> tuple[Path, str] | None:
+    """Where the engine of this machine keeps images, and its storage driver; None for another kind of store."""
+    try:
+        done = subprocess.run(
+            ["docker", "info", "--format", "{{.DockerRootDir}}\n{{.Driver}}"],
+            capture_output=True,
+            text=True,
+            timeout=CLI_TIMEOUT,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    root, _, driver = done.stdout.strip().partition("\n")
+    if done.returncode != 0 or driver not in ("overlay2", "fuse-overlayfs") or not Path(root).is_dir():
+        return None
+    return Path(root), driver
+
+
+@contextmanager
+def _running(argv: list[str], stdout: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is over when this is, however it ends."""
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate()
+
+
+def _pieces(descriptor: int, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    """Everything that is written there; raises ImageShipFailed where it broke off after a beginning."""
+    began = False
+    while piece := os.read(descriptor, PIECE):
+        began = True
+        yield piece
+    code = process.wait()
+    if code != 0 and began:
+        words = process.stderr.read().decode(errors="replace").strip() if process.stderr else ""
+        raise ImageShipFailed("this machine", f"reading the image's layers broke off: {words or code}", "try again")
