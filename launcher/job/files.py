@@ -105,7 +105,8 @@ def _value(secret: Secret, cwd: Path, environ: Mapping[str, str]) -> str:
         return environ[secret.name]
     path = cwd / Path(secret.file).expanduser()
     try:
-        with path.open("rb") as file:  # looked at through the open file: what is checked is what is read
+        # O_NONBLOCK: a pipe must not hold us. Looked at through the open file, so that what is checked is what is read.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise BadValueError(f"{path} is no file")

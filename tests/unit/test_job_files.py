@@ -1,0 +1,132 @@
+"""What a job names on the caller's machine must be there before anything starts; secrets are read with care."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import JobInvalid
+from launcher.job import Job, check_files, dump_job, load_job, read_secrets, script_in_code
+
+HEAD = "name: job\nruntime: process\nnodes: [local]\n"
+
+
+@pytest.fixture
+def cwd(tmp_path: Path) -> Path:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "main.py").write_text("print(1)\n")
+    (tmp_path / "other.py").write_text("print(2)\n")
+    return tmp_path
+
+
+def job(cwd: Path, rest: str, head: str = HEAD) -> Job:
+    (cwd / "job.yaml").write_text(head + rest)
+    return load_job(cwd / "job.yaml")
+
+
+def refused(job: Job, cwd: Path, environ: dict[str, str] | None = None) -> list[str]:
+    with pytest.raises(JobInvalid) as caught:
+        check_files(job, cwd, environ or {})
+    assert caught.value.exit_code == 2
+    return str(caught.value).replace(f"{cwd}/", "").splitlines()
+
+
+def test_all_there(cwd: Path) -> None:
+    found = job(cwd, f"code: code\nrun: {{script: code/main.py}}\nmounts: {{{cwd}: {cwd}}}\nsecrets: [A]\n")
+    check_files(found, cwd, {"A": "x"})
+    assert script_in_code(found, cwd) == "main.py"
+
+
+def test_everything_missing_is_told_at_once_with_its_line(cwd: Path) -> None:
+    text = "code: cod\nrun: {script: code/main.p}\nmounts: {/none/such: /none/such}\nsecrets: [NONE_SUCH]\n"
+    assert refused(job(cwd, text), cwd) == [
+        "job.yaml:4: code: no such folder: cod; relative paths count from the directory you call from",
+        "job.yaml:5: run.script: no such file: code/main.p; relative paths count from the directory you call from",
+        "job.yaml:6: mounts./none/such: /none/such does not exist on this machine, which is a node",
+        "job.yaml:7: secrets.0: NONE_SUCH is not set in your environment; export it, or give {NAME: file}",
+    ]
+
+
+def test_a_script_named_from_the_code_folder_gets_a_hint(cwd: Path) -> None:
+    (said,) = refused(job(cwd, "code: code\nrun: {script: main.py}\n"), cwd)
+    assert said.endswith("did you mean code/main.py?")
+
+
+def test_a_script_outside_the_code_folder(cwd: Path) -> None:
+    (said,) = refused(job(cwd, "code: code\nrun: {script: other.py}\n"), cwd)
+    assert said.startswith("job.yaml:5: run.script: lies outside the code folder")
+
+
+def test_a_folder_as_script_and_a_file_as_code(cwd: Path) -> None:
+    said = refused(job(cwd, "code: other.py\nrun: {script: code}\n"), cwd)
+    assert said[0].startswith("job.yaml:4: code: is a file; expected a folder")
+    assert said[1].startswith("job.yaml:5: run.script: is no file")
+
+
+def test_an_override_is_named_instead_of_a_line(cwd: Path) -> None:
+    (cwd / "job.yaml").write_text(HEAD + "run: {module: train}\n")
+    (said,) = refused(load_job(cwd / "job.yaml", ["code=nowhere"]), cwd)
+    assert said.startswith("--set code=nowhere: code: no such folder")
+
+
+def test_mounts_of_other_machines_are_not_looked_for_here(cwd: Path) -> None:
+    docker = "name: job\nimage: {ref: img}\nnodes: [a]\n"
+    check_files(job(cwd, "run: {module: train}\nmounts: {/none/such: /data}\n", docker), cwd, {})
+
+
+def test_mounts_of_this_machine_under_docker_are(cwd: Path) -> None:
+    docker = "name: job\nimage: {ref: img}\nnodes: [a, local]\n"
+    (said,) = refused(job(cwd, "run: {module: train}\nmounts: {/none/such: /data}\n", docker), cwd)
+    assert said.startswith("job.yaml:5: mounts./none/such")
+
+
+def test_secrets_are_read_from_the_environment_and_from_files(cwd: Path) -> None:
+    secret = cwd / "token"
+    secret.write_text("s3cret-ü\n", encoding="utf-8")
+    secret.chmod(0o600)
+    found = job(cwd, "run: {module: train}\nsecrets: [A, {B: token}]\n")
+    check_files(found, cwd, {"A": "x y"})
+    assert read_secrets(found, cwd, {"A": "x y"}) == {"A": "x y", "B": "s3cret-ü"}
+    assert "s3cret" not in dump_job(found) + repr(found)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
+def test_a_secret_that_others_may_read_is_refused_with_the_cure(cwd: Path, mode: int) -> None:
+    (cwd / "token").write_text("s3cret")
+    (cwd / "token").chmod(mode)
+    found = job(cwd, "run: {module: train}\nsecrets: [{B: token}]\n")
+    (said,) = refused(found, cwd)
+    assert said == f"job.yaml:5: secrets.0: others may read token, mode {mode:04o}; run: chmod 600 token"
+    with pytest.raises(JobInvalid):
+        read_secrets(found, cwd, {})
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "holds no secret: it is empty"),
+        (b"\n", "it is empty"),
+        (b"\xff", "is not text"),
+        (b"a\0b", "it is not text"),
+    ],
+)
+def test_files_that_hold_no_secret(cwd: Path, content: bytes, said: str) -> None:
+    (cwd / "token").write_bytes(content)
+    (cwd / "token").chmod(0o600)
+    (line,) = refused(job(cwd, "run: {module: train}\nsecrets: [{B: token}]\n"), cwd)
+    assert said in line
+    assert "a\\x00b" not in line
+
+
+def test_a_missing_secret_file_a_folder_and_a_pipe(cwd: Path) -> None:
+    os.mkfifo(cwd / "pipe", 0o600)
+    found = job(cwd, "run: {module: train}\nsecrets:\n  - {A: none}\n  - {B: code}\n  - {C: pipe}\n  - D\n")
+    said = refused(found, cwd, {"D": ""})
+    assert [line.split(": ", 2)[2] for line in said] == [
+        "no such file: none",
+        "code cannot be read: Is a directory",
+        "pipe is no file",
+        "D is not set in your environment; export it, or give {NAME: file}",
+    ]
