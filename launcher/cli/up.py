@@ -105,6 +105,7 @@ def follow(record: Record, fleet: Fleet, screen: Screen, offset: int = 0) -> int
 def leave_or_stop(record: Record, fleet: Fleet, watch: Watch, screen: Screen) -> int:
     """After the first Ctrl-C: leave the run going, unless a second one follows."""
     watch.close()
+    screen.finish()
     screen.say(
         f"left {record.run} running. Come back: launcher logs {record.run}   stop it: launcher down {record.run}"
     )
