@@ -36,7 +36,9 @@ class Config:
     max_damaged: int = option("data", "damaged images that are skipped before the run is given up", 10, least=0)
     prefetch: int = option("data", "batches decoded ahead", 3, least=1)
 
-    arch: str = option("model", "smallcnn, cifar_resnet18 or any classification model of torchvision", "resnet50")
+    arch: str = option(
+        "model", "smallcnn, cifar_resnet18, cifar_resnet20, or any classifier of torchvision", "resnet50"
+    )
 
     epochs: int = option("training", "passes over the training set", 90, least=1)
     batch_size: int = option("training", "images a step and process", 256, least=1)

@@ -19,7 +19,7 @@ def run(config: Config) -> None:
     """
     world = start(config)
     stop = StopSignal(world)
-    signal.signal(signal.SIGTERM, lambda *_: stop.ask())
+    before = signal.signal(signal.SIGTERM, lambda *_: stop.ask())
     if world.first:  # before the slow imports below: the sign of life that all ranks are there
         print(
             f"train: {world.size} process{'es' * (world.size > 1)}, {world.device.type}, backend {world.backend}, "
@@ -31,5 +31,6 @@ def run(config: Config) -> None:
     try:
         train(config, world, stop)
     finally:
+        signal.signal(signal.SIGTERM, before)
         if dist.is_initialized():
             dist.destroy_process_group()

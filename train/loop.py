@@ -57,6 +57,9 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
         watch.say(f"train: stopped at {where}; the checkpoint is saved")
         watch.end({"stopped": True, "step": run.global_step, "steps": run.total_steps})
         raise
+    finally:
+        run.train_loader.close()
+        run.val_loader.close()
     stop.settle()
     _close(run, watch, saver, scores, time.perf_counter() - started)
 
@@ -217,8 +220,6 @@ def _close(run: Run, watch: Silent, saver: Saver | None, scores: Scores, seconds
         f"train: done in {seconds:.1f} s; val Acc@1 {scores.top1:.2f} (best {run.progress.best:.2f}) "
         f"Acc@5 {scores.top5:.2f}; weights {digest[:16]}"
     )
-    run.train_loader.close()
-    run.val_loader.close()
 
 
 class _Clock:

@@ -29,7 +29,7 @@ class OneCycle:
         top = self.warmup * self.total - 1
         if step <= top:
             return _cosine(first, self.peak, step / top if top > 0 else 1.0)
-        return _cosine(self.peak, last, min((step - top) / (self.total - 1 - top), 1.0))
+        return _cosine(self.peak, last, min((step - top) / max(self.total - 1 - top, 1e-9), 1.0))
 
 
 def _cosine(start: float, end: float, share: float) -> float:

@@ -1,0 +1,138 @@
+"""Starts trainers as a user would, one process a rank over gloo, each rank with an output folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+DIGITS = ROOT / "jobs" / "data" / "digits.tar"
+SECONDS = 120  # for any one run here; they take a few
+
+
+@dataclass
+class Rank:
+    """One process and what it has printed so far."""
+
+    process: subprocess.Popen[str]
+    output: Path
+    lines: list[str] = field(default_factory=list)
+    _arrived: threading.Condition = field(default_factory=threading.Condition)
+
+    def read(self) -> None:
+        """Collects lines until the process closes its output."""
+        assert self.process.stdout
+        for line in self.process.stdout:
+            with self._arrived:
+                self.lines.append(line.rstrip("\n"))
+                self._arrived.notify_all()
+
+    def wait_for(self, text: str) -> None:
+        """Until a line with `text` was printed."""
+        with self._arrived:
+            found = self._arrived.wait_for(lambda: any(text in line for line in self.lines), SECONDS)
+        assert found, f"no line with {text!r} in:\n" + self.text
+
+    @property
+    def text(self) -> str:
+        """Everything printed."""
+        return "\n".join(self.lines)
+
+    @property
+    def digest(self) -> str:
+        """The weights' SHA-256, printed because of --print-digest."""
+        return next(line.split()[-1] for line in self.lines if line.startswith("train: rank "))
+
+    def metrics(self, kind: str) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl of one kind."""
+        lines = (self.output / "metrics.jsonl").read_text().splitlines()
+        return [line for line in map(json.loads, lines) if line["kind"] == kind]
+
+    def checkpoint(self, name: str = "last.pt") -> dict[str, Any]:
+        """A checkpoint, read with torch alone."""
+        state: dict[str, Any] = torch.load(self.output / "checkpoints" / name, weights_only=True)
+        return state
+
+
+def free_port() -> int:
+    """A TCP port that nobody uses now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def start(output: Path, world: int, *args: object, program: tuple[str, ...] = ("-m", "train")) -> list[Rank]:
+    """`world` ranks; rank r's LAUNCHER_OUTPUT is output/r, as if each ran on a machine of its own."""
+    port, ranks = free_port(), []
+    for rank in range(world):
+        env = os.environ | {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(world),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": str(ROOT),
+            "LAUNCHER_OUTPUT": str(output / str(rank)),
+        }
+        process = subprocess.Popen(
+            [sys.executable, *program, *map(str, args)],
+            cwd=ROOT,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        ranks.append(Rank(process, output / str(rank)))
+        threading.Thread(target=ranks[-1].read, daemon=True).start()
+    return ranks
+
+
+def finish(ranks: list[Rank]) -> list[int]:
+    """The exit codes; a run that does not end is killed and fails the test."""
+    try:
+        return [rank.process.wait(SECONDS) for rank in ranks]
+    finally:
+        for rank in ranks:
+            if rank.process.poll() is None:
+                rank.process.kill()
+
+
+def run(output: Path, world: int, *args: object) -> list[Rank]:
+    """Starts and finishes; every rank must end with 0."""
+    ranks = start(output, world, *args)
+    codes = finish(ranks)
+    assert codes == [0] * world, "\n\n".join(rank.text for rank in ranks)
+    return ranks
+
+
+def digit_tree(folder: Path, train: int, val: int) -> Path:
+    """A data folder with the first `train` and `val` digits, classes taken in turn."""
+    with tarfile.open(DIGITS) as tar:
+        for split, count in (("train", train), ("val", val)):
+            turns: dict[str, int] = {}
+            names = []
+            for name in sorted(n for n in tar.getnames() if n.startswith(f"{split}/")):
+                label = name.split("/")[1]
+                turns[label] = turns.get(label, 0) + 1
+                names.append((turns[label], name))
+            for _, name in sorted(names)[:count]:
+                target = folder / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                member = tar.extractfile(name)
+                assert member
+                target.write_bytes(member.read())
+    return folder

@@ -1,0 +1,228 @@
+"""What a user gets wrong: one clear line, exit code 2, nothing written."""
+
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.train.runs import DIGITS, digit_tree, finish, start
+from train.__main__ import main
+
+QUICK = [
+    "--arch",
+    "smallcnn",
+    "--image-size",
+    "8",
+    "--epochs",
+    "1",
+    "--batch-size",
+    "8",
+    "--workers",
+    "1",
+    "--device",
+    "cpu",
+]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return digit_tree(tmp_path / "data", 24, 12)
+
+
+def empty(data: Path) -> Path:
+    (data.parent / "empty").mkdir()
+    return data.parent / "empty"
+
+
+def one_class(data: Path) -> Path:
+    folder = digit_tree(data.parent / "one", 24, 12)
+    for split in ("train", "val"):
+        for path in (folder / split).iterdir():
+            if path.name != "0":
+                for image in path.iterdir():
+                    image.unlink()
+                path.rmdir()
+    return folder
+
+
+def class_without_images(data: Path) -> Path:
+    (data / "train" / "ten").mkdir()
+    return data
+
+
+def no_validation(data: Path) -> Path:
+    (data / "val").rename(data / "test")
+    return data
+
+
+def unknown_class(data: Path) -> Path:
+    (data / "val" / "0").rename(data / "val" / "zero")
+    return data
+
+
+def text_named_jpg(data: Path) -> Path:
+    (data / "train" / "0" / "readme.jpg").write_text("not an image\n" * 50)
+    return data
+
+
+def broken_archive(data: Path) -> Path:
+    path = data.parent / "broken.tar"
+    path.write_bytes(b"no tar at all" * 100)
+    return path
+
+
+def archive_of_something_else(data: Path) -> Path:
+    path = data.parent / "other.tar"
+    with tarfile.open(path, "w") as tar:
+        tar.addfile(tarfile.TarInfo("notes.txt"), io.BytesIO())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda data: data / "absent", "no such file or folder"),
+        (empty, "no class folders in train/"),
+        (one_class, "one class only"),
+        (class_without_images, "no images in train/ten"),
+        (no_validation, "no class folders in val/"),
+        (unknown_class, "val/zero is no class of train/"),
+        (text_named_jpg, "readme.jpg: not an image"),
+        (broken_archive, "not a plain tar archive"),
+        (archive_of_something_else, "no images in the archive"),
+    ],
+)
+def test_data(
+    make: Callable[[Path], Path], says: str, data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "output"
+    assert main(["--data", str(make(data)), "--output", str(output), *QUICK]) == 2
+    errors = capfd.readouterr().err.splitlines()
+    assert len(errors) == 1
+    assert errors[0].startswith("train: error: ")
+    assert says in errors[0]
+    assert not (output / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--arch resnet5O", "nearest: resnet50"),
+        ("--batch-size 25", "make it 24 or less"),
+        ("--batch-size 0", "must be at least 1"),
+        ("--lr -1", "must be above 0"),
+        ("--flip 1.5", "at most 1"),
+        ("--dtype float64 --amp bf16", "mixed precision needs float32"),
+        ("--resume /nowhere/last.pt", "no such checkpoint"),
+    ],
+)
+def test_options(options: str, says: str, data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "output"
+    assert main(["--data", str(data), "--output", str(output), *QUICK, *options.split()]) == 2
+    errors = capfd.readouterr().err.splitlines()
+    assert len(errors) == 1
+    assert says in errors[0]
+    assert not output.exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there(data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--data", str(data), "--output", str(tmp_path / "o"), *QUICK, "--device", "cuda"]) == 2
+    assert "torch sees no GPU" in capfd.readouterr().err
+
+
+def test_a_checkpoint_of_another_model_is_left_alone(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "output"
+    common = ["--data", str(data), "--output", str(output), *QUICK]
+    assert main(common) == 0
+    before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    other = digit_tree(tmp_path / "other", 5, 5)
+    for options, says in (
+        (["--arch", "cifar_resnet20"], "has arch smallcnn, this run cifar_resnet20"),
+        (["--data", str(other), "--batch-size", "4"], "has classes (10)"),
+        (["--resume", "none"], "would be overwritten"),
+    ):
+        assert main([*common, *options]) == 2
+        assert says in capfd.readouterr().err
+    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
+
+
+def test_not_one_of_ours_is_refused_as_checkpoint(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.pt").write_bytes(b"PK something")
+    arguments = ["--data", str(data), "--output", str(tmp_path / "o"), *QUICK, "--resume", str(tmp_path / "mine.pt")]
+    assert main(arguments) == 2
+    assert "mine.pt: damaged" in capfd.readouterr().err
+
+
+def test_data_missing_on_one_rank_ends_both_and_names_it(data: Path, tmp_path: Path) -> None:
+    """The rank that has its data must not wait for the other one for ever."""
+    (tmp_path / "0").symlink_to(data)
+    ranks = start(tmp_path / "out", 2, tmp_path, *QUICK, program=("-c", BY_RANK))
+    assert finish(ranks) == [2, 2]
+    assert ranks[0].text.count("error") == 0
+    assert "no such file or folder" in ranks[1].text
+    assert "(rank 1 on " in ranks[1].text
+
+
+BY_RANK = """
+import os, sys
+from train.__main__ import main
+sys.exit(main(["--data", sys.argv[1] + "/" + os.environ["RANK"], *sys.argv[2:]]))
+"""
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:300])
+
+
+def test_damaged_images_are_named_once_skipped_and_not_counted(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bad = sorted((data / "train" / "3").iterdir())[0], sorted((data / "val" / "3").iterdir())[0]
+    truncated(bad[0])
+    bad[1].write_bytes(b"")
+    output = tmp_path / "output"
+    assert main(["--data", str(data), "--output", str(output), *QUICK, "--epochs", "2"]) == 0
+    said = capfd.readouterr().out
+    for path in bad:
+        assert said.count(f"skipped {path}") == 1
+    assert "(11 images" in said
+    assert main(["--data", str(data), "--output", str(tmp_path / "strict"), *QUICK, "--max-damaged", "0"]) == 2
+    assert "allow more with --max-damaged" in capfd.readouterr().err
+
+
+def test_an_archive_is_never_unpacked_and_its_escapes_lead_nowhere(tmp_path: Path) -> None:
+    """Names that would leave a folder, and links, are no images of the data set."""
+    path = tmp_path / "data.tar"
+    with tarfile.open(DIGITS) as source, tarfile.open(path, "w") as tar:
+        for member in source.getmembers()[::40]:
+            tar.addfile(member, source.extractfile(member))
+        for name, kind in (("../train/evil/a.jpg", tarfile.REGTYPE), ("train/0/link.jpg", tarfile.SYMTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "/etc/passwd"
+            tar.addfile(info, io.BytesIO())
+    assert main(["--data", str(path), "--output", str(tmp_path / "o"), *QUICK]) == 0
+    assert {entry.name for entry in tmp_path.iterdir()} == {"data.tar", "o"}
+
+
+def odd(mode: str) -> Image.Image:
+    image = Image.linear_gradient("L").resize((40, 30))
+    return image.convert("RGB").convert("CMYK") if mode == "CMYK" else image.convert(mode)
+
+
+def test_odd_images_train_like_others(data: Path, tmp_path: Path) -> None:
+    for mode in ("L", "CMYK"):
+        odd(mode).save(data / "train" / "1" / f"{mode}.jpg")
+    for mode in ("P", "RGBA", "LA", "1", "I;16"):
+        odd("I").convert("I;16").save(data / "train" / "1" / "deep.png")
+        if mode != "I;16":
+            odd(mode).save(data / "train" / "1" / f"{mode}.png")
+    assert main(["--data", str(data), "--output", str(tmp_path / "o"), *QUICK, "--max-damaged", "0"]) == 0

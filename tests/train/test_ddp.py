@@ -1,0 +1,91 @@
+"""Two ranks compute what one process would on the concatenated batch, and only rank 0 writes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.train.runs import Rank, digit_tree, run
+
+# 37 images in global batches of 8: the last one has 5, three on rank 0 and two on rank 1
+OPTIONS = "--arch smallcnn --image-size 16 --val-resize 16 --augment shift --epochs 3 --lr 0.5 --dtype float64"
+COMMON = (*OPTIONS.split(), "--print-digest", "--workers", "1", "--log-every", "3")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return digit_tree(tmp_path_factory.mktemp("data"), 37, 11)
+
+
+@pytest.fixture(scope="module")
+def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Rank:
+    return run(tmp_path_factory.mktemp("alone"), 1, "--data", data, "--batch-size", 8, *COMMON)[0]
+
+
+@pytest.fixture(scope="module")
+def pair(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
+    return run(tmp_path_factory.mktemp("pair"), 2, "--data", data, "--batch-size", 4, *COMMON)
+
+
+def distance(a: dict[str, Any], b: dict[str, Any]) -> float:
+    """The largest difference of any two weights."""
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def test_two_ranks_equal_one_to_1e_10(alone: Rank, pair: list[Rank]) -> None:
+    one, two = alone.checkpoint(), pair[0].checkpoint()
+    assert one["model"]["classifier.weight"].dtype is torch.float64
+    assert distance(one["model"], two["model"]) < 1e-10
+    momenta = [
+        {str(key): value["momentum_buffer"] for key, value in state["optimizer"]["state"].items()}
+        for state in (one, two)
+    ]
+    assert distance(momenta[0], momenta[1]) < 1e-10
+
+
+def test_training_moved_the_weights(alone: Rank) -> None:
+    """Without this the equality above could hold for a trainer that does nothing."""
+    losses = [epoch["train"]["loss"] for epoch in alone.metrics("epoch")]
+    assert losses[-1] < losses[0] - 0.01
+
+
+def test_reported_losses_are_those_of_all_ranks(alone: Rank, pair: list[Rank]) -> None:
+    for one, two in zip(alone.metrics("epoch"), pair[0].metrics("epoch"), strict=True):
+        assert one["train"]["images"] == two["train"]["images"] == 37
+        assert one["train"]["loss"] == pytest.approx(two["train"]["loss"], rel=1e-10)
+        assert one["val"] == pytest.approx(two["val"], rel=1e-10)
+
+
+def test_both_ranks_end_with_the_same_bits(pair: list[Rank]) -> None:
+    assert pair[0].digest == pair[1].digest
+
+
+def test_rank_0_alone_writes_and_speaks(pair: list[Rank]) -> None:
+    assert {path.name for path in pair[0].output.iterdir()} == {"checkpoints", "tensorboard", "metrics.jsonl"}
+    assert not pair[1].output.exists()
+    assert [line for line in pair[1].lines if not line.startswith("train: rank 1 weights")] == []
+
+
+def test_a_single_image_in_the_last_batch_trains_with_batch_norm(tmp_path: Path) -> None:
+    """17 images in batches of 16 leave 1 for rank 0 and none for rank 1; batch norm alone would refuse both."""
+    data = digit_tree(tmp_path / "data", 17, 3)
+    options = [
+        "--arch",
+        "cifar_resnet20",
+        "--image-size",
+        "8",
+        "--val-resize",
+        "8",
+        "--augment",
+        "none",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "8",
+    ]
+    first, second = run(tmp_path / "out", 2, "--data", data, "--print-digest", *options)
+    assert first.digest == second.digest
+    assert first.metrics("epoch")[0]["train"]["images"] == 17
+    assert first.metrics("epoch")[0]["val"]["images"] == 3

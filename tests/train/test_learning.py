@@ -1,0 +1,87 @@
+"""It learns: real digits, two processes, well under two minutes; and what it shows of itself meanwhile."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
+from tests.train.runs import DIGITS, Rank, run
+
+OPTIONS = (
+    "--arch smallcnn --image-size 32 --val-resize 32 --augment shift --flip 0 --epochs 12 --batch-size 16 --lr 0.16"
+)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Rank:
+    return run(tmp_path_factory.mktemp("digits"), 2, "--data", DIGITS, *OPTIONS.split())[0]
+
+
+def test_97_percent_of_the_digits_in_under_two_minutes(digits: Rank) -> None:
+    end = digits.metrics("end")[0]
+    assert end["top1"] >= 97
+    assert end["seconds"] < 120
+
+
+def test_the_best_checkpoint_is_the_best_epoch(digits: Rank) -> None:
+    top1 = [line["val"]["top1"] for line in digits.metrics("epoch")]
+    assert digits.checkpoint("best.pt")["progress"]["validated"] == top1.index(max(top1)) + 1
+    assert digits.checkpoint("last.pt")["progress"]["validated"] == 12
+    assert digits.checkpoint("previous.pt")["progress"]["validated"] == 11
+
+
+def test_console_lines_have_the_known_form(digits: Rank) -> None:
+    number = r"\d+\.\d+"
+    form = re.compile(
+        rf"Epoch: \[\d+\]\[\d+/44\] Loss {number} \({number}\) Acc@1 {number} \({number}\) Acc@5 {number} \({number}\) "
+        rf"LR [\d.e-]+ images/s {number} data \d+%"
+    )
+    lines = [line for line in digits.lines if line.startswith("Epoch: ") and " val " not in line]
+    assert len(lines) == 12 * 5  # every ten steps, and the last of an epoch
+    assert [line for line in lines if not form.fullmatch(line)] == []
+    assert digits.lines[0].startswith("train: 2 processes, cpu, backend gloo, torch ")
+
+
+def test_tensorboard_has_every_scalar_once_a_step(digits: Rank) -> None:
+    curves = EventAccumulator(str(digits.output / "tensorboard")).Reload()
+    by_step = {
+        "Loss/train",
+        "Accuracy/train",
+        "Accuracy5/train",
+        "LR",
+        "Throughput/images_per_s",
+        "Throughput/data_wait",
+    }
+    by_epoch = {"Loss/val", "Accuracy/val", "Accuracy5/val"}
+    assert set(curves.Tags()["scalars"]) == by_step | by_epoch
+    steps = [line["step"] for line in digits.metrics("step")]
+    for tag in by_step:
+        assert [event.step for event in curves.Scalars(tag)] == steps
+    for tag in by_epoch:
+        assert [event.step for event in curves.Scalars(tag)] == [44 * epoch for epoch in range(1, 13)]
+    val = [line["val"]["top1"] for line in digits.metrics("epoch")]
+    assert [event.value for event in curves.Scalars("Accuracy/val")] == pytest.approx(val)
+
+
+def test_metrics_say_where_the_run_is(digits: Rank) -> None:
+    start, end = digits.metrics("start")[0], digits.metrics("end")[0]
+    assert (start["world"], start["arch"], start["amp"], start["steps"]) == (2, "smallcnn", "none", 528)
+    last = digits.metrics("step")[-1]
+    assert (last["epoch"], last["epochs"], last["step"], last["steps"]) == (12, 12, 528, 528)
+    assert last["images_per_s"] > 0
+    assert 0 <= last["data_wait"] <= 1
+    assert end["digest"].startswith(digits.lines[-1].split()[-1])
+
+
+def test_the_digits_archive_is_what_its_script_makes(tmp_path: Path) -> None:
+    """Same names and labels; the bytes of a JPEG may differ between versions of the encoder."""
+    import runpy
+    import tarfile
+
+    made = tmp_path / "digits.tar"
+    runpy.run_path(str(DIGITS.parent / "make_digits.py"))["write"](made)
+    with tarfile.open(made) as ours, tarfile.open(DIGITS) as theirs:
+        assert ours.getnames() == theirs.getnames()
+        assert len(ours.getnames()) == 1797
+        assert {(member.mtime, member.uid) for member in theirs} == {(0, 0)}

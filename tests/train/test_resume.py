@@ -1,0 +1,130 @@
+"""A run that was cut off, anywhere, ends with the bits of one that was not."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
+from tests.train.runs import Rank, digit_tree, finish, run, start
+
+# batch norm, a random crop and flips: everything with state or chance in it
+OPTIONS = "--arch cifar_resnet20 --image-size 16 --crop-scale 0.5 --epochs 3 --batch-size 4 --lr 0.5 --log-every 1"
+COMMON = (*OPTIONS.split(), "--print-digest", "--workers", "1")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return digit_tree(tmp_path_factory.mktemp("data"), 70, 21)
+
+
+@pytest.fixture(scope="module")
+def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
+    """Never cut off."""
+    return run(tmp_path_factory.mktemp("whole"), 2, "--data", data, *COMMON)
+
+
+@pytest.fixture(scope="module")
+def stopped(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Rank], list[int]]:
+    """SIGTERM to rank 1 alone, inside the second epoch."""
+    ranks = start(tmp_path_factory.mktemp("stopped"), 2, "--data", data, *COMMON)
+    ranks[0].wait_for("Epoch: [2][2/")
+    ranks[1].process.send_signal(signal.SIGTERM)
+    return ranks, finish(ranks)
+
+
+@pytest.fixture(scope="module")
+def resumed(stopped: tuple[list[Rank], list[int]], data: Path) -> list[Rank]:
+    return run(stopped[0][0].output.parent, 2, "--data", data, *COMMON)
+
+
+def test_sigterm_on_one_rank_stops_all_with_a_checkpoint(stopped: tuple[list[Rank], list[int]]) -> None:
+    ranks, codes = stopped
+    assert codes == [143, 143], ranks[0].text
+    progress = ranks[0].checkpoint()["progress"]
+    assert (progress["epoch"], progress["validated"]) == (1, 1)
+    assert 2 <= progress["step"] < 9
+    assert f"stopped at epoch 2, step {progress['step']}" in ranks[0].lines[-1]
+    assert not ranks[1].output.exists()
+
+
+def test_resumed_inside_an_epoch_every_bit_is_the_same(whole: list[Rank], resumed: list[Rank]) -> None:
+    assert resumed[0].digest == resumed[1].digest == whole[0].digest
+    ours, theirs = resumed[0].checkpoint(), whole[0].checkpoint()
+    for name, value in theirs["model"].items():  # running statistics too
+        assert torch.equal(ours["model"][name], value), name
+    for key, state in theirs["optimizer"]["state"].items():
+        assert torch.equal(ours["optimizer"]["state"][key]["momentum_buffer"], state["momentum_buffer"])
+    assert ours["progress"]["best"] == theirs["progress"]["best"]
+
+
+def test_reported_numbers_go_on_too(whole: list[Rank], resumed: list[Rank]) -> None:
+    ours, theirs = resumed[0].metrics("epoch"), whole[0].metrics("epoch")
+    assert [line["epoch"] for line in ours] == [1, 2, 3]
+    for a, b in zip(ours, theirs, strict=True):
+        assert a["val"] == b["val"]
+        assert a["train"] == pytest.approx(b["train"], rel=1e-12)
+    assert resumed[0].metrics("start")[1]["step"] == resumed[0].metrics("end")[0]["step"]
+    assert [line["step"] for line in resumed[0].metrics("step")] == list(range(1, 28))
+
+
+def test_killed_between_epochs_every_bit_is_the_same(whole: list[Rank], data: Path, tmp_path: Path) -> None:
+    ranks = start(tmp_path, 2, "--data", data, *COMMON)
+    ranks[0].wait_for("Epoch: [3][1/")  # the checkpoint of epoch 2 is written while epoch 3 begins
+    for rank in ranks:
+        rank.process.kill()
+    assert finish(ranks) == [-signal.SIGKILL] * 2
+    again = run(tmp_path, 2, "--data", data, *COMMON)
+    assert again[0].digest == whole[0].digest
+    curves = EventAccumulator(str(tmp_path / "0" / "tensorboard")).Reload()
+    for tag, steps in (("Loss/train", list(range(1, 28))), ("Accuracy/val", [9, 18, 27])):
+        assert [event.step for event in curves.Scalars(tag)] == steps, tag
+
+
+def test_on_one_rank_the_order_of_images_goes_on(data: Path, tmp_path: Path) -> None:
+    """Stopped on two ranks, resumed on one with the same global batch: equal to 1e-10 in float64."""
+    options = [
+        "--arch",
+        "smallcnn",
+        "--image-size",
+        "16",
+        "--epochs",
+        "2",
+        "--log-every",
+        "1",
+        "--dtype",
+        "float64",
+        "--workers",
+        "1",
+    ]
+    options += ["--data", str(data)]
+    ranks = start(tmp_path / "cut", 2, *options, "--batch-size", 4)
+    ranks[0].wait_for("Epoch: [1][3/")
+    ranks[0].process.send_signal(signal.SIGTERM)
+    assert finish(ranks) == [143, 143]
+    cut = run(tmp_path / "cut", 1, *options, "--batch-size", 8)[0].checkpoint()["model"]
+    full = run(tmp_path / "full", 1, *options, "--batch-size", 8)[0].checkpoint()["model"]
+    assert max((cut[name] - full[name]).abs().max().item() for name in full) < 1e-10
+
+
+def test_a_finished_run_ends_at_once(resumed: list[Rank], data: Path) -> None:
+    before = (resumed[0].output / "checkpoints" / "last.pt").stat().st_mtime_ns
+    again = run(resumed[0].output.parent, 1, "--data", data, *COMMON)
+    assert "nothing to do: 3 epochs of 3 are done" in again[0].text
+    assert (resumed[0].output / "checkpoints" / "last.pt").stat().st_mtime_ns == before
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole: list[Rank], data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "0" / "checkpoints"
+    folder.mkdir(parents=True)
+    for name in ("last.pt", "previous.pt"):
+        (folder / name).write_bytes((whole[0].output / "checkpoints" / name).read_bytes())
+    with (folder / "last.pt").open("r+b") as file:
+        file.seek(-200_000, os.SEEK_END)
+        file.write(b"\xff" * 64)
+    again = run(tmp_path, 2, "--data", data, *COMMON)
+    assert "last.pt: damaged" in again[0].text
+    assert "resumed" in again[0].text
+    assert again[0].digest == whole[0].digest

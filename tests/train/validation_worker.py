@@ -1,0 +1,21 @@
+"""Validates several data sets in one process group and prints what each rank found, as JSON."""
+
+import json
+import sys
+from pathlib import Path
+
+from train.config import parse
+from train.loop import validate
+from train.parallel.world import StopSignal, start
+from train.setup import prepare
+
+folder, *names = sys.argv[1:]
+world = None
+for name in names:
+    options = "--arch smallcnn --image-size 8 --val-resize 8 --augment none --batch-size 4 --dtype float64 --workers 1"
+    config = parse(["--data", str(Path(folder) / name), "--output", str(Path(folder) / "none"), *options.split()])
+    world = world or start(config)
+    stop = StopSignal(world)
+    scores = validate(prepare(config, world), stop)
+    stop.settle()
+    print(json.dumps({"name": name, "images": scores.images, "loss": scores.loss, "top1": scores.top1}), flush=True)
