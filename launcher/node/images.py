@@ -185,7 +185,8 @@ class DockerImages:
 
     def _load_by_api(self, pieces: Iterable[bytes]) -> None:
         def ask(api: APIClient) -> None:
-            failure = _follow(api.load_image(pieces))  # type: ignore[no-untyped-call]
+            stream = (piece for piece in pieces)  # requests takes a list for form fields
+            failure = _follow(api.load_image(stream))  # type: ignore[no-untyped-call]
             if failure:
                 raise self._load_failed(failure)
 

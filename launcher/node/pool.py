@@ -37,6 +37,7 @@ class Link:
         self.hop = hop  # the jump host that it is reached through
         self.depth: int = hop.depth + 1 if hop else 0
         self.sessions = threading.BoundedSemaphore(CHANNELS)
+        self.closing = pool.closed
         self._pool = pool
         self._lock = threading.Lock()
         self._transport: SshTransport | None = None
@@ -188,7 +189,8 @@ class Link:
         blob = key.asbytes()
         finding = hostkeys.judge(target, known, key.get_name(), blob)
         shown = f"{key.get_name()} {hostkeys.fingerprint(blob)}"
-        options = " ".join(ssh_options(self._pool.ssh_config))
+        options = [*ssh_options(self._pool.ssh_config), "-o", "StrictHostKeyChecking=ask"]
+        accept = shlex.join(["ssh", *options, target.alias, "true"])
         file = next(iter(target.known_hosts), "~/.ssh/known_hosts")
         if finding.verdict is Verdict.REVOKED:
             raise HostKeyChanged(
@@ -208,8 +210,8 @@ class Link:
                 raise HostKeyUnknown(
                     target.alias,
                     f"its host key ({shown}) is in no known_hosts file",
-                    f"compare it with `ssh-keygen -lf` on the node, then accept it: "
-                    f"{' '.join(f'ssh {options} -o StrictHostKeyChecking=ask {target.alias} true'.split())}",
+                    f"see it: ssh-keyscan -p {target.port} {target.hostname} | ssh-keygen -lf -; "
+                    f"when it is the node's own, accept it: {accept}",
                 )
             hostkeys.remember(target, key.get_name(), blob)
 

@@ -20,11 +20,16 @@ T = TypeVar("T")
 _PIECE = 1 << 16
 _SMALL = 1 << 15  # bytes of stdin that surely fit into the server's window: no thread is needed for them
 _OPEN_TIMEOUT = 30.0
+_FULL_TIMEOUT = 10.0
 _EXIT_TIMEOUT = 10.0  # the exit status comes right behind the end of the output
 
 
 class _Died(Exception):  # noqa: N818 - inside this module only
     """The connection was dead when it was used; nothing was begun on the node."""
+
+
+class _Full(Exception):  # noqa: N818 - inside this module only
+    """sshd refused one more session."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +104,30 @@ class Ssh:
             )
         try:
             try:
-                return self._start(start, timeout)
+                return self._start_in_turn(start, timeout)
             except _Died:
-                return self._start(start, timeout)
+                return self._start_in_turn(start, timeout)
         except BaseException as error:
             self._link.sessions.release()
             if isinstance(error, _Died):
                 raise self.lost(error) from error
             raise
+
+    def _start_in_turn(self, start: Callable[[paramiko.Channel], T], timeout: float) -> tuple[Session, T]:
+        """sshd counts a session until it has reaped its process, a moment longer than we do: then it is asked again."""
+        deadline = time.monotonic() + min(timeout, _FULL_TIMEOUT)
+        pause = 0.01
+        while True:
+            try:
+                return self._start(start, timeout)
+            except _Full as error:
+                if self._link.closing.wait(pause) or time.monotonic() > deadline:
+                    raise NodeUnreachable(
+                        self.node,
+                        f"its sshd gives no further channel: {error}",
+                        f"set MaxSessions to {CHANNELS + 2} or more there",
+                    ) from error
+                pause = min(0.5, pause * 2)
 
     def _start(self, start: Callable[[paramiko.Channel], T], timeout: float) -> tuple[Session, T]:
         transport = self._transport()
@@ -119,11 +140,7 @@ class Ssh:
                 channel.close()
                 raise
         except paramiko.ChannelException as error:
-            raise NodeUnreachable(
-                self.node,
-                f"its sshd gives no further channel: {error.text}",
-                f"set MaxSessions to {CHANNELS + 2} or more there",
-            ) from error
+            raise _Full(error.text) from error
         except (paramiko.SSHException, EOFError, OSError) as error:
             if transport.is_active():
                 raise self.lost(error) from error

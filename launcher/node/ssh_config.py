@@ -23,6 +23,7 @@ DEFAULT_GLOBAL_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_ho
 _SSH_G_TIMEOUT = 30.0  # a user's `Match exec` may take its time
 _STRICT = {"true": "yes", "ask": "ask", "accept-new": "accept-new", "no": "no", "off": "no", "false": "no"}
 _FAMILY = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
+_STRANGE = re.compile(r"[\s'\"`;&|<>$\\]")
 _TOKEN = re.compile(r"%(.)|\$\{(\w+)\}")
 
 
@@ -93,7 +94,7 @@ def parse_host(text: str) -> HostSpec:
         if not digits.isascii() or not digits.isdigit() or not 0 < int(digits) < 65536:
             raise ValueError(f"{digits!r} is not a port (1 to 65535)")
         port = int(digits)
-    if not host or host.startswith("-") or user.startswith("-") or re.search(r"[\s'\"`;&|<>$\\]", rest):
+    if not host or host.startswith("-") or user.startswith("-") or _STRANGE.search(rest) or not rest.isprintable():
         raise ValueError("it is not a host name, an ssh alias or user@host:port")
     return HostSpec(host, user, port)
 

@@ -1,0 +1,125 @@
+"""The image stores of real engines: saved, sent, loaded, named, listed, removed."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from launcher.errors import ImageBuildFailed, ImageShipFailed, ImageUnfit
+from launcher.node.connect import Fleet, connect
+from launcher.node.engine import Images
+from tests.bed import faults
+from tests.bed.bed import Bed
+from tests.bed.settings import TRAIN_IMAGE
+
+pytestmark = pytest.mark.bed
+MADE = "launcher-images-test:one"
+
+
+@pytest.fixture
+def fleet(bed: Bed) -> Iterator[Fleet]:
+    with connect([("a", "node1"), ("b", "node2")], "docker", bed.ssh_config) as connected:
+        yield connected
+        for engine in connected.engines:
+            assert engine.images is not None
+            engine.images.remove(MADE)
+
+
+def store(fleet: Fleet, rank: int) -> Images:
+    images = fleet.engines[rank].images
+    assert images is not None
+    return images
+
+
+def build(images: Images, dockerfile: str, say: Callable[[str], None] = lambda _: None) -> str:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        member = tarfile.TarInfo("Dockerfile")
+        member.size = len(dockerfile)
+        tar.addfile(member, io.BytesIO(dockerfile.encode()))
+    return images.build(
+        buffer.getvalue(), tag=MADE, arguments={"WORD": "hello"}, labels={"launcher.made": "1"}, network="host", say=say
+    )
+
+
+def test_an_image_is_built_sent_and_the_same_on_both(fleet: Fleet) -> None:
+    one, two = store(fleet, 0), store(fleet, 1)
+    said: list[str] = []
+    made = build(one, f"FROM {TRAIN_IMAGE}\nARG WORD\nRUN echo the word is $WORD\nENV A=b\n", said.append)
+    assert any("the word is hello" in line for line in said)
+    info = one.inspect(MADE)
+    assert info is not None
+    assert (info.id, info.tags, info.env["A"], info.arch) == (made, (MADE,), "b", "amd64")
+    assert two.inspect(made) is None
+
+    two.load(one.save(made))
+    assert two.inspect(made) is not None
+    two.tag(made, MADE)
+    there = two.inspect(MADE)
+    assert there is not None
+    assert (there.id, there.layers, there.created) == (info.id, info.layers, info.created)
+    assert [found.id for found in two.list({"launcher.made": "1"})] == [made]
+    assert two.list({"launcher.made": "2"}) == []
+    two.remove(MADE)
+    two.remove(MADE)
+    assert two.inspect(made) is None
+
+
+def test_without_the_openssh_client_the_engine_takes_the_archive_itself(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = store(fleet, 0), store(fleet, 1)
+    made = build(one, f"FROM {TRAIN_IMAGE}\nENV B=c\n")
+    pieces = list(one.save(made))
+    monkeypatch.setenv("PATH", "/nonexistent")
+    two.load(pieces)
+    two.tag(made, MADE)
+    assert two.inspect(made) is not None
+    with pytest.raises(ImageShipFailed):
+        two.load([b"this is no archive"])
+
+
+def test_a_step_that_fails_is_told_with_its_last_lines_and_leaves_nothing(bed: Bed, fleet: Fleet) -> None:
+    with pytest.raises(ImageBuildFailed, match=r"(?s)a: could not build.*no luck today.*returned a non-zero code: 4"):
+        build(store(fleet, 0), f"FROM {TRAIN_IMAGE}\nRUN echo no luck today; exit 4\n")
+    assert bed.docker(bed.nodes[0], "ps", "-aq") == ""
+
+
+def test_what_is_no_archive_is_refused_with_the_nodes_name(fleet: Fleet) -> None:
+    with pytest.raises(ImageShipFailed, match=r"^b: "):
+        store(fleet, 1).load([b"this is no archive"])
+
+
+def test_a_source_that_breaks_off_is_not_taken_for_an_image(bed: Bed, fleet: Fleet) -> None:
+    def broken() -> Iterator[bytes]:
+        yield from list(store(fleet, 0).save(TRAIN_IMAGE))[:3]
+        raise RuntimeError("the source broke")
+
+    with pytest.raises(RuntimeError, match="the source broke"):
+        store(fleet, 1).load(broken())
+
+
+def test_a_full_disk_is_said(bed: Bed, fleet: Fleet) -> None:
+    with faults.small_data_root(bed, bed.nodes[1]), pytest.raises(ImageShipFailed, match="b: its disk is full"):
+        store(fleet, 1).load(store(fleet, 0).save(TRAIN_IMAGE))
+
+
+def test_a_save_that_is_given_up_gives_its_connection_back(fleet: Fleet) -> None:
+    images = store(fleet, 0)
+    for _ in range(12):
+        pieces = images.save(TRAIN_IMAGE)
+        next(pieces)
+        pieces.close()  # type: ignore[attr-defined]
+    assert images.inspect(TRAIN_IMAGE) is not None
+
+
+def test_what_no_registry_has_is_unfit(fleet: Fleet) -> None:
+    with pytest.raises(ImageUnfit, match="a: "):
+        store(fleet, 0).pull("127.0.0.1:1/no/such:image")
+    with pytest.raises(ImageUnfit, match="a: "):
+        store(fleet, 0).digest("127.0.0.1:1/no/such:image")
+    with pytest.raises(ImageShipFailed, match="a: "):
+        next(iter(store(fleet, 0).save("no/such:image")))

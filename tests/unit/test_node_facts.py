@@ -1,0 +1,164 @@
+"""What a node tells about itself is read, whatever it tells."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.model.facts import Gpu, Interface, Route
+from launcher.node.facts import free_space, node_facts, parse, script
+
+TOLD = """Welcome to gpu-a!
+@@time
+1795261519.250000000
+
+@@user
+carol
+1001
+1002
+1002 27 102
+
+@@home
+/home/carol
+
+@@host
+gpu-a
+x86_64
+
+@@cpus
+64
+
+@@memory
+MemTotal:       527942812 kB
+MemFree:        1 kB
+
+@@disk
+Filesystem     1024-blocks      Used Available Capacity Mounted on
+/dev/nvme0n1p2   959786032 100000000 811000000      11% /
+
+@@shm
+Filesystem     1024-blocks  Used Available Capacity Mounted on
+tmpfs               65536     0     65536       0% /dev/shm
+
+@@docker_disk
+df: /var/lib/docker: No such file or directory
+
+@@addresses
+1: lo    inet 127.0.0.1/8 scope host lo\\       valid_lft forever preferred_lft forever
+2: eno1    inet 10.0.0.5/24 brd 10.0.0.255 scope global eno1\\       valid_lft forever
+2: eno1    inet6 fe80::1/64 scope link \\       valid_lft forever
+3: tun0    inet 10.8.0.2 peer 10.8.0.1/32 scope global tun0\\       valid_lft forever
+4: bond0.7@bond0    inet 10.7.0.5/16 scope global bond0.7\\       valid_lft forever
+
+@@routes
+Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+eno1\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0
+eno1\t0000000A\t00000000\t0001\t0\t0\t101\t00FFFFFF\t0\t0\t0
+dead\t0000010A\t00000000\t0000\t0\t0\t0\t00FFFFFF\t0\t0\t0
+
+@@tcp
+  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 00000000:0016 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1
+   1: 0500000A:733C 0600000A:C350 01 00000000:00000000 00:00000000 00000000     0        0 2
+  sl  local_address                         remote_address                        st
+   0: 00000000000000000000000000000000:733C 00000000000000000000000000000000:0000 0A 00000000:00000000 00
+
+@@infiniband
+yes
+
+@@gpus
+0, GPU-8f3a, NVIDIA H100 80GB HBM3, 81559, 580.65.06
+1, GPU-9b11, NVIDIA H100 80GB HBM3, 81559, 580.65.06
+Unable to determine the device handle for GPU 0000:02:00.0: Unknown Error
+
+@@end
+"""
+
+
+def test_a_node_that_tells_everything() -> None:
+    look = parse(TOLD.encode())
+    assert look.complete
+    assert (look.user, look.uid, look.gid, look.groups) == ("carol", 1001, 1002, (1002, 27, 102))
+    assert (look.home, look.hostname, look.arch, look.cpus) == ("/home/carol", "gpu-a", "x86_64", 64)
+    assert look.memory == 527942812 * 1024
+    assert (look.disk_free, look.shm_size, look.docker_disk_free) == (811000000 * 1024, 64 << 20, -1)
+    assert look.interfaces == (
+        Interface("lo", ("127.0.0.1/8",)),
+        Interface("eno1", ("10.0.0.5/24", "fe80::1/64")),
+        Interface("tun0", ("10.8.0.2/32",)),
+        Interface("bond0.7", ("10.7.0.5/16",)),
+    )
+    assert look.routes == (Route("0.0.0.0/0", "eno1", 100), Route("10.0.0.0/24", "eno1", 101))
+    assert look.listening == (22, 29500)
+    assert look.infiniband
+    assert look.gpus == (
+        Gpu(0, "GPU-8f3a", "NVIDIA H100 80GB HBM3", 81559, "580.65.06"),
+        Gpu(1, "GPU-9b11", "NVIDIA H100 80GB HBM3", 81559, "580.65.06"),
+    )
+
+
+def test_the_clock_is_corrected_by_half_the_round_trip() -> None:
+    facts = node_facts("a", "a", parse(TOLD.encode()), before=1795261509.0, after=1795261509.5, engine=None)
+    assert facts.clock_offset == pytest.approx(10.0)
+
+
+def test_without_ip_the_addresses_come_from_the_kernel() -> None:
+    trie = """@@addresses
+Main:
+  +-- 0.0.0.0/0 3 0 5
+     |-- 0.0.0.0
+        /0 universe UNICAST
+     |-- 10.0.0.5
+        /32 host LOCAL
+     |-- 10.0.0.255
+        /32 link BROADCAST
+     |-- 127.0.0.1
+        /32 host LOCAL
+"""
+    routes = TOLD[TOLD.index("@@routes") : TOLD.index("@@tcp")]
+    assert parse((trie + routes).encode()).interfaces == (Interface("eno1", ("10.0.0.5/24",)),)
+
+
+def test_this_machine_tells_what_it_is() -> None:
+    told = subprocess.run(["sh", "-s"], input=script(), capture_output=True, check=True)
+    look = parse(told.stdout)
+    assert look.complete
+    assert look.time > 1.7e9
+    assert look.cpus > 0
+    assert look.memory > 0
+    assert look.disk_free > 0
+    assert any("127.0.0.1/8" in interface.addresses for interface in look.interfaces)
+
+
+@pytest.mark.parametrize("cut", range(0, len(TOLD), 37))
+def test_torn_output_is_seen_to_be_torn(cut: int) -> None:
+    assert not parse(TOLD.encode()[:cut]).complete
+
+
+@settings(max_examples=300)
+@given(st.binary())
+def test_no_output_breaks_it(data: bytes) -> None:
+    parse(data)
+    free_space(data)
+
+
+WORD = st.one_of(
+    st.text(max_size=12),
+    st.integers().map(str),
+    st.sampled_from(
+        ["inet", "inet6", "peer", "0A", "/32 host LOCAL", "|-- 10.0.0.1", "MemTotal:", "1:", "9" * 5000, "²"]
+    ),
+    st.from_regex(r"[0-9A-F]{8}", fullmatch=True),
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.sampled_from(TOLD.split("@@")[1:]), st.lists(st.lists(WORD, max_size=12), max_size=6))))
+def test_no_section_breaks_it(sections: list[tuple[str, list[list[str]]]]) -> None:
+    text = "".join(
+        f"@@{real.splitlines()[0]}\n" + "".join(" ".join(words) + "\n" for words in lines) for real, lines in sections
+    )
+    parse(text.encode("utf-8", "surrogatepass"))

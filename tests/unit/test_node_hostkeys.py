@@ -1,0 +1,119 @@
+"""known_hosts means what OpenSSH takes it to mean."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.node import hostkeys
+from launcher.node.hostkeys import Verdict, judge, matches, order_algorithms, parse
+from launcher.node.ssh_config import Target
+from launcher.node.transport import HOST_KEY_ALGORITHMS
+
+
+def blob(key_type: str, body: bytes) -> bytes:
+    return struct.pack(">I", len(key_type)) + key_type.encode() + struct.pack(">I", len(body)) + body
+
+
+ED, OTHER_ED = blob("ssh-ed25519", b"1" * 32), blob("ssh-ed25519", b"2" * 32)
+RSA = blob("ssh-rsa", b"3" * 64)
+
+
+def line(names: str, key: bytes) -> str:
+    return f"{names} {hostkeys.type_of(key)} {base64.b64encode(key).decode()} a comment\n"
+
+
+def hashed(name: str) -> str:
+    salt = b"s" * 20
+    digest = hmac.new(salt, name.encode(), hashlib.sha1).digest()
+    return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
+
+
+HOST = Target("gpu", "10.0.0.1")
+PORT = Target("gpu", "10.0.0.1", port=2222)
+
+
+@pytest.mark.parametrize(
+    ("known", "target", "verdict"),
+    [
+        ("", HOST, Verdict.UNKNOWN),
+        (line("10.0.0.1", ED), HOST, Verdict.KNOWN),
+        (line("a,10.0.0.1,b", ED), HOST, Verdict.KNOWN),
+        (line("10.0.0.*", ED), HOST, Verdict.KNOWN),
+        (line("10.0.0.*,!10.0.0.1", ED), HOST, Verdict.UNKNOWN),
+        (line(hashed("10.0.0.1"), ED), HOST, Verdict.KNOWN),
+        (line(hashed("10.0.0.2"), ED), HOST, Verdict.UNKNOWN),
+        (line("10.0.0.1", OTHER_ED), HOST, Verdict.CHANGED),
+        (line("10.0.0.1", OTHER_ED) + line("10.0.0.1", ED), HOST, Verdict.KNOWN),
+        (line("10.0.0.1", RSA), HOST, Verdict.UNKNOWN),  # another type: OpenSSH too asks as for a new host
+        ("@revoked " + line("*", ED) + line("10.0.0.1", ED), HOST, Verdict.REVOKED),
+        ("@revoked " + line("*", OTHER_ED) + line("10.0.0.1", ED), HOST, Verdict.KNOWN),
+        ("@cert-authority " + line("*", ED), HOST, Verdict.UNKNOWN),
+        (line("[10.0.0.1]:2222", ED), PORT, Verdict.KNOWN),
+        (line(hashed("[10.0.0.1]:2222"), ED), PORT, Verdict.KNOWN),
+        (line("10.0.0.1", ED), PORT, Verdict.KNOWN),  # "found matching key w/out port"
+        (line("10.0.0.1", OTHER_ED), PORT, Verdict.UNKNOWN),
+        (line("[10.0.0.1]:2222", OTHER_ED) + line("10.0.0.1", ED), PORT, Verdict.CHANGED),
+        (line("cluster", ED), Target("gpu", "10.0.0.1", host_key_alias="cluster"), Verdict.KNOWN),
+        (line("10.0.0.1", ED), Target("gpu", "10.0.0.1", host_key_alias="cluster"), Verdict.UNKNOWN),
+        ("# " + line("10.0.0.1", ED) + "torn\n10.0.0.1 ssh-ed25519 !!!\n", HOST, Verdict.UNKNOWN),
+    ],
+)
+def test_verdicts(known: str, target: Target, verdict: Verdict) -> None:
+    assert judge(target, parse(known, "kh"), "ssh-ed25519", ED).verdict is verdict
+
+
+def test_a_changed_key_tells_where_the_old_one_stands() -> None:
+    known = parse("# first\n" + line("10.0.0.1", OTHER_ED), "/home/me/.ssh/known_hosts")
+    assert judge(HOST, known, "ssh-ed25519", ED).places == ("/home/me/.ssh/known_hosts:2",)
+
+
+def test_the_algorithm_that_is_known_is_asked_for_first() -> None:
+    order = order_algorithms(HOST, parse(line("10.0.0.1", RSA)), HOST_KEY_ALGORITHMS)
+    assert order[:2] == ["rsa-sha2-512", "rsa-sha2-256"]
+    assert sorted(order) == sorted(HOST_KEY_ALGORITHMS)
+
+
+def test_what_the_user_does_not_allow_is_not_asked_for() -> None:
+    target = Target("gpu", "h", host_key_algorithms=("rsa-sha2-512",))
+    assert order_algorithms(target, [], HOST_KEY_ALGORITHMS) == ["rsa-sha2-512"]
+
+
+@given(st.text(), st.text(min_size=1))
+def test_no_text_breaks_it(text: str, name: str) -> None:
+    keys = parse(text + "\n" + f"{name} ssh-ed25519 {base64.b64encode(ED).decode()}")
+    judge(HOST, keys, "ssh-ed25519", ED)
+
+
+def test_brackets_are_no_character_class() -> None:
+    assert matches("[h]:22", "[h]:22")
+    assert not matches("[h]:22", "h:22")
+
+
+@pytest.mark.parametrize("hash_it", [False, True])
+def test_a_remembered_host_is_known(tmp_path: Path, hash_it: bool) -> None:
+    file = tmp_path / "new" / "known_hosts"
+    target = Target("gpu", "10.0.0.1", port=2222, known_hosts=(str(file),), hash_known_hosts=hash_it)
+    hostkeys.remember(target, "ssh-ed25519", ED)
+    assert judge(target, hostkeys.load([str(file)]), "ssh-ed25519", ED).verdict is Verdict.KNOWN
+    assert ("10.0.0.1" in file.read_text()) is not hash_it
+
+
+def test_nothing_is_written_where_the_user_keeps_no_file() -> None:
+    hostkeys.remember(Target("gpu", "h", known_hosts=("/dev/null",)), "ssh-ed25519", ED)
+    hostkeys.remember(Target("gpu", "h"), "ssh-ed25519", ED)
+
+
+@given(st.binary())
+def test_a_blob_that_is_no_key_is_a_value_error(data: bytes) -> None:
+    try:
+        hostkeys.type_of(data)
+    except ValueError:
+        return

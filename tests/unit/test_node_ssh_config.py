@@ -1,0 +1,128 @@
+"""How a host is reached, from what OpenSSH says."""
+
+from __future__ import annotations
+
+import os
+import pwd
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.node.pool import open_ssh_argv
+from launcher.node.ssh_config import HostSpec, Target, parse_answer, parse_host, query_argv, split_paths
+
+HOME = pwd.getpwuid(os.getuid()).pw_dir
+ANSWER = """user carol
+hostname 10.1.2.3
+port 2222
+addressfamily inet
+hashknownhosts yes
+identitiesonly yes
+stricthostkeychecking accept-new
+serveraliveinterval 5
+serveralivecountmax 2
+hostkeyalgorithms ssh-ed25519,rsa-sha2-512
+hostkeyalias cluster
+identityfile ~/.ssh/id_%h
+identityfile /keys/my key
+globalknownhostsfile /etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2
+userknownhostsfile /home/c d/known %d/.kh2
+connecttimeout 7
+identityagent $MY_AGENT
+proxyjump a,u@b:33
+"""
+
+
+def read(answer: str, alias: str = "gpu", **environ: str) -> Target:
+    return parse_answer(parse_host(alias), alias, answer, environ)
+
+
+def test_every_option_that_matters_is_taken_over() -> None:
+    target = read(ANSWER, MY_AGENT="/run/agent")
+    assert (target.hostname, target.port, target.user) == ("10.1.2.3", 2222, "carol")
+    assert target.identity_files == (f"{HOME}/.ssh/id_10.1.2.3", "/keys/my key")
+    assert target.known_hosts == ("/home/c d/known", f"{HOME}/.kh2")
+    assert target.proxy_jump == ("a", "u@b:33")
+    assert target.identity_agent == "/run/agent"
+    assert target.identities_only
+    assert target.hash_known_hosts
+    assert target.strict == "accept-new"
+    assert target.connect_timeout == 7
+    assert (target.alive_interval, target.alive_count) == (5, 2)
+    assert target.host_key_algorithms == ("ssh-ed25519", "rsa-sha2-512")
+    assert target.known_as == "cluster"
+
+
+def test_without_an_answer_the_defaults_of_openssh_hold() -> None:
+    target = read("", "me@somewhere:2200", SSH_AUTH_SOCK="/tmp/agent")
+    assert (target.user, target.hostname, target.port) == ("me", "somewhere", 2200)
+    assert target.identity_agent == "/tmp/agent"
+    assert target.known_hosts[0] == f"{HOME}/.ssh/known_hosts"
+    assert target.strict == "ask"
+    assert target.known_as == "[somewhere]:2200"
+
+
+def test_proxy_command_tokens_are_expanded_and_none_means_none() -> None:
+    assert read("hostname h1\nport 23\nproxycommand nc -x proxy %h %p %%\n").proxy_command == "nc -x proxy h1 23 %"
+    assert read("proxycommand none\nproxyjump none\n").proxy_command == ""
+    assert read("proxyjump none\n").proxy_jump == ()
+
+
+def test_two_aliases_of_one_server_share_a_connection_and_two_users_do_not() -> None:
+    one, two = read("hostname h\nuser u\n", "a"), read("hostname h\nuser u\n", "b")
+    assert one.key == two.key
+    assert one.key != read("hostname h\nuser v\n", "a").key
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("gpu-a", HostSpec("gpu-a")),
+        ("me@gpu-a", HostSpec("gpu-a", "me")),
+        ("me@gpu-a:2222", HostSpec("gpu-a", "me", 2222)),
+        ("ssh://me@gpu-a:2222/", HostSpec("gpu-a", "me", 2222)),
+        ("[fe80::1]:22", HostSpec("fe80::1", "", 22)),
+        ("fe80::1", HostSpec("fe80::1")),
+        ("me@corp@gpu-a", HostSpec("gpu-a", "me@corp")),
+    ],
+)
+def test_hosts_as_people_write_them(text: str, spec: HostSpec) -> None:
+    assert parse_host(text) == spec
+
+
+@pytest.mark.parametrize(
+    "text", ["", "@a", "a:", "a:0", "a:70000", "a:x", "-oProxyCommand=x", "a b", "a;b", "a`b", "-l@h"]
+)
+def test_what_is_no_host_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        parse_host(text)
+
+
+@given(st.text())
+def test_a_host_that_is_accepted_can_never_be_an_option_or_a_shell_word(text: str) -> None:
+    try:
+        spec = parse_host(text)
+    except ValueError:
+        return
+    argv = query_argv(spec, None)
+    assert argv[-2] == "--"
+    assert not argv[-1].startswith("-")
+    assert not set(argv[-1]) & set(" ;|&`$<>\n\"'\\")
+
+
+@given(st.text(), st.text())
+def test_no_answer_breaks_the_parser(answer: str, value: str) -> None:
+    read(answer)
+    read("".join(f"{line.split()[0]} {value}\n" for line in ANSWER.splitlines()))
+
+
+def test_paths_with_spaces_stay_whole() -> None:
+    assert split_paths("/a b/c /d ~/e f none") == ["/a b/c", "/d", "~/e f", "none"]
+
+
+def test_bulk_bytes_go_with_the_same_config_no_question_and_a_quoted_command() -> None:
+    argv = open_ssh_argv("me@gpu:23", "/my/config", ["docker", "load", "a b"])
+    assert argv[:3] == ["ssh", "-F", "/my/config"]
+    assert "BatchMode=yes" in argv
+    assert argv[-4:] == ["23", "--", "gpu", "docker load 'a b'"]
