@@ -34,7 +34,7 @@ _HINTS = {
     "did not find expected node content": "is a value missing, or a bracket left open?",
     "could not find expected ':'": "is a ':' with a space missing after the key?",
     "unknown escape character": "in double quotes \\ begins an escape; use single quotes",
-    "found character that cannot start any token": "quote values that begin with such a character",
+    "that cannot start any token": "quote values that begin with such a character",
     "unknown directive": "a line beginning with % is a directive; quote it",
 }
 
