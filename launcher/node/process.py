@@ -1,0 +1,272 @@
+"""Plain processes of this machine as an Engine: no Docker, no ssh, the caller's own Python.
+
+A container is a folder (launcher.node.process_folders), what runs in it is a supervisor (launcher.node.supervisor) and
+its program. Nothing is remembered here: any process of the same user finds, follows and stops what another one started.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.errors import EngineFailed, NameTaken, NodeUnfit
+from launcher.model.container import ContainerSpec, ContainerState, Phase
+from launcher.model.facts import NodeFacts, Reach
+from launcher.model.labels import NODE
+from launcher.model.plan import plain
+from launcher.node import facts as look
+from launcher.node import process_folders as folders
+from launcher.node import supervisor, sweep
+from launcher.node.local_files import LocalFiles
+from launcher.node.machine import LocalMachine
+from launcher.node.unpack import HostileArchiveError, unpack
+
+LOCAL = "local"  # the node that is this whole machine; local-0, local-1, ... are parts of it
+_START_TIMEOUT = 20.0
+_STOP_MARGIN = 15.0  # seconds above the grace for the supervisor to end what is left
+_POLL = 0.05  # seconds between looks where the kernel has no event for the end of a foreign process
+
+
+class ProcessEngine:
+    """Implements Engine. A container's id is its name. Every call may be repeated: what is done already is no error."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.host = LOCAL
+        self._machine = LocalMachine(node, getpass.getuser())
+        self._files = LocalFiles(node)
+
+    @property
+    def files(self) -> LocalFiles:
+        return self._files
+
+    @property
+    def images(self) -> None:
+        return None
+
+    def facts(self, images: Sequence[str] = ()) -> NodeFacts:  # noqa: ARG002 - there are no images
+        """Raises NodeUnfit."""
+        done = self._machine.run(["sh", "-s"], look.script())
+        seen = look.parse(done.out)
+        if not seen.complete or seen.uid < 0 or not seen.home:
+            raise NodeUnfit(
+                self.node, f"sh does not run our look at this machine: {done.complaint[-300:]}", "is HOME set?"
+            )
+        found = look.node_facts(self.node, self.host, seen, done.started, done.first, None)
+        return replace(found, python=sys.executable)
+
+    def create(self, spec: ContainerSpec) -> str:
+        """Raises NameTaken, NodeUnfit when its folder cannot be made."""
+        folder = Path(spec.layout.kit).parent
+        if folder.parent != Path(spec.output_dir, folders.NODES) or Path(spec.output_dir).parent != folders.root():
+            raise ValueError(f"the kit {spec.layout.kit} is not in {folders.root()}/<run>/{folders.NODES}/<node>/")
+        if not Path(spec.layout.code).is_relative_to(folder):
+            raise ValueError(f"the code {spec.layout.code} is not in {folder}")
+        self._files.make_dir(str(folder))
+        if (folder / supervisor.SPEC).exists() or folders.find(spec.name):
+            raise NameTaken(self.node, f"there is a container {spec.name} already", "see what it is: launcher status")
+        for place in (spec.layout.code, spec.layout.kit):
+            self._files.make_dir(place)
+        record = {"spec": plain(spec), "machine": folders.machine_id(), "created": time.time()}
+        self._files.write(str(folder / supervisor.SPEC), json.dumps(record).encode())
+        return spec.name
+
+    def put(self, container: str, archive: bytes) -> None:
+        """Only into the code folder and the kit. Raises EngineFailed for what is no archive or goes elsewhere."""
+        found = self._get(container)
+        places = [Path(found.spec["layout"][place]) for place in ("code", "kit")]
+        try:
+            unpack(archive, places)
+        except (HostileArchiveError, tarfile.TarError) as error:
+            raise EngineFailed(self.node, f"the archive for {container} is refused: {error}") from error
+        except OSError as error:
+            raise NodeUnfit(
+                self.node, f"could not unpack files into {found.folder}: {error}", "make room there"
+            ) from error
+
+    def start(self, container: str) -> None:
+        """Raises EngineFailed with the system's reason when the program cannot be started."""
+        found = self._get(container)
+        if supervisor.is_supervised(str(found.folder)):
+            return
+        for old in (supervisor.STOP, supervisor.STATE):
+            (found.folder / old).unlink(missing_ok=True)
+        told, tell = os.pipe()
+        try:
+            with (found.folder / folders.OWN_LOG).open("ab") as own_log:
+                subprocess.run(
+                    [sys.executable, "-I", "-S", supervisor.__file__, str(found.folder), str(tell)],
+                    env=_environment(found),
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=own_log,
+                    stderr=own_log,
+                    pass_fds=(tell,),
+                    start_new_session=True,
+                    check=True,
+                    timeout=_START_TIMEOUT,
+                )
+            os.close(tell)
+            tell = -1
+            if not select.select([told], [], [], _START_TIMEOUT)[0]:
+                raise EngineFailed(
+                    self.node, f"{container} did not start in {_START_TIMEOUT:g} s", "machine overloaded?"
+                )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise EngineFailed(self.node, f"could not start {container}: {error}", _cure(found)) from error
+        finally:
+            os.close(told)
+            if tell >= 0:
+                os.close(tell)
+        state = folders.state(found)
+        if state.error or state.phase is Phase.CREATED:
+            reason = state.error or "its supervisor recorded nothing"
+            raise EngineFailed(self.node, f"could not start {container}: {reason}", _cure(found))
+
+    def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
+        """An engine of the node `local` sees all of this machine, one of `local-0` its own containers only."""
+        wanted = dict(labels) if self.node == LOCAL else {NODE: self.node, **labels}
+        return [
+            folders.state(found)
+            for found in folders.every()
+            if all(k in found.spec["labels"] and v in (None, found.spec["labels"][k]) for k, v in wanted.items())
+        ]
+
+    def wait(self, container: str, timeout: float) -> ContainerState:
+        """Raises EngineFailed when there is no such container."""
+        until = time.monotonic() + timeout
+        while True:
+            found = self._get(container)
+            state = folders.state(found)
+            left = until - time.monotonic()
+            if state.phase.ended or left <= 0:
+                return state
+            _until_end(folders.supervisor_of(found), left)
+
+    def stop(self, container: str, grace: float) -> ContainerState:
+        """Everything of it has ended when this returns, also where its supervisor was killed before."""
+        found = self._get(container)
+        if supervisor.is_supervised(str(found.folder)):
+            self._files.write(str(found.folder / supervisor.STOP), str(grace).encode())
+            pid = folders.supervisor_of(found)
+            until = time.monotonic() + grace + _STOP_MARGIN
+            supervisor.send(pid, signal.SIGTERM)
+            while supervisor.is_supervised(str(found.folder)) and (left := until - time.monotonic()) > 0:
+                _until_end(pid, left)
+        elif not (found.folder / supervisor.STATE).exists():
+            return folders.state(found)  # never started
+        state = folders.state(found)
+        supervisor.end(found.name)
+        return state
+
+    def remove(self, container: str) -> None:
+        """Its folder; the run's output stays. Raises EngineFailed for one that still runs."""
+        found = folders.find(container)
+        if found is None:
+            return
+        if supervisor.is_supervised(str(found.folder)):
+            raise EngineFailed(self.node, f"{container} still runs", "stop it first: launcher down")
+        supervisor.end(found.name)
+        # The spec goes first: from then on there is no such container, and no half of one should this be interrupted
+        (found.folder / supervisor.SPEC).unlink(missing_ok=True)
+        self._files.remove_tree(str(found.folder))
+        if not any(found.folder.parent.iterdir()):
+            found.folder.parent.rmdir()
+
+    def logs(self, container: str, tail: int = 200) -> bytes:
+        log = self._get(container).folder / supervisor.LOG
+        lines = log.read_bytes().splitlines(keepends=True) if log.exists() else []
+        return b"".join(lines[-tail:])
+
+    def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
+        """Raises EngineFailed when it cannot be started or does not end in time."""
+        try:
+            process = subprocess.Popen(
+                spec.argv,
+                env=_caller_environment() | dict(spec.env),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EngineFailed(self.node, f"could not run {spec.argv[0]}: {error.strerror}") from error
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired as error:
+            raise EngineFailed(self.node, f"{spec.argv[0]} did not end in {timeout:g} s") from error
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+        code = process.returncode
+        return code if code >= 0 else 128 - code, output
+
+    def granted_ulimits(self, image: str) -> tuple[tuple[str, int], ...]:  # noqa: ARG002 - the caller's own limits stay
+        return ()
+
+    def sweep_shared_memory(self, since: float) -> Sequence[str]:
+        done = self._machine.run(["sh", "-s", "--", str(int(since))], sweep.SCRIPT.encode())
+        if done.code:
+            raise EngineFailed(self.node, f"could not look through /dev/shm: {done.complaint}")
+        return sweep.removed(done.out)
+
+    def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
+        return self._machine.reach(address, port, timeout, expect)
+
+    def host_key(self) -> str | None:
+        return None
+
+    def ssh_port(self) -> int | None:
+        return None
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _get(self, container: str) -> folders.Container:
+        found = folders.find(container)
+        if found is None:
+            raise EngineFailed(self.node, f"container {container} is gone", "was its folder below ~/.launcher removed?")
+        return found
+
+
+def _until_end(pid: int, timeout: float) -> None:
+    """Until that process has ended, `timeout` seconds at most; or a moment where the kernel cannot tell."""
+    try:
+        handle = os.pidfd_open(pid) if pid and hasattr(os, "pidfd_open") else -1
+    except OSError:  # ended already, or the kernel is older than 5.3
+        handle = -1
+    if handle < 0:
+        time.sleep(min(_POLL, timeout))
+        return
+    try:
+        select.select([handle], [], [], timeout)
+    finally:
+        os.close(handle)
+
+
+def _caller_environment() -> dict[str, str]:
+    """The caller's, with the caller's Python first in the PATH, as in an activated environment."""
+    here = str(Path(sys.executable).parent)
+    path = os.environ.get("PATH", os.defpath)
+    return dict(os.environ) | {"PATH": path if path.split(os.pathsep)[0] == here else f"{here}{os.pathsep}{path}"}
+
+
+def _environment(container: folders.Container) -> dict[str, str]:
+    return _caller_environment() | dict(container.spec["env"]) | {supervisor.CONTAINER: container.name}
+
+
+def _cure(container: folders.Container) -> str:
+    own_log = container.folder / folders.OWN_LOG
+    words = own_log.read_text(errors="replace").strip() if own_log.exists() else ""
+    return words[-500:] or "look at the command and the code folder"

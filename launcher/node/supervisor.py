@@ -1,0 +1,342 @@
+"""The parent of a node's plain processes: what a container engine is to a container, for one of them.
+
+It starts the program in a session of its own, restarts it after failures, passes a stop on, ends what the program left
+behind and keeps `state.json`. It is run as a file (`python -I -S supervisor.py FOLDER FD`) so that it starts within a
+few milliseconds and whatever the caller's PYTHONPATH holds: the standard library only, nothing of this project.
+
+In FOLDER: `spec.json` (read), `state.json`, `stop` (seconds of grace, written by who sends SIGTERM), `lock` (held as
+long as the supervisor lives, so nobody has to trust a pid), `output.log` (what the program writes to its stdout).
+"""
+
+# pathlib would be a good part of the time that this takes to start:
+# ruff: noqa: PTH105, PTH107, PTH110, PTH112, PTH116, PTH118, PTH123, PTH208
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+CONTAINER = "LAUNCHER_CONTAINER"  # in the environment of every process of a node: by it they are found again
+LOG, LOCK, SPEC, STATE, STOP = "output.log", "lock", "spec.json", "state.json", "stop"
+KEEP = 1 << 20  # bytes of the program's output that stay when output.log has grown to four times as much
+_TICK = 1.0  # seconds between looks at what sends no signal: the log's size, whether the folder is still there
+_BACKOFF = 0.1  # seconds before the first restart, doubled each time, as Docker does
+_LONGEST_BACKOFF = 60.0
+_KILL_TIMEOUT = 10.0
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+class Supervisor:
+    def __init__(self, folder: str, ready: int) -> None:
+        """ready: a file descriptor that is closed when the first state is on disk."""
+        with open(os.path.join(folder, SPEC), "rb") as file:
+            spec = json.load(file)["spec"]
+        self._folder = folder
+        self._ready = ready
+        self._name: str = spec["name"]
+        self._argv: list[str] = spec["argv"]
+        self._cwd: str = spec["layout"]["code"]
+        self._allowed: int = spec["restarts"]
+        self._asked = False  # SIGTERM came and was not looked at yet
+        self._deadline: float | None = None  # monotonic: SIGKILL then. Set: no restart any more
+        self._child = 0
+        self._restarts = 0
+        self._started = 0.0
+        self._lock = take_lock(folder)
+        self._wake, wake = os.pipe()
+        for end in (self._wake, wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # to be woken
+        signal.signal(signal.SIGTERM, self._on_term)
+        for ignored in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(ignored, signal.SIG_IGN)
+        adopt_orphans()
+
+    def run(self) -> None:
+        """All attempts, to the end. Nothing that it started outlives it, whatever goes wrong here."""
+        try:
+            self._run()
+        finally:
+            self._end_all()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._child = self._start()
+            except OSError as error:
+                code = 127 if isinstance(error, FileNotFoundError) else 126
+                self._record("exited", exit_code=code, finished=time.time(), error=str(error))
+                return
+            self._record("running")
+            code = self._attend()
+            self._end_all()
+            if code == 0 or self._deadline is not None or self._restarts >= self._allowed:
+                break
+            self._record("restarting", exit_code=code, finished=time.time())
+            if not self._back_off():
+                break
+            self._restarts += 1
+        self._record("exited", exit_code=code, finished=time.time())
+
+    def _start(self) -> int:
+        """The pid of the program, once it is the program. Raises OSError of chdir and exec."""
+        self._started = time.time()
+        told, tell = os.pipe()
+        log = os.open(self._path(LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
+                    signal.signal(ignored, signal.SIG_DFL)
+                os.chdir(self._cwd)
+                os.execvp(self._argv[0], self._argv)  # noqa: S606 - no shell is meant
+            except OSError as error:
+                what = self._argv[0] if os.path.isdir(self._cwd) else self._cwd
+                os.write(tell, f"{error.errno or 0} {what}".encode())
+            finally:
+                os._exit(127)
+        os.close(tell)
+        os.close(log)
+        failure = os.read(told, 4096)  # ends when exec closes the other side
+        os.close(told)
+        if failure:
+            os.waitpid(pid, 0)
+            reason, _, what = failure.decode().partition(" ")
+            raise OSError(int(reason), os.strerror(int(reason)), what)
+        return pid
+
+    def _attend(self) -> int:
+        """Until the program has ended; its exit code, 128 and the signal for one that was killed."""
+        killed = False
+        while True:
+            for pid, code in reap():
+                if pid == self._child:
+                    return code
+            if self._asked:
+                self._asked = False
+                self._stop(self._grace())
+                send(self._child, signal.SIGTERM)
+            left = _TICK
+            if self._deadline is not None:
+                left = min(_TICK, self._deadline - time.monotonic())
+                if left <= 0:
+                    left = _TICK
+                    if not killed:
+                        killed = True
+                        send(self._child, signal.SIGKILL)
+            self._pause(left)
+            self._tick()
+
+    def _tick(self) -> None:
+        if not os.path.exists(self._path(SPEC)):  # somebody removed the run: nothing may go on without a folder
+            self._stop(0)
+            return
+        with contextlib.suppress(OSError):  # a full disk: the log stays as it is
+            trim(self._path(LOG))
+
+    def _on_term(self, *_: object) -> None:
+        self._asked = True
+
+    def _stop(self, grace: float) -> None:
+        deadline = time.monotonic() + grace
+        self._deadline = deadline if self._deadline is None else min(self._deadline, deadline)
+
+    def _grace(self) -> float:
+        try:
+            with open(self._path(STOP), encoding="ascii") as file:
+                return float(file.read())
+        except (OSError, ValueError):  # a SIGTERM from somebody else, say at shutdown
+            return 30.0
+
+    def _end_all(self) -> None:
+        """SIGKILL to whatever the program left running, as the end of a container does."""
+        end(self._name, os.getpid(), self._child)
+
+    def _back_off(self) -> bool:
+        """Wait before a restart. False: a stop came."""
+        until = time.monotonic() + min(_LONGEST_BACKOFF, _BACKOFF * 2.0**self._restarts)
+        while not self._asked and (left := until - time.monotonic()) > 0 and os.path.exists(self._path(SPEC)):
+            self._pause(min(_TICK, left))
+        return not self._asked and os.path.exists(self._path(SPEC))
+
+    def _pause(self, seconds: float) -> None:
+        """Until a signal comes or the time is over."""
+        if select.select([self._wake], [], [], max(0.0, seconds))[0]:
+            os.read(self._wake, 4096)
+
+    def _record(self, phase: str, exit_code: int | None = None, finished: float = 0.0, error: str = "") -> None:
+        state = {
+            "phase": phase,
+            "supervisor": os.getpid(),
+            "pid": self._child,
+            "exit_code": exit_code,
+            "restarts": self._restarts,
+            "started": self._started,
+            "finished": finished,
+            "error": error,
+        }
+        with contextlib.suppress(FileNotFoundError):  # the folder was removed, and with it whoever would read this
+            write_whole(self._path(STATE), json.dumps(state).encode())
+        if self._ready >= 0:
+            os.close(self._ready)
+            self._ready = -1
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, name)
+
+
+def take_lock(folder: str) -> int:
+    """The descriptor that holds the folder's lock. Raises SystemExit when another supervisor has it."""
+    lock = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
+    for _ in range(50):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.02)  # somebody who only looks whether it is held lets go at once
+        else:
+            return lock
+    raise SystemExit(f"{folder} has a supervisor already")
+
+
+def is_supervised(folder: str) -> bool:
+    """Whether a supervisor lives. The kernel lets go of its lock however it ends."""
+    try:
+        lock = os.open(os.path.join(folder, LOCK), os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent has ended, so that none of them gets out of sight (Linux)."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap() -> Iterator[tuple[int, int]]:
+    """Children that have ended: pid, exit code as a shell tells it."""
+    with contextlib.suppress(ChildProcessError):
+        while (result := os.waitpid(-1, os.WNOHANG))[0]:
+            code = os.waitstatus_to_exitcode(result[1])
+            yield result[0], code if code >= 0 else 128 - code
+
+
+def send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def end(name: str, supervisor: int = 0, group: int = 0) -> int:
+    """SIGKILL to every process of this container but the caller, until none is left; how many there were.
+
+    supervisor: its descendants too, which may have cleared their environment. group: where there is no /proc, this
+    process group is all that can be reached.
+    """
+    seen: set[int] = set()
+    until = time.monotonic() + _KILL_TIMEOUT
+    while time.monotonic() < until:
+        found = processes(name, supervisor)
+        if not os.path.isdir("/proc/self") and group:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
+        if not found:
+            break
+        seen |= found
+        for pid in found:
+            send(pid, signal.SIGKILL)
+        if supervisor == os.getpid():
+            list(reap())
+        time.sleep(0.002)  # there is no event for the end of what is nobody's child here
+    return len(seen)
+
+
+def processes(name: str, supervisor: int = 0) -> set[int]:
+    """Pids of living processes that carry the container's name, and of the supervisor's descendants; not the caller."""
+    if not os.path.isdir("/proc/self"):
+        return set()
+    mark = f"{CONTAINER}={name}".encode()
+    parents: dict[int, int] = {}
+    found: set[int] = set()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            with open(f"/proc/{entry}/stat", "rb") as file:
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+            if state in (b"Z", b"X"):
+                continue
+            parents[int(entry)] = int(parent)
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                if mark in file.read().split(b"\0"):
+                    found.add(int(entry))
+    for pid in parents:
+        above = pid
+        while supervisor and above in parents:
+            above = parents[above]
+            if above == supervisor:
+                found.add(pid)
+    return found - {os.getpid()}
+
+
+def trim(log: str) -> None:
+    """Keep the end of a log that has grown too long. Its writers append, so they go on behind what stays."""
+    if os.stat(log).st_size <= 4 * KEEP:
+        return
+    with open(log, "rb+") as file:
+        file.seek(-KEEP, os.SEEK_END)
+        rest = file.read().partition(b"\n")[2]
+        file.truncate(0)
+    with open(log, "ab") as file:
+        file.write(rest)
+
+
+def write_whole(path: str, data: bytes) -> None:
+    """All or nothing; on a full disk in place, which needs no new room. Raises OSError."""
+    temporary = f"{path}.{os.getpid()}"
+    try:
+        with open(temporary, "wb", opener=_private) as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(temporary)
+        with open(path, "wb", opener=_private) as file:
+            file.write(data)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def main() -> None:
+    folder, ready = sys.argv[1], int(sys.argv[2])
+    os.set_inheritable(ready, False)
+    if os.fork():
+        os._exit(0)  # the caller reaps this one at once, and never has the supervisor for a child
+    Supervisor(folder, ready).run()
+
+
+if __name__ == "__main__":
+    main()
