@@ -113,7 +113,8 @@ def _follow(attached: Attached, sources: Sequence[Source], screen: Screen) -> in
     if attached.record.result() is not None:
         return _replay(attached, watch, screen)
     try:
-        outcome = Supervisor(attached.engines, attached.record, attached.nodes, watch, screen.show).attend()
+        with screen.live():
+            outcome = Supervisor(attached.engines, attached.record, attached.nodes, watch, screen.show).attend()
     except KeyboardInterrupt:
         screen.say(f"left {attached.record.run} as it is; its state: launcher status {attached.record.run}")
         return 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -19,7 +20,6 @@ from launcher.run.diagnose import Failure
 from launcher.run.finish import Outcome
 from launcher.run.state import RunState
 from launcher.run.watch import Message, NodeBack, NodeEnded, NodeGone, NodeLost, Output, Progress, Tick
-
 
 # A traceback is held back so long: if the run fails meanwhile, the first failure is shown instead, which may be another
 # rank's; if it goes on, the traceback was none that matters and is shown with all that came after it.
@@ -43,6 +43,11 @@ class Screen:
         self._failing = False
 
     def __enter__(self) -> Screen:
+        return self
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """With a progress line at the bottom, where a person is watching."""
         if interactive():
             self._live = Live(
                 Text(""),
@@ -53,7 +58,10 @@ class Screen:
                 redirect_stderr=False,
             )
             self._live.start()
-        return self
+        try:
+            yield
+        finally:
+            self._hide()
 
     def __exit__(self, *_: object) -> None:
         self.finish()
@@ -65,6 +73,9 @@ class Screen:
         if failed:
             self._held = []
         self._release()
+        self._hide()
+
+    def _hide(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from launcher.cli import options
+from launcher.cli.bars import bars
 from launcher.cli.screen import Screen, print_outcome
 from launcher.errors import StoppedByUser
 from launcher.job.dump import dump_job
@@ -71,7 +72,8 @@ def run_one(job: Job, *, detach: bool, ssh_config: Path | None) -> int:
 
 def launch(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], screen: Screen) -> Record:
     """Image, plan, record, start; a record of a run that never started is removed again."""
-    plan = prepare(job, fleet, code.digest, screen.say)
+    with bars() as tell:
+        plan = prepare(job, fleet, code.digest, screen.say, tell)
     for warning in plan.warnings:
         screen.say(f"warning: {warning}")
     record = Record.create(plan, dump_job(job), code.archive)
@@ -91,7 +93,8 @@ def follow(record: Record, fleet: Fleet, screen: Screen, offset: int = 0) -> int
     watch = Watch(engines, nodes, [Source(master, NodePaths(master.output, master.name).log, offset)], record.paths)
     supervisor = Supervisor(engines, record, nodes, watch, screen.show)
     try:
-        outcome = supervisor.attend()
+        with screen.live():
+            outcome = supervisor.attend()
     except KeyboardInterrupt:
         return leave_or_stop(record, fleet, watch, screen)
     screen.finish(failed=outcome.failure is not None)

@@ -10,25 +10,27 @@ from collections.abc import Callable, Sequence
 
 from launcher.image.ensure import ensure
 from launcher.image.probe import Surroundings, image_facts
+from launcher.image.ship import Tell, silent
 from launcher.job.models import Job
 from launcher.model.facts import ImageFacts, NodeFacts
-from launcher.model.plan import Plan, Rendezvous, RunId, new_run_id
+from launcher.model.plan import Plan, Rendezvous, new_run_id
 from launcher.node.connect import Fleet, caller_engine
 from launcher.plan import build
 from launcher.plan.rendezvous import choose, on_one_machine
 from launcher.run.ways import try_ways
 
 
-def prepare(job: Job, fleet: Fleet, code: str, say: Callable[[str], None], run: RunId | None = None) -> Plan:
+def prepare(job: Job, fleet: Fleet, code: str, say: Callable[[str], None], tell: Tell = silent) -> Plan:
     """The plan of a run on the machines as they are now; the image is on every node when this returns.
 
-    code: the digest of the code. Raises NodesFailed, ImageUnfit and the like; nothing but the image has been touched.
+    code: the digest of the code. say: news, a line each. tell: how far an image is on its way. Raises NodesFailed,
+    ImageUnfit and the like; nothing but the image has been touched then.
     """
     facts = fleet.each(lambda engine: engine.facts())
-    image, facts = make_image(job, fleet, facts, say)
+    image, facts = make_image(job, fleet, facts, say, tell)
     return build.build(
         job,
-        run or new_run_id(job.name),
+        new_run_id(job.name),
         facts,
         image,
         meet(job, fleet, facts),
@@ -48,13 +50,13 @@ def meet(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Rendezvous:
 
 
 def make_image(
-    job: Job, fleet: Fleet, facts: Sequence[NodeFacts], say: Callable[[str], None]
+    job: Job, fleet: Fleet, facts: Sequence[NodeFacts], say: Callable[[str], None], tell: Tell
 ) -> tuple[ImageFacts, list[NodeFacts]]:
     """The job's image on every node, what it can do, and the facts with the limits that its containers are granted."""
     if job.runtime == "process" or job.image is None:
         return image_facts(fleet.engines[0], "", Surroundings(env=job.env)), list(facts)
     with caller_engine() as local:
-        image = ensure(job.image, fleet.engines, local, say, job=job.name, mounted=bool(job.mounts))
+        image = ensure(job.image, fleet.engines, local, say, job=job.name, mounted=bool(job.mounts), tell=tell)
     master = facts[0]
     rootless = master.engine is not None and master.engine.rootless
     view = Surroundings(
