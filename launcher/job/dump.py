@@ -80,8 +80,10 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def text(self, text: str) -> yaml.ScalarNode:
-        quoted = "'" if type(resolve(text)) is not str else None
-        return self.represent_scalar("tag:yaml.org,2002:str", str(text), style=quoted)
+        style = "'" if type(resolve(text)) is not str else None
+        if not text.isprintable():
+            style = '"'  # with escapes: PyYAML's other styles lose line ends such as U+0085
+        return self.represent_scalar("tag:yaml.org,2002:str", str(text), style=style)
 
     def written(self, text: str) -> yaml.ScalarNode:
         if not isinstance(resolve(text), (WrittenInt, WrittenFloat)):

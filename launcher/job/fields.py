@@ -55,7 +55,7 @@ def parse_mounts(value: Any) -> tuple[Mount, ...]:
 def parse_args(value: Any) -> Args:
     """A mapping from option to text, truth value, null or list of texts; or a list of texts. See `argv.argv_of`."""
     if not isinstance(value, Mapping):
-        return parse_argv(value, "a mapping or a list of arguments")
+        return _texts(value, "a mapping or a list of arguments")
     options: dict[str, str] = {}
 
     def parse(key: Any, item: Any) -> tuple[str, ArgValue]:
@@ -75,13 +75,17 @@ def _arg_value(value: Any) -> ArgValue:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, (list, tuple)):
-        return parse_argv(value, "a list of plain values")
+        return _texts(value, "a list of plain values")
     if isinstance(value, Mapping):
         raise BadValueError("expected a plain value or a list of plain values, not a mapping")
     return parse_text(value)
 
 
-def parse_argv(value: Any, expected: str = "a list, one item an argument") -> tuple[str, ...]:
+def parse_argv(value: Any) -> tuple[str, ...]:
+    return _texts(value, "a list, one item an argument")
+
+
+def _texts(value: Any, expected: str) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
         raise BadValueError(f"expected {expected}, not {show(value)}")
     return tuple(each(enumerate(value), lambda _, item: parse_text(item)))

@@ -208,6 +208,14 @@ def test_values_reach_the_program_as_they_were_written(text: str, value: object)
     assert parse_job(dump_job(found)).run.args == value
 
 
+@pytest.mark.parametrize(
+    "text", ["\x85", "a\u2028b", " x ", "a\nb\n", "\t", "#", "- a", "'", '"', "{", "\ufeff", "a: b"]
+)
+def test_any_text_survives_a_dump(text: str) -> None:
+    found = Job.model_validate({"name": "j", "image": {"ref": "i"}, "nodes": ["a"], "run": {"command": ["x", text]}})
+    assert parse_job(dump_job(found)).run.command == ("x", text)
+
+
 def test_environment_values_are_passed_on_as_written() -> None:
     env = job("env: {A: 1, B: 1.10, C: yes, D: true, E: '', F: 1e3, on: 0o17}").env
     assert env == {"A": "1", "B": "1.10", "C": "yes", "D": "true", "E": "", "F": "1e3", "on": "0o17"}
