@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+# What the containers of NVIDIA's images need for pinned memory and for NCCL's stacks; asked for where it is granted.
+WANTED_ULIMITS = (("memlock", -1), ("stack", 67108864))
+
 
 @dataclass(frozen=True)
 class Mount:

@@ -16,7 +16,7 @@ from docker import APIClient
 
 from launcher.errors import EngineFailed, EngineUnavailable, LauncherError, NodeUnfit, NodeUnreachable
 from launcher.model import labels as names
-from launcher.model.container import ContainerSpec, ContainerState, Layout, Phase
+from launcher.model.container import WANTED_ULIMITS, ContainerSpec, ContainerState, Layout, Phase
 from launcher.model.facts import NodeFacts, Reach
 from launcher.node import facts as look
 from launcher.node import sweep, ulimits
@@ -28,7 +28,6 @@ from launcher.node.machine import Machine
 from launcher.node.parallel import together
 
 T = TypeVar("T")
-WANTED_ULIMITS = (("memlock", -1), ("stack", 67108864))  # what NVIDIA's images ask for (facts: NGC banner)
 API_TIMEOUT = 60.0  # seconds without a byte from the engine
 BULK_TIMEOUT = 3600.0  # `docker save` of a big image writes it all to disk before its first byte
 _FACTS_TIMEOUT = 60.0
@@ -60,6 +59,7 @@ class DockerEngine:
         self.files = files
         self._images = DockerImages(node, self._call, ssh)
         self._connect = connect
+        self._identity: tuple[str, str] | None = None  # the engine's id and version, once it was asked
         self._clients: dict[float, APIClient] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -186,8 +186,9 @@ class DockerEngine:
 
     def granted_ulimits(self, image: str) -> tuple[tuple[str, int], ...]:
         """The image's `true` is run for it, or at least looked for. Raises what run_probe() raises."""
-        info, version, _ = self._engine_answers(())
-        file = ulimits.cache_file(str(info.get("ID", "")), str(version.get("Version", "")), WANTED_ULIMITS)
+        if self._identity is None:
+            self._engine_answers(())
+        file = ulimits.cache_file(self._identity or ("", ""), WANTED_ULIMITS)
         known = ulimits.remembered(file, WANTED_ULIMITS)
         if known is None:
             known = ulimits.find(WANTED_ULIMITS, lambda limits: self._starts_with(image, limits))
@@ -220,6 +221,7 @@ class DockerEngine:
     def _engine_answers(self, images: Sequence[str]) -> tuple[_Answer, _Answer, Sequence[str]]:
         found = [image.id for reference in images if (image := self._images.inspect(reference)) is not None]
         info, version = self._call("ask the engine what it is", lambda api: (api.info(), api.version()))
+        self._identity = str(info.get("ID", "")), str(version.get("Version", ""))
         return info, version, found
 
     def _look(self, container: str) -> ContainerState | None:

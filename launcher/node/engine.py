@@ -140,7 +140,7 @@ class Engine(Protocol):
         """Run a short container to its end and remove it: exit code, output. For plain processes: run `argv` here."""
 
     def granted_ulimits(self, image: str) -> tuple[tuple[str, int], ...]:
-        """Those of plan.containers.WANTED_ULIMITS that this engine grants, tried once with `image` and remembered."""
+        """Those of model.container.WANTED_ULIMITS that this engine grants, tried once with `image` and remembered."""
 
     def sweep_shared_memory(self, since: float) -> Sequence[str]:
         """Remove what dead processes of this user left in /dev/shm since then (see launcher.node.sweep); the names."""

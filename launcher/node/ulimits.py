@@ -19,8 +19,9 @@ def cache_folder() -> Path:
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "launcher"
 
 
-def cache_file(engine_id: str, version: str, wanted: Ulimits) -> Path:
-    name = hashlib.sha256(json.dumps([engine_id, version, wanted]).encode()).hexdigest()[:32]
+def cache_file(engine: tuple[str, str], wanted: Ulimits) -> Path:
+    """engine: its own id and its version: another of either is tried anew."""
+    name = hashlib.sha256(json.dumps([*engine, wanted]).encode()).hexdigest()[:32]
     return cache_folder() / "ulimits" / f"{name}.json"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from launcher.errors import LauncherError, NodesFailed, NodeUnfit, PlanInvalid
 from launcher.job.models import Job
+from launcher.model.container import WANTED_ULIMITS
 from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import NodePlan, Plan, Rendezvous, RunId
 from launcher.plan import containers, gpus
@@ -106,7 +107,7 @@ def _warnings(job: Job, facts: Sequence[NodeFacts], rendezvous: Rendezvous, node
         found.append(f"sshd forbids trying the way between the nodes; {rendezvous.address} is the best guess")
     for node, planned in zip(facts, nodes, strict=True):
         if job.runtime == "docker":
-            missing = [name for name, _ in containers.WANTED_ULIMITS if name not in dict(node.ulimits)]
+            missing = [name for name, _ in WANTED_ULIMITS if name not in dict(node.ulimits)]
             if missing:
                 found.append(
                     f"{node.name}: the engine does not grant ulimit {', '.join(missing)}; the node's own limit stays"

@@ -19,8 +19,6 @@ from launcher.plan import command, gpus
 
 KIT = "/.launcher"
 CODE = "/workspace/code"
-# What the containers of NVIDIA's images need for pinned memory and for NCCL's stacks; asked for where it is granted.
-WANTED_ULIMITS = (("memlock", -1), ("stack", 67108864))
 INFINIBAND = "/dev/infiniband"
 
 

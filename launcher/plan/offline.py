@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from launcher.job.models import Job
+from launcher.model.container import WANTED_ULIMITS
 from launcher.model.facts import ImageFacts, Interface, Launch, NodeFacts, Route
 from launcher.model.plan import Plan, Rendezvous
 from launcher.plan import build
-from launcher.plan.containers import WANTED_ULIMITS
 from launcher.plan.rendezvous import on_one_machine
 
 # TEST-NET-1 (RFC 5737): addresses that are nobody's
