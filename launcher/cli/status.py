@@ -24,6 +24,7 @@ from launcher.node.connect import connect
 from launcher.node.engine import Files
 from launcher.records import store
 from launcher.records.paths import NodePaths
+from launcher.records.store import NodeOfRun
 from launcher.run.locate import Attached, attach, on_nodes
 from launcher.run.state import of_containers
 
@@ -66,32 +67,40 @@ def look(attached: Attached) -> dict[str, Any]:
     if result is not None and state in ("removed", "done", "failed", "lost"):
         state = str(result["state"])
     progress = _progress(attached)
-    rows = [_row(node.name, node.host, node.rank, node.ranks, states.get(node.name)) for node in attached.nodes]
+    ends = {str(row.get("node")): row for row in (result or {}).get("nodes", [])}
+    rows = [_row(node, states.get(node.name), ends.get(node.name, {})) for node in attached.nodes]
     rows += [
         {"node": name, "state": "unreachable", "reason": str(error)} for name, error in attached.unreachable.items()
     ]
     return {"run": attached.record.run, "state": state, "progress": progress, "nodes": rows, "result": result}
 
 
-def _row(name: str, host: str, rank: int, ranks: range, state: ContainerState | None) -> dict[str, Any]:
-    row: dict[str, Any] = {"node": name, "host": host, "node_rank": rank, "ranks": [ranks.start, ranks.stop - 1]}
+def _row(node: NodeOfRun, state: ContainerState | None, end: Mapping[str, Any]) -> dict[str, Any]:
+    """end: what was written down of the node when the run ended, for when its container is no longer there."""
+    row: dict[str, Any] = {
+        "node": node.name,
+        "host": node.host,
+        "node_rank": node.rank,
+        "ranks": [node.ranks.start, node.ranks.stop - 1],
+    }
     if state is None:
-        return {**row, "state": "removed"}
-    end = state.finished if state.phase.ended and state.finished else time.time()
+        kept = {key: end.get(key) for key in ("exit_code", "oom_killed", "restarts")}
+        return {**row, "state": "removed", **kept}
+    until = state.finished if state.phase.ended and state.finished else time.time()
     return {
         **row,
         "state": state.phase.value,
         "exit_code": state.exit_code,
         "oom_killed": state.oom_killed,
         "restarts": state.restarts,
-        "age": round(end - state.started, 1) if state.started else None,
+        "age": round(until - state.started, 1) if state.started else None,
         "gpus": [g for g in state.labels.get(labels.GPUS, "").split(labels.SPLIT) if g],
         "container": state.name,
     }
 
 
 def _progress(attached: Attached) -> Mapping[str, Any]:
-    """The last line of the master's metrics that names a step; {} where there is none."""
+    """The last line of kind "step" of the master's metrics; {} where there is none."""
     if not attached.nodes or attached.nodes[0].rank != 0:
         return {}
     master = attached.nodes[0]
@@ -105,7 +114,7 @@ def _progress(attached: Attached) -> Mapping[str, Any]:
             value = json_.loads(line)
         except ValueError:
             continue
-        if isinstance(value, dict) and "step" in value:
+        if isinstance(value, dict) and value.get("kind") == "step":
             return value
     return {}
 

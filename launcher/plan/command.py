@@ -47,6 +47,9 @@ def distributed(
     if image.launch is Launch.LAUNCH:
         return _before_torchrun(image, layout, shape, program)
     static = _options(rdzv_backend="static", max_restarts=0)
+    if "log_dir" in image.flags:
+        # Without it torchrun makes a folder in /tmp, which nobody removes.
+        static += _options(log_dir=f"{layout.kit}/torchrun")
     worker = ("sh", f"{layout.kit}/rank.sh", image.python, *program)
     return (image.python, "-m", Launch.RUN.value, *shape, *static, "--no_python", *worker)
 

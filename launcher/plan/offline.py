@@ -14,7 +14,7 @@ from launcher.plan.rendezvous import on_one_machine
 # TEST-NET-1 (RFC 5737): addresses that are nobody's
 _NETWORK = "192.0.2"
 _USER = 1000
-MODERN_FLAGS = frozenset({"no_python", "rdzv_backend", "max_restarts", "local_addr"})
+MODERN_FLAGS = frozenset({"no_python", "rdzv_backend", "max_restarts", "log_dir"})
 
 
 def offline(job: Job, code: str) -> Plan:

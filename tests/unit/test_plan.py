@@ -27,7 +27,7 @@ MODERN = ImageFacts(
     id="sha256:" + "1" * 64,
     python="python3",
     launch=Launch.RUN,
-    flags=frozenset({"no_python", "rdzv_backend", "max_restarts", "local_addr"}),
+    flags=frozenset({"no_python", "rdzv_backend", "max_restarts", "log_dir"}),
     torch="2.14.1",
     entrypoint=("/opt/nvidia/nvidia_entrypoint.sh",),
 )

@@ -1,0 +1,186 @@
+"""The embedded default through the CLI: no Docker, two nodes on this machine, the real digits."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.cli import ROOT, Cli
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture
+def home_cli(cli: Cli, tmp_path: Path) -> Iterator[Cli]:
+    """The launcher with a home of its own, so that what it leaves can be seen."""
+    home = tmp_path / "home"
+    home.mkdir()
+    local = Cli(cli.cwd, {**cli.env, "HOME": str(home)})
+    yield local
+    local("down", "--all", code=None)
+
+
+def process_job(**keys: Any) -> dict[str, Any]:
+    return {"runtime": "process", "nodes": ["local", "local"], "env": {"OMP_NUM_THREADS": "1"}, **keys}
+
+
+def left(cli: Cli) -> list[Path]:
+    """What is in ~/.launcher besides output folders."""
+    return list(Path(cli.env["HOME"], ".launcher").glob("*/.node"))
+
+
+def test_quickstart_learns_the_digits_and_brings_its_curves(home_cli: Cli) -> None:
+    for name in ("train", "jobs"):
+        shutil.copytree(ROOT / name, home_cli.cwd / name, ignore=shutil.ignore_patterns("__pycache__"))
+    done = home_cli("up", "jobs/quickstart.yaml", timeout=300)
+    accuracy = re.search(r"validation top-1 ([\d.]+) %", done.stderr)
+    assert accuracy, done.stderr
+    assert float(accuracy[1]) >= 95
+    run = home_cli.runs()[-1]
+    assert home_cli.result()["state"] == "done"
+    assert home_cli.result()["last"]["val"]["images"] == 397
+    assert [p.stat().st_size for p in (run / "tensorboard").rglob("*.tfevents.*")]
+    down = home_cli("down").stderr
+    assert "local-1" in down
+    assert left(home_cli) == []
+
+
+def test_leaving_and_coming_back_loses_no_line(home_cli: Cli) -> None:
+    script = home_cli.program("ticks.py")
+    job = home_cli.job("ticks", **process_job(nodes=["local"], run={"command": ["python3", script, "60"]}))
+    first = home_cli.start("up", job)
+    assert first.stdout is not None
+    seen = [first.stdout.readline().strip() for _ in range(5)]
+    first.send_signal(signal.SIGINT)
+    rest, news = first.communicate(timeout=30)
+    assert first.returncode == 0, news
+    assert "launcher logs ticks-" in news
+    assert "launcher down ticks-" in news
+    again = home_cli("logs")
+    assert again.stdout.splitlines() == [f"tick {i}" for i in range(60)]
+    assert [*seen, *rest.splitlines()] == again.stdout.splitlines()[: 5 + len(rest.splitlines())]
+    assert home_cli.result()["state"] == "done"
+
+
+def test_a_second_ctrl_c_stops_the_run_and_the_program_may_save(home_cli: Cli) -> None:
+    script = home_cli.program("ticks.py")
+    job = home_cli.job("ticks", **process_job(nodes=["local"], run={"command": ["python3", script, "600"]}))
+    up = home_cli.start("up", job)
+    assert up.stdout is not None
+    assert up.stderr is not None
+    assert up.stdout.readline() == "tick 0\n"
+    up.send_signal(signal.SIGINT)
+    while "Ctrl-C again" not in up.stderr.readline():
+        pass
+    up.send_signal(signal.SIGINT)
+    up.communicate(timeout=60)
+    assert up.returncode == 5
+    log = next(Path(home_cli.env["HOME"], ".launcher").glob("*/logs/local.log")).read_text()
+    assert "got SIGTERM, saving" in log
+    assert left(home_cli) == []
+
+
+def test_a_killed_launcher_loses_nothing(home_cli: Cli) -> None:
+    script = home_cli.program("ticks.py")
+    job = home_cli.job("ticks", **process_job(nodes=["local"], run={"command": ["python3", script, "40"]}))
+    up = home_cli.start("up", job)
+    assert up.stdout is not None
+    assert up.stdout.readline() == "tick 0\n"
+    up.kill()
+    up.communicate()
+    assert json.loads(home_cli("status", "--json").stdout)["state"] == "running"
+    assert home_cli("logs").stdout.splitlines() == [f"tick {i}" for i in range(40)]
+
+
+def test_secrets_reach_the_program_and_nothing_else(home_cli: Cli) -> None:
+    value = "s3cret-value-of-the-test"
+    command = ["sh", "-c", f"test ${{#TOKEN}} -eq {len(value)} && echo token is $TOKEN"]
+    job = home_cli.job("secret", **process_job(nodes=["local"], secrets=["TOKEN"], run={"command": command}))
+    cli = Cli(home_cli.cwd, {**home_cli.env, "TOKEN": value})
+    done = cli("up", job)
+    assert "token is ***" in done.stdout
+    assert value not in cli("plan", job).stdout + cli("status", "--json").stdout
+    holders = [path.name for path in cli.cwd.rglob("*") if path.is_file() and value.encode() in path.read_bytes()]
+    assert holders == ["local.log"], "only what the program itself printed holds it"
+
+
+def test_a_missing_secret_or_script_is_refused_before_anything_starts(home_cli: Cli) -> None:
+    job = home_cli.job("broken", **process_job(secrets=["NOT_THERE"], run={"script": "nowhere.py"}))
+    refused = home_cli("up", job, code=2)
+    assert "NOT_THERE" in refused.stderr
+    assert "nowhere.py" in refused.stderr
+    assert "broken.yaml:" in refused.stderr
+    assert not home_cli.runs()
+    assert not Path(home_cli.env["HOME"], ".launcher").exists()
+
+
+def test_one_rank_that_raises_is_named(home_cli: Cli) -> None:
+    script = home_cli.program("raises.py")
+    failed = home_cli("up", home_cli.job("raises", **process_job(run={"script": script})), code=1)
+    assert "KeyError: 'dog'" in failed.stderr
+    assert "rank 1 on local-1" in failed.stderr
+    assert left(home_cli) == []
+
+
+def test_a_time_limit_is_one(home_cli: Cli) -> None:
+    script = home_cli.program("ticks.py")
+    job = home_cli.job(
+        "slow", **process_job(nodes=["local"], timeout="2s", run={"command": ["python3", script, "600"]})
+    )
+    start = time.monotonic()
+    failed = home_cli("up", job, code=1)
+    assert time.monotonic() - start < 30
+    assert "time limit" in failed.stderr
+
+
+def test_curves_arrive_while_it_runs(home_cli: Cli) -> None:
+    program = home_cli.cwd / "grow.py"
+    program.write_text(
+        "import os, time, pathlib\n"
+        "out = pathlib.Path(os.environ['LAUNCHER_OUTPUT'])\n"
+        "with (out / 'events.out.tfevents.1.test').open('ab', buffering=0) as f:\n"
+        "    for i in range(120):\n"
+        "        f.write(b'x' * 10); print(i, flush=True); time.sleep(0.1)\n"
+    )
+    job = home_cli.job("grow", **process_job(nodes=["local"], run={"command": ["python3", "grow.py"]}))
+    up = home_cli.start("up", job)
+    sizes: list[int] = []
+    while up.poll() is None:
+        sizes += [p.stat().st_size for p in home_cli.cwd.glob("runs/*/tensorboard/events.out.tfevents.1.test")]
+        time.sleep(0.2)
+    up.communicate()
+    assert up.returncode == 0
+    assert any(0 < size < 1200 for size in sizes), "nothing came before the end"
+    final = next(home_cli.cwd.glob("runs/*/tensorboard/events.out.tfevents.1.test"))
+    assert final.stat().st_size == 1200
+
+
+def test_up_imports_neither_torch_nor_docker_for_plain_processes(home_cli: Cli) -> None:
+    job = home_cli.job("quick", **process_job(nodes=["local"], run={"command": ["true"]}))
+    code = (
+        "import sys; from launcher.cli.main import app\n"
+        f"sys.argv = ['launcher', 'up', {str(job)!r}]\n"
+        "try:\n    app()\n"
+        "finally:\n    print('IMPORTED', sorted({'torch', 'docker', 'train'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=home_cli.cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **home_cli.env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "IMPORTED []" in done.stdout, done.stdout + done.stderr
