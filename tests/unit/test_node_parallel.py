@@ -1,0 +1,86 @@
+"""Many nodes at once: every failure is told, none hides another; limits are looked for once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import NodesFailed, NodeUnreachable
+from launcher.node import ulimits
+from launcher.node.parallel import every, settle, together
+
+WANTED = (("memlock", -1), ("stack", 67108864))
+
+
+def fail(node: str) -> int:
+    raise NodeUnreachable(node, "is away", "")
+
+
+def test_results_come_in_order_and_at_once() -> None:
+    barrier = threading.Barrier(20)
+
+    def meet(place: int) -> int:
+        barrier.wait(5)  # passes only when all run at the same time
+        time.sleep(0.02 * (20 - place) / 20)
+        return place
+
+    assert every([lambda place=place: meet(place) for place in range(20)]) == list(range(20))
+
+
+def test_all_failures_are_told_in_order() -> None:
+    with pytest.raises(NodesFailed) as caught:
+        every([lambda: fail("a"), lambda: 1, lambda: fail("c")])
+    assert [error.where for error in caught.value.errors] == ["a", "c"]
+    assert "2 of 3 nodes failed" in str(caught.value)
+
+
+def test_a_defect_is_not_dressed_up_as_a_nodes_failure() -> None:
+    with pytest.raises(ZeroDivisionError):
+        every([lambda: fail("a"), lambda: 1 // 0])
+
+
+def test_settled_failures_stand_in_their_places() -> None:
+    one, two = settle([lambda: fail("a"), lambda: 2])
+    assert isinstance(one, NodeUnreachable)
+    assert two == 2
+
+
+def test_two_at_once_and_the_error_of_either() -> None:
+    assert together(lambda: 1, lambda: "x") == (1, "x")
+    with pytest.raises(NodeUnreachable):
+        together(lambda: 1, lambda: fail("a"))
+    with pytest.raises(NodeUnreachable):
+        together(lambda: fail("a"), lambda: 1)
+
+
+@pytest.mark.parametrize(
+    ("refused", "granted", "tries"),
+    [([], WANTED, 1), (["memlock"], WANTED[1:], 3), (["memlock", "stack"], (), 3)],
+)
+def test_limits_are_tried_together_and_then_one_by_one(
+    refused: list[str], granted: ulimits.Ulimits, tries: int
+) -> None:
+    asked: list[Sequence[tuple[str, int]]] = []
+
+    def starts_with(limits: Sequence[tuple[str, int]]) -> bool:
+        asked.append(limits)
+        return not any(name in refused for name, _ in limits)
+
+    assert ulimits.find(WANTED, starts_with) == granted
+    assert len(asked) == tries
+
+
+def test_what_was_found_is_remembered_by_engine_and_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file = ulimits.cache_file(("id", "28.0"), WANTED)
+    assert file.is_relative_to(tmp_path)
+    assert ulimits.remembered(file, WANTED) is None
+    ulimits.remember(file, WANTED[1:])
+    assert ulimits.remembered(file, WANTED) == WANTED[1:]
+    assert ulimits.remembered(ulimits.cache_file(("id", "28.1"), WANTED), WANTED) is None
+    file.write_text("torn")
+    assert ulimits.remembered(file, WANTED) is None
