@@ -17,7 +17,9 @@ def bad(error):
     return {"ok": False, "error": error}
 
 
-def report(torch="2.14.1+cu130", torchvision="0.29.1+cu130", cuda="13.0", tools=("g++", "git", "nvcc"), tree="", **checks):
+def report(
+    torch="2.14.1+cu130", torchvision="0.29.1+cu130", cuda="13.0", tools=("g++", "git", "nvcc"), tree="", **checks
+):
     """What a full probe of an image with these versions says; checks not named went well."""
     found = {"import_torch": {"ok": True, "cuda": cuda}, "import_torchvision": OK, "nms": OK, "vgg16": OK} | checks
     return from_json(
@@ -51,7 +53,10 @@ def test_a_minor_difference_alone_is_a_note_not_a_fault():
 def test_vgg_without_adaptive_pool_is_named_and_repaired_with_the_pair_of_this_torch():
     old = report(torchvision="0.2.1", nms={"ok": True, "absent": True}, vgg16=bad(SHAPES))
     [fault] = faults(old)
-    assert str(fault) == "VGG without adaptive pool: torchvision 0.2.1 < 0.2.2 feeds its classifier from 224x224 images only"
+    assert (
+        str(fault)
+        == "VGG without adaptive pool: torchvision 0.2.1 < 0.2.2 feeds its classifier from 224x224 images only"
+    )
     assert fault.error == SHAPES
     assert decide("auto", old, "x").step == "wheel 0.29.1 cu130"
 
@@ -136,7 +141,10 @@ def test_keep_checks_nothing():
     [
         (from_json({"python": ""}), "the image has no Python"),
         (report(torch="", torchvision=""), "the image has no torch"),
-        (report(import_torch=bad("ImportError: libcudart.so.13: cannot open")), "torch 2.14.1+cu130 cannot be imported"),
+        (
+            report(import_torch=bad("ImportError: libcudart.so.13: cannot open")),
+            "torch 2.14.1+cu130 cannot be imported",
+        ),
         (report("2.6.0a0+ecf3bae40a.nv25.01", "", tools=("git",)), "the image lacks g++"),
         (report("3.7.0a0+123", "", cuda=""), "no torchvision is known for torch 3.7.0a0+123"),
     ],

@@ -75,13 +75,20 @@ def test_what_counts_as_published():
     assert published("2.6.0+cu124")
     assert not published("2.6.0a0+ecf3bae40a.nv25.01")
     assert not published("1.1.0commit")
-    assert (variant("2.6.0+cpu"), variant("2.6.0+cu118"), variant("2.6.0"), variant("2.6.0a0+x")) == ("cpu", "cu118", "", "")
+    assert (variant("2.6.0+cpu"), variant("2.6.0+cu118"), variant("2.6.0"), variant("2.6.0a0+x")) == (
+        "cpu",
+        "cu118",
+        "",
+        "",
+    )
 
 
 @pytest.mark.parametrize(
     ("tag", "differs"),
-    [("21.11-py3", True), ("25.06", True), ("26.02", True), ("26.04-py3", True), ("26.06-py3", True)]
-    + [("21.10", False), ("25.08", False), ("26.09", False), ("19.06", False)],
+    [
+        *[(tag, True) for tag in ("21.11-py3", "25.06", "26.02", "26.04-py3", "26.06-py3")],
+        *[(tag, False) for tag in ("21.10", "25.08", "26.09", "19.06")],
+    ],
 )
 def test_known_mismatches_of_nvidia_releases(tag, differs):
     assert bool(release(tag).mismatch) is differs

@@ -1,0 +1,108 @@
+"""images/probe.py as it runs inside an image, against packages laid out like real ones."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.image import diagnose, verify
+from launcher.image.report import MARK, from_json
+
+SCRIPT = Path(__file__).parents[2] / "images" / "probe.py"
+RUN_PY = """
+def get_args_parser():
+    parser = ArgumentParser(description="Torch Distributed Elastic Training Launcher")
+    parser.add_argument("--nnodes", action=env, type=str, default="1:1", help="see --not-an-option")
+    parser.add_argument(
+        "--nproc-per-node",
+        "--nproc_per_node",
+        action=env,
+    )
+    parser.add_argument("-m", "--module", action=check_env)
+    parser.add_argument("--no_python", action=check_env)
+    raise ValueError("--rdzv-backend is missing")
+"""
+
+
+@pytest.fixture
+def probe(tmp_path):
+    """Runs the script where only these files can be imported."""
+
+    def run(mode, files):
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", SCRIPT.read_text(), "python3", mode],
+            capture_output=True, text=True, timeout=60, env={"PYTHONPATH": str(tmp_path)}, check=True,
+        )  # fmt: skip
+        [line] = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+        return from_json(json.loads(line[len(MARK) :]))
+
+    return run
+
+
+TORCH = {
+    "torch/__init__.py": "raise RuntimeError('a look must not import torch')",
+    "torch/version.py": "__version__ = '2.6.0a0+ecf3bae40a.nv25.01'\ncuda: Optional[str] = '12.8'\n",
+    "torch/distributed/run.py": RUN_PY,
+    "torch/distributed/launch.py": "",
+}
+
+
+def test_a_look_reads_versions_and_options_and_imports_nothing(probe):
+    found = probe("facts", TORCH)
+    assert (found.torch, found.run, found.launch) == ("2.6.0a0+ecf3bae40a.nv25.01", True, False)
+    assert found.flags == {"nnodes", "nproc_per_node", "module", "no_python"}
+    assert not found.full
+
+
+def test_torch_before_torchrun(probe):
+    old = {
+        "torch/__init__.py": "",
+        "torch/version.py": "__version__ = '1.1.0a0+0885dd28'\n",
+        "torch/distributed/launch.py": 'parser.add_argument("--nnodes", type=int)\nparser.add_argument("--use_env")\n',
+    }
+    found = probe("facts", old)
+    assert (found.run, found.launch, found.flags) == (False, True, {"nnodes", "use_env"})
+
+
+def test_no_torch(probe):
+    found = probe("full", {})
+    assert (found.torch, found.run, found.launch) == ("", False, False)
+    assert str(diagnose.faults(found)[0]) == "the image has no torch"
+
+
+def test_a_version_type_annotated_as_newer_torchvisions_do(probe):
+    found = probe("facts", {"torchvision/__init__.py": "", "torchvision/version.py": "__version__: str = '0.9'\n"})
+    assert found.torchvision == "0.9"
+
+
+def test_a_library_that_crashes_is_a_finding_not_an_end(probe):
+    crash = {
+        **TORCH,
+        "torch/__init__.py": "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)",
+    }
+    found = probe("full", crash)
+    assert found.checks["import_torch"].error == "crashed with signal 11 (SIGSEGV)"
+    assert "cannot be imported: crashed with signal 11" in str(diagnose.faults(found)[0])
+
+
+def test_a_package_that_exits_is_a_finding_too(probe):
+    found = probe("full", {**TORCH, "torch/__init__.py": "raise SystemExit('no licence')"})
+    assert found.checks["import_torch"].error == "SystemExit: no licence"
+
+
+def test_the_real_torch_of_this_environment_passes():
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "python3", "full"], capture_output=True, text=True, timeout=120, check=True
+    )
+    found = from_json(json.loads(done.stdout.split(MARK)[1]))
+    if not found.torch:
+        pytest.skip("no torch in this environment")
+    verdict = verify.Verdict("this environment", found)
+    verdict.check()
+    assert ("VGG16 on 32x32", "", "ok") in verdict.rows()

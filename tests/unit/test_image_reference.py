@@ -1,0 +1,94 @@
+"""Names of images, and the name that follows from what an image is built from."""
+
+import dataclasses
+
+import pytest
+
+from launcher.errors import ImageBuildFailed
+from launcher.image import pip_settings, reference
+from launcher.image.build import buildx_argv, context_archive
+from launcher.image.decide import Decision, Method
+from launcher.image.recipe import Recipe, labels
+
+DIGEST = "sha256:" + "a" * 64
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("nvcr.io/nvidia/pytorch:26.09-py3", ("nvcr.io", "nvidia/pytorch", "26.09-py3", "")),
+        (f"nvcr.io/nvidia/pytorch:26.09-py3@{DIGEST}", ("nvcr.io", "nvidia/pytorch", "26.09-py3", DIGEST)),
+        ("pytorch/pytorch", ("", "pytorch/pytorch", "", "")),
+        ("localhost:5000/x:1", ("localhost:5000", "x", "1", "")),
+        ("debian", ("", "debian", "", "")),
+    ],
+)
+def test_parts_of_a_reference(text, parts):
+    found = reference.parse(text)
+    assert (found.registry, found.name, found.tag, found.digest) == parts
+
+
+@pytest.mark.parametrize("text", [DIGEST, "a" * 64, "0123456789ab", "UPPER/case", "x:bad tag", "x@sha256:short", ""])
+def test_what_no_registry_could_know(text):
+    assert not reference.in_registry(text)
+
+
+def test_our_own_names_are_in_no_registry():
+    assert not reference.in_registry("launcher/demo:0123")
+    assert reference.in_registry("registry.example/launcher/demo:0123")
+
+
+RECIPE = Recipe(base_id=DIGEST, step="wheel 0.29.1 cu130", packages=("six", "attrs>=20"), user="")
+
+
+def test_the_same_inputs_have_the_same_name_and_any_other_input_another():
+    again = dataclasses.replace(RECIPE, index=(("PIP_INDEX_URL", "https://mirror.example/simple"),), authority="PEM")
+    assert again.tag("demo") == RECIPE.tag("demo")
+    others = [
+        dataclasses.replace(RECIPE, base_id="sha256:" + "b" * 64),
+        dataclasses.replace(RECIPE, step="keep"),
+        dataclasses.replace(RECIPE, packages=("six",)),
+        dataclasses.replace(RECIPE, user="1000"),
+    ]
+    assert len({RECIPE.digest, *(other.digest for other in others)}) == 5
+
+
+def test_the_command_line_of_a_build():
+    argv = buildx_argv("/ctx", "launcher/demo:1", RECIPE.arguments("launcher/base:1"), {"a": "b c"}, "host", "default")
+    assert argv == [
+        *("docker", "buildx", "build", "--builder", "default", "--load", "--progress", "plain"),
+        *("--tag", "launcher/demo:1", "--network", "host"),
+        *("--build-arg", "BASE_IMAGE=launcher/base:1", "--build-arg", "TORCHVISION=wheel 0.29.1 cu130"),
+        *("--build-arg", "RUN_USER=root", "--label", "a=b c", "/ctx"),
+    ]
+
+
+def test_a_context_is_the_same_bytes_each_time():
+    assert context_archive(RECIPE.files()) == context_archive(dict(reversed(RECIPE.files().items())))
+    assert RECIPE.files()["requirements.txt"] == "six\nattrs>=20\n"
+
+
+def test_labels_say_where_it_comes_from_and_why():
+    decision = Decision(Method.WHEEL, "VGG without adaptive pool", "0.29.1", "cu130")
+    found = labels(RECIPE, "demo", "nvcr.io/nvidia/pytorch:26.09-py3", DIGEST, "2.14.1+cu130", "0.2.1", decision)
+    assert found["org.opencontainers.image.base.name"] == "nvcr.io/nvidia/pytorch:26.09-py3"
+    assert found["org.opencontainers.image.base.digest"] == DIGEST
+    assert found["launcher.image.torchvision"] == "0.29.1"
+    assert found["launcher.image.why"] == "VGG without adaptive pool"
+
+
+def test_a_password_in_the_index_address_is_refused_because_an_image_would_tell_it():
+    with pytest.raises(ImageBuildFailed, match="PIP_INDEX_URL") as refusal:
+        pip_settings.index({"PIP_INDEX_URL": "https://user:hunter2@index.example/simple"})
+    assert "hunter2" not in str(refusal.value)
+    assert pip_settings.index({"PIP_INDEX_URL": "https://index.example/simple", "PIP_EXTRA_INDEX_URL": " "}) == (
+        ("PIP_INDEX_URL", "https://index.example/simple"),
+    )
+
+
+def test_certificates_of_the_callers_pip(tmp_path):
+    (tmp_path / "ca").write_text("PEM")
+    assert pip_settings.authority({"PIP_CERT": str(tmp_path / "ca")}) == "PEM"
+    assert pip_settings.authority({}) == ""
+    with pytest.raises(ImageBuildFailed, match="PIP_CERT"):
+        pip_settings.authority({"PIP_CERT": str(tmp_path / "missing")})
