@@ -13,37 +13,9 @@ our_log=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.log
 our_clock=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.clock
 our_attempts=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.attempts
 our_grace=30 # seconds from SIGTERM to SIGKILL at the time limit
-our_drain=5  # seconds that processes left behind may keep the log open
+our_drain=3  # seconds that processes left behind may keep the log open
 
-refuse() {
-    echo "launcher: node $LAUNCHER_NODE: $1" >&2
-    exit 73
-}
-
-# --- secrets: a file's bytes are the value. The x saves trailing newlines from the substitution; nothing is evaluated.
-if [ -d "$our_kit/secrets" ] && ! ls "$our_kit/secrets" >/dev/null 2>&1; then
-    refuse "cannot read the secrets in $our_kit/secrets as uid $(id -u)"
-fi
-for our_file in "$our_kit"/secrets/*; do
-    [ -f "$our_file" ] || continue
-    our_name=${our_file##*/}
-    case $our_name in
-        [0-9]* | *[!A-Za-z0-9_]*) refuse "the secret $our_name cannot be a variable: letters, digits and _ only" ;;
-    esac
-    our_value=$(cat "$our_file" && printf x) || refuse "cannot read the secret $our_name as uid $(id -u)"
-    export "$our_name=${our_value%x}"
-done
-unset our_value
-
-# --- a home, a name and caches, for a uid that the image does not know (getpass and torch's compiler fail without)
-if ! { [ -n "$HOME" ] && [ -d "$HOME" ] && [ -w "$HOME" ]; }; then export HOME="$our_kit/home"; fi
-if [ -z "$USER" ]; then USER=$(id -un 2>/dev/null) || USER=uid$(id -u); fi
-export USER LOGNAME="${LOGNAME:-$USER}"
-export XDG_CACHE_HOME="${XDG_CACHE_HOME:-$HOME/.cache}"
-export TORCH_HOME="${TORCH_HOME:-$XDG_CACHE_HOME/torch}"
-export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$XDG_CACHE_HOME/torchinductor}"
-export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$XDG_CACHE_HOME/triton}"
-export MPLCONFIGDIR="${MPLCONFIGDIR:-${XDG_CONFIG_HOME:-$HOME/.config}/matplotlib}"
+. "$our_kit/environment.sh"
 
 # --- the output folder
 if [ -z "$LAUNCHER_OUTPUT" ] || [ -z "$LAUNCHER_NODE" ]; then refuse "LAUNCHER_OUTPUT and LAUNCHER_NODE must be set"; fi

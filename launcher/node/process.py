@@ -16,6 +16,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from launcher.node import process_folders as folders
 from launcher.node import supervisor, sweep
 from launcher.node.local_files import LocalFiles
 from launcher.node.machine import LocalMachine
+from launcher.node.terminal import here, leash_here
 from launcher.node.unpack import HostileArchiveError, unpack
 
 LOCAL = "local"  # the node that is this whole machine; local-0, local-1, ... are parts of it
@@ -97,7 +99,7 @@ class ProcessEngine:
     def start(self, container: str) -> None:
         """Raises EngineFailed with the system's reason when the program cannot be started."""
         found = self._get(container)
-        if supervisor.is_supervised(str(found.folder)):
+        if self._is_running(found):
             return
         for old in (supervisor.STOP, supervisor.STATE):
             (found.folder / old).unlink(missing_ok=True)
@@ -174,7 +176,7 @@ class ProcessEngine:
         found = folders.find(container)
         if found is None:
             return
-        if supervisor.is_supervised(str(found.folder)):
+        if self._is_running(found):
             raise EngineFailed(self.node, f"{container} still runs", "stop it first: launcher down")
         supervisor.end(found.name)
         # The spec goes first: from then on there is no such container, and no half of one should this be interrupted
@@ -187,6 +189,18 @@ class ProcessEngine:
         log = self._get(container).folder / supervisor.LOG
         lines = log.read_bytes().splitlines(keepends=True) if log.exists() else []
         return b"".join(lines[-tail:])
+
+    def interact(self, container: str, argv: Sequence[str], *, terminal: bool) -> int:
+        """It ends with the container. Raises EngineFailed."""
+        found = self._get(container)
+        try:
+            return here(argv, terminal=terminal, env=_environment(found), cwd=found.spec["layout"]["code"])
+        except OSError as error:
+            raise EngineFailed(self.node, f"could not run {argv[0]}: {error.strerror}") from error
+
+    def guard(self, container: str) -> AbstractContextManager[object]:
+        script = 'while read -r word; do [ "$word" = done ] && exit; done; kill "$1"'
+        return leash_here(["sh", "-c", script, "sh", str(folders.supervisor_of(self._get(container)))])
 
     def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
         """Raises EngineFailed when it cannot be started or does not end in time."""
@@ -232,6 +246,16 @@ class ProcessEngine:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+    def _is_running(self, found: folders.Container) -> bool:
+        """Whether it has a supervisor; one that has just told of the end is given the moment that it needs to go."""
+        until = time.monotonic() + _STOP_MARGIN
+        while supervised := supervisor.is_supervised(str(found.folder)):
+            left = until - time.monotonic()
+            if left <= 0 or not folders.state(found).phase.ended:
+                break
+            _until_end(folders.supervisor_of(found), left)
+        return supervised
 
     def _get(self, container: str) -> folders.Container:
         found = folders.find(container)

@@ -64,8 +64,9 @@ class Supervisor:
         """All attempts, to the end. Nothing that it started outlives it, whatever goes wrong here."""
         try:
             self._run()
-        finally:
+        except BaseException:
             self._end_all()
+            raise
 
     def _run(self) -> None:
         while True:

@@ -1,0 +1,33 @@
+#!/bin/sh
+# Sourced by entry.sh and within.sh, which set our_kit: the variables that a job's processes have beyond the container's
+# own. Where it cannot, it says so and ends the shell with exit code 73.
+
+refuse() {
+    echo "launcher: node $LAUNCHER_NODE: $1" >&2
+    exit 73
+}
+
+# --- secrets: a file's bytes are the value. The x saves trailing newlines from the substitution; nothing is evaluated.
+if [ -d "$our_kit/secrets" ] && ! ls "$our_kit/secrets" >/dev/null 2>&1; then
+    refuse "cannot read the secrets in $our_kit/secrets as uid $(id -u)"
+fi
+for our_file in "$our_kit"/secrets/*; do
+    [ -f "$our_file" ] || continue
+    our_name=${our_file##*/}
+    case $our_name in
+        [0-9]* | *[!A-Za-z0-9_]*) refuse "the secret $our_name cannot be a variable: letters, digits and _ only" ;;
+    esac
+    our_value=$(cat "$our_file" && printf x) || refuse "cannot read the secret $our_name as uid $(id -u)"
+    export "$our_name=${our_value%x}"
+done
+unset our_value
+
+# --- a home, a name and caches, for a uid that the image does not know (getpass and torch's compiler fail without)
+if ! { [ -n "$HOME" ] && [ -d "$HOME" ] && [ -w "$HOME" ]; }; then export HOME="$our_kit/home"; fi
+if [ -z "$USER" ]; then USER=$(id -un 2>/dev/null) || USER=uid$(id -u); fi
+export USER LOGNAME="${LOGNAME:-$USER}"
+export XDG_CACHE_HOME="${XDG_CACHE_HOME:-$HOME/.cache}"
+export TORCH_HOME="${TORCH_HOME:-$XDG_CACHE_HOME/torch}"
+export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$XDG_CACHE_HOME/torchinductor}"
+export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$XDG_CACHE_HOME/triton}"
+export MPLCONFIGDIR="${MPLCONFIGDIR:-${XDG_CONFIG_HOME:-$HOME/.config}/matplotlib}"

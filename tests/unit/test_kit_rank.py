@@ -1,0 +1,120 @@
+"""The rank script: the worker keeps its pid, its exit code and its signals, and has a log of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher import kit
+
+SHELLS = [name for name in ("dash", "bash", "busybox") if shutil.which(name)]
+
+
+class Worker:
+    def __init__(self, root: Path, shell: str) -> None:
+        self.root = root
+        self.log = root / "out" / "logs" / "rank-3.log"
+        self.log.parent.mkdir(parents=True)
+        (root / "kit" / "home").mkdir(parents=True)
+        for name, text in kit.scripts().items():
+            (root / "kit" / name).write_bytes(text)
+        self.env = {"PATH": os.environ["PATH"], "RANK": "3", "LAUNCHER_OUTPUT": str(root / "out")}
+        self.shell = [shutil.which(shell) or ""]
+        if shell == "busybox":
+            tools = root / "applets"
+            tools.mkdir()
+            subprocess.run(["busybox", "--install", "-s", tools], check=True)
+            self.env["PATH"] = str(tools)
+            self.shell.append("sh")
+
+    def start(self, *argv: str) -> subprocess.Popen[bytes]:
+        command = [*self.shell, str(self.root / "kit" / "rank.sh"), *argv]
+        return subprocess.Popen(
+            command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+    def run(self, *argv: str) -> tuple[int, bytes]:
+        process = self.start(*argv)
+        out, _ = process.communicate(timeout=30)
+        return process.returncode, out
+
+
+@pytest.fixture(params=SHELLS)
+def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Worker:
+    return Worker(tmp_path, request.param)
+
+
+def test_the_worker_has_the_pid_that_was_started(worker: Worker) -> None:
+    process = worker.start(sys.executable, "-c", "import os; print(os.getpid())")
+    out, _ = process.communicate(timeout=30)
+    assert int(out) == process.pid
+
+
+def test_both_streams_go_in_order_to_the_log_and_on(worker: Worker) -> None:
+    code, out = worker.run("/bin/sh", "-c", "echo a; echo b >&2; echo c; printf d; exit 5")
+    assert (code, out, worker.log.read_bytes()) == (5, b"a\nb\nc\nd", b"a\nb\nc\nd")
+
+
+def test_a_burst_of_any_bytes_comes_through_twice(worker: Worker) -> None:
+    out = worker.run(sys.executable, "-c", "import os; [os.write(1, bytes(range(256)) * 4096) for _ in range(4)]")[1]
+    assert out == worker.log.read_bytes() == bytes(range(256)) * 4096 * 4
+
+
+def test_a_second_attempt_appends(worker: Worker) -> None:
+    worker.run("echo", "one")
+    worker.run("echo", "two")
+    assert worker.log.read_bytes() == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_what_it_said_before_its_process_group_was_killed_is_kept(worker: Worker, number: signal.Signals) -> None:
+    """torchrun signals the worker's whole group: the copier must not be in it, or not mind."""
+    if worker.shell[-1] == "sh":
+        program = ["/bin/sh", "-c", "echo last words; sleep 30"]
+    else:
+        program = [sys.executable, "-c", "import time; print('last words', flush=True); time.sleep(30)"]
+    process = worker.start(*program)
+    time.sleep(0.5)
+    os.killpg(process.pid, number)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode in (-number, 128 + number, 1)
+    assert out.startswith(b"last words\n")
+    assert worker.log.read_bytes() == out
+
+
+def test_the_worker_has_no_children_that_it_did_not_start(worker: Worker) -> None:
+    """A worker that waits for any child must not find our copier."""
+    program = "import os\ntry: print(os.waitpid(-1, os.WNOHANG))\nexcept ChildProcessError: print('none')"
+    assert worker.run(sys.executable, "-c", program) == (0, b"none\n")
+
+
+def test_the_worker_has_no_descriptors_that_it_did_not_ask_for(worker: Worker) -> None:
+    program = "import os\nfor fd in range(3, 12):\n    try: print(fd, os.fstat(fd))\n    except OSError: pass\n"
+    assert worker.run(sys.executable, "-c", program) == (0, b"")
+
+
+def test_without_a_place_for_the_pipe_it_runs_all_the_same(worker: Worker) -> None:
+    (worker.root / "kit" / "home").rmdir()
+    code, out = worker.run("/bin/sh", "-c", "echo works; exit 4")
+    assert code == 4
+    assert out.endswith(b"works\n")
+    assert b"rank 3" in out
+
+
+def test_a_log_that_cannot_be_written_does_not_stop_the_worker(worker: Worker) -> None:
+    worker.log.mkdir()
+    code, out = worker.run("/bin/sh", "-c", "echo works; exit 4")
+    assert code == 4
+    assert b"works\n" in out
+
+
+def test_it_leaves_no_file(worker: Worker) -> None:
+    worker.run("true")
+    assert list((worker.root / "kit" / "home").iterdir()) == []
