@@ -60,10 +60,13 @@ def undo(plan: Plan, fleet: Fleet, cause: BaseException) -> None:
             if not state.phase.ended and state.phase.value != "created":
                 engine.stop(state.id, grace=0)
             engine.remove(state.id)
+
+    def clear(engine: Engine) -> None:
         engine.files.remove_tree(next(p for p in plan.nodes if p.node == engine.node).container.output_dir)
 
     try:
         fleet.each(take_back)
+        fleet.each(clear)  # after all of them: nodes of one machine share this folder
     except LauncherError as left:
         raise NodesFailed([*([cause] if isinstance(cause, LauncherError) else []), left]) from cause
 
