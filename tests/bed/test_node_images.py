@@ -109,7 +109,7 @@ def test_a_full_disk_is_said(bed: Bed, fleet: Fleet) -> None:
 
 def test_a_save_that_is_given_up_gives_its_connection_back(fleet: Fleet) -> None:
     images = store(fleet, 0)
-    for _ in range(12):
+    for _ in range(7):  # more than the pool has connections
         pieces = images.save(TRAIN_IMAGE)
         next(pieces)
         pieces.close()  # type: ignore[attr-defined]
