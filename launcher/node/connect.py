@@ -9,20 +9,20 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
-
-import docker
-from docker import APIClient
+from typing import TYPE_CHECKING, TypeVar
 
 from launcher.errors import EngineUnavailable, LauncherError, NodesFailed
-from launcher.node.dialstdio import SshAdapter, SshClient
-from launcher.node.docker import DockerEngine
 from launcher.node.engine import Engine
 from launcher.node.machine import LocalMachine, SshMachine
-from launcher.node.parallel import every, settle
+from launcher.node.parallel import every, settle, together
 from launcher.node.pool import CONNECT_TIMEOUT, SshPool
 from launcher.node.remote_files import RemoteFiles
 from launcher.node.ssh import Ssh
+
+if TYPE_CHECKING:  # docker-py is loaded while the nodes are being connected to, and not at all for plain processes
+    from docker import APIClient
+
+    from launcher.node.docker import DockerEngine
 
 T = TypeVar("T")
 LOCAL = "local"
@@ -104,6 +104,9 @@ def caller_engine() -> Iterator[DockerEngine | None]:
 def docker_over_ssh(node: str, host: str, pool: SshPool) -> DockerEngine:
     """Connects when first used. Raises UsageError for a host that OpenSSH refuses."""
     ssh = Ssh(node, host, pool)
+    from launcher.node.dialstdio import SshAdapter, SshClient
+    from launcher.node.docker import DockerEngine
+
     adapter = SshAdapter(ssh)
     return DockerEngine(
         node,
@@ -117,6 +120,7 @@ def docker_over_ssh(node: str, host: str, pool: SshPool) -> DockerEngine:
 
 def local_docker(node: str) -> DockerEngine:
     """The engine of DOCKER_HOST or of the current docker context, else the usual socket."""
+    from launcher.node.docker import DockerEngine
     from launcher.node.local_files import LocalFiles
 
     machine = LocalMachine(node, getpass.getuser())
@@ -130,7 +134,10 @@ def _open(node: str, host: str, runtime: str | None, pool: SshPool) -> list[Engi
         processes: Engine = ProcessEngine(node)
         containers = None if runtime == "process" else local_docker(node)
         return [processes, containers] if containers and _answers(containers) else [processes]
-    engine = local_docker(node) if host == LOCAL else docker_over_ssh(node, host, pool)
+    if host == LOCAL:
+        engine = local_docker(node)
+    else:  # the connection is shared through the pool; docker-py is loaded while its handshake waits for the node
+        _, engine = together(Ssh(node, host, pool).connect, partial(docker_over_ssh, node, host, pool))
     engine.open()
     return [engine]
 
@@ -148,5 +155,7 @@ def _local_client(node: str, timeout: float) -> APIClient:
     if host.startswith("ssh://"):
         cure = f"name the node {host[6:]} instead"
         raise EngineUnavailable(node, f"DOCKER_HOST is {host}, but `local` means this machine's own engine", cure)
+    import docker
+
     client: APIClient = docker.from_env(version="auto", timeout=int(timeout)).api
     return client
