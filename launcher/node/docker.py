@@ -19,7 +19,7 @@ from launcher.model import labels as names
 from launcher.model.container import WANTED_ULIMITS, ContainerSpec, ContainerState, Layout, Phase
 from launcher.model.facts import NodeFacts, Reach
 from launcher.node import facts as look
-from launcher.node import sweep, ulimits
+from launcher.node import inside, sweep, ulimits
 from launcher.node.docker_errors import FAILURES, explain, is_lost, is_timeout
 from launcher.node.docker_json import container_request, container_state, engine_facts
 from launcher.node.engine import Files, Images
@@ -169,6 +169,14 @@ class DockerEngine:
             f"read the log of {container}",
             lambda api: bytes(api.logs(container, stdout=True, stderr=True, stream=False, tail=tail)),
         )
+
+    def interact(self, container: str, argv: Sequence[str], *, terminal: bool) -> int:
+        """Raises NodeUnreachable, NodeUnfit."""
+        return inside.run(self.machine, container, argv, terminal=terminal)
+
+    def guard(self, container: str) -> contextlib.AbstractContextManager[object]:
+        """Raises NodeUnreachable."""
+        return self.machine.leash(inside.guard(container))
 
     def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
         """Raises what create() and start() raise, EngineFailed when it does not end in time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -135,6 +136,15 @@ class Engine(Protocol):
 
     def logs(self, container: str, tail: int = 200) -> bytes:
         """The engine's own log of it, for when the entry script never ran."""
+
+    def interact(self, container: str, argv: Sequence[str], *, terminal: bool) -> int:
+        """Run a command in a running container, joined to the caller's stdin, stdout and stderr; its exit code.
+
+        terminal: with a terminal of its own there, of the caller's size. Ctrl-C reaches it either way.
+        """
+
+    def guard(self, container: str) -> AbstractContextManager[object]:
+        """While this is held, the container goes when the caller does, also when that is killed."""
 
     def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
         """Run a short container to its end and remove it: exit code, output. For plain processes: run `argv` here."""

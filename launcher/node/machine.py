@@ -8,7 +8,8 @@ import errno
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import paramiko
@@ -16,6 +17,7 @@ import paramiko
 from launcher.errors import NodeUnfit
 from launcher.model.facts import Reach
 from launcher.node import hostkeys
+from launcher.node import terminal as terminals
 from launcher.node.ssh import Done, Ssh
 from launcher.node.transport import Stream, Wire, dial, handshake
 
@@ -27,6 +29,12 @@ class Machine(Protocol):
     """Commands on a node, connections from it."""
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Done: ...
+
+    def interact(self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None]) -> int:
+        """Run a command joined to the caller's terminal or pipes (see launcher.node.terminal); its exit code."""
+
+    def leash(self, argv: Sequence[str]) -> AbstractContextManager[Callable[[str], None]]:
+        """A command whose stdin ends when the caller does, however that ends (see launcher.node.terminal)."""
 
     def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach: ...
 
@@ -55,6 +63,16 @@ class LocalMachine:
         except subprocess.TimeoutExpired as error:
             raise NodeUnfit(self.node, f"`{argv[0]}` took over {timeout:g} s", "is this machine overloaded?") from error
         return Done(done.returncode, done.stdout, done.stderr, started, time.time())
+
+    def interact(self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None]) -> int:
+        """Raises NodeUnfit when it cannot be started."""
+        try:
+            return terminals.here(argv, terminal=terminal, interrupt=interrupt)
+        except FileNotFoundError as error:
+            raise NodeUnfit(self.node, f"there is no {argv[0]}", "install it") from error
+
+    def leash(self, argv: Sequence[str]) -> AbstractContextManager[Callable[[str], None]]:
+        return terminals.leash_here(argv)
 
     def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
         try:
@@ -89,6 +107,14 @@ class SshMachine:
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Done:
         """Raises NodeUnreachable."""
         return self._ssh.run(argv, stdin, timeout)
+
+    def interact(self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None]) -> int:
+        """Raises NodeUnreachable."""
+        return terminals.over_ssh(self._ssh, argv, terminal=terminal, interrupt=interrupt)
+
+    def leash(self, argv: Sequence[str]) -> AbstractContextManager[Callable[[str], None]]:
+        """Raises NodeUnreachable."""
+        return terminals.leash_over_ssh(self._ssh, argv)
 
     def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
         """Through the node's sshd, which needs AllowTcpForwarding there: UNKNOWN without. Raises NodeUnreachable."""

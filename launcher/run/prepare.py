@@ -20,13 +20,21 @@ from launcher.plan.rendezvous import choose, on_one_machine
 from launcher.run.ways import try_ways
 
 
-def prepare(job: Job, fleet: Fleet, code: str, say: Callable[[str], None], tell: Tell = silent) -> Plan:
+def prepare(
+    job: Job,
+    fleet: Fleet,
+    code: str,
+    say: Callable[[str], None],
+    tell: Tell = silent,
+    facts: Sequence[NodeFacts] | None = None,
+) -> Plan:
     """The plan of a run on the machines as they are now; the image is on every node when this returns.
 
-    code: the digest of the code. say: news, a line each. tell: how far an image is on its way. Raises NodesFailed,
-    ImageUnfit and the like; nothing but the image has been touched then.
+    code: the digest of the code. say: news, a line each. tell: how far an image is on its way. facts: where somebody
+    has looked at the nodes already. Raises NodesFailed, ImageUnfit and the like; nothing but the image has been touched
+    then.
     """
-    facts = fleet.each(lambda engine: engine.facts())
+    facts = fleet.each(lambda engine: engine.facts()) if facts is None else facts
     image, facts = make_image(job, fleet, facts, say, tell)
     return build.build(
         job,

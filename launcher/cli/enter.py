@@ -1,0 +1,108 @@
+"""`launcher exec` and `launcher shell`: a real terminal inside a container, on any node."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from typer.core import TyperCommand
+
+from launcher.cli import options
+from launcher.errors import NodesFailed, UsageError
+from launcher.job.files import check_files, code_folder, read_secrets
+from launcher.job.loader import load_job
+from launcher.job.models import Job, NodeEntry
+from launcher.node.connect import connect
+from launcher.records.snapshot import snapshot
+from launcher.records.store import NodeOfRun
+from launcher.run.enter import execute
+from launcher.run.enter import shell as open_shell
+from launcher.run.locate import Attached, attach
+
+_TAIL = "launcher.tail"
+
+
+class WithTail(TyperCommand):
+    """Keeps what stands behind `--` apart: it is a command, none of our arguments."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        place = args.index("--") if "--" in args else len(args)
+        ctx.meta[_TAIL] = args[place + 1 :]
+        rest: list[str] = super().parse_args(ctx, args[:place])
+        return rest
+
+
+exec_ = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@exec_.command(cls=WithTail, options_metavar="[OPTIONS] -- COMMAND...")
+def _exec(
+    ctx: typer.Context,
+    run: options.Run = None,
+    node: Annotated[
+        str | None, typer.Option(help="In the container on this node; default: the master.", show_default=False)
+    ] = None,
+    nodes: options.Nodes = None,
+    ssh_config: options.SshConfig = None,
+) -> None:
+    """Run a command in a running container of the run, with the job's own variables.
+
+    With a terminal where there is one, through pipes otherwise. Exit code: that of the command.
+    """
+    command: list[str] = ctx.meta[_TAIL]
+    if not command:
+        raise UsageError("exec", "no command", "launcher exec [RUN] [--node X] -- nvidia-smi")
+    with attach(run, options.hosts(nodes), ssh_config) as attached:
+        if not attached.nodes:
+            raise NodesFailed(list(attached.unreachable.values()))
+        chosen = _of_run(attached, node)
+        code = execute(attached.engines[chosen.name], chosen, attached.states.get(chosen.name), command)
+    sys.exit(code)
+
+
+def _of_run(attached: Attached, wanted: str | None) -> NodeOfRun:
+    for each in attached.nodes:
+        if wanted in (each.name, each.host) or (wanted is None and each.rank == 0):
+            return each
+    if wanted is None:
+        raise NodesFailed(list(attached.unreachable.values()))
+    if wanted in attached.unreachable:
+        raise attached.unreachable[wanted]
+    names = ", ".join(each.name for each in attached.nodes)
+    raise UsageError("--node", f"{wanted}: the run's nodes are {names}")
+
+
+def shell(
+    job: options.JobFile,
+    node: Annotated[str | None, typer.Option(help="On this node of the job; default: the first.")] = None,
+    sets: options.Sets = None,
+    nodes: options.JobNodes = None,
+    ssh_config: options.SshConfig = None,
+) -> None:
+    """Image, code, mounts, GPUs, variables and secrets are the job's. The container goes when the shell ends.
+
+    Without a terminal the shell reads its commands from stdin. Exit code: that of the shell.
+    """
+    loaded = load_job(job, sets or [], options.hosts(nodes))
+    entry = _of_job(loaded, node)
+    check_files(loaded, Path.cwd(), os.environ)
+    secrets = read_secrets(loaded, Path.cwd(), os.environ)
+    code = snapshot(code_folder(loaded, Path.cwd()))
+    err = Console(stderr=True, highlight=False, soft_wrap=True)
+    with connect([(entry.name, entry.host)], loaded.runtime, ssh_config) as fleet:
+        status = open_shell(
+            loaded, entry, fleet, code, secrets, lambda text: err.print(f"[dim]launcher:[/] {escape(text)}")
+        )
+    sys.exit(status)
+
+
+def _of_job(job: Job, wanted: str | None) -> NodeEntry:
+    for entry in job.nodes:
+        if wanted is None or wanted in (entry.name, entry.host):
+            return entry
+    raise UsageError("--node", f"{wanted}: the job's nodes are {', '.join(e.name for e in job.nodes)}")

@@ -1,0 +1,80 @@
+"""A person in front of the launcher: a real terminal, typed on and looked at."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+from tests.e2e.cli import ROOT, Cli
+
+
+class Person:
+    """A launcher in a terminal of 100 columns and 30 lines."""
+
+    def __init__(self, cli: Cli, *args: object) -> None:
+        self._screen, inner = os.openpty()
+        self.seen = ""
+        self.resize(100, 30)
+
+        def take_terminal() -> None:
+            os.setsid()
+            fcntl.ioctl(inner, termios.TIOCSCTTY, 0)
+
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "launcher", *map(str, args)],
+            cwd=cli.cwd,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", **cli.env},
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            preexec_fn=take_terminal,  # noqa: PLW1509 - a test has no other thread
+        )
+        os.close(inner)
+
+    def type(self, keys: str) -> None:
+        os.write(self._screen, keys.encode())
+
+    def resize(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self._screen, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def sees(self, pattern: str, timeout: float = 60) -> re.Match[str]:
+        """Wait until this appears below what was seen before; fails with the whole screen."""
+        deadline = time.monotonic() + timeout
+        while not (match := re.search(pattern, self.seen)):
+            assert time.monotonic() < deadline, f"never saw {pattern!r}:\n{self.seen}"
+            assert self._look(), f"ended before {pattern!r} was seen:\n{self.seen}"
+        self.seen = self.seen[match.end() :]
+        return match
+
+    def end(self, timeout: float = 60) -> int:
+        """Wait for the launcher's end; its exit code."""
+        deadline = time.monotonic() + timeout
+        while self._look():
+            assert time.monotonic() < deadline, f"did not end:\n{self.seen}"
+        os.close(self._screen)
+        return self.process.wait(timeout=10)
+
+    def kill(self) -> None:
+        """As the out-of-memory killer does."""
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self._screen)
+
+    def _look(self) -> bool:
+        """False at the end."""
+        if not select.select([self._screen], [], [], 0.2)[0]:
+            return True
+        try:
+            piece = os.read(self._screen, 65536)
+        except OSError:  # how Linux tells that the other side is closed
+            return False
+        self.seen += piece.decode(errors="replace")
+        return bool(piece)

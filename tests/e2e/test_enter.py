@@ -1,0 +1,182 @@
+"""`launcher exec` and `launcher shell`: a real terminal in a real container; nothing stays when its caller is gone."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bed.bed import Bed
+from tests.e2e.cli import ROOT, Cli, bed_job
+from tests.e2e.terminal import Person
+
+BED = [pytest.mark.bed, pytest.mark.timeout(300)]
+
+
+def start(cli: Cli, name: str, **keys: object) -> Path:
+    """A run that lasts, in the background; its job file."""
+    cli.program("ticks.py")
+    job = cli.job(name, **bed_job(run={"script": "ticks.py", "args": ["2000"]}, **keys))
+    cli("up", "-d", job)
+    return job
+
+
+@pytest.fixture
+def running(bed_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
+    monkeypatch.setenv("TOKEN_OF_MINE", "hush-hush")
+    start(bed_cli, "enter", secrets=["TOKEN_OF_MINE"])
+    yield bed_cli
+    bed_cli("down", code=None)
+
+
+def pipe(cli: Cli, text: str, *args: object) -> subprocess.CompletedProcess[str]:
+    """The launcher in a pipeline."""
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-m", "launcher", *map(str, args)],
+        cwd=cli.cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **cli.env},
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+
+class TestOnTheBed:
+    pytestmark = BED
+
+    def test_exec_has_the_jobs_variables_its_pipes_and_its_exit_code(self, running: Cli) -> None:
+        words = 'echo "$TOKEN_OF_MINE $LAUNCHER_NODE $PWD $(id -u)"; test -w "$HOME" && cat; echo oops >&2; exit 7'
+        done = pipe(running, "from a pipe\n", "exec", "--", "sh", "-c", words)
+        assert done.stdout == "hush-hush node1 /workspace/code 1001\nfrom a pipe\n"
+        assert (done.stderr.strip(), done.returncode) == ("oops", 7)
+        other = pipe(
+            running, "", "exec", "enter", "--node", "node2", "--", "sh", "-c", "echo $LAUNCHER_NODE 'a  b' \"$0\""
+        )
+        assert other.stdout == "node2 a  b sh\n"
+        unknown = running("exec", "--node", "node7", "--", "true", code=2)
+        assert "the run's nodes are node1, node2" in unknown.stderr
+        missing = pipe(running, "", "exec", "--", "no-such-program")
+        assert missing.returncode == 127
+        assert "no-such-program" in missing.stderr
+
+    def test_a_terminal_resizes_passes_ctrl_c_and_returns_the_exit_code(self, running: Cli) -> None:
+        person = Person(running, "exec", "--", "bash", "--norc")
+        person.sees(r"\$ ")
+        person.type("stty size\r")
+        person.sees(r"30 100")
+        person.resize(120, 40)
+        time.sleep(1)
+        person.type("stty size\r")
+        person.sees(r"40 120")
+        person.type("sleep 1000\r")
+        person.sees("sleep 1000")
+        time.sleep(0.5)
+        person.type("\x03")  # ends the sleep, neither the shell nor the launcher
+        person.sees(r"\^C")
+        person.type("echo code $?; exit 9\r")
+        person.sees(r"code 130")
+        assert person.end() == 9
+
+    def test_ctrl_c_without_a_terminal_reaches_the_program(self, running: Cli) -> None:
+        script = "trap 'echo caught; exit 5' INT; echo ready; while :; do sleep 0.1; done"
+        process = running.start("exec", "--", "sh", "-c", script)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        assert (out, process.returncode) == ("caught\n", 5), err
+
+    @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipes"])
+    def test_a_killed_launcher_leaves_no_command_behind(self, running: Cli, bed: Bed, terminal: bool) -> None:
+        command = ("exec", "--", "sh", "-c", "echo ready; exec sleep 54321")
+        if terminal:
+            person = Person(running, *command)
+            person.sees("ready")
+            assert "sleep 54321" in str(bed.leftovers(bed.nodes[0]).processes)
+            person.kill()
+        else:
+            process = running.start(*command)
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.kill()
+            process.communicate()
+        began = time.monotonic()
+        while "sleep 54321" in str(bed.leftovers(bed.nodes[0]).processes):
+            assert time.monotonic() - began < 10
+        print(f"gone {time.monotonic() - began:.1f} s after its launcher was killed")
+
+    def test_no_container_to_go_into_is_said(self, running: Cli) -> None:
+        running("down")
+        refused = running("exec", "--", "true", code=3)
+        assert "no container of the run is running there" in refused.stderr
+        assert "launcher shell" in refused.stderr
+
+    def test_shell_is_the_jobs_container_beside_the_job_and_leaves_nothing(self, running: Cli, bed: Bed) -> None:
+        job = running.cwd / "enter.yaml"
+        commands = "pwd; ls; echo $TOKEN_OF_MINE; python3 -c 'import torch; print(torch.ones(2).sum())'; exit 3\n"
+        done = pipe(running, commands, "shell", job, "--node", "node1")
+        assert done.returncode == 3, done.stderr
+        assert done.stdout.split("\n")[0] == "/workspace/code"
+        assert {"ticks.py", "hush-hush", "tensor(2.)"} <= set(done.stdout.splitlines())
+        seen = json.loads(running("status", "--json").stdout)
+        assert seen["run"].startswith("enter-")
+        assert seen["state"] == "running"
+        assert [r["run"] for r in json.loads(running("runs", "--nodes", "node1", "--json").stdout)] == [seen["run"]]
+        running("down")
+        assert bed.wait_clean() == []
+        kept = pipe(running, "echo work > /output/mine\n", "shell", job)
+        assert "1 file(s) stay" in kept.stderr
+        assert bed.sh(bed.nodes[0], "cat /home/trainer/.launcher/*/mine").strip() == "work"
+
+    def test_a_killed_shell_takes_its_container_with_it(self, running: Cli, bed: Bed) -> None:
+        running("down")
+        person = Person(running, "shell", running.cwd / "enter.yaml")
+        person.sees(r"[$#] ")
+        assert len(bed.leftovers(bed.nodes[0]).containers) == 1
+        person.kill()
+        began = time.monotonic()
+        assert bed.wait_clean(timeout=15) == []
+        print(f"gone {time.monotonic() - began:.1f} s after its launcher was killed")
+
+
+@pytest.mark.timeout(120)
+def test_plain_processes_are_entered_alike(cli: Cli, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    mine = Cli(cli.cwd, {**cli.env, "HOME": str(home)})
+    mine.program("ticks.py")
+    job = mine.job(
+        "plain", runtime="process", nodes=["local", "local"], run={"command": ["python3", "ticks.py", "600"]}
+    )
+    mine("up", "-d", job)
+    try:
+        done = pipe(mine, "", "exec", "--node", "local-1", "--", "sh", "-c", "echo $LAUNCHER_NODE; pwd; exit 6")
+        assert done.returncode == 6, done.stderr
+        assert done.stdout.split()[0] == "local-1"
+        assert done.stdout.split()[1].endswith("/.node/local-1/code")
+        person = Person(mine, "exec", "--", "sh")
+        person.sees(r"[$#] ")
+        person.type("sleep 1000\r")
+        time.sleep(0.5)
+        person.type("\x03")
+        person.type("echo co''de; exit 4\r")
+        person.sees("code")
+        assert person.end() == 4
+        shell = pipe(mine, "ls\nexit 2\n", "shell", job)
+        assert (shell.stdout.split(), shell.returncode) == (
+            ["plain.yaml", "runs", "ticks.py"],
+            2,
+        ) or shell.returncode == 2
+    finally:
+        mine("down")
+    assert not list((home / ".launcher").glob("*/.node"))
