@@ -16,6 +16,19 @@ B = TypeVar("B")
 T = TypeVar("T")
 
 
+def begin(job: Callable[[], T]) -> Callable[[], T]:
+    """Start a job; call what is returned to wait for its value, or its error."""
+    box: list[T | BaseException] = []
+    thread = threading.Thread(target=_run, args=(job, box), daemon=True)
+    thread.start()
+
+    def value() -> T:
+        thread.join()
+        return _value(box)
+
+    return value
+
+
 def together(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
     """Both at once; the first's error, else the second's."""
     results: list[B | BaseException] = []

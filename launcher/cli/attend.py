@@ -1,0 +1,91 @@
+"""A run from connected nodes to its end: image, plan, start, output, what Ctrl-C does."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from launcher.cli.bars import bars
+from launcher.cli.screen import Screen, print_outcome
+from launcher.errors import StoppedByUser
+from launcher.job.dump import dump_job
+from launcher.job.models import Job
+from launcher.logs.lines import Masker
+from launcher.node.connect import Fleet
+from launcher.records.paths import NodePaths
+from launcher.records.snapshot import Snapshot
+from launcher.records.store import Record
+from launcher.run.prepare import prepare
+from launcher.run.start import start
+from launcher.run.state import RunState
+from launcher.run.stop import stop
+from launcher.run.supervise import Supervisor
+from launcher.run.watch import Source, Watch
+
+SECOND_CTRL_C = 2.0  # seconds in which another Ctrl-C stops the run instead of leaving it
+
+
+def attend(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], *, detach: bool) -> int:
+    """Start the run and go along with it; the exit code."""
+    with Screen(Masker(secrets.values())) as screen:
+        record = launch(job, fleet, code, secrets, screen)
+        if detach:
+            screen.say(f"{record.run} is running. Follow it: launcher logs {record.run}")
+            return 0
+        return follow(record, fleet, screen)
+
+
+def launch(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], screen: Screen) -> Record:
+    """Image, plan, record, start; a record of a run that never started is removed again."""
+    with bars() as tell:
+        plan = prepare(job, fleet, code.digest, screen.say, tell)
+    for warning in plan.warnings:
+        screen.say(f"warning: {warning}")
+    record = Record.create(plan, dump_job(job), code.archive)
+    start(plan, fleet, code.archive, secrets, record.event)
+    meeting = plan.rendezvous
+    screen.say(
+        f"{plan.run} runs on {', '.join(n.node for n in plan.nodes)}, meeting at {meeting.address}:{meeting.port}"
+    )
+    return record
+
+
+def follow(record: Record, fleet: Fleet, screen: Screen, offset: int = 0) -> int:
+    """Along with a run until it ends; the exit code."""
+    nodes = record.nodes()
+    engines = {engine.node: engine for engine in fleet.engines}
+    master = nodes[0]
+    watch = Watch(engines, nodes, [Source(master, NodePaths(master.output, master.name).log, offset)], record.paths)
+    supervisor = Supervisor(engines, record, nodes, watch, screen.show)
+    try:
+        with screen.live():
+            outcome = supervisor.attend()
+    except KeyboardInterrupt:
+        return leave_or_stop(record, fleet, watch, screen)
+    screen.finish(failed=outcome.failure is not None)
+    print_outcome(screen.err, outcome)
+    if outcome.state is not RunState.DONE:
+        # All that they knew has been read and written down: nothing is left on the nodes but the output folders.
+        stop(fleet, record.run)
+    return outcome.state.exit_code
+
+
+def leave_or_stop(record: Record, fleet: Fleet, watch: Watch, screen: Screen) -> int:
+    """After the first Ctrl-C: leave the run going, unless a second one follows."""
+    watch.close()
+    screen.finish()
+    screen.say(
+        f"left {record.run} running. Come back: launcher logs {record.run}   stop it: launcher down {record.run}"
+    )
+    screen.say(f"Ctrl-C again within {SECOND_CTRL_C:.0f} s stops it now")
+    try:
+        time.sleep(SECOND_CTRL_C)
+    except KeyboardInterrupt:
+        screen.say(f"stopping {record.run}; its trainer may save a checkpoint first")
+        stopping = threading.Thread(target=stop, args=(fleet, record.run), daemon=True)
+        stopping.start()
+        stopping.join()
+        record.finish({"run": record.run, "state": RunState.STOPPED.value, "exit_code": StoppedByUser.exit_code})
+        screen.say("stopped; nothing of it is left but the output folders")
+        return StoppedByUser.exit_code
+    return 0
