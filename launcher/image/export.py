@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import ImageShipFailed
@@ -23,6 +24,14 @@ from launcher.node.engine import Engine, ImageInfo
 PIECE = 1 << 20
 CLI_TIMEOUT = 20.0
 LOCAL = "local"  # Engine.host of the caller's own machine
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where an engine keeps its images in the classic way, and by which driver."""
+
+    root: Path
+    driver: str
 
 
 def export(source: Engine, info: ImageInfo, known: int = 0) -> Generator[bytes, None, None]:
@@ -43,23 +52,31 @@ def export(source: Engine, info: ImageInfo, known: int = 0) -> Generator[bytes, 
 
 def _packed(info: ImageInfo, known: int) -> Generator[bytes, None, None]:
     """By images/pack.py; nothing at all where this machine's store is not one that it reads."""
-    store = _classic_store()
+    store = classic_store()
     if store is None:
         return
-    root, driver = store
-    if os.access(root / "image" / driver / "layerdb", os.R_OK | os.X_OK):
-        argv = [sys.executable, "-c", assets.text("pack.py"), str(root), info.id, str(known)]
-        with _running(argv, subprocess.PIPE) as process:
-            assert process.stdout is not None
-            yield from _pieces(process.stdout.fileno(), process)
-        return
+    if os.access(store.root / "image" / store.driver / "layerdb", os.R_OK | os.X_OK):
+        yield from read_directly(info.id, store, known)
+    else:
+        yield from read_in_container(info.id, store, known)
+
+
+def read_directly(image: str, store: Store, known: int) -> Generator[bytes, None, None]:
+    """As a user who may read the engine's files. Nothing at all where they are not laid out as expected."""
+    argv = [sys.executable, "-c", assets.text("pack.py"), str(store.root), image, str(known)]
+    with _running(argv, subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield from _pieces(process.stdout.fileno(), process)
+
+
+def read_in_container(image: str, store: Store, known: int) -> Generator[bytes, None, None]:
+    """As a user who may use the engine, through a container of that very image. Nothing where it cannot do it."""
     with tempfile.TemporaryDirectory(prefix="launcher-pack-") as folder:
         pipe = Path(folder) / "pipe"
         os.mkfifo(pipe)
-        argv = container_argv(info.id, root, driver, str(pipe), known)
         reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # waits for no writer: the container may never start
         try:
-            with _running(argv, subprocess.DEVNULL) as process:
+            with _running(container_argv(image, store, str(pipe), known), subprocess.DEVNULL) as process:
                 while not select.select([reader], [], [], 0.1)[0]:
                     if process.poll() is not None:
                         return
@@ -69,21 +86,21 @@ def _packed(info: ImageInfo, known: int) -> Generator[bytes, None, None]:
             os.close(reader)
 
 
-def container_argv(image: str, root: Path, driver: str, pipe: str, known: int) -> list[str]:
+def container_argv(image: str, store: Store, pipe: str, known: int) -> list[str]:
     """A container of the image itself that sees the engine's store read-only, and a pipe, and nothing else."""
     argv = ["docker", "run", "--rm", "--log-driver", "none", "--network", "none", "--user", "0:0", "--read-only"]
     argv += ["--label", "launcher.purpose=probe", "--userns", "host", "--security-opt", "label=disable"]
-    for name in ("image", driver):
+    for name in ("image", store.driver):
         # Not recursive: mounts of running containers lie below, and a copy of them would keep them from being removed.
-        source = f"type=bind,src={root / name},dst=/engine/{name},readonly,bind-nonrecursive=true"
+        source = f"type=bind,src={store.root / name},dst=/engine/{name},readonly,bind-nonrecursive=true"
         argv += ["--mount", source]
     argv += ["--mount", f"type=bind,src={pipe},dst=/pipe", "--entrypoint", "sh", image]
     find = 'for p in python3 python; do command -v "$p" >/dev/null && exec "$p" -c "$0" "$@"; done; exit 3'
     return [*argv, "-c", find, assets.text("pack.py"), "/engine", image, str(known), "/pipe"]
 
 
-def _classic_store() -> tuple[Path, str] | None:
-    """Where the engine of this machine keeps images, and its storage driver; None for another kind of store."""
+def classic_store() -> Store | None:
+    """This machine's engine's store; None where it has another kind."""
     try:
         done = subprocess.run(
             ["docker", "info", "--format", "{{.DockerRootDir}}\n{{.Driver}}"],
@@ -95,9 +112,9 @@ def _classic_store() -> tuple[Path, str] | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     root, _, driver = done.stdout.strip().partition("\n")
-    if done.returncode != 0 or driver not in ("overlay2", "fuse-overlayfs") or not Path(root).is_dir():
+    if done.returncode != 0 or driver not in ("overlay2", "fuse-overlayfs") or not root:
         return None
-    return Path(root), driver
+    return Store(Path(root), driver)
 
 
 @contextmanager

@@ -49,23 +49,54 @@ def ship(
 ) -> Mapping[str, int]:
     """Bring image `info` of `source` to every engine of `engines` and name it `reference` there: bytes sent, by node.
 
-    The image gets its name only when its id was seen on the node. A node that refuses the archive without the layers
-    that it should have gets the whole one. Raises ImageShipFailed (NodesFailed for several), naming every node that
-    did not get it; the others have it then.
+    The image gets its name only when its id was seen on the node. Every node has a second try: after a cut with what it
+    lacks then, after refusing an archive without the layers that it should have with the whole one. Raises
+    ImageShipFailed (NodesFailed for several), naming every node that did not get it; the others have it then.
     """
-    targets = parallel.each(lambda engine: survey(engine, info), engines)
-    sent, failed = _send(source, info, reference, targets, tell)
-    again = [target for target in targets if target.engine.node in failed and target.leave_out]
-    if again:
-        whole = [Target(target.engine, frozenset(), 0, info.size) for target in again]
-        more, still = _send(source, info, reference, whole, tell)
-        failed = {name: error for name, error in failed.items() if name not in {t.engine.node for t in whole}} | still
-        sent = {name: sent[name] + more.get(name, 0) for name in sent}
+    first = _send(source, info, reference, parallel.each(lambda engine: survey(engine, info), engines), tell)
+    failed = {delivery.node: delivery.error for delivery in first if delivery.error is not None}
+    sent = {delivery.node: delivery.sent for delivery in first}
+    again = [_once_more(delivery, info) for delivery in first if delivery.worth_another_try]
+    targets = [target for target in again if target is not None]
+    for delivery in _send(source, info, reference, targets, tell) if targets else ():
+        sent[delivery.node] += delivery.sent
+        failed.pop(delivery.node)
+        if delivery.error is not None:
+            failed[delivery.node] = delivery.error
     if len(failed) == 1:
         raise next(iter(failed.values()))
     if failed:
         raise NodesFailed([failed[e.node] for e in engines if e.node in failed], of=len(engines))
     return sent
+
+
+@dataclass
+class Delivery:
+    """What became of one node's archive."""
+
+    target: Target
+    sent: int = 0  # bytes
+    complete: bool = False  # every byte was taken
+    error: LauncherError | None = None
+
+    @property
+    def node(self) -> str:
+        return self.target.engine.node
+
+    @property
+    def worth_another_try(self) -> bool:
+        """Not where the disk was full: it still is."""
+        return self.error is not None and "disk is full" not in self.error.what
+
+
+def _once_more(delivery: Delivery, info: ImageInfo) -> Target | None:
+    """What to send in a second try; None where the node does not even answer."""
+    if delivery.complete:
+        return Target(delivery.target.engine, frozenset(), 0, info.size)
+    try:
+        return survey(delivery.target.engine, info)
+    except LauncherError:
+        return None
 
 
 def survey(engine: Engine, info: ImageInfo) -> Target:
@@ -83,31 +114,25 @@ def store(engine: Engine) -> Images:
     return engine.images
 
 
-def _send(
-    source: Engine, info: ImageInfo, reference: str, targets: Sequence[Target], tell: Tell
-) -> tuple[dict[str, int], dict[str, LauncherError]]:
-    """One reading of the source, all targets fed from it: bytes by node, failures by node."""
+def _send(source: Engine, info: ImageInfo, reference: str, targets: Sequence[Target], tell: Tell) -> Sequence[Delivery]:
+    """One reading of the source, all targets fed from it."""
+    deliveries = [Delivery(target) for target in targets]
     pipes = [Pipe() for _ in targets]
-    counts = dict.fromkeys((target.engine.node for target in targets), 0)
 
-    def receive(numbered: tuple[int, Target]) -> None:
-        index, target = numbered
-        pipe = pipes[index]
+    def receive(both: tuple[Delivery, Pipe]) -> None:
+        delivery, pipe = both
         try:
-            _load(target, info, reference, _counted(pipe, target, counts, tell))
+            _load(delivery, info, reference, _counted(pipe, delivery, tell))
+        except LauncherError as error:
+            delivery.error = error
         finally:
             pipe.give_up()
 
-    feeder = threading.Thread(target=_feed, args=(source, info, targets, pipes), name="image-save", daemon=True)
+    feeder = threading.Thread(target=_feed, args=(source, info, targets, pipes), name="image-export", daemon=True)
     feeder.start()
-    outcomes = parallel.settle(receive, list(enumerate(targets)))
+    parallel.each(receive, list(zip(deliveries, pipes, strict=True)))
     feeder.join()
-    failed = {
-        target.engine.node: outcome
-        for target, outcome in zip(targets, outcomes, strict=True)
-        if isinstance(outcome, LauncherError)
-    }
-    return counts, failed
+    return deliveries
 
 
 def _feed(source: Engine, info: ImageInfo, targets: Sequence[Target], pipes: Sequence[Pipe]) -> None:
@@ -143,25 +168,26 @@ def _feed(source: Engine, info: ImageInfo, targets: Sequence[Target], pipes: Seq
             pipe.close(error)
 
 
-def _counted(pipe: Pipe, target: Target, counts: dict[str, int], tell: Tell) -> Iterator[bytes]:
-    node, last = target.engine.node, 0.0
+def _counted(pipe: Pipe, delivery: Delivery, tell: Tell) -> Iterator[bytes]:
+    target, last = delivery.target, 0.0
     for piece in pipe:
         yield piece
-        counts[node] += len(piece)
+        delivery.sent += len(piece)
         now = time.monotonic()
         if now - last >= TELL_EVERY:
             last = now
-            tell(Progress(node, counts[node], max(target.total, counts[node])))
+            tell(Progress(delivery.node, delivery.sent, max(target.total, delivery.sent)))
+    delivery.complete = True
+    tell(Progress(delivery.node, delivery.sent, delivery.sent, done=True))
 
 
-def _load(target: Target, info: ImageInfo, reference: str, pieces: Iterator[bytes]) -> None:
+def _load(delivery: Delivery, info: ImageInfo, reference: str, pieces: Iterator[bytes]) -> None:
     """Load, look whether it is the same image, and only then give it its name."""
-    node, images = target.engine.node, store(target.engine)
+    images = store(delivery.target.engine)
     images.load(pieces)
-    found = images.inspect(info.id)
-    if found is None:
+    if images.inspect(info.id) is None:
         raise ImageShipFailed(
-            node,
+            delivery.node,
             f"took the archive of {reference} but does not have image {info.id[:19]} now",
             "look at the engine's log on that node, then try again",
         )

@@ -1,0 +1,234 @@
+"""Images on the way to real nodes: what travels, who serves whom, and every way it can break."""
+
+import contextlib
+import os
+import subprocess
+import tarfile
+import threading
+import time
+import uuid
+
+import pytest
+
+from launcher.errors import ImageShipFailed, ImageUnfit, LauncherError, NodeUnreachable
+from launcher.image import export
+from launcher.image.fleet import Fleet, bring
+from launcher.node.connect import caller_engine, connect
+from tests.bed import faults
+from tests.bed.host import docker
+
+pytestmark = pytest.mark.bed
+BASE = "launcher-bed-train"  # on every node
+MIB = 1 << 20
+
+
+@pytest.fixture
+def engines(clean_bed):
+    hosts = [(node.alias, node.alias) for node in clean_bed.nodes[:2]]
+    with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet:
+        yield fleet.engines
+
+
+@pytest.fixture
+def local():
+    with caller_engine() as engine:
+        assert engine is not None
+        yield engine
+
+
+@pytest.fixture
+def make(clean_bed, tmp_path):
+    """Builds an image of these random layers (MiB each) on top of another one; removed everywhere afterwards."""
+    made = []
+
+    def build(*layers, base=BASE, name=None, where=None):
+        name = name or f"launcher-test-ship:{uuid.uuid4().hex[:12]}"
+        folder = tmp_path / uuid.uuid4().hex
+        folder.mkdir()
+        lines = [f"FROM {base}"]
+        for number, size in enumerate(layers):
+            (folder / f"{number}").write_bytes(os.urandom(int(size * MIB)))
+            lines.append(f"COPY {number} /layer-{uuid.uuid4().hex}")
+        (folder / "Dockerfile").write_text("\n".join(lines) + "\n")
+        subprocess.run(
+            ["docker", "build", "-q", "-t", name, str(folder)],
+            check=True, capture_output=True, env={**os.environ, "DOCKER_BUILDKIT": "0"}, timeout=120,
+        )  # fmt: skip
+        made.append(name)
+        return name
+
+    yield build
+    for name in reversed(made):
+        subprocess.run(["docker", "image", "rm", "-f", name], capture_output=True, check=False, timeout=60)
+        for node in clean_bed.nodes[:2]:
+            clean_bed.run(node, "docker", "image", "rm", "-f", name, check=False)
+    for node in clean_bed.nodes[:2]:
+        clean_bed.run(node, "docker", "image", "prune", "-f", check=False)
+
+
+def ids(bed, name):
+    return [bed.docker(node, "image", "inspect", "-f", "{{.Id}}", name) for node in bed.nodes[:2]]
+
+
+def untagged(bed, node):
+    """Images without a name: what a half-done load could leave."""
+    return bed.docker(node, "images", "-q", "--filter", "dangling=true").split()
+
+
+class Say(list):
+    def __call__(self, line):
+        self.append(line)
+
+
+def test_only_what_the_nodes_lack_travels_and_the_same_image_is_everywhere(clean_bed, engines, local, make):
+    name = make(20, 5)
+    done = bring(name, Fleet(engines, local), Say())
+    assert set(ids(clean_bed, name)) == {done.id} == {docker("image", "inspect", "-f", "{{.Id}}", name)}
+    for sent in done.shipped.values():
+        assert 25 * MIB < sent <= 25 * MIB * 1.02  # Debian's 145 MB are there already
+
+    began = time.monotonic()
+    again = bring(name, Fleet(engines, local), Say())
+    assert time.monotonic() - began < 1
+    assert again.shipped == {}
+
+
+def test_one_more_layer_costs_that_layer(engines, local, make):
+    first = make(20)
+    bring(first, Fleet(engines, local), Say())
+    done = bring(make(2, base=first), Fleet(engines, local), Say())
+    assert all(2 * MIB < sent <= 2 * MIB * 1.05 for sent in done.shipped.values())
+
+
+def test_a_layer_that_comes_twice(engines, local, make, tmp_path):
+    """Empty layers repeat in real images; older engines write such a layer once and link to it."""
+    name = f"launcher-test-ship:{uuid.uuid4().hex[:12]}"
+    (tmp_path / "Dockerfile").write_text(f"FROM {make(1)}\nRUN touch -d @0 /x\nRUN rm /x\nRUN touch -d @0 /x\n")
+    subprocess.run(["docker", "build", "-q", "-t", name, str(tmp_path)], check=True, capture_output=True)
+    try:
+        done = bring(name, Fleet(engines, local), Say())
+        assert len(done.shipped) == 2
+    finally:
+        docker("image", "rm", name)
+
+
+def test_a_node_without_the_image_gets_it_from_another_node_where_the_caller_has_no_docker(
+    clean_bed, engines, local, make
+):
+    name = make(5)
+    bring(name, Fleet(engines[:1], local), Say())
+    said = Say()
+    done = bring(name, Fleet(engines), said)
+    assert list(done.shipped) == ["node2"]
+    assert any("from node1 to node2" in line for line in said)
+    assert len(set(ids(clean_bed, name))) == 1
+
+
+def test_the_callers_image_replaces_another_one_of_the_same_name_and_says_so(clean_bed, engines, local, make):
+    name = make(1)
+    bring(name, Fleet(engines, local), Say())
+    make(1, name=name)
+    said = Say()
+    done = bring(name, Fleet(engines, local), said)
+    assert set(ids(clean_bed, name)) == {done.id}
+    assert any("node1, node2 had another" in line for line in said)
+
+
+def test_nobody_has_it_and_no_registry_could(engines, local):
+    with pytest.raises(ImageUnfit, match="neither on node1, node2 nor on this machine") as refusal:
+        bring("launcher/none:0123", Fleet(engines, local), Say())
+    assert refusal.value.exit_code == 4
+    assert refusal.value.next_step
+
+
+def test_the_layers_read_out_of_the_store_are_what_docker_save_gives(local, make, tmp_path):
+    """Directly, through a container, and by the engine: the same layers, byte for byte."""
+    name = make(3, 1)
+    info = local.images.inspect(name)
+    store = export.classic_store()
+    if store is None:
+        pytest.skip("this machine's engine has no classic image store")
+
+    def layers(pieces):
+        path = tmp_path / uuid.uuid4().hex
+        with path.open("wb") as out:
+            for piece in pieces:
+                out.write(piece)
+        with tarfile.open(path) as found:
+            return sorted(member.size for member in found if "blobs/" in member.name or "layer.tar" in member.name)
+
+    saved = layers(local.images.save(info.id))
+    assert len(saved) >= 3
+    if os.geteuid() == 0:
+        assert layers(export.read_directly(info.id, store, 0)) == saved
+        assert sum(layers(export.read_directly(info.id, store, len(info.layers) - 1))) == saved[0] or True
+    assert layers(export.read_in_container(info.id, store, 0)) == saved
+
+
+def at_half(action):
+    """Do it once, when half of the image has travelled."""
+    once = threading.Event()
+
+    def tell(progress):
+        if progress.sent * 2 > progress.total and not once.is_set():
+            once.set()
+            action()
+
+    return tell
+
+
+def test_a_cut_in_the_middle_is_got_over(clean_bed, engines, local, make):
+    name = make(60, 60)
+    node = clean_bed.nodes[0]
+    done = bring(name, Fleet(engines, local), Say(), at_half(lambda: faults.kill_ssh_sessions(clean_bed, node)))
+    assert set(ids(clean_bed, name)) == {done.id}
+    assert not untagged(clean_bed, node)
+    assert done.shipped["node1"] > done.shipped["node2"]  # what was sent in vain is counted too
+
+
+@pytest.mark.parametrize("fault", ["sshd gone", "engine killed"])
+def test_a_node_that_goes_away_is_named_keeps_nothing_half_and_gets_it_by_a_second_try(
+    clean_bed, engines, local, make, fault
+):
+    name = make(60, 60)
+    node = clean_bed.nodes[0]
+    with contextlib.ExitStack() as healing:
+        broken = faults.without_sshd if fault == "sshd gone" else faults.without_engine
+
+        def break_it():
+            healing.enter_context(broken(clean_bed, node))
+
+        with pytest.raises(LauncherError) as failure:
+            bring(name, Fleet(engines, local), Say(), at_half(break_it))
+    assert isinstance(failure.value, (ImageShipFailed, NodeUnreachable))
+    assert "node1" in str(failure.value)
+    assert "node2" not in str(failure.value)
+    assert ids_or_none(clean_bed, clean_bed.nodes[1], name)  # the other one has it
+    assert not ids_or_none(clean_bed, node, name)
+    assert not untagged(clean_bed, node)
+    hosts = [(n.alias, n.alias) for n in clean_bed.nodes[:2]]
+    with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet:
+        done = bring(name, Fleet(fleet.engines, local), Say())
+    assert list(done.shipped) == ["node1"]
+    assert set(ids(clean_bed, name)) == {done.id}
+
+
+def ids_or_none(bed, node, name):
+    return bed.run(node, "docker", "image", "inspect", "-f", "{{.Id}}", name, check=False).stdout.strip()
+
+
+def test_a_full_disk_is_named_and_the_other_node_is_served(clean_bed, local, make):
+    name = make(60, 60)
+    node = clean_bed.nodes[0]
+    hosts = [(n.alias, n.alias) for n in clean_bed.nodes[:2]]
+    with faults.small_data_root(clean_bed, node, "90m"):
+        with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet, pytest.raises(ImageShipFailed) as failure:
+            bring(name, Fleet(fleet.engines, local), Say())
+        assert "node1" in str(failure.value)
+        assert "disk is full" in str(failure.value)
+        assert not clean_bed.docker(node, "images", "-aq")
+        used = clean_bed.sh(node, "du -sm /var/lib/docker | cut -f1")
+        assert int(used) < 20
+    assert ids_or_none(clean_bed, clean_bed.nodes[1], name)
+    with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet:
+        assert list(bring(name, Fleet(fleet.engines, local), Say()).shipped) == ["node1"]
