@@ -8,9 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -338,12 +339,11 @@ def _as_stranger(argv: list[str]) -> list[str]:
 
 
 @pytest.fixture
-def open_box(tmp_path_factory: pytest.TempPathFactory, box: Box) -> Box:
-    """A box whose parents the stranger may pass through."""
-    for folder in (box.root, *box.root.parents):
-        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
-            folder.chmod(folder.stat().st_mode | 0o055)
-    return box
+def open_box(box: Box) -> Iterator[Box]:
+    """A box that the stranger may reach: pytest closes its own folder to others, at the start of every session."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Box(Path(folder), box.shell)
 
 
 @needs_root
