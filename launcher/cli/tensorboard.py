@@ -1,0 +1,156 @@
+"""`launcher tensorboard`: the curves of runs in a browser, kept up to date while they run."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from launcher.cli import options
+from launcher.cli.fetch import bring
+from launcher.errors import LauncherError, NodesFailed, UsageError
+from launcher.records import store
+from launcher.records.store import Record
+from launcher.run.locate import Attached, attach
+
+REFRESH = 5.0  # seconds between two looks for new curves, ours and TensorBoard's
+START_LIMIT = 60.0  # seconds until TensorBoard answers: it imports a lot, and a cold disk is slow
+STOP_LIMIT = 5.0
+
+
+def tensorboard(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN...]", help="Default: the latest run.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 6006,
+    host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
+    nodes: options.Nodes = None,
+    ssh_config: options.SshConfig = None,
+) -> None:
+    """Brings the curves here, serves them, and keeps those of a running job up to date, until Ctrl-C."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise UsageError("tensorboard", "is not installed for this Python", "pip install tensorboard")
+    names: list[str | None] = list(runs) if runs else [None]
+    console = Console(highlight=False, soft_wrap=True)
+    with until_told(), ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="launcher-tensorboard-")))
+        curves = folder / "runs"
+        curves.mkdir()
+        done = threading.Event()
+        stack.callback(done.set)
+        for name in names:
+            record = _serve_run(name, options.hosts(nodes), ssh_config, stack, done, console)
+            record.paths.tensorboard.mkdir(exist_ok=True)
+            (curves / record.run).symlink_to(record.paths.tensorboard.resolve())
+        _serve(curves, host, port, folder / "server.log", console)
+
+
+@contextmanager
+def until_told() -> Iterator[None]:
+    """Ctrl-C and SIGTERM are how this ends, not errors."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        with suppress(KeyboardInterrupt):
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _serve_run(
+    name: str | None,
+    hosts: list[str] | None,
+    ssh_config: Path | None,
+    stack: ExitStack,
+    done: threading.Event,
+    console: Console,
+) -> Record:
+    """Bring a run's curves here, go on doing so while it is not known to have ended."""
+    if hosts is None:
+        record = store.find(name)
+        if record.result() is not None and any(record.paths.tensorboard.rglob("*")):
+            return record  # complete: no node needs to be asked
+    try:
+        attached = stack.enter_context(attach(name, hosts, ssh_config))
+        bring(attached, attached.record.paths.root)
+    except NodesFailed as error:
+        if hosts is not None:
+            raise
+        console.print(f"[yellow]warning[/] showing what is here already: {escape(str(error))}")
+        return store.find(name)
+    threading.Thread(target=_keep_bringing, args=(attached, done), daemon=True).start()
+    return attached.record
+
+
+def _keep_bringing(attached: Attached, done: threading.Event) -> None:
+    while not done.wait(REFRESH):
+        try:
+            bring(attached, attached.record.paths.root)
+        except LauncherError as error:
+            attached.record.event("curves not brought", reason=str(error))  # tried again in a moment
+
+
+def _serve(curves: Path, host: str, port: int, log: Path, console: Console) -> None:
+    """TensorBoard as a program of its own, until it ends or this one is told to; it never outlives this call."""
+    chosen = port if port and _free(host, port) else _any_free(host)
+    argv = [sys.executable, "-m", "tensorboard.main", "--logdir", str(curves), "--host", host, "--port", str(chosen)]
+    argv += ["--reload_interval", f"{REFRESH:.0f}", "--reload_multifile", "true"]
+    with log.open("wb") as errors:
+        server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=errors)
+    try:
+        if _answers(server, host, chosen):
+            console.print(f"TensorBoard: http://{host}:{chosen}/   Ctrl-C ends it")
+            server.wait()
+        words = log.read_text(errors="replace").strip().splitlines()[-5:]
+        raise UsageError(
+            "tensorboard",
+            f"ended with exit code {server.poll()}: {' | '.join(words) or 'it said nothing'}",
+            f"try it: {sys.executable} -m tensorboard.main --logdir runs",
+        )
+    finally:
+        server.terminate()
+        try:
+            server.wait(STOP_LIMIT)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _answers(server: subprocess.Popen[bytes], host: str, port: int) -> bool:
+    """Wait until the server takes connections; False where it ended or never does."""
+    for _ in range(int(START_LIMIT / 0.1)):
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(0.1)
+            return False
+        with suppress(OSError), socket.create_connection((host, port), 1.0):
+            return True
+    return False
+
+
+def _free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def _any_free(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
