@@ -12,11 +12,8 @@ from rich.markup import escape
 
 from launcher.cli import options
 from launcher.errors import LauncherError, NodesFailed, NotConfirmed
-from launcher.model.container import ContainerState
 from launcher.node.connect import connect
-from launcher.node.engine import Engine
 from launcher.records import store
-from launcher.records.collect import collect
 from launcher.records.store import Record
 from launcher.run.locate import Attached, attach, on_nodes
 from launcher.run.state import RunState, of_containers
@@ -62,12 +59,9 @@ def end(attached: Attached, *, purge: bool) -> tuple[list[Removed], list[Launche
     record, errors = attached.record, list(attached.unreachable.values())
     outputs = {node.name: node.output for node in attached.nodes}
 
-    def bring_home(engine: Engine, state: ContainerState) -> None:
-        collect(engine.files, state.labels["launcher.output"], record.paths.root)
-
     removed: list[Removed] = []
     try:
-        removed = stop(attached.fleet, record.run, before_removal=bring_home)
+        removed = stop(attached.fleet, record.run, into=record.paths.root)
         if purge:
             for name, output in outputs.items():
                 attached.engines[name].files.remove_tree(output)
