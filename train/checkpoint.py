@@ -73,19 +73,19 @@ def snapshot(state: State) -> State:
 class Saver:
     """Rank 0's writer: one file at a time, on a thread, so that training waits for the copy in memory alone."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder, self._keep = folder, keep
         self._pool = ThreadPoolExecutor(1, "checkpoint")
         self._last: Future[None] | None = None
 
-    def save(self, state: State, best: bool) -> None:
-        """Starts writing last.pt (what it was becomes previous.pt) and, if `best`, best.pt.
+    def save(self, state: State, best: bool = False, epoch: int | None = None) -> None:
+        """Starts writing last.pt (what it was becomes previous.pt), if `best` also best.pt, and one of the epochs kept.
 
         Raises:
             OSError: the file before this one could not be written.
         """
         self.wait()
-        self._last = self._pool.submit(self._write, snapshot(state), best)
+        self._last = self._pool.submit(self._write, snapshot(state), best, epoch)
 
     def wait(self) -> None:
         """Until everything is on disk.
@@ -101,7 +101,7 @@ class Saver:
         self.wait()
         self._pool.shutdown()
 
-    def _write(self, state: State, best: bool) -> None:
+    def _write(self, state: State, best: bool, epoch: int | None) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         last, fresh = self._folder / "last.pt", self._folder / "last.pt.tmp"
         with fresh.open("wb") as file:
@@ -109,15 +109,22 @@ class Saver:
             file.flush()
             os.fsync(file.fileno())
         if best:
-            copy = self._folder / "best.pt.tmp"
-            shutil.copyfile(fresh, copy)
-            with copy.open("rb") as file:
-                os.fsync(file.fileno())
-            copy.replace(self._folder / "best.pt")
+            self._copy(fresh, "best.pt")
+        if self._keep and epoch is not None:
+            self._copy(fresh, f"epoch-{epoch:04d}.pt")
+            for old in sorted(self._folder.glob("epoch-*.pt"))[: -self._keep]:
+                old.unlink()
         if last.exists():
             last.replace(self._folder / "previous.pt")
         fresh.replace(last)
         _sync_folder(self._folder)
+
+    def _copy(self, source: Path, name: str) -> None:
+        copy = self._folder / f"{name}.tmp"
+        shutil.copyfile(source, copy)
+        with copy.open("rb") as file:
+            os.fsync(file.fileno())
+        copy.replace(self._folder / name)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -50,8 +50,32 @@ class Config:
     )
     momentum: float = option("training", "of SGD", 0.9, least=0)
     weight_decay: float = option("training", "L2 penalty", 1e-4, least=0)
-    schedule: str = option("training", "of the learning rate, over all steps", "onecycle", choices=("onecycle",))
-    warmup: float = option("training", "share of all steps in which the rate rises", 0.3, least=0)
+    decay: str = option(
+        "training", "weights: no decay on biases and norms; all: on everything", "weights", choices=("weights", "all")
+    )
+    optimizer: str = option("training", "sgd with momentum, lars or adamw", "sgd", choices=("sgd", "lars", "adamw"))
+    nesterov: bool = option("training", "Nesterov's momentum, of sgd", False)
+    lars_eta: float = option("training", "trust coefficient of lars", 1e-3, above=0)
+    adam_beta2: float = option("training", "second beta of adamw; the first is --momentum", 0.999, least=0)
+    accumulate: int = option("training", "batches a process whose gradients make one step", 1, least=1)
+    clip_norm: float = option("training", "largest norm of all gradients together; 0: no limit", 0.0, least=0)
+    ema_decay: float = option("training", "average of the weights, validated instead of them; 0: none", 0.0, least=0)
+    label_smoothing: float = option("training", "share of a label given to all classes", 0.0, least=0)
+    mixup: float = option("training", "alpha of mixup; 0: none", 0.0, least=0)
+    cutmix: float = option("training", "alpha of cutmix; 0: none", 0.0, least=0)
+    schedule: str = option(
+        "training",
+        "of the learning rate, over all steps",
+        "onecycle",
+        choices=("onecycle", "cosine", "linear", "multistep"),
+    )
+    warmup: float = option(
+        "training", "share of all steps in which the rate rises; -1: onecycle 0.3, others 0.05", -1.0
+    )
+    milestones: tuple[float, ...] = option(
+        "training", "multistep: shares of the run after which the rate drops", (1 / 3, 2 / 3, 8 / 9), nargs="+"
+    )
+    gamma: float = option("training", "multistep: factor at each milestone", 0.1, above=0)
     div_factor: float = option("training", "onecycle: peak / first rate", 25.0, above=0)
     final_div_factor: float = option("training", "onecycle: first / last rate", 1e4, above=0)
     last_batch: str = option(
@@ -60,9 +84,9 @@ class Config:
 
     amp: str = option(
         "precision",
-        "auto: bf16 where the GPU has it, else fp16 with a loss scaler, none on CPU",
+        "auto: bf16 where the GPU has it, else fp16 with a loss scale, none on CPU; O0 to O3 as apex named them",
         "auto",
-        choices=("auto", "none", "bf16", "fp16"),
+        choices=("auto", "none", "bf16", "fp16", "O0", "O1", "O2", "O3"),
     )
     dtype: str = option(
         "precision", "of weights and inputs; float64 is for equality tests", "float32", choices=("float32", "float64")
@@ -71,6 +95,15 @@ class Config:
         "precision", "auto: channels_last on a GPU", "auto", choices=("auto", "channels_last", "contiguous")
     )
 
+    sync_bn: str = option(
+        "model",
+        "batch norm over all ranks: own works everywhere, library (torch's) on GPUs only",
+        "none",
+        choices=("none", "own", "library"),
+    )
+    compile: bool = option("system", "torch.compile the model", False)
+    bucket_mb: float = option("system", "size of DDP's gradient buckets in MiB", 25.0, above=0)
+    static_graph: bool = option("system", "tell DDP that every step runs the same graph", False)
     device: str = option("system", "auto: this process's GPU, else cpu", "auto", choices=("auto", "cpu", "cuda"))
     threads: int = option("system", "torch threads a process on CPU; 0: torch's choice", 0, least=0)
     timeout: float = option("system", "seconds before a stuck collective is an error", 600.0, above=0)
@@ -78,6 +111,7 @@ class Config:
     output: str = option("output", "folder of the results; default: $LAUNCHER_OUTPUT or ./output", "")
     resume: str = option("output", "auto: go on where the output folder ended; none; or a checkpoint", "auto")
     log_every: int = option("output", "steps between console lines", 10, least=1)
+    keep: int = option("output", "epoch checkpoints kept beside last and best", 0, least=0)
     print_digest: bool = option("output", "every rank prints the SHA-256 of its weights at the end", False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,11 +169,11 @@ def _check_limits(name: str, value: Any, meta: Any) -> None:
 
 
 def _check_together(config: Config) -> Config:
-    for name in ("crop_scale", "flip", "warmup"):
+    for name in ("crop_scale", "flip", "warmup", "ema_decay", "label_smoothing", "adam_beta2"):
         if not getattr(config, name) <= 1:
             raise TrainError(f"--{name.replace('_', '-')} {getattr(config, name)}: a share, so at most 1")
     if not all(value > 0 for value in config.std):
         raise TrainError(f"--std {' '.join(map(str, config.std))}: must be above 0")
-    if config.dtype == "float64" and config.amp not in ("auto", "none"):
+    if config.dtype == "float64" and config.amp not in ("auto", "none", "O0"):
         raise TrainError(f"--dtype float64 with --amp {config.amp}: mixed precision needs float32 weights")
     return config

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.nn import functional
 
 from train.checkpoint import Saver, weights_digest
 from train.config import Config
@@ -19,9 +18,10 @@ from train.data.loader import Batch, Request
 from train.errors import Stopped
 from train.metrics import Meter, Scores, counts
 from train.models import parameter_count
+from train.objective import draw_mix, losses
 from train.parallel.world import StopSignal, World
 from train.setup import Run, prepare
-from train.step import autocast
+from train.step import Plan
 from train.watch import Interval, Silent, Writer
 
 
@@ -33,8 +33,8 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
         Stopped: SIGTERM; the checkpoint is on disk.
     """
     run = prepare(config, world)
-    watch = Writer(Path(config.output), run.precision.autocast is torch.float16) if world.first else Silent()
-    saver = Saver(Path(config.output) / "checkpoints") if world.first else None
+    watch = Writer(Path(config.output), run.precision.scaled) if world.first else Silent()
+    saver = Saver(Path(config.output) / "checkpoints", config.keep) if world.first else None
     _announce(run, watch)
     if run.progress.validated >= config.epochs:
         done = f"{run.progress.validated} epochs of {config.epochs} are done"
@@ -50,7 +50,7 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
             scores = _finish_epoch(run, watch, stop, saver)
     except Stopped:
         if saver:
-            saver.save(run.state(), best=False)
+            saver.save(run.state())
             saver.close()
         world.sum(torch.zeros(1))  # nobody leaves before the file is there: torchrun would end the others
         where = f"epoch {run.progress.epoch + 1}, step {run.progress.step}"
@@ -101,26 +101,25 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
         Stopped: between two steps; `run.progress` says which.
     """
     config, world, progress = run.config, run.world, run.progress
-    run.step.model.train()
+    run.model.train()
     meter = Meter(world, progress.sums)
-    clock = _Clock()
+    clock, plan = _Clock(), None
     for batch in clock.timed(run.train_loader.batches(_requests(run), progress.epoch)):
-        if stop.agreed():
+        if plan is None and stop.agreed():  # between two steps, never between micro-batches
             meter.read(0.0)
             progress.sums = meter.epoch
             raise Stopped
-        # dropout and the like: from the step, not from what ran before it, so that a resumed run draws the same
-        torch.manual_seed(sampler.fold(config.seed, progress.epoch, progress.step, world.rank))
-        rate = run.schedule(progress.updates)
-        sums, applied = run.step(batch, rate)
-        meter.add(sums)
-        progress.step += 1
-        if applied:
+        plan = plan or _plan(run)
+        meter.add(run.step.accumulate(batch, plan))
+        if not batch.last:
+            continue
+        if run.step.update(plan):
             progress.updates += 1
         else:
             progress.skipped += 1
-            scale = run.step.scaler.get_scale()
-            watch.say(f"Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to {scale}")
+            watch.say(f"Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to {run.step.scale.value}")
+        rate, plan = plan.rate, None
+        progress.step += 1
         if progress.step % config.log_every == 0 or progress.step == run.epoch_steps:
             sums, wait = meter.read(clock.waited)
             seconds = clock.restart()
@@ -129,14 +128,25 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
     progress.epoch, progress.step = progress.epoch + 1, 0
 
 
+def _plan(run: Run) -> Plan:
+    """The next step's rate and mix. Dropout draws from the step's own seed, so that a resumed run draws the same."""
+    config, progress = run.config, run.progress
+    seed = sampler.fold(config.seed, progress.epoch, progress.step)
+    torch.manual_seed(sampler.fold(seed, run.world.rank))
+    return Plan(run.schedule(progress.updates), progress.updates, draw_mix(config, seed, config.image_size))
+
+
 def _requests(run: Run) -> Iterator[Request]:
-    """This rank's batches of the rest of the epoch."""
+    """This rank's micro-batches of the rest of the epoch: one or more a step, of which the last may only fill up."""
     progress, world = run.progress, run.world
     permutation = sampler.order(run.config.seed, progress.epoch, len(run.dataset.train.labels))
     for step in range(progress.step, run.epoch_steps):
         indices, total = sampler.training_batch(permutation, step, run.global_batch, world.rank, world.size)
-        filler = max(0, run.least_samples - len(indices))
-        yield Request(np.concatenate([indices, permutation[:filler]]), total, filler)
+        starts = range(0, max(len(indices), 1), run.config.batch_size)
+        for start in starts:
+            piece = indices[start : start + run.config.batch_size]
+            filler = max(0, run.least_samples - len(piece))
+            yield Request(np.concatenate([piece, permutation[:filler]]), total, filler, start == starts[-1])
 
 
 def _interval(run: Run, now: Scores, so_far: Scores, rate: float, seconds: float, wait: float) -> Interval:
@@ -152,7 +162,7 @@ def _interval(run: Run, now: Scores, so_far: Scores, rate: float, seconds: float
         lr=rate,
         images_per_s=now.images / seconds,
         data_wait=min(wait / seconds, 1.0),
-        loss_scale=run.step.scaler.get_scale(),
+        loss_scale=run.step.scale.value,
         skipped=run.progress.skipped,
     )
 
@@ -169,7 +179,7 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None
     watch.validated(progress.epoch, run.config.epochs, run.global_step, Scores.of(progress.sums), scores, seconds)
     progress.sums = torch.zeros_like(progress.sums)
     if saver:
-        saver.save(run.state(), best)
+        saver.save(run.state(), best, progress.epoch)
     return scores
 
 
@@ -181,13 +191,13 @@ def validate(run: Run, stop: StopSignal) -> Scores:
     """
     world, batch_size, count = run.world, run.config.batch_size, len(run.dataset.val.labels)
     if world.size > 1:  # running statistics of batch norm: validate, and save, rank 0's everywhere
-        for buffer in run.model.buffers():
+        for buffer in run.step.evaluated.buffers():
             dist.broadcast(buffer, 0)
     mine = sampler.validation_share(count, world.rank, world.size)
     requests = (Request(mine[i : i + batch_size], count) for i in range(0, len(mine), batch_size))
     batches = run.val_loader.batches(requests, epoch=0)
     meter = Meter(world)
-    run.model.eval()
+    run.step.evaluated.eval()
     for _ in range(-(-count // world.size // batch_size)):  # of the largest share: every rank asks as often
         if stop.agreed():
             raise Stopped
@@ -201,10 +211,10 @@ def validate(run: Run, stop: StopSignal) -> Scores:
 def _evaluate(run: Run, batch: Batch) -> torch.Tensor:
     device = run.world.device
     labels = batch.labels.to(device, non_blocking=True)
-    with autocast(run.precision, device):
-        logits = run.model(run.step.normalise(batch.images.to(device, non_blocking=True)))
-    losses = functional.cross_entropy(logits.to(run.precision.weights), labels, reduction="none")
-    return counts(logits, labels, losses, batch.weights.to(device, non_blocking=True))
+    with run.precision.context(device):
+        logits = run.step.evaluated(run.step.normalise(batch.images.to(device, non_blocking=True)))
+    loss = losses(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels, 0.0, None)
+    return counts(logits, labels, loss, batch.weights.to(device, non_blocking=True))
 
 
 def _close(run: Run, watch: Silent, saver: Saver | None, scores: Scores, seconds: float) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from train.config import Config
+
+Schedule = Callable[[int], float]
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,51 @@ class OneCycle:
         return _cosine(self.peak, last, min((step - top) / max(self.total - 1 - top, 1e-9), 1.0))
 
 
+@dataclass(frozen=True)
+class WarmUp:
+    """peak*(t + 1)/w in the first w steps, then `after`, a function of the share of the rest that is done."""
+
+    peak: float
+    total: int
+    steps: int  # w
+    after: Callable[[float], float]
+
+    def __call__(self, step: int) -> float:
+        """The rate of step `step` (0 first)."""
+        if step < self.steps:
+            return self.peak * (step + 1) / self.steps
+        return self.peak * self.after(min((step - self.steps) / max(self.total - self.steps, 1), 1.0))
+
+
+@dataclass(frozen=True)
+class MultiStep:
+    """Times `gamma` at each milestone, a share of the whole run; with the warm-up of the others."""
+
+    peak: float
+    total: int
+    steps: int
+    milestones: tuple[float, ...]
+    gamma: float
+
+    def __call__(self, step: int) -> float:
+        """The rate of step `step` (0 first)."""
+        if step < self.steps:
+            return self.peak * (step + 1) / self.steps
+        return self.peak * self.gamma ** sum(step >= round(share * self.total) for share in self.milestones)
+
+
 def _cosine(start: float, end: float, share: float) -> float:
     return end + (start - end) / 2 * (1 + math.cos(math.pi * share))
+
+
+def half_cosine(share: float) -> float:
+    """1 to 0 along half a cosine (Loshchilov and Hutter, arXiv 1608.03983, without restarts)."""
+    return _cosine(1.0, 0.0, share)
+
+
+def straight(share: float) -> float:
+    """1 to 0 along a line."""
+    return 1.0 - share
 
 
 def peak_rate(config: Config, global_batch: int) -> float:
@@ -41,6 +87,13 @@ def peak_rate(config: Config, global_batch: int) -> float:
     return config.lr * (global_batch / config.lr_reference_batch if config.lr_scaling == "linear" else 1.0)
 
 
-def make_schedule(config: Config, global_batch: int, total: int) -> OneCycle:
+def make_schedule(config: Config, global_batch: int, total: int) -> Schedule:
     """The schedule of a run of `total` optimiser steps."""
-    return OneCycle(peak_rate(config, global_batch), total, config.warmup, config.div_factor, config.final_div_factor)
+    peak = peak_rate(config, global_batch)
+    warmup = config.warmup if config.warmup >= 0 else 0.3 if config.schedule == "onecycle" else 0.05
+    if config.schedule == "onecycle":
+        return OneCycle(peak, total, warmup, config.div_factor, config.final_div_factor)
+    steps = round(warmup * total)
+    if config.schedule == "multistep":
+        return MultiStep(peak, total, steps, config.milestones, config.gamma)
+    return WarmUp(peak, total, steps, half_cosine if config.schedule == "cosine" else straight)

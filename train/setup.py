@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,12 @@ from train.data.open import open_dataset
 from train.data.source import Dataset
 from train.errors import TrainError
 from train.models import has_batch_norm, seeded_model
-from train.optim import make_optimizer
 from train.parallel.ddp import wrap
 from train.parallel.world import World
-from train.schedule import OneCycle, make_schedule
-from train.step import Precision, Step, choose_precision
+from train.precision import Precision, choose_precision
+from train.schedule import Schedule, make_schedule
+from train.step import Step
+from train.syncbn import SyncBatchNorm, convert
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Run:
     model: nn.Module
     step: Step
     precision: Precision
-    schedule: OneCycle
+    schedule: Schedule
     progress: Progress
     epoch_steps: int
     resumed: checkpoint.Loaded | None
@@ -57,7 +58,7 @@ class Run:
     @property
     def global_batch(self) -> int:
         """Images a step, of all ranks."""
-        return self.config.batch_size * self.world.size
+        return _global_batch(self.config, self.world)
 
     @property
     def total_steps(self) -> int:
@@ -71,7 +72,12 @@ class Run:
 
     @property
     def least_samples(self) -> int:
-        """What a rank's batch is filled up to, with weight 0: batch norm refuses a single value a channel."""
+        """What a rank's batch is filled up to, with weight 0.
+
+        Batch norm refuses a single value a channel; the synchronised one takes none as well, and must not see fillers.
+        """
+        if any(isinstance(module, SyncBatchNorm) for module in self.model.modules()):
+            return 0
         return 2 if has_batch_norm(self.model) else 1
 
     def identity(self) -> dict[str, Any]:
@@ -91,7 +97,9 @@ class Run:
             "progress": vars(self.progress),
             "model": self.model.state_dict(),
             "optimizer": self.step.optimizer.state_dict(),
-            "scaler": self.step.scaler.state_dict(),
+            "scale": self.step.scale.state_dict(),
+            "ema": self.step.ema.model.state_dict() if self.step.ema else None,
+            "masters": [p.detach() for p in self.step.masters.parameters] if self.step.masters else None,
         }
 
 
@@ -108,12 +116,13 @@ def prepare(config: Config, world: World) -> Run:
     resumed = world.together(lambda: checkpoint.find(config.resume, folder) if world.first else None)
     resumed = checkpoint.broadcast(resumed, world)
     precision = choose_precision(config, world.device)
-    model = model.to(world.device, precision.weights, memory_format=precision.layout)  # type: ignore[call-overload]
-    schedule = make_schedule(config, config.batch_size * world.size, config.epochs * epoch_steps)
-    optimizer = make_optimizer(config, model)
+    world.together(lambda: _check_sync_bn(config, world))
+    model = precision.cast(_with_sync_bn(model, config), world.device)
+    schedule = make_schedule(config, _global_batch(config, world), config.epochs * epoch_steps)
     if resumed:
         world.together(lambda: _check_same_model(resumed, config, dataset, model))
-    step = Step(config, world, precision, wrap(model, world), optimizer)
+    callee = cast(nn.Module, torch.compile(model)) if config.compile else model
+    step = Step(config, world, precision, model, wrap(callee, world, config))
     pin = world.device.type == "cuda"
     loaders = (
         Loader(config, source, training, config.batch_size, world.local_size, pin)
@@ -125,12 +134,31 @@ def prepare(config: Config, world: World) -> Run:
     return run
 
 
+def _global_batch(config: Config, world: World) -> int:
+    return config.batch_size * config.accumulate * world.size
+
+
+def _check_sync_bn(config: Config, world: World) -> None:
+    if config.sync_bn == "library" and world.device.type != "cuda":
+        raise TrainError("--sync-bn library: torch's SyncBatchNorm works on GPUs only; use --sync-bn own")
+
+
+def _with_sync_bn(model: nn.Module, config: Config) -> nn.Module:
+    if config.sync_bn == "own":
+        return convert(model)
+    if config.sync_bn == "library":
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # torch's
+        return converted
+    return model
+
+
 def _epoch_steps(config: Config, world: World, images: int) -> int:
-    batch = config.batch_size * world.size
+    batch = _global_batch(config, world)
     if batch > images:
+        times = f" x {config.accumulate} accumulated" if config.accumulate > 1 else ""
         raise TrainError(
-            f"--batch-size {config.batch_size} on {world.size} processes is {batch} images a step, "
-            f"but there are {images} to train on; make it {max(1, images // world.size)} or less"
+            f"--batch-size {config.batch_size}{times} on {world.size} processes is {batch} images a step, "
+            f"but there are {images} to train on; make it {max(1, images // (batch // config.batch_size))} or less"
         )
     return sampler.steps_per_epoch(images, batch, config.last_batch == "keep")
 
@@ -166,4 +194,13 @@ def _restore(run: Run, resumed: checkpoint.Loaded) -> None:
         progress.updates = progress.epoch * run.epoch_steps
     run.progress = progress
     run.step.optimizer.load_state_dict(state["optimizer"])
-    run.step.scaler.load_state_dict(state["scaler"])
+    run.step.scale.load_state_dict(state["scale"])
+    parts = ("--ema-decay", run.step.ema, state["ema"]), ("--amp O2", run.step.masters, state["masters"])
+    for option, here, there in parts:
+        if (here is None) != (there is None):
+            raise TrainError(f"{resumed.path} was made {'without' if there is None else 'with'} {option}; use the same")
+    if run.step.ema:
+        run.step.ema.model.load_state_dict(state["ema"])
+    if run.step.masters:
+        for ours, theirs in zip(run.step.masters.parameters, state["masters"], strict=True):
+            ours.data.copy_(theirs)

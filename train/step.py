@@ -1,50 +1,22 @@
-"""One training step and one evaluation batch: normalise on the device, forward, backward, update."""
+"""One training step: micro-batches forward and backward, each normalised on the device, then the weights' update."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from train.config import Config
 from train.data.loader import Batch
+from train.ema import EMA
 from train.metrics import counts
-from train.optim import set_rate
+from train.objective import Mix, apply_mix, losses
+from train.optim import make_optimizer, set_rate
 from train.parallel.world import World
-
-
-@dataclass(frozen=True)
-class Precision:
-    """What is computed in which type."""
-
-    weights: torch.dtype
-    autocast: torch.dtype | None
-    layout: torch.memory_format
-
-    @property
-    def name(self) -> str:
-        """bf16, fp16, or none for no mixed precision."""
-        return {None: "none", torch.bfloat16: "bf16", torch.float16: "fp16"}[self.autocast]
-
-
-def choose_precision(config: Config, device: torch.device) -> Precision:
-    """--amp auto: bf16 where the GPU computes in it, else fp16 with a loss scaler; none on CPU."""
-    amp = config.amp
-    if amp == "auto" and (device.type == "cpu" or config.dtype == "float64"):
-        amp = "none"
-    elif amp == "auto":
-        # emulated bf16 (before Ampere) is slower than fp32, so the capability counts, not is_bf16_supported()
-        amp = "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp16"
-    nhwc = config.memory_format == "channels_last" or (config.memory_format == "auto" and device.type == "cuda")
-    return Precision(
-        getattr(torch, config.dtype),
-        {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[amp],
-        torch.channels_last if nhwc else torch.contiguous_format,
-    )
+from train.precision import LossScale, Masters, Precision
 
 
 class Normalise(nn.Module):
@@ -54,58 +26,88 @@ class Normalise(nn.Module):
         super().__init__()
         mean = torch.tensor(config.mean, dtype=torch.float64) * 255
         std = torch.tensor(config.std, dtype=torch.float64) * 255
-        self.scale = (1 / std).view(1, 3, 1, 1).to(device, precision.weights)
-        self.shift = (-mean / std).view(1, 3, 1, 1).to(device, precision.weights)
+        # computed in at least fp32, and rounded to the weights' type last
+        self._type = torch.promote_types(precision.weights, torch.float32)
+        self.scale = (1 / std).view(1, 3, 1, 1).to(device, self._type)
+        self.shift = (-mean / std).view(1, 3, 1, 1).to(device, self._type)
         self.precision = precision
 
     def forward(self, images: Tensor) -> Tensor:
-        """A view of uint8 NHWC is channels_last NCHW, so the conversion is the only copy."""
-        x = images.permute(0, 3, 1, 2).to(self.precision.weights)
-        return torch.addcmul(self.shift, x, self.scale).contiguous(memory_format=self.precision.layout)
+        """A permuted view of NHWC is channels_last NCHW, so the conversion is the only copy."""
+        x = torch.addcmul(self.shift, images.permute(0, 3, 1, 2).to(self._type), self.scale)
+        return x.to(self.precision.weights).contiguous(memory_format=self.precision.layout)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a step needs from outside: its rate, its number among the updates, its mix."""
+
+    rate: float
+    update: int
+    mix: Mix | None = None
 
 
 class Step:
-    """One update of the model, the same on every rank.
+    """The model's update, the same on every rank.
 
-    The loss of a rank is its sum over samples x world / total: DDP's mean over ranks is then the mean over all
-    samples of all ranks, also when the last batch of an epoch falls unevenly.
+    A rank's loss is its sum over samples x world / total: DDP's mean over ranks is then the mean over all samples of
+    all ranks and micro-batches, also when the last batch of an epoch falls unevenly. Gradients travel once an update,
+    with the last micro-batch.
     """
 
     def __init__(
-        self,
-        config: Config,
-        world: World,
-        precision: Precision,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        self, config: Config, world: World, precision: Precision, model: nn.Module, wrapped: nn.Module
     ) -> None:
-        self.world, self.precision, self.model, self.optimizer = world, precision, model, optimizer
+        self.config, self.world, self.precision = config, world, precision
+        self.model, self.wrapped = model, wrapped
+        self.masters = Masters(model) if precision.masters else None
+        own = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.parameters = self.masters.parameters if self.masters else own
+        self.optimizer = make_optimizer(config, self.parameters)
+        self.scale = LossScale(precision.scaled)
+        self.ema = EMA(model, config.ema_decay) if config.ema_decay else None
         self.normalise = Normalise(config, precision, world.device)
-        self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision.autocast is torch.float16)
 
-    def __call__(self, batch: Batch, rate: float) -> tuple[Tensor, bool]:
-        """The batch's (loss sum, correct, correct within 5, images) as float64 on the device; and if it was applied.
-
-        It is not applied when fp16 gradients overflowed: then no rank applies it, since all hold the same sum.
-        """
+    def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
+        """Adds a micro-batch's gradients; returns its `counts`, on the device."""
         device = self.world.device
         images = self.normalise(batch.images.to(device, non_blocking=True))
         labels, weights = batch.labels.to(device, non_blocking=True), batch.weights.to(device, non_blocking=True)
-        set_rate(self.optimizer, rate)
-        self.optimizer.zero_grad(set_to_none=False)
-        with autocast(self.precision, device):
-            logits = self.model(images)
-            losses = functional.cross_entropy(logits, labels, reduction="none")
-        loss = (losses * weights).sum() * (self.world.size / batch.total)
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch's stub
-        before = self.scaler.get_scale()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        return counts(logits.detach(), labels, losses.detach(), weights), self.scaler.get_scale() >= before
+        if plan.mix:
+            images = apply_mix(plan.mix, images)
+        local = isinstance(self.wrapped, DistributedDataParallel) and not batch.last
+        with self.wrapped.no_sync() if local else nullcontext():  # type: ignore[operator]  # DDP, so it has one
+            with self.precision.context(device):
+                logits = self.wrapped(images)
+            loss = losses(_wide(logits), labels, self.config.label_smoothing, plan.mix)
+            total = (loss * weights).sum() * (self.world.size / batch.total)
+            (total * self.scale.value).backward()  # type: ignore[no-untyped-call]  # torch's stub
+        return counts(logits.detach(), labels, loss.detach(), weights)
+
+    def update(self, plan: Plan) -> bool:
+        """Moves the weights by the gradients gathered; False if they overflowed and no rank moved."""
+        if self.masters:
+            self.masters.take_gradients()
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        applied = self.scale.unscale(gradients)
+        if applied:
+            if self.config.clip_norm:
+                torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
+            set_rate(self.optimizer, plan.rate)
+            self.optimizer.step()
+            if self.masters:
+                self.masters.publish()
+            if self.ema:
+                self.ema.update(self.model, plan.update)
+        self.wrapped.zero_grad(set_to_none=not isinstance(self.wrapped, DistributedDataParallel))
+        return applied
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model that is validated: the average of the weights where there is one."""
+        return self.ema.model if self.ema else self.model
 
 
-def autocast(precision: Precision, device: torch.device) -> Any:
-    """The context in which operators choose their type, or none."""
-    if precision.autocast is None:
-        return nullcontext()
-    return torch.autocast(device.type, precision.autocast)
+def _wide(logits: Tensor) -> Tensor:
+    """16-bit logits as fp32: a softmax over a thousand classes needs it."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -10,7 +10,8 @@ from tests.train.runs import Rank, digit_tree, run
 
 # 37 images in global batches of 8: the last one has 5, three on rank 0 and two on rank 1
 OPTIONS = "--arch smallcnn --image-size 16 --val-resize 16 --augment shift --epochs 3 --lr 0.5 --dtype float64"
-COMMON = (*OPTIONS.split(), "--print-digest", "--workers", "1", "--log-every", "3")
+EXTRAS = ["--ema-decay", "0.9", "--clip-norm", "1", "--label-smoothing", "0.1", "--nesterov"]
+COMMON = (*OPTIONS.split(), *EXTRAS, "--print-digest", "--workers", "1", "--log-every", "3")
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +29,12 @@ def pair(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
     return run(tmp_path_factory.mktemp("pair"), 2, "--data", data, "--batch-size", 4, *COMMON)
 
 
+@pytest.fixture(scope="module")
+def accumulated(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
+    options = ("--batch-size", 2, "--accumulate", 2, "--keep", 2)
+    return run(tmp_path_factory.mktemp("accumulated"), 2, "--data", data, *options, *COMMON)
+
+
 def distance(a: dict[str, Any], b: dict[str, Any]) -> float:
     """The largest difference of any two weights."""
     assert a.keys() == b.keys()
@@ -43,6 +50,26 @@ def test_two_ranks_equal_one_to_1e_10(alone: Rank, pair: list[Rank]) -> None:
         for state in (one, two)
     ]
     assert distance(momenta[0], momenta[1]) < 1e-10
+
+
+def test_averaged_weights_equal_too(alone: Rank, pair: list[Rank]) -> None:
+    one, two = alone.checkpoint(), pair[0].checkpoint()
+    assert distance(one["ema"], two["ema"]) < 1e-10
+    assert distance(one["ema"], one["model"]) > 1e-4
+
+
+def test_accumulated_micro_batches_equal_one_batch_to_1e_10(alone: Rank, accumulated: list[Rank]) -> None:
+    """The last step's five images are micro-batches of 2 and 1 on rank 0 and of 2 on rank 1."""
+    one, two = alone.checkpoint(), accumulated[0].checkpoint()
+    assert distance(one["model"], two["model"]) < 1e-10
+    assert accumulated[0].digest == accumulated[1].digest
+    assert one["progress"]["updates"] == two["progress"]["updates"] == 15
+
+
+def test_the_last_epochs_asked_for_are_kept(accumulated: list[Rank]) -> None:
+    names = {path.name for path in (accumulated[0].output / "checkpoints").iterdir()}
+    assert names == {"last.pt", "previous.pt", "best.pt", "epoch-0002.pt", "epoch-0003.pt"}
+    assert accumulated[0].checkpoint("epoch-0002.pt")["progress"]["epoch"] == 2
 
 
 def test_training_moved_the_weights(alone: Rank) -> None:

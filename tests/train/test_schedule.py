@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from train.schedule import OneCycle
+from train.config import Config
+from train.schedule import OneCycle, make_schedule, peak_rate
 
 
 @pytest.mark.parametrize("total", [5, 10, 101, 5006])
@@ -37,3 +38,27 @@ def test_past_the_end_the_rate_stays() -> None:
 def test_the_shortest_runs_have_a_rate(total: int, warmup: float) -> None:
     schedule = OneCycle(1.0, total, warmup)
     assert all(0 < schedule(step) <= 1 for step in range(total + 2))
+
+
+def test_cosine_with_warm_up_gives_the_published_rates() -> None:
+    config = Config(data="", schedule="cosine", lr=0.1, warmup=0.05)
+    rate = make_schedule(config, global_batch=2048, total=100)
+    expected = {0: 0.16, 4: 0.8, 5: 0.8, 52: 0.406614, 53: 0.393386, 99: 0.000219}
+    assert {step: round(rate(step), 6) for step in expected} == expected
+
+
+def test_linear_rises_and_falls_along_lines() -> None:
+    config = Config(data="", schedule="linear", lr=1.0, warmup=0.25, lr_scaling="none")
+    rate = make_schedule(config, global_batch=64, total=8)
+    assert [rate(step) for step in range(9)] == pytest.approx([0.5, 1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0])
+
+
+def test_multistep_drops_at_its_milestones() -> None:
+    config = Config(data="", schedule="multistep", lr=1.0, warmup=0.0, lr_scaling="none", milestones=(0.5, 0.8))
+    rate = make_schedule(config, global_batch=64, total=10)
+    assert [rate(step) for step in range(10)] == pytest.approx([1] * 5 + [0.1] * 3 + [0.01] * 2)
+
+
+@pytest.mark.parametrize(("scaling", "peak"), [("linear", 2.0), ("none", 1.0)])
+def test_the_peak_scales_with_the_global_batch(scaling: str, peak: float) -> None:
+    assert peak_rate(Config(data="", lr=1.0, lr_scaling=scaling), global_batch=512) == peak

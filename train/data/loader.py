@@ -29,7 +29,8 @@ class Batch:
     images: Tensor  # (n, side, side, 3) uint8
     labels: Tensor  # (n,) int64
     weights: Tensor  # (n,) float32: 0 for an image that could not be read or that only fills up
-    total: int  # images of all ranks together
+    total: int  # images of the whole step, all ranks together
+    last: bool  # the step's last micro-batch
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Request:
     indices: sampler.Indices
     total: int
     filler: int = 0
+    last: bool = True
 
 
 @dataclass
@@ -96,7 +98,8 @@ class Loader:
                 for task in tasks:
                     task.result()
                 weights[len(weights) - request.filler :] = 0
-                yield Batch(slot, torch.from_numpy(self._source.labels[request.indices]), weights, request.total)
+                labels = torch.from_numpy(self._source.labels[request.indices])
+                yield Batch(slot, labels, weights, request.total, request.last)
                 free.append(self._whole(slot))
         finally:
             for _, _, _, tasks in pending:

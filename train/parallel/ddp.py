@@ -5,10 +5,11 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from train.config import Config
 from train.parallel.world import World
 
 
-def wrap(model: nn.Module, world: World) -> nn.Module:
+def wrap(model: nn.Module, world: World, config: Config) -> nn.Module:
     """`model` with its gradients averaged over all ranks, which start from rank 0's weights; alone, the model itself.
 
     Gradients live in the communication buckets (gradient_as_bucket_view), which saves one copy of them all.
@@ -16,4 +17,10 @@ def wrap(model: nn.Module, world: World) -> nn.Module:
     if world.size == 1:
         return model
     devices = [world.device.index] if world.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+    return DistributedDataParallel(
+        model,
+        device_ids=devices,
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=config.bucket_mb,
+        static_graph=config.static_graph,
+    )

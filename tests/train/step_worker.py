@@ -1,0 +1,98 @@
+"""On each of two ranks: synchronised batch norm against its oracle, and a step in which one rank overflows; JSON."""
+
+import json
+import sys
+
+import numpy as np
+import torch
+from torch import nn
+
+from train.config import Config
+from train.data.loader import Batch
+from train.models import SmallCNN
+from train.parallel.ddp import wrap
+from train.parallel.world import World, start
+from train.precision import choose_precision
+from train.step import Plan, Step
+from train.syncbn import SyncBatchNorm
+
+
+def norm_error(
+    world: World, sizes: tuple[int, int], shape: tuple[int, ...], offset: float, dtype: torch.dtype
+) -> float:
+    """Largest relative error of output, input gradient, parameter gradients and running statistics, on this rank."""
+    torch.manual_seed(0)
+    whole = torch.randn(sum(sizes), *shape, dtype=torch.float64) * 3 + offset
+    incoming = torch.randn_like(whole)
+    start_row = sum(sizes[: world.rank])
+    rows = slice(start_row, start_row + sizes[world.rank])
+    kind = nn.BatchNorm1d if len(shape) == 1 else nn.BatchNorm2d
+    oracle, ours = kind(shape[0]).double(), SyncBatchNorm(shape[0]).to(dtype)
+    for module in (oracle, ours):
+        with torch.no_grad():
+            module.weight.copy_(torch.linspace(0.5, 2, shape[0]))
+            module.bias.copy_(torch.linspace(-1, 1, shape[0]))
+    x = whole.clone().requires_grad_()
+    expected = oracle(x)
+    expected.backward(incoming)
+    mine = whole[rows].to(dtype).requires_grad_()
+    out = ours(mine)
+    out.backward(incoming[rows].to(dtype))
+    assert ours.weight.grad is not None
+    assert mine.grad is not None
+    assert x.grad is not None
+    weight_grad = world.sum(ours.weight.grad.double())
+    pairs = [
+        (out, expected[rows]),
+        (mine.grad, x.grad[rows]),
+        (weight_grad, oracle.weight.grad),
+        (ours.running_mean, oracle.running_mean),
+        (ours.running_var, oracle.running_var),
+    ]
+    ours.eval(), oracle.eval()
+    pairs.append((ours(mine), oracle(whole)[rows]))
+    return max(
+        float((a.detach().double() - b.detach()).abs().max() / b.detach().abs().max().clamp_min(1))
+        if a.numel()
+        else 0.0
+        for a, b in pairs
+    )
+
+
+def overflow(world: World) -> dict[str, object]:
+    """Rank 1 alone has a loss that overflows; what each rank then does, and in the step after."""
+    config = Config(data="", image_size=8, amp="fp16", momentum=0.9)
+    torch.manual_seed(0)
+    model = SmallCNN(10)
+    step = Step(config, world, choose_precision(config, world.device), model, wrap(model, world, config))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    images = torch.from_numpy(np.random.default_rng(world.rank).integers(0, 256, (4, 8, 8, 3), np.uint8))
+    result: dict[str, object] = {}
+    for name, weight in (("bad", float("inf") if world.rank == 1 else 1.0), ("good", 1.0)):
+        batch = Batch(images, torch.arange(4), torch.full((4,), weight), total=8, last=True)
+        plan = Plan(rate=0.1, update=0)
+        step.accumulate(batch, plan)
+        result[name] = step.update(plan)
+        result[f"{name} scale"] = step.scale.value
+        moved = any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        result[f"{name} moved"] = moved
+    return result
+
+
+if __name__ == "__main__":
+    world = start(Config(data=""))
+    sys.stdout.write(
+        json.dumps(
+            {
+                "norm": {
+                    "equal 2d": norm_error(world, (4, 4), (3, 5, 7), 0, torch.float64),
+                    "uneven 2d": norm_error(world, (5, 2), (3, 5, 7), 0, torch.float64),
+                    "empty 2d": norm_error(world, (5, 0), (3, 5, 7), 0, torch.float64),
+                    "one row each": norm_error(world, (1, 1), (6,), 0, torch.float64),
+                    "mean 100 float32": norm_error(world, (8, 8), (4, 9, 9), 100, torch.float32),
+                },
+                "overflow": overflow(world),
+            }
+        )
+        + "\n"
+    )

@@ -1,0 +1,179 @@
+"""The parts of a step against their formulas: batch norm, loss scale, optimisers, averages, mixes."""
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.train.runs import finish, start
+from train.config import Config
+from train.ema import EMA
+from train.models import SmallCNN, make_model
+from train.objective import Mix, apply_mix, draw_mix, losses
+from train.optim import LARS, make_optimizer
+from train.precision import LossScale, choose_precision
+from train.syncbn import SyncBatchNorm, convert
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder: Path = tmp_path_factory.mktemp("steps")
+    ranks = start(folder, 2, program=("-m", "tests.train.step_worker"))
+    assert finish(ranks) == [0, 0], ranks[0].text
+    return [json.loads(next(line for line in rank.lines if line.startswith("{"))) for rank in ranks]
+
+
+@pytest.mark.parametrize("case", ["equal 2d", "uneven 2d", "empty 2d", "one row each"])
+def test_synchronised_batch_norm_is_batch_norm_of_the_whole(reports: list[dict[str, Any]], case: str) -> None:
+    assert max(report["norm"][case] for report in reports) < 1e-7  # running statistics are fp32 numbers in both
+
+
+def test_synchronised_batch_norm_keeps_its_digits_far_from_zero(reports: list[dict[str, Any]]) -> None:
+    assert max(report["norm"]["mean 100 float32"] for report in reports) < 2e-5
+
+
+def test_one_rank_s_overflow_makes_all_skip(reports: list[dict[str, Any]]) -> None:
+    for report in reports:
+        assert report["overflow"] == {
+            "bad": False,
+            "bad scale": 2.0**15,
+            "bad moved": False,
+            "good": True,
+            "good scale": 2.0**15,
+            "good moved": True,
+        }
+
+
+def test_a_converted_model_keeps_its_weights_and_has_no_plain_batch_norm_left() -> None:
+    model = make_model("cifar_resnet20", 10)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    converted = convert(model)
+    assert not any(type(module) is nn.BatchNorm2d for module in converted.modules())
+    assert all(torch.equal(before[name], value) for name, value in converted.state_dict().items())
+
+
+def test_alone_it_is_batch_norm() -> None:
+    x = torch.randn(6, 4, 3, 3)
+    assert torch.allclose(SyncBatchNorm(4)(x), nn.BatchNorm2d(4)(x), atol=1e-5)
+
+
+def test_loss_scale_halves_doubles_and_stops_at_its_cap() -> None:
+    scale = LossScale(enabled=True)
+    assert scale.value == 2**16
+    assert not scale.unscale([torch.tensor([1.0]), torch.tensor([float("nan")])])
+    assert scale.value == 2**15
+    for _ in range(1999):
+        assert scale.unscale([torch.ones(1)])
+    assert scale.value == 2**15
+    assert not scale.unscale([torch.tensor([float("inf")])])  # and begins to count anew
+    for _ in range(2000 * 12):
+        assert scale.unscale([torch.ones(1)])
+    assert scale.value == 2**24
+    gradient = torch.full((3,), 2.0**24)
+    assert scale.unscale([gradient])
+    assert gradient.tolist() == [1, 1, 1]
+
+
+def test_levels_are_those_of_the_table() -> None:
+    def level(amp: str) -> tuple[object, ...]:
+        p = choose_precision(Config(data="", amp=amp), CPU)
+        return p.weights, p.autocast, p.masters, p.scaled
+
+    half, full = torch.float16, torch.float32
+    assert level("auto") == level("O0") == level("none") == (full, None, False, False)
+    assert level("bf16") == (full, torch.bfloat16, False, False)
+    assert level("O1") == level("fp16") == (full, half, False, True)
+    assert level("O2") == (half, None, True, True)
+    assert level("O3") == (half, None, False, False)
+    for amp, norm in (("O2", full), ("O3", half)):
+        model = choose_precision(Config(data="", amp=amp), CPU).cast(make_model("cifar_resnet20", 10), CPU)
+        types = {type(m): m.weight.dtype for m in model.modules() if getattr(m, "weight", None) is not None}
+        assert types[nn.BatchNorm2d] == norm
+        assert types[nn.Conv2d] == types[nn.Linear] == half
+
+
+def parameter(values: object, gradient: object) -> nn.Parameter:
+    made = nn.Parameter(torch.tensor(values))
+    made.grad = torch.tensor(gradient)
+    return made
+
+
+def test_lars_follows_its_formula() -> None:
+    weight, bias = parameter([[3.0, 4.0]], [[0.6, 0.8]]), parameter([1.0], [0.5])
+    optimizer = LARS([{"params": [weight], "weight_decay": 0.1}, {"params": [bias], "weight_decay": 0.0}], lr=1.0)
+    optimizer.step()
+    # |w| 5, |g| 1: local = .001*5/(1 + .5) = 1/300; g + wd*w = [.9, 1.2]
+    assert torch.allclose(weight, torch.tensor([[2.997, 3.996]]), atol=1e-7)
+    assert torch.allclose(bias, torch.tensor([0.5]))
+    still = parameter([[0.0, 0.0]], [[1.0, 0.0]])
+    LARS([still], lr=0.1).step()
+    assert torch.allclose(still, torch.tensor([[-0.1, 0.0]]))
+
+
+def test_norms_and_biases_are_not_decayed_unless_asked_for() -> None:
+    model = SmallCNN(10)
+    for decay, expected in (("weights", {1e-2: {2, 4}, 0.0: {1}}), ("all", {1e-2: {1, 2, 4}})):
+        config = Config(data="", decay=decay, weight_decay=1e-2)
+        groups = make_optimizer(config, list(model.parameters())).param_groups
+        assert {group["weight_decay"]: {p.ndim for p in group["params"]} for group in groups} == expected
+
+
+def test_the_average_follows_its_formula() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 0.0)
+    ema, expected = EMA(model, decay=0.5), 0.0
+    for update in range(20):
+        nn.init.constant_(model.weight, update + 1.0)
+        ema.update(model, update)
+        decay = min(0.5, (1 + update) / (10 + update))
+        expected = decay * expected + (1 - decay) * (update + 1)
+        assert float(ema.model.state_dict()["weight"]) == pytest.approx(expected, rel=1e-5)
+    assert not ema.model.training
+
+
+def test_the_average_of_batch_norm_has_its_statistics() -> None:
+    model = nn.BatchNorm1d(2)
+    ema = EMA(model, decay=0.0)
+    model(torch.randn(8, 2) + 5)
+    ema.update(model, 100)
+    assert torch.equal(ema.model.state_dict()["running_mean"], model.state_dict()["running_mean"])
+    assert ema.model.num_batches_tracked == 1
+
+
+def test_mixup_and_cutmix_mix_as_much_as_they_say() -> None:
+    images = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 3, 16, 16).contiguous()
+    blended = apply_mix(Mix(0.75, None), images)
+    assert blended[1, 0, 0, 0] == pytest.approx(0.75)
+    config = Config(data="", cutmix=1.0)
+    for seed in range(50):
+        mix = draw_mix(config, seed, 16)
+        assert mix
+        assert mix.box
+        own = (apply_mix(mix, images)[1] == 1).float().mean()
+        assert float(own) == pytest.approx(mix.share, abs=1e-6)
+    shares = [m.share for seed in range(300) if (m := draw_mix(Config(data="", mixup=0.2), seed, 16))]
+    assert 0.4 < sum(shares) / len(shares) < 0.6
+    assert draw_mix(Config(data=""), 0, 16) is None
+
+
+def test_a_mixed_image_s_loss_is_that_of_its_mixed_label() -> None:
+    logits, labels = torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 5, 2, 2])
+    ours = losses(logits, labels, 0.1, Mix(0.7, None))
+    one_hot = nn.functional.one_hot(labels, 6).double()
+    target = 0.9 * (0.7 * one_hot + 0.3 * one_hot.roll(1, 0)) + 0.1 / 6
+    assert torch.allclose(ours, nn.functional.cross_entropy(logits, target, reduction="none"))
+
+
+def test_initial_loss_is_that_of_guessing() -> None:
+    torch.manual_seed(0)
+    model = SmallCNN(10)
+    loss = losses(model(torch.randn(64, 3, 32, 32)), torch.arange(64) % 10, 0.0, None).mean()
+    assert float(loss.detach()) == pytest.approx(math.log(10), abs=0.2)
+    assert copy.deepcopy(model)(torch.randn(2, 3, 8, 8)).shape == (2, 10)

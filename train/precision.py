@@ -1,0 +1,121 @@
+"""What is computed in which type: autocast, or 16-bit weights with fp32 masters, and the loss scale that fp16 needs.
+
+The levels are apex's, under which experiment 1 was written down: O0 nothing, O1 autocast by operator, O2 fp16 weights
+with fp32 batch norm and fp32 master weights, O3 fp16 throughout. The default is bf16 autocast, which needs no scale,
+where the hardware has it.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from train.config import Config
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The types of a run."""
+
+    name: str  # none, bf16, fp16 (O1), O2, O3
+    weights: torch.dtype  # of the model's weights and inputs
+    autocast: torch.dtype | None
+    masters: bool  # fp32 copies of the weights, which the optimiser updates
+    scaled: bool  # a dynamic loss scale
+    layout: torch.memory_format
+
+    def context(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Where operators choose their type, or nothing."""
+        return torch.autocast(device.type, self.autocast) if self.autocast else nullcontext()
+
+    def cast(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """The model on the device, in this precision's types and memory layout; O2 leaves batch norm in fp32."""
+        model = model.to(device, self.weights, memory_format=self.layout)  # type: ignore[call-overload]
+        if self.masters:
+            for module in model.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.float()
+        return model
+
+
+def choose_precision(config: Config, device: torch.device) -> Precision:
+    """--amp auto: bf16 where the GPU computes in it, else fp16 with a loss scale; none on CPU."""
+    name = {"O0": "none", "O1": "fp16"}.get(config.amp, config.amp)
+    if name == "auto" and (device.type == "cpu" or config.dtype == "float64"):
+        name = "none"
+    elif name == "auto":
+        # before Ampere bf16 is emulated and slower than fp32, so the capability counts, not is_bf16_supported()
+        name = "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp16"
+    nhwc = config.memory_format == "channels_last" or (config.memory_format == "auto" and device.type == "cuda")
+    return Precision(
+        name,
+        torch.float16 if name in ("O2", "O3") else getattr(torch, config.dtype),
+        {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name),
+        masters=name == "O2",
+        scaled=name in ("fp16", "O2"),
+        layout=torch.channels_last if nhwc else torch.contiguous_format,
+    )
+
+
+class LossScale:
+    """Dynamic loss scale: starts at 2^16, doubles after 2000 clean steps (cap 2^24), halves when a gradient overflows.
+
+    Micikevicius et al., arXiv 1710.03740, section 3.2. Disabled it is 1, and nothing is checked.
+    """
+
+    GROWTH_INTERVAL, CAP = 2000, 2.0**24
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+        self.value = 2.0**16 if enabled else 1.0
+        self._clean = 0
+
+    @torch.no_grad()
+    def unscale(self, gradients: list[Tensor]) -> bool:
+        """Divides the gradients by the scale; False if any is inf or nan, and then the scale is halved.
+
+        All ranks hold the same reduced gradients, so all of them decide alike.
+        """
+        if not self.enabled:
+            return True
+        torch._foreach_mul_(gradients, 1 / self.value)
+        norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
+        if not bool(norms.isfinite().all()):
+            self.value, self._clean = max(self.value / 2, 1.0), 0
+            return False
+        self._clean += 1
+        if self._clean == self.GROWTH_INTERVAL:
+            self.value, self._clean = min(self.value * 2, self.CAP), 0
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Scale and clean steps."""
+        return {"value": self.value, "clean": self._clean}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from there, if a scale is used at all."""
+        if self.enabled:
+            self.value, self._clean = state["value"], state["clean"]
+
+
+class Masters:
+    """fp32 copies of 16-bit weights: the optimiser updates these, the model gets them rounded."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.parameters = [nn.Parameter(p.detach().float().clone()) for p in self._model]
+
+    def take_gradients(self) -> None:
+        """The model's gradients, in fp32, become the masters'."""
+        for ours, theirs in zip(self.parameters, self._model, strict=True):
+            ours.grad = None if theirs.grad is None else theirs.grad.float()
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """The model's weights become the masters', rounded."""
+        for theirs, ours in zip(self._model, self.parameters, strict=True):
+            theirs.copy_(ours)

@@ -1,0 +1,101 @@
+"""Batch normalisation over the batches of all ranks, on any device and backend, for batches of different sizes.
+
+torch's own SyncBatchNorm works on GPUs only. One all-reduce forward, one backward, both in float64: with float32 sums a
+mean of 100 costs three digits of the variance.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class _Normalise(torch.autograd.Function):
+    """xhat = (x - mu)/sqrt(v + eps) with mu and v over all ranks; also returns mu, v and the number of values."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        axes = [0, *range(2, x.ndim)]
+        wide = x.double()
+        count = torch.full((1,), x.numel() // x.shape[1], dtype=torch.float64, device=x.device)
+        sums = _all_sum(torch.cat([wide.sum(axes), wide.square().sum(axes), count]))
+        channels = x.shape[1]
+        count = sums[-1]
+        mean = sums[:channels] / count
+        variance = (sums[channels : 2 * channels] / count - mean.square()).clamp_min(0)
+        scale = (variance + eps).rsqrt()
+        normal = ((wide - _wide(mean, x)) * _wide(scale, x)).to(x.dtype)
+        ctx.save_for_backward(normal, scale, count)
+        ctx.mark_non_differentiable(mean, variance, count)
+        return normal, mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        normal, scale, count = ctx.saved_tensors
+        gradient = gradients[0]
+        axes, channels = [0, *range(2, normal.ndim)], normal.shape[1]
+        g, xhat = gradient.double(), normal.double()
+        sums = _all_sum(torch.cat([g.sum(axes), (g * xhat).sum(axes)])) / count
+        dx = (g - _wide(sums[:channels], normal) - xhat * _wide(sums[channels:], normal)) * _wide(scale, normal)
+        return dx.to(gradient.dtype), None
+
+
+def _wide(values: Tensor, like: Tensor) -> Tensor:
+    return values.view(1, -1, *[1] * (like.ndim - 2))
+
+
+def _all_sum(values: Tensor) -> Tensor:
+    if dist.is_initialized():
+        dist.all_reduce(values)
+    return values
+
+
+class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """A drop-in for nn.BatchNorm1d/2d/3d; input (n, C, ...), n may differ between ranks and may be 0.
+
+    Evaluation uses the running statistics and does not communicate.
+    """
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - torch's name
+        if input.ndim < 2:
+            raise ValueError(f"expected (n, C, ...), got {input.ndim} dimension(s)")
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        """Normalised, scaled and shifted, in the input's type."""
+        self._check_input_dim(input)
+        if not self.training and self.running_mean is not None:
+            return super().forward(input)
+        normal: Tensor
+        normal, mean, variance, count = _Normalise.apply(input, self.eps)
+        if self.training and self.running_mean is not None:
+            self._track(mean, variance, count)
+        if self.weight is not None:
+            normal = normal * _wide(self.weight, input).to(input.dtype) + _wide(self.bias, input).to(input.dtype)
+        return normal
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        unbiased = variance * (count / (count - 1).clamp_min(1))
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
+
+
+def convert(model: nn.Module) -> nn.Module:
+    """`model` with every batch norm replaced by a synchronised one that shares its parameters and buffers."""
+    if isinstance(model, nn.modules.batchnorm._BatchNorm) and not isinstance(model, SyncBatchNorm):
+        ours = SyncBatchNorm(model.num_features, model.eps, model.momentum, model.affine, model.track_running_stats)
+        ours.weight, ours.bias = model.weight, model.bias
+        ours.running_mean, ours.running_var = model.running_mean, model.running_var
+        ours.num_batches_tracked, ours.training = model.num_batches_tracked, model.training
+        return ours
+    for name, child in model.named_children():
+        setattr(model, name, convert(child))
+    return model
