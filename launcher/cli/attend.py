@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 import time
 
 from launcher.cli.bars import bars
 from launcher.cli.screen import Screen, print_outcome
-from launcher.errors import StoppedByUser
+from launcher.errors import LauncherError, StoppedByUser
 from launcher.job.dump import dump_job
 from launcher.job.models import Job
 from launcher.logs.lines import Masker
+from launcher.model.plan import RunId
 from launcher.node.connect import Fleet
+from launcher.node.parallel import to_the_end
 from launcher.records.paths import NodePaths
 from launcher.records.snapshot import Snapshot
 from launcher.records.store import Record
@@ -25,24 +27,36 @@ from launcher.run.watch import Source, Watch
 SECOND_CTRL_C = 2.0  # seconds in which another Ctrl-C stops the run instead of leaving it
 
 
-def attend(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], *, detach: bool) -> int:
-    """Start the run and go along with it; the exit code."""
+def attend(
+    job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], *, detach: bool, resume: RunId | None = None
+) -> int:
+    """Start the run and go along with it; the exit code. resume: an earlier run, whose checkpoints it begins with."""
     with Screen(Masker(secrets.values())) as screen:
-        record = launch(job, fleet, code, secrets, screen)
+        record = launch(job, fleet, code, secrets, screen, resume)
         if detach:
             screen.say(f"{record.run} is running. Follow it: launcher logs {record.run}")
             return 0
         return follow(record, fleet, screen)
 
 
-def launch(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], screen: Screen) -> Record:
-    """Image, plan, record, start; a record of a run that never started is removed again."""
+def launch(
+    job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], screen: Screen, resume: RunId | None
+) -> Record:
+    """Image, plan, record, start; the record of a run that never started says why."""
     with bars() as tell:
         plan = prepare(job, fleet, code.digest, screen.say, tell)
     for warning in plan.warnings:
         screen.say(f"warning: {warning}")
     record = Record.create(plan, dump_job(job), code.archive)
-    start(plan, fleet, code.archive, secrets, record.event)
+    if resume is not None:
+        record.event("resumes", earlier=resume)
+    try:
+        start(plan, fleet, code.archive, secrets, record.event, resume)
+    except LauncherError as error:
+        record.finish(
+            {"run": record.run, "state": RunState.FAILED.value, "exit_code": error.exit_code, "why": str(error)}
+        )
+        raise
     meeting = plan.rendezvous
     screen.say(
         f"{plan.run} runs on {', '.join(n.node for n in plan.nodes)}, meeting at {meeting.address}:{meeting.port}"
@@ -72,19 +86,18 @@ def follow(record: Record, fleet: Fleet, screen: Screen, offset: int = 0) -> int
 
 def leave_or_stop(record: Record, fleet: Fleet, watch: Watch, screen: Screen) -> int:
     """After the first Ctrl-C: leave the run going, unless a second one follows."""
-    watch.close()
-    screen.finish()
-    screen.say(
-        f"left {record.run} running. Come back: launcher logs {record.run}   stop it: launcher down {record.run}"
-    )
-    screen.say(f"Ctrl-C again within {SECOND_CTRL_C:.0f} s stops it now")
-    try:
+    try:  # from the first line on: a person may press twice in a row
+        watch.close()
+        screen.finish()
+        screen.say(
+            f"left {record.run} running. Come back: launcher logs {record.run}   stop it: launcher down {record.run}"
+        )
+        screen.say(f"Ctrl-C again within {SECOND_CTRL_C:.0f} s stops it now")
         time.sleep(SECOND_CTRL_C)
     except KeyboardInterrupt:
         screen.say(f"stopping {record.run}; its trainer may save a checkpoint first")
-        stopping = threading.Thread(target=stop, args=(fleet, record.run), daemon=True)
-        stopping.start()
-        stopping.join()
+        with contextlib.suppress(KeyboardInterrupt):
+            to_the_end(lambda: stop(fleet, record.run, into=record.paths.root))
         record.finish({"run": record.run, "state": RunState.STOPPED.value, "exit_code": StoppedByUser.exit_code})
         screen.say("stopped; nothing of it is left but the output folders")
         return StoppedByUser.exit_code

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from launcher import __version__
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, StoppedByUser
 
 # name -> (module, attribute, help). The order is the order of a day's work.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -99,7 +99,7 @@ def main() -> None:
         report(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(StoppedByUser.exit_code)
 
 
 def report(error: LauncherError) -> None:

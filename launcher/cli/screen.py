@@ -19,7 +19,7 @@ from launcher.logs.lines import Lines, Masker
 from launcher.run.diagnose import Failure
 from launcher.run.finish import Outcome
 from launcher.run.state import RunState
-from launcher.run.watch import Message, NodeBack, NodeEnded, NodeGone, NodeLost, Output, Progress, Tick
+from launcher.run.watch import Message, NodeBack, NodeEnded, NodeGone, NodeLost, NodeRestarted, Output, Progress, Tick
 
 # A traceback is held back so long: if the run fails meanwhile, the first failure is shown instead, which may be another
 # rank's; if it goes on, the traceback was none that matters and is shown with all that came after it.
@@ -101,6 +101,8 @@ class Screen:
                 self.say(f"{message.node} ended with exit code {message.state.exit_code}")
         elif isinstance(message, NodeLost):
             self.say(f"{message.node}: no connection, trying again; the run goes on there ({message.reason})")
+        elif isinstance(message, NodeRestarted):
+            self.say(f"{message.node}: started again (restart {message.restarts}; before: {message.why})")
         elif isinstance(message, NodeBack):
             self.say(f"{message.node}: connected again")
         elif isinstance(message, NodeGone):

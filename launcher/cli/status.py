@@ -25,6 +25,8 @@ from launcher.node.engine import Files
 from launcher.records import store
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
+from launcher.run import attempts
+from launcher.run.attempts import Attempt
 from launcher.run.locate import Attached, attach, on_nodes
 from launcher.run.state import of_containers
 
@@ -68,14 +70,25 @@ def look(attached: Attached) -> dict[str, Any]:
         state = str(result["state"])
     progress = _progress(attached)
     ends = {str(row.get("node")): row for row in (result or {}).get("nodes", [])}
-    rows = [_row(node, states.get(node.name), ends.get(node.name, {})) for node in attached.nodes]
+    rows = [
+        _row(node, states.get(node.name), ends.get(node.name, {}), _attempts(attached, node)) for node in attached.nodes
+    ]
     rows += [
         {"node": name, "state": "unreachable", "reason": str(error)} for name, error in attached.unreachable.items()
     ]
     return {"run": attached.record.run, "state": state, "progress": progress, "nodes": rows, "result": result}
 
 
-def _row(node: NodeOfRun, state: ContainerState | None, end: Mapping[str, Any]) -> dict[str, Any]:
+def _attempts(attached: Attached, node: NodeOfRun) -> tuple[Attempt, ...]:
+    try:
+        return attempts.read(attached.engines[node.name].files, node.output, node.name)
+    except LauncherError:
+        return ()  # went away since it was asked for its containers
+
+
+def _row(
+    node: NodeOfRun, state: ContainerState | None, end: Mapping[str, Any], started: tuple[Attempt, ...]
+) -> dict[str, Any]:
     """end: what was written down of the node when the run ended, for when its container is no longer there."""
     row: dict[str, Any] = {
         "node": node.name,
@@ -84,7 +97,7 @@ def _row(node: NodeOfRun, state: ContainerState | None, end: Mapping[str, Any]) 
         "ranks": [node.ranks.start, node.ranks.stop - 1],
     }
     if state is None:
-        kept = {key: end.get(key) for key in ("exit_code", "oom_killed", "restarts")}
+        kept = {key: end.get(key) for key in ("exit_code", "oom_killed", "restarts", "restarted")}
         return {**row, "state": "removed", **kept}
     until = state.finished if state.phase.ended and state.finished else time.time()
     return {
@@ -92,7 +105,8 @@ def _row(node: NodeOfRun, state: ContainerState | None, end: Mapping[str, Any]) 
         "state": state.phase.value,
         "exit_code": state.exit_code,
         "oom_killed": state.oom_killed,
-        "restarts": state.restarts,
+        "restarts": max(0, len(started) - 1),
+        "restarted": attempts.reasons(started),
         "age": round(until - state.started, 1) if state.started else None,
         "gpus": [g for g in state.labels.get(labels.GPUS, "").split(labels.SPLIT) if g],
         "container": state.name,
@@ -144,7 +158,12 @@ def _render(seen: Mapping[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [head]
     if step := seen["progress"]:
         parts.append(Text("  ".join(f"{name} {_short(step[name])}" for name in _SHOWN if name in step)))
-    return Group(*parts, table)
+    why = [
+        Text(f"{row['node']}: restart {place} after {reason}", style="yellow")
+        for row in seen["nodes"]
+        for place, reason in enumerate(row.get("restarted") or (), 1)
+    ]
+    return Group(*parts, table, *why)
 
 
 _SHOWN = ("epoch", "epochs", "step", "steps", "images_per_s", "data_wait", "loss")

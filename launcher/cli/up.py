@@ -14,6 +14,7 @@ from launcher.job.files import check_files, code_folder, read_secrets
 from launcher.job.loader import load_job
 from launcher.job.models import Job
 from launcher.job.sweep import expand_sweep
+from launcher.model.plan import RunId, is_run_id
 from launcher.node.connect import Fleet, connect
 from launcher.node.parallel import begin
 
@@ -28,6 +29,15 @@ def up(
     detach: Annotated[
         bool, typer.Option("-d", "--detach", help="Start it and return; `launcher logs` follows.")
     ] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            help="Begin with a copy of an earlier run's checkpoints, on the same nodes.",
+            show_default=False,
+        ),
+    ] = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
     """Ctrl-C leaves the run going and says how to come back; a second one stops it.
@@ -36,26 +46,45 @@ def up(
     4 the image, 5 stopped, 6 not every node confirmed.
     """
     loaded = load_job(job, sets or [], options.hosts(nodes))
+    earlier = None if resume is None else _earlier(resume)
     code = 0
     for variant in expand_sweep(loaded):
-        code = max(code, run_one(variant, detach=detach, ssh_config=ssh_config))
+        code = max(code, run_one(variant, detach=detach, resume=earlier, ssh_config=ssh_config))
     sys.exit(code)
 
 
-def run_one(job: Job, *, detach: bool, ssh_config: Path | None) -> int:
+def _earlier(text: str) -> RunId:
+    """The run that is meant: a whole id needs no record here."""
+    if is_run_id(text):
+        return text
+    from launcher.records.store import find
+
+    return find(text).run
+
+
+def run_one(job: Job, *, detach: bool, resume: RunId | None, ssh_config: Path | None) -> int:
     """One run of one job; its exit code."""
     check_files(job, Path.cwd(), os.environ)
     secrets = read_secrets(job, Path.cwd(), os.environ)
     ready = begin(lambda: _make_ready(job))
     with connect([(entry.name, entry.host) for entry in job.nodes], job.runtime, ssh_config) as fleet:
         attend, code = ready()
-        return attend(job, fleet, code, secrets, detach=detach)
+        return attend(job, fleet, code, secrets, detach=detach, resume=resume)
 
 
 class Attend(Protocol):
     """launcher.cli.attend.attend"""
 
-    def __call__(self, job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], *, detach: bool) -> int: ...
+    def __call__(
+        self,
+        job: Job,
+        fleet: Fleet,
+        code: Snapshot,
+        secrets: dict[str, str],
+        *,
+        detach: bool,
+        resume: RunId | None = None,
+    ) -> int: ...
 
 
 def _make_ready(job: Job) -> tuple[Attend, Snapshot]:

@@ -104,6 +104,7 @@ case $1 in
 esac
 
 # --- the program
+[ -z "$TORCHELASTIC_ERROR_FILE" ] || rm -f "$TORCHELASTIC_ERROR_FILE" # an earlier attempt's failure is not ours
 note start
 our_child='' our_sent='' our_end='' our_over='' our_code=0
 if [ -n "$LAUNCHER_TIMEOUT" ]; then

@@ -34,6 +34,9 @@ class Files(Protocol):
     def scan(self, root: str) -> Sequence[FileEntry]:
         """Every regular file below `root`, links not followed; empty where `root` is missing."""
 
+    def copy_tree(self, source: str, target: str) -> bool:
+        """Copy a folder with all in it, beside what `target` has already; False where `source` is missing."""
+
     def remove_tree(self, path: str) -> None:
         """Remove a folder with all in it; nothing to do where it is missing."""
 

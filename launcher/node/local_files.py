@@ -57,6 +57,18 @@ class LocalFiles:
         except OSError as error:
             raise self._unfit(f"list {root}", error) from error
 
+    def copy_tree(self, source: str, target: str) -> bool:
+        """Raises NodeUnfit, also where there is no room for it."""
+        if not _absolute(source).is_dir():
+            return False
+        try:
+            shutil.copytree(source, _absolute(target), symlinks=True, dirs_exist_ok=True)
+        except shutil.Error as error:
+            raise NodeUnfit(self.node, f"could not copy {source}: {error}", "make room: launcher clean") from error
+        except OSError as error:
+            raise self._unfit(f"copy {source}", error) from error
+        return True
+
     def remove_tree(self, path: str) -> None:
         """Raises NodeUnfit when something of it cannot be removed."""
         folder = _absolute(path)

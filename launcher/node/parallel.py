@@ -29,6 +29,23 @@ def begin(job: Callable[[], T]) -> Callable[[], T]:
     return value
 
 
+def to_the_end(job: Callable[[], T]) -> T:
+    """Its value, or its error, when it is over: a Ctrl-C meanwhile waits, and is raised then.
+
+    What is created while nobody waits for it would never be taken back; half a clean-up is worse than a late one.
+    """
+    value, interrupted = begin(job), False
+    while True:
+        try:
+            result = value()
+        except KeyboardInterrupt:
+            interrupted = True
+            continue
+        if interrupted:
+            raise KeyboardInterrupt
+        return result
+
+
 def together(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
     """Both at once; the first's error, else the second's."""
     results: list[B | BaseException] = []

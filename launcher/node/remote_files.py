@@ -16,10 +16,12 @@ from launcher.node.ssh import Done, Session, Ssh
 
 _TIMEOUT = 60.0
 _REMOVE_TIMEOUT = 600.0
+_COPY_TIMEOUT = 3600.0  # checkpoints may be large, and a disk slow
 _MISSING = 44  # exit code of our own scripts: it is not there
 
 _WRITE = 'umask 077; cat >"$2" && chmod "$1" "$2" && mv -f -- "$2" "$3" || { rm -f -- "$2"; exit 1; }'
 _SCAN = f'[ -d "$1" ] || exit {_MISSING}; cd -- "$1" && find . -type f -printf "%s %T@ %P\\0"'
+_COPY = f'[ -d "$1" ] || exit {_MISSING}; umask 077; mkdir -p -- "$2" && cp -RPp -- "$1/." "$2"'
 _READ = f'[ -e "$1" ] || exit {_MISSING}; tail -c "+$2" -- "$1" | head -c "$3"'
 
 
@@ -72,6 +74,13 @@ class RemoteFiles:
         if done.code or done.err:
             raise OSError(f"{self._ssh.node}: {path}: {done.complaint}")
         return done.out
+
+    def copy_tree(self, source: str, target: str) -> bool:
+        """Raises NodeUnfit, also where there is no room for it; NodeUnreachable."""
+        done = self._script(
+            _COPY, _absolute(source), _absolute(target), doing=f"copy {source}", timeout=_COPY_TIMEOUT, missing=True
+        )
+        return done.code == 0
 
     def remove_tree(self, path: str) -> None:
         """Raises NodeUnfit when something of it cannot be removed, NodeUnreachable."""

@@ -11,6 +11,8 @@ from launcher.model.container import ContainerState
 from launcher.node.engine import Files
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
+from launcher.run.attempts import Attempt
+from launcher.run.attempts import read as read_attempts
 from launcher.run.state import SIGKILL_CODE, TIMEOUT_CODE
 
 TAIL = 256 << 10
@@ -89,6 +91,7 @@ class Evidence:
     log: str  # the end of the node's log
     error: Mapping[str, object]  # torchrun's error file, {} where there is none
     rank_logs: Mapping[int, str]  # the ends of its workers' logs
+    attempts: tuple[Attempt, ...] = ()
 
 
 def gather(files: Files, node: NodeOfRun, state: ContainerState, fallback: bytes = b"") -> Evidence:
@@ -109,6 +112,7 @@ def gather(files: Files, node: NodeOfRun, state: ContainerState, fallback: bytes
         log=log,
         error=_error_file(files, paths.error) if f"errors/{node.name}.json" in sizes else {},
         rank_logs={rank: end_of(f"logs/rank-{rank}.log") for rank in node.ranks if f"logs/rank-{rank}.log" in sizes},
+        attempts=read_attempts(files, node.output, node.name),
     )
 
 

@@ -13,6 +13,7 @@ from launcher.model.plan import plain
 from launcher.node.engine import Engine
 from launcher.records.collect import collect
 from launcher.records.store import NodeOfRun, Record
+from launcher.run.attempts import reasons
 from launcher.run.diagnose import Evidence, Failure, first_failure, gather, is_victim
 from launcher.run.state import RunState
 
@@ -100,7 +101,8 @@ def _node_result(
         "rank": node.rank,
         "exit_code": state.exit_code if state else None,
         "oom_killed": state.oom_killed if state else None,
-        "restarts": state.restarts if state else None,
+        "restarts": max(0, len(own.attempts) - 1) if own else (state.restarts if state else None),
+        "restarted": reasons(own.attempts) if own else [],
         "started": state.started if state else None,
         "finished": state.finished if state else None,
         "victim": bool(own and failure and failure.node != node.name and own.state.exit_code and is_victim(own)),

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from launcher.errors import ImageUnfit, LauncherError, NodesFailed, NodeUnfit
 from launcher.model import labels
 from launcher.model.container import ContainerState
-from launcher.model.plan import NodePlan, Plan
+from launcher.model.plan import NodePlan, Plan, RunId
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
+from launcher.node.parallel import to_the_end
 from launcher.run.archive import archive
+
+CHECKPOINTS = "checkpoints"  # in the output folder: where the trainer saves, and from where it goes on by itself
 
 
 def start(
@@ -19,8 +24,11 @@ def start(
     code: bytes,
     secrets: Mapping[str, str],
     event: Callable[..., None],
+    resume: RunId | None = None,
 ) -> None:
     """Bring every container of the plan to life.
+
+    resume: an earlier run, whose checkpoints each node copies into the new run's output folder first.
 
     Whatever goes wrong, a Ctrl-C too, nothing of this run is left on any node when this raises; NodesFailed names
     every node that failed with its reason.
@@ -31,6 +39,8 @@ def start(
     def create(engine: Engine) -> None:
         planned = by_node[engine.node]
         engine.files.make_dir(planned.container.output_dir)
+        if resume is not None:
+            _bring_checkpoints(engine, planned, resume)
         ids[engine.node] = engine.create(planned.container)
         engine.put(ids[engine.node], archive(planned.container, code, secrets))
 
@@ -41,15 +51,28 @@ def start(
         engine.start(ids[engine.node])
 
     try:
-        fleet.each(create)
+        to_the_end(partial(fleet.each, create))
         event("created", nodes=list(by_node))
-        fleet.each(check)
-        fleet.each(run)
+        to_the_end(partial(fleet.each, check))
+        to_the_end(partial(fleet.each, run))
         event("started", nodes=list(by_node))
     except BaseException as error:
         event("undone", reason=str(error) or type(error).__name__)
-        undo(plan, fleet, cause=error)
+        to_the_end(partial(undo, plan, fleet, cause=error))
         raise
+
+
+def _bring_checkpoints(engine: Engine, planned: NodePlan, earlier: RunId) -> None:
+    """A copy, not links: a program that overwrites its checkpoint in place must not change the earlier run's."""
+    new = planned.container.output_dir
+    old = posixpath.join(posixpath.dirname(new), earlier)
+    found = engine.files.copy_tree(posixpath.join(old, CHECKPOINTS), posixpath.join(new, CHECKPOINTS))
+    if not found and planned.rank == 0:
+        raise NodeUnfit(
+            f"node {planned.node}",
+            f"{earlier} has left no {CHECKPOINTS}/ in {old} to go on from",
+            "the first node must be the one that it was then, and the run not purged",
+        )
 
 
 def undo(plan: Plan, fleet: Fleet, cause: BaseException) -> None:

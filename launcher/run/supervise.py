@@ -10,7 +10,7 @@ from launcher.model.container import ContainerState
 from launcher.node.engine import Engine
 from launcher.records.store import NodeOfRun, Record
 from launcher.run.finish import Outcome, conclude
-from launcher.run.watch import Message, NodeBack, NodeEnded, NodeGone, NodeLost, Watch
+from launcher.run.watch import Message, NodeBack, NodeEnded, NodeGone, NodeLost, NodeRestarted, Watch
 
 # A rank that fails takes its peers down within a second or two: torchrun and the communication library see to that.
 # Those that still run after PATIENCE are stopped, SIGKILL after GRACE: 15 s in all.
@@ -60,6 +60,8 @@ class Supervisor:
         elif isinstance(message, NodeGone):
             self._gone[message.node] = message.reason
             self._record.event("node gone", node=message.node, reason=message.reason)
+        elif isinstance(message, NodeRestarted):
+            self._record.event("node restarted", node=message.node, restarts=message.restarts, why=message.why)
         elif isinstance(message, (NodeLost, NodeBack)):
             self._record.event("node lost" if isinstance(message, NodeLost) else "node back", node=message.node)
 

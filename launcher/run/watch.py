@@ -21,9 +21,11 @@ from launcher.node.engine import Engine
 from launcher.records.collect import collect
 from launcher.records.paths import NodePaths, RunPaths
 from launcher.records.store import NodeOfRun
+from launcher.run import attempts
 
 POLL = 0.1  # seconds between two looks at a growing file
 COLLECT_EVERY = 5.0
+ATTEMPTS_EVERY = 2.0
 WAIT = 30.0  # one wait call; then it is asked again, so that a silent cut is noticed
 RETRY = (1.0, 2.0, 4.0, 8.0, 15.0)
 GIVE_UP = 30.0  # a node that stays away so long after all others have ended is lost
@@ -76,7 +78,16 @@ class Tick:
     """Nothing happened for a moment."""
 
 
-Message = Tick | Output | Progress | NodeEnded | NodeLost | NodeBack | NodeGone
+@dataclass(frozen=True)
+class NodeRestarted:
+    """Its processes were started again; `why`: how the attempt before ended."""
+
+    node: str
+    restarts: int
+    why: str
+
+
+Message = NodeRestarted | Tick | Output | Progress | NodeEnded | NodeLost | NodeBack | NodeGone
 
 
 @dataclass(frozen=True)
@@ -134,6 +145,7 @@ class Watch:
         for source in self._sources:
             self._thread(f"follow {source.path}", self._follow, source)
         self._thread("progress", self._progress, self._nodes[0])
+        self._thread("collect attempts", self._count_attempts)
         if self._paths is not None:
             self._thread("collect", self._collect, self._paths)
 
@@ -215,6 +227,24 @@ class Watch:
         except LauncherError:
             return None
         return value
+
+    def _count_attempts(self) -> None:
+        """Tell of every restart from now on."""
+        known: dict[str, int] = {}
+        while not self._stop.is_set():
+            last_look = all(event.is_set() for event in self._ended.values())
+            for node in self._nodes:
+                try:
+                    found = attempts.read(self._engines[node.name].files, node.output, node.name)
+                except LauncherError:
+                    continue  # the waiting thread reports that
+                before = known.setdefault(node.name, max(1, len(found)))
+                for place in range(before, len(found)):
+                    self._queue.put(NodeRestarted(node.name, place, found[place - 1].why()))
+                known[node.name] = max(before, len(found))
+            if last_look:
+                return
+            self._stop.wait(ATTEMPTS_EVERY)
 
     def _collect(self, paths: RunPaths) -> None:
         while not self._stop.wait(COLLECT_EVERY):

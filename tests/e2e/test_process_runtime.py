@@ -91,6 +91,25 @@ def test_a_second_ctrl_c_stops_the_run_and_the_program_may_save(home_cli: Cli) -
     assert left(home_cli) == []
 
 
+@pytest.mark.parametrize("delay", [0.15, 0.3, 0.45, 0.6, 0.8, 1.0])
+def test_ctrl_c_at_any_moment_of_the_start_leaves_a_whole_run_or_nothing(home_cli: Cli, delay: float) -> None:
+    script = home_cli.program("ticks.py")
+    job = home_cli.job("early", **process_job(run={"command": ["python3", script, "600"]}))
+    up = home_cli.start("up", job)
+    time.sleep(delay)
+    up.send_signal(signal.SIGINT)
+    _, news = up.communicate(timeout=60)
+    if up.returncode == 0:  # it ran already: left, with the way back
+        assert "launcher logs early-" in news
+        nodes = json.loads(home_cli("status", "--json").stdout)["nodes"]
+        assert [node["state"] for node in nodes] == ["running", "running"]
+        home_cli("down")
+    else:
+        assert up.returncode in (5, 130, -signal.SIGINT), news  # before Python was ready to be asked: by the signal
+        assert "Traceback" not in news or "launcher/run" not in news
+    assert left(home_cli) == []
+
+
 def test_a_killed_launcher_loses_nothing(home_cli: Cli) -> None:
     script = home_cli.program("ticks.py")
     job = home_cli.job("ticks", **process_job(nodes=["local"], run={"command": ["python3", script, "40"]}))

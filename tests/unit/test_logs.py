@@ -109,8 +109,11 @@ def test_a_tail_hands_out_every_byte_once_and_waits_for_a_file_that_is_not_there
     assert b"".join(tail.drain()) == b"def"
 
 
+WORDS = st.binary(max_size=9).map(lambda b: b.translate(None, b"\r\n") or b"x")
+
+
 @pytest.mark.parametrize("ending", [b"", b"\n"])
-@given(st.lists(st.binary(max_size=9).map(lambda b: b.translate(None, b"\r\n") or b"x"), max_size=30), st.integers(0, 40))
+@given(st.lists(WORDS, max_size=30), st.integers(0, 40))
 def test_last_lines_begin_where_they_should(ending: bytes, lines: list[bytes], count: int) -> None:
     data = b"\n".join(lines) + (ending if lines else b"")
     offset = last_lines(Memory({"/o/log": data}), "/o/log", count)

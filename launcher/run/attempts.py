@@ -1,0 +1,65 @@
+"""How often a node's processes were started, and how each attempt ended, as the entry script wrote it down there.
+
+The engine's own counter forgets when the node reboots; this file does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.node.engine import Files
+from launcher.records.paths import NodePaths
+from launcher.run.state import SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
+
+LIMIT = 1 << 20
+_MEANINGS = {SIGKILL_CODE: "SIGKILL", SIGTERM_CODE: "SIGTERM", TIMEOUT_CODE: "time limit"}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a node's processes. Seconds since the epoch by the node's clock.
+
+    ended and code are None while it runs; also where nobody could write them any more: its container was killed, or its
+    node went down.
+    """
+
+    started: float
+    ended: float | None = None
+    code: int | None = None
+
+    def why(self) -> str:
+        """What is to be said of one that another start followed."""
+        if self.ended is None:
+            return "being killed with its container, its engine or its node"
+        meaning = f" ({_MEANINGS[self.code]})" if self.code in _MEANINGS else ""
+        return f"exit code {self.code}{meaning} after {self.ended - self.started:.0f} s"
+
+
+def parse(text: bytes) -> tuple[Attempt, ...]:
+    """From the lines `start <epoch>` and `exit <code> <epoch>`; a torn or foreign line is passed over."""
+    found: list[Attempt] = []
+    for line in text.decode("utf-8", "replace").splitlines():
+        words = line.split()
+        try:
+            numbers = [int(word) for word in words[1:]]
+        except ValueError:
+            continue
+        if words[:1] == ["start"] and len(numbers) == 1:
+            found.append(Attempt(numbers[0]))
+        elif words[:1] == ["exit"] and len(numbers) == 2 and found and found[-1].ended is None:
+            found[-1] = Attempt(found[-1].started, numbers[1], numbers[0])
+    return tuple(found)
+
+
+def read(files: Files, output: str, node: str) -> tuple[Attempt, ...]:
+    """() where it was never started."""
+    try:
+        return parse(files.read(NodePaths(output, node).attempts, limit=LIMIT))
+    except FileNotFoundError:
+        return ()
+
+
+def reasons(attempts: Sequence[Attempt]) -> list[str]:
+    """Why each restart was needed, in order."""
+    return [attempt.why() for attempt in attempts[:-1]]
