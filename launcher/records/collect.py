@@ -5,8 +5,10 @@ The local file's size is the memory of how far we came, so a killed launcher, or
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -43,16 +45,27 @@ def want(path: str, *, checkpoints: bool = False) -> Want | None:
 
 
 def collect(files: Files, output: str, local: Path, *, checkpoints: bool = False) -> int:
-    """Bring over what is new since the last time; how many bytes travelled."""
+    """Bring over what is new since the last time; how many bytes travelled.
+
+    One at a time for a local folder, over all processes: two that add to the same file would double its bytes.
+    """
     moved = 0
-    for entry in files.scan(output):
-        wanted = want(entry.path, checkpoints=checkpoints)
-        if wanted is None:
-            continue
-        target = local / wanted.local
-        target.parent.mkdir(parents=True, exist_ok=True)
-        moved += _grow(files, output, entry, target) if wanted.grows else _replace(files, output, entry, target)
+    with _alone(local):
+        for entry in files.scan(output):
+            wanted = want(entry.path, checkpoints=checkpoints)
+            if wanted is None:
+                continue
+            target = local / wanted.local
+            target.parent.mkdir(parents=True, exist_ok=True)
+            moved += _grow(files, output, entry, target) if wanted.grows else _replace(files, output, entry, target)
     return moved
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    with (folder / ".collecting").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _grow(files: Files, output: str, entry: FileEntry, target: Path) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,16 +37,12 @@ def stop(
     Raises NodesFailed where a node did not do all of it.
     """
 
-    # One at a time: nodes that share an output folder would add the same bytes to the same file here twice.
-    bringing = threading.Lock()
-
     def on_node(engine: Engine) -> Removed:
         found = engine.list({labels.RUN: run})
         ended = [s if s.phase.ended or s.phase is Phase.CREATED else engine.stop(s.id, grace) for s in found]
         for state in ended:
             if into is not None and state.phase is not Phase.CREATED:
-                with bringing:
-                    collect(engine.files, state.labels[labels.OUTPUT], into)
+                collect(engine.files, state.labels[labels.OUTPUT], into)
             engine.remove(state.id)
         started = [state.started for state in ended if state.started]
         swept = engine.sweep_shared_memory(min(started)) if started else ()

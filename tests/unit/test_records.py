@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,27 @@ def test_only_new_bytes_travel(tmp_path: Path) -> None:
     assert collect(files, "/o", tmp_path) == 0
     assert not (tmp_path / "checkpoints").exists()
     assert collect(files, "/o", tmp_path, checkpoints=True) == 1
+
+
+def test_two_who_bring_the_same_files_at_once_double_nothing(tmp_path: Path) -> None:
+    class Slow(Memory):
+        def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
+            time.sleep(0.001)
+            return super().read(path, offset, limit)
+
+    files = Slow({"/o/logs/n.log": b"x" * 100})
+
+    def grow_and_collect() -> None:
+        for _ in range(50):
+            files.content["/o/logs/n.log"] += b"y"
+            collect(files, "/o", tmp_path)
+
+    threads = [threading.Thread(target=grow_and_collect) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (tmp_path / "logs/n.log").read_bytes() == files.content["/o/logs/n.log"]
 
 
 def test_event_files_of_any_program_are_found() -> None:
