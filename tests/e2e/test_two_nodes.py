@@ -191,3 +191,17 @@ def test_without_the_record_the_nodes_tell_everything(bed_cli: Cli, bed: Bed) ->
     assert "tick 19" in (bed_cli.runs()[-1] / "logs" / "node1.log").read_text()
     bed_cli("down", "--nodes", "node1,node2")
     assert bed.wait_clean() == []
+
+
+def test_shared_memory_of_a_killed_job_is_swept_and_nobody_elses(bed_cli: Cli, bed: Bed) -> None:
+    bed.sh(
+        bed.nodes[0],
+        "echo data > /dev/shm/my_dataset; echo old > /dev/shm/torch_1_old_0; touch -d yesterday /dev/shm/torch_1_old_0",
+    )
+    bed.sh(bed.nodes[0], "chown trainer /dev/shm/my_dataset /dev/shm/torch_1_old_0")
+    command = ["sh", "-c", "echo x > /dev/shm/torch_7_new_0; echo x > /dev/shm/sem.mp-abc; echo ready; sleep 600"]
+    bed_cli("up", "-d", bed_cli.job("shm", **bed_job(run={"command": command})))
+    bed_cli.until_logged("ready")
+    bed_cli("down")
+    assert bed.sh(bed.nodes[0], "ls /dev/shm").split() == ["my_dataset", "torch_1_old_0"]
+    assert bed.sh(bed.nodes[1], "ls /dev/shm").split() == []
