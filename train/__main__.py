@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from typing import NoReturn
@@ -11,14 +12,21 @@ from train.errors import Stopped, TrainError
 
 EXIT_USAGE, EXIT_STOPPED = 2, 143
 
+# first word -> module whose main(argv) it means; without one of these words a model is trained
+COMMANDS = {"dual-batch": "train.dual_batch.cli"}
+
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code: 0 done, 2 something in the call or the data does not fit, 143 stopped by SIGTERM and saved.
 
     Any other exception leaves with its traceback, which torchrun's error file gets too.
     """
+    argv = sys.argv[1:] if argv is None else argv
     try:
-        config = parse(sys.argv[1:] if argv is None else argv)
+        if argv and argv[0] in COMMANDS:
+            importlib.import_module(COMMANDS[argv[0]]).main(argv[1:])
+            return 0
+        config = parse(argv)
         # after parsing: --help and a wrong option must not wait for torch
         from torch.distributed.elastic.multiprocessing.errors import record
 

@@ -1,0 +1,67 @@
+"""What a batch costs on this machine: a*B + b seconds, by least squares over measured batch times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from train.dual_batch.plan import Cost
+from train.errors import TrainError
+from train.models import seeded_model
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One batch size and the median of its times."""
+
+    batch: int
+    seconds: float
+
+
+def fit(timings: Sequence[Timing]) -> Cost:
+    """The line through the points.
+
+    Raises:
+        TrainError: fewer than two batch sizes, or a line that falls: the times are too noisy to plan with.
+    """
+    if len({timing.batch for timing in timings}) < 2:
+        raise TrainError("--batches: a line needs two batch sizes or more")
+    sizes = np.array([[timing.batch, 1.0] for timing in timings])
+    (a, b), *_ = np.linalg.lstsq(sizes, np.array([timing.seconds for timing in timings]), rcond=None)
+    if not (a > 0 and b > 0):
+        raise TrainError(
+            f"the times give {a:.3g} s a sample and {b:.3g} s a batch: both must be above 0; measure with more "
+            f"--repeats, with smaller batches too, and with nothing else running"
+        )
+    return Cost(float(a), float(b))
+
+
+def measure(
+    arch: str, classes: int, side: int, batches: Sequence[int], repeats: int, device: torch.device
+) -> list[Timing]:
+    """Training steps of `arch` on images of that side; batch sizes take turns, so that a slow phase hits all alike."""
+    model = seeded_model(arch, classes, seed=0).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    images = torch.randn(max(batches), 3, side, side, device=device)
+    labels = torch.arange(max(batches), device=device) % classes
+
+    def step(batch: int) -> float:
+        start = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        functional.cross_entropy(model(images[:batch]), labels[:batch]).backward()  # type: ignore[no-untyped-call]  # torch's stub
+        optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - start
+
+    for batch in batches:
+        step(batch)
+    rounds = [[step(batch) for batch in batches] for _ in range(repeats)]
+    return [
+        Timing(batch, float(np.median(times))) for batch, times in zip(batches, zip(*rounds, strict=True), strict=True)
+    ]
