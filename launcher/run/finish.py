@@ -62,7 +62,8 @@ def conclude(
         except LauncherError as error:
             lost[node.name] = str(error)
     failure = None if stopped else first_failure(evidence)
-    if failure is None and lost and not stopped:
+    blamed = next((e for e in evidence if failure and e.node.name == failure.node), None)
+    if lost and not stopped and (blamed is None or is_victim(blamed)):
         name, reason = next(iter(lost.items()))
         failure = Failure(
             name, None, None, "did not answer any more", "see that it is up; then `launcher status`", reason

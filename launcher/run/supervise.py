@@ -14,7 +14,7 @@ from launcher.run.watch import Message, NodeBack, NodeEnded, NodeGone, NodeLost,
 
 # A rank that fails takes its peers down within a second or two: torchrun and the communication library see to that.
 # Those that still run after PATIENCE are stopped, SIGKILL after GRACE: 15 s in all.
-PATIENCE = 4.0
+PATIENCE = 3.0
 GRACE = 10.0
 
 

@@ -1,0 +1,37 @@
+"""Trains nothing, but as trainers do: a collective a step, a checkpoint every few steps, and it goes on from the last.
+
+steps.py STEPS INTERVAL SECONDS: so many steps, a checkpoint every INTERVAL of them, SECONDS a step.
+"""
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+steps, interval, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+rank = dist.get_rank()
+folder = Path(os.environ["LAUNCHER_OUTPUT"], "checkpoints")
+last = folder / "last.json"
+start = torch.zeros(1, dtype=torch.int64)
+if rank == 0 and last.exists():
+    start[0] = json.loads(last.read_text())["step"]
+dist.broadcast(start, 0)
+print(f"rank {rank} begins after step {start.item()}", flush=True)
+for step in range(int(start.item()) + 1, steps + 1):
+    dist.all_reduce(torch.ones(1))
+    time.sleep(seconds)
+    if rank == 0:
+        print(f"step {step}", flush=True)
+        if step % interval == 0:
+            folder.mkdir(exist_ok=True)
+            last.with_suffix(".part").write_text(json.dumps({"step": step}))
+            last.with_suffix(".part").replace(last)
+print(f"rank {rank} finished after step {steps}", flush=True)
+dist.barrier()
+dist.destroy_process_group()
