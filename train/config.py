@@ -32,6 +32,12 @@ class Config:
     flip: float = option("data", "probability of a horizontal flip", 0.5, least=0)
     mean: tuple[float, ...] = option("data", "channel means, of 0..1", (0.485, 0.456, 0.406), nargs=3)
     std: tuple[float, ...] = option("data", "channel standard deviations", (0.229, 0.224, 0.225), nargs=3)
+    decoder: str = option(
+        "data",
+        "of training images; auto: the fastest that works here (roi is compiled on first use)",
+        "auto",
+        choices=("auto", "roi", "simplejpeg", "pil"),
+    )
     workers: int = option("data", "decoding threads a process; -1: its share of the cores", -1, least=-1)
     max_damaged: int = option("data", "damaged images that are skipped before the run is given up", 10, least=0)
     prefetch: int = option("data", "batches decoded ahead", 3, least=1)

@@ -69,7 +69,8 @@ def _announce(run: Run, watch: Silent) -> None:
     watch.say(
         f"train: {config.arch}, {parameter_count(run.model):,} parameters; {len(dataset.classes)} classes, "
         f"{len(dataset.train.labels):,} images to train on, {len(dataset.val.labels):,} to validate on; "
-        f"global batch {run.global_batch}, {run.total_steps:,} steps, amp {run.precision.name}"
+        f"global batch {run.global_batch}, {run.total_steps:,} steps, amp {run.precision.name}, "
+        f"decoder {run.decoder}"
     )
     if run.resumed:
         if run.resumed.damaged:
@@ -85,6 +86,7 @@ def _facts(run: Run) -> dict[str, object]:
         "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
         "amp": run.precision.name,
         "backend": world.backend,
+        "decoder": run.decoder,
         "global_batch": run.global_batch,
         "step": run.global_step,
         "steps": run.total_steps,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from train import checkpoint
 from train.config import Config
 from train.data import sampler
+from train.data.decode import choose_decoder
 from train.data.loader import Loader
 from train.data.open import open_dataset
 from train.data.source import Dataset
@@ -54,6 +55,7 @@ class Run:
     resumed: checkpoint.Loaded | None
     train_loader: Loader
     val_loader: Loader
+    decoder: str
 
     @property
     def global_batch(self) -> int:
@@ -124,11 +126,24 @@ def prepare(config: Config, world: World) -> Run:
     callee = cast(nn.Module, torch.compile(model)) if config.compile else model
     step = Step(config, world, precision, model, wrap(callee, world, config))
     pin = world.device.type == "cuda"
-    loaders = (
-        Loader(config, source, training, config.batch_size, world.local_size, pin)
-        for source, training in ((dataset.train, True), (dataset.val, False))
+    decoder = world.together(lambda: choose_decoder(config.decoder))
+    train_loader = Loader(config, dataset.train, decoder, config.batch_size, world.local_size, pin)
+    val_loader = Loader(config, dataset.val, None, config.batch_size, world.local_size, pin)
+    run = Run(
+        config,
+        world,
+        dataset,
+        model,
+        step,
+        precision,
+        schedule,
+        Progress(),
+        epoch_steps,
+        resumed,
+        train_loader,
+        val_loader,
+        decoder.name,
     )
-    run = Run(config, world, dataset, model, step, precision, schedule, Progress(), epoch_steps, resumed, *loaders)
     if resumed:
         world.together(lambda: _restore(run, resumed))
     return run

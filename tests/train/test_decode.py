@@ -1,5 +1,6 @@
 """Decoded pixels are those a viewer shows, whatever the file holds; views are the field's own."""
 
+import contextlib
 import io
 
 import numpy as np
@@ -10,7 +11,8 @@ from PIL import Image
 
 from train.config import Config
 from train.data.augment import NUMBERS, View, random_box, training_view, validation_view
-from train.data.decode import DecodeError, NotAnImageError, decode_pil, finish
+from train.data.decode import Choose, DecodeError, Decoder, NotAnImageError, Pillow, choose_decoder, finish
+from train.errors import TrainError
 
 CONFIG = Config(data="unused", image_size=32)
 
@@ -31,8 +33,18 @@ def whole(width: int, height: int) -> View:
     return View((0, 0, width, height))
 
 
-def decode(data: bytes, side: int = 32) -> np.ndarray:
-    return decode_pil(data, whole, side)[0]
+def decode(data: bytes, choose: Choose = whole, side: int = 32, decoder: Decoder | None = None) -> np.ndarray:
+    out = np.empty((side, side, 3), np.uint8)
+    (decoder or Pillow()).decode(data, choose, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def roi() -> Decoder:
+    try:
+        return choose_decoder("roi")
+    except TrainError as error:
+        pytest.skip(str(error))
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> float:
@@ -57,7 +69,8 @@ def test_sixteen_bits_are_scaled_not_clipped() -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_rotation_is_undone_before_the_crop(orientation: int) -> None:
+@pytest.mark.parametrize("kind", ["pil", "auto"])
+def test_exif_rotation_is_undone_before_the_crop(orientation: int, kind: str) -> None:
     undo = {
         2: Image.Transpose.FLIP_LEFT_RIGHT,
         3: Image.Transpose.ROTATE_180,
@@ -76,7 +89,7 @@ def test_exif_rotation_is_undone_before_the_crop(orientation: int) -> None:
         sizes.append((width, height))
         return whole(width, height)
 
-    out, _ = decode_pil(encoded(stored, quality=95, exif=exif.tobytes()), choose, 32)
+    out = decode(encoded(stored, quality=95, exif=exif.tobytes()), choose, decoder=choose_decoder(kind))
     assert sizes == [(80, 60)]
     assert difference(out, decode(encoded(scene(), "PNG"))) < 3
 
@@ -87,6 +100,70 @@ def test_what_is_no_image_and_what_is_damaged() -> None:
     for data in (b"", encoded(scene(), quality=95)[:500]):
         with pytest.raises(DecodeError):
             decode(data)
+
+
+def photo(width: int = 320, height: int = 240) -> Image.Image:
+    """Detail everywhere: what a decoder gets wrong shows."""
+    rng = np.random.default_rng(0)
+    noise = rng.integers(0, 256, (height // 4, width // 4, 3), np.uint8)
+    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("flip", [False, True])
+def test_the_compiled_decoder_is_two_tap_bilinear_of_the_crop(roi: Decoder, subsampling: int, flip: bool) -> None:
+    """Against Pillow's full decode and torch's resampling; 55 dB is rounding."""
+    data = encoded(photo(), quality=90, subsampling=subsampling)
+    full = torch.from_numpy(np.asarray(Image.open(io.BytesIO(data))).copy()).permute(2, 0, 1)[None].float()
+    for row in np.random.default_rng(1).random((40, NUMBERS)).tolist():
+        left, top, w, h = (int(v) for v in random_box(320, 240, 0.05, row))
+        view = View((left, top, w, h), flip=flip)
+        ours = decode(data, lambda *_, view=view: view, 128, roi)
+        crop = full[:, :, top : top + h, left : left + w]
+        expected = torch.nn.functional.interpolate(crop, size=(128, 128), mode="bilinear", antialias=False)
+        error = ((ours[:, ::-1] if flip else ours) - expected[0].permute(1, 2, 0).numpy()).astype(float)
+        assert 10 * np.log10(255**2 / (error**2).mean()) > 55
+
+
+def test_the_compiled_decoder_reduces_large_crops_in_the_transform(roi: Decoder) -> None:
+    """Close to Pillow's antialiased result, which two taps over the full image are not."""
+    data = encoded(photo(1024, 768), quality=90)
+    assert difference(decode(data, side=64, decoder=roi), decode(data, side=64)) < 4
+
+
+def test_the_compiled_decoder_copies_what_needs_no_resampling(roi: Decoder) -> None:
+    data = encoded(photo(64, 64), quality=90)
+    assert (decode(data, side=64, decoder=roi) == np.asarray(Image.open(io.BytesIO(data)))).all()
+
+
+def test_the_compiled_decoder_shifts_like_the_other(roi: Decoder) -> None:
+    data = encoded(photo(32, 32), quality=90)
+
+    def choose(width: int, height: int) -> View:
+        return View((0, 0, width, height), shift=(-3, 2), flip=True)
+
+    assert difference(decode(data, choose, 32, roi), decode(data, choose, 32)) < 1
+
+
+def test_the_compiled_decoder_leaves_to_pillow_what_it_cannot_read(roi: Decoder) -> None:
+    for data in (encoded(scene(), "PNG"), encoded(scene().convert("CMYK"), quality=95)):
+        assert (decode(data, decoder=roi) == decode(data)).all()
+    grey = encoded(scene().convert("L"), quality=95)
+    assert difference(decode(grey, decoder=roi), decode(grey)) < 3
+
+
+def test_the_compiled_decoder_names_damage_and_never_crashes(roi: Decoder) -> None:
+    intact = encoded(photo(), quality=90)
+    for data in (intact[: len(intact) // 2], intact[:300], b"\xff\xd8\xff" + b"\0" * 100, b""):
+        with pytest.raises((DecodeError, NotAnImageError)):
+            decode(data, decoder=roi)
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        broken = bytearray(intact)
+        for place in rng.integers(2, len(broken), 20):
+            broken[place] = int(rng.integers(256))
+        with contextlib.suppress(DecodeError, NotAnImageError):
+            assert decode(bytes(broken), decoder=roi).shape == (32, 32, 3)
 
 
 @given(

@@ -69,8 +69,12 @@ class Damaged:
 class Loader:
     """Decodes batches of one source on `config.workers` threads, `config.prefetch` batches ahead."""
 
-    def __init__(self, config: Config, source: Source, training: bool, batch: int, local_world: int, pin: bool) -> None:
-        self._config, self._source, self._training = config, source, training
+    def __init__(
+        self, config: Config, source: Source, decoder: decode.Decoder | None, batch: int, local_world: int, pin: bool
+    ) -> None:
+        """`decoder` is for training, with augmentation; None: validation, always with Pillow."""
+        self._config, self._source, self._training = config, source, decoder is not None
+        self._decoder = decoder or decode.Pillow()
         self._damaged = Damaged(config.max_damaged, {})
         workers = config.workers if config.workers >= 0 else max(1, len(os.sched_getaffinity(0)) // local_world)
         self._pool = ThreadPoolExecutor(workers, "decode") if workers else None
@@ -138,14 +142,13 @@ class Loader:
         try:
             data = self._source.read(index)
             if isinstance(data, bytes):
-                pixels, view = decode.decode_pil(data, choose, self._config.image_size)
+                self._decoder.decode(data, choose, out)
             else:
-                pixels, view = decode.resize_pixels(data, choose, self._config.image_size)
+                decode.resize_pixels(data, choose, out)
         except decode.NotAnImageError as error:
             raise TrainError(f"{self._source.name(index)}: {error}; remove it from the data set") from error
         except (decode.DecodeError, OSError) as error:
             self._damaged.add(self._source.name(index), str(error))
             out[...] = 0
             return False
-        decode.finish(pixels, view, out)
         return True

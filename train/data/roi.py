@@ -1,0 +1,98 @@
+"""The compiled decoder: roi.c, built once with the machine's own compiler and libjpeg-turbo, called without the GIL."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from train.data.augment import View
+from train.data.source import Pixels
+
+SOURCE = Path(__file__).with_name("roi.c")
+FLAGS = ("-O3", "-fPIC", "-shared")
+MESSAGE_BYTES = 200  # libjpeg's JMSG_LENGTH_MAX
+OK, ERROR, UNSUPPORTED = 0, 1, 2
+
+
+class BuildError(Exception):
+    """There is no compiler, or no libjpeg-turbo to build against; the message says which."""
+
+
+def build() -> Path:
+    """The shared library, built if this machine's cache has none of this source.
+
+    Raises:
+        BuildError: it cannot be built here.
+    """
+    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
+    if compiler is None:
+        raise BuildError("no C compiler")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "launcher-train"
+    key = hashlib.sha256(SOURCE.read_bytes() + repr((compiler, FLAGS, os.uname().machine)).encode()).hexdigest()[:16]
+    library = cache / f"roi-{key}.so"
+    if not library.exists():
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            _compile(compiler, library)
+        except OSError as error:
+            raise BuildError(str(error)) from error
+    return library
+
+
+def _compile(compiler: str, library: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        made = Path(folder) / "roi.so"
+        done = subprocess.run(
+            [compiler, *FLAGS, "-o", str(made), str(SOURCE), "-ljpeg"], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+            raise BuildError(lines[0].strip() if lines else f"{compiler} exited with {done.returncode}")
+        made.replace(library)  # atomic: another rank may be building the same
+
+
+class Library:
+    """The functions of roi.c."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            loaded = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise BuildError(f"cannot load {path}: {error}") from error
+        data, size, out, message = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p
+        self._size, self._decode = loaded.roi_size, loaded.roi_decode
+        self._size.argtypes = [data, size, ctypes.POINTER(ctypes.c_int * 2), message]
+        self._decode.argtypes = [
+            data,
+            size,
+            ctypes.POINTER(ctypes.c_double * 4),
+            ctypes.c_int,
+            ctypes.c_int,
+            out,
+            message,
+        ]
+
+    def size(self, data: bytes) -> tuple[int, int] | None:
+        """Width and height of a JPEG, or None for what only Pillow can read (CMYK, damaged headers)."""
+        size, message = (ctypes.c_int * 2)(), ctypes.create_string_buffer(MESSAGE_BYTES)
+        if self._size(data, len(data), ctypes.byref(size), message) != OK:
+            return None
+        return size[0], size[1]
+
+    def decode(self, data: bytes, view: View, flip: bool, out: Pixels) -> str | None:
+        """The view's box into `out`, (side, side, 3) and contiguous; what is wrong with the file, or None."""
+        box, message = (ctypes.c_double * 4)(*view.box), ctypes.create_string_buffer(MESSAGE_BYTES)
+        code = self._decode(data, len(data), ctypes.byref(box), len(out), int(flip), out.ctypes.data, message)
+        return None if code == OK else message.value.decode(errors="replace")
+
+
+def contiguous(side: int) -> Pixels:
+    """Room for one decoded image."""
+    return np.empty((side, side, 3), np.uint8)
