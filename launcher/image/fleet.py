@@ -71,7 +71,7 @@ def bring(name: str, fleet: Fleet, say: Say, tell: Tell = silent) -> ImageOnNode
     found = look(name, fleet)
     holders = fleet.holders(found)
     if not holders:
-        return pull_everywhere(name, fleet, say)
+        return pull(name, fleet.nodes, fleet, say)
     return spread(name, found, *holders[0], fleet, say, tell)
 
 
@@ -91,19 +91,19 @@ def spread(
         say(notes[0])
     say(f"image {name}: from {fleet.called(source)} to {', '.join(engine.node for engine in targets)}")
     sent = ship(source, info, name, targets, tell)
-    prove(name, info, fleet)
+    prove(info, fleet)
     return ImageOnNodes(name, info.id, shipped=sent, notes=notes)
 
 
-def prove(name: str, info: ImageInfo, fleet: Fleet) -> None:
-    """Raises ImageUnfit unless `name` is this very image on every node."""
-    found = look(name, fleet)
+def prove(info: ImageInfo, fleet: Fleet) -> None:
+    """Raises ImageUnfit unless every node has this very image."""
+    found = look(info.id, fleet)
     strange = [e.node for e, theirs in zip(fleet.nodes, found.nodes, strict=True) if not same(theirs, info)]
     if strange:
         raise ImageUnfit(
             ", ".join(strange),
-            f"{name} is not image {info.id[:19]} there after it was shipped",
-            "somebody else may be changing that tag on the node; try again",
+            f"does not have image {info.id[:19]} after it was shipped",
+            "somebody else may be removing images on the node; try again",
         )
 
 
@@ -112,8 +112,11 @@ def same(theirs: ImageInfo | None, info: ImageInfo) -> bool:
     return theirs is not None and theirs.id == info.id
 
 
-def pull_everywhere(name: str, fleet: Fleet, say: Say) -> ImageOnNodes:
-    """Nobody has it: every node pulls the same digest from its registry, with the caller's login for this once."""
+def pull(name: str, engines: Sequence[Engine], fleet: Fleet, say: Say) -> ImageOnNodes:
+    """Nobody of the fleet has it: these pull the same digest from its registry, with the caller's login for this once.
+
+    Raises ImageUnfit with the registry's words, NodesFailed.
+    """
     nowhere = f"is neither on {fleet.names}" + (" nor on this machine" if fleet.local else "")
     wanted = reference.parse(name)
     if wanted is None or not reference.in_registry(name):
@@ -124,17 +127,18 @@ def pull_everywhere(name: str, fleet: Fleet, say: Say) -> ImageOnNodes:
         )
     login = login_for(name)
     try:
-        digest = wanted.digest or store(fleet.nodes[0]).digest(name, login)
+        digest = wanted.digest or store(engines[0]).digest(name, login)
     except LauncherError as error:
         raise ImageUnfit(
             f"image {name}",
-            f"{nowhere}, and {fleet.nodes[0].node} does not get it from its registry: {error.what}",
-            "check its spelling, whether the nodes reach the registry, and `docker login` on this machine",
+            f"{nowhere}, and {fleet.called(engines[0])} does not get it from its registry: {error.what}",
+            "check its spelling, the way to the registry, and `docker login` on this machine",
         ) from error
     pinned = wanted.at(digest)
-    say(f"image {name}: {fleet.names} pull{'s' * (len(fleet.nodes) == 1)} {pinned}")
+    who = ", ".join(fleet.called(engine) for engine in engines)
+    say(f"image {name}: {who} pull{'s' * (len(engines) == 1)} {pinned}")
 
-    def pull(engine: Engine) -> ImageInfo:
+    def fetch(engine: Engine) -> ImageInfo:
         images = store(engine)
         images.pull(pinned, login)
         info = images.inspect(pinned)
@@ -144,11 +148,11 @@ def pull_everywhere(name: str, fleet: Fleet, say: Say) -> ImageOnNodes:
             images.tag(info.id, name)
         return info
 
-    infos = parallel.each(pull, fleet.nodes)
+    infos = parallel.each(fetch, engines)
     if any(not same(info, infos[0]) for info in infos):
         errors = [
             ImageUnfit(engine.node, f"{pinned} is {info.id[:19]} ({info.arch}) there", "use nodes of one architecture")
-            for engine, info in zip(fleet.nodes, infos, strict=True)
+            for engine, info in zip(engines, infos, strict=True)
         ]
         raise NodesFailed(errors, of=len(errors))
     return ImageOnNodes(name, infos[0].id, notes=(f"pulled {pinned}",))

@@ -1,0 +1,209 @@
+"""An image to 2 and 4 nodes: ours beside `docker save | ssh | docker load`, one node after another, on the test bed.
+
+    python -m bench.image_ship [--nodes 2 4] [--size 1.0] [--json FILE]
+
+The image is Debian and real files of this Python environment, 1 GB by default, in three layers. Both ways begin with
+nodes that have Debian only, end with the same image on every node, and take turns within one run. Then one more pip
+package is installed and shipped in both ways, and nothing is shipped once more. Bytes are what leaves this machine for
+a node. CPU seconds are those of the whole machine: the nodes share its cores, which real ones do not.
+It uses a bed of its own and leaves it up: LAUNCHER_BED_NAME=launcher-bench python -m tests.bed down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import report
+from launcher.image.export import export
+from launcher.image.fleet import Fleet, bring
+from launcher.image.ship import store
+from launcher.node.connect import caller_engine, connect
+from tests.bed import cluster
+from tests.bed.bed import Bed
+from tests.bed.settings import TRAIN_IMAGE, Settings
+
+FIRST, SECOND = "launcher-bench:first", "launcher-bench:second"
+LIMITS = {2: 0.75, 4: 0.6}
+DELTA_TIME, DELTA_BYTES = 0.1, 1.05
+PACKAGE = "rich"  # installed here, and what `pip install` would add
+
+
+def main() -> int:
+    """0 when every ratio is within its limit, 1 otherwise."""
+    parser = argparse.ArgumentParser(prog="python -m bench.image_ship", description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4], choices=sorted(LIMITS))
+    parser.add_argument("--size", type=float, default=1.0, help="GB of real files in the image")
+    parser.add_argument("--json", type=Path, help="write all values there")
+    call = parser.parse_args()
+    os.environ.setdefault("LAUNCHER_BED_NAME", "launcher-bench")
+    settings = Settings.from_environment()
+    with cluster.locked(settings, "session"):
+        cluster.up(settings, max(call.nodes))
+        bed = Bed.attach(settings)
+        make_images(call.size)
+        result = {"machine": report.machine(), "rounds": [measure(bed, count) for count in call.nodes]}
+        result["machine"]["load_after"] = round(os.getloadavg()[0], 2)
+        clear(bed)
+    show(result)
+    if call.json:
+        report.write(call.json, result)
+    return 0 if all(limit_kept(row) for row in rows(result)) else 1
+
+
+def make_images(gigabytes: float) -> None:
+    """FIRST: Debian with real files in three layers. SECOND: one pip package more."""
+    with tempfile.TemporaryDirectory(prefix="launcher-bench-", dir=Path.home()) as folder:
+        root = Path(folder)
+        lines = [f"FROM {TRAIN_IMAGE}"]
+        for layer, files in enumerate(real_files(int(gigabytes * 1e9), 3)):
+            for number, path in enumerate(files):
+                target = root / f"layer{layer}" / str(number) / path.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+            lines.append(f"COPY layer{layer} /opt/layer{layer}")
+        build(root, lines, FIRST)
+        shutil.copytree(next(Path(sys.prefix).rglob(f"{PACKAGE}/__init__.py")).parent, root / "package")
+        build(root, [f"FROM {FIRST}", "COPY package /opt/package"], SECOND)
+
+
+def real_files(wanted: int, layers: int) -> list[list[Path]]:
+    """Files of this Python environment, as many bytes as wanted, spread over the layers."""
+    found: list[list[Path]] = [[] for _ in range(layers)]
+    taken = 0
+    for path in sorted(Path(sys.prefix).rglob("*")):
+        if taken >= wanted:
+            return found
+        if path.is_file() and not path.is_symlink():
+            found[taken * layers // wanted].append(path)
+            taken += path.stat().st_size
+    return found
+
+
+def build(folder: Path, lines: Sequence[str], tag: str) -> None:
+    (folder / "Dockerfile").write_text("\n".join(lines) + "\n")
+    subprocess.run(
+        ["docker", "build", "-q", "-t", tag, str(folder)],
+        env={**os.environ, "DOCKER_BUILDKIT": "0"}, check=True, capture_output=True,
+    )  # fmt: skip
+
+
+def measure(bed: Bed, count: int) -> dict[str, Any]:
+    """Seconds, CPU seconds and bytes of both ways, on the first `count` nodes."""
+    nodes = bed.nodes[:count]
+    hosts = [(node.alias, node.alias) for node in nodes]
+    found: dict[str, Any] = {"nodes": count}
+    with caller_engine() as local, connect(hosts, ssh_config=bed.ssh_config) as fleet:
+        assert local is not None
+        info, more = store(local).inspect(FIRST), store(local).inspect(SECOND)
+        assert info is not None
+        assert more is not None
+        found["changed_bytes"] = sum(map(len, export(local, more, len(info.layers))))
+
+        def ours(name: str) -> int:
+            return max(bring(name, Fleet(fleet.engines, local), print_nothing).shipped.values(), default=0)
+
+        clear(bed)
+        for what, name in (("first", FIRST), ("delta", SECOND)):
+            found[f"{what}_by_hand"] = timed(lambda name=name: by_hand(bed, name, hosts))  # type: ignore[misc]
+            if what == "first":
+                clear(bed)
+                found["first_ours"] = timed(lambda: ours(FIRST))
+            else:
+                for node in nodes:
+                    bed.docker(node, "image", "rm", SECOND)
+                found["delta_ours"] = timed(lambda: ours(SECOND))
+        found["nothing_ours"] = timed(lambda: ours(SECOND))
+    return found
+
+
+def print_nothing(line: str) -> None:
+    """Ours tells what it does; here the table does."""
+
+
+def by_hand(bed: Bed, name: str, hosts: Sequence[tuple[str, str]]) -> int:
+    """What a user types, one node after another; bytes for one node."""
+    sent = 0
+    for _, host in hosts:
+        command = f'docker save {name} | tee >(wc -c >&2) | ssh -F "{bed.ssh_config}" {host} docker load -q'
+        done = subprocess.run(["bash", "-c", command], check=True, capture_output=True, text=True)
+        sent = int(done.stderr.split()[0])
+    return sent
+
+
+def timed(action: Callable[[], int]) -> dict[str, float]:
+    """Seconds and CPU seconds of an action that returns bytes."""
+    began, busy = time.monotonic(), cpu_seconds()
+    sent = action()
+    return {
+        "seconds": round(time.monotonic() - began, 2),
+        "cpu_seconds": round(cpu_seconds() - busy, 1),
+        "bytes": sent,
+    }
+
+
+def cpu_seconds() -> float:
+    """Busy seconds of all cores since boot: user, nice, system, irq, softirq."""
+    fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    return sum(fields[index] for index in (0, 1, 2, 5, 6)) / os.sysconf("SC_CLK_TCK")
+
+
+def clear(bed: Bed) -> None:
+    """Both images off every node."""
+    for node in bed.nodes:
+        bed.run(node, "docker", "image", "rm", "-f", SECOND, FIRST, check=False)
+        bed.run(node, "docker", "image", "prune", "-f", check=False)
+
+
+def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row a comparison: what, nodes, by hand, ours, ratio, limit."""
+    found = []
+    for row in result["rounds"]:
+        count = row["nodes"]
+        for what, limit in (("first", LIMITS[count]), ("delta", DELTA_TIME)):
+            hand, mine = row[f"{what}_by_hand"], row[f"{what}_ours"]
+            found.append(
+                {
+                    "what": "first ship" if what == "first" else "one more package",
+                    "nodes": count,
+                    "hand": hand,
+                    "ours": mine,
+                    "ratio": mine["seconds"] / hand["seconds"],
+                    "limit": limit,
+                }
+            )
+        sent = row["delta_ours"]["bytes"] / row["changed_bytes"]
+        found.append({"what": "bytes / changed layers", "nodes": count, "ratio": sent, "limit": DELTA_BYTES})
+        each = row["nothing_ours"]["seconds"] / count
+        found.append({"what": "nothing to do, s a node", "nodes": count, "ratio": each, "limit": 1.0})
+    return found
+
+
+def limit_kept(row: dict[str, Any]) -> bool:
+    return bool(row["ratio"] <= row["limit"])
+
+
+def show(result: dict[str, Any]) -> None:
+    print(f"{'':26}{'nodes':>6}{'by hand':>10}{'ours':>10}{'CPU s':>14}{'MB a node':>16}{'ratio':>8}{'limit':>7}")
+    for row in rows(result):
+        hand, mine = row.get("hand"), row.get("ours")
+        shown = f"{row['what']:26}{row['nodes']:>6}"
+        if hand and mine:
+            cpu = f"{hand['cpu_seconds']:.0f} -> {mine['cpu_seconds']:.0f}"
+            sent = f"{hand['bytes'] / 1e6:.1f} -> {mine['bytes'] / 1e6:.1f}"
+            shown += f"{hand['seconds']:>9.1f}s{mine['seconds']:>9.1f}s{cpu:>14}{sent:>16}"
+        else:
+            shown += " " * 50
+        print(f"{shown}{row['ratio']:>8.2f}{row['limit']:>7}{'' if limit_kept(row) else '  MISSED'}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

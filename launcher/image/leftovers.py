@@ -1,0 +1,46 @@
+"""Images that we made and nobody uses any more: what `launcher clean` may remove, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from launcher.image import recipe
+from launcher.image.reference import OURS
+from launcher.image.ship import store
+from launcher.node.engine import Engine, ImageInfo
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """An image on one node. `size`: of all its layers, also those that other images share."""
+
+    node: str
+    image: ImageInfo
+
+    @property
+    def name(self) -> str:
+        return ", ".join(self.image.tags) or self.image.id[7:19]
+
+
+def unused(engine: Engine, keep: Collection[str] = ()) -> Sequence[Leftover]:
+    """What we made on this engine, that no container of it is of, and whose id is not in `keep`.
+
+    An image that somebody gave a name of his own is his.
+    """
+    if engine.images is None:
+        return ()
+    made = store(engine).list({recipe.MADE: None})
+    used = {container.image for container in engine.list({})} if made else set()
+    return tuple(
+        Leftover(engine.node, image)
+        for image in made
+        if image.id not in used and image.id not in keep and all(tag.startswith(OURS) for tag in image.tags)
+    )
+
+
+def remove(engine: Engine, leftover: Leftover) -> None:
+    """Take its names away, and with the last one the image; a layer that another image needs stays."""
+    images = store(engine)
+    for name in leftover.image.tags or (leftover.image.id,):
+        images.remove(name)

@@ -1,0 +1,49 @@
+"""Stand-ins for images that do not fit together: real torch, real torchvision, the wrong ones of each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from launcher.image.build import has_buildx
+from tests.bed.images import image_id
+from tests.bed.shell import run
+
+FOLDER = Path(__file__).parent / "faulty"
+FAULTY = "launcher-bed-faulty"
+TIMEOUT = 1500  # seconds: torch and what it needs is 3 GB of wheels
+
+
+def faulty(tag: str = FAULTY, **arguments: str) -> str:
+    """Build a stand-in on this machine's engine: torch 2.14.1 with torchvision 0.2.1 unless `arguments` say otherwise.
+
+    Minutes and 4 GB the first time, a second from the builder's cache.
+    """
+    with tempfile.TemporaryDirectory(prefix="launcher-bed-") as folder:
+        context = Path(folder)
+        for path in FOLDER.iterdir():
+            shutil.copy(path, context)
+        authority = os.environ.get("PIP_CERT", "")
+        if authority:  # pip in the build trusts what pip here trusts
+            shutil.copy(authority, context / "ca.crt")
+        for path in context.iterdir():
+            os.utime(path, (0, 0))
+        argv = ["docker", "buildx", "build", "--builder", "default", "--load"] if has_buildx() else ["docker", "build"]
+        for key, value in arguments.items():
+            argv += ["--build-arg", f"{key}={value}"]
+        run([*argv, "-q", "--network", "host", "-t", tag, folder], timeout=TIMEOUT)
+    assert image_id(tag)
+    return tag
+
+
+def on_top(base: str, tag: str, *lines: str) -> str:
+    """`base` with these Dockerfile lines after it."""
+    text = "\n".join([f"FROM {base}", *lines]) + "\n"
+    subprocess.run(
+        ["docker", "build", "-q", "-t", tag, "-"],
+        input=text.encode(), env={**os.environ, "DOCKER_BUILDKIT": "0"}, capture_output=True, check=True, timeout=300,
+    )  # fmt: skip
+    return tag

@@ -1,0 +1,185 @@
+"""Images that do not fit together are repaired, or refused with the fault's name: on real engines, with real torch."""
+
+import dataclasses
+import re
+
+import pytest
+import yaml
+
+from launcher.errors import ImageUnfit
+from launcher.image import recipe
+from launcher.image.ensure import ensure
+from launcher.image.fleet import Fleet
+from launcher.image.prepare import prepare
+from launcher.image.probe import full_report
+from launcher.image.verify import verify
+from launcher.job.models import Image
+from launcher.node.connect import caller_engine, connect
+from tests.bed import standins
+from tests.bed.host import docker
+from tests.e2e.cli import ROOT, Cli
+
+pytestmark = pytest.mark.bed
+JOB = "bed-test"  # in the name of every image that is made here
+FORWARD = """
+import sys
+import torch, torchvision
+model = torchvision.models.vgg16(num_classes=10)
+print("logits", tuple(model(torch.zeros(2, 3, 32, 32)).shape), "torchvision", torchvision.__version__)
+"""
+
+
+@pytest.fixture
+def local(bed):
+    with caller_engine() as engine:
+        assert engine is not None
+        yield engine
+        for made in engine.images.list({recipe.JOB: JOB}):
+            docker("image", "rm", "-f", made.id)
+
+
+@pytest.fixture(scope="module")
+def faulty(bed):
+    return standins.faulty()
+
+
+class Say(list):
+    def __call__(self, line):
+        self.append(line)
+
+
+def image(**keys):
+    return Image.model_validate(keys)
+
+
+def test_a_base_without_torch_is_refused(local):
+    with pytest.raises(ImageUnfit, match="launcher-bed-train: the image has no torch") as refusal:
+        prepare(image(base="launcher-bed-train"), Fleet([local], local), Say())
+    assert refusal.value.exit_code == 4
+    assert "keep" in refusal.value.next_step
+
+
+def test_a_base_that_does_not_exist_is_refused(local):
+    with pytest.raises(ImageUnfit, match="nonexistent") as refusal:
+        prepare(image(base="registry.invalid/nonexistent:1"), Fleet([local], local), Say())
+    assert refusal.value.next_step
+
+
+def test_packages_on_a_base_that_is_kept_build_once_and_name_the_same_image_again(local):
+    asked = image(base="launcher-bed-train", torchvision="keep", packages=["six"])
+    said = Say()
+    first = ensure(asked, [local], local, said, job=JOB)
+    again = ensure(asked, [local], local, Say(), job=JOB)
+    assert first.built
+    assert not again.built
+    assert again.id == first.id
+    assert any("Successfully installed six" in line for line in said)
+    docker("image", "rm", first.reference)
+    assert ensure(asked, [local], local, Say(), job=JOB).id == first.id  # the builder's cache gives the same id
+    info = local.images.inspect(first.reference)
+    assert info.labels[recipe.OCI_BASE_NAME] == "launcher-bed-train"
+    assert info.labels[recipe.WHY] == "the job says keep: nothing was checked"
+
+
+def test_the_classic_builder_on_a_node_makes_it_where_the_caller_has_no_docker(clean_bed):
+    hosts = [(node.alias, node.alias) for node in clean_bed.nodes[:2]]
+    asked = image(base="launcher-bed-train", torchvision="keep", packages=["six"])
+    with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet:
+        done = ensure(asked, fleet.engines, None, Say(), job=JOB)
+        assert done.built
+        assert list(done.shipped) == ["node2"]
+        for engine in fleet.engines:
+            assert engine.images.inspect(done.reference).id == done.id
+            engine.images.remove(done.reference)
+
+
+def test_a_failed_build_shows_the_builders_own_words(local):
+    asked = image(base="launcher-bed-train", torchvision="keep", packages=["surely-no-such-package-0"])
+    with pytest.raises(Exception, match="No matching distribution found for surely-no-such-package-0") as failure:
+        ensure(asked, [local], local, Say(), job=JOB)
+    assert failure.value.exit_code == 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_vgg_without_adaptive_pool_is_named_and_repaired_and_torch_stays(local, faulty):
+    asked = image(base=faulty)
+    prepared = prepare(asked, Fleet([local], local), Say())
+    assert prepared.decision.step == "wheel 0.29.1 cu130"
+    assert "VGG without adaptive pool: torchvision 0.2.1 < 0.2.2" in prepared.decision.why
+    done = ensure(asked, [local], local, Say(), job=JOB)
+    info = local.images.inspect(done.reference)
+    verdict = verify(local, info, done.reference, prepared.report)
+    rows = {what: (before, after) for what, before, after in verdict.rows()}
+    assert re.search("mat1 and mat2 shapes cannot be multiplied", rows["VGG16 on 32x32"][0])
+    assert rows["VGG16 on 32x32"][1] == "ok"
+    assert rows["torchvision"] == ("0.2.1", "0.29.1+cu130")
+    assert rows["torch"][0] == rows["torch"][1] == "2.14.1+cu130"
+    assert info.labels[recipe.TORCHVISION] == "0.29.1"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("asked", "there"), [("auto", "0.29.1+cu130"), ("0.29.0", "0.29.0+cu130")])
+def test_no_torchvision_gets_one(local, faulty, asked, there):
+    base = standins.on_top(faulty, "launcher-bed-faulty:none", "RUN pip uninstall -y torchvision")
+    done = ensure(image(base=base, torchvision=asked), [local], local, Say(), job=JOB)
+    info = local.images.inspect(done.reference)
+    assert full_report(local, info, done.reference).torchvision == there
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_an_image_without_pip_is_refused_by_name(local, faulty):
+    base = standins.on_top(faulty, "launcher-bed-faulty:no-pip", "RUN rm -rf /usr/lib/python3/dist-packages/pip*")
+    with pytest.raises(ImageUnfit, match="has no pip to install torchvision"):
+        prepare(image(base=base), Fleet([local], local), Say())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_cpu_torch_with_a_wheel_for_cuda_is_named(local, bed):
+    base = standins.faulty(
+        "launcher-bed-faulty:cpu", TORCH="torch==2.13.0+cpu", TORCHVISION="torchvision==0.28.0", OTHERS="pillow"
+    )
+    prepared = prepare(image(base=base), Fleet([local], local), Say())
+    assert "operator torchvision::nms does not exist" in prepared.decision.why
+    assert "built for CPU, torchvision 0.28.0" in prepared.decision.why
+    assert prepared.decision.step == "wheel 0.28.0 cpu"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_whole_way_from_the_original_error_to_a_trained_vgg(clean_bed, tmp_path, faulty):
+    """First the image as it is fails with the original error, then `up` of the bed's job repairs, ships and trains."""
+    cli = Cli(tmp_path, {"LAUNCHER_SSH_CONFIG": str(clean_bed.ssh_config)})
+    (tmp_path / "forward.py").write_text(FORWARD)
+    for node in clean_bed.nodes[:2]:
+        clean_bed.preload(node, faulty)
+    as_it_is = {
+        "name": "vgg-as-it-is", "image": {"ref": faulty}, "nodes": ["node1", "node2"], "gpus": "none",
+        "run": {"script": "forward.py"}, "timeout": "5m",
+    }  # fmt: skip
+    (tmp_path / "first.yaml").write_text(yaml.safe_dump(as_it_is))
+    failed = cli("up", "first.yaml", code=1, timeout=300)
+    assert "mat1 and mat2 shapes cannot be multiplied (2x512 and 25088x4096)" in failed.stdout + failed.stderr
+    cli("down", "vgg-as-it-is")
+
+    (tmp_path / "jobs" / "data").mkdir(parents=True)
+    for name in ("bed_vgg16.yaml", "data/digits.tar"):
+        (tmp_path / "jobs" / name).write_bytes((ROOT / "jobs" / name).read_bytes())
+    (tmp_path / "train").symlink_to(ROOT / "train")
+    done = cli("up", "jobs/bed_vgg16.yaml", timeout=1500)
+    assert "VGG without adaptive pool: torchvision 0.2.1 < 0.2.2" in done.stderr
+    assert re.search(r"val Acc@1 \d+", done.stdout)
+    cli("down", "bed-vgg16")
+
+
+def test_equal_reports_mean_nothing_was_replaced(local):
+    """The proof that torch stayed is by its whole build string, not by its version number."""
+    from launcher.image.report import Report
+    from launcher.image.verify import Verdict
+
+    before = dataclasses.replace(Report.empty(), python="python3", torch="2.6.0a0+ecf3bae40a.nv25.01", torch_folder="")
+    after = dataclasses.replace(before, torch="2.6.0")
+    assert "torch was replaced: 2.6.0a0+ecf3bae40a.nv25.01 before, 2.6.0 now" in Verdict("x", after, before).faults()

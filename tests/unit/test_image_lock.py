@@ -1,0 +1,70 @@
+"""The lock file beside a job."""
+
+import json
+
+import pytest
+
+from launcher.errors import JobInvalid
+from launcher.image import lock
+from launcher.image.decide import Decision, Method
+from launcher.job.models import Image
+
+LOCK = lock.Lock(
+    base="nvcr.io/nvidia/pytorch:26.09-py3",
+    torchvision_asked="auto",
+    packages=("six",),
+    base_id="sha256:" + "a" * 64,
+    base_digest="sha256:" + "b" * 64,
+    user="",
+    torch="2.14.0a0+b2c75dd062.nv26.09",
+    torchvision="0.29.0a0",
+    step="keep",
+    why="torchvision works",
+    image="launcher/x:1",
+    image_id="sha256:" + "c" * 64,
+)
+
+
+def test_it_stands_beside_the_job_and_reads_back(tmp_path):
+    path = lock.path_beside(tmp_path / "vgg.yaml")
+    assert path.name == "vgg.lock.json"
+    assert lock.read(path) is None
+    lock.write(path, LOCK)
+    assert lock.read(path) == LOCK
+    before = path.stat().st_mtime_ns
+    lock.write(path, LOCK)
+    assert path.stat().st_mtime_ns == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["vgg.lock.json"]
+
+
+def test_it_fits_as_long_as_the_job_asks_for_the_same():
+    same = {"base": LOCK.base, "packages": ["six"]}
+    assert LOCK.fits(Image.model_validate(same))
+    for change in ({"packages": []}, {"torchvision": "0.29.1"}, {"base": "other:1"}):
+        assert not LOCK.fits(Image.model_validate({**same, **change}))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"base": 1}', "\x00"])
+def test_a_broken_one_is_named_with_its_cure(tmp_path, text):
+    path = tmp_path / "x.lock.json"
+    path.write_text(text)
+    with pytest.raises(JobInvalid, match=r"x\.lock\.json") as refusal:
+        lock.read(path)
+    assert "remove it" in refusal.value.next_step
+
+
+def test_one_of_another_format_is_refused(tmp_path):
+    path = tmp_path / "x.lock.json"
+    lock.write(path, LOCK)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+    with pytest.raises(JobInvalid, match="format 99"):
+        lock.read(path)
+
+
+@pytest.mark.parametrize(
+    "step", ["keep", "wheel 0.29.1 cu130", "wheel 0.2.2.post3", "source 0.21.0 /opt/pytorch/vision"]
+)
+def test_a_decision_comes_back_from_its_step(step):
+    assert Decision.of_step(step, "why").step == step
+    assert Decision.of_step("source 0.21.0 /x", "").folder == "/x"
+    assert Decision.of_step("wheel 0.21.0 cpu", "").method is Method.WHEEL
