@@ -11,9 +11,10 @@ from launcher.errors import LauncherError, StoppedByUser
 from launcher.job.dump import dump_job
 from launcher.job.models import Job
 from launcher.logs.lines import Masker
-from launcher.model.plan import RunId
+from launcher.model.plan import Membership, RunId
 from launcher.node.connect import Fleet
 from launcher.node.parallel import to_the_end
+from launcher.records.groups import GROUPED
 from launcher.records.paths import NodePaths
 from launcher.records.snapshot import Snapshot
 from launcher.records.store import Record
@@ -28,11 +29,21 @@ SECOND_CTRL_C = 2.0  # seconds in which another Ctrl-C stops the run instead of 
 
 
 def attend(
-    job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], *, detach: bool, resume: RunId | None = None
+    job: Job,
+    fleet: Fleet,
+    code: Snapshot,
+    secrets: dict[str, str],
+    *,
+    detach: bool,
+    resume: RunId | None = None,
+    place: Membership | None = None,
 ) -> int:
-    """Start the run and go along with it; the exit code. resume: an earlier run, whose checkpoints it begins with."""
+    """Start the run and go along with it; the exit code. resume: an earlier run, whose checkpoints it begins with.
+
+    place: in a group, where it is one of several variants.
+    """
     with Screen(Masker(secrets.values())) as screen:
-        record = launch(job, fleet, code, secrets, screen, resume)
+        record = launch(job, fleet, code, secrets, screen, resume, place)
         if detach:
             screen.say(f"{record.run} is running. Follow it: launcher logs {record.run}")
             return 0
@@ -40,7 +51,13 @@ def attend(
 
 
 def launch(
-    job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], screen: Screen, resume: RunId | None
+    job: Job,
+    fleet: Fleet,
+    code: Snapshot,
+    secrets: dict[str, str],
+    screen: Screen,
+    resume: RunId | None,
+    place: Membership | None,
 ) -> Record:
     """Image, plan, record, start; the record of a run that never started says why."""
     with bars() as tell:
@@ -48,6 +65,8 @@ def launch(
     for warning in plan.warnings:
         screen.say(f"warning: {warning}")
     record = Record.create(plan, dump_job(job), code.archive)
+    if place is not None:
+        record.event(GROUPED, group=place.group, variant=place.variant)
     if resume is not None:
         record.event("resumes", earlier=resume)
     try:

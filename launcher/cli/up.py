@@ -13,8 +13,8 @@ from launcher.cli import options
 from launcher.job.files import check_files, code_folder, read_secrets
 from launcher.job.loader import load_job
 from launcher.job.models import Job
-from launcher.job.sweep import expand_sweep
-from launcher.model.plan import RunId, is_run_id
+from launcher.job.sweep import expand_sweep, variant_name
+from launcher.model.plan import Membership, RunId, is_run_id, new_run_id
 from launcher.node.connect import Fleet, connect
 from launcher.node.parallel import begin
 
@@ -47,9 +47,10 @@ def up(
     """
     loaded = load_job(job, sets or [], options.hosts(nodes))
     earlier = None if resume is None else _earlier(resume)
-    code = 0
-    for variant in expand_sweep(loaded):
-        code = max(code, run_one(variant, detach=detach, resume=earlier, ssh_config=ssh_config))
+    code, group = 0, new_run_id(loaded.name)
+    places: list[Membership | None] = [Membership(group, variant_name(variant)) for variant in loaded.sweep]
+    for variant, place in zip(expand_sweep(loaded), places or [None], strict=True):
+        code = max(code, run_one(variant, detach=detach, resume=earlier, ssh_config=ssh_config, place=place))
     sys.exit(code)
 
 
@@ -62,14 +63,16 @@ def _earlier(text: str) -> RunId:
     return find(text).run
 
 
-def run_one(job: Job, *, detach: bool, resume: RunId | None, ssh_config: Path | None) -> int:
+def run_one(
+    job: Job, *, detach: bool, resume: RunId | None, ssh_config: Path | None, place: Membership | None = None
+) -> int:
     """One run of one job; its exit code."""
     check_files(job, Path.cwd(), os.environ)
     secrets = read_secrets(job, Path.cwd(), os.environ)
     ready = begin(lambda: _make_ready(job))
     with connect([(entry.name, entry.host) for entry in job.nodes], job.runtime, ssh_config) as fleet:
         attend, code = ready()
-        return attend(job, fleet, code, secrets, detach=detach, resume=resume)
+        return attend(job, fleet, code, secrets, detach=detach, resume=resume, place=place)
 
 
 class Attend(Protocol):
@@ -84,6 +87,7 @@ class Attend(Protocol):
         *,
         detach: bool,
         resume: RunId | None = None,
+        place: Membership | None = None,
     ) -> int: ...
 
 

@@ -28,6 +28,14 @@ def is_run_id(text: str) -> bool:
 
 
 @dataclass(frozen=True)
+class Membership:
+    """A run's place among those that one `up` of a job with a sweep starts."""
+
+    group: str  # an id like a run's
+    variant: str  # what sets the run apart
+
+
+@dataclass(frozen=True)
 class Rendezvous:
     """Where the ranks meet: an IP address of the first node; each node's own address and interface in that network."""
 

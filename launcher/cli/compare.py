@@ -1,0 +1,58 @@
+"""`launcher compare`: the experiments' tables and pictures from the runs' records."""
+
+from __future__ import annotations
+
+import json as json_
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.cli import options
+from launcher.errors import UsageError
+from launcher.records.compare import compare as compare_
+from launcher.records.compare import markdown
+from launcher.records.groups import select
+from launcher.records.measured import read
+from launcher.records.store import find, write_atomic
+
+FORMS = {".png": "png", ".svg": "svg"}
+
+
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...|GROUP", help="Runs, or the name of a job whose latest run was a sweep."),
+    ],
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", metavar="RUN", help="Measure all against this run.", show_default=False)
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="A picture: .png or .svg.", show_default=False)
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="One self-contained page.", show_default=False)
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """A Markdown table. Each run is measured against the one with the fewest devices at its model and global batch."""
+    if plot is not None and plot.suffix.lower() not in FORMS:
+        raise UsageError(str(plot), "is no kind of picture we make", "call it something.png or something.svg")
+    measured = [read(record.paths, variant) for record, variant in select(runs)]
+    base = None
+    if baseline is not None:
+        base = find(baseline).run
+        if base not in {run.run for run in measured}:
+            raise UsageError(base, "is not among the runs that are compared", "name it among them too")
+    rows = compare_(measured, base)
+    typer.echo(json_.dumps([row.to_dict() for row in rows], indent=2) if json else markdown(rows))
+    if plot is not None:
+        from launcher.records.plot import draw
+
+        write_atomic(plot, draw(rows, FORMS[plot.suffix.lower()]))
+        typer.echo(f"wrote {plot}", err=True)
+    if html is not None:
+        from launcher.records.page import page
+
+        write_atomic(html, page(rows, "Comparison: " + ", ".join(runs)).encode())
+        typer.echo(f"wrote {html}", err=True)

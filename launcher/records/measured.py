@@ -1,0 +1,122 @@
+"""What a run measured, read from its metrics.jsonl: how it worked, how fast, and how well it learnt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.errors import RunUnknown
+from launcher.records.paths import RunPaths
+
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run. Accuracies are percent, None where nothing was validated."""
+
+    run: str
+    label: str  # what sets the run apart: its variant in a sweep, else its job's name
+    method: str  # single, ddp, ...
+    devices: int  # workers at the same training: processes, or replicas inside one
+    batch: int  # images a step, of all workers
+    images_per_s: float
+    accuracy: float | None = None  # validation, at the end
+    best: float | None = None  # validation, highest of all epochs
+    train_accuracy: float | None = None  # of the last epoch
+    seconds: float | None = None  # of the whole training; None where it did not end
+    epochs: int = 0
+    arch: str = ""
+    losses: tuple[tuple[float, float], ...] = field(default=(), repr=False)  # (seconds since the start, training loss)
+
+    @property
+    def seconds_per_batch(self) -> float:
+        return self.batch / self.images_per_s
+
+
+def read(paths: RunPaths, variant: str | None) -> Measured:
+    """The run's figures. Raises RunUnknown where it left none."""
+    try:
+        text = paths.metrics.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise _nothing(paths.run, "has no metrics.jsonl here") from None
+    lines = [line for line in map(_parse, text.splitlines()) if line is not None]
+    return measure(lines, paths.run, variant or paths.run[:-21])
+
+
+def measure(lines: Iterable[Line], run: str, label: str) -> Measured:
+    """From the lines of a metrics.jsonl. A run that was resumed has several starts; the last one tells the settings.
+
+    Raises RunUnknown where there is no start or not one step.
+    """
+    lines = list(lines)
+    starts = [line for line in lines if line["kind"] == "start"]
+    steps = [line for line in lines if line["kind"] == "step"]
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    ends = [line for line in lines if line["kind"] == "end" and "top1" in line]
+    if not starts or not steps:
+        raise _nothing(run, "measured nothing: it has no step in metrics.jsonl")
+    start = starts[-1]
+    config = start.get("config", {})
+    world = int(start["world"])
+    devices = int(start.get("devices", world))
+    return Measured(
+        run=run,
+        label=label,
+        method=config.get("parallel") or ("ddp" if world > 1 else "single"),
+        devices=devices,
+        batch=int(start["global_batch"]),
+        images_per_s=steady_rate(lines),
+        accuracy=epochs[-1]["val"]["top1"] if epochs else None,
+        best=max((epoch["val"]["top1"] for epoch in epochs), default=None),
+        train_accuracy=epochs[-1]["train"]["top1"] if epochs else None,
+        seconds=sum(end["seconds"] for end in ends) if ends else None,
+        epochs=len({epoch["epoch"] for epoch in epochs}),
+        arch=str(start.get("arch", "")),
+        losses=_losses(lines),
+    )
+
+
+def steady_rate(lines: Sequence[Line]) -> float:
+    """Images a second over all intervals but each start's first, which pays for warming up, if there are others.
+
+    Intervals count by their steps: the rate is all images over all their seconds, not the mean of rates.
+    """
+    warm: list[tuple[int, float]] = []
+    cold: list[tuple[int, float]] = []
+    last, fresh = 0, True
+    for line in lines:
+        if line["kind"] == "start":
+            last, fresh = int(line.get("step", 0)), True
+        elif line["kind"] == "step":
+            (cold if fresh else warm).append((int(line["step"]) - last, float(line["images_per_s"])))
+            last, fresh = int(line["step"]), False
+    counted = warm or cold
+    return sum(steps for steps, _ in counted) / sum(steps / rate for steps, rate in counted)
+
+
+def _losses(lines: Sequence[Line]) -> tuple[tuple[float, float], ...]:
+    """Time stands still between an end and the next start."""
+    points: list[tuple[float, float]] = []
+    passed = since = 0.0
+    for line in lines:
+        if line["kind"] == "start":
+            passed, since = (points[-1][0] if points else 0.0), line["time"]
+        elif line["kind"] == "step":
+            points.append((passed + line["time"] - since, float(line["loss"])))
+    return tuple(points)
+
+
+def _parse(text: str) -> Line | None:
+    """None for a line that was cut off while it was written."""
+    try:
+        line = json.loads(text)
+    except json.JSONDecodeError:
+        return None
+    return line if isinstance(line, dict) and "kind" in line else None
+
+
+def _nothing(run: str, what: str) -> RunUnknown:
+    return RunUnknown(run, what, f"fetch it: launcher fetch {run}; or look at why it ended: launcher status {run}")
