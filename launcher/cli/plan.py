@@ -26,19 +26,18 @@ def plan(
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """Nothing is started; without --offline the nodes are looked at, and the image is put on them if it is missing."""
+    """Nothing is started, built or sent; without --offline the nodes are looked at."""
     loaded = load_job(job, sets or [], options.hosts(nodes))
     check_files(loaded, Path.cwd(), os.environ)
     code = snapshot(code_folder(loaded, Path.cwd()))
-    err = Console(stderr=True, highlight=False)
     if offline_:
         made = offline(loaded, code.digest)
     else:
         from launcher.node.connect import connect
-        from launcher.run.prepare import prepare
+        from launcher.run.prepare import preview
 
         with connect([(entry.name, entry.host) for entry in loaded.nodes], loaded.runtime, ssh_config) as fleet:
-            made = prepare(loaded, fleet, code.digest, lambda text: err.print(f"[dim]launcher:[/] {escape(text)}"))
+            made = preview(loaded, fleet, code.digest)
     if json:
         typer.echo(made.to_json())
     else:

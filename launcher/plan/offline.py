@@ -21,15 +21,7 @@ def offline(job: Job, code: str) -> Plan:
     """Every node as one would expect it: Linux, uid 1000, the GPUs that the job names, a current torch."""
     count = len(job.nodes)
     facts = [_node(job, rank) for rank in range(count)]
-    image = ImageFacts(
-        reference=job.image.ref or job.image.base or "" if job.image else "",
-        id="",
-        python="python3",
-        launch=Launch.RUN,
-        flags=MODERN_FLAGS,
-        torch="",
-        entrypoint=(),
-    )
+    image = assumed_image(job)
     if job.runtime == "process" or count == 1:
         meeting = on_one_machine(count, job.port)
     else:
@@ -38,6 +30,19 @@ def offline(job: Job, code: str) -> Plan:
     plan = build.build(job, f"{job.name}-00000000-000000-0000", facts, image, meeting, code=code, owner="", created=0)
     note = "offline: addresses, interfaces, users, GPUs and the image's abilities are assumed, no node was asked"
     return dataclasses.replace(plan, warnings=(note, *plan.warnings))
+
+
+def assumed_image(job: Job) -> ImageFacts:
+    """An image with a current torch, for when nobody has looked into it."""
+    return ImageFacts(
+        reference=job.image.ref or job.image.base or "" if job.image else "",
+        id="",
+        python="python3",
+        launch=Launch.RUN,
+        flags=MODERN_FLAGS,
+        torch="",
+        entrypoint=(),
+    )
 
 
 def _node(job: Job, rank: int) -> NodeFacts:

@@ -12,10 +12,12 @@ from launcher.image.ensure import ensure
 from launcher.image.probe import Surroundings, image_facts
 from launcher.image.ship import Tell, silent
 from launcher.job.models import Job
+from launcher.model.container import WANTED_ULIMITS
 from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import Plan, Rendezvous, new_run_id
 from launcher.node.connect import Fleet, caller_engine
 from launcher.plan import build
+from launcher.plan.offline import assumed_image
 from launcher.plan.rendezvous import choose, on_one_machine
 from launcher.run.ways import try_ways
 
@@ -36,6 +38,18 @@ def prepare(
     """
     facts = fleet.each(lambda engine: engine.facts()) if facts is None else facts
     image, facts = make_image(job, fleet, facts, say, tell)
+    return _plan(job, fleet, facts, image, code)
+
+
+def preview(job: Job, fleet: Fleet, code: str) -> Plan:
+    """The plan as `prepare` would make it now, but no image is built, sent or pulled for it."""
+    facts = fleet.each(lambda engine: engine.facts())
+    image, facts, notes = image_as_it_is(job, fleet, facts)
+    plan = _plan(job, fleet, facts, image, code)
+    return dataclasses.replace(plan, warnings=(*notes, *plan.warnings))
+
+
+def _plan(job: Job, fleet: Fleet, facts: Sequence[NodeFacts], image: ImageFacts, code: str) -> Plan:
     return build.build(
         job,
         new_run_id(job.name),
@@ -57,6 +71,36 @@ def meet(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Rendezvous:
     return choose(facts, probes, job.port, addresses)
 
 
+def image_as_it_is(
+    job: Job, fleet: Fleet, facts: Sequence[NodeFacts]
+) -> tuple[ImageFacts, list[NodeFacts], tuple[str, ...]]:
+    """What the nodes can tell of the image without a change to any; the last are the things that had to be assumed."""
+    if job.runtime == "process" or job.image is None:
+        return image_facts(fleet.engines[0], "", Surroundings(env=job.env)), list(facts), ()
+    name = job.image.ref or job.image.base or ""
+    there = fleet.each(lambda engine: engine.images.inspect(name) if engine.images else None)
+    granted = fleet.each(
+        lambda engine: engine.granted_ulimits(name) if there[fleet.engines.index(engine)] else WANTED_ULIMITS
+    )
+    limited = [dataclasses.replace(node, ulimits=limits) for node, limits in zip(facts, granted, strict=True)]
+    if there[0] is None:
+        note = f"image {name} is not on {fleet.engines[0].node} yet; what it can do is assumed"
+        return assumed_image(job), limited, (note,)
+    notes = () if job.image.ref else (f"what the image can do is read from its base {name}; up repairs it if it must",)
+    return image_facts(fleet.engines[0], name, _surroundings(job, facts[0])), limited, notes
+
+
+def _surroundings(job: Job, master: NodeFacts) -> Surroundings:
+    """What the containers of the first node see besides the image."""
+    rootless = master.engine is not None and master.engine.rootless
+    return Surroundings(
+        mounts=job.mounts,
+        env=job.env_of(job.nodes[0]),
+        user="0:0" if rootless else f"{master.uid}:{master.gid}",
+        groups=() if rootless else master.groups,
+    )
+
+
 def make_image(
     job: Job, fleet: Fleet, facts: Sequence[NodeFacts], say: Callable[[str], None], tell: Tell
 ) -> tuple[ImageFacts, list[NodeFacts]]:
@@ -65,14 +109,6 @@ def make_image(
         return image_facts(fleet.engines[0], "", Surroundings(env=job.env)), list(facts)
     with caller_engine() as local:
         image = ensure(job.image, fleet.engines, local, say, job=job.name, mounted=bool(job.mounts), tell=tell)
-    master = facts[0]
-    rootless = master.engine is not None and master.engine.rootless
-    view = Surroundings(
-        mounts=job.mounts,
-        env=job.env_of(job.nodes[0]),
-        user="0:0" if rootless else f"{master.uid}:{master.gid}",
-        groups=() if rootless else master.groups,
-    )
     granted = fleet.each(lambda engine: engine.granted_ulimits(image.id))
     limited = [dataclasses.replace(node, ulimits=limits) for node, limits in zip(facts, granted, strict=True)]
-    return image_facts(fleet.engines[0], image.reference, view), limited
+    return image_facts(fleet.engines[0], image.reference, _surroundings(job, facts[0])), limited
