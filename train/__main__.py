@@ -13,7 +13,7 @@ from train.errors import Stopped, TrainError
 EXIT_USAGE, EXIT_STOPPED = 2, 143
 
 # first word -> module whose main(argv) it means; without one of these words a model is trained
-COMMANDS = {"dual-batch": "train.dual_batch.cli"}
+COMMANDS = {"dual-batch": "train.dual_batch.cli", "pack": "train.data.pack"}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -19,7 +19,11 @@ def option(group: str, text: str, default: Any, **limits: Any) -> Any:
 class Config:
     """One run's options, checked. Field `batch_size` is `--batch-size`."""
 
-    data: str = option("data", "folder with train/ and val/ of class folders, or a .tar of one", MISSING)
+    data: str = option(
+        "data",
+        "folder with train/ and val/ of class folders, a .tar of one, CIFAR's folder, a packed file, or synthetic[:N]",
+        MISSING,
+    )
     image_size: int = option("data", "side of a training image in pixels", 224, least=8)
     val_resize: int = option("data", "shorter side before the validation crop; 0: image size x 256/224", 0, least=0)
     augment: str = option(
@@ -40,6 +44,7 @@ class Config:
     )
     workers: int = option("data", "decoding threads a process; -1: its share of the cores", -1, least=-1)
     max_damaged: int = option("data", "damaged images that are skipped before the run is given up", 10, least=0)
+    headspace: bool = option("data", "train on one repeated batch, to see what the data path costs", False)
     prefetch: int = option("data", "batches decoded ahead", 3, least=1)
 
     arch: str = option(

@@ -14,7 +14,8 @@ from train.config import Config
 from train.data import sampler
 from train.data.decode import choose_decoder
 from train.data.loader import Loader
-from train.data.open import open_dataset
+from train.data.open import is_synthetic, open_dataset
+from train.data.repeat import Repeated
 from train.data.source import Dataset
 from train.errors import TrainError
 from train.models import has_batch_norm, seeded_model
@@ -53,7 +54,7 @@ class Run:
     progress: Progress
     epoch_steps: int
     resumed: checkpoint.Loaded | None
-    train_loader: Loader
+    train_loader: Loader | Repeated
     val_loader: Loader
     decoder: str
 
@@ -111,7 +112,7 @@ def prepare(config: Config, world: World) -> Run:
     Raises:
         TrainError: on the ranks where something does not fit; the other ranks end with it (SystemExit).
     """
-    dataset = world.together(lambda: open_dataset(config.data))
+    dataset = world.together(lambda: open_dataset(config.data, config.image_size))
     epoch_steps = world.together(lambda: _epoch_steps(config, world, len(dataset.train.labels)))
     model = world.together(lambda: seeded_model(config.arch, len(dataset.classes), config.seed))
     folder = Path(config.output) / "checkpoints"
@@ -127,7 +128,9 @@ def prepare(config: Config, world: World) -> Run:
     step = Step(config, world, precision, model, wrap(callee, world, config))
     pin = world.device.type == "cuda"
     decoder = world.together(lambda: choose_decoder(config.decoder))
-    train_loader = Loader(config, dataset.train, decoder, config.batch_size, world.local_size, pin)
+    loader = Loader(config, dataset.train, decoder, config.batch_size, world.local_size, pin)
+    repeated = config.headspace or is_synthetic(config.data)
+    train_loader = Repeated(loader, world.device) if repeated else loader
     val_loader = Loader(config, dataset.val, None, config.batch_size, world.local_size, pin)
     run = Run(
         config,

@@ -20,6 +20,10 @@ class View:
     shift: tuple[int, int] = (0, 0)
     flip: bool = False
 
+    def reduction(self, side: int) -> float:
+        """How many source pixels become one of `side`, along the axis where it is fewer."""
+        return min(self.box[2], self.box[3]) / side
+
 
 def validation_view(config: Config, width: int, height: int) -> View:
     """The centre: shorter side to `val_resize`, then a crop of `image_size`, both in one resampling."""

@@ -49,6 +49,9 @@ class Decoder(Protocol):
             DecodeError: damaged, or cut short.
         """
 
+    def resize(self, pixels: Pixels, choose: Choose, out: Pixels) -> None:
+        """The same for pixels (height, width, 3) that need no decoding."""
+
 
 class Pillow:
     """Full decode, then one antialiased bilinear resampling of the box."""
@@ -57,16 +60,11 @@ class Pillow:
 
     def decode(self, data: bytes, choose: Choose, out: Pixels) -> None:
         """See `Decoder`."""
-        if not data:
-            raise DecodeError("the file is empty")
-        try:
-            with Image.open(io.BytesIO(data)) as image:
-                image.load()
-                _resample(_upright_rgb(image), choose, out)
-        except UnidentifiedImageError as error:
-            raise NotAnImageError(f"not an image: it begins with {data[:16]!r}") from error
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow's, on bad files
-            raise DecodeError(str(error)) from error
+        _resample(upright(data), choose, out)
+
+    def resize(self, pixels: Pixels, choose: Choose, out: Pixels) -> None:
+        """See `Decoder`."""
+        _resample(Image.fromarray(pixels), choose, out)
 
 
 @dataclass(frozen=True)
@@ -89,6 +87,14 @@ class Roi:
             raise DecodeError(problem)
         if not direct:
             finish(pixels, view, out)
+
+    def resize(self, pixels: Pixels, choose: Choose, out: Pixels) -> None:
+        """See `Decoder`."""
+        view = choose(pixels.shape[1], pixels.shape[0])
+        if view.shift != (0, 0) or view.reduction(len(out)) >= 2:  # two taps would alias
+            _resample(Image.fromarray(pixels), lambda *_: view, out)
+        else:
+            self.library.resample(np.ascontiguousarray(pixels), view, out)
 
 
 class SimpleJpeg:
@@ -113,6 +119,10 @@ class SimpleJpeg:
         except ValueError:  # CMYK, or damaged: Pillow knows which, and says so
             Pillow().decode(data, choose, out)
             return
+        self.resize(pixels, choose, out)
+
+    def resize(self, pixels: Pixels, choose: Choose, out: Pixels) -> None:
+        """See `Decoder`."""
         view, side = choose(pixels.shape[1], pixels.shape[0]), len(out)
         left, top = int(view.box[0]), int(view.box[1])
         right, bottom = round(view.box[0] + view.box[2]), round(view.box[1] + view.box[3])
@@ -140,9 +150,22 @@ def choose_decoder(wanted: str) -> Decoder:
     return Pillow()
 
 
-def resize_pixels(pixels: Pixels, choose: Choose, out: Pixels) -> None:
-    """The same for pixels (H, W, 3) that need no decoding."""
-    _resample(Image.fromarray(pixels), choose, out)
+def upright(data: bytes) -> Image.Image:
+    """The whole image, RGB, as a viewer shows it.
+
+    Raises:
+        NotAnImageError, DecodeError: see `Decoder`.
+    """
+    if not data:
+        raise DecodeError("the file is empty")
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            image.load()
+            return _upright_rgb(image)
+    except UnidentifiedImageError as error:
+        raise NotAnImageError(f"not an image: it begins with {data[:16]!r}") from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow's, on bad files
+        raise DecodeError(str(error)) from error
 
 
 def _resample(image: Image.Image, choose: Choose, out: Pixels) -> None:

@@ -144,7 +144,7 @@ class Loader:
             if isinstance(data, bytes):
                 self._decoder.decode(data, choose, out)
             else:
-                decode.resize_pixels(data, choose, out)
+                self._decoder.resize(data, choose, out)
         except decode.NotAnImageError as error:
             raise TrainError(f"{self._source.name(index)}: {error}; remove it from the data set") from error
         except (decode.DecodeError, OSError) as error:

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+from train.data.cifar import find_cifar, open_cifar
 from train.data.folder import open_folder, open_tar
+from train.data.packed import is_packed, open_packed
+from train.data.repeat import synthetic
 from train.data.source import Dataset
 from train.errors import TrainError
 
+SYNTHETIC = re.compile(r"synthetic(:(\d+))?")
+IMAGENET = 1_281_167  # images, what `synthetic` alone means
 
-def open_dataset(data: str) -> Dataset:
-    """The data set that `--data` names.
+
+def is_synthetic(data: str) -> bool:
+    """Whether `--data` asks for noise instead of a data set."""
+    return SYNTHETIC.fullmatch(data) is not None
+
+
+def open_dataset(data: str, side: int = 224) -> Dataset:
+    """The data set that `--data` names; `side` is that of synthetic images.
 
     Raises:
         TrainError: nothing is there, or it is no data set; the message says what was expected.
     """
+    if found := SYNTHETIC.fullmatch(data):
+        return synthetic(max(2, int(found[2] or IMAGENET)), side)
     path = Path(data).expanduser()
     if path.is_dir():
-        return open_folder(path)
+        form = find_cifar(path)
+        return open_cifar(path, form) if form else open_folder(path)
     if path.is_file():
-        return open_tar(path)
+        return open_packed(path) if is_packed(path) else open_tar(path)
     raise TrainError(f"--data {data}: no such file or folder on this machine")

@@ -179,3 +179,16 @@ int roi_decode(const uint8_t *data, size_t length, const double *box, int side, 
     free(work);
     return ROI_OK;
 }
+
+/* The same for the box {left, top, width, height} of width x height RGB pixels that need no decoding. */
+int roi_resample(const uint8_t *pixels, int width, int height, const double *box, int side, int flip, uint8_t *out) {
+    int *xf = malloc(sizeof(int) * 4 * side + sizeof(int32_t) * 6 * side);
+    if (!xf) return ROI_ERROR;
+    int *xw = xf + side, *yf = xw + side, *yw = yf + side;
+    taps(side, box[0], box[2], 0, width, xf, xw);
+    taps(side, box[1], box[3], 0, height, yf, yw);
+    resample(pixels, width, height, side, xf, xw, yf, yw, (int32_t *)(yw + side), out);
+    if (flip) mirror(out, side);
+    free(xf);
+    return ROI_OK;
+}

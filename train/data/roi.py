@@ -78,6 +78,14 @@ class Library:
             out,
             message,
         ]
+        self._resample = loaded.roi_resample
+        self._resample.argtypes = [
+            out,
+            *[ctypes.c_int] * 2,
+            ctypes.POINTER(ctypes.c_double * 4),
+            *[ctypes.c_int] * 2,
+            out,
+        ]
 
     def size(self, data: bytes) -> tuple[int, int] | None:
         """Width and height of a JPEG, or None for what only Pillow can read (CMYK, damaged headers)."""
@@ -91,6 +99,15 @@ class Library:
         box, message = (ctypes.c_double * 4)(*view.box), ctypes.create_string_buffer(MESSAGE_BYTES)
         code = self._decode(data, len(data), ctypes.byref(box), len(out), int(flip), out.ctypes.data, message)
         return None if code == OK else message.value.decode(errors="replace")
+
+    def resample(self, pixels: Pixels, view: View, out: Pixels) -> None:
+        """The view's box of (height, width, 3) pixels into `out`; both contiguous."""
+        height, width, _ = pixels.shape
+        box = (ctypes.c_double * 4)(*view.box)
+        if self._resample(
+            pixels.ctypes.data, width, height, ctypes.byref(box), len(out), int(view.flip), out.ctypes.data
+        ):
+            raise MemoryError("roi_resample")
 
 
 def contiguous(side: int) -> Pixels:

@@ -1,0 +1,183 @@
+"""The same images from every format: packed files, archives, CIFAR's own; synthetic ones and the repeated batch."""
+
+import io
+import json
+import pickle
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.train.runs import digit_tree
+from train.__main__ import main
+from train.data.folder import open_folder
+from train.data.open import open_dataset
+from train.data.source import Dataset, Source
+
+QUICK = [
+    "--arch",
+    "smallcnn",
+    "--image-size",
+    "16",
+    "--epochs",
+    "1",
+    "--batch-size",
+    "8",
+    "--workers",
+    "2",
+    "--device",
+    "cpu",
+    "--seed",
+    "3",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return digit_tree(tmp_path_factory.mktemp("data"), 45, 20)
+
+
+def digest(data: object, output: Path, *options: str) -> str:
+    assert main(["--data", str(data), "--output", str(output), *QUICK, *options]) == 0
+    lines = (output / "metrics.jsonl").read_text().splitlines()
+    end = json.loads(lines[-1])
+    assert end["kind"] == "end"
+    return str(end["digest"])
+
+
+def items(source: Source) -> list[tuple[int, bytes]]:
+    return [(int(label), bytes(source.read(index))) for index, label in enumerate(source.labels)]
+
+
+def test_training_on_a_packed_file_is_training_on_the_folder(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    packed = tmp_path / "digits.pack"
+    assert main(["pack", str(folder), str(packed)]) == 0
+    assert "65 images" in capfd.readouterr().out
+    ours, theirs = open_dataset(str(packed)), open_folder(folder)
+    assert list(ours.classes) == list(theirs.classes)
+    assert items(ours.train) == items(theirs.train)  # small JPEGs are kept byte for byte
+    assert items(ours.val) == items(theirs.val)
+    assert digest(packed, tmp_path / "a") == digest(folder, tmp_path / "b")
+    assert "digits.pack:" in ours.val.name(3)
+
+
+def test_large_images_are_packed_smaller(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        for label in ("a", "b"):
+            (tmp_path / "data" / split / label).mkdir(parents=True)
+            Image.linear_gradient("L").resize((900, 600)).save(tmp_path / "data" / split / label / "x.png")
+    assert main(["pack", str(tmp_path / "data"), str(tmp_path / "jpeg"), "--max-side", "300"]) == 0
+    assert main(["pack", str(tmp_path / "data"), str(tmp_path / "raw"), "--raw", "64"]) == 0
+    jpeg, raw = (open_dataset(str(tmp_path / name)).train for name in ("jpeg", "raw"))
+    data = jpeg.read(0)
+    assert isinstance(data, bytes)
+    assert Image.open(io.BytesIO(data)).size == (300, 200)
+    pixels = raw.read(1)
+    assert isinstance(pixels, np.ndarray)
+    assert pixels.shape == (64, 96, 3)
+    assert pixels[0].mean() < 5
+    assert pixels[-1].mean() > 250
+    assert len(digest(tmp_path / "raw", tmp_path / "out", "--batch-size", "2")) == 64
+
+
+def test_a_damaged_packed_file_is_refused(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    packed = tmp_path / "digits.pack"
+    assert main(["pack", str(folder), str(packed)]) == 0
+    packed.write_bytes(packed.read_bytes()[:-10])
+    assert main(["--data", str(packed), "--output", str(tmp_path / "o"), *QUICK]) == 2
+    assert "damaged or was not finished" in capfd.readouterr().err
+
+
+def test_packing_stops_at_an_image_it_cannot_read_and_leaves_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = digit_tree(tmp_path / "data", 20, 10)
+    next((data / "val" / "4").iterdir()).write_text("text")
+    assert main(["pack", str(data), str(tmp_path / "out.pack")]) == 2
+    assert "not an image" in capfd.readouterr().err
+    assert not list(tmp_path.glob("out.pack*"))
+
+
+def cifar(folder: Path, form: str, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Writes random images in one of the published forms; the training set's (n, 32, 32, 3) and labels."""
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    ten, python = classes == 10, form == "python"
+    names = [f"data_batch_{n}" for n in range(1, 6)] if ten else ["train"]
+    images, labels = [], []
+    for name in [*names, "test_batch" if ten else "test"]:
+        data = rng.integers(0, 256, (30, 3072), np.uint8)
+        fine = rng.permutation(30) % classes
+        if python:
+            content = {b"data": data, (b"labels" if ten else b"fine_labels"): fine.tolist(), b"coarse_labels": [0] * 30}
+            (folder / name).write_bytes(pickle.dumps(content))
+        else:
+            head = fine[:, None] if ten else np.stack([np.zeros_like(fine), fine], axis=1)
+            (folder / f"{name}.bin").write_bytes(np.concatenate([head.astype(np.uint8), data], axis=1).tobytes())
+        if not name.startswith("test"):
+            images.append(data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+            labels.append(fine)
+    named = [f"class{n}" for n in range(classes)]
+    if python:
+        key = b"label_names" if ten else b"fine_label_names"
+        meta = folder / ("batches.meta" if ten else "meta")
+        meta.write_bytes(pickle.dumps({key: [name.encode() for name in named]}))
+    else:
+        (folder / ("batches.meta.txt" if ten else "fine_label_names.txt")).write_text("\n".join(named) + "\n")
+    return np.concatenate(images), np.concatenate(labels)
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+@pytest.mark.parametrize("form", ["python", "binary"])
+def test_cifar_as_published(classes: int, form: str, tmp_path: Path) -> None:
+    images, labels = cifar(tmp_path / "cifar", form, classes)
+    dataset: Dataset = open_dataset(str(tmp_path / "cifar"))
+    assert len(dataset.classes) == classes
+    assert (dataset.train.labels == labels).all()
+    assert all((dataset.train.read(index) == images[index]).all() for index in range(len(labels)))
+    assert len(dataset.val.labels) == 30
+    options = ("--image-size", "32", "--val-resize", "32", "--augment", "shift")
+    assert len(digest(tmp_path / "cifar", tmp_path / "out", *options)) == 64
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        import os
+
+        return os.system, ("touch /tmp/was-here",)
+
+
+def test_a_pickle_that_calls_something_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    cifar(tmp_path / "cifar", "python", 10)
+    (tmp_path / "cifar" / "data_batch_3").write_bytes(pickle.dumps({b"data": Evil()}))
+    assert main(["--data", str(tmp_path / "cifar"), "--output", str(tmp_path / "o"), *QUICK]) == 2
+    assert "has no place in a CIFAR file" in capfd.readouterr().err
+
+
+def test_synthetic_data_trains_without_files(tmp_path: Path) -> None:
+    assert len(digest("synthetic:40", tmp_path)) == 64
+
+
+def test_headspace_repeats_one_batch_and_waits_for_nothing(folder: Path, tmp_path: Path) -> None:
+    options = (
+        "--headspace",
+        "--log-every",
+        "1",
+        "--epochs",
+        "20",
+        "--batch-size",
+        "9",
+        "--lr",
+        "1",
+        "--augment",
+        "none",
+    )
+    digest(folder, tmp_path, *options)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["kind"] == "step"]
+    assert statistics.median(line["data_wait"] for line in steps) < 0.1
+    assert steps[-1]["top1"] == 100  # nine images are learnt by heart

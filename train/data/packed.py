@@ -1,0 +1,134 @@
+"""The packed format: one file, records back to back, an index at the end. Random access, so a true shuffle.
+
+0   8 bytes  magic
+8   uint64   offset of the index; 16 uint64 its length; 24 32 bytes its SHA-256
+56  records  JPEG files, or raw pixels (height, width, 3)
+index        one line of JSON {classes, splits: {train: n, val: m}}, then int64 offsets (n + m + 1), int32 labels,
+             int32 heights, int32 widths (0 for a file), and the names, each ended by a zero byte
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train.data.source import Dataset, Pixels
+from train.errors import TrainError
+
+MAGIC = b"TRNPACK1"
+HEADER = struct.Struct("<8sQQ32s")
+
+
+@dataclass(frozen=True)
+class PackedSource:
+    """One split of a packed file; reads from the page cache, without a lock."""
+
+    path: Path
+    memory: mmap.mmap
+    offsets: NDArray[np.int64]  # (n + 1,)
+    labels: NDArray[np.int64]
+    shapes: NDArray[np.int32]  # (n, 2): height and width of raw pixels, 0 for a file
+    names: Sequence[str]
+
+    def name(self, index: int) -> str:
+        """The file, and the image's name in the data set it was made from."""
+        return f"{self.path}:{self.names[index]}"
+
+    def read(self, index: int) -> bytes | Pixels:
+        """The record; raw pixels are a view of the mapped file."""
+        start, end = int(self.offsets[index]), int(self.offsets[index + 1])
+        height, width = self.shapes[index]
+        if not height:
+            return self.memory[start:end]
+        return np.frombuffer(self.memory, np.uint8, end - start, start).reshape(height, width, 3)
+
+
+def is_packed(path: Path) -> bool:
+    """Whether the file begins like one."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def open_packed(path: Path) -> Dataset:
+    """The data set in a packed file.
+
+    Raises:
+        TrainError: it is cut short or damaged.
+    """
+    with path.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    _, start, length, digest = HEADER.unpack_from(memory, 0)
+    index = memory[start : start + length]
+    if not start or hashlib.sha256(index).digest() != digest:
+        raise TrainError(f"--data {path}: the packed file is damaged or was not finished; pack it again")
+    head, _, body = index.partition(b"\n")
+    meta: dict[str, Any] = json.loads(head)
+    total = sum(meta["splits"].values())
+    offsets = np.frombuffer(body, np.int64, total + 1)
+    labels, heights, widths = np.frombuffer(body, np.int32, 3 * total, offsets.nbytes).reshape(3, total)
+    names = body[offsets.nbytes + 12 * total :].decode().split("\0")
+    shapes = np.stack([heights, widths], axis=1)
+    sources, first = {}, 0
+    for split, count in meta["splits"].items():
+        part = slice(first, first + count)
+        sources[split] = PackedSource(
+            path, memory, offsets[first : first + count + 1], labels[part].astype(np.int64), shapes[part], names[part]
+        )
+        first += count
+    return Dataset(tuple(meta["classes"]), sources["train"], sources["val"])
+
+
+@dataclass
+class PackWriter:
+    """Writes a packed file: `add` in the order of the splits; the file appears under its name when all went well."""
+
+    path: Path
+    classes: Sequence[str]
+    _splits: dict[str, int] = field(default_factory=dict)
+    _rows: list[tuple[int, int, int]] = field(default_factory=list)  # label, height, width
+    _names: list[str] = field(default_factory=list)
+    _offsets: list[int] = field(default_factory=lambda: [HEADER.size])
+
+    def __enter__(self) -> PackWriter:
+        self._fresh = self.path.with_name(self.path.name + ".tmp")
+        self._file = self._fresh.open("wb")
+        self._file.write(bytes(HEADER.size))
+        return self
+
+    def add(self, split: str, records: Iterable[tuple[str, int, bytes | Pixels]]) -> None:
+        """All (name, label, JPEG file or pixels) of one split."""
+        before = len(self._rows)
+        for name, label, record in records:
+            height, width = record.shape[:2] if isinstance(record, np.ndarray) else (0, 0)
+            data = record.tobytes() if isinstance(record, np.ndarray) else record
+            self._file.write(data)
+            self._offsets.append(self._offsets[-1] + len(data))
+            self._rows.append((label, height, width))
+            self._names.append(name)
+        self._splits[split] = len(self._rows) - before
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            head = json.dumps({"classes": list(self.classes), "splits": self._splits}).encode() + b"\n"
+            table = np.array(self._rows, np.int32).T.tobytes()
+            index = head + np.array(self._offsets, np.int64).tobytes() + table + "\0".join(self._names).encode()
+            self._file.write(index)
+            self._file.seek(0)
+            self._file.write(HEADER.pack(MAGIC, self._offsets[-1], len(index), hashlib.sha256(index).digest()))
+        self._file.close()
+        if kind is None:
+            self._fresh.replace(self.path)
+        else:
+            self._fresh.unlink()

@@ -1,0 +1,62 @@
+"""The same batch again and again, from the device: what training would cost if data cost nothing (`--headspace`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from train.data.loader import Batch, Loader, Request
+from train.data.source import Dataset, Pixels
+
+SYNTHETIC_CLASSES, SYNTHETIC_VALIDATION = 1000, 1000
+
+
+class Repeated:
+    """Loads one batch from the loader it stands for, keeps it on the device, and hands out that."""
+
+    def __init__(self, loader: Loader, device: torch.device) -> None:
+        self._loader, self._device = loader, device
+        self._kept: Batch | None = None
+
+    def batches(self, requests: Iterable[Request], epoch: int) -> Iterator[Batch]:
+        """A batch a request, of the size asked for."""
+        for request in requests:
+            if self._kept is None or len(request.indices) > len(self._kept.labels):
+                first = next(self._loader.batches([request], epoch))
+                images, labels, weights = (
+                    tensor.to(self._device, copy=True) for tensor in (first.images, first.labels, first.weights)
+                )
+                self._kept = Batch(images, labels, weights, request.total, request.last)
+            kept, n = self._kept, len(request.indices)
+            yield Batch(kept.images[:n], kept.labels[:n], kept.weights[:n], request.total, request.last)
+
+    def close(self) -> None:
+        """Ends the loader's threads."""
+        self._loader.close()
+
+
+@dataclass(frozen=True)
+class NoiseSource:
+    """Images of noise, each its own: a data set's shape without a data set."""
+
+    side: int
+    labels: NDArray[np.int64]
+
+    def name(self, index: int) -> str:
+        """Says that it is none."""
+        return f"synthetic#{index}"
+
+    def read(self, index: int) -> Pixels:
+        """Pixels from the image's number."""
+        return np.random.default_rng(index).integers(0, 256, (self.side, self.side, 3), np.uint8)
+
+
+def synthetic(images: int, side: int) -> Dataset:
+    """`images` to train on, of a thousand classes (fewer if there are fewer images)."""
+    classes = min(SYNTHETIC_CLASSES, images)
+    train, val = (np.arange(count, dtype=np.int64) % classes for count in (images, min(images, SYNTHETIC_VALIDATION)))
+    return Dataset([str(number) for number in range(classes)], NoiseSource(side, train), NoiseSource(side, val))
