@@ -180,17 +180,18 @@ class DockerEngine:
 
     def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
         """Raises what create() and start() raise, EngineFailed when it does not end in time."""
-        container = self.create(spec)
-        try:
-            self.start(container)
-            state = self.wait(container, timeout)
-            output = self.logs(container, tail=100_000)
-            if state.exit_code is None:
-                words = output[-300:].decode(errors="replace")
-                raise EngineFailed(self.node, f"container {spec.name} did not end in {timeout:g} s: {words}")
-            return state.exit_code, output
-        finally:
-            self._remove(container, force=True)
+        with self.guard(spec.name):
+            container = self.create(spec)
+            try:
+                self.start(container)
+                state = self.wait(container, timeout)
+                output = self.logs(container, tail=100_000)
+                if state.exit_code is None:
+                    words = output[-300:].decode(errors="replace")
+                    raise EngineFailed(self.node, f"container {spec.name} did not end in {timeout:g} s: {words}")
+                return state.exit_code, output
+            finally:
+                self._remove(container, force=True)
 
     def granted_ulimits(self, image: str) -> tuple[tuple[str, int], ...]:
         """The image's `true` is run for it, or at least looked for. Raises what run_probe() raises."""

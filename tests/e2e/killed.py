@@ -1,0 +1,59 @@
+"""The launcher, killed with SIGKILL at an exact moment: `python -m tests.e2e.killed WHEN ARGS...`.
+
+WHEN is `before:NAME:N` or `after:NAME:N`: the N-th call of that method of the nodes' engines, calls for a probe not
+counted; `before:probe-NAME:N` counts those for probes only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from launcher.cli.main import main
+from launcher.node import ssh
+from launcher.node.docker import DockerEngine
+
+PLACES = {"connect": (ssh.Ssh, "_transport")}
+
+
+def arm(when: str) -> None:
+    edge, name, count = when.split(":")
+    owner, attribute = PLACES.get(name, (DockerEngine, name.removeprefix("probe-")))
+    local = threading.local()
+    probe = DockerEngine.run_probe
+
+    def in_probe(*args: Any, **kwargs: Any) -> Any:
+        local.probe = True
+        try:
+            return probe(*args, **kwargs)
+        finally:
+            local.probe = False
+
+    DockerEngine.run_probe = in_probe  # type: ignore[method-assign]
+    real = getattr(owner, attribute)
+    calls, lock = [0], threading.Lock()
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if getattr(local, "probe", False) != name.startswith("probe-"):
+            return real(*args, **kwargs)
+        with lock:
+            calls[0] += 1
+            mine = calls[0] == int(count)
+        if mine and edge == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            return real(*args, **kwargs)
+        finally:
+            if mine and edge == "after":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, attribute, wrapped)
+
+
+if __name__ == "__main__":
+    arm(sys.argv[1])
+    sys.argv = ["launcher", *sys.argv[2:]]
+    main()
