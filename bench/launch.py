@@ -2,8 +2,8 @@
 
     python -m tests.bed up && python -m bench.launch [--repeat 7] [--json FILE]
 
-Both start the same program in the same image with the same mounts on the same two nodes, the image is there already, and
-each sends the code along. The program's first line comes when both ranks have met, so it needs both nodes. The two take
+Both start the same program in the same image with the same mounts on the same two nodes; the image is there already and
+the code is sent along. The program's first line comes when both ranks have met, so it needs both nodes. The two take
 turns, and the order changes each time. Also: `launcher --help`, and which modules `up` imports.
 """
 
@@ -62,7 +62,7 @@ def first_line(bed: Bed, folder: Path, repeat: int) -> dict[str, Any]:
         bed.sweep(node)
     ways: list[tuple[str, Callable[[int], float]]] = [
         ("launcher up", lambda _: _launcher(bed, folder, project)),
-        ("script", lambda turn: _script(bed, folder, project, f"bench-{turn}")),
+        ("script", lambda turn: _script(bed, project, f"bench-{turn}")),
     ]
     seconds: dict[str, list[float]] = {name: [] for name, _ in ways}
     for turn in range(repeat + 1):
@@ -102,7 +102,7 @@ def _launcher(bed: Bed, folder: Path, project: Path) -> float:
     return took
 
 
-def _script(bed: Bed, folder: Path, project: Path, name: str) -> float:
+def _script(bed: Bed, project: Path, name: str) -> float:
     nodes = [node.alias for node in bed.nodes[:2]]
     ssh = f"ssh -F {bed.ssh_config}"
     argv = ["sh", str(PROGRAMS / "launch.sh"), name, bed.nodes[0].address, TRAIN_IMAGE, SITE_PACKAGES_IN_NODE, *nodes]
