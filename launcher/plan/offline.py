@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from launcher.job.models import Job
+from launcher.job.scalars import Gpus
 from launcher.model.container import WANTED_ULIMITS
-from launcher.model.facts import ImageFacts, Interface, Launch, NodeFacts, Route
+from launcher.model.facts import Gpu, ImageFacts, Interface, Launch, NodeFacts, Route
 from launcher.model.plan import Plan, Rendezvous
 from launcher.plan import build
 from launcher.plan.rendezvous import on_one_machine
@@ -45,6 +46,17 @@ def assumed_image(job: Job) -> ImageFacts:
     )
 
 
+def _gpus(request: Gpus) -> tuple[Gpu, ...]:
+    """Those that the job names or counts; `all` is not known without a look."""
+    if isinstance(request, str):
+        return ()
+    wanted = range(request) if isinstance(request, int) else request
+    return tuple(
+        Gpu(i, f"GPU-assumed-{i}", "", 0, "") if isinstance(i, int) else Gpu(place, str(i), "", 0, "")
+        for place, i in enumerate(wanted)
+    )
+
+
 def _node(job: Job, rank: int) -> NodeFacts:
     entry = job.nodes[rank]
     docker = job.runtime == "docker"
@@ -66,7 +78,7 @@ def _node(job: Job, rank: int) -> NodeFacts:
         interfaces=(Interface("eth0", (f"{_NETWORK}.{rank + 1}/24",)),),
         routes=(Route("0.0.0.0/0", "eth0"),),
         listening=(),
-        gpus=(),
+        gpus=_gpus(job.gpus_of(entry)),
         infiniband=False,
         python="" if docker else "python3",
         ulimits=WANTED_ULIMITS if docker else (),

@@ -272,6 +272,13 @@ def test_offline_needs_no_node_and_says_what_is_assumed() -> None:
     assert plan.rendezvous.addresses == ("192.0.2.1", "192.0.2.2")
 
 
+def test_offline_gives_each_node_the_gpus_that_the_job_names() -> None:
+    for request, count in ((2, 2), ([1, 3], 2), (["GPU-a"], 1), ("all", 0), ("none", 0)):
+        plan = offline(job(2, gpus=request), "c0de")
+        assert [len(n.container.gpus) for n in plan.nodes] == [count, count], request
+        assert [n.processes for n in plan.nodes] == [max(1, count)] * 2
+
+
 def test_ranks_are_counted_over_nodes() -> None:
     plan = planned(job(3, gpus="all"), [node(0, gpus=2), node(1, gpus=4), node(2, gpus=1)])
     assert [(n.first_rank, n.processes) for n in plan.nodes] == [(0, 2), (2, 4), (6, 1)]
