@@ -106,7 +106,7 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
     run.model.train()
     meter = Meter(world, progress.sums)
     clock, plan = _Clock(), None
-    for batch in clock.timed(run.train_loader.batches(_requests(run), progress.epoch)):
+    for batch in clock.timed(run.train_loader.batches(requests(run), progress.epoch)):
         if plan is None and stop.agreed():  # between two steps, never between micro-batches
             meter.read(0.0)
             progress.sums = meter.epoch
@@ -138,7 +138,7 @@ def _plan(run: Run) -> Plan:
     return Plan(run.schedule(progress.updates), progress.updates, draw_mix(config, seed, config.image_size))
 
 
-def _requests(run: Run) -> Iterator[Request]:
+def requests(run: Run) -> Iterator[Request]:
     """This rank's micro-batches of the rest of the epoch: one or more a step, of which the last may only fill up."""
     progress, world = run.progress, run.world
     permutation = sampler.order(run.config.seed, progress.epoch, len(run.dataset.train.labels))
