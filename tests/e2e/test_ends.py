@@ -1,0 +1,158 @@
+"""How runs end when something fails for good, and what does not end them: peers, lost nodes, cut networks, no sshd."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.bed import faults
+from tests.bed.bed import Bed, Node
+from tests.e2e.cli import Cli, bed_job
+from tests.e2e.drill import Drill, kill_container, kill_rank
+
+pytestmark = [pytest.mark.bed, pytest.mark.timeout(400)]
+
+STUBBORN = "trap 'echo no' TERM; echo here; i=0; while [ $i -lt 600 ]; do sleep 0.2; i=$((i+1)); done"
+
+
+def ends(bed: Bed, node: Node) -> float | None:
+    """When the node's container ended, by the clock that all nodes here share; None while it runs."""
+    words = bed.sh(node, "docker ps -aq | xargs docker inspect -f '{{.State.Running}} {{.State.FinishedAt}}'").split()
+    if words[0] == "true":
+        return None
+    return float(bed.sh(node, f"date -d {words[1]} +%s.%N"))
+
+
+def test_attached_the_peers_of_any_failure_are_stopped_within_15_s(bed_cli: Cli, bed: Bed) -> None:
+    """Nothing tells the peer, which even ignores SIGTERM: no torchrun, no collective."""
+    command = ["sh", "-c", f'if [ "$RANK" = 1 ]; then sleep 3; echo broken; exit 3; fi; {STUBBORN}']
+    failed = bed_cli("up", bed_cli.job("peers", **bed_job(run={"command": command})), code=1)
+    result = bed_cli.result()
+    first, last = sorted(node["finished"] for node in result["nodes"])
+    print(f"the peer was stopped {last - first:.1f} s after the failure")
+    assert last - first < 15
+    assert (result["failure"]["node"], result["failure"]["exit_code"]) == ("node2", 3)
+    assert "broken" in failed.stderr
+    assert [node["victim"] for node in result["nodes"]] == [True, False]
+    assert bed.wait_clean() == []
+
+
+@pytest.mark.parametrize("kill", [kill_rank, kill_container])
+def test_detached_a_dead_rank_ends_all_by_itself(bed_cli: Cli, bed: Bed, kill: object) -> None:
+    bed_cli.program("steps.py")
+    keys = bed_job(run={"script": "steps.py", "args": ["2000", "5", "0.1"]})
+    bed_cli("up", "-d", bed_cli.job("alone", **keys))
+    bed_cli.until_logged("step 3")
+    broken = time.time()
+    (kill_rank if kill is kill_rank else kill_container)(bed, bed.nodes[1])
+    while None in (times := [ends(bed, node) for node in bed.nodes]):
+        assert time.time() - broken < 60
+    print(f"all containers ended {max(t for t in times if t) - broken:.1f} s after the kill, nobody watching")
+    assert max(t for t in times if t) - broken < 15
+    assert json.loads(bed_cli("status", "--json").stdout)["state"] == "failed"
+    late = bed_cli("logs", "alone", code=1)
+    assert "node2" in late.stderr
+    bed_cli("down")
+    assert bed.wait_clean() == []
+
+
+def test_restarts_used_up_end_the_run_with_its_first_failure(bed_cli: Cli, bed: Bed) -> None:
+    command = ["sh", "-c", f'if [ "$RANK" = 1 ]; then sleep 1; echo broken; exit 3; fi; {STUBBORN}']
+    bed_cli("up", bed_cli.job("used", **bed_job(run={"command": command}, restarts=2)), code=1)
+    result = bed_cli.result()
+    assert [node["restarts"] for node in result["nodes"]] == [0, 2]
+    assert result["nodes"][1]["restarted"] == ["exit code 3 after 1 s"] * 2
+    assert result["failure"]["node"] == "node2"
+    assert bed.wait_clean() == []
+
+
+def test_a_node_that_vanishes_is_told_and_ends_the_run(bed_cli: Cli, bed: Bed) -> None:
+    drill = Drill.begin(bed_cli, "vanish", steps=2000)
+    drill.sees("^step 5$")
+    broken = time.monotonic()
+    try:
+        faults.power_off(bed.nodes[1])
+        told = drill.sees("node2: no connection", after=broken) - broken
+        over = drill.end(3) - broken
+    finally:
+        faults.power_on(bed, bed.nodes[1])
+    print(f"told after {told:.1f} s, ended after {over:.1f} s")
+    result = bed_cli.result()
+    assert (result["state"], result["failure"]["node"]) == ("lost", "node2")
+    assert "did not answer any more" in result["failure"]["what"]
+    assert result["nodes"][0]["victim"]
+    bed_cli("down")
+    assert bed.wait_clean() == []
+
+
+def test_a_partition_of_30_s_heals(bed_cli: Cli, bed: Bed) -> None:
+    drill = Drill.begin(bed_cli, "split", steps=60)
+    drill.sees("^step 5$")
+    with faults.partition(bed, *bed.nodes[:2]):
+        time.sleep(30)
+    healed = time.monotonic()
+    again = next(iter([drill.sees("^step ", after=healed)])) - healed
+    drill.end(0)
+    print(f"training again {again:.1f} s after the network healed")
+    assert [step for _, step in drill.steps] == list(range(1, 61))
+    drill.no_line_lost(bed)
+
+
+def test_a_node_cut_off_from_us_for_30_s_runs_on(bed_cli: Cli, bed: Bed) -> None:
+    """From us and from its peer: the launcher tells, and misses nothing."""
+    drill = Drill.begin(bed_cli, "isolated", steps=60)
+    drill.sees("^step 5$")
+    with faults.isolated(bed, bed.nodes[0]):
+        drill.sees("node1: no connection", timeout=100)
+    drill.sees("node1: connected again")
+    drill.end(0)
+    assert [step for _, step in drill.steps] == list(range(1, 61))
+    drill.no_line_lost(bed)
+
+
+def test_sshd_down_for_a_minute_harms_nothing(bed_cli: Cli, bed: Bed) -> None:
+    drill = Drill.begin(bed_cli, "nosshd", steps=800)
+    drill.sees("^step 5$")
+    with faults.without_sshd(bed, bed.nodes[0]):
+        time.sleep(60)
+    back = time.monotonic()
+    again = drill.sees("^step ", after=back) - back
+    drill.end(0)
+    print(f"the output goes on {again:.1f} s after sshd was back")
+    assert [step for _, step in drill.steps] == list(range(1, 801))
+    drill.no_line_lost(bed)
+    assert any("no connection" in line for _, line in drill.news)
+    assert any("connected again" in line for _, line in drill.news)
+
+
+def test_5_percent_packet_loss_and_a_pause_of_a_minute(bed_cli: Cli, bed: Bed) -> None:
+    drill = Drill.begin(bed_cli, "lossy", steps=60, timeout="10m")
+    drill.sees("^step 5$")
+    with faults.packet_loss(bed, bed.nodes[1], 0.05):
+        drill.sees("^step 30$", timeout=200)
+    with faults.paused(bed.nodes[1]):
+        time.sleep(40)
+    drill.end(0)
+    assert [step for _, step in drill.steps] == list(range(1, 61))
+    drill.no_line_lost(bed)
+
+
+def test_a_new_run_begins_with_an_earlier_runs_checkpoints(bed_cli: Cli, bed: Bed) -> None:
+    bed_cli.program("steps.py")
+    keys = bed_job(run={"script": "steps.py", "args": ["12", "5", "0.05"]})
+    job = bed_cli.job("first", **keys)
+    bed_cli("up", job)
+    bed_cli("down")
+    done = bed_cli("up", job, "--resume", "first", "--set", "run.args=[17, 5, 0.05]")
+    assert done.stdout.splitlines()[0] == "rank 0 begins after step 10"
+    assert done.stdout.splitlines()[-1] == "rank 0 finished after step 17"
+    first, second = [run.name for run in bed_cli.runs()]
+    saved = bed.sh(bed.nodes[0], f"cat /home/trainer/.launcher/{first}/checkpoints/last.json")
+    assert json.loads(saved) == {"step": 10}  # the earlier run's own is as it was
+    refused = bed_cli("up", job, "--resume", second, "--nodes", "node2,node1", code=3)
+    assert "has left no checkpoints/" in refused.stderr
+    assert "node2" in refused.stderr
+    bed_cli("down", second)
+    assert bed.wait_clean() == []
