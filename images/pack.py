@@ -2,11 +2,13 @@
 # ruff: noqa: B904, PTH112, PTH118, PTH123, PTH208, UP031
 """Writes an image as an archive for `docker load`: only the layers asked for, at once and as they lie.
 
-    python3 pack.py DOCKER_ROOT IMAGE_ID KNOWN [FILE]
+    python3 pack.py DOCKER_ROOT IMAGE_ID KNOWN CHUNK [FILE]
 
 `docker save` first copies a whole image to disk, then sends it. This reads what the engine's classic store keeps of
 each layer: its files, and the rest of its tar byte for byte (tar-split). KNOWN layers, from the base up, are left out
 unless they come again. Nothing needs to be trusted: whoever loads the archive checks every layer's digest.
+CHUNK: bytes after which the archive ends and another one follows, that goes on with the next layer: each but the last
+is an image of the layers so far, labelled PARTIAL, so that a node that was cut off keeps what it has.
 FILE: where to write, a named pipe; by default standard output. Needs root, or a container that has both folders,
 DOCKER_ROOT/image and DOCKER_ROOT/<driver>. Exit code 3: this store is not laid out like that; use `docker save`.
 """
@@ -22,6 +24,7 @@ import sys
 import tarfile
 
 PIECE = 1 << 20
+PARTIAL = "launcher.image.partial"  # label: id of the image that this one is the lower part of
 BLOCK = 512
 
 
@@ -67,8 +70,11 @@ def put(out, name, data):
     out.write(header(name, len(data)) + data + padding(len(data)))
 
 
-def put_layer(out, name, layer, files):
-    size = sum(len(raw) + content for raw, _, content in entries(layer))
+def size_of(layer):
+    return sum(len(raw) + content for raw, _, content in entries(layer))
+
+
+def put_layer(out, name, layer, files, size):
     out.write(header(name, size))
     for raw, path, content in entries(layer):
         out.write(raw)
@@ -80,7 +86,30 @@ def put_layer(out, name, layer, files):
     out.write(padding(size))
 
 
-def main(root, image, known, target):
+def chunks(sizes, known, limit):
+    """Ranges of layers, each of at least `limit` bytes but the last; at least one, so that the image itself comes.
+
+    The first is smaller: it shows early how fast the way is.
+    """
+    begin, held, enough = known, 0, limit // 16
+    for place in range(known, len(sizes)):
+        held += sizes[place]
+        if held >= enough and place + 1 < len(sizes):
+            yield begin, place + 1
+            begin, held, enough = place + 1, 0, limit
+    yield begin, len(sizes)
+
+
+def partial(config, image, count):
+    """The configuration of an image that ends after `count` layers."""
+    whole = json.loads(config.decode())
+    lower = {key: whole[key] for key in ("architecture", "os", "variant") if key in whole}
+    lower["config"] = {"Labels": {PARTIAL: image}}
+    lower["rootfs"] = {"type": "layers", "diff_ids": whole["rootfs"]["diff_ids"][:count]}
+    return json.dumps(lower, sort_keys=True).encode()
+
+
+def main(root, image, known, limit, target):
     drivers = [d for d in os.listdir(os.path.join(root, "image")) if os.path.isdir(os.path.join(root, d))]
     if len(drivers) != 1:
         raise LayoutError("no classic image store below %s" % root)
@@ -90,25 +119,29 @@ def main(root, image, known, target):
     if hashlib.sha256(config).hexdigest() != digest:
         raise LayoutError("the image's configuration is not what its id says")
     diffs = json.loads(config.decode())["rootfs"]["diff_ids"]
-    out = io.BufferedWriter(io.FileIO(target, "wb"), PIECE)
     names = ["blobs/sha256/" + diff.split(":")[1] for diff in diffs]
-    put(out, digest + ".json", config)
-    put(out, "manifest.json", json.dumps([{"Config": digest + ".json", "RepoTags": None, "Layers": names}]).encode())
-    chain, done = "", set()
-    for place, diff in enumerate(diffs):
+    layers, chain = [], ""
+    for diff in diffs:
         chain = "sha256:" + hashlib.sha256((chain + " " + diff).encode()).hexdigest() if chain else diff
-        if diff in done or (place < known and diff not in diffs[known:]):
-            continue
-        done.add(diff)
-        layer = os.path.join(store, "layerdb", "sha256", chain.split(":")[1])
-        files = os.path.join(root, drivers[0], read(layer, "cache-id").decode(), "diff")
-        put_layer(out, names[place], layer, files.encode())
-    out.write(b"\0" * BLOCK * 2)
+        layers.append(os.path.join(store, "layerdb", "sha256", chain.split(":")[1]))
+    sizes = [0] * min(known, len(diffs)) + [size_of(layer) for layer in layers[known:]]
+    files = [os.path.join(root, drivers[0], read(layer, "cache-id").decode(), "diff") for layer in layers]
+    out = io.BufferedWriter(io.FileIO(target, "wb"), PIECE)
+    for begin, end in chunks(sizes, min(known, len(diffs)), limit):
+        lower = config if end == len(diffs) else partial(config, image, end)
+        name = hashlib.sha256(lower).hexdigest() + ".json"
+        put(out, "manifest.json", json.dumps([{"Config": name, "RepoTags": None, "Layers": names[:end]}]).encode())
+        put(out, name, lower)
+        for place in range(begin, end):
+            if diffs[place] not in diffs[begin:place]:
+                put_layer(out, names[place], layers[place], files[place].encode(), sizes[place])
+        out.write(b"\0" * BLOCK * 2)
     out.flush()
 
 
 try:
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] if len(sys.argv) > 4 else sys.stdout.fileno())
+    where = sys.argv[5] if len(sys.argv) > 5 else sys.stdout.fileno()
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), where)
 except LayoutError as problem:
     sys.stderr.write("%s\n" % problem)
     sys.exit(3)

@@ -37,16 +37,24 @@ class Member:
     size: int  # of the content; `body` adds the padding
     head: bytes
     body: Iterator[bytes]
+    archive: int = 0  # which of the archives in the stream it is of
 
 
 def members(pieces: Iterable[bytes]) -> Iterator[Member]:
-    """The members of a tar stream in order. A body that was not consumed is skipped. Raises TruncatedError."""
+    """The members of a stream of tar archives, one after another, in order. A body that was not consumed is skipped.
+
+    Raises TruncatedError.
+    """
     source = _Source(pieces)
-    head, name, size = b"", "", None
+    head, name, size, number = b"", "", None, 0
     while True:
         block = source.exactly(BLOCK)
         if block == _ZERO:
-            return
+            while block == _ZERO:
+                if source.ended():
+                    return
+                block = source.exactly(BLOCK)
+            number += 1
         try:
             info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except tarfile.TarError as error:
@@ -64,7 +72,7 @@ def members(pieces: Iterable[bytes]) -> Iterator[Member]:
             continue
         content = (info.size if size is None else size) if info.isreg() else 0
         body = source.stream(_padded(content))
-        yield Member((name or info.name).removeprefix("./"), content, head, body)
+        yield Member((name or info.name).removeprefix("./"), content, head, body, number)
         for _ in body:
             pass
         head, name, size = b"", "", None
@@ -133,6 +141,15 @@ class _Source:
             part, self._rest = self._rest[:size], self._rest[size:]
             size -= len(part)
             yield bytes(part)
+
+    def ended(self) -> bool:
+        """Whether nothing comes any more."""
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return True
+            self._rest = memoryview(piece)
+        return False
 
     def exactly(self, size: int) -> bytes:
         return b"".join(self.stream(size))

@@ -22,6 +22,8 @@ from launcher.image import assets
 from launcher.node.engine import Engine, ImageInfo
 
 PIECE = 1 << 20
+WHOLE = 1 << 62  # a chunk that no image fills
+PARTIAL = "launcher.image.partial"  # label that images/pack.py gives: the id of the image that it is the lower part of
 CLI_TIMEOUT = 20.0
 LOCAL = "local"  # Engine.host of the caller's own machine
 
@@ -34,14 +36,15 @@ class Store:
     driver: str
 
 
-def export(source: Engine, info: ImageInfo, known: int = 0) -> Generator[bytes, None, None]:
+def export(source: Engine, info: ImageInfo, known: int = 0, chunk: int = WHOLE) -> Generator[bytes, None, None]:
     """The archive of an image; the first `known` of its layers may be missing. Close it to end the reading early.
 
-    Raises ImageShipFailed, also in the middle.
+    It may come as several archives, each of `chunk` bytes or a little more, the lower layers first: all but the last
+    are images labelled PARTIAL of what came so far. Raises ImageShipFailed, also in the middle.
     """
     if source.host == LOCAL:
         began = False
-        for piece in _packed(info, known):
+        for piece in _packed(info, known, chunk):
             began = True
             yield piece
         if began:
@@ -50,33 +53,33 @@ def export(source: Engine, info: ImageInfo, known: int = 0) -> Generator[bytes, 
     yield from source.images.save(info.id)
 
 
-def _packed(info: ImageInfo, known: int) -> Generator[bytes, None, None]:
+def _packed(info: ImageInfo, known: int, chunk: int) -> Generator[bytes, None, None]:
     """By images/pack.py; nothing at all where this machine's store is not one that it reads."""
     store = classic_store()
     if store is None:
         return
     if os.access(store.root / "image" / store.driver / "layerdb", os.R_OK | os.X_OK):
-        yield from read_directly(info.id, store, known)
+        yield from read_directly(info.id, store, known, chunk)
     else:
-        yield from read_in_container(info.id, store, known)
+        yield from read_in_container(info.id, store, known, chunk)
 
 
-def read_directly(image: str, store: Store, known: int) -> Generator[bytes, None, None]:
+def read_directly(image: str, store: Store, known: int, chunk: int = WHOLE) -> Generator[bytes, None, None]:
     """As a user who may read the engine's files. Nothing at all where they are not laid out as expected."""
-    argv = [sys.executable, "-c", assets.text("pack.py"), str(store.root), image, str(known)]
+    argv = [sys.executable, "-c", assets.text("pack.py"), str(store.root), image, str(known), str(chunk)]
     with _running(argv, subprocess.PIPE) as process:
         assert process.stdout is not None
         yield from _pieces(process.stdout.fileno(), process)
 
 
-def read_in_container(image: str, store: Store, known: int) -> Generator[bytes, None, None]:
+def read_in_container(image: str, store: Store, known: int, chunk: int = WHOLE) -> Generator[bytes, None, None]:
     """As a user who may use the engine, through a container of that very image. Nothing where it cannot do it."""
     with tempfile.TemporaryDirectory(prefix="launcher-pack-") as folder:
         pipe = Path(folder) / "pipe"
         os.mkfifo(pipe)
         reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # waits for no writer: the container may never start
         try:
-            with _running(container_argv(image, store, str(pipe), known), subprocess.DEVNULL) as process:
+            with _running(container_argv(image, store, str(pipe), known, chunk), subprocess.DEVNULL) as process:
                 while not select.select([reader], [], [], 0.1)[0]:
                     if process.poll() is not None:
                         return
@@ -86,7 +89,7 @@ def read_in_container(image: str, store: Store, known: int) -> Generator[bytes, 
             os.close(reader)
 
 
-def container_argv(image: str, store: Store, pipe: str, known: int) -> list[str]:
+def container_argv(image: str, store: Store, pipe: str, known: int, chunk: int) -> list[str]:
     """A container of the image itself that sees the engine's store read-only, and a pipe, and nothing else."""
     argv = ["docker", "run", "--rm", "--log-driver", "none", "--network", "none", "--user", "0:0", "--read-only"]
     argv += ["--label", "launcher.purpose=probe", "--userns", "host", "--security-opt", "label=disable"]
@@ -96,7 +99,7 @@ def container_argv(image: str, store: Store, pipe: str, known: int) -> list[str]
         argv += ["--mount", source]
     argv += ["--mount", f"type=bind,src={pipe},dst=/pipe", "--entrypoint", "sh", image]
     find = 'for p in python3 python; do command -v "$p" >/dev/null && exec "$p" -c "$0" "$@"; done; exit 3'
-    return [*argv, "-c", find, assets.text("pack.py"), "/engine", image, str(known), "/pipe"]
+    return [*argv, "-c", find, assets.text("pack.py"), "/engine", image, str(known), str(chunk), "/pipe"]
 
 
 def classic_store() -> Store | None:

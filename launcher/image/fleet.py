@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launcher.errors import ImageUnfit, LauncherError, NodesFailed
-from launcher.image import parallel, reference
+from launcher.image import cache, parallel, reference
 from launcher.image.login import login_for
+from launcher.image.recipe import OCI_BASE_DIGEST, OCI_BASE_NAME
 from launcher.image.ship import Tell, ship, silent, store
 from launcher.node.engine import Engine, ImageInfo
 
 Say = Callable[[str], None]
+UNREACHABLE_MAX_AGE = 3600.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,50 @@ def spread(
         made = f"{info.id[7:19]}, made {info.created[:19]}"
         notes = (f"{', '.join(others)} had another {name}: the one of {fleet.called(source)} ({made}) replaces it",)
         say(notes[0])
-    say(f"image {name}: from {fleet.called(source)} to {', '.join(engine.node for engine in targets)}")
-    sent = ship(source, info, name, targets, tell)
+    pulled = pull_what_can_be(name, info, targets, say)
+    targets = [engine for engine in targets if engine not in pulled]
+    if targets:
+        say(f"image {name}: from {fleet.called(source)} to {', '.join(engine.node for engine in targets)}")
+    sent = ship(source, info, name, targets, tell) if targets else {}
     prove(info, fleet)
     return ImageOnNodes(name, info.id, shipped=sent, notes=notes)
+
+
+def pull_what_can_be(name: str, info: ImageInfo, engines: Sequence[Engine], say: Say) -> list[Engine]:
+    """Let nodes pull what a registry has: the image itself by digest, or the base that it was built from.
+
+    The engines that have the whole image now. One that cannot is served from here, so its refusal is only told; one
+    that could not reach the registry is not asked again for UNREACHABLE_MAX_AGE.
+    """
+    whole = next(iter(info.repo_digests), "")
+    base = reference.parse(info.labels.get(OCI_BASE_NAME, ""))
+    digest = info.labels.get(OCI_BASE_DIGEST, "")
+    pinned = whole or (base.at(digest) if base is not None and digest else "")
+    wanted = reference.parse(pinned)
+    if wanted is None:
+        return []
+    login = login_for(pinned)
+
+    def fetch(engine: Engine) -> bool:
+        images, place = store(engine), cache.key(engine.host, wanted.registry)
+        if images.inspect(pinned) is None:
+            if cache.get("unreachable", place, UNREACHABLE_MAX_AGE) is not None:
+                return False
+            try:
+                images.digest(pinned, login)
+                say(f"image {name}: {engine.node} pulls {pinned}")
+                images.pull(pinned, login)
+            except LauncherError as error:
+                cache.put("unreachable", place, {"words": error.what})
+                say(f"image {name}: {engine.node} does not get {pinned} by itself ({error.what})")
+                return False
+        if not whole or not same(images.inspect(info.id), info):
+            return False
+        if "@" not in name:
+            images.tag(info.id, name)
+        return True
+
+    return [engine for engine, has in zip(engines, parallel.each(fetch, engines), strict=True) if has]
 
 
 def prove(info: ImageInfo, fleet: Fleet) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from launcher.image import recipe
+from launcher.image.export import PARTIAL
 from launcher.image.reference import OURS
 from launcher.image.ship import store
 from launcher.node.engine import Engine, ImageInfo
@@ -24,13 +25,15 @@ class Leftover:
 
 
 def unused(engine: Engine, keep: Collection[str] = ()) -> Sequence[Leftover]:
-    """What we made on this engine, that no container of it is of, and whose id is not in `keep`.
+    """What we made on this engine, and parts of images that never became whole, that nobody uses.
 
-    An image that somebody gave a name of his own is his.
+    That is: no container on it is of that image, and `keep` does not have its id. An image that somebody gave a name of
+    his own is his.
     """
     if engine.images is None:
         return ()
-    made = store(engine).list({recipe.MADE: None})
+    images = store(engine)
+    made = [*images.list({recipe.MADE: None}), *images.list({PARTIAL: None})]
     used = {container.image for container in engine.list({})} if made else set()
     return tuple(
         Leftover(engine.node, image)

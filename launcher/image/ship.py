@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import ImageShipFailed, LauncherError, NodesFailed
 from launcher.image import archive, parallel
-from launcher.image.export import export
-from launcher.image.tee import Pipe
+from launcher.image.export import PARTIAL
+from launcher.image.feed import Line, feed
+from launcher.image.link import compressed, is_slow, remember
 from launcher.node.engine import Engine, ImageInfo, Images
 
+CHUNK = 1 << 30
 TELL_EVERY = 0.1  # seconds between two reports of one node's progress
 
 
@@ -45,29 +46,33 @@ class Target:
 
 
 def ship(
-    source: Engine, info: ImageInfo, reference: str, engines: Sequence[Engine], tell: Tell = silent
+    source: Engine,
+    info: ImageInfo,
+    reference: str,
+    engines: Sequence[Engine],
+    tell: Tell = silent,
+    chunk: int = CHUNK,
 ) -> Mapping[str, int]:
     """Bring image `info` of `source` to every engine of `engines` and name it `reference` there: bytes sent, by node.
 
+    What is bigger than `chunk` bytes goes in parts of about that size, so that a node needs no room for twice the image
+    and goes on after a cut where it was; parts left on a node that is gone for good carry the label PARTIAL.
     The image gets its name only when its id was seen on the node. Every node has a second try: after a cut with what it
     lacks then, after refusing an archive without the layers that it should have with the whole one. Raises
     ImageShipFailed (NodesFailed for several), naming every node that did not get it; the others have it then.
     """
-    first = _send(source, info, reference, parallel.each(lambda engine: survey(engine, info), engines), tell)
-    failed = {delivery.node: delivery.error for delivery in first if delivery.error is not None}
-    sent = {delivery.node: delivery.sent for delivery in first}
-    again = [_once_more(delivery, info) for delivery in first if delivery.worth_another_try]
-    targets = [target for target in again if target is not None]
-    for delivery in _send(source, info, reference, targets, tell) if targets else ():
-        sent[delivery.node] += delivery.sent
-        failed.pop(delivery.node)
-        if delivery.error is not None:
-            failed[delivery.node] = delivery.error
-    if len(failed) == 1:
-        raise next(iter(failed.values()))
-    if failed:
-        raise NodesFailed([failed[e.node] for e in engines if e.node in failed], of=len(engines))
-    return sent
+    targets = parallel.each(lambda engine: survey(engine, info), engines)
+    first = _send(source, info, reference, targets, tell, chunk)
+    again = [target for target in (_once_more(delivery, info) for delivery in first) if target is not None]
+    second = _send(source, info, reference, again, tell, chunk) if again else ()
+    last = {delivery.node: delivery for delivery in (*first, *second)}
+    failed = [last[engine.node].error for engine in engines if last[engine.node].error is not None]
+    errors = [error for error in failed if isinstance(error, LauncherError)]
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise NodesFailed(errors, of=len(engines))
+    return {node: sum(d.sent for d in (*first, *second) if d.node == node) for node in last}
 
 
 @dataclass
@@ -77,7 +82,8 @@ class Delivery:
     target: Target
     sent: int = 0  # bytes
     complete: bool = False  # every byte was taken
-    error: LauncherError | None = None
+    taken: float = 0.0  # when, by the monotonic clock
+    error: BaseException | None = None
 
     @property
     def node(self) -> str:
@@ -86,11 +92,13 @@ class Delivery:
     @property
     def worth_another_try(self) -> bool:
         """Not where the disk was full: it still is."""
-        return self.error is not None and "disk is full" not in self.error.what
+        return isinstance(self.error, LauncherError) and "disk is full" not in self.error.what
 
 
 def _once_more(delivery: Delivery, info: ImageInfo) -> Target | None:
-    """What to send in a second try; None where the node does not even answer."""
+    """What to send in a second try; None where there is no need or no hope."""
+    if not delivery.worth_another_try:
+        return None
     if delivery.complete:
         return Target(delivery.target.engine, frozenset(), 0, info.size)
     try:
@@ -114,82 +122,65 @@ def store(engine: Engine) -> Images:
     return engine.images
 
 
-def _send(source: Engine, info: ImageInfo, reference: str, targets: Sequence[Target], tell: Tell) -> Sequence[Delivery]:
-    """One reading of the source, all targets fed from it."""
+def _send(
+    source: Engine, info: ImageInfo, reference: str, targets: Sequence[Target], tell: Tell, chunk: int
+) -> Sequence[Delivery]:
+    """One reading of the source, all targets fed from it, each with a thread of its own: the reading waits for all."""
     deliveries = [Delivery(target) for target in targets]
-    pipes = [Pipe() for _ in targets]
-
-    def receive(both: tuple[Delivery, Pipe]) -> None:
-        delivery, pipe = both
-        try:
-            _load(delivery, info, reference, _counted(pipe, delivery, tell))
-        except LauncherError as error:
-            delivery.error = error
-        finally:
-            pipe.give_up()
-
-    feeder = threading.Thread(target=_feed, args=(source, info, targets, pipes), name="image-export", daemon=True)
-    feeder.start()
-    parallel.each(receive, list(zip(deliveries, pipes, strict=True)))
-    feeder.join()
+    lines = [Line(target.known, target.leave_out) for target in targets]
+    receivers = [
+        threading.Thread(target=_receive, args=(delivery, line, info, reference, tell), daemon=True)
+        for delivery, line in zip(deliveries, lines, strict=True)
+    ]
+    for receiver in receivers:
+        receiver.start()
+    feed(source, info, lines, chunk)
+    for receiver in receivers:
+        receiver.join()
+    for delivery in deliveries:
+        if delivery.error is not None and not isinstance(delivery.error, LauncherError):
+            raise delivery.error
     return deliveries
 
 
-def _feed(source: Engine, info: ImageInfo, targets: Sequence[Target], pipes: Sequence[Pipe]) -> None:
-    """Read the archive once and hand every member to the targets that need it."""
-    alive = dict(zip(pipes, targets, strict=True))
-
-    def put(piece: bytes, to: Sequence[Pipe]) -> None:
-        for pipe in to:
-            if not pipe.put(piece):
-                alive.pop(pipe, None)
-
-    error: BaseException | None = None
+def _receive(delivery: Delivery, line: Line, info: ImageInfo, reference: str, tell: Tell) -> None:
+    """Load what comes, look whether it is the same image, and only then give it its name."""
+    images = store(delivery.target.engine)
     try:
-        known = min(target.known for target in targets)
-        with closing(export(source, info, known)) as pieces:
-            for member in archive.members(pieces):
-                wanted = [pipe for pipe, target in alive.items() if member.name not in target.leave_out]
-                put(member.head, wanted)
-                for piece in member.body:
-                    put(piece, [pipe for pipe in wanted if pipe in alive])
-                if not alive:
-                    return
-        put(archive.end(), list(alive))
-    except LauncherError as failure:
-        error = failure
-    except (archive.TruncatedError, OSError) as failure:
-        error = ImageShipFailed(source.node, f"reading image {info.id[:19]} failed: {failure}", "try again")
-    except BaseException as failure:
-        error = failure
-        raise
+        for pipe in line:
+            delivery.complete = False
+            host, sent, began = delivery.target.engine.host, delivery.sent, time.monotonic()
+            images.load(_counted(compressed(pipe) if is_slow(host) else pipe, delivery, tell))
+            remember(host, delivery.sent - sent, delivery.taken - began)
+        _name(delivery.node, images, info, reference)
+        tell(Progress(delivery.node, delivery.sent, delivery.sent, done=True))
+    except BaseException as error:  # noqa: BLE001 - told, or raised again, by the thread that waits for this one
+        delivery.error = error
     finally:
-        for pipe in pipes:
-            pipe.close(error)
+        line.give_up()
 
 
-def _counted(pipe: Pipe, delivery: Delivery, tell: Tell) -> Iterator[bytes]:
+def _name(node: str, images: Images, info: ImageInfo, reference: str) -> None:
+    """Only what is really there gets the name; parts that helped to bring it are not needed any more."""
+    if images.inspect(info.id) is None:
+        raise ImageShipFailed(
+            node,
+            f"took the archive of {reference} but does not have image {info.id[:19]} now",
+            "look at the engine's log on that node, then try again",
+        )
+    if reference != info.id:
+        images.tag(info.id, reference)
+    for part in images.list({PARTIAL: info.id}):
+        images.remove(part.id)
+
+
+def _counted(pieces: Iterable[bytes], delivery: Delivery, tell: Tell) -> Iterator[bytes]:
     target, last = delivery.target, 0.0
-    for piece in pipe:
+    for piece in pieces:
         yield piece
         delivery.sent += len(piece)
         now = time.monotonic()
         if now - last >= TELL_EVERY:
             last = now
             tell(Progress(delivery.node, delivery.sent, max(target.total, delivery.sent)))
-    delivery.complete = True
-    tell(Progress(delivery.node, delivery.sent, delivery.sent, done=True))
-
-
-def _load(delivery: Delivery, info: ImageInfo, reference: str, pieces: Iterator[bytes]) -> None:
-    """Load, look whether it is the same image, and only then give it its name."""
-    images = store(delivery.target.engine)
-    images.load(pieces)
-    if images.inspect(info.id) is None:
-        raise ImageShipFailed(
-            delivery.node,
-            f"took the archive of {reference} but does not have image {info.id[:19]} now",
-            "look at the engine's log on that node, then try again",
-        )
-    if reference != info.id:
-        images.tag(info.id, reference)
+    delivery.complete, delivery.taken = True, time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -17,14 +18,21 @@ FAULTY = "launcher-bed-faulty"
 TIMEOUT = 1500  # seconds: torch and what it needs is 3 GB of wheels
 
 
-def faulty(tag: str = FAULTY, **arguments: str) -> str:
+def download(requirement: str, folder: Path) -> Path:
+    """The wheel that this machine's pip would install."""
+    run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), requirement], timeout=TIMEOUT)
+    [wheel] = folder.glob("*.whl")
+    return wheel
+
+
+def faulty(tag: str = FAULTY, *wheels: Path, **arguments: str) -> str:
     """Build a stand-in on this machine's engine: torch 2.14.1 with torchvision 0.2.1 unless `arguments` say otherwise.
 
     Minutes and 4 GB the first time, a second from the builder's cache.
     """
     with tempfile.TemporaryDirectory(prefix="launcher-bed-") as folder:
         context = Path(folder)
-        for path in FOLDER.iterdir():
+        for path in (*FOLDER.glob("*.*"), FOLDER / "Dockerfile", *wheels):
             shutil.copy(path, context)
         authority = os.environ.get("PIP_CERT", "")
         if authority:  # pip in the build trusts what pip here trusts

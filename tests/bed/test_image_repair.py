@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shutil
 
 import pytest
 import yaml
@@ -73,7 +74,7 @@ def test_packages_on_a_base_that_is_kept_build_once_and_name_the_same_image_agai
     assert first.built
     assert not again.built
     assert again.id == first.id
-    assert any("Successfully installed six" in line for line in said)
+    assert any("install.sh packages" in line for line in said)  # the builder's own lines
     docker("image", "rm", first.reference)
     assert ensure(asked, [local], local, Say(), job=JOB).id == first.id  # the builder's cache gives the same id
     info = local.images.inspect(first.reference)
@@ -138,9 +139,16 @@ def test_an_image_without_pip_is_refused_by_name(local, faulty):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_cpu_torch_with_a_wheel_for_cuda_is_named(local, bed):
+def test_cpu_torch_with_a_wheel_for_cuda_is_named(local, bed, tmp_path):
+    wheel = standins.download("torch==2.13.0", tmp_path)
+    if "+cpu" not in wheel.name:
+        pytest.skip(f"the package index of this machine has no CPU build of torch, but {wheel.name}")
     base = standins.faulty(
-        "launcher-bed-faulty:cpu", TORCH="torch==2.13.0+cpu", TORCHVISION="torchvision==0.28.0", OTHERS="pillow"
+        "launcher-bed-faulty:cpu",
+        wheel,
+        TORCH="torch==2.13.0+cpu",
+        TORCHVISION="torchvision==0.28.0",
+        OTHERS="pillow",
     )
     prepared = prepare(image(base=base), Fleet([local], local), Say())
     assert "operator torchvision::nms does not exist" in prepared.decision.why
@@ -154,8 +162,6 @@ def test_the_whole_way_from_the_original_error_to_a_trained_vgg(clean_bed, tmp_p
     """First the image as it is fails with the original error, then `up` of the bed's job repairs, ships and trains."""
     cli = Cli(tmp_path, {"LAUNCHER_SSH_CONFIG": str(clean_bed.ssh_config)})
     (tmp_path / "forward.py").write_text(FORWARD)
-    for node in clean_bed.nodes[:2]:
-        clean_bed.preload(node, faulty)
     as_it_is = {
         "name": "vgg-as-it-is", "image": {"ref": faulty}, "nodes": ["node1", "node2"], "gpus": "none",
         "run": {"script": "forward.py"}, "timeout": "5m",
@@ -168,7 +174,7 @@ def test_the_whole_way_from_the_original_error_to_a_trained_vgg(clean_bed, tmp_p
     (tmp_path / "jobs" / "data").mkdir(parents=True)
     for name in ("bed_vgg16.yaml", "data/digits.tar"):
         (tmp_path / "jobs" / name).write_bytes((ROOT / "jobs" / name).read_bytes())
-    (tmp_path / "train").symlink_to(ROOT / "train")
+    shutil.copytree(ROOT / "train", tmp_path / "train", ignore=shutil.ignore_patterns("__pycache__"))
     done = cli("up", "jobs/bed_vgg16.yaml", timeout=1500)
     assert "VGG without adaptive pool: torchvision 0.2.1 < 0.2.2" in done.stderr
     assert re.search(r"val Acc@1 \d+", done.stdout)

@@ -75,6 +75,15 @@ def test_a_member_that_is_not_read_is_skipped():
     assert [member.name for member in archive.members([data])] == ["a", "b"]
 
 
+def test_archives_that_follow_each_other_are_told_apart():
+    both = tar({"a": b"1", "b": b"2"}) + tar({"a": b"3"})
+    assert [(member.archive, member.name) for member in archive.members(cut(both, [700]))] == [
+        (0, "a"),
+        (0, "b"),
+        (1, "a"),
+    ]
+
+
 @pytest.mark.parametrize("kept", [700, 513, 100])
 def test_a_stream_that_breaks_off_is_an_error(kept):
     with pytest.raises(archive.TruncatedError):
