@@ -1,17 +1,19 @@
 #!/bin/sh
 # sh entry.sh ARGV...: runs ARGV, the one program that a container was made for, and leaves behind what it said and how
 # it ended. POSIX sh with coreutils or busybox, as any uid. Needs LAUNCHER_OUTPUT and LAUNCHER_NODE; LAUNCHER_TIMEOUT
-# (whole seconds from the first start, over restarts) is optional. Below LAUNCHER_OUTPUT it keeps, for this node:
+# (whole seconds from the first start, over restarts) and LAUNCHER_HANG_TIMEOUT (seconds in which no log and no metrics of
+# the output folder grow) are optional. Below LAUNCHER_OUTPUT it keeps, for this node:
 #   logs/NODE.log         stdout and stderr, merged in order, appended over restarts
 #   logs/NODE.clock       `<epoch seconds> <bytes of the log by then>`, at most once a second, while the log grows
 #   state/NODE.attempts   `start <epoch>` and `exit <code> <epoch>`
-# Exit code: ARGV's own, 128+n where signal n ended it, 124 at the time limit, 73 where the output cannot be written.
+# Exit code: ARGV's own, 128+n where signal n ended it, 124 at the time limit, 125 after a hang, 73 where the output cannot be written.
 # Every variable here begins with our_, so that none of the job's environment is overwritten.
 
 our_kit=$(cd "${0%/*}" && pwd)
 our_log=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.log
 our_clock=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.clock
 our_attempts=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.attempts
+our_patience=10 # seconds from the ranks' stacks to SIGKILL after a hang
 our_grace=30 # seconds from SIGTERM to SIGKILL at the time limit
 our_drain=3  # seconds that processes left behind may keep the log open
 
@@ -47,9 +49,13 @@ else
 fi
 
 # In the background, once a second: the clock, the time limit, and the end of a tee that others hold open. It is ended
-# by SIGKILL, which cannot get lost in a shell that is just starting; its sleep ends by itself.
+# by SIGKILL, which cannot get lost in a shell that is just starting; its sleep ends by itself. What shows a job's life
+# is what it writes: the sizes of all logs and of the metrics.
+signs() {
+    (cd "$LAUNCHER_OUTPUT" && ls -ln logs/*.log metrics.jsonl 2>/dev/null)
+}
 tick() {
-    our_last='' our_late=0 our_idle=0
+    our_last='' our_late=0 our_idle=0 our_stuck=0 our_before=none our_quiet=0
     while :; do
         our_now=$(look)
         [ "$our_now" = "$our_last" ] || echo "$our_now"
@@ -59,6 +65,16 @@ tick() {
             [ $our_late -ne 0 ] || kill -s ALRM $$
             [ $our_late -ne $our_grace ] || kill -s KILL "$our_child"
             our_late=$((our_late + 1))
+        fi
+        if [ -n "$LAUNCHER_HANG_TIMEOUT" ]; then
+            our_now=$(signs)
+            [ "$our_now" = "$our_before" ] || our_quiet=$(date +%s)
+            our_before=$our_now
+            if [ $(($(date +%s) - our_quiet)) -ge "$LAUNCHER_HANG_TIMEOUT" ]; then
+                [ $our_stuck -ne 0 ] || kill -s VTALRM $$
+                [ $our_stuck -ne $our_patience ] || kill -s KILL "$our_child"
+                our_stuck=$((our_stuck + 1))
+            fi
         fi
         if ! kill -0 "$our_child"; then
             our_idle=$((our_idle + 1))
@@ -90,6 +106,19 @@ at_limit() {
     over # should that block, for nobody reads the log, then there is still the SIGKILL of tick
     forward TERM
 }
+# Every rank's Python says where it stands and ends (PYTHONFAULTHANDLER); torchrun has no RANK and sees them end.
+stacks() {
+    our_caught=1
+    for our_name in /proc/[0-9]*; do
+        tr '\0' '\n' <"$our_name/environ" 2>/dev/null | grep -c -e '^our_job=' -e '^RANK=' | grep -q 2 || continue
+        kill -s ABRT "${our_name#/proc/}" 2>/dev/null
+    done
+}
+at_hang() {
+    our_hung=1
+    echo "launcher: no output and no step for $LAUNCHER_HANG_TIMEOUT s; where its ranks stand:" >&3
+    stacks
+}
 # A shell starts background commands with SIGINT ignored, which in Python means: no KeyboardInterrupt. Where env cannot
 # undo that, SIGINT is passed on as SIGTERM.
 our_interrupt=TERM
@@ -106,7 +135,7 @@ esac
 # --- the program
 [ -z "$TORCHELASTIC_ERROR_FILE" ] || rm -f "$TORCHELASTIC_ERROR_FILE" # an earlier attempt's failure is not ours
 note start
-our_child='' our_sent='' our_end='' our_over='' our_code=0
+our_child='' our_sent='' our_end='' our_over='' our_hung='' our_code=0
 if [ -n "$LAUNCHER_TIMEOUT" ]; then
     read -r our_name our_first our_file <"$our_attempts"
     our_end=$((${our_first:-$(date +%s)} + LAUNCHER_TIMEOUT))
@@ -114,12 +143,14 @@ fi
 if [ -n "$our_end" ] && [ "$(date +%s)" -ge "$our_end" ]; then
     over
 else
-    (exec "$@") >&3 2>&1 3>&- & # exec: a program, never a function of this script
+    (our_job=1 && export our_job && exec "$@") >&3 2>&1 3>&- & # exec: a program, never a function of this script
     our_child=$!
     # Not earlier: a shell that is just becoming the program would still have these traps, and swallow a signal.
     trap 'forward TERM' TERM
     trap 'forward $our_interrupt' INT
     trap at_limit ALRM
+    trap at_hang VTALRM
+    trap stacks QUIT
     for our_name in HUP USR1 USR2; do trap "pass $our_name" $our_name; done
     (tick) >>"$our_clock" 2>/dev/null 3>&- & # a subshell: a function alone would keep a copy of fd 3 open
     our_ticker=$!
@@ -134,13 +165,14 @@ else
 fi
 
 # --- the end: tee has the last bytes when nobody holds the pipe any more, or when those left behind had their time
-trap '' HUP INT TERM USR1 USR2 ALRM
+trap '' HUP INT QUIT TERM USR1 USR2 ALRM VTALRM
 exec 3>&-
 wait $our_tee 2>/dev/null # shells tell there of a job that was killed
 if [ -n "$our_child" ]; then
     kill -s KILL "$our_ticker"
     wait "$our_ticker" 2>/dev/null # so that its note does not come after ours
 fi
+[ -z "$our_hung" ] || our_code=125
 [ -z "$our_over" ] || our_code=124
 (look >>"$our_clock") 2>/dev/null
 note exit "$our_code"

@@ -160,6 +160,16 @@ class DockerEngine:
         self._call(f"stop {container}", lambda api: api.stop(container, timeout=seconds))
         return self.inspect(container)
 
+    def signal(self, container: str, name: str) -> None:
+        def ask(api: APIClient) -> None:
+            try:
+                api.kill(container, signal=f"SIG{name}")
+            except docker.errors.APIError as error:
+                if error.status_code not in (404, 409):  # it is gone, or has ended
+                    raise
+
+        self._call(f"send SIG{name} to {container}", ask)
+
     def remove(self, container: str) -> None:
         """Its anonymous volumes go with it. Raises EngineFailed for one that still runs."""
         self._remove(container, force=False)

@@ -134,6 +134,9 @@ class Engine(Protocol):
     def stop(self, container: str, grace: float) -> ContainerState:
         """SIGTERM, SIGKILL after `grace` seconds; the state after. A restart policy ends here."""
 
+    def signal(self, container: str, name: str) -> None:
+        """Send a signal (`QUIT`) to its first process; nothing to do where it does not run. A restart policy ends."""
+
     def remove(self, container: str) -> None:
         """Remove a stopped or never started container; nothing to do where it is missing."""
 

@@ -171,6 +171,11 @@ class ProcessEngine:
         supervisor.end(found.name)
         return state
 
+    def signal(self, container: str, name: str) -> None:
+        pid = folders.program_of(self._get(container))
+        if pid:
+            supervisor.send(pid, signal.Signals[f"SIG{name}"])
+
     def remove(self, container: str) -> None:
         """Its folder; the run's output stays. Raises EngineFailed for one that still runs."""
         found = folders.find(container)

@@ -58,6 +58,12 @@ def supervisor_of(container: Container) -> int:
     return int(_recorded(container).get("supervisor", 0))
 
 
+def program_of(container: Container) -> int:
+    """The pid of what runs in it, 0 where nothing does."""
+    running = supervisor.is_supervised(str(container.folder)) and _recorded(container).get("phase") == "running"
+    return int(_recorded(container).get("pid", 0)) if running else 0
+
+
 def state(container: Container) -> ContainerState:
     """What the supervisor wrote, unless it is dead and can write no more."""
     supervised = supervisor.is_supervised(str(container.folder))  # first: it may end between the two

@@ -125,6 +125,7 @@ def _environment(
         "LAUNCHER_NODE_RANK": str(rank),
         "LAUNCHER_OUTPUT": places.output,
         "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",  # a bus error, an abort: every thread's stack instead of silence
         "TORCHELASTIC_ERROR_FILE": posixpath.join(places.output, "errors", f"{entry.name}.json"),
         "NCCL_DEBUG": "WARN",
         "NCCL_SOCKET_IFNAME": f"={interface}",  # "=": NCCL takes a bare name as a prefix
@@ -137,6 +138,8 @@ def _environment(
         env["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
     if job.timeout is not None:
         env["LAUNCHER_TIMEOUT"] = str(int(job.timeout))
+    if job.hang_timeout is not None and rank == 0:  # the master's output and steps are the run's signs of life
+        env["LAUNCHER_HANG_TIMEOUT"] = str(int(job.hang_timeout))
     if job.run.command is not None:
         env |= command.bare(meeting, nodes=len(job.nodes), rank=rank)
     return env | job.env_of(entry)

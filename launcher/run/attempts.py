@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from launcher.node.engine import Files
 from launcher.records.paths import NodePaths
-from launcher.run.state import SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
+from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
 
 LIMIT = 1 << 20
-_MEANINGS = {SIGKILL_CODE: "SIGKILL", SIGTERM_CODE: "SIGTERM", TIMEOUT_CODE: "time limit"}
+_MEANINGS = {SIGKILL_CODE: "SIGKILL", SIGTERM_CODE: "SIGTERM", TIMEOUT_CODE: "time limit", HANG_CODE: "hung"}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
 from launcher.run.attempts import Attempt
 from launcher.run.attempts import read as read_attempts
-from launcher.run.state import SIGKILL_CODE, TIMEOUT_CODE
+from launcher.run.state import HANG_CODE, SIGKILL_CODE, TIMEOUT_CODE
 
 TAIL = 256 << 10
 _TRACEBACK = "Traceback (most recent call last):"
@@ -26,6 +27,9 @@ _VICTIM = re.compile(
     r"|SignalException.*signal: 15|got signal: 15|Timed out waiting .*ms for (recv|send)|store.*may have died",
     re.IGNORECASE,
 )
+
+# Where a stack shows that its rank waits for others; for a collective on GPUs it waits in torch.cuda or backward.
+_WAITING = re.compile(r"torch/(distributed|autograd|cuda|nn/parallel)/")
 
 # (what the output says, what it means, what to do), the most specific first
 _KNOWN: tuple[tuple[str, str, str], ...] = (
@@ -125,7 +129,8 @@ def first_failure(evidence: Sequence[Evidence]) -> Failure | None:
     failed = [e for e in evidence if e.state.exit_code not in (0, None) or e.state.error]
     if not failed:
         return None
-    return _describe(min(failed, key=_order))
+    first = min(failed, key=_order)
+    return _hang(first, evidence) if first.state.exit_code == HANG_CODE else _describe(first)
 
 
 def is_victim(evidence: Evidence) -> bool:
@@ -139,7 +144,7 @@ _VICTIM_ORDER = 3
 def _order(evidence: Evidence) -> tuple[int, float, int]:
     words = _words(evidence)
     state = evidence.state
-    if state.oom_killed or state.error or state.exit_code == TIMEOUT_CODE:
+    if state.oom_killed or state.error or state.exit_code in (TIMEOUT_CODE, HANG_CODE):
         kind = 0
     elif _VICTIM.search(words):
         kind = _VICTIM_ORDER
@@ -207,6 +212,32 @@ def last_traceback(text: str) -> str:
     while end < len(lines) and (lines[end].startswith((" ", "\t")) or not lines[end].strip()):
         end += 1
     return "\n".join(lines[start : end + 1]).rstrip()
+
+
+def _hang(first: Evidence, evidence: Sequence[Evidence]) -> Failure:
+    """The node that noticed, where every rank stood, and which of them the others waited for."""
+    nodes = {rank: e.node.name for e in evidence for rank in e.rank_logs}
+    logs = {rank: text for e in evidence for rank, text in e.rank_logs.items()}
+    stacks = {rank: stack for rank, text in sorted(logs.items()) if (stack := last_stack(text))}
+    waiting = {rank for rank, stack in stacks.items() if _WAITING.search(stack)}
+    lagging = sorted(stacks.keys() - waiting) if waiting else []
+    what = "hung: no output and no step for the job's hang_timeout"
+    if lagging:
+        what += "; the others wait for " + ", ".join(f"rank {rank} on {nodes[rank]}" for rank in lagging)
+    words = "\n".join(f"rank {rank} on {nodes[rank]}: {stack}" for rank, stack in stacks.items())
+    cure = "see above where the ranks stood; raise `hang_timeout` if such a pause is normal"
+    return Failure(first.node.name, None, HANG_CODE, what, cure, words)
+
+
+def last_stack(text: str) -> str:
+    """What Python's fault handler printed last: every thread's stack, the newest call first; "" where there is none."""
+    start = text.rfind("Fatal Python error")
+    if start < 0:
+        return ""
+    lines = text[start:].splitlines()
+    main = next((i for i, line in enumerate(lines) if line.startswith("Current thread")), 0)
+    wanted = itertools.takewhile(lambda line: line.startswith(("Current thread", "  File", "  ...")), lines[main:])
+    return "\n".join(wanted)
 
 
 def _failing_rank(evidence: Evidence) -> int | None:

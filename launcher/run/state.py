@@ -42,6 +42,7 @@ ALLOWED: dict[RunState, frozenset[RunState]] = {
 SIGTERM_CODE = 143
 SIGKILL_CODE = 137
 TIMEOUT_CODE = 124
+HANG_CODE = 125
 
 
 def advance(state: RunState, new: RunState) -> RunState:

@@ -10,12 +10,14 @@ from launcher.model.container import ContainerState
 from launcher.node.engine import Engine
 from launcher.records.store import NodeOfRun, Record
 from launcher.run.finish import Outcome, conclude
+from launcher.run.state import HANG_CODE
 from launcher.run.watch import Message, NodeBack, NodeEnded, NodeGone, NodeLost, NodeRestarted, Watch
 
 # A rank that fails takes its peers down within a second or two: torchrun and the communication library see to that.
 # Those that still run after PATIENCE are stopped, SIGKILL after GRACE: 15 s in all.
 PATIENCE = 3.0
 GRACE = 10.0
+STACKS = 1.0  # seconds for ranks that hang to say where they stand
 
 
 class Supervisor:
@@ -80,8 +82,13 @@ class Supervisor:
             thread.join()
 
     def _stop_one(self, node: NodeOfRun) -> None:
+        engine = self._engines[node.name]
         try:
-            self._engines[node.name].stop(node.container, GRACE)
+            if any(state.exit_code == HANG_CODE for state in self._states.values()):
+                # Others ended when the master did, for they waited for it: who is still there is who they waited for.
+                engine.signal(node.container, "QUIT")
+                self._all_ended.wait(STACKS)
+            engine.stop(node.container, GRACE)
             self._record.event("peer stopped", node=node.name)
         except LauncherError as error:
             self._record.event("peer not stopped", node=node.name, reason=str(error))

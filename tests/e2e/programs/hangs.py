@@ -1,0 +1,22 @@
+"""After a few steps rank 1 forgets the others; they wait for it."""
+
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+def reads_data_for_ever() -> None:
+    while True:
+        time.sleep(1)
+
+
+dist.init_process_group("gloo", timeout=timedelta(minutes=30))
+for step in range(5):
+    dist.all_reduce(torch.ones(1))
+    if dist.get_rank() == 0:
+        print(f"step {step}", flush=True)
+    if step == 3 and dist.get_rank() == int(sys.argv[1]):
+        reads_data_for_ever()

@@ -1,0 +1,60 @@
+"""`timeout` and `hang_timeout` end to end: enforced inside the containers, told as what they are."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.bed.bed import Bed
+from tests.e2e.cli import Cli, bed_job
+from tests.e2e.drill import Drill
+
+pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("rank", [1, 0], ids=["a-worker-lags", "the-master-lags"])
+def test_a_hang_is_a_failure_that_names_who_lags_and_where(bed_cli: Cli, bed: Bed, rank: int) -> None:
+    bed_cli.program("hangs.py")
+    job = bed_cli.job("hang", **bed_job(run={"script": "hangs.py", "args": [str(rank)]}, hang_timeout="20s"))
+    drill = Drill.follow(bed_cli, "up", job)
+    last = drill.sees("^step 3$")
+    noticed = drill.sees("no output and no step for 20 s") - last
+    over = drill.end(1) - last
+    print(f"noticed after {noticed:.1f} s of 20, all ended after {over:.1f} s")
+    assert noticed >= 20
+    assert over < noticed + 30
+    failure = bed_cli.result()["failure"]
+    assert f"the others wait for rank {rank} on node{rank + 1}" in failure["what"]
+    assert "reads_data_for_ever" in failure["words"]
+    assert "all_reduce" in failure["words"]
+    said = [line for _, line in drill.news]
+    assert any("hung: no output" in line for line in said)
+    assert bed.wait_clean() == []
+
+
+def test_a_hang_is_restarted_where_restarts_are_left(bed_cli: Cli, bed: Bed) -> None:
+    command = [
+        "sh",
+        "-c",
+        'echo here; [ -e "$LAUNCHER_OUTPUT/second" ] && exit 0; touch "$LAUNCHER_OUTPUT/second"; sleep 600',
+    ]
+    keys = bed_job(run={"command": command}, nodes=["node1"], hang_timeout="3s", restarts=1)
+    bed_cli("up", bed_cli.job("again", **keys))
+    assert bed_cli.result()["nodes"][0]["restarted"][0].startswith("exit code 125 (hung)")
+
+
+def test_the_time_limit_holds_with_nobody_watching(bed_cli: Cli, bed: Bed) -> None:
+    bed_cli.program("steps.py")
+    keys = bed_job(run={"script": "steps.py", "args": ["2000", "5", "0.1"]}, timeout="25s", restarts=3)
+    began = time.monotonic()
+    bed_cli("up", "-d", bed_cli.job("limit", **keys))
+    while json.loads(bed_cli("status", "--json").stdout)["state"] in ("running", "restarting"):
+        assert time.monotonic() - began < 120
+        time.sleep(1)
+    print(f"ended {time.monotonic() - began:.1f} s after `up` was called, limit 25 s")
+    ended = bed_cli("logs", code=1)
+    assert "reached the job's time limit" in ended.stderr
+    bed_cli("down")
+    assert bed.wait_clean() == []
