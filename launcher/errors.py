@@ -82,6 +82,10 @@ class NodeUnfit(LauncherError):
     exit_code = 3
 
 
+class GpuInUse(NodeUnfit):
+    """A GPU that the job needs belongs to another run for now."""
+
+
 class EngineUnavailable(LauncherError):
     """No container engine answers on the node."""
 

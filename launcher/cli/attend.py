@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import time
 
 from launcher.cli.bars import bars
+from launcher.cli.options import Wishes
 from launcher.cli.screen import Screen, print_outcome
-from launcher.errors import LauncherError, StoppedByUser
+from launcher.errors import GpuInUse, LauncherError, NodesFailed, StoppedByUser
 from launcher.job.dump import dump_job
 from launcher.job.models import Job
 from launcher.logs.lines import Masker
-from launcher.model.plan import Membership, RunId
 from launcher.node.connect import Fleet
 from launcher.node.parallel import to_the_end
 from launcher.records.groups import GROUPED
@@ -25,52 +26,41 @@ from launcher.run.stop import stop
 from launcher.run.supervise import Supervisor
 from launcher.run.watch import Source, Watch
 
+WAIT_FOR_GPUS = 3.0  # seconds between two tries
 SECOND_CTRL_C = 2.0  # seconds in which another Ctrl-C stops the run instead of leaving it
 
 
-def attend(
-    job: Job,
-    fleet: Fleet,
-    code: Snapshot,
-    secrets: dict[str, str],
-    *,
-    detach: bool,
-    resume: RunId | None = None,
-    place: Membership | None = None,
-) -> int:
-    """Start the run and go along with it; the exit code. resume: an earlier run, whose checkpoints it begins with.
-
-    place: in a group, where it is one of several variants.
-    """
+def attend(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], wishes: Wishes) -> int:
+    """Start the run and go along with it; the exit code."""
     with Screen(Masker(secrets.values())) as screen:
-        record = launch(job, fleet, code, secrets, screen, resume, place)
-        if detach:
+        record = launch(job, fleet, code, secrets, screen, wishes)
+        if wishes.detach:
             screen.say(f"{record.run} is running. Follow it: launcher logs {record.run}")
             return 0
         return follow(record, fleet, screen)
 
 
-def launch(
-    job: Job,
-    fleet: Fleet,
-    code: Snapshot,
-    secrets: dict[str, str],
-    screen: Screen,
-    resume: RunId | None,
-    place: Membership | None,
-) -> Record:
+def launch(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], screen: Screen, wishes: Wishes) -> Record:
     """Image, plan, record, start; the record of a run that never started says why."""
     with bars() as tell:
         plan = prepare(job, fleet, code.digest, screen.say, tell)
     for warning in plan.warnings:
         screen.say(f"warning: {warning}")
     record = Record.create(plan, dump_job(job), code.archive)
-    if place is not None:
-        record.event(GROUPED, group=place.group, variant=place.variant)
-    if resume is not None:
-        record.event("resumes", earlier=resume)
+    if wishes.place is not None:
+        record.event(GROUPED, group=wishes.place.group, variant=wishes.place.variant)
+    if wishes.resume is not None:
+        record.event("resumes", earlier=wishes.resume)
     try:
-        start(plan, fleet, code.archive, secrets, record.event, resume)
+        while True:
+            try:
+                start(plan, fleet, code.archive, secrets, record.event, wishes.resume)
+                break
+            except NodesFailed as error:
+                if not wishes.wait or not all(isinstance(each, GpuInUse) for each in error.errors):
+                    raise
+                screen.say("waiting: " + "; ".join(f"{each.where}: {each.what}" for each in error.errors))
+                time.sleep(WAIT_FOR_GPUS + random.random())  # noqa: S311 - so that two who wait do not keep in step
     except LauncherError as error:
         record.finish(
             {"run": record.run, "state": RunState.FAILED.value, "exit_code": error.exit_code, "why": str(error)}

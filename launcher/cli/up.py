@@ -38,6 +38,7 @@ def up(
             show_default=False,
         ),
     ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for GPUs that another run has.")] = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
     """Ctrl-C leaves the run going and says how to come back; a second one stops it.
@@ -50,7 +51,7 @@ def up(
     code, group = 0, new_run_id(loaded.name)
     places: list[Membership | None] = [Membership(group, variant_name(variant)) for variant in loaded.sweep]
     for variant, place in zip(expand_sweep(loaded), places or [None], strict=True):
-        code = max(code, run_one(variant, detach=detach, resume=earlier, ssh_config=ssh_config, place=place))
+        code = max(code, run_one(variant, options.Wishes(detach, earlier, wait, place), ssh_config))
     sys.exit(code)
 
 
@@ -63,31 +64,21 @@ def _earlier(text: str) -> RunId:
     return find(text).run
 
 
-def run_one(
-    job: Job, *, detach: bool, resume: RunId | None, ssh_config: Path | None, place: Membership | None = None
-) -> int:
+def run_one(job: Job, wishes: options.Wishes, ssh_config: Path | None) -> int:
     """One run of one job; its exit code."""
     check_files(job, Path.cwd(), os.environ)
     secrets = read_secrets(job, Path.cwd(), os.environ)
     ready = begin(lambda: _make_ready(job))
     with connect([(entry.name, entry.host) for entry in job.nodes], job.runtime, ssh_config) as fleet:
         attend, code = ready()
-        return attend(job, fleet, code, secrets, detach=detach, resume=resume, place=place)
+        return attend(job, fleet, code, secrets, wishes)
 
 
 class Attend(Protocol):
     """launcher.cli.attend.attend"""
 
     def __call__(
-        self,
-        job: Job,
-        fleet: Fleet,
-        code: Snapshot,
-        secrets: dict[str, str],
-        *,
-        detach: bool,
-        resume: RunId | None = None,
-        place: Membership | None = None,
+        self, job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], wishes: options.Wishes
     ) -> int: ...
 
 

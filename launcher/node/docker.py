@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 import docker.errors
 from docker import APIClient
 
-from launcher.errors import EngineFailed, EngineUnavailable, LauncherError, NodeUnfit, NodeUnreachable
+from launcher.errors import EngineFailed, EngineUnavailable, LauncherError, NameTaken, NodeUnfit, NodeUnreachable
 from launcher.model import labels as names
 from launcher.model.container import WANTED_ULIMITS, ContainerSpec, ContainerState, Layout, Phase
 from launcher.model.facts import NodeFacts, Reach
@@ -111,6 +111,18 @@ class DockerEngine:
                 raise
 
         return self._call(f"create container {spec.name}", ask)
+
+    def claim(self, name: str, image: str, labels: Mapping[str, str]) -> ContainerState | None:
+        """The engine gives a container's name to one only. Raises EngineFailed, NodeUnfit."""
+        while True:
+            try:
+                self.create(_bare(name, image, labels))
+            except NameTaken:
+                holder = self._look(name)
+                if holder is not None:  # None: let go since
+                    return holder
+            else:
+                return None
 
     def put(self, container: str, archive: bytes) -> None:
         def ask(api: APIClient) -> None:
@@ -253,20 +265,8 @@ class DockerEngine:
         return self._call(f"look at {container}", ask)
 
     def _starts_with(self, image: str, limits: Sequence[tuple[str, int]]) -> bool:
-        spec = ContainerSpec(
-            name=f"launcher-probe-{secrets.token_hex(6)}",
-            image=image,
-            argv=("true",),
-            env={},
-            labels={names.PURPOSE: "probe"},
-            layout=Layout("", "", ""),
-            output_dir="",
-            user="",
-            ipc="private",
-            network="none",
-            ulimits=tuple(limits),
-            init=False,
-        )
+        bare = _bare(f"launcher-probe-{secrets.token_hex(6)}", image, {names.PURPOSE: "probe"})
+        spec = replace(bare, ulimits=tuple(limits))
         try:
             self.run_probe(spec)
         except EngineFailed as error:
@@ -332,3 +332,20 @@ class DockerEngine:
                 if last or not is_lost(error):
                     raise explain(self.node, self.machine.user, doing, error) from error
         raise AssertionError("unreachable")
+
+
+def _bare(name: str, image: str, labels: Mapping[str, str]) -> ContainerSpec:
+    """A container that needs nothing and touches nothing."""
+    return ContainerSpec(
+        name=name,
+        image=image,
+        argv=("true",),
+        env={},
+        labels=labels,
+        layout=Layout("", "", ""),
+        output_dir="",
+        user="",
+        ipc="private",
+        network="none",
+        init=False,
+    )

@@ -120,6 +120,12 @@ class Engine(Protocol):
     def create(self, spec: ContainerSpec) -> str:
         """Create a container, do not start it; its id. The output folder must exist."""
 
+    def claim(self, name: str, image: str, labels: Mapping[str, str]) -> ContainerState | None:
+        """Take a name that only one can have on this node; atomic. None: it is ours now; else who has it.
+
+        A claim is listed, and removed, as a created container with these labels. image: any that is there.
+        """
+
     def put(self, container: str, archive: bytes) -> None:
         """Unpack a tar archive (names relative to /, owners as in the archive) into a created container."""
 

@@ -23,11 +23,11 @@ from pathlib import Path
 from launcher.errors import EngineFailed, NameTaken, NodeUnfit
 from launcher.model.container import ContainerSpec, ContainerState, Phase
 from launcher.model.facts import NodeFacts, Reach
-from launcher.model.labels import NODE
+from launcher.model.labels import NODE, RUN
 from launcher.model.plan import plain
 from launcher.node import facts as look
+from launcher.node import process_claims, supervisor, sweep
 from launcher.node import process_folders as folders
-from launcher.node import supervisor, sweep
 from launcher.node.local_files import LocalFiles
 from launcher.node.machine import LocalMachine
 from launcher.node.terminal import here, leash_here
@@ -82,6 +82,9 @@ class ProcessEngine:
         record = {"spec": plain(spec), "machine": folders.machine_id(), "created": time.time()}
         self._files.write(str(folder / supervisor.SPEC), json.dumps(record).encode())
         return spec.name
+
+    def claim(self, name: str, image: str, labels: Mapping[str, str]) -> ContainerState | None:  # noqa: ARG002 - no images
+        return process_claims.claim(name, labels)
 
     def put(self, container: str, archive: bytes) -> None:
         """Only into the code folder and the kit. Raises EngineFailed for what is no archive or goes elsewhere."""
@@ -180,6 +183,7 @@ class ProcessEngine:
         """Its folder; the run's output stays. Raises EngineFailed for one that still runs."""
         found = folders.find(container)
         if found is None:
+            process_claims.let_go(container)
             return
         if self._is_running(found):
             raise EngineFailed(self.node, f"{container} still runs", "stop it first: launcher down")
@@ -187,6 +191,9 @@ class ProcessEngine:
         # The spec goes first: from then on there is no such container, and no half of one should this be interrupted
         (found.folder / supervisor.SPEC).unlink(missing_ok=True)
         self._files.remove_tree(str(found.folder))
+        run = found.spec["labels"].get(RUN, "")
+        if not any(other.spec["labels"].get(RUN) == run for other in folders.every()):
+            process_claims.let_go_all(run)
         if not any(found.folder.parent.iterdir()):
             found.folder.parent.rmdir()
 

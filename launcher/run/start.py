@@ -14,6 +14,7 @@ from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.node.parallel import to_the_end
 from launcher.run.archive import archive
+from launcher.run.gpu_lock import claim_gpus
 
 CHECKPOINTS = "checkpoints"  # in the output folder: where the trainer saves, and from where it goes on by itself
 
@@ -42,6 +43,7 @@ def start(
         if resume is not None:
             _bring_checkpoints(engine, planned, resume)
         ids[engine.node] = engine.create(planned.container)
+        claim_gpus(engine, planned)
         engine.put(ids[engine.node], archive(planned.container, code, secrets))
 
     def check(engine: Engine) -> None:

@@ -163,3 +163,29 @@ def _stop_engine(bed: Bed, node: Node, timeout: float = 30) -> None:
 
 def _drop(bed: Bed, node: Node, *match: str) -> None:
     bed.run(node, "iptables", "-A", "BED_FAULT", *match, "-j", "DROP")
+
+
+@contextlib.contextmanager
+def pretended_gpus(bed: Bed, node: Node, count: int = 2) -> Iterator[list[str]]:
+    """GPUs that nobody has: a tool that lists them and an engine that believes in them; yields their UUIDs.
+
+    Enough for who gets which GPU; nothing computes on them.
+    """
+    uuids = [f"GPU-{node.index:08x}-0000-0000-0000-{place:012x}" for place in range(count)]
+    lines = "".join(f"{place}, {uuid}, Pretended GPU, 16000, 550.54\\n" for place, uuid in enumerate(uuids))
+    hook = "nvidia-container-runtime-hook"
+    bed.sh(
+        node,
+        f"printf '#!/bin/sh\\nprintf \"{lines}\"\\n' > /usr/local/bin/nvidia-smi\n"
+        f"printf '#!/bin/sh\\nexit 0\\n' > /usr/local/bin/{hook}\n"
+        f"chmod 755 /usr/local/bin/nvidia-smi /usr/local/bin/{hook}\n"
+        'echo \'{"runtimes": {"nvidia": {"path": "runc"}}}\' > /etc/docker/daemon.json',
+    )
+    with contextlib.ExitStack() as healing:
+        healing.callback(bed.wait_ready, node)
+        healing.callback(docker, "exec", "-d", node.container, "/usr/local/sbin/bed-dockerd.sh")
+        healing.callback(_stop_engine, bed, node)
+        healing.callback(bed.sh, node, f"rm -f /usr/local/bin/nvidia-smi /usr/local/bin/{hook} /etc/docker/daemon.json")
+        _stop_engine(bed, node)
+        start_engine(bed, node)
+        yield uuids

@@ -1,0 +1,91 @@
+"""Two launchers at once on the same nodes: a GPU belongs to one run, the other is told whose, or waits."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.bed import faults
+from tests.bed.bed import Bed
+from tests.e2e.cli import Cli, bed_job
+from tests.e2e.drill import Drill
+
+pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def gpus(bed: Bed) -> Iterator[list[str]]:
+    with faults.pretended_gpus(bed, bed.nodes[0], 2) as uuids:
+        yield uuids
+
+
+def job(cli: Cli, name: str, seconds: float, gpus: object = "all", **keys: object) -> object:
+    command = ["sh", "-c", f"echo begins; sleep {seconds}; echo ends"]
+    return cli.job(name, **bed_job(nodes=["node1"], gpus=gpus, run={"command": command}, **keys))
+
+
+def test_a_gpu_in_use_is_refused_with_its_run_and_owner(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
+    bed_cli("up", "-d", job(bed_cli, "first", 600, [0]))
+    first = bed_cli.runs()[-1].name
+    refused = bed_cli("up", job(bed_cli, "second", 1), "--set", "port=29501", code=3)
+    assert f"GPU {gpus[0]} is in use by the run {first} of " in refused.stderr
+    assert "--wait" in refused.stderr
+    # The other GPU is free, and a refused run leaves nothing behind that keeps it.
+    bed_cli("up", job(bed_cli, "third", 1, [1]), "--set", "port=29501")
+    bed_cli("down", first)
+    bed_cli("up", job(bed_cli, "second", 1))
+    bed_cli("down", "--all")
+    assert bed.wait_clean() == []
+
+
+def test_wait_waits_and_an_ended_run_holds_nothing(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
+    bed_cli("up", "-d", job(bed_cli, "before", 20))
+    drill = Drill.follow(bed_cli, "up", "--wait", job(bed_cli, "after", 1), "--set", "port=29501")
+    waited = drill.sees("waiting: node node1: GPU .* is in use by the run before-")
+    began = drill.sees("^begins$")
+    drill.end(0)
+    print(f"waited {began - waited:.1f} s for a run that nobody took down")
+    bed_cli("down", "--all")
+    assert bed.wait_clean() == []
+
+
+def test_of_many_at_once_exactly_one_gets_it(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
+    file = job(bed_cli, "race", 600)
+    started = [bed_cli.start("up", "-d", file, "--set", f"port={29500 + i}") for i in range(5)]
+    codes = []
+    for process in started:
+        _, err = process.communicate(timeout=120)
+        codes.append(process.returncode)
+        assert process.returncode == 0 or "is in use by the run race-" in err, err
+    print("exit codes of five at once:", codes)
+    assert sorted(codes) in ([0, 3, 3, 3, 3], [3, 3, 3, 3, 3])
+    names = bed.docker(bed.nodes[0], "ps", "--format", "{{.Names}}").split()
+    assert len(names) == codes.count(0)
+    bed_cli("down", "--nodes", "node1", "--all")
+    assert bed.wait_clean() == []
+
+
+def test_a_claim_whose_owner_is_gone_heals(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
+    bed_cli("up", "-d", job(bed_cli, "gone", 600))
+    # Somebody removed the run's container by hand: its claims are still there.
+    bed.docker(bed.nodes[0], "rm", "-f", f"launcher-{bed_cli.runs()[-1].name}-0")
+    assert len(bed.leftovers(bed.nodes[0]).containers) == 2
+    bed_cli("up", job(bed_cli, "next", 1))
+    assert bed_cli.result()["state"] == "done"
+    assert [node["gpus"] for node in json.loads(bed_cli("status", "--json").stdout)["nodes"]] == [gpus]
+    bed_cli("down", "--all")
+    assert bed.wait_clean() == []
+
+
+@pytest.mark.slow
+def test_the_node_reboots_and_the_run_keeps_its_gpus(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
+    bed_cli("up", "-d", job(bed_cli, "boots", 600, restarts=1))
+    faults.power_off(bed.nodes[0])
+    time.sleep(1)
+    faults.power_on(bed, bed.nodes[0])
+    refused = bed_cli("up", job(bed_cli, "second", 1), "--set", "port=29501", code=3)
+    assert "is in use by the run boots-" in refused.stderr
+    bed_cli("down", "--all")
