@@ -202,7 +202,7 @@ def psnr(decoder: decode.Decoder, config: Config, data: Path) -> float:
         numbers = sampler.uniforms(0, 0, np.array([index]), augment.NUMBERS)[0].tolist()
 
         def choose(width: int, height: int, numbers: list[float] = numbers) -> augment.View:
-            return augment.training_view(config, width, height, numbers)
+            return augment.training_view(config, width, height, numbers, SIDE)
 
         record, images = source.read(index), []
         for one in (decoder, pillow):

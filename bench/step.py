@@ -2,10 +2,10 @@
 
     python bench/step.py [--arch resnet50] [--batch-size 256] [--steps 20] [--rounds 5] [--json FILE]
 
-The bare loop has no loader, schedule, metrics or checks: a fixed batch on the device, forward, backward, SGD. Ours is the
-trainer's own step with its repeated batch (what --headspace trains on), with normalisation, metrics, schedule and the
-stop flag. The two take turns, and medians are compared, so that a shared or heating machine does not favour one. On a
-GPU, the published ResNet-50 figures stand beside.
+The bare loop has no loader, schedule, metrics or checks: a fixed batch on the device, forward, backward, SGD. Ours is
+the trainer's own step with its repeated batch (what --headspace trains on), with normalisation, metrics, schedule and
+the stop flag. The two take turns, and medians are compared, so that a shared or heating machine does not favour one.
+On a GPU, the published ResNet-50 figures stand beside.
 """
 
 from __future__ import annotations

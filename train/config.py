@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
@@ -21,10 +22,13 @@ class Config:
 
     data: str = option(
         "data",
-        "folder with train/ and val/ of class folders, a .tar of one, CIFAR's folder, a packed file, or synthetic[:N]",
+        "folder of train/ and val/ with class folders, a .tar of it, tar shards, CIFAR, a packed file, synthetic[:N]",
         MISSING,
     )
     image_size: int = option("data", "side of a training image in pixels", 224, least=8)
+    phases: tuple[str, ...] = option(
+        "data", "progressive resizing, SIDE@SHARE: from that share of the epochs on, train at that side", (), nargs="+"
+    )
     val_resize: int = option("data", "shorter side before the validation crop; 0: image size x 256/224", 0, least=0)
     augment: str = option(
         "data",
@@ -68,6 +72,19 @@ class Config:
     nesterov: bool = option("training", "Nesterov's momentum, of sgd", False)
     lars_eta: float = option("training", "trust coefficient of lars", 1e-3, above=0)
     adam_beta2: float = option("training", "second beta of adamw; the first is --momentum", 0.999, least=0)
+    parallel: str = option(
+        "parallel",
+        "single; dp: replicas in one process; ddp; model: a stage a process; pipeline: the same with micro-batches; "
+        "dual_batch: parameter server; auto: ddp on several processes, else single",
+        "auto",
+        choices=("auto", "single", "dp", "ddp", "model", "pipeline", "dual_batch"),
+    )
+    replicas: int = option("parallel", "dp: devices; 0: all GPUs, or 2 on CPU", 0, least=0)
+    micro_batches: int = option("parallel", "pipeline: pieces of a batch; 0: as many as stages", 0, least=0)
+    pipeline_schedule: str = option(
+        "parallel", "pipeline: order of the pieces", "gpipe", choices=("gpipe", "1f1b")
+    )
+
     accumulate: int = option("training", "batches a process whose gradients make one step", 1, least=1)
     clip_norm: float = option("training", "largest norm of all gradients together; 0: no limit", 0.0, least=0)
     ema_decay: float = option("training", "average of the weights, validated instead of them; 0: none", 0.0, least=0)
@@ -122,8 +139,18 @@ class Config:
     output: str = option("output", "folder of the results; default: $LAUNCHER_OUTPUT or ./output", "")
     resume: str = option("output", "auto: go on where the output folder ended; none; or a checkpoint", "auto")
     log_every: int = option("output", "steps between console lines", 10, least=1)
+    profile: bool = option("output", "trace a few steps of the first epoch into profile/trace.json (Perfetto)", False)
     keep: int = option("output", "epoch checkpoints kept beside last and best", 0, least=0)
     print_digest: bool = option("output", "every rank prints the SHA-256 of its weights at the end", False)
+
+    def side(self, epoch: int) -> int:
+        """The training images' side in epoch `epoch` (0 first): that of the last phase begun, else image_size."""
+        side = self.image_size
+        for phase in self.phases:
+            size, _, share = phase.partition("@")
+            if epoch >= float(share) * self.epochs:
+                side = int(size)
+        return side
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as JSON and a checkpoint keep them."""
@@ -152,7 +179,7 @@ def _argument(default: Any, meta: dict[str, Any]) -> dict[str, Any]:
         return keywords | {"required": True, "metavar": "PATH"}
     if isinstance(default, bool):
         return keywords | {"action": argparse.BooleanOptionalAction, "default": default}
-    kind = type(default[0]) if isinstance(default, tuple) else type(default)
+    kind = (type(default[0]) if default else str) if isinstance(default, tuple) else type(default)
     if "choices" not in keywords:
         keywords["metavar"] = {int: "N", float: "X", str: "TEXT"}[kind]
     return keywords | {"type": kind, "default": default}
@@ -183,6 +210,9 @@ def _check_together(config: Config) -> Config:
     for name in ("crop_scale", "flip", "warmup", "ema_decay", "label_smoothing", "adam_beta2"):
         if not getattr(config, name) <= 1:
             raise TrainError(f"--{name.replace('_', '-')} {getattr(config, name)}: a share, so at most 1")
+    for phase in config.phases:
+        if not re.fullmatch(r"\d+@(0|1|0?\.\d+)", phase):
+            raise TrainError(f"--phases {phase}: not of the form SIDE@SHARE, such as 160@0.3")
     if not all(value > 0 for value in config.std):
         raise TrainError(f"--std {' '.join(map(str, config.std))}: must be above 0")
     if config.dtype == "float64" and config.amp not in ("auto", "none", "O0"):

@@ -15,14 +15,19 @@ from train.checkpoint import Saver, weights_digest
 from train.config import Config
 from train.data import sampler
 from train.data.loader import Batch, Request
+from train.data.source import Pixels
 from train.errors import Stopped
 from train.metrics import Meter, Scores, counts
 from train.models import parameter_count
 from train.objective import draw_mix, losses
+from train.parallel.methods import device_count, method
 from train.parallel.world import StopSignal, World
+from train.profile import tracing
 from train.setup import Run, prepare
 from train.step import Plan
 from train.watch import Interval, Silent, Writer
+
+SHOWN = 32  # images in a picture of TensorBoard
 
 
 def train(config: Config, world: World, stop: StopSignal) -> None:
@@ -49,6 +54,7 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
                 _train_epoch(run, watch, stop)
             scores = _finish_epoch(run, watch, stop, saver)
     except Stopped:
+        run.step.collect()
         if saver:
             saver.save(run.state())
             saver.close()
@@ -82,6 +88,8 @@ def _facts(run: Run) -> dict[str, object]:
     world = run.world
     return {
         "world": world.size,
+        "devices": device_count(run.config, world),
+        "parallel": method(run.config, world),
         "arch": run.config.arch,
         "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
         "amp": run.precision.name,
@@ -106,12 +114,15 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
     run.model.train()
     meter = Meter(world, progress.sums)
     clock, plan = _Clock(), None
+    trace = tracing(config, world, progress.epoch)
     for batch in clock.timed(run.train_loader.batches(requests(run), progress.epoch)):
         if plan is None and stop.agreed():  # between two steps, never between micro-batches
             meter.read(0.0)
             progress.sums = meter.epoch
             raise Stopped
         plan = plan or _plan(run)
+        if progress.epoch == progress.step == 0:
+            watch.images("Images/augmented", batch.images[:SHOWN].cpu().numpy(), 0)
         meter.add(run.step.accumulate(batch, plan))
         if not batch.last:
             continue
@@ -122,10 +133,12 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
             watch.say(f"Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to {run.step.scale.value}")
         rate, plan = plan.rate, None
         progress.step += 1
+        trace.step()
         if progress.step % config.log_every == 0 or progress.step == run.epoch_steps:
             sums, wait = meter.read(clock.waited)
             seconds = clock.restart()
             watch.progress(_interval(run, Scores.of(sums), Scores.of(meter.epoch), rate, seconds, wait / world.size))
+    trace.close()
     progress.sums = meter.epoch
     progress.epoch, progress.step = progress.epoch + 1, 0
 
@@ -135,7 +148,7 @@ def _plan(run: Run) -> Plan:
     config, progress = run.config, run.progress
     seed = sampler.fold(config.seed, progress.epoch, progress.step)
     torch.manual_seed(sampler.fold(seed, run.world.rank))
-    return Plan(run.schedule(progress.updates), progress.updates, draw_mix(config, seed, config.image_size))
+    return Plan(run.schedule(progress.updates), progress.updates, draw_mix(config, seed, config.side(progress.epoch)))
 
 
 def requests(run: Run) -> Iterator[Request]:
@@ -143,7 +156,7 @@ def requests(run: Run) -> Iterator[Request]:
     progress, world = run.progress, run.world
     permutation = sampler.order(run.config.seed, progress.epoch, len(run.dataset.train.labels))
     for step in range(progress.step, run.epoch_steps):
-        indices, total = sampler.training_batch(permutation, step, run.global_batch, world.rank, world.size)
+        indices, total = sampler.training_batch(permutation, step, run.global_batch, world.share, world.shares)
         starts = range(0, max(len(indices), 1), run.config.batch_size)
         for start in starts:
             piece = indices[start : start + run.config.batch_size]
@@ -173,11 +186,14 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None
     """Validates, reports and saves the epoch whose training is over."""
     progress = run.progress
     start = time.perf_counter()
-    scores = validate(run, stop)
+    scores, mistaken = validate(run, stop)
+    if len(mistaken):
+        watch.images("Images/misclassified", mistaken, run.global_step)
     progress.validated = progress.epoch
     best = scores.top1 > progress.best
     progress.best = max(scores.top1, progress.best)
     seconds = time.perf_counter() - start
+    run.step.collect()
     watch.validated(progress.epoch, run.config.epochs, run.global_step, Scores.of(progress.sums), scores, seconds)
     progress.sums = torch.zeros_like(progress.sums)
     if saver:
@@ -185,38 +201,48 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None
     return scores
 
 
-def validate(run: Run, stop: StopSignal) -> Scores:
+def validate(run: Run, stop: StopSignal) -> tuple[Scores, Pixels]:
     """Every validation image exactly once, whatever the number of ranks: nothing is padded, sums are added up.
+
+    Also returns a few of this rank's images that were classified wrongly, (n, side, side, 3).
 
     Raises:
         Stopped: the epoch is then validated after the resumption.
     """
     world, batch_size, count = run.world, run.config.batch_size, len(run.dataset.val.labels)
-    if world.size > 1:  # running statistics of batch norm: validate, and save, rank 0's everywhere
+    if world.shares > 1:  # running statistics of batch norm: validate, and save, rank 0's everywhere
         for buffer in run.step.evaluated.buffers():
             dist.broadcast(buffer, 0)
-    mine = sampler.validation_share(count, world.rank, world.size)
+    mine = sampler.validation_share(count, world.share, world.shares)
     requests = (Request(mine[i : i + batch_size], count) for i in range(0, len(mine), batch_size))
     batches = run.val_loader.batches(requests, epoch=0)
     meter = Meter(world)
+    mistaken = np.empty((0, run.config.image_size, run.config.image_size, 3), np.uint8)
     run.step.evaluated.eval()
-    for _ in range(-(-count // world.size // batch_size)):  # of the largest share: every rank asks as often
+    for _ in range(-(-count // world.shares // batch_size)):  # of the largest share: every rank asks as often
         if stop.agreed():
             raise Stopped
         if (batch := next(batches, None)) is not None:
-            meter.add(_evaluate(run, batch))
+            sums, wrong = _evaluate(run, batch)
+            meter.add(sums)
+            if len(mistaken) < SHOWN:
+                mistaken = np.concatenate([mistaken, batch.images[wrong.cpu()].numpy()])[:SHOWN]
     meter.read(0.0)
-    return Scores.of(meter.epoch)
+    return Scores.of(meter.epoch), mistaken
 
 
 @torch.inference_mode()
-def _evaluate(run: Run, batch: Batch) -> torch.Tensor:
+def _evaluate(run: Run, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The batch's `counts`, and which images are classified wrongly."""
     device = run.world.device
     labels = batch.labels.to(device, non_blocking=True)
     with run.precision.context(device):
         logits = run.step.evaluated(run.step.normalise(batch.images.to(device, non_blocking=True)))
+    if not run.step.judges:
+        return torch.zeros(4, dtype=torch.float64, device=device)
     loss = losses(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels, 0.0, None)
-    return counts(logits, labels, loss, batch.weights.to(device, non_blocking=True))
+    weights = batch.weights.to(device, non_blocking=True)
+    return counts(logits, labels, loss, weights), (logits.argmax(1) != labels) & (weights > 0)
 
 
 def _close(run: Run, watch: Silent, saver: Saver | None, scores: Scores, seconds: float) -> None:

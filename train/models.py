@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from train.cifar_models import cifar_mobilenet_v2, cifar_mobilenet_v2_nobn, cifar_vgg16
 from train.errors import TrainError
 
 
@@ -80,6 +81,9 @@ def cifar_resnet20(num_classes: int) -> nn.Module:
 
 
 OWN: dict[str, Callable[[int], nn.Module]] = {
+    "cifar_mobilenet_v2": cifar_mobilenet_v2,
+    "cifar_mobilenet_v2_nobn": cifar_mobilenet_v2_nobn,
+    "cifar_vgg16": cifar_vgg16,
     "smallcnn": SmallCNN,
     "cifar_resnet18": cifar_resnet18,
     "cifar_resnet20": cifar_resnet20,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from train.data.repeat import Repeated
 from train.data.source import Dataset
 from train.errors import TrainError
 from train.models import has_batch_norm, seeded_model
-from train.parallel.ddp import wrap
+from train.parallel.methods import make_step
 from train.parallel.world import World
 from train.precision import Precision, choose_precision
 from train.schedule import Schedule, make_schedule
@@ -99,7 +99,7 @@ class Run:
             "config": self.config.to_dict(),
             "progress": vars(self.progress),
             "model": self.model.state_dict(),
-            "optimizer": self.step.optimizer.state_dict(),
+            "optimizer": self.step.optimizer_state(),
             "scale": self.step.scale.state_dict(),
             "ema": self.step.ema.model.state_dict() if self.step.ema else None,
             "masters": [p.detach() for p in self.step.masters.parameters] if self.step.masters else None,
@@ -124,8 +124,7 @@ def prepare(config: Config, world: World) -> Run:
     schedule = make_schedule(config, _global_batch(config, world), config.epochs * epoch_steps)
     if resumed:
         world.together(lambda: _check_same_model(resumed, config, dataset, model))
-    callee = cast(nn.Module, torch.compile(model)) if config.compile else model
-    step = Step(config, world, precision, model, wrap(callee, world, config))
+    step = world.together(lambda: make_step(config, world, precision, model))
     pin = world.device.type == "cuda"
     decoder = world.together(lambda: choose_decoder(config.decoder))
     loader = Loader(config, dataset.train, decoder, config.batch_size, world.local_size, pin)
@@ -153,7 +152,7 @@ def prepare(config: Config, world: World) -> Run:
 
 
 def _global_batch(config: Config, world: World) -> int:
-    return config.batch_size * config.accumulate * world.size
+    return config.batch_size * config.accumulate * world.shares
 
 
 def _check_sync_bn(config: Config, world: World) -> None:
@@ -211,7 +210,7 @@ def _restore(run: Run, resumed: checkpoint.Loaded) -> None:
         # between epochs this is fine: the schedule goes on at the same share of the run
         progress.updates = progress.epoch * run.epoch_steps
     run.progress = progress
-    run.step.optimizer.load_state_dict(state["optimizer"])
+    run.step.load_optimizer(state["optimizer"])
     run.step.scale.load_state_dict(state["scale"])
     parts = ("--ema-decay", run.step.ema, state["ema"]), ("--amp O2", run.step.masters, state["masters"])
     for option, here, there in parts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +68,7 @@ class Step:
         self.scale = LossScale(precision.scaled)
         self.ema = EMA(model, config.ema_decay) if config.ema_decay else None
         self.normalise = Normalise(config, precision, world.device)
+        self.judges = True  # this rank has logits and counts what is right; of a model's stages the last one alone
 
     def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
         """Adds a micro-batch's gradients; returns its `counts`, on the device."""
@@ -101,6 +103,17 @@ class Step:
                 self.ema.update(self.model, plan.update)
         self.wrapped.zero_grad(set_to_none=not isinstance(self.wrapped, DistributedDataParallel))
         return applied
+
+    def collect(self) -> None:
+        """Before a checkpoint, on every rank: brings what rank 0 lacks of the model. Here it has everything."""
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the optimiser; after `collect`."""
+        return self.optimizer.state_dict()
+
+    def load_optimizer(self, state: dict[str, Any]) -> None:
+        """Goes on from there."""
+        self.optimizer.load_state_dict(state)
 
     @property
     def evaluated(self) -> nn.Module:

@@ -8,8 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from train.data.source import Pixels
 from train.metrics import Scores
 
+GRID = 8  # images a row
 FLUSH_SECONDS = 2  # how far TensorBoard's files may lag behind; the launcher collects them while the run goes on
 
 
@@ -46,6 +50,9 @@ class Silent:
 
     def validated(self, epoch: int, epochs: int, step: int, train: Scores, val: Scores, seconds: float) -> None:
         """An epoch is over."""
+
+    def images(self, tag: str, images: Pixels, step: int) -> None:
+        """Some images, (n, side, side, 3)."""
 
     def end(self, facts: dict[str, Any]) -> None:
         """The run is over."""
@@ -115,6 +122,15 @@ class Writer(Silent):
         facts = {"train": asdict(train), "val": asdict(val)}
         self._line("epoch", epoch=epoch, epochs=epochs, step=step, seconds=round(seconds, 3), **facts)
         self._scalars({"Loss/val": val.loss, "Accuracy/val": val.top1, "Accuracy5/val": val.top5}, step)
+
+    def images(self, tag: str, images: Pixels, step: int) -> None:
+        """As one picture in TensorBoard, GRID of them a row."""
+        rows = -(-len(images) // GRID)
+        filled = np.zeros((rows * GRID, *images.shape[1:]), np.uint8)
+        filled[: len(images)] = images
+        side = images.shape[1]
+        picture = filled.reshape(rows, GRID, side, side, 3).swapaxes(1, 2).reshape(rows * side, GRID * side, 3)
+        self._board.add_image(tag, picture, step, dataformats="HWC")
 
     def end(self, facts: dict[str, Any]) -> None:
         """Closes the files."""

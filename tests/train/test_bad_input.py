@@ -25,6 +25,8 @@ QUICK = [
     "1",
     "--device",
     "cpu",
+    "--threads",
+    "1",
 ]
 
 
@@ -116,6 +118,7 @@ def test_data(
         ("--batch-size 0", "must be at least 1"),
         ("--lr -1", "must be above 0"),
         ("--flip 1.5", "at most 1"),
+        ("--phases 160", "not of the form SIDE@SHARE"),
         ("--sync-bn library --device cpu", "works on GPUs only"),
         ("--dtype float64 --amp bf16", "mixed precision needs float32"),
         ("--resume /nowhere/last.pt", "no such checkpoint"),

@@ -209,5 +209,5 @@ def test_shift_and_flip_move_the_picture() -> None:
 def test_shifts_reach_an_eighth_of_the_side_and_no_further() -> None:
     config = Config(data="unused", image_size=32, val_resize=32, augment="shift")
     table = np.random.default_rng(0).random((500, NUMBERS)).tolist()
-    shifts = {training_view(config, 32, 32, row).shift for row in table}
+    shifts = {training_view(config, 32, 32, row, 32).shift for row in table}
     assert {x for x, _ in shifts} == {y for _, y in shifts} == set(range(-4, 5))

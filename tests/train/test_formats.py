@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 import statistics
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,10 @@ from PIL import Image
 
 from tests.train.runs import digit_tree
 from train.__main__ import main
+from train.config import parse
+from train.data.decode import Pillow
 from train.data.folder import open_folder
+from train.data.loader import Loader, Request
 from train.data.open import open_dataset
 from train.data.source import Dataset, Source
 
@@ -29,6 +33,8 @@ QUICK = [
     "2",
     "--device",
     "cpu",
+    "--threads",
+    "1",
     "--seed",
     "3",
 ]
@@ -156,6 +162,55 @@ def test_a_pickle_that_calls_something_is_refused(tmp_path: Path, capfd: pytest.
     (tmp_path / "cifar" / "data_batch_3").write_bytes(pickle.dumps({b"data": Evil()}))
     assert main(["--data", str(tmp_path / "cifar"), "--output", str(tmp_path / "o"), *QUICK]) == 2
     assert "has no place in a CIFAR file" in capfd.readouterr().err
+
+
+def shard(path: Path, files: dict[str, bytes]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+@pytest.mark.parametrize("style", ["folders", "webdataset"])
+def test_shards_hold_the_folder_s_images(style: str, folder: Path, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        parts: list[dict[str, bytes]] = [{}, {}, {}]
+        for index, path in enumerate(sorted((folder / split).rglob("*.jpg"))):
+            label = path.parent.name
+            if style == "folders":
+                parts[index % 3][f"{label}/{path.name}"] = path.read_bytes()
+            else:
+                parts[index % 3] |= {f"{index:05d}.jpg": path.read_bytes(), f"{index:05d}.cls": label.encode()}
+        for index, files in enumerate(parts):
+            shard(tmp_path / "shards" / f"{split}-{index:03d}.tar", files)
+    ours, theirs = open_dataset(str(tmp_path / "shards")), open_folder(folder)
+    assert list(ours.classes) == list(theirs.classes)
+    assert sorted(items(ours.train)) == sorted(items(theirs.train))
+    assert sorted(items(ours.val)) == sorted(items(theirs.val))
+    assert ours.train.name(0).startswith(str(tmp_path / "shards") + ":train-000.tar:")
+    assert len(digest(tmp_path / "shards", tmp_path / "out")) == 64
+
+
+def test_a_shard_s_image_without_a_class_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for split in ("train", "val"):
+        shard(tmp_path / "shards" / f"{split}-0.tar", {"a/1.jpg": b"", "b/1.jpg": b"", "stray.jpg": b""})
+    assert main(["--data", str(tmp_path / "shards"), "--output", str(tmp_path / "o"), *QUICK]) == 2
+    assert "stray.jpg has no class" in capfd.readouterr().err
+
+
+def test_phases_train_at_their_side_and_validate_at_full_size(folder: Path, tmp_path: Path) -> None:
+    config = parse(["--data", str(folder), *QUICK, "--epochs", "10", "--phases", "8@0", "12@0.35", "16@0.8"])
+    assert [config.side(epoch) for epoch in range(10)] == [8] * 4 + [12] * 4 + [16] * 2
+    seen: list[tuple[int, ...]] = []
+    loader = Loader(config, open_folder(folder).train, Pillow(), 8, local_world=1, pin=False)
+    for epoch in (0, 5, 9):
+        batches = loader.batches([Request(np.arange(8), 8), Request(np.arange(3), 3)], epoch)
+        seen += [tuple(batch.images.shape) for batch in batches]
+    loader.close()
+    assert seen == [(n, side, side, 3) for side in (8, 12, 16) for n in (8, 3)]
+    assert len(digest(folder, tmp_path, "--epochs", "2", "--phases", "8@0", "16@0.5")) == 64
 
 
 def test_synthetic_data_trains_without_files(tmp_path: Path) -> None:

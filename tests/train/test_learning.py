@@ -1,9 +1,12 @@
 """It learns: real digits, two processes, well under two minutes; and what it shows of itself meanwhile."""
 
+import io
+import json
 import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from tests.train.runs import DIGITS, Rank, run
@@ -62,6 +65,55 @@ def test_tensorboard_has_every_scalar_once_a_step(digits: Rank) -> None:
         assert [event.step for event in curves.Scalars(tag)] == [44 * epoch for epoch in range(1, 13)]
     val = [line["val"]["top1"] for line in digits.metrics("epoch")]
     assert [event.value for event in curves.Scalars("Accuracy/val")] == pytest.approx(val)
+
+
+def test_tensorboard_shows_what_was_trained_on_and_what_was_mistaken(digits: Rank) -> None:
+    pictures = EventAccumulator(str(digits.output / "tensorboard")).Reload()
+    assert set(pictures.Tags()["images"]) == {"Images/augmented", "Images/misclassified"}
+    first = pictures.Images("Images/augmented")[0]
+    assert (first.width, first.height) == (8 * 32, 2 * 32)  # a batch of 16, eight a row
+    shown = Image.open(io.BytesIO(first.encoded_image_string)).convert("L").getextrema()
+    assert shown[0] < 20
+    assert shown[1] > 230
+
+
+def test_a_trace_is_written_when_asked_for(tmp_path: Path) -> None:
+    options = [
+        "--arch",
+        "smallcnn",
+        "--image-size",
+        "8",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "100",
+        "--profile",
+        "--threads",
+        "1",
+        "--workers",
+        "1",
+    ]
+    run(tmp_path, 1, "--data", DIGITS, *options)
+    events = json.loads((tmp_path / "0" / "profile" / "trace.json").read_text())["traceEvents"]
+    assert sum("ProfilerStep" in event.get("name", "") for event in events) >= 5
+    assert any("convolution_backward" in event.get("name", "") for event in events)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_o2_emulated_on_cpu_is_within_half_a_point_of_fp32(tmp_path: Path) -> None:
+    """fp16 weights with fp32 masters; over three seeds, because one of 397 images is a quarter point."""
+    options = "--arch smallcnn --image-size 16 --val-resize 16 --augment shift --flip 0 --epochs 12 --batch-size 32"
+    means = []
+    for amp in ("O0", "O2"):
+        top1 = []
+        for seed in range(3):
+            output = tmp_path / amp / str(seed)
+            extra = ("--lr", 0.16, "--amp", amp, "--seed", seed, "--log-every", 1000)
+            top1.append(run(output, 1, "--data", DIGITS, *options.split(), *extra)[0].metrics("end")[0]["top1"])
+        means.append(sum(top1) / len(top1))
+    assert abs(means[0] - means[1]) <= 0.5
+    assert means[0] > 95
 
 
 def test_metrics_say_where_the_run_is(digits: Rank) -> None:

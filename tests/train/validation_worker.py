@@ -16,6 +16,6 @@ for name in names:
     config = parse(["--data", str(Path(folder) / name), "--output", str(Path(folder) / "none"), *options.split()])
     world = world or start(config)
     stop = StopSignal(world)
-    scores = validate(prepare(config, world), stop)
+    scores, _ = validate(prepare(config, world), stop)
     stop.settle()
     print(json.dumps({"name": name, "images": scores.images, "loss": scores.loss, "top1": scores.top1}), flush=True)

@@ -32,15 +32,15 @@ def validation_view(config: Config, width: int, height: int) -> View:
     return View(((width - side) / 2, (height - side) / 2, side, side))
 
 
-def training_view(config: Config, width: int, height: int, numbers: Sequence[float]) -> View:
-    """The augmented view for one image; `numbers` are NUMBERS uniforms of [0, 1)."""
+def training_view(config: Config, width: int, height: int, numbers: Sequence[float], side: int) -> View:
+    """The augmented view for one image; `numbers` are NUMBERS uniforms of [0, 1), `side` that of the result."""
     flip = numbers[-1] < config.flip
     if config.augment == "crop":
         return View(random_box(width, height, config.crop_scale, numbers), flip=flip)
     centre = validation_view(config, width, height)
     if config.augment == "none":
         return View(centre.box, flip=flip)
-    reach = config.image_size // 8
+    reach = side // 8
     shift = (int(numbers[0] * (2 * reach + 1)) - reach, int(numbers[1] * (2 * reach + 1)) - reach)
     return View(centre.box, shift, flip)
 

@@ -42,12 +42,11 @@ class FileSource:
 
 @dataclass(frozen=True)
 class TarSource:
-    """Members of one tar archive, read at their offsets; `pread` needs no lock between threads."""
+    """Members of tar archives, read at their offsets; `pread` needs no lock between threads."""
 
     path: Path
-    descriptor: int
     files: Sequence[str]
-    extents: Sequence[tuple[int, int]]
+    extents: Sequence[tuple[int, int, int]]  # the archive's file descriptor, offset, size
     labels: NDArray[np.int64]
 
     def name(self, index: int) -> str:
@@ -56,8 +55,8 @@ class TarSource:
 
     def read(self, index: int) -> bytes:
         """The member's content."""
-        offset, size = self.extents[index]
-        return os.pread(self.descriptor, size, offset)
+        descriptor, offset, size = self.extents[index]
+        return os.pread(descriptor, size, offset)
 
 
 def open_folder(path: Path) -> Dataset:
@@ -99,8 +98,8 @@ def open_tar(path: Path) -> Dataset:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def source(split: str, names: list[str], labels: NDArray[np.int64]) -> TarSource:
-        places = [extents[f"{split}/{name}"] for name in names]
-        return TarSource(path, descriptor, [f"{split}/{name}" for name in names], places, labels)
+        places = [(descriptor, *extents[f"{split}/{name}"]) for name in names]
+        return TarSource(path, [f"{split}/{name}" for name in names], places, labels)
 
     return _dataset(classes, listing, source)
 

@@ -79,8 +79,8 @@ class Loader:
         workers = config.workers if config.workers >= 0 else max(1, len(os.sched_getaffinity(0)) // local_world)
         self._pool = ThreadPoolExecutor(workers, "decode") if workers else None
         depth = config.prefetch + 1 if workers else 1
-        side = config.image_size
-        self._slots = [torch.empty((batch, side, side, 3), dtype=torch.uint8, pin_memory=pin) for _ in range(depth)]
+        largest = max(self._side(epoch) for epoch in range(config.epochs))
+        self._slots = [torch.empty(batch * largest**2 * 3, dtype=torch.uint8, pin_memory=pin) for _ in range(depth)]
 
     def batches(self, requests: Iterable[Request], epoch: int) -> Iterator[Batch]:
         """One batch a request, in order.
@@ -89,11 +89,12 @@ class Loader:
             TrainError: too many images cannot be read.
         """
         free, pending = deque(self._slots), deque[tuple[Request, Tensor, Tensor, list["Future[None]"]]]()
-        waiting = iter(requests)
+        waiting, side = iter(requests), self._side(epoch)
         try:
             while True:
                 while free and (request := next(waiting, None)) is not None:
-                    slot = free.popleft()[: len(request.indices)]
+                    size = len(request.indices) * side**2 * 3
+                    slot = free.popleft()[:size].view(-1, side, side, 3)
                     weights = torch.ones(len(request.indices))
                     pending.append((request, slot, weights, self._start(request, slot, weights, epoch)))
                 if not pending:
@@ -109,6 +110,9 @@ class Loader:
             for _, _, _, tasks in pending:
                 for task in tasks:
                     task.cancel()
+
+    def _side(self, epoch: int) -> int:
+        return self._config.side(epoch) if self._training else self._config.image_size
 
     def close(self) -> None:
         """Ends the threads."""
@@ -136,7 +140,7 @@ class Loader:
     def _decode(self, index: int, numbers: list[float], out: Pixels) -> bool:
         def choose(width: int, height: int) -> augment.View:
             if self._training:
-                return augment.training_view(self._config, width, height, numbers)
+                return augment.training_view(self._config, width, height, numbers, len(out))
             return augment.validation_view(self._config, width, height)
 
         try:

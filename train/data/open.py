@@ -9,6 +9,7 @@ from train.data.cifar import find_cifar, open_cifar
 from train.data.folder import open_folder, open_tar
 from train.data.packed import is_packed, open_packed
 from train.data.repeat import synthetic
+from train.data.shards import find_shards, open_shards
 from train.data.source import Dataset
 from train.errors import TrainError
 
@@ -31,8 +32,9 @@ def open_dataset(data: str, side: int = 224) -> Dataset:
         return synthetic(max(2, int(found[2] or IMAGENET)), side)
     path = Path(data).expanduser()
     if path.is_dir():
-        form = find_cifar(path)
-        return open_cifar(path, form) if form else open_folder(path)
+        if form := find_cifar(path):
+            return open_cifar(path, form)
+        return open_shards(path) if find_shards(path) else open_folder(path)
     if path.is_file():
         return open_packed(path) if is_packed(path) else open_tar(path)
     raise TrainError(f"--data {data}: no such file or folder on this machine")

@@ -1,0 +1,74 @@
+"""Models for 32x32 images that the experiments used: MobileNetV2 with and without batch norm, and VGG16."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+# expansion, width, blocks, stride of the first: Sandler et al., arXiv 1801.04381, table 2, with strides for 32x32
+MOBILENET_V2 = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 1),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)  # 0: max-pool
+
+
+class InvertedResidual(nn.Module):
+    """1x1 up, 3x3 each channel alone, 1x1 down; a shortcut where the stride is 1, projected where widths differ."""
+
+    def __init__(self, channels: int, width: int, expansion: int, stride: int, norm: bool) -> None:
+        super().__init__()
+        inner = expansion * channels
+        self.stride = stride
+        self.expand = _conv(channels, inner, 1, norm=norm)
+        self.depthwise = _conv(inner, inner, 3, stride, groups=inner, norm=norm)
+        self.project = _conv(inner, width, 1, norm=norm)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride == 1 and channels != width:
+            self.shortcut = _conv(channels, width, 1, norm=norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, channels, H, W) -> (N, width, H/stride, W/stride)."""
+        out: Tensor = self.project(functional.relu(self.depthwise(functional.relu(self.expand(x)))))
+        return out + self.shortcut(x) if self.stride == 1 else out
+
+
+def _conv(channels: int, width: int, size: int, stride: int = 1, groups: int = 1, *, norm: bool) -> nn.Sequential:
+    """Without batch norm the convolution has a bias instead."""
+    conv = nn.Conv2d(channels, width, size, stride, size // 2, groups=groups, bias=not norm)
+    return nn.Sequential(conv, nn.BatchNorm2d(width)) if norm else nn.Sequential(conv)
+
+
+def cifar_mobilenet_v2(num_classes: int, norm: bool = True) -> nn.Module:
+    """MobileNetV2 for 32x32 images, 2,296,922 parameters at 10 classes; layers: stem, 17 blocks, head."""
+    layers: list[nn.Module] = [nn.Sequential(*_conv(3, 32, 3, norm=norm), nn.ReLU(inplace=True))]
+    channels = 32
+    for expansion, width, blocks, stride in MOBILENET_V2:
+        for block in range(blocks):
+            layers.append(InvertedResidual(channels, width, expansion, stride if block == 0 else 1, norm))
+            channels = width
+    head = (*_conv(channels, 1280, 1, norm=norm), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(*layers, nn.Sequential(*head, nn.Linear(1280, num_classes)))
+
+
+def cifar_mobilenet_v2_nobn(num_classes: int) -> nn.Module:
+    """The same without batch norm."""
+    return cifar_mobilenet_v2(num_classes, norm=False)
+
+
+def cifar_vgg16(num_classes: int) -> nn.Module:
+    """VGG16 with batch norm and one linear layer, for 32x32 images (the side is halved five times)."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for width in VGG16:
+        if width:
+            layers += [*_conv(channels, width, 3, norm=True), nn.ReLU(inplace=True)]
+            channels = width
+        else:
+            layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))

@@ -1,0 +1,52 @@
+"""A trace of a few training steps, on request: what ran when, on the CPU and on the GPU, for Perfetto or Chrome."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from train.config import Config
+from train.parallel.world import World
+
+SKIPPED, RECORDED = 5, 5  # steps: the first ones allocate, compile and choose algorithms
+
+
+class NoTrace:
+    """Records nothing."""
+
+    def step(self) -> None:
+        """A step is over."""
+
+    def close(self) -> None:
+        """The epoch is over."""
+
+
+class Trace(NoTrace):
+    """Records RECORDED steps after SKIPPED ones into `path`."""
+
+    def __init__(self, path: Path) -> None:
+        from torch import profiler
+
+        def write(done: Any) -> None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            done.export_chrome_trace(str(path))
+
+        plan = profiler.schedule(wait=SKIPPED - 1, warmup=1, active=RECORDED, repeat=1)
+        self._stack = ExitStack()
+        self._profiler = self._stack.enter_context(profiler.profile(schedule=plan, on_trace_ready=write))
+
+    def step(self) -> None:
+        """A step is over."""
+        self._profiler.step()
+
+    def close(self) -> None:
+        """The epoch is over."""
+        self._stack.close()
+
+
+def tracing(config: Config, world: World, epoch: int) -> NoTrace:
+    """The recorder of this rank and epoch: rank 0's first one, if asked for."""
+    if config.profile and world.first and epoch == 0:
+        return Trace(Path(config.output) / "profile" / "trace.json")
+    return NoTrace()
