@@ -100,13 +100,22 @@ def surroundings():
     }
 
 
+def words(error):
+    """An error with its causes: torch tells that a library did not load, and only the cause why."""
+    found = []
+    while error is not None and len(found) < 5:
+        found.append("%s: %s" % (type(error).__name__, str(error).strip()))
+        error = error.__cause__ or error.__context__
+    return " <- ".join(found)
+
+
 def tried(report, name, action):
     """Note what came of `action`: {"ok": True, ...} or {"ok": False, "error": ...}; reports at once."""
     report({"trying": name})
     try:
         result = dict(action() or {}, ok=True)
     except BaseException as error:  # a SystemExit of the image's packages is a finding like any other
-        result = {"ok": False, "error": "%s: %s" % (type(error).__name__, str(error).strip())}
+        result = {"ok": False, "error": words(error)}
     report({name: result})
     return result["ok"]
 

@@ -10,6 +10,7 @@ from launcher.image.report import Report
 
 _SHAPES = re.compile(r"(?:mat1 and mat2 shapes cannot be multiplied|size mismatch)")
 _MISSING_LIBRARY = re.compile(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
+_CUDA_LIBRARY = re.compile(r"torch_cuda|c10_cuda|cudart|cublas|cudnn|libnv")
 _MISSING_MODULE = re.compile(r"No module named '?([\w.]+)'?")
 
 
@@ -85,7 +86,7 @@ def _import_fault(report: Report, error: str) -> Fault:
 
 def _library_cause(report: Report, error: str) -> str:
     missing = _MISSING_LIBRARY.search(error)
-    if missing and ("torch_cuda" in missing[1] or "c10_cuda" in missing[1]):
+    if missing and not report.cuda and _CUDA_LIBRARY.search(missing[1]):
         return f"torch {report.torch} is built for CPU, torchvision {report.torchvision} is a wheel for CUDA"
     if missing and "cudart" in missing[1]:
         return f"torchvision {report.torchvision} was built for another CUDA: {missing[1]} is missing"

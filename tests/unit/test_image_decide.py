@@ -10,6 +10,10 @@ from launcher.image.report import from_json
 SHAPES = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x512 and 25088x4096)"
 NO_NMS = "RuntimeError: operator torchvision::nms does not exist"
 NO_CUDA = "OSError: libtorch_cuda.so: cannot open shared object file: No such file or directory"
+NO_CUDART = (
+    "OSError: Could not load this library: /x/torchvision/_C.so "
+    "<- OSError: libcudart.so.13: cannot open shared object file: No such file or directory"
+)
 OK = {"ok": True}
 
 
@@ -71,8 +75,9 @@ def test_the_original_nvidia_image_gets_the_pure_python_release():
     assert "no operators" in decision.notes[0]
 
 
-def test_cpu_torch_with_a_cuda_wheel_is_named_and_gets_the_cpu_wheel():
-    mixed = report("2.13.0+cpu", "0.28.0", cuda="", import_torchvision=bad(NO_NMS), library=bad(NO_CUDA))
+@pytest.mark.parametrize("library", [NO_CUDA, NO_CUDART])
+def test_cpu_torch_with_a_cuda_wheel_is_named_and_gets_the_cpu_wheel(library):
+    mixed = report("2.13.0+cpu", "0.28.0", cuda="", import_torchvision=bad(NO_NMS), library=bad(library))
     [fault] = faults(mixed)
     assert "operator torchvision::nms does not exist" in str(fault)
     assert "torch 2.13.0+cpu is built for CPU, torchvision 0.28.0 is a wheel for CUDA" in str(fault)

@@ -96,6 +96,14 @@ def test_a_package_that_exits_is_a_finding_too(probe):
     assert found.checks["import_torch"].error == "SystemExit: no licence"
 
 
+def test_an_error_is_told_with_its_cause(probe):
+    hidden = (
+        "try:\n    raise OSError('libtorch_cuda.so: missing')\nexcept OSError as e:\n    raise ImportError('no') from e"
+    )
+    found = probe("full", {**TORCH, "torch/__init__.py": hidden})
+    assert found.checks["import_torch"].error == "ImportError: no <- OSError: libtorch_cuda.so: missing"
+
+
 def test_the_real_torch_of_this_environment_passes():
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "python3", "full"], capture_output=True, text=True, timeout=120, check=True
