@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "status": ("launcher.cli.status", "status", "Nodes, ranks, state, step, images/s, restarts, exit codes."),
     "runs": ("launcher.cli.status", "runs", "List runs, the latest last."),
     "fetch": ("launcher.cli.fetch", "fetch", "Bring TensorBoard logs, error files and rank logs here."),
-    "tensorboard": ("launcher.cli.tensorboard", "tensorboard", "Collect, serve and keep up to date; print the address."),
+    "tensorboard": ("launcher.cli.tensorboard", "tensorboard", "Collect, serve and keep curves up to date."),
     "compare": ("launcher.cli.compare", "compare", "Runs side by side: speed, accuracy, speed-up; table and plot."),
     "shell": ("launcher.cli.enter", "shell", "An interactive container: the job's image, code, mounts and GPUs."),
     "exec": ("launcher.cli.enter", "exec_", "Run a command in a running container of a run."),

@@ -236,6 +236,9 @@ class DockerEngine:
     def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
         return self.machine.reach(address, port, timeout, expect)
 
+    def sh(self, script: str, *arguments: str, timeout: float = 60) -> bytes:
+        return self.machine.run(["sh", "-s", "--", *arguments], script.encode(), timeout).out
+
     def host_key(self) -> str | None:
         return self.machine.host_key()
 

@@ -250,6 +250,9 @@ class ProcessEngine:
     def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
         return self._machine.reach(address, port, timeout, expect)
 
+    def sh(self, script: str, *arguments: str, timeout: float = 60) -> bytes:
+        return self._machine.run(["sh", "-s", "--", *arguments], script.encode(), timeout).out
+
     def host_key(self) -> str | None:
         return None
 

@@ -9,10 +9,9 @@ from launcher.job.models import Job
 from launcher.model.container import WANTED_ULIMITS
 from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import NodePlan, Plan, Rendezvous, RunId
-from launcher.plan import containers, gpus
+from launcher.plan import checks, containers, gpus
 
-SMALL_SHM = 1 << 30
-CLOCK_SLACK = 5.0
+_TOLD = ("clock", "shared memory")  # what `up` warns of; the rest is for those who ask: launcher doctor
 
 
 def build(
@@ -87,16 +86,8 @@ def _choose_gpus(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:
 
 def _check(job: Job, facts: Sequence[NodeFacts]) -> None:
     """What can be known to be impossible before anything is created. Every node that is unfit is named."""
-    errors: list[LauncherError] = []
-    master = facts[0]
-    if job.port in master.listening:
-        errors.append(
-            NodeUnfit(
-                f"node {master.name}",
-                f"port {job.port}, where the ranks would meet, is in use",
-                "stop what listens there (another run? `launcher runs`), or choose another: --set port=29501",
-            )
-        )
+    seen = [checks.master_port(job, facts[0])]
+    errors = [NodeUnfit(f"node {c.node}", c.what, c.cure) for c in seen if c.level is checks.Level.FAIL]
     if errors:
         raise NodesFailed(errors, of=len(facts))
 
@@ -112,13 +103,11 @@ def _warnings(job: Job, facts: Sequence[NodeFacts], rendezvous: Rendezvous, node
                 found.append(
                     f"{node.name}: the engine does not grant ulimit {', '.join(missing)}; the node's own limit stays"
                 )
-            if job.docker.ipc == "host" and 0 < node.shm_size < SMALL_SHM:
-                found.append(
-                    f"{node.name}: /dev/shm is only {node.shm_size >> 20} MiB; "
-                    "loader workers may die with a bus error. Enlarge it there: mount -o remount,size=8g /dev/shm"
-                )
-        if abs(node.clock_offset) > CLOCK_SLACK:
-            found.append(f"{node.name}: its clock is off by {node.clock_offset:+.0f} s; times in logs will not match")
+        found += [
+            f"{check.node}: {check.what}. {check.cure}"
+            for check in checks.of_node(node, job, job.nodes[planned.rank])
+            if check.level is checks.Level.WARN and check.name in _TOLD
+        ]
         if planned.container.gpus and planned.processes > len(planned.container.gpus):
             found.append(
                 f"{node.name}: {planned.processes} workers share {len(planned.container.gpus)} GPUs; "

@@ -218,7 +218,8 @@ def _hang(first: Evidence, evidence: Sequence[Evidence]) -> Failure:
     """The node that noticed, where every rank stood, and which of them the others waited for."""
     nodes = {rank: e.node.name for e in evidence for rank in e.rank_logs}
     logs = {rank: text for e in evidence for rank, text in e.rank_logs.items()}
-    stacks = {rank: stack for rank, text in sorted(logs.items()) if (stack := last_stack(text))}
+    # A rank that waited ends with an error of its connection as soon as another one is gone.
+    stacks = {rank: s for rank, text in sorted(logs.items()) if (s := last_stack(text) or last_traceback(text))}
     waiting = {rank for rank, stack in stacks.items() if _WAITING.search(stack)}
     lagging = sorted(stacks.keys() - waiting) if waiting else []
     what = "hung: no output and no step for the job's hang_timeout"

@@ -1,0 +1,87 @@
+"""`launcher doctor`: every check of every node, with the cure; exit code 3 where something would fail."""
+
+from __future__ import annotations
+
+import json as json_
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from launcher.cli import options
+from launcher.errors import LauncherError
+from launcher.job.files import check_files
+from launcher.job.loader import load_job
+from launcher.job.models import Job
+from launcher.model.plan import plain
+from launcher.node.connect import connect
+from launcher.plan.checks import Check, Level
+from launcher.run.doctor import examine
+
+_SIGNS = {Level.OK: "[green]ok  [/]", Level.WARN: "[yellow]warn[/]", Level.FAIL: "[bold red]FAIL[/]"}
+
+
+def doctor(
+    targets: Annotated[list[str], typer.Argument(metavar="JOB|NODE...", help="A job file, or nodes.")],
+    sets: options.Sets = None,
+    nodes: options.JobNodes = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Latency, bandwidth and all-reduce between the job's nodes, in its image.")
+    ] = False,
+    json: options.Json = False,
+    ssh_config: options.SshConfig = None,
+) -> None:
+    """With a job file also what the job needs: its mounts, its data, its port, the ways between its nodes.
+
+    Exit code: 0 with nothing worse than a warning, 3 where something would fail.
+    """
+    job = _job(targets, sets or [], options.hosts(nodes))
+    hosts = [(entry.name, entry.host) for entry in job.nodes] if job else [(host, host) for host in targets]
+    console, seen = Console(highlight=False, soft_wrap=True), []
+    with connect(hosts, job.runtime if job else "docker", ssh_config, lenient=True) as fleet:
+        found = examine(job, fleet)
+        for check in found:
+            seen.append(check)
+            if not json:
+                _show(console, check)
+        if measure and job is not None and not any(check.level is Level.FAIL for check in seen):
+            from launcher.run.measure import measure as between
+
+            for check in between(job, fleet, lambda text: console.print(f"[dim]launcher:[/] {escape(text)}")):
+                seen.append(check)
+                if not json:
+                    _show(console, check)
+    _end(console, seen, json=json)
+
+
+def _job(targets: Sequence[str], sets: Sequence[str], nodes: list[str] | None) -> Job | None:
+    """The job that is meant; None where the targets are nodes."""
+    if len(targets) > 1 or not (Path(targets[0]).is_file() or targets[0].endswith((".yaml", ".yml"))):
+        return None
+    job = load_job(Path(targets[0]), list(sets), nodes)
+    try:
+        check_files(job, Path.cwd(), os.environ)
+    except LauncherError as error:  # it says nothing of the nodes, which are looked at all the same
+        typer.echo(f"warning: {error}", err=True)
+    return job
+
+
+def _show(console: Console, check: Check) -> None:
+    console.print(f"{_SIGNS[check.level]} {escape(check.node):12} {escape(check.name):18} {escape(check.what)}")
+    if check.cure:
+        console.print(f"{'':18}-> {escape(check.cure)}")
+
+
+def _end(console: Console, seen: Sequence[Check], *, json: bool) -> None:
+    count = {level: sum(check.level is level for check in seen) for level in Level}
+    worst = next((level for level in reversed(Level) if count[level]), Level.OK)
+    if json:
+        typer.echo(json_.dumps({"level": worst.value, "checks": [plain(check) for check in seen]}, indent=2))
+    else:
+        console.print(f"{count[Level.OK]} ok, {count[Level.WARN]} warnings, {count[Level.FAIL]} failures")
+    if worst is Level.FAIL:
+        raise typer.Exit(3)

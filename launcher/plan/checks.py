@@ -1,0 +1,137 @@
+"""What can be said of a node by looking at its facts: fit, questionable or unfit, and the cure. Pure.
+
+`launcher doctor` prints all of it; `up` refuses what is FAIL and warns of what is WARN, from the very same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from launcher.errors import NodeUnfit
+from launcher.job.models import Job, NodeEntry
+from launcher.job.scalars import Gpus
+from launcher.model.facts import NodeFacts
+from launcher.plan import gpus
+
+SMALL_SHM = 1 << 30
+CLOCK_SLACK = 5.0
+LITTLE_DISK = 40 << 30  # an NVIDIA PyTorch image is 20 GiB and more, and is unpacked beside its archive
+NO_DISK = 2 << 30
+OLD_ENGINE = (18, 9)  # `docker system dial-stdio`, which ssh needs
+
+
+class Level(str, Enum):
+    """How bad it is, the worst last."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at. `cure`: what to do, for everything but OK."""
+
+    node: str
+    name: str
+    level: Level
+    what: str
+    cure: str = ""
+
+
+def of_node(node: NodeFacts, job: Job | None = None, entry: NodeEntry | None = None) -> list[Check]:
+    """Everything about one node by itself. job and entry: what it is wanted for, where that is known."""
+    docker = job is None or job.runtime == "docker"
+    found = [_clock(node)]
+    if docker:
+        found += [_engine(node), _disk(node)]
+    if docker and (job is None or job.docker.ipc == "host"):
+        found.append(_shm(node))
+    found += _gpus(node, "all" if job is None or entry is None else job.gpus_of(entry), docker=docker)
+    return found
+
+
+def master_port(job: Job, master: NodeFacts) -> Check:
+    if job.port not in master.listening:
+        return Check(master.name, "port", Level.OK, f"{job.port} is free for the rendezvous")
+    return Check(
+        master.name,
+        "port",
+        Level.FAIL,
+        f"port {job.port}, where the ranks would meet, is in use",
+        "stop what listens there (another run? `launcher runs`), or choose another: --set port=29501",
+    )
+
+
+def alike(nodes: Sequence[NodeFacts]) -> list[Check]:
+    """What should be the same on all nodes."""
+    found = []
+    for name, values in (
+        ("gpu driver", [", ".join(sorted({gpu.driver for gpu in node.gpus})) or "none" for node in nodes]),
+        ("gpu models", [", ".join(sorted({gpu.name for gpu in node.gpus})) or "none" for node in nodes]),
+        ("architecture", [node.arch for node in nodes]),
+    ):
+        if len(set(values)) > 1:
+            what = "; ".join(f"{node.name}: {value}" for node, value in zip(nodes, values, strict=True))
+            found.append(
+                Check("all", name, Level.WARN, f"not the same everywhere: {what}", "the slowest sets the pace")
+            )
+    return found
+
+
+def _clock(node: NodeFacts) -> Check:
+    if abs(node.clock_offset) <= CLOCK_SLACK:
+        return Check(node.name, "clock", Level.OK, f"off by {node.clock_offset:+.2f} s")
+    what = f"its clock is off by {node.clock_offset:+.0f} s; times in logs will not match"
+    return Check(node.name, "clock", Level.WARN, what, "Set it there: sudo timedatectl set-ntp true")
+
+
+def _shm(node: NodeFacts) -> Check:
+    if node.shm_size <= 0 or node.shm_size >= SMALL_SHM:
+        return Check(node.name, "shared memory", Level.OK, f"its /dev/shm has {node.shm_size >> 20} MiB")
+    what = f"/dev/shm is only {node.shm_size >> 20} MiB; loader workers may die with a bus error"  # noqa: S108
+    return Check(node.name, "shared memory", Level.WARN, what, "Enlarge it there: mount -o remount,size=8g /dev/shm")
+
+
+def _engine(node: NodeFacts) -> Check:
+    engine = node.engine
+    if engine is None:
+        return Check(node.name, "engine", Level.FAIL, "no container engine was found", "install Docker Engine there")
+    numbers = tuple(int(part) for part in engine.version.split(".")[:2] if part.isdigit())
+    words = f"Docker {engine.version}{', rootless' if engine.rootless else ''}, user {node.user} may use it"
+    if numbers and numbers < OLD_ENGINE:
+        return Check(node.name, "engine", Level.FAIL, f"Docker {engine.version} is too old", "18.09 or newer is needed")
+    return Check(node.name, "engine", Level.OK, words)
+
+
+def _disk(node: NodeFacts) -> Check:
+    free = node.engine.disk_free if node.engine else -1
+    place = node.engine.root_dir if node.engine else ""
+    what = f"{free / (1 << 30):.1f} GiB free in {place}, where images go"
+    if free < 0:
+        return Check(node.name, "disk", Level.WARN, f"free space of {place} is not known", f"look there: df -h {place}")
+    cure = "make room: launcher clean, docker system df"
+    level = Level.FAIL if free < NO_DISK else Level.WARN if free < LITTLE_DISK else Level.OK
+    return Check(node.name, "disk", level, what, "" if level is Level.OK else cure)
+
+
+def _gpus(node: NodeFacts, wanted: Gpus, *, docker: bool) -> list[Check]:
+    try:
+        chosen = gpus.select(node, wanted)
+    except NodeUnfit as error:
+        return [Check(node.name, "gpus", Level.FAIL, error.what, error.next_step)]
+    models = ", ".join(sorted({gpu.name for gpu in node.gpus if gpu.uuid in chosen}))
+    found = [
+        Check(node.name, "gpus", Level.OK, f"{len(chosen)} of {len(node.gpus)}" + (f": {models}" if models else ""))
+    ]
+    if chosen and docker:
+        try:
+            way = gpus.driver(node)
+        except NodeUnfit as error:
+            found.append(Check(node.name, "container toolkit", Level.FAIL, error.what, error.next_step))
+        else:
+            driver = next(gpu.driver for gpu in node.gpus if gpu.uuid in chosen)
+            found.append(Check(node.name, "container toolkit", Level.OK, f"{way}, driver {driver}"))
+    return found

@@ -1,0 +1,113 @@
+"""`launcher doctor`: what is wrong with a node is found before a job meets it, with the cure; nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.bed import faults
+from tests.bed.bed import Bed
+from tests.e2e.cli import Cli, bed_job
+
+pytestmark = [pytest.mark.bed, pytest.mark.timeout(200)]
+
+Checks = dict[tuple[str, str], dict[str, Any]]
+
+
+def examined(cli: Cli, *args: object, code: int) -> Checks:
+    """The worst check by node and name."""
+    done = cli("doctor", *args, "--json", code=code)
+    report = json.loads(done.stdout)
+    order = ["ok", "warn", "fail"]
+    assert report["level"] == max((c["level"] for c in report["checks"]), key=order.index)
+    assert (report["level"] == "fail") == (code == 3)
+    found: Checks = {}
+    for check in sorted(report["checks"], key=lambda c: order.index(c["level"])):
+        assert check["level"] == "ok" or check["cure"], check
+        found[check["node"], check["name"]] = check
+    return found
+
+
+def job(cli: Cli, **keys: Any) -> object:
+    cli.program("plain.py")
+    base = bed_job(run={"script": "plain.py"})
+    mounts = {**base["mounts"], **keys.pop("mounts", {})}
+    return cli.job("doctor", **{**base, **keys, "mounts": mounts})
+
+
+def test_a_sound_bed_is_sound_and_measured(bed_cli: Cli, bed: Bed) -> None:
+    seen = examined(bed_cli, job(bed_cli), "--measure", code=0)
+    for node in bed.nodes[:2]:
+        for name in ("reachable", "clock", "engine", "disk", "shared memory", "gpus", "mount", "interface", "network"):
+            assert seen[node.alias, name]["level"] in ("ok", "warn"), (node.alias, name)
+        assert node.address in seen[node.alias, "interface"]["what"]
+    assert "the same" in seen["all", "data"]["what"]
+    print(seen["all", "latency"]["what"], "|", seen["all", "all-reduce"]["what"])
+    assert "GB/s" in seen["all", "all-reduce"]["what"]
+    assert bed.wait_clean(home=True) == []
+
+
+def test_every_way_in_that_is_broken_is_named(bed_cli: Cli) -> None:
+    names = {
+        "refused": "reachable",
+        "no-such-host": "reachable",
+        "unknown-host-key": "host key",
+        "changed-host-key": "host key",
+        "wrong-key": "login",
+        "node1-nodocker": "engine rights",
+    }
+    seen = examined(bed_cli, "node2", *names, code=3)
+    assert {alias: name for (alias, name), check in seen.items() if check["level"] == "fail"} == names
+    assert seen["node2", "engine"]["level"] == "ok"
+
+
+def test_mounts_data_port_and_shared_memory(bed_cli: Cli, bed: Bed) -> None:
+    one, two = bed.nodes[:2]
+    bed.sh(one, "mkdir -p /srv/here /srv/data /srv/closed; chmod 700 /srv/closed; echo abc > /srv/data/x")
+    bed.sh(two, "mkdir -p /srv/data /srv/closed; echo abd > /srv/data/x")
+    bed.docker(
+        one, "run", "-d", "--name", "squatter", "--network", "host", "launcher-bed-train", "python3", "-c",
+        "import socket,time; s=socket.socket(); s.bind(('0.0.0.0',29500)); s.listen(); time.sleep(90)",
+    )  # fmt: skip
+    mounts = {"/srv/here": "/here:ro", "/srv/data": "/data:ro", "/srv/closed": "/closed"}
+    try:
+        with faults.small_shm(bed, two):
+            seen = examined(bed_cli, job(bed_cli, mounts=mounts), code=3)
+    finally:
+        bed.docker(one, "rm", "-f", "squatter")
+        for node in (one, two):
+            bed.sh(node, "rm -rf /srv/here /srv/data /srv/closed")
+    assert "/srv/here is not there" in seen["node2", "mount"]["what"]
+    assert "/srv/closed may not be read" in seen["node1", "mount"]["what"]
+    # The same names and sizes, another content.
+    assert seen["all", "data"]["level"] == "warn"
+    assert "is not the same everywhere" in seen["all", "data"]["what"]
+    assert "29500" in seen["node1", "port"]["what"]
+    assert (seen["node1", "port"]["level"], seen["node2", "shared memory"]["level"]) == ("fail", "warn")
+
+
+def test_a_firewall_between_the_nodes_is_found_by_trying(bed_cli: Cli, bed: Bed) -> None:
+    with faults.blocked_port(bed, bed.nodes[0], 29500):
+        seen = examined(bed_cli, job(bed_cli), code=3)
+    assert "198.18" in seen["node2", "network"]["what"]
+    assert "firewall" in seen["node2", "network"]["cure"]
+    with faults.partition(bed, *bed.nodes[:2]):
+        seen = examined(bed_cli, job(bed_cli), code=3)
+    assert seen["node2", "network"]["level"] == "fail"
+    assert seen["node1", "rendezvous"]["level"] == "fail"
+
+
+def test_no_engine_and_missing_gpus(bed_cli: Cli, bed: Bed) -> None:
+    with faults.without_engine(bed, bed.nodes[1]):
+        seen = examined(bed_cli, job(bed_cli, gpus=2), code=3)
+    assert seen["node2", "engine"]["level"] == "fail"
+    assert "2 GPUs are asked for" in seen["node1", "gpus"]["what"]
+
+
+def test_for_a_person_the_cures_are_there_too(bed_cli: Cli) -> None:
+    said = bed_cli("doctor", "node1", "wrong-key", code=3).stdout
+    assert "FAIL wrong-key" in said
+    assert "->" in said
+    assert "1 failures" in said
