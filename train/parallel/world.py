@@ -32,11 +32,22 @@ class World:
     local_size: int
     device: torch.device
     backend: str  # "none" when alone
+    divides: bool = True  # each rank has samples of its own; stages of one model all have the same
 
     @property
     def first(self) -> bool:
         """Rank 0: the one that writes."""
         return self.rank == 0
+
+    @property
+    def share(self) -> int:
+        """Which of the `shares` of the samples is this rank's."""
+        return self.rank if self.divides else 0
+
+    @property
+    def shares(self) -> int:
+        """Into how many pieces the samples are cut."""
+        return self.size if self.divides else 1
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all ranks of a CPU tensor, on every rank."""
@@ -95,7 +106,8 @@ def start(config: Config) -> World:
         # gloo beside NCCL: stop flags and metrics are CPU numbers and must not wait for the GPU's queue
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout))
-    return World(rank, size, local_rank, local_size, device, backend)
+    divides = config.parallel not in ("model", "pipeline")
+    return World(rank, size, local_rank, local_size, device, backend, divides)
 
 
 def _device(wanted: str, local_rank: int, local_size: int) -> torch.device:

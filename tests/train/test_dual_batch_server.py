@@ -1,0 +1,128 @@
+"""The parameter server's grants and merges, with real threads and no network."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from train.dual_batch.merge import merge_all, merge_one
+from train.dual_batch.plan import Share
+from train.dual_batch.server import Grant, ParameterServer, Rates
+
+NO_SUMS = torch.zeros(4, dtype=torch.float64)
+LARGE, SMALL = Share(100, 13750, 1.0, small=False), Share(10, 8750, 8750 / 13750, small=True)
+
+
+def server(workers: int, total: int, merge: str = "asp", staleness: int = 3) -> ParameterServer:
+    weights = {"w": torch.zeros(2), "num_batches_tracked": torch.tensor(7)}
+    return ParameterServer(weights, [LARGE] * workers, total, Rates(0.1, 0.2, (80, 120)), merge, staleness, done=0)
+
+
+def value(of: ParameterServer) -> float:
+    return float(of.state()[1]["w"][0])
+
+
+def test_asynchronous_merges_are_the_published_figures() -> None:
+    """f = 8750/13750, W = 0; pushes 1 (small), 2, 3, 4."""
+    given = ParameterServer({"w": torch.zeros(1)}, [SMALL, LARGE], 4, Rates(0.1, 1, ()), "asp", 0, done=0)
+    seen = []
+    for worker, pushed in ((0, 1.0), (1, 2.0), (1, 3.0), (1, 4.0)):
+        assert isinstance(given.pull(worker), Grant)
+        given.push(worker, {"w": torch.tensor([pushed])}, NO_SUMS)
+        seen.append(value(given))
+    assert seen == pytest.approx([0.318182, 1.159091, 2.079545, 3.039773], abs=1e-6)
+    assert given.pull(0) == "done"
+
+
+def test_counters_stay_the_servers() -> None:
+    ours = {"w": torch.zeros(1), "n": torch.tensor(7)}
+    theirs = {"w": torch.ones(1), "n": torch.tensor(9)}
+    assert merge_one(ours, theirs, 1.0)["n"] == 7
+    assert merge_all(ours, [(theirs, 1.0), (theirs, 0.5)])["n"] == 7
+    assert merge_all(ours, [(theirs, 1.0), ({"w": torch.full((1,), 4.0), "n": torch.tensor(1)}, 0.5)])["w"] == 2
+
+
+def test_rates_drop_at_their_grants() -> None:
+    rates = Rates(0.1, 0.2, (80, 120))
+    assert [rates(n) for n in (0, 79, 80, 119, 120)] == pytest.approx([0.1, 0.1, 0.02, 0.02, 0.004])
+
+
+@pytest.mark.parametrize("merge", ["asp", "bsp", "ssp"])
+def test_grants_are_exact_with_one_worker_five_times_slower(merge: str) -> None:
+    """Threads pull, work and push as workers do; grants, finished epochs and numbers are each exactly rounds x G."""
+    workers, rounds = 4, 10
+    given = server(workers, workers * rounds, merge, staleness=2)
+    numbers: list[int] = []
+    done = [0] * workers
+
+    def work(worker: int) -> None:
+        while (answer := given.pull(worker)) != "done":
+            if isinstance(answer, Grant):
+                numbers.append(answer.number)
+                time.sleep(0.01 * (5 if worker == 0 else 1))
+                done[worker] += 1
+                given.push(worker, {"w": torch.full((2,), 5.0), "num_batches_tracked": torch.tensor(0)}, NO_SUMS)
+        given.leave(worker)
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(numbers) == list(range(workers * rounds))
+    assert given.granted == given.finished == workers * rounds
+    if merge == "bsp":
+        assert done == [rounds] * workers
+        assert value(given) == 5.0
+    if merge == "asp":
+        assert done[0] < rounds < max(done)
+
+
+def test_bsp_waits_for_all_and_weighs() -> None:
+    given = ParameterServer({"w": torch.zeros(1)}, [SMALL, LARGE], 2, Rates(1, 1, ()), "bsp", 0, done=0)
+    given.pull(0), given.pull(1)
+    given.push(0, {"w": torch.tensor([1.0])}, NO_SUMS)
+    assert value(given) == 0
+    given.push(1, {"w": torch.tensor([3.0])}, NO_SUMS)
+    f = 8750 / 13750
+    assert value(given) == pytest.approx((f * 1 + 3) / (f + 1))
+
+
+def test_ssp_holds_the_fast_until_the_slow_one_is_there() -> None:
+    given = server(2, 10, "ssp", staleness=1)
+    assert isinstance(given.pull(1), Grant)
+    for _ in range(3):  # worker 0: two asynchronous pushes bring it more than 1 ahead, the third is gathered
+        assert isinstance(given.pull(0), Grant)
+        given.push(0, {"w": torch.ones(2), "num_batches_tracked": torch.tensor(0)}, NO_SUMS)
+    assert value(given) == 0.75
+    assert given.pull(0) == "wait"
+    given.push(1, {"w": torch.full((2,), 3.0), "num_batches_tracked": torch.tensor(0)}, NO_SUMS)
+    assert value(given) == 2.0
+    assert isinstance(given.pull(0), Grant)
+
+
+@pytest.mark.parametrize("merge", ["asp", "bsp"])
+def test_a_lost_workers_grant_goes_to_another(merge: str) -> None:
+    given = server(2, 2, merge)
+    first, second = given.pull(0), given.pull(1)
+    assert isinstance(first, Grant)
+    assert isinstance(second, Grant)
+    given.lose(1, "out of memory")
+    given.push(1, {"w": torch.full((2,), 99.0), "num_batches_tracked": torch.tensor(0)}, NO_SUMS)
+    for _ in range(2):
+        given.push(0, {"w": torch.ones(2), "num_batches_tracked": torch.tensor(0)}, NO_SUMS)
+        again = given.pull(0)
+        if isinstance(again, Grant):
+            assert again.number == second.number
+    assert again == "done"
+    assert given.finished == 2
+    assert given.lost == {1: "out of memory"}
+    assert value(given) <= 1
+
+
+def test_silence_is_noticed() -> None:
+    given = server(2, 2)
+    time.sleep(0.2)
+    given.beat(0)
+    assert given.silent(0.15) == [1]

@@ -1,0 +1,172 @@
+"""Every parallel method computes what one process would, as seen from its checkpoint and its metrics."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.train.runs import Rank, digit_tree, finish, run, start
+from train.errors import TrainError
+from train.models import make_model, parameter_count
+from train.parallel.cut import stages
+from train.parallel.dp import Replicas
+
+# 37 images in global batches of 8: five steps an epoch, the last one of 5
+OPTIONS = "--image-size 32 --val-resize 32 --augment shift --lr 0.5 --workers 1 --log-every 1 --device cpu"
+COMMON = OPTIONS.split()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return digit_tree(tmp_path_factory.mktemp("data"), 37, 11)
+
+
+def weights(rank: Rank) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = rank.checkpoint()["model"]
+    return found
+
+
+def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """The largest difference of any two numbers, running statistics included."""
+    assert a.keys() == b.keys()
+    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
+
+
+def losses(rank: Rank) -> list[Any]:
+    return [(step["step"], step["loss"], step["top1"]) for step in rank.metrics("step")]
+
+
+@pytest.mark.parametrize(("arch", "ranks"), [("cifar_mobilenet_v2", 4), ("cifar_resnet20", 3)])
+def test_model_parallel_is_one_process_bit_by_bit(data: Path, tmp_path: Path, arch: str, ranks: int) -> None:
+    options = ["--data", data, "--arch", arch, "--batch-size", 8, "--epochs", 1, *COMMON]
+    alone = run(tmp_path / "alone", 1, *options)[0]
+    staged = run(tmp_path / "staged", ranks, "--parallel", "model", *options)[0]
+    one, many = weights(alone), weights(staged)
+    assert one.keys() == many.keys()
+    assert [name for name in one if not torch.equal(one[name], many[name])] == []
+    assert any("running_mean" in name and one[name].abs().max() > 0 for name in one)
+    assert losses(alone) == losses(staged)
+    assert len(losses(alone)) == 5
+    assert alone.metrics("epoch")[0]["val"] == staged.metrics("epoch")[0]["val"]
+    assert staged.metrics("start")[0]["parallel"] == "model"
+
+
+def test_model_parallel_goes_on_where_it_stopped(data: Path, tmp_path: Path) -> None:
+    options = ["--data", data, "--arch", "cifar_resnet20", "--batch-size", 8, "--parallel", "model", *COMMON]
+    flat = ["--schedule", "multistep", "--warmup", "0", "--milestones", "1"]
+    whole = run(tmp_path / "whole", 2, *options, *flat, "--epochs", 2)[0]
+    run(tmp_path / "parts", 2, *options, *flat, "--epochs", 1)
+    parts = run(tmp_path / "parts", 2, *options, *flat, "--epochs", 2)[0]
+    assert distance(weights(whole), weights(parts)) == 0
+
+
+@pytest.fixture(scope="module")
+def accumulated(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Rank:
+    options = ["--batch-size", 2, "--accumulate", 4, "--last-batch", "drop", "--dtype", "float64", "--epochs", 1]
+    return run(tmp_path_factory.mktemp("alone"), 1, "--data", data, "--arch", "cifar_resnet20", *options, *COMMON)[0]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_pipelines_equal_accumulation(data: Path, tmp_path: Path, accumulated: Rank, schedule: str) -> None:
+    options = ["--batch-size", 8, "--micro-batches", 4, "--last-batch", "drop", "--dtype", "float64", "--epochs", 1]
+    method = ["--parallel", "pipeline", "--pipeline-schedule", schedule]
+    first = run(tmp_path, 2, "--data", data, "--arch", "cifar_resnet20", *options, *method, *COMMON)[0]
+    assert distance(weights(first), weights(accumulated)) < 1e-6
+    for ours, theirs in zip(losses(first), losses(accumulated), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+def test_data_parallel_equals_ddp(data: Path, tmp_path: Path) -> None:
+    """With batch norm, which sees a replica's piece in the one and a rank's in the other: equal pieces."""
+    options = ["--data", data, "--arch", "cifar_resnet20", "--dtype", "float64", "--epochs", 1, *COMMON]
+    options += ["--last-batch", "drop"]
+    replicas = run(tmp_path / "dp", 1, "--parallel", "dp", "--replicas", 2, "--batch-size", 8, *options)[0]
+    ranks = run(tmp_path / "ddp", 2, "--batch-size", 4, *options)[0]
+    assert distance(weights(replicas), weights(ranks)) < 1e-6
+    assert replicas.metrics("start")[0]["devices"] == ranks.metrics("start")[0]["devices"] == 2
+    assert len(losses(ranks)) == 4
+
+
+def test_replicas_gradients_add_up_and_the_first_keeps_its_statistics() -> None:
+    """5 over 3 is 2, 2, 1, as nn.DataParallel cuts."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double().eval()
+    x = torch.randn(5, 3, dtype=torch.float64)
+    module(x).square().sum().backward()
+    expected = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+    module.zero_grad()
+    Replicas(module, 3)(x).square().sum().backward()
+    for ours, theirs in zip(module.parameters(), expected, strict=True):
+        torch.testing.assert_close(ours.grad, theirs, rtol=0, atol=1e-12)
+    module.train()
+    Replicas(module, 2)(x[:4])
+    own = nn.BatchNorm1d(4).double()
+    own(module[0](x[:2]))
+    torch.testing.assert_close(module[1].running_mean, own.running_mean)
+
+
+def test_mobilenet_is_the_published_one_and_cut_as_published() -> None:
+    model = make_model("cifar_mobilenet_v2", 10)
+    assert parameter_count(model) == 2_296_922
+    x, shapes = torch.zeros(2, 3, 32, 32), []
+    model.eval()
+    for stage in stages(model, "cifar_mobilenet_v2", 4):
+        x = stage(x)
+        shapes.append(tuple(x.shape))
+    assert shapes == [(2, 16, 32, 32), (2, 64, 8, 8), (2, 160, 4, 4), (2, 10)]
+    bare = make_model("cifar_mobilenet_v2_nobn", 10)
+    assert not [part for part in bare.modules() if isinstance(part, nn.BatchNorm2d)]
+
+
+@pytest.mark.parametrize("arch", ["smallcnn", "cifar_vgg16", "resnet18", "vgg11"])
+def test_stages_chain_to_the_model(arch: str) -> None:
+    torch.manual_seed(0)
+    model = make_model(arch, 10).eval()
+    x = torch.randn(1, 3, 32, 32)
+    expected = model(x)
+    for stage in stages(model, arch, 3):
+        x = stage(x)
+    assert torch.equal(x, expected)
+
+
+def test_a_model_that_is_no_chain_is_refused() -> None:
+    with pytest.raises(TrainError, match="cannot be cut into stages"):
+        stages(make_model("googlenet", 10), "googlenet", 2)
+    with pytest.raises(TrainError, match="cannot make 99 stages"):
+        stages(make_model("smallcnn", 10), "smallcnn", 99)
+
+
+@pytest.mark.parametrize(
+    ("world", "options", "why"),
+    [
+        (1, "--parallel model", "start two or more"),
+        (1, "--parallel pipeline", "start two or more"),
+        (2, "--parallel single", "one process, not 2"),
+        (2, "--parallel dp", "one process with all devices"),
+        (2, "--parallel model --ema-decay 0.9 --clip-norm 1", "does not do --clip-norm 1.0, --ema-decay 0.9"),
+        (2, "--parallel pipeline --micro-batches 3", "not a multiple of the 3"),
+        (2, "--parallel pipeline", "--last-batch drop"),
+    ],
+)
+def test_methods_that_do_not_fit_are_refused(data: Path, tmp_path: Path, world: int, options: str, why: str) -> None:
+    ranks = start(tmp_path, world, "--data", data, "--arch", "smallcnn", "--batch-size", 8, *COMMON, *options.split())
+    assert finish(ranks) == [2] * world
+    assert why in ranks[0].text
+
+
+def test_a_killed_stage_ends_the_others(data: Path, tmp_path: Path) -> None:
+    options = ["--batch-size", 8, "--epochs", 500, "--parallel", "model", "--timeout", 10, *COMMON]
+    ranks = start(tmp_path, 3, "--data", data, "--arch", "smallcnn", *options)
+    ranks[0].wait_for("Epoch: [1][5/5]")
+    os.kill(ranks[1].process.pid, signal.SIGKILL)
+    killed = time.monotonic()
+    codes = finish(ranks)
+    assert time.monotonic() - killed < 40
+    assert codes[1] == -signal.SIGKILL
+    assert all(code not in (0, -signal.SIGKILL) for code in (codes[0], codes[2]))
+    assert "RuntimeError" in ranks[0].text

@@ -1,0 +1,51 @@
+"""--parallel: which step a run takes."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import nn
+
+from train.config import Config
+from train.errors import TrainError
+from train.parallel import ddp, dp
+from train.parallel.world import World
+from train.precision import Precision
+from train.step import Step
+
+
+def method(config: Config, world: World) -> str:
+    """auto: ddp on several processes, else single."""
+    if config.parallel != "auto":
+        return config.parallel
+    return "ddp" if world.size > 1 else "single"
+
+
+def device_count(config: Config, world: World) -> int:
+    """Devices that share the work, whatever the number of processes."""
+    return dp.devices(config, world) if method(config, world) == "dp" else world.size
+
+
+def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
+    """The step of the method.
+
+    Raises:
+        TrainError: the method does not go with the other options or the number of processes.
+    """
+    kind = method(config, world)
+    if kind == "single" and world.size > 1:
+        raise TrainError(f"--parallel single is one process, not {world.size}; use ddp, or set processes to 1")
+    if kind in ("model", "pipeline"):
+        if world.size == 1:
+            raise TrainError(f"--parallel {kind} cuts the model over processes; start two or more (processes: 2)")
+        if kind == "model":
+            from train.parallel.model import StageStep
+
+            return StageStep(config, world, precision, model)
+        from train.parallel.pipeline import PipelineStep
+
+        return PipelineStep(config, world, precision, model)
+    callee = cast(nn.Module, torch.compile(model)) if config.compile else model
+    wrap = dp.wrap if kind == "dp" else ddp.wrap
+    return Step(config, world, precision, model, wrap(callee, world, config))
