@@ -1,0 +1,107 @@
+"""What README and docs promise: examples run as they stand, links lead somewhere, tables name what there is."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.cli.main import COMMANDS
+from launcher.errors import LauncherError
+from tests.e2e.cli import ROOT, Cli
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "tests/bed/README.md"]
+JOBS = sorted((ROOT / "jobs").glob("*.yaml"))
+FENCE = re.compile(r"(<!-- run -->\n)?```(\w*)\n(.*?)```", re.DOTALL)
+
+
+def examples() -> list[str]:
+    """Shell examples marked with `<!-- run -->`."""
+    return [body for page in PAGES for mark, _, body in FENCE.findall(page.read_text(encoding="utf-8")) if mark]
+
+
+def shell(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_there_are_examples() -> None:
+    assert len(examples()) >= 1
+
+
+@pytest.mark.parametrize("script", examples())
+def test_an_example_runs_as_it_stands(script: str, tmp_path: Path) -> None:
+    done = shell(script, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda path: path.name)
+def test_every_job_can_be_planned_from_the_root(job: Path) -> None:
+    done = shell(f"launcher plan {shlex.quote(str(job.relative_to(ROOT)))} --offline", ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    name = yaml.safe_load(job.read_text(encoding="utf-8"))["name"]
+    assert name in done.stdout
+
+
+def test_the_readme_names_jobs_that_exist_and_shows_imagenet_as_it_is() -> None:
+    shown = next(yaml.safe_load(body) for _, kind, body in FENCE.findall(README) if kind == "yaml")
+    there = yaml.safe_load((ROOT / "jobs/imagenet_2node.yaml").read_text(encoding="utf-8"))
+    for key, value in shown.items():
+        if key == "run":
+            assert value["module"] == there["run"]["module"]
+            assert value["args"].items() <= there["run"]["args"].items()
+        else:
+            assert value == there[key], key
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files_that_exist(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_table_of_commands_is_that_of_the_program() -> None:
+    described = set(re.findall(r"^\| `launcher (\w+)` \|", README, re.MULTILINE))
+    assert described == set(COMMANDS)
+
+
+def test_the_table_of_exit_codes_covers_every_error() -> None:
+    table = {int(code) for code in re.findall(r"^\| (\d) \|", README, re.MULTILINE)}
+
+    def codes(kind: type[LauncherError]) -> set[int]:
+        return {kind.exit_code}.union(*(codes(each) for each in kind.__subclasses__()))
+
+    assert codes(LauncherError) | {0} == table
+
+
+def test_the_two_commands_install_what_the_project_declares() -> None:
+    """The commands themselves are run by hand and by CI: each installs some gigabytes."""
+    lines = [line for _, kind, body in FENCE.findall(README) if kind == "sh" for line in body.splitlines()]
+    jobs = [line for line in lines if line.endswith(".venv/bin/launcher up jobs/quickstart.yaml")]
+    tests = [line for line in lines if line.endswith(".venv/bin/python -m pytest")]
+    assert len(jobs) == len(tests) == 1
+    for line in (*jobs, *tests):
+        assert line.startswith("python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e ")
+
+
+def test_init_writes_what_plan_takes(cli: Cli) -> None:
+    cli("init", "mine.yaml")
+    assert "imagenet" in cli("plan", "mine.yaml", "--offline").stdout

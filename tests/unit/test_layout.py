@@ -1,0 +1,129 @@
+"""The house rules that tools do not check by themselves: what imports what, and what a start costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 300  # lines a module should have at most; MARGIN more is a warning to split it
+MARGIN = 60
+HELP = 0.3  # seconds
+
+
+def imported_by(code: str) -> set[str]:
+    """Top-level names of all modules that a Python has loaded after running `code`."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys\n{code}\nprint(*[n for n, m in sys.modules.items() if m], file=sys.stderr)",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {name.partition(".")[0] for name in done.stderr.splitlines()[-1].split()}
+
+
+def cpu_seconds(*arguments: str) -> float:
+    """Processor time of a program from start to end: what a busy machine does not change."""
+    watch = "import resource, subprocess, sys\nsubprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)\n"
+    watch += "used = resource.getrusage(resource.RUSAGE_CHILDREN)\nprint(used.ru_utime + used.ru_stime)"
+    done = subprocess.run([sys.executable, "-c", watch, *arguments], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def sources(package: str) -> Iterator[Path]:
+    return (path for path in (ROOT / package).rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports, at its top or inside a function."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module or ""
+
+
+def test_help_loads_nothing_that_only_commands_need() -> None:
+    loaded = imported_by(
+        "from launcher.cli.main import main\nsys.argv = ['launcher', '--help']\ntry: main()\nexcept SystemExit: pass"
+    )
+    assert not loaded & {"torch", "docker", "paramiko", "pydantic", "yaml", "requests"}
+
+
+def test_help_takes_less_than_a_third_of_a_second() -> None:
+    cpu_seconds(sys.executable, "-m", "launcher", "--help")  # writes the bytecode
+    assert min(cpu_seconds(sys.executable, "-m", "launcher", "--help") for _ in range(5)) < HELP
+
+
+def test_no_command_imports_torch() -> None:
+    code = (
+        "import importlib\nfrom launcher.cli.main import COMMANDS\n"
+        "for module, _, _ in COMMANDS.values(): importlib.import_module(module)\n"
+        "import launcher.cli.attend, launcher.run.prepare, launcher.node.docker, launcher.node.process"
+    )
+    assert not imported_by(code) & {"torch", "torchvision", "tensorboard", "train", "numpy", "invoke"}
+
+
+def test_plain_processes_need_no_docker(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("name: none\nruntime: process\nnodes: [local, local]\nrun: {command: ['true']}\n")
+    code = (
+        "from pathlib import Path\n"
+        "from launcher.job.loader import load_job\n"
+        "from launcher.node.connect import connect\n"
+        f"job = load_job(Path({str(job)!r}), [], None)\n"
+        "connect([(node.name, node.host) for node in job.nodes], job.runtime).close()"
+    )
+    assert not imported_by(code) & {"docker", "requests", "urllib3"}
+
+
+def test_the_trainer_does_not_know_the_launcher_nor_the_launcher_the_trainer() -> None:
+    for path in sources("train"):
+        assert not [name for name in imports(path) if name.partition(".")[0] == "launcher"], path
+    for path in sources("launcher"):
+        assert not [name for name in imports(path) if name.partition(".")[0] in {"train", "torch", "tests"}], path
+
+
+@pytest.mark.parametrize("package", ["launcher", "train", "bench", "tests"])
+def test_every_module_says_what_it_is_and_fits_in_the_head(package: str) -> None:
+    for path in sources(package):
+        text = path.read_text(encoding="utf-8")
+        if path.name != "__init__.py" or text.strip():
+            assert ast.get_docstring(ast.parse(text)), f"{path.relative_to(ROOT)} has no docstring"
+        if package in ("launcher", "train"):
+            lines = text.count("\n")
+            assert lines <= LIMIT + MARGIN, f"{path.relative_to(ROOT)} has {lines} lines: split it"
+
+
+def test_import_linter_keeps_the_arrows() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_refused_job_file_costs_no_connection_and_little_time(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("name: bad\nnodse: [gpu-a]\n")
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "up", str(bad)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert f"{bad}:2" in done.stderr
+    assert time.monotonic() - began < 10
