@@ -81,19 +81,6 @@ class Config:
     )
     replicas: int = option("parallel", "dp: devices; 0: all GPUs, or 2 on CPU", 0, least=0)
     micro_batches: int = option("parallel", "pipeline: pieces of a batch; 0: as many as stages", 0, least=0)
-    pipeline_schedule: str = option(
-        "parallel", "pipeline: order of the pieces", "gpipe", choices=("gpipe", "1f1b")
-    )
-
-    parallel: str = option(
-        "parallel",
-        "single; dp: replicas in one process; ddp; model: a stage a process; pipeline: the same with micro-batches; "
-        "dual_batch: parameter server; auto: ddp on several processes, else single",
-        "auto",
-        choices=("auto", "single", "dp", "ddp", "model", "pipeline", "dual_batch"),
-    )
-    replicas: int = option("parallel", "dp: devices; 0: all GPUs, or 2 on CPU", 0, least=0)
-    micro_batches: int = option("parallel", "pipeline: pieces of a batch; 0: as many as stages", 0, least=0)
     pipeline_schedule: str = option("parallel", "pipeline: order of the pieces", "gpipe", choices=("gpipe", "1f1b"))
 
     accumulate: int = option("training", "batches a process whose gradients make one step", 1, least=1)
