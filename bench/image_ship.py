@@ -46,11 +46,12 @@ def main() -> int:
     call = parser.parse_args()
     os.environ.setdefault("LAUNCHER_BED_NAME", "launcher-bench")
     settings = Settings.from_environment()
-    with cluster.locked(settings, "session"):
+    with cluster.locked(settings, "session"), tempfile.TemporaryDirectory(prefix="launcher-bench-") as cache:
+        os.environ["XDG_CACHE_HOME"] = cache  # no link that was measured under another load
         cluster.up(settings, max(call.nodes))
         bed = Bed.attach(settings)
         make_images(call.size)
-        result = {"machine": report.machine(), "rounds": [measure(bed, count) for count in call.nodes]}
+        result: dict[str, Any] = {"machine": report.machine(), "rounds": [measure(bed, count) for count in call.nodes]}
         result["machine"]["load_after"] = round(os.getloadavg()[0], 2)
         clear(bed)
     show(result)

@@ -104,16 +104,21 @@ def _build(
     recipe: Recipe, tag: str, labels: Mapping[str, str], engine: Engine, base: str, network: str, here: bool, say: Say
 ) -> None:
     arguments = recipe.arguments(base)
+
+    def hear(line: str) -> None:
+        if line.strip():
+            say(line)
+
     if not here or not has_buildx():
         context = context_archive(recipe.files())
-        store(engine).build(context, tag=tag, arguments=arguments, labels=labels, network=network, say=say)
+        store(engine).build(context, tag=tag, arguments=arguments, labels=labels, network=network, say=hear)
         return
     with tempfile.TemporaryDirectory(prefix="launcher-build-") as folder:
         for name, text in recipe.files().items():
             path = Path(folder) / name
             path.write_text(text, encoding="utf-8")
             os.utime(path, (0, 0))
-        _stream(buildx_argv(folder, tag, arguments, labels, network, _own_builder()), say)
+        _stream(buildx_argv(folder, tag, arguments, labels, network, _own_builder()), hear)
 
 
 def _own_builder() -> str:

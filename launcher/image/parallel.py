@@ -15,17 +15,6 @@ AT_ONCE = 64  # threads; the ssh layer caps connection starts by itself
 
 def each(step: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """`step` on every item in parallel, results in order. Waits for all, then raises the one error or NodesFailed."""
-    outcomes = settle(step, items)
-    errors = [outcome for outcome in outcomes if isinstance(outcome, LauncherError)]
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        raise NodesFailed(errors, of=len(items))
-    return [outcome for outcome in outcomes if not isinstance(outcome, LauncherError)]
-
-
-def settle(step: Callable[[Item], Result], items: Sequence[Item]) -> list[Result | LauncherError]:
-    """Like `each`, with a LauncherError in its place among the results; any other exception is raised."""
 
     def guarded(item: Item) -> Result | LauncherError:
         try:
@@ -34,6 +23,12 @@ def settle(step: Callable[[Item], Result], items: Sequence[Item]) -> list[Result
             return error
 
     if len(items) == 1:
-        return [guarded(items[0])]
+        return [step(items[0])]
     with ThreadPoolExecutor(max_workers=min(AT_ONCE, max(1, len(items)))) as pool:
-        return list(pool.map(guarded, items))
+        outcomes = list(pool.map(guarded, items))
+    errors = [outcome for outcome in outcomes if isinstance(outcome, LauncherError)]
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise NodesFailed(errors, of=len(items))
+    return [outcome for outcome in outcomes if not isinstance(outcome, LauncherError)]

@@ -66,19 +66,30 @@ def image_facts(engine: Engine, reference: str, surroundings: Surroundings = NOT
     return _facts(reference, info.id, info.entrypoint, from_json(kept))
 
 
-def full_report(
-    engine: Engine, info: ImageInfo, reference: str, gpus: tuple[str, ...] = (), driver: str = ""
-) -> Report:
-    """Everything, with torch and torchvision imported and tried; a warm call costs nothing.
+def full_report(engine: Engine, info: ImageInfo, reference: str) -> Report:
+    """Everything, with torch and torchvision imported and tried, on a GPU too where the node has one.
 
-    `gpus` (UUIDs) and `driver` as in ContainerSpec: with them the operators are tried on a GPU too.
+    A warm call costs nothing. Raises ImageUnfit where nothing can be run in the image.
     """
-    name = cache.key("full", 1, info.id, bool(gpus), assets.text("probe.py"))
+    name = cache.key("full", 2, info.id, engine.host, assets.text("probe.py"))
     kept = cache.get("full", name)
     if kept is None:
+        gpus, driver = _a_gpu(engine)
         kept = run(engine, info.id, "full", NOTHING, reference=reference, gpus=gpus, driver=driver)
         cache.put("full", name, kept)
     return from_json(kept)
+
+
+def _a_gpu(engine: Engine) -> tuple[tuple[str, ...], str]:
+    """One of the node's GPUs (UUID) and how its engine gives it; nothing where it has or gives none."""
+    node = engine.facts()
+    if not node.gpus or node.engine is None:
+        return (), ""
+    if "nvidia" in node.engine.runtimes:
+        return (node.gpus[0].uuid,), "nvidia"
+    if any(name.startswith("nvidia.com/gpu") for name in node.engine.cdi_devices):
+        return (node.gpus[0].uuid,), "cdi"
+    return (), ""
 
 
 def probe_here(engine: Engine, env: Mapping[str, str]) -> Report:
