@@ -239,7 +239,7 @@ def _evaluate(run: Run, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     with run.precision.context(device):
         logits = run.step.evaluated(run.step.normalise(batch.images.to(device, non_blocking=True)))
     if not run.step.judges:
-        return torch.zeros(4, dtype=torch.float64, device=device)
+        return torch.zeros(4, dtype=torch.float64, device=device), torch.zeros_like(labels, dtype=torch.bool)
     loss = losses(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels, 0.0, None)
     weights = batch.weights.to(device, non_blocking=True)
     return counts(logits, labels, loss, weights), (logits.argmax(1) != labels) & (weights > 0)
