@@ -120,7 +120,9 @@ def _between(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Iterator[Che
     try:
         meeting = choose(facts, probes, job.port, addresses)
     except NodeUnfit as error:
-        for probe in probes:
+        # An address that is another machine's there (docker0 is the same everywhere) tells nothing beside the others.
+        telling = [probe for probe in probes if probe.reach is not Reach.OTHER] or probes
+        for probe in telling:
             yield _way(probe)
         yield Check(facts[0].name, "rendezvous", Level.FAIL, error.what, error.next_step)
         return

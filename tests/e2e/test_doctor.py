@@ -1,4 +1,4 @@
-"""`launcher doctor`: what is wrong with a node is found before a job meets it, with the cure; nothing is left behind."""
+"""`launcher doctor`: what is wrong with a node is found before a job meets it, with the cure."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ def test_mounts_data_port_and_shared_memory(bed_cli: Cli, bed: Bed) -> None:
         one, "run", "-d", "--name", "squatter", "--network", "host", "launcher-bed-train", "python3", "-c",
         "import socket,time; s=socket.socket(); s.bind(('0.0.0.0',29500)); s.listen(); time.sleep(90)",
     )  # fmt: skip
+    bed.sh(one, "until grep -q ':733C 00000000:0000 0A' /proc/net/tcp; do sleep 0.1; done")  # 29500, listening
     mounts = {"/srv/here": "/here:ro", "/srv/data": "/data:ro", "/srv/closed": "/closed"}
     try:
         with faults.small_shm(bed, two):
