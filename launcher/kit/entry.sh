@@ -6,8 +6,8 @@
 #   logs/NODE.log         stdout and stderr, merged in order, appended over restarts
 #   logs/NODE.clock       `<epoch seconds> <bytes of the log by then>`, at most once a second, while the log grows
 #   state/NODE.attempts   `start <epoch>` and `exit <code> <epoch>`
-# Exit code: ARGV's own, 128+n where signal n ended it, 124 at the time limit, 125 after a hang, 73 where the output cannot be written.
-# Every variable here begins with our_, so that none of the job's environment is overwritten.
+# Exit code: ARGV's own, 128+n where signal n ended it, 124 at the time limit, 125 after a hang, 73 where the output
+# cannot be written. Every variable here begins with our_, so that none of the job's environment is overwritten.
 
 our_kit=$(cd "${0%/*}" && pwd)
 our_log=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.log
@@ -15,6 +15,7 @@ our_clock=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.clock
 our_attempts=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.attempts
 our_patience=10 # seconds from the ranks' stacks to SIGKILL after a hang
 our_grace=30 # seconds from SIGTERM to SIGKILL at the time limit
+our_mark=$LAUNCHER_RUN/$LAUNCHER_NODE # in LAUNCHER_JOB of all the program's processes
 our_drain=3  # seconds that processes left behind may keep the log open
 
 . "$our_kit/environment.sh"
@@ -109,8 +110,9 @@ at_limit() {
 # Every rank's Python says where it stands and ends (PYTHONFAULTHANDLER); torchrun has no RANK and sees them end.
 stacks() {
     our_caught=1
-    for our_name in /proc/[0-9]*; do
-        tr '\0' '\n' <"$our_name/environ" 2>/dev/null | grep -c -e '^our_job=' -e '^RANK=' | grep -q 2 || continue
+    for our_name in /proc/[0-9]*; do # plain processes see those of other runs and nodes there, too
+        tr '\0' '\n' <"$our_name/environ" 2>/dev/null | grep -qxF "LAUNCHER_JOB=$our_mark" || continue
+        tr '\0' '\n' <"$our_name/environ" 2>/dev/null | grep -q '^RANK=' || continue
         kill -s ABRT "${our_name#/proc/}" 2>/dev/null
     done
 }
@@ -143,7 +145,7 @@ fi
 if [ -n "$our_end" ] && [ "$(date +%s)" -ge "$our_end" ]; then
     over
 else
-    (our_job=1 && export our_job && exec "$@") >&3 2>&1 3>&- & # exec: a program, never a function of this script
+    (LAUNCHER_JOB=$our_mark && export LAUNCHER_JOB && exec "$@") >&3 2>&1 3>&- & # exec: a program, never a function of this script
     our_child=$!
     # Not earlier: a shell that is just becoming the program would still have these traps, and swallow a signal.
     trap 'forward TERM' TERM
