@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -26,14 +26,14 @@ class Cli:
     cwd: Path
     env: Mapping[str, str] = field(default_factory=dict)
 
-    def start(self, *args: object) -> subprocess.Popen[str]:
-        """A launcher that goes on in the background, stdout and stderr as pipes."""
+    def start(self, *args: object, stdout: int | IO[bytes] = subprocess.PIPE) -> subprocess.Popen[str]:
+        """A launcher that goes on in the background, stderr and, unless it goes elsewhere, stdout as pipes."""
         return subprocess.Popen(
             [sys.executable, "-m", "launcher", *map(str, args)],
             cwd=self.cwd,
             env={**os.environ, "PYTHONPATH": str(ROOT), **self.env},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
         )
