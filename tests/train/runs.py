@@ -101,20 +101,20 @@ def start(output: Path, world: int, *args: object, program: tuple[str, ...] = ("
     return ranks
 
 
-def finish(ranks: list[Rank]) -> list[int]:
+def finish(ranks: list[Rank], seconds: float = SECONDS) -> list[int]:
     """The exit codes; a run that does not end is killed and fails the test."""
     try:
-        return [rank.process.wait(SECONDS) for rank in ranks]
+        return [rank.process.wait(seconds) for rank in ranks]
     finally:
         for rank in ranks:
             if rank.process.poll() is None:
                 rank.process.kill()
 
 
-def run(output: Path, world: int, *args: object) -> list[Rank]:
+def run(output: Path, world: int, *args: object, seconds: float = SECONDS) -> list[Rank]:
     """Starts and finishes; every rank must end with 0."""
     ranks = start(output, world, *args)
-    codes = finish(ranks)
+    codes = finish(ranks, seconds)
     assert codes == [0] * world, "\n\n".join(rank.text for rank in ranks)
     return ranks
 

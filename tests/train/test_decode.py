@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -211,3 +212,16 @@ def test_shifts_reach_an_eighth_of_the_side_and_no_further() -> None:
     table = np.random.default_rng(0).random((500, NUMBERS)).tolist()
     shifts = {training_view(config, 32, 32, row, 32).shift for row in table}
     assert {x for x, _ in shifts} == {y for _, y in shifts} == set(range(-4, 5))
+
+
+def test_without_a_compiler_or_a_place_to_write_another_decoder_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert choose_decoder("auto").name in ("simplejpeg", "pil")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert choose_decoder("auto").name in ("simplejpeg", "pil")
+    with pytest.raises(TrainError, match="no C compiler"):
+        choose_decoder("roi")

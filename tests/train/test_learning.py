@@ -102,15 +102,16 @@ def test_a_trace_is_written_when_asked_for(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_o2_emulated_on_cpu_is_within_half_a_point_of_fp32(tmp_path: Path) -> None:
-    """fp16 weights with fp32 masters; over three seeds, because one of 397 images is a quarter point."""
+    """fp16 weights with fp32 masters; over two seeds, because one of 397 images is a quarter point."""
     options = "--arch smallcnn --image-size 16 --val-resize 16 --augment shift --flip 0 --epochs 12 --batch-size 32"
     means = []
     for amp in ("O0", "O2"):
         top1 = []
-        for seed in range(3):
+        for seed in range(2):
             output = tmp_path / amp / str(seed)
             extra = ("--lr", 0.16, "--amp", amp, "--seed", seed, "--log-every", 1000)
-            top1.append(run(output, 1, "--data", DIGITS, *options.split(), *extra)[0].metrics("end")[0]["top1"])
+            rank = run(output, 1, "--data", DIGITS, *options.split(), *extra, seconds=500)[0]
+            top1.append(rank.metrics("end")[0]["top1"])
         means.append(sum(top1) / len(top1))
     assert abs(means[0] - means[1]) <= 0.5
     assert means[0] > 95

@@ -34,15 +34,15 @@ def build() -> Path:
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
         raise BuildError("no C compiler")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "launcher-train"
-    key = hashlib.sha256(SOURCE.read_bytes() + repr((compiler, FLAGS, os.uname().machine)).encode()).hexdigest()[:16]
-    library = cache / f"roi-{key}.so"
-    if not library.exists():
-        try:
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "launcher-train"
+        key = hashlib.sha256(SOURCE.read_bytes() + repr((compiler, FLAGS, os.uname().machine)).encode()).hexdigest()
+        library = cache / f"roi-{key[:16]}.so"
+        if not library.exists():
             cache.mkdir(parents=True, exist_ok=True)
             _compile(compiler, library)
-        except OSError as error:
-            raise BuildError(str(error)) from error
+    except (OSError, RuntimeError) as error:  # nowhere to write, or no home at all
+        raise BuildError(str(error)) from error
     return library
 
 
