@@ -1,0 +1,88 @@
+"""Full disks and memory, wrong clocks, nodes that are away when they are asked to clean up."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.bed import faults
+from tests.bed.bed import Bed
+from tests.e2e.cli import Cli, bed_job
+from tests.e2e.drill import Drill
+
+pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
+
+
+def test_down_while_a_node_is_away_is_finished_by_a_second_one(bed_cli: Cli, bed: Bed) -> None:
+    bed_cli.program("ticks.py")
+    bed_cli("up", "-d", bed_cli.job("away", **bed_job(run={"script": "ticks.py", "args": ["3000"]})))
+    faults.power_off(bed.nodes[1])
+    try:
+        began = time.monotonic()
+        failed = bed_cli("down", code=6)
+        print(f"exit 6 after {time.monotonic() - began:.1f} s")
+        assert "node2" in failed.stderr
+        assert "node1: launcher-away-" in failed.stderr
+        assert bed.leftovers(bed.nodes[0]).lines(home=False) == []
+        shown = json.loads(bed_cli("status", "--json", code=3).stdout)
+        assert {row["node"]: row["state"] for row in shown["nodes"]} == {"node1": "removed", "node2": "unreachable"}
+    finally:
+        faults.power_on(bed, bed.nodes[1])
+    assert len(bed.leftovers(bed.nodes[1]).containers) == 1
+    bed_cli("down")
+    assert bed.wait_clean() == []
+
+
+def test_memory_that_is_full_is_named(bed_cli: Cli, bed: Bed) -> None:
+    program = "data = [bytearray(1 << 20) for _ in range(2000)]; print(len(data))"
+    keys = bed_job(run={"command": ["python3", "-c", program]}, nodes=["node1"], resources={"memory": "200m"})
+    failed = bed_cli("up", bed_cli.job("oom", **keys), code=1)
+    assert "memory is full" in failed.stderr
+    assert bed_cli.result()["nodes"][0]["oom_killed"]
+    assert bed.wait_clean() == []
+
+
+def test_a_disk_that_fills_up_is_named_and_leaves_nothing(bed_cli: Cli, bed: Bed) -> None:
+    program = (
+        "import os\n"
+        "print('begins', flush=True)\n"
+        "with open(os.environ['LAUNCHER_OUTPUT'] + '/big', 'wb') as file:\n"
+        "    for _ in range(64):\n"
+        "        file.write(bytes(1 << 20)); file.flush()\n"
+    )
+    keys = bed_job(run={"command": ["python3", "-c", program]}, nodes=["node1"])
+    with faults.small_disk(bed, bed.nodes[0], "/home/trainer/.launcher", "16m"):
+        failed = bed_cli("up", bed_cli.job("full", **keys), code=1)
+    assert "a disk is full" in failed.stderr
+    assert "launcher clean" in failed.stderr
+    assert bed.wait_clean() == []
+
+
+def test_a_clock_that_is_an_hour_off_is_told_and_harms_nothing(bed_cli: Cli, bed: Bed) -> None:
+    stub = '#!/bin/sh\\nexec /bin/date -d "+1 hour" "$@"\\n'
+    bed.sh(bed.nodes[1], f"printf '{stub}' > /usr/local/bin/date; chmod 755 /usr/local/bin/date")
+    try:
+        drill = Drill.begin(bed_cli, "clock", steps=20)
+        drill.end(0)
+    finally:
+        bed.sh(bed.nodes[1], "rm /usr/local/bin/date")
+    assert any("node2: its clock is off by +3600 s" in line for _, line in drill.news), str(drill)
+    assert [step for _, step in drill.steps] == list(range(1, 21))
+    bed_cli("down")
+
+
+def test_the_masters_port_is_taken_between_the_look_and_the_start(bed_cli: Cli, bed: Bed) -> None:
+    """The quick check cannot see it: the program itself fails, and the cause is named with its cure."""
+    bed_cli.program("steps.py")
+    taken = "import socket; s=socket.socket(); s.bind(('', 29500)); s.listen(); "
+    command = [
+        "python3",
+        "-c",
+        taken + "import runpy, sys; sys.argv=['steps.py','3','5','0.1']; runpy.run_path('steps.py')",
+    ]
+    failed = bed_cli("up", bed_cli.job("taken", **bed_job(run={"command": command}, nodes=["node1"])), code=1)
+    assert "the rendezvous port is in use" in failed.stderr
+    assert "--set port=" in failed.stderr
+    assert bed.wait_clean() == []
