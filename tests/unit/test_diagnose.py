@@ -6,7 +6,7 @@ import pytest
 
 from launcher.model.container import ContainerState, Phase
 from launcher.records.store import NodeOfRun
-from launcher.run.diagnose import Evidence, first_failure, gather, is_victim, last_traceback
+from launcher.run.diagnose import Evidence, first_failure, gather, is_victim, last_stack, last_traceback
 from launcher.run.state import ALLOWED, RunState, advance, of_containers
 from tests.unit.test_logs import Memory
 
@@ -133,3 +133,26 @@ def test_a_run_is_what_its_containers_say() -> None:
     assert of_containers([state(0)], 2) is RunState.LOST
     assert of_containers([state(0), state(3)], 2) is RunState.FAILED
     assert of_containers([state(0), state(None)], 2) is RunState.RUNNING
+
+
+STACK = """step 3
+Fatal Python error: Aborted
+
+Thread 0x00007f01 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+
+Current thread 0x00007f02 (most recent call first):
+  File "/workspace/code/train.py", line 7 in read_batch
+  File "/workspace/code/train.py", line 30 in <module>
+
+Extension modules: numpy (total: 1)
+"""
+
+
+def test_a_stack_of_the_fault_handler_is_the_main_threads() -> None:
+    assert last_stack(STACK).splitlines() == [
+        "Current thread 0x00007f02 (most recent call first):",
+        '  File "/workspace/code/train.py", line 7 in read_batch',
+        '  File "/workspace/code/train.py", line 30 in <module>',
+    ]
+    assert last_stack("nothing of the kind") == ""

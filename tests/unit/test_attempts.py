@@ -1,0 +1,30 @@
+"""How often a node's processes were started, from a file that a node wrote and nobody may trust."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.run.attempts import Attempt, parse, reasons
+
+
+def test_restarts_and_why() -> None:
+    found = parse(b"start 100\nexit 1 130\nstart 131\nstart 150\nexit 137 160\nstart 161\nexit 125 180\nstart 181\n")
+    assert [attempt.started for attempt in found] == [100, 131, 150, 161, 181]
+    assert reasons(found) == [
+        "exit code 1 after 30 s",
+        "being killed with its container, its engine or its node",
+        "exit code 137 (SIGKILL) after 10 s",
+        "exit code 125 (hung) after 19 s",
+    ]
+    assert reasons(parse(b"start 100\nexit 0 130\n")) == []
+    assert parse(b"") == ()
+
+
+def test_torn_and_foreign_lines_are_passed_over() -> None:
+    assert parse(b"start 1\nexit\nexit 1\nhello\nexit x 3\nstart\nexit 3 9\nexit 4 10\n") == (Attempt(1, 9, 3),)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read(text: bytes) -> None:
+    assert all(isinstance(why, str) for why in reasons(parse(text)))

@@ -1,0 +1,48 @@
+"""Claims of plain processes: one name, one owner, also when many ask at once."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from launcher.model.labels import RUN
+from launcher.node import process_claims
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_of_many_at_once_one_gets_it() -> None:
+    got: list[str] = []
+
+    def ask(run: str) -> None:
+        if process_claims.claim("gpu-0", {RUN: run}) is None:
+            got.append(run)
+
+    threads = [threading.Thread(target=ask, args=(f"run-{i}",)) for i in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 1
+    holder = process_claims.claim("gpu-0", {RUN: "late"})
+    assert holder is not None
+    assert holder.labels[RUN] == got[0]
+
+
+def test_a_claim_is_let_go_by_its_own_id_only(home: Path) -> None:
+    process_claims.claim("gpu-0", {RUN: "a"})
+    old = process_claims.claim("gpu-0", {RUN: "b"})
+    assert old is not None
+    assert process_claims.let_go(old.id)
+    assert process_claims.claim("gpu-0", {RUN: "c"}) is None
+    assert not process_claims.let_go(old.id)  # that one is gone; c's stays
+    assert process_claims.claim("gpu-0", {RUN: "d"}) is not None
+    process_claims.claim("gpu-1", {RUN: "c"})
+    process_claims.let_go_all("c")
+    assert not (home / ".launcher" / ".claims").exists()
