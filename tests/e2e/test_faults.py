@@ -12,6 +12,7 @@ from tests.bed import faults
 from tests.bed.bed import Bed, Node
 from tests.e2e.cli import Cli
 from tests.e2e.drill import INTERVAL, Drill, kill_container, kill_rank
+from tests.e2e.test_two_nodes import digits, train_job
 
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(400)]
 
@@ -66,3 +67,18 @@ def test_the_run_goes_on_from_its_last_checkpoint(bed_cli: Cli, bed: Bed, name: 
     assert "restart 1 after" in bed_cli("status").stdout
     bed_cli("down")
     assert bed.wait_clean() == []
+
+
+@pytest.mark.slow
+def test_the_trainer_itself_goes_on_after_its_container_was_killed(bed_cli: Cli, bed: Bed) -> None:
+    digits(bed_cli.cwd, train=120, val=31)
+    job = train_job(batch_size=4, epochs=12)
+    drill = Drill.follow(bed_cli, "up", bed_cli.job("trainer", **{**job, "restarts": 2}))
+    drill.sees(r"Epoch: \[3\]")
+    kill_container(bed, bed.nodes[1])
+    drill.sees("train: resumed /output/checkpoints/last.pt at epoch")
+    drill.end(0)
+    epochs = [json.loads(line) for line in (bed_cli.runs()[-1] / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in epochs if line["kind"] == "epoch"] == list(range(1, 13))
+    assert [node["restarts"] for node in bed_cli.result()["nodes"]] == [1, 1]
+    bed_cli("down")
