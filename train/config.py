@@ -82,6 +82,12 @@ class Config:
     replicas: int = option("parallel", "dp: devices; 0: all GPUs, or 2 on CPU", 0, least=0)
     micro_batches: int = option("parallel", "pipeline: pieces of a batch; 0: as many as stages", 0, least=0)
     pipeline_schedule: str = option("parallel", "pipeline: order of the pieces", "gpipe", choices=("gpipe", "1f1b"))
+    small: int = option("parallel", "dual_batch: workers with a small batch; --batch-size is the large one", 0, least=0)
+    ratio: float = option("parallel", "dual_batch: a round's time against all-large", 1.0, above=0)
+    a: tuple[float, ...] = option("parallel", "dual_batch: seconds a sample; one, or one a worker", (0.0,), nargs="+")
+    b: tuple[float, ...] = option("parallel", "dual_batch: seconds a batch; one, or one a worker", (0.0,), nargs="+")
+    merge: str = option("parallel", "dual_batch: how weights are taken in", "asp", choices=("asp", "bsp", "ssp"))
+    staleness: int = option("parallel", "dual_batch, ssp: pushes that a worker may be ahead", 3, least=0)
 
     accumulate: int = option("training", "batches a process whose gradients make one step", 1, least=1)
     clip_norm: float = option("training", "largest norm of all gradients together; 0: no limit", 0.0, least=0)

@@ -17,6 +17,11 @@ def run(config: Config) -> None:
     Raises:
         TrainError, Stopped: as `train.loop.train`.
     """
+    if config.parallel == "dual_batch":
+        from train.dual_batch.run import run as run_dual_batch
+
+        run_dual_batch(config)
+        return
     world = start(config)
     stop = StopSignal(world)
     before = signal.signal(signal.SIGTERM, lambda *_: stop.ask())

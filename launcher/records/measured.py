@@ -59,13 +59,12 @@ def measure(lines: Iterable[Line], run: str, label: str) -> Measured:
     if not starts or not steps:
         raise _nothing(run, "measured nothing: it has no step in metrics.jsonl")
     start = starts[-1]
-    config = start.get("config", {})
     world = int(start["world"])
     devices = int(start.get("devices", world))
     return Measured(
         run=run,
         label=label,
-        method=config.get("parallel") or ("ddp" if world > 1 else "single"),
+        method=start.get("parallel") or ("ddp" if world > 1 else "single"),
         devices=devices,
         batch=int(start["global_batch"]),
         images_per_s=steady_rate(lines),

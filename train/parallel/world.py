@@ -98,7 +98,7 @@ def start(config: Config) -> World:
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    device = _device(config.device, local_rank, local_size)
+    device = choose_device(config.device, local_rank, local_size)
     if config.threads:
         torch.set_num_threads(config.threads)
     backend = "none"
@@ -110,7 +110,12 @@ def start(config: Config) -> World:
     return World(rank, size, local_rank, local_size, device, backend, divides)
 
 
-def _device(wanted: str, local_rank: int, local_size: int) -> torch.device:
+def choose_device(wanted: str, local_rank: int, local_size: int) -> torch.device:
+    """This process's device; on a GPU also the settings that make it fast.
+
+    Raises:
+        TrainError: the device asked for is not there.
+    """
     found = torch.cuda.device_count() if wanted != "cpu" else 0
     if wanted == "cuda" and found == 0:
         raise TrainError("--device cuda: torch sees no GPU; check the driver, CUDA_VISIBLE_DEVICES and torch's build")

@@ -1,0 +1,78 @@
+"""A parameter server and its workers as real processes over torch RPC."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.train.runs import digit_tree, finish, run, start
+
+OPTIONS = (
+    "--arch smallcnn --image-size 16 --val-resize 16 --augment none --workers 1 --device cpu --parallel dual_batch"
+)
+COMMON = [*OPTIONS.split(), "--schedule", "multistep", "--warmup", "0", "--lr", "0.1", "--lr-scaling", "none"]
+COSTS = ["--a", "0.001", "--b", "0.02", "--ratio", "1.1"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return digit_tree(tmp_path_factory.mktemp("data"), 200, 50)
+
+
+@pytest.mark.parametrize("merge", ["asp", "bsp", "ssp"])
+def test_every_round_is_done_and_recorded(data: Path, tmp_path: Path, merge: str) -> None:
+    options = ["--data", data, "--epochs", 3, "--batch-size", 50, "--small", 1, "--merge", merge, *COSTS]
+    first = run(tmp_path, 3, *COMMON, *options)[0]
+    end, start_facts = first.metrics("end")[0], first.metrics("start")[0]
+    assert (end["granted"], end["finished"], end["lost"]) == (6, 6, [])
+    assert [epoch["val"]["images"] for epoch in first.metrics("epoch")] == [50] * 3
+    assert start_facts["plan"] == {
+        "batch_small": start_facts["plan"]["batch_small"],
+        "batch_large": 50,
+        "samples_small": 90,
+        "samples_large": 110,
+        "factor": 90 / 110,
+    }
+    assert start_facts["devices"] == 2
+    again = run(tmp_path, 3, *COMMON, *options[:3], 4, *options[4:])[0]
+    assert "resumed" in again.text
+    assert [epoch["epoch"] for epoch in again.metrics("epoch")] == [1, 2, 3, 4]
+
+
+def test_a_killed_worker_is_reported_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
+    options = ["--data", data, "--epochs", 12, "--batch-size", 10, "--timeout", 5]
+    ranks = start(tmp_path, 4, *COMMON, *options)
+    ranks[0].wait_for("Epoch: [2]")
+    os.kill(ranks[2].process.pid, signal.SIGKILL)
+    assert finish(ranks) == [0, 0, -signal.SIGKILL, 0]
+    end = ranks[0].metrics("end")[0]
+    assert (end["granted"], end["finished"]) == (36, 36)
+    assert [lost["rank"] for lost in end["lost"]] == [2]
+    assert ranks[0].text.count("rank 2 is lost (no sign of life for 5 s") == 1
+
+
+def test_a_killed_server_ends_the_workers(data: Path, tmp_path: Path) -> None:
+    ranks = start(tmp_path, 3, *COMMON, "--data", data, "--epochs", 500, "--batch-size", 10, "--timeout", 10)
+    ranks[0].wait_for("Epoch: [1]")
+    ranks[0].process.kill()
+    killed = time.monotonic()
+    assert finish(ranks)[1:] == [2, 2]
+    assert time.monotonic() - killed < 30
+    assert "the parameter server (rank 0, 127.0.0.1) does not answer" in ranks[1].text
+
+
+def test_all_workers_lost_is_a_failure(data: Path, tmp_path: Path) -> None:
+    ranks = start(tmp_path, 2, *COMMON, "--data", data, "--epochs", 500, "--batch-size", 10, "--timeout", 3)
+    ranks[0].wait_for("Epoch: [1]")
+    ranks[1].process.kill()
+    assert finish(ranks)[0] == 2
+    assert "every worker is lost: rank 1" in ranks[0].text
+    assert (ranks[0].output / "checkpoints" / "last.pt").exists()
+
+
+def test_plans_that_do_not_exist_are_refused(data: Path, tmp_path: Path) -> None:
+    ranks = start(tmp_path, 2, *COMMON, "--data", data, "--batch-size", 50, "--small", 1)
+    assert finish(ranks) == [2, 2]
+    assert "both must be above 0" in ranks[0].text

@@ -1,0 +1,111 @@
+"""The parameter server behind torch RPC: rank 0 serves, ranks 1 to G call. Workers are numbered from 0, ranks from 1.
+
+RPC calls functions by name, so the server that they mean is the one value that this module has to keep.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from torch import Tensor
+from torch.distributed import rpc
+
+from train.dual_batch.merge import Weights
+from train.dual_batch.server import Grant, ParameterServer
+from train.errors import TrainError
+
+T = TypeVar("T")
+BEAT = 1.0  # seconds between signs of life
+JOIN = 300.0  # seconds in which all must have met: the slowest machine still loads torch while others wait
+_served: list[ParameterServer] = []
+
+
+def join(rank: int, size: int, serve: ParameterServer | None = None) -> None:
+    """Meets the others at MASTER_ADDR:MASTER_PORT. `serve` is what calls to this rank mean."""
+    if serve is not None:
+        _served.append(serve)
+    options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=2 * size + 4, rpc_timeout=JOIN)
+    rpc.init_rpc(_name(rank), rank=rank, world_size=size, rpc_backend_options=options)  # type: ignore[no-untyped-call]  # torch's
+
+
+def part() -> None:
+    """Leaves without waiting for anybody: some may be dead."""
+    rpc.shutdown(graceful=False)
+    _served.clear()
+
+
+def _name(rank: int) -> str:
+    return f"worker{rank}" if rank else "server"
+
+
+def _pull(worker: int) -> Grant | str:
+    return _served[0].pull(worker)
+
+
+def _push(worker: int, weights: Weights, sums: Tensor) -> None:
+    _served[0].push(worker, weights, sums)
+
+
+def _beat(worker: int) -> None:
+    _served[0].beat(worker)
+
+
+def _lose(worker: int, why: str) -> None:
+    _served[0].lose(worker, why)
+
+
+def _leave(worker: int) -> None:
+    _served[0].leave(worker)
+
+
+@dataclass
+class Remote:
+    """The server as a worker sees it."""
+
+    worker: int
+    timeout: float  # seconds, of a call
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def pull(self) -> Grant | str:
+        """As the server's."""
+        return self._call(_pull, self.worker)
+
+    def push(self, weights: Weights, sums: Tensor) -> None:
+        """As the server's."""
+        self._call(_push, self.worker, weights, sums)
+
+    def lose(self, why: str) -> None:
+        """This worker cannot go on."""
+        self._call(_lose, self.worker, why)
+
+    def leave(self) -> None:
+        """This worker ends as it should."""
+        self._over.set()
+        self._call(_leave, self.worker)
+
+    def keep_beating(self) -> None:
+        """Signs of life from a thread of its own, until this worker leaves or the server is gone."""
+        threading.Thread(target=self._beat, name="beat", daemon=True).start()
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT):
+            try:
+                self._call(_beat, self.worker)
+            except TrainError:
+                return  # the working thread's next call meets the same error, and reports it
+
+    def _call(self, what: Callable[..., T], *values: object) -> T:
+        try:
+            result: T = rpc.rpc_sync("server", what, args=values, timeout=self.timeout)
+        except RuntimeError as error:
+            where = f"{os.environ.get('MASTER_ADDR', '?')}"
+            reason = str(error).splitlines()[0]
+            raise TrainError(
+                f"worker {self.worker} (rank {self.worker + 1}): the parameter server (rank 0, {where}) does not "
+                f"answer: {reason}; look at rank 0's log, and for a firewall between the nodes"
+            ) from error
+        return result

@@ -1,0 +1,293 @@
+"""A dual-batch run: rank 0 serves, validates after every round and writes; the other ranks work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from train import checkpoint
+from train.config import Config
+from train.data.loader import Loader, Request
+from train.data.open import open_dataset
+from train.data.source import Dataset
+from train.dual_batch.network import Remote, join, part
+from train.dual_batch.plan import Cost, DualBatchPlan, plan_dual_batch
+from train.dual_batch.server import ParameterServer, Rates
+from train.dual_batch.worker import work
+from train.errors import Stopped, TrainError
+from train.metrics import Scores, counts
+from train.models import parameter_count, seeded_model
+from train.objective import losses
+from train.parallel.world import World, choose_device
+from train.precision import Precision, choose_precision
+from train.schedule import peak_rate
+from train.step import Normalise
+from train.watch import Interval, Writer
+
+PATIENCE = 30.0  # seconds without a sign of life before a worker counts as lost; --timeout if that is less
+LOOK = 1.0  # seconds between two looks at who is silent
+
+
+def run(config: Config) -> None:
+    """One process of the run, under torchrun or its environment.
+
+    Raises:
+        TrainError: something does not fit, or every worker is lost.
+        Stopped: SIGTERM; the checkpoint is on disk.
+    """
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if size < 2:
+        raise TrainError("--parallel dual_batch: one process serves and the others work; start two or more")
+    _check(config)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    world = World(0, 1, local_rank, local_size, choose_device(config.device, local_rank, local_size), "none")
+    dataset = open_dataset(config.data)
+    plan = _plan(config, size - 1, len(dataset.train.labels))
+    stop = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    try:
+        if rank == 0:
+            Server(config, world, dataset, plan, stop).run(size)
+            return
+        join(rank, size)
+        remote = Remote(rank - 1, config.timeout)
+        remote.keep_beating()
+        work(config, world, plan.shares[rank - 1], remote, stop)
+        part()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _check(config: Config) -> None:
+    refused = {"--accumulate": config.accumulate > 1, "--ema-decay": config.ema_decay > 0, "--phases": config.phases}
+    refused |= {"--mixup": config.mixup > 0, "--cutmix": config.cutmix > 0, "--sync-bn": config.sync_bn != "none"}
+    refused |= {"--amp": config.amp in ("fp16", "O1", "O2", "O3"), "--compile": config.compile}
+    if found := [name for name, wrong in refused.items() if wrong]:
+        raise TrainError(f"--parallel dual_batch does not do {', '.join(found)}; leave it out, or use ddp")
+    if config.schedule != "multistep":
+        raise TrainError(f"--parallel dual_batch needs --schedule multistep, the published one, not {config.schedule}")
+
+
+def _plan(config: Config, workers: int, samples: int) -> DualBatchPlan:
+    if len(config.a) != len(config.b):
+        raise TrainError(f"--a has {len(config.a)} values and --b {len(config.b)}; give as many of one as of the other")
+    costs = [Cost(a, b) for a, b in zip(config.a, config.b, strict=True)]
+    if not config.small and costs == [Cost(0, 0)]:
+        costs = [Cost(1, 1)]  # equal workers with equal batches: what a batch costs does not matter
+    return plan_dual_batch(workers, config.small, samples, config.batch_size, config.ratio, costs)
+
+
+class Server:
+    """Rank 0: owns the weights, the files and the console. A round is as many local epochs as there are workers."""
+
+    def __init__(
+        self, config: Config, world: World, dataset: Dataset, plan: DualBatchPlan, stop: threading.Event
+    ) -> None:
+        self._config, self._world, self._dataset, self._plan, self._stop = config, world, dataset, plan, stop
+        self._precision: Precision = choose_precision(config, world.device)
+        self._model = seeded_model(config.arch, len(dataset.classes), config.seed)
+        self._folder = Path(config.output) / "checkpoints"
+        self._found = checkpoint.find(config.resume, self._folder)
+        workers = len(plan.shares)
+        self._total, done = config.epochs * workers, 0
+        self._best = -1.0
+        if self._found:
+            done, self._best = self._resume(self._found)
+        self._model = self._precision.cast(self._model, world.device)
+        drops = tuple(round(share * config.epochs) * workers for share in config.milestones)
+        rates = Rates(peak_rate(config, config.batch_size), config.gamma, drops)
+        weights = {name: value.detach().cpu() for name, value in self._model.state_dict().items()}
+        self._first = done
+        self._server = ParameterServer(
+            weights, plan.shares, self._total, rates, config.merge, config.staleness, self._first
+        )
+        self._rates = rates
+        self._reported: set[int] = set()
+        self._watch = Writer(Path(config.output), amp=False)
+        self._saver = checkpoint.Saver(self._folder, config.keep)
+
+    def run(self, size: int) -> None:
+        """Serves until every local epoch is in.
+
+        Raises:
+            TrainError: every worker is lost.
+            Stopped: asked to; what is done is saved.
+        """
+        self._announce()
+        join(0, size, self._server)
+        self._watch.begin(self._facts(size), self._steps(self._first) + 1 if self._found else None)
+        started = time.perf_counter()
+        scores = Scores(0.0, 0.0, 0.0, 0)
+        try:
+            workers = len(self._plan.shares)
+            for goal in range((self._first // workers + 1) * workers, self._total + 1, workers):
+                begun = time.perf_counter()
+                self._await(goal)
+                scores = self._finish_round(time.perf_counter() - begun)
+        except Stopped:
+            self._server.close()
+            self._say_farewell()
+            self._save(*self._server.state()[:2], best=False)
+            self._saver.close()
+            self._watch.say(f"train: stopped after {self._server.finished} local epochs; the checkpoint is saved")
+            self._watch.end({"stopped": True, "step": self._steps(self._server.finished)})
+            raise
+        self._say_farewell()
+        self._saver.close()
+        seconds = time.perf_counter() - started
+        facts = {"top1": scores.top1, "top5": scores.top5, "loss": scores.loss, "best_top1": self._best}
+        lost = [{"rank": worker + 1, "why": why} for worker, why in self._server.lost.items()]
+        grants = {"granted": self._server.granted, "finished": self._server.finished, "lost": lost}
+        self._watch.end({**facts, **grants, "seconds": round(seconds, 3), "step": self._steps(self._total)})
+        self._watch.say(
+            f"train: done in {seconds:.1f} s; {self._server.finished} local epochs, {len(lost)} workers lost; "
+            f"val Acc@1 {scores.top1:.2f} (best {self._best:.2f}) Acc@5 {scores.top5:.2f}"
+        )
+        part()
+
+    def _announce(self) -> None:
+        shares = "; ".join(
+            f"rank {rank}: {share.samples:,} samples in {'small' if share.small else 'large'} batches of "
+            f"{share.batch}, factor {share.factor:.4g}"
+            for rank, share in enumerate(self._plan.shares, 1)
+        )
+        self._watch.say(
+            f"train: {self._config.arch}, {parameter_count(self._model):,} parameters; parameter server with "
+            f"{len(self._plan.shares)} workers, {self._config.merge}, {self._total} local epochs; {shares}"
+        )
+        if self._found:
+            self._watch.say(f"train: resumed {self._found.path} after {self._first} local epochs")
+
+    def _facts(self, size: int) -> dict[str, object]:
+        return {
+            "world": size,
+            "devices": size - 1,
+            "parallel": "dual_batch",
+            "arch": self._config.arch,
+            "device": str(self._world.device),
+            "amp": self._precision.name,
+            "backend": "rpc",
+            "global_batch": sum(share.batch for share in self._plan.shares),
+            "step": self._steps(self._first),
+            "steps": self._steps(self._total),
+            "epochs": self._config.epochs,
+            "plan": self._plan.to_dict(),
+            "versions": {"torch": torch.__version__},
+            "config": self._config.to_dict(),
+        }
+
+    def _await(self, goal: int) -> None:
+        """Until so many local epochs are in; meanwhile looks who is gone."""
+        patience = min(PATIENCE, self._config.timeout)
+        while not self._server.wait_for(goal, LOOK):
+            self._look(patience)
+            if self._stop.is_set():
+                raise Stopped
+        self._look(patience)
+        if self._server.finished < goal:
+            why = "; ".join(f"rank {worker + 1}: {why}" for worker, why in self._server.lost.items())
+            part()
+            raise TrainError(f"every worker is lost: {why or 'they left'}; the last checkpoint is in {self._folder}")
+
+    def _look(self, patience: float) -> None:
+        for worker in self._server.silent(patience):
+            self._server.lose(worker, f"no sign of life for {patience:.0f} s: killed, hung or cut off")
+        for worker, why in self._server.lost.items():
+            if worker not in self._reported:
+                self._reported.add(worker)
+                self._watch.say(f"train: rank {worker + 1} is lost ({why}); the others do its share")
+
+    def _say_farewell(self) -> None:
+        """Lets the workers hear that it is over; those that are dead are not waited for longer than usual."""
+        patience = min(PATIENCE, self._config.timeout)
+        while not self._server.wait_empty(LOOK):
+            self._look(patience)
+
+    def _finish_round(self, seconds: float) -> Scores:
+        finished, weights, sums = self._server.state()
+        self._model.load_state_dict(weights)
+        start = time.perf_counter()
+        scores, train = self._validate(), Scores.of(sums)
+        epoch = finished // len(self._plan.shares)
+        self._watch.progress(self._interval(epoch, train, seconds))
+        validated = time.perf_counter() - start
+        self._watch.validated(epoch, self._config.epochs, self._steps(finished), train, scores, validated)
+        best, self._best = scores.top1 > self._best, max(scores.top1, self._best)
+        self._save(finished, weights, best)
+        return scores
+
+    def _interval(self, epoch: int, train: Scores, seconds: float) -> Interval:
+        steps = self._steps(len(self._plan.shares))
+        return Interval(
+            epoch=epoch,
+            epochs=self._config.epochs,
+            step=epoch * steps,
+            steps=self._config.epochs * steps,
+            epoch_step=steps,
+            epoch_steps=steps,
+            interval=train,
+            so_far=train,
+            lr=self._rates(max(epoch * len(self._plan.shares) - 1, 0)),
+            images_per_s=train.images / max(seconds, 1e-9),
+            data_wait=0.0,
+            loss_scale=1.0,
+            skipped=0,
+        )
+
+    def _steps(self, local_epochs: int) -> int:
+        """A round counts as the steps of one worker, on average; TensorBoard's axis."""
+        each = [-(-share.samples // share.batch) for share in self._plan.shares]
+        return local_epochs // len(each) * max(1, sum(each) // len(each))
+
+    @torch.inference_mode()
+    def _validate(self) -> Scores:
+        source, device = self._dataset.val, self._world.device
+        size, count = max(self._config.batch_size, 32), len(source.labels)
+        loader = Loader(self._config, source, None, size, self._world.local_size, pin=device.type == "cuda")
+        normalise = Normalise(self._config, self._precision, device)
+        self._model.eval()
+        sums = torch.zeros(4, dtype=torch.float64)
+        indices = torch.arange(count).numpy()
+        try:
+            requests = (Request(indices[i : i + size], count) for i in range(0, count, size))
+            for batch in loader.batches(requests, epoch=0):
+                with self._precision.context(device):
+                    logits = self._model(normalise(batch.images.to(device)))
+                wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+                labels = batch.labels.to(device)
+                loss = losses(wide, labels, 0.0, None)
+                sums += counts(wide, labels, loss, batch.weights.to(device)).cpu()
+        finally:
+            loader.close()
+        return Scores.of(sums)
+
+    def _save(self, finished: int, weights: dict[str, torch.Tensor], best: bool) -> None:
+        state: checkpoint.State = {
+            "format": checkpoint.FORMAT,
+            "arch": self._config.arch,
+            "classes": list(self._dataset.classes),
+            "config": self._config.to_dict(),
+            "dual_batch": {"finished": finished, "workers": len(self._plan.shares), "best": self._best},
+            "model": weights,
+        }
+        self._saver.save(state, best, finished // len(self._plan.shares))
+
+    def _resume(self, found: checkpoint.Loaded) -> tuple[int, float]:
+        state = found.state
+        if "dual_batch" not in state or state["arch"] != self._config.arch:
+            raise TrainError(f"{found.path} is not of a dual-batch run of {self._config.arch}; use another --output")
+        try:
+            self._model.load_state_dict(state["model"])
+        except RuntimeError as error:
+            raise TrainError(f"{found.path} does not fit the model: {str(error).splitlines()[-1].strip()}") from error
+        progress = state["dual_batch"]
+        # another number of workers has another number of local epochs a round: whole rounds count
+        rounds = progress["finished"] // progress["workers"]
+        return rounds * len(self._plan.shares), float(progress["best"])

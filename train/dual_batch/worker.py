@@ -1,0 +1,102 @@
+"""A worker's life: pull weights, train one local epoch on its share, push, until the server says that it is over."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from train.config import Config
+from train.data import sampler
+from train.data.decode import choose_decoder
+from train.data.loader import Loader, Request
+from train.data.open import open_dataset
+from train.dual_batch.network import Remote
+from train.dual_batch.plan import Share
+from train.dual_batch.server import Grant
+from train.errors import Stopped, TrainError
+from train.models import has_batch_norm, seeded_model
+from train.parallel.world import World
+from train.precision import choose_precision
+from train.step import Plan, Step
+
+
+def work(config: Config, world: World, share: Share, server: Remote, stop: threading.Event) -> None:
+    """Local epochs until there are no more.
+
+    Raises:
+        TrainError: the server is gone.
+        Stopped: this worker was asked to stop.
+    """
+    try:
+        _work(config, world, share, server, stop)
+    except (TrainError, RuntimeError, MemoryError) as error:  # torch's out of memory is a RuntimeError
+        if isinstance(error.__cause__, RuntimeError) and isinstance(error, TrainError):
+            raise  # the server itself cannot be reached
+        # told to the server, which reports it; the run goes on without this worker, so this is no failure of the run
+        kind = "out of memory" if isinstance(error, torch.OutOfMemoryError | MemoryError) else type(error).__name__
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        server.lose(f"{kind} on {socket.gethostname()}: {reason}")
+        print(f"train: worker {server.worker} (rank {server.worker + 1}) gave up: {kind}: {error}", flush=True)
+    finally:
+        server.leave()
+
+
+def _work(config: Config, world: World, share: Share, server: Remote, stop: threading.Event) -> None:
+    dataset = open_dataset(config.data)
+    model = seeded_model(config.arch, len(dataset.classes), config.seed)
+    precision = choose_precision(config, world.device)
+    model = precision.cast(model, world.device)
+    decoder, pin = choose_decoder(config.decoder), world.device.type == "cuda"
+    loader = Loader(config, dataset.train, decoder, share.batch, world.local_size, pin)
+    images, fewest = len(dataset.train.labels), 2 if has_batch_norm(model) else 1
+    try:
+        while (answer := server.pull()) != "done":
+            if stop.is_set():
+                raise Stopped
+            if isinstance(answer, Grant):
+                model.load_state_dict({**model.state_dict(), **answer.weights})
+                step = Step(config, world, precision, model, model)  # momentum starts anew with the pulled weights
+                sums = _epoch(config, loader, share, step, answer, server.worker, fewest, images, stop)
+                weights = {name: value.detach().cpu() for name, value in model.state_dict().items()}
+                server.push(weights, sums)
+    finally:
+        loader.close()
+
+
+def _epoch(
+    config: Config,
+    loader: Loader,
+    share: Share,
+    step: Step,
+    grant: Grant,
+    worker: int,
+    fewest: int,
+    images: int,
+    stop: threading.Event,
+) -> torch.Tensor:
+    """The `counts` of the share's samples, in an order of its own for every grant."""
+    step.model.train()
+    order = sampler.order(sampler.fold(config.seed, worker), grant.number, images)
+    torch.manual_seed(sampler.fold(config.seed, worker, grant.number))
+    sums = torch.zeros(4, dtype=torch.float64, device=step.world.device)
+    for number, batch in enumerate(
+        loader.batches(_requests(order[: share.samples], share.batch, fewest), grant.number)
+    ):
+        if stop.is_set():
+            raise Stopped
+        plan = Plan(grant.rate, number)
+        sums += step.accumulate(batch, plan)
+        step.update(plan)
+    return sums.cpu()
+
+
+def _requests(indices: sampler.Indices, batch: int, fewest: int) -> Iterator[Request]:
+    """The last, smaller batch is kept; fillers without weight where batch norm needs them."""
+    for start in range(0, len(indices), batch):
+        piece = indices[start : start + batch]
+        filler = max(0, fewest - len(piece))
+        yield Request(np.concatenate([piece, indices[:filler]]), len(piece), filler)
