@@ -48,9 +48,9 @@ def efficiency(speed: float, devices: int, base_devices: int = 1) -> float:
 def amdahl(speed: float, devices: float) -> float | None:
     """Share p of the work that runs in parallel if `devices` times the devices give that speed-up: S = 1/(1 - p + p/n).
 
-    Amdahl, AFIPS 1967. None for n = 1, where any p fits. Below 0 where more devices are slower.
+    Amdahl, AFIPS 1967. None where the law does not speak: n = 1, or more devices that are slower.
     """
-    return None if devices == 1 else (1 - 1 / speed) / (1 - 1 / devices)
+    return None if devices <= 1 or speed < 1 else (1 - 1 / speed) / (1 - 1 / devices)
 
 
 def compare(runs: Sequence[Measured], baseline: str | None = None) -> list[Row]:

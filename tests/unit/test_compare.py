@@ -75,6 +75,11 @@ def test_amdahl_finds_the_share_that_made_the_speed_up(share: float, devices: in
     assert amdahl(1 / (1 - share + share / devices), devices) == pytest.approx(share, rel=1e-6)
 
 
+def test_amdahl_says_nothing_of_a_slow_down_or_of_equal_devices() -> None:
+    assert amdahl(0.7, 4) is None
+    assert amdahl(1.5, 1) is None
+
+
 def test_baseline_is_the_fewest_devices_at_the_same_batch_and_model() -> None:
     runs = [
         timed("wide", "ddp", 4, 512, 1.0),
