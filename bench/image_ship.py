@@ -193,16 +193,16 @@ def limit_kept(row: dict[str, Any]) -> bool:
 
 
 def show(result: dict[str, Any]) -> None:
-    print(f"{'':26}{'nodes':>6}{'by hand':>10}{'ours':>10}{'CPU s':>14}{'MB a node':>16}{'ratio':>8}{'limit':>7}")
+    print(f"{'':26}{'nodes':>6}{'by hand':>10}{'ours':>10}{'CPU s':>14}{'MB a node':>18}{'ratio':>8}{'limit':>7}")
     for row in rows(result):
         hand, mine = row.get("hand"), row.get("ours")
         shown = f"{row['what']:26}{row['nodes']:>6}"
         if hand and mine:
             cpu = f"{hand['cpu_seconds']:.0f} -> {mine['cpu_seconds']:.0f}"
             sent = f"{hand['bytes'] / 1e6:.1f} -> {mine['bytes'] / 1e6:.1f}"
-            shown += f"{hand['seconds']:>9.1f}s{mine['seconds']:>9.1f}s{cpu:>14}{sent:>16}"
+            shown += f"{hand['seconds']:>9.1f}s{mine['seconds']:>9.1f}s{cpu:>14}{sent:>18}"
         else:
-            shown += " " * 50
+            shown += " " * 52
         print(f"{shown}{row['ratio']:>8.2f}{row['limit']:>7}{'' if limit_kept(row) else '  MISSED'}")
 
 

@@ -15,14 +15,14 @@ from launcher.errors import EngineUnavailable, LauncherError, NodesFailed
 from launcher.node.engine import Engine
 from launcher.node.machine import LocalMachine, SshMachine
 from launcher.node.parallel import every, settle, together
-from launcher.node.pool import CONNECT_TIMEOUT, SshPool
-from launcher.node.remote_files import RemoteFiles
-from launcher.node.ssh import Ssh
+from launcher.node.ssh.files import RemoteFiles
+from launcher.node.ssh.node import Ssh
+from launcher.node.ssh.pool import CONNECT_TIMEOUT, SshPool
 
 if TYPE_CHECKING:  # docker-py is loaded while the nodes are being connected to, and not at all for plain processes
     from docker import APIClient
 
-    from launcher.node.docker import DockerEngine
+    from launcher.node.docker.engine import DockerEngine
 
 T = TypeVar("T")
 LOCAL = "local"
@@ -104,8 +104,8 @@ def caller_engine() -> Iterator[DockerEngine | None]:
 def docker_over_ssh(node: str, host: str, pool: SshPool) -> DockerEngine:
     """Connects when first used. Raises UsageError for a host that OpenSSH refuses."""
     ssh = Ssh(node, host, pool)
-    from launcher.node.dialstdio import SshAdapter, SshClient
-    from launcher.node.docker import DockerEngine
+    from launcher.node.docker.dialstdio import SshAdapter, SshClient
+    from launcher.node.docker.engine import DockerEngine
 
     adapter = SshAdapter(ssh)
     return DockerEngine(
@@ -120,7 +120,7 @@ def docker_over_ssh(node: str, host: str, pool: SshPool) -> DockerEngine:
 
 def local_docker(node: str) -> DockerEngine:
     """The engine of DOCKER_HOST or of the current docker context, else the usual socket."""
-    from launcher.node.docker import DockerEngine
+    from launcher.node.docker.engine import DockerEngine
     from launcher.node.local_files import LocalFiles
 
     machine = LocalMachine(node, getpass.getuser())
@@ -129,7 +129,7 @@ def local_docker(node: str) -> DockerEngine:
 
 def _open(node: str, host: str, runtime: str | None, pool: SshPool) -> list[Engine]:
     if host == LOCAL and runtime != "docker":
-        from launcher.node.process import ProcessEngine
+        from launcher.node.process.engine import ProcessEngine
 
         processes: Engine = ProcessEngine(node)
         containers = None if runtime == "process" else local_docker(node)

@@ -16,10 +16,10 @@ import paramiko
 
 from launcher.errors import NodeUnfit
 from launcher.model.facts import Reach
-from launcher.node import hostkeys
 from launcher.node import terminal as terminals
-from launcher.node.ssh import Done, Ssh
-from launcher.node.transport import Stream, Wire, dial, handshake
+from launcher.node.ssh import hostkeys
+from launcher.node.ssh.node import Done, Ssh
+from launcher.node.ssh.transport import Stream, Wire, dial, handshake
 
 _REFUSED = 2  # SSH_OPEN_CONNECT_FAILED, RFC 4254 5.1
 _SILENT_WORDS = ("timed out", "no route", "unreachable", "host is down")

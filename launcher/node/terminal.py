@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import paramiko
 
-from launcher.node.ssh import Ssh
+from launcher.node.ssh.node import Ssh
 
 _PIECE = 1 << 15
 _STDIN, _STDOUT, _STDERR = 0, 1, 2

@@ -15,7 +15,7 @@ from launcher.errors import EngineFailed, EngineForbidden, EngineUnavailable, Na
 from launcher.model.container import ContainerSpec, Layout, Mount, Phase
 from launcher.model.facts import Reach
 from launcher.node.connect import Fleet, connect
-from launcher.node.docker import DockerEngine
+from launcher.node.docker.engine import DockerEngine
 from tests.bed import faults
 from tests.bed.bed import Bed
 from tests.bed.settings import TRAIN_IMAGE

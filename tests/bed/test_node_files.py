@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from launcher.errors import NodeUnfit
-from launcher.node.pool import SshPool
-from launcher.node.remote_files import RemoteFiles
-from launcher.node.ssh import Ssh
+from launcher.node.ssh.files import RemoteFiles
+from launcher.node.ssh.node import Ssh
+from launcher.node.ssh.pool import SshPool
 from tests.bed import faults
 from tests.bed.bed import Bed
 

@@ -13,7 +13,7 @@ from launcher.errors import EngineUnavailable, NodesFailed
 from launcher.model.container import ContainerSpec, Layout
 from launcher.model.facts import Reach
 from launcher.node.connect import caller_engine, connect
-from launcher.node.docker import DockerEngine
+from launcher.node.docker.engine import DockerEngine
 from tests.bed.bed import Bed
 from tests.bed.settings import TRAIN_IMAGE
 

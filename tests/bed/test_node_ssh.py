@@ -13,9 +13,9 @@ import pytest
 
 from launcher.errors import AuthFailed, HostKeyUnknown, LauncherError, NodeUnreachable, UsageError
 from launcher.node.connect import connect
-from launcher.node.pool import CHANNELS, SshPool
-from launcher.node.remote_files import RemoteFiles
-from launcher.node.ssh import Ssh
+from launcher.node.ssh.files import RemoteFiles
+from launcher.node.ssh.node import Ssh
+from launcher.node.ssh.pool import CHANNELS, SshPool
 from tests.bed import faults
 from tests.bed.bed import Bed
 

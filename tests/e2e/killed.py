@@ -13,8 +13,8 @@ import threading
 from typing import Any
 
 from launcher.cli.main import main
-from launcher.node import ssh
-from launcher.node.docker import DockerEngine
+from launcher.node.docker.engine import DockerEngine
+from launcher.node.ssh import node as ssh
 
 PLACES = {"connect": (ssh.Ssh, "_transport")}
 

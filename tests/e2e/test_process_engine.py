@@ -27,8 +27,8 @@ from launcher.errors import EngineFailed, LauncherError, NameTaken
 from launcher.model import labels
 from launcher.model.container import ContainerSpec, Layout, Phase
 from launcher.model.facts import Reach
-from launcher.node import supervisor
-from launcher.node.process import ProcessEngine
+from launcher.node.process import supervisor
+from launcher.node.process.engine import ProcessEngine
 
 RUN = "job-20261121-120000-abcd"
 
@@ -254,7 +254,11 @@ def test_a_second_stop_shortens_the_first(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("trap '' TERM; echo ready; while :; do sleep 0.1; done"))
     machine.said("ready")
     first = subprocess.Popen(
-        [sys.executable, "-c", f"from launcher.node.process import *; ProcessEngine('local-0').stop({name!r}, 60)"]
+        [
+            sys.executable,
+            "-c",
+            f"from launcher.node.process.engine import *; ProcessEngine('local-0').stop({name!r}, 60)",
+        ]
     )
     time.sleep(1.5)
     began = time.monotonic()
@@ -382,7 +386,7 @@ def test_wait_notices_a_killed_supervisor_while_it_waits(machine: Machine) -> No
 
 CALLER = """
 import sys, time
-from launcher.node.process import ProcessEngine
+from launcher.node.process.engine import ProcessEngine
 ProcessEngine("local-0").start(sys.argv[1])
 print("started", flush=True)
 time.sleep(float(sys.argv[2]))

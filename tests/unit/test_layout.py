@@ -70,7 +70,7 @@ def test_no_command_imports_torch() -> None:
     code = (
         "import importlib\nfrom launcher.cli.main import COMMANDS\n"
         "for module, _, _ in COMMANDS.values(): importlib.import_module(module)\n"
-        "import launcher.cli.attend, launcher.run.prepare, launcher.node.docker, launcher.node.process"
+        "import launcher.cli.attend, launcher.run.prepare, launcher.node.docker.engine, launcher.node.process.engine"
     )
     assert not imported_by(code) & {"torch", "torchvision", "tensorboard", "train", "numpy", "invoke"}
 

@@ -20,9 +20,9 @@ from launcher.errors import (
 )
 from launcher.model.container import ContainerSpec, Layout, Mount, Phase
 from launcher.model.facts import Reach
-from launcher.node.dialstdio import DialFailed
-from launcher.node.docker_errors import explain, is_lost, is_timeout
-from launcher.node.docker_json import container_request, container_state, device, engine_facts, image_info, timestamp
+from launcher.node.docker.dialstdio import DialFailed
+from launcher.node.docker.errors import explain, is_lost, is_timeout
+from launcher.node.docker.values import container_request, container_state, device, engine_facts, image_info, timestamp
 from launcher.node.machine import refusal
 
 PLAIN = ContainerSpec(

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.node import hostkeys
-from launcher.node.hostkeys import Verdict, judge, matches, order_algorithms, parse
-from launcher.node.ssh_config import Target
-from launcher.node.transport import HOST_KEY_ALGORITHMS
+from launcher.node.ssh import hostkeys
+from launcher.node.ssh.config import Target
+from launcher.node.ssh.hostkeys import Verdict, judge, matches, order_algorithms, parse
+from launcher.node.ssh.transport import HOST_KEY_ALGORITHMS
 
 
 def blob(key_type: str, body: bytes) -> bytes:

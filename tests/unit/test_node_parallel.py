@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import NodesFailed, NodeUnreachable
-from launcher.node import ulimits
+from launcher.node.docker import ulimits
 from launcher.node.parallel import every, settle, together
 
 WANTED = (("memlock", -1), ("stack", 67108864))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.node.pool import open_ssh_argv
-from launcher.node.ssh_config import HostSpec, Target, parse_answer, parse_host, query_argv, split_paths
+from launcher.node.ssh.config import HostSpec, Target, parse_answer, parse_host, query_argv, split_paths
+from launcher.node.ssh.pool import open_ssh_argv
 
 HOME = pwd.getpwuid(os.getuid()).pw_dir
 ANSWER = """user carol

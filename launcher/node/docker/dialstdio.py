@@ -16,7 +16,7 @@ from docker.transport.basehttpadapter import BaseHTTPAdapter
 from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
 
-from launcher.node.ssh import Session, Ssh
+from launcher.node.ssh.node import Session, Ssh
 
 COMMAND = "docker system dial-stdio"
 CONNECTIONS = 5  # of the node's 8 channels; the rest is for commands and sftp

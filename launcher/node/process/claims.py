@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.model.container import ContainerState, Phase
 from launcher.model.labels import RUN
-from launcher.node import process_folders as folders
+from launcher.node.process import folders
 
 
 def claim(name: str, labels: Mapping[str, str]) -> ContainerState | None:

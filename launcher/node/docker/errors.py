@@ -10,7 +10,7 @@ import requests
 import urllib3.exceptions
 
 from launcher.errors import EngineFailed, EngineForbidden, EngineUnavailable, LauncherError, NameTaken, NodeUnfit
-from launcher.node.dialstdio import DialFailed
+from launcher.node.docker.dialstdio import DialFailed
 
 FAILURES = (docker.errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError)
 _FORBIDDEN = re.compile(r"permission denied|operation not permitted", re.IGNORECASE)

@@ -15,11 +15,11 @@ from dataclasses import replace
 import paramiko
 
 from launcher.errors import HostKeyChanged, HostKeyUnknown, NodeUnreachable, UsageError
-from launcher.node import hostkeys
-from launcher.node.hostkeys import Verdict
-from launcher.node.identities import KeyFiles, authenticate
-from launcher.node.ssh_config import Target, parse_host, resolve, ssh_options
-from launcher.node.transport import HOST_KEY_ALGORITHMS, SshTransport, Wire, dial, handshake, run_proxy
+from launcher.node.ssh import hostkeys
+from launcher.node.ssh.config import Target, parse_host, resolve, ssh_options
+from launcher.node.ssh.hostkeys import Verdict
+from launcher.node.ssh.identities import KeyFiles, authenticate
+from launcher.node.ssh.transport import HOST_KEY_ALGORITHMS, SshTransport, Wire, dial, handshake, run_proxy
 
 CONNECT_TIMEOUT = 10.0  # seconds, where the user's ssh config sets no ConnectTimeout
 CHANNELS = 8  # sessions at once on one connection: sshd's own limit is 10 (MaxSessions)

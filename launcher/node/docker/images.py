@@ -23,10 +23,10 @@ from launcher.errors import (
     LauncherError,
     NodeUnfit,
 )
-from launcher.node.docker_errors import FAILURES, explain
-from launcher.node.docker_json import image_info
+from launcher.node.docker.errors import FAILURES, explain
+from launcher.node.docker.values import image_info
 from launcher.node.engine import ImageInfo
-from launcher.node.pool import open_ssh_argv
+from launcher.node.ssh.pool import open_ssh_argv
 
 T = TypeVar("T")
 _PIECE = 1 << 20

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from launcher.node.ssh_config import DEFAULT_PORT, Target
+from launcher.node.ssh.config import DEFAULT_PORT, Target
 
 # What a key of one type signs with; a plain name signs as itself.
 _RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")

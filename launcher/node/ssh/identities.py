@@ -17,8 +17,8 @@ import paramiko
 from paramiko.agent import AgentSSH
 
 from launcher.errors import AuthFailed
-from launcher.node.hostkeys import type_of
-from launcher.node.ssh_config import Target
+from launcher.node.ssh.config import Target
+from launcher.node.ssh.hostkeys import type_of
 
 _AGENT_TIMEOUT = 10.0
 

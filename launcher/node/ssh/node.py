@@ -13,8 +13,8 @@ from typing import TypeVar
 import paramiko
 
 from launcher.errors import LauncherError, NodeUnreachable
-from launcher.node.pool import CHANNELS, Link, SshPool
-from launcher.node.transport import SshTransport
+from launcher.node.ssh.pool import CHANNELS, Link, SshPool
+from launcher.node.ssh.transport import SshTransport
 
 T = TypeVar("T")
 _PIECE = 1 << 16

@@ -11,8 +11,8 @@ import paramiko
 
 from launcher.errors import LauncherError, NodeUnfit
 from launcher.node.engine import FileEntry
-from launcher.node.sftp import SftpReader
-from launcher.node.ssh import Done, Session, Ssh
+from launcher.node.ssh.node import Done, Session, Ssh
+from launcher.node.ssh.sftp import SftpReader
 
 _TIMEOUT = 60.0
 _REMOVE_TIMEOUT = 600.0

@@ -1,7 +1,7 @@
 """Plain processes of this machine as an Engine: no Docker, no ssh, the caller's own Python.
 
-A container is a folder (launcher.node.process_folders), what runs in it is a supervisor (launcher.node.supervisor) and
-its program. Nothing is remembered here: any process of the same user finds, follows and stops what another one started.
+A container is a folder (`folders`), what runs in it is a supervisor (`supervisor`) and its program. Nothing is
+remembered here: any process of the same user finds, follows and stops what another one started.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from launcher.model.facts import NodeFacts, Reach
 from launcher.model.labels import NODE, RUN
 from launcher.model.plan import plain
 from launcher.node import facts as look
-from launcher.node import process_claims, supervisor, sweep
-from launcher.node import process_folders as folders
+from launcher.node import sweep
 from launcher.node.local_files import LocalFiles
 from launcher.node.machine import LocalMachine
+from launcher.node.process import claims as process_claims
+from launcher.node.process import folders, supervisor
+from launcher.node.process.unpack import HostileArchiveError, unpack
 from launcher.node.terminal import here, leash_here
-from launcher.node.unpack import HostileArchiveError, unpack
 
 LOCAL = "local"  # the node that is this whole machine; local-0, local-1, ... are parts of it
 _START_TIMEOUT = 20.0

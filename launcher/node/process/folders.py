@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.model.container import ContainerState, Phase
-from launcher.node import supervisor
+from launcher.node.process import supervisor
 
 NODES = ".node"  # in a run's output folder
 OWN_LOG = "supervisor.log"  # what the supervisor itself complained of

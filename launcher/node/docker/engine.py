@@ -19,11 +19,12 @@ from launcher.model import labels as names
 from launcher.model.container import WANTED_ULIMITS, ContainerSpec, ContainerState, Layout, Phase
 from launcher.model.facts import NodeFacts, Reach
 from launcher.node import facts as look
-from launcher.node import inside, sweep, ulimits
-from launcher.node.docker_errors import FAILURES, explain, is_lost, is_timeout
-from launcher.node.docker_json import container_request, container_state, engine_facts
+from launcher.node import inside, sweep
+from launcher.node.docker import ulimits
+from launcher.node.docker.errors import FAILURES, explain, is_lost, is_timeout
+from launcher.node.docker.images import DockerImages, label_filter
+from launcher.node.docker.values import container_request, container_state, engine_facts
 from launcher.node.engine import Files, Images
-from launcher.node.images import DockerImages, label_filter
 from launcher.node.machine import Machine
 from launcher.node.parallel import together
 

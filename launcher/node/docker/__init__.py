@@ -1,0 +1,1 @@
+"""The Docker engine, here or over ssh: containers, images, what it grants."""

@@ -1,0 +1,1 @@
+"""Nodes over ssh: configuration, host keys, keys, connections, commands, files."""
