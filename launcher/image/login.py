@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from docker import auth
-from docker.errors import DockerException
-
 from launcher.errors import ImageUnfit
 from launcher.image import reference
 
@@ -19,6 +16,9 @@ def login_for(name: str) -> Mapping[str, str] | None:
     wanted = reference.parse(name)
     if wanted is None:
         return None
+    from docker import auth  # slow to load, and most jobs pull nothing
+    from docker.errors import DockerException
+
     try:
         found = auth.load_config().resolve_authconfig(wanted.registry or None)
     except DockerException as error:

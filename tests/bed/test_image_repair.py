@@ -7,7 +7,7 @@ import shutil
 import pytest
 import yaml
 
-from launcher.errors import ImageUnfit
+from launcher.errors import ImageBuildFailed, ImageUnfit
 from launcher.image import recipe
 from launcher.image.ensure import ensure
 from launcher.image.fleet import Fleet
@@ -96,7 +96,7 @@ def test_the_classic_builder_on_a_node_makes_it_where_the_caller_has_no_docker(c
 
 def test_a_failed_build_shows_the_builders_own_words(local):
     asked = image(base="launcher-bed-train", torchvision="keep", packages=["surely-no-such-package-0"])
-    with pytest.raises(Exception, match="No matching distribution found for surely-no-such-package-0") as failure:
+    with pytest.raises(ImageBuildFailed, match="No matching distribution found for surely-no-such-package-0") as failure:
         ensure(asked, [local], local, Say(), job=JOB)
     assert failure.value.exit_code == 4
 
@@ -110,7 +110,7 @@ def test_vgg_without_adaptive_pool_is_named_and_repaired_and_torch_stays(local, 
     assert "VGG without adaptive pool: torchvision 0.2.1 < 0.2.2" in prepared.decision.why
     done = ensure(asked, [local], local, Say(), job=JOB)
     info = local.images.inspect(done.reference)
-    verdict = verify(local, info, done.reference, prepared.report)
+    verdict = verify(local, info, done.reference, full_report(local, prepared.info, faulty))
     rows = {what: (before, after) for what, before, after in verdict.rows()}
     assert re.search("mat1 and mat2 shapes cannot be multiplied", rows["VGG16 on 32x32"][0])
     assert rows["VGG16 on 32x32"][1] == "ok"
