@@ -167,6 +167,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m train",
         description="Trains an image classifier; alone or under torchrun, on CPU (gloo) or GPUs (NCCL).",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,  # --epoch must not quietly mean --epochs
     )
     groups: dict[str, Any] = {}
     for item in fields(Config):

@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "shell": ("launcher.cli.enter", "shell", "An interactive container: the job's image, code, mounts and GPUs."),
     "exec": ("launcher.cli.enter", "exec_", "Run a command in a running container of a run."),
     "down": ("launcher.cli.down", "down", "Stop a run on every node and remove what it left there."),
+    "clean": ("launcher.cli.clean", "clean", "List, then remove what old runs left on nodes."),
     "image": ("launcher.cli.image", "image", "Build, verify, ship and list images."),
     "schema": ("launcher.cli.jobfile", "schema", "Print the JSON Schema of the job file."),
 }

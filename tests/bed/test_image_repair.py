@@ -96,7 +96,9 @@ def test_the_classic_builder_on_a_node_makes_it_where_the_caller_has_no_docker(c
 
 def test_a_failed_build_shows_the_builders_own_words(local):
     asked = image(base="launcher-bed-train", torchvision="keep", packages=["surely-no-such-package-0"])
-    with pytest.raises(ImageBuildFailed, match="No matching distribution found for surely-no-such-package-0") as failure:
+    with pytest.raises(
+        ImageBuildFailed, match="No matching distribution found for surely-no-such-package-0"
+    ) as failure:
         ensure(asked, [local], local, Say(), job=JOB)
     assert failure.value.exit_code == 4
 

@@ -205,3 +205,20 @@ def test_shared_memory_of_a_killed_job_is_swept_and_nobody_elses(bed_cli: Cli, b
     bed_cli("down")
     assert bed.sh(bed.nodes[0], "ls /dev/shm").split() == ["my_dataset", "torch_1_old_0"]
     assert bed.sh(bed.nodes[1], "ls /dev/shm").split() == []
+
+
+def test_clean_lists_first_and_removes_only_what_is_over(bed_cli: Cli, bed: Bed) -> None:
+    bed_cli("up", bed_cli.job("old", **bed_job(run={"command": ["echo", "done"]})))
+    bed_cli("down")
+    bed_cli("up", "-d", bed_cli.job("new", **bed_job(run={"command": ["sleep", "60"]})))
+    bed.sh(bed.nodes[0], "echo mine > /home/trainer/.launcher/notes")
+    old, new = (run.name for run in bed_cli.runs())
+    listed = bed_cli("clean")
+    assert old in listed.stdout
+    assert new not in listed.stdout
+    assert "--yes" in listed.stderr
+    assert old in bed.sh(bed.nodes[0], "ls /home/trainer/.launcher")
+    bed_cli("clean", "--yes")
+    assert sorted(bed.sh(bed.nodes[0], "ls /home/trainer/.launcher").split()) == sorted([new, "notes"])
+    assert "nothing left over" in bed_cli("clean").stdout
+    bed_cli("down")
