@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -98,7 +99,7 @@ def _speed_up(axes: Axes, rows: Sequence[Row], colours: Sequence[str]) -> None:
     names = [_name(row) for row in rows]
     _bars(axes, names, [row.speed_up or 1.0 for row in rows], colours, "{:.2f}")
     axes.axvline(1, color="0.4", linewidth=0.8)
-    axes.set_xlabel("times as fast as its baseline (1: the baseline)")
+    axes.set_xlabel("times its baseline")
 
 
 def _bars(axes: Axes, names: Sequence[str], values: Sequence[float], colours: Sequence[str], form: str) -> None:
@@ -112,6 +113,6 @@ def _bars(axes: Axes, names: Sequence[str], values: Sequence[float], colours: Se
 
 
 def _name(row: Row) -> str:
-    """Short and different for every row of one table."""
+    """Different for every row of one table, and in lines that leave room for the bars."""
     run = row.measured
-    return f"{run.label} ({run.method} x {run.devices})"
+    return textwrap.fill(f"{run.label} ({run.method} x {run.devices})", 26)

@@ -110,6 +110,7 @@ class Server:
         )
         self._rates = rates
         self._reported: set[int] = set()
+        self._since = 0.0  # when the sums of local epochs were last read
         self._watch = Writer(Path(config.output), amp=False)
         self._saver = checkpoint.Saver(self._folder, config.keep)
 
@@ -123,14 +124,14 @@ class Server:
         self._announce()
         join(0, size, self._server)
         self._watch.begin(self._facts(size), self._steps(self._first) + 1 if self._found else None)
-        started = time.perf_counter()
+        self._since = started = time.perf_counter()
         scores = Scores(0.0, 0.0, 0.0, 0)
         try:
             workers = len(self._plan.shares)
-            for goal in range((self._first // workers + 1) * workers, self._total + 1, workers):
-                begun = time.perf_counter()
-                self._await(goal)
-                scores = self._finish_round(time.perf_counter() - begun)
+            done = self._first
+            while done < self._total:
+                self._await((done // workers + 1) * workers)
+                done, scores = self._finish_round()
         except Stopped:
             self._server.close()
             self._say_farewell()
@@ -210,8 +211,11 @@ class Server:
         while not self._server.wait_empty(LOOK):
             self._look(patience)
 
-    def _finish_round(self, seconds: float) -> Scores:
+    def _finish_round(self) -> tuple[int, Scores]:
+        """Validates, reports and saves what is in by now, which may be more than the round: workers do not wait."""
         finished, weights, sums = self._server.state()
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
         self._model.load_state_dict(weights)
         start = time.perf_counter()
         scores, train = self._validate(), Scores.of(sums)
@@ -221,7 +225,7 @@ class Server:
         self._watch.validated(epoch, self._config.epochs, self._steps(finished), train, scores, validated)
         best, self._best = scores.top1 > self._best, max(scores.top1, self._best)
         self._save(finished, weights, best)
-        return scores
+        return finished, scores
 
     def _interval(self, epoch: int, train: Scores, seconds: float) -> Interval:
         steps = self._steps(len(self._plan.shares))
