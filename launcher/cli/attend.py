@@ -10,6 +10,7 @@ from launcher.cli.bars import bars
 from launcher.cli.options import Wishes
 from launcher.cli.screen import Screen, print_outcome
 from launcher.errors import GpuInUse, LauncherError, NodesFailed, StoppedByUser
+from launcher.image.lock import path_beside
 from launcher.job.dump import dump_job
 from launcher.job.models import Job
 from launcher.logs.lines import Masker
@@ -43,7 +44,8 @@ def attend(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], wish
 def launch(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], screen: Screen, wishes: Wishes) -> Record:
     """Image, plan, record, start; the record of a run that never started says why."""
     with bars() as tell:
-        plan = prepare(job, fleet, code.digest, screen.say, tell)
+        pin = None if wishes.file is None else path_beside(wishes.file)
+        plan = prepare(job, fleet, code.digest, screen.say, tell, lock_file=pin)
     for warning in plan.warnings:
         screen.say(f"warning: {warning}")
     record = Record.create(plan, dump_job(job), code.archive)

@@ -18,6 +18,7 @@ from launcher.cli.bars import bars
 from launcher.errors import ImageUnfit, UsageError
 from launcher.image.ensure import ensure
 from launcher.image.fleet import ImageOnNodes
+from launcher.image.lock import path_beside
 from launcher.image.probe import full_report
 from launcher.image.recipe import MADE, OCI_BASE_NAME
 from launcher.image.report import Report
@@ -45,7 +46,7 @@ def build(
         nodes = (
             [local] if local else [stack.enter_context(connect(_hosts(loaded)[:1], ssh_config=ssh_config)).engines[0]]
         )
-        _report(_ensured(loaded, nodes, local))
+        _report(_ensured(loaded, job, nodes, local))
 
 
 @image.command()
@@ -58,7 +59,7 @@ def ship(
     """The job's image on every node, built if it must be: only layers that a node lacks travel."""
     loaded = _with_image(load_job(job, sets or [], options.hosts(nodes)))
     with connect(_hosts(loaded), ssh_config=ssh_config) as fleet, caller_engine() as local:
-        _report(_ensured(loaded, fleet.engines, local))
+        _report(_ensured(loaded, job, fleet.engines, local))
 
 
 @image.command(name="verify")
@@ -122,7 +123,7 @@ def table_of(verdict: Verdict) -> Table:
     return table
 
 
-def _ensured(job: Job, nodes: Sequence[Engine], local: Engine | None) -> ImageOnNodes:
+def _ensured(job: Job, file: Path, nodes: Sequence[Engine], local: Engine | None) -> ImageOnNodes:
     assert job.image is not None
     err = Console(stderr=True, highlight=False, soft_wrap=True)
     with bars() as tell:
@@ -134,6 +135,7 @@ def _ensured(job: Job, nodes: Sequence[Engine], local: Engine | None) -> ImageOn
             job=job.name,
             mounted=bool(job.mounts),
             tell=tell,
+            lock_file=path_beside(file),
         )
 
 
@@ -165,7 +167,7 @@ def _named(tag: str, engine: Engine) -> str:
     """The image that a job file means, or the tag itself."""
     if not tag.endswith((".yaml", ".yml")) or not Path(tag).exists():
         return tag
-    return _ensured(_with_image(load_job(tag)), [engine], engine).reference
+    return _ensured(_with_image(load_job(tag)), Path(tag), [engine], engine).reference
 
 
 def _before(engine: Engine, info: ImageInfo) -> Report | None:

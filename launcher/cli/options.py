@@ -50,13 +50,15 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 class Wishes:
     """What `up` is asked for besides the job. resume: an earlier run, whose checkpoints it begins with.
 
-    wait: for GPUs that another run has. place: in a group, where the run is one of several variants.
+    wait: for GPUs that another run has. place: in a group, where the run is one of several variants. file: the job
+    file, beside which its image is pinned.
     """
 
     detach: bool = False
     resume: RunId | None = None
     wait: bool = False
     place: Membership | None = None
+    file: Path | None = None
 
 
 def hosts(nodes: str | None) -> list[str] | None:

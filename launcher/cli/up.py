@@ -51,7 +51,7 @@ def up(
     code, group = 0, new_run_id(loaded.name)
     places: list[Membership | None] = [Membership(group, variant_name(variant)) for variant in loaded.sweep]
     for variant, place in zip(expand_sweep(loaded), places or [None], strict=True):
-        code = max(code, run_one(variant, options.Wishes(detach, earlier, wait, place), ssh_config))
+        code = max(code, run_one(variant, options.Wishes(detach, earlier, wait, place, job), ssh_config))
     sys.exit(code)
 
 

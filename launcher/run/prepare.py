@@ -7,6 +7,7 @@ import getpass
 import socket
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from launcher.image.ensure import ensure
 from launcher.image.probe import Surroundings, image_facts
@@ -29,15 +30,16 @@ def prepare(
     say: Callable[[str], None],
     tell: Tell = silent,
     facts: Sequence[NodeFacts] | None = None,
+    lock_file: Path | None = None,
 ) -> Plan:
     """The plan of a run on the machines as they are now; the image is on every node when this returns.
 
     code: the digest of the code. say: news, a line each. tell: how far an image is on its way. facts: where somebody
-    has looked at the nodes already. Raises NodesFailed, ImageUnfit and the like; nothing but the image has been touched
-    then.
+    has looked at the nodes already. lock_file: pins what the job's base is. Raises NodesFailed, ImageUnfit and the
+    like; nothing but the image has been touched then.
     """
     facts = fleet.each(lambda engine: engine.facts()) if facts is None else facts
-    image, facts = make_image(job, fleet, facts, say, tell)
+    image, facts = make_image(job, fleet, facts, say, tell, lock_file)
     return _plan(job, fleet, facts, image, code)
 
 
@@ -102,13 +104,27 @@ def _surroundings(job: Job, master: NodeFacts) -> Surroundings:
 
 
 def make_image(
-    job: Job, fleet: Fleet, facts: Sequence[NodeFacts], say: Callable[[str], None], tell: Tell
+    job: Job,
+    fleet: Fleet,
+    facts: Sequence[NodeFacts],
+    say: Callable[[str], None],
+    tell: Tell,
+    lock_file: Path | None = None,
 ) -> tuple[ImageFacts, list[NodeFacts]]:
     """The job's image on every node, what it can do, and the facts with the limits that its containers are granted."""
     if job.runtime == "process" or job.image is None:
         return image_facts(fleet.engines[0], "", Surroundings(env=job.env)), list(facts)
     with caller_engine() as local:
-        image = ensure(job.image, fleet.engines, local, say, job=job.name, mounted=bool(job.mounts), tell=tell)
+        image = ensure(
+            job.image,
+            fleet.engines,
+            local,
+            say,
+            job=job.name,
+            mounted=bool(job.mounts),
+            tell=tell,
+            lock_file=lock_file,
+        )
     granted = fleet.each(lambda engine: engine.granted_ulimits(image.id))
     limited = [dataclasses.replace(node, ulimits=limits) for node, limits in zip(facts, granted, strict=True)]
     return image_facts(fleet.engines[0], image.reference, _surroundings(job, facts[0])), limited
