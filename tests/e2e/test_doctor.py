@@ -69,9 +69,11 @@ def test_mounts_data_port_and_shared_memory(bed_cli: Cli, bed: Bed) -> None:
     bed.sh(two, "mkdir -p /srv/data /srv/closed; echo abd > /srv/data/x")
     bed.docker(
         one, "run", "-d", "--name", "squatter", "--network", "host", "launcher-bed-train", "python3", "-c",
-        "import socket,time; s=socket.socket(); s.bind(('0.0.0.0',29500)); s.listen(); time.sleep(90)",
+        # REUSEADDR: an earlier run's connections to this port may still be waiting to be forgotten
+        "import socket,time; s=socket.socket(); s.setsockopt(1,2,1); s.bind(('',29500)); s.listen(); time.sleep(90)",
     )  # fmt: skip
-    bed.sh(one, "until grep -q ':733C 00000000:0000 0A' /proc/net/tcp; do sleep 0.1; done")  # 29500, listening
+    listening = "grep -q ':733C 00000000:0000 0A' /proc/net/tcp"  # 29500
+    bed.sh(one, f'timeout 30 sh -c "until {listening}; do sleep 0.1; done"')
     mounts = {"/srv/here": "/here:ro", "/srv/data": "/data:ro", "/srv/closed": "/closed"}
     try:
         with faults.small_shm(bed, two):

@@ -59,7 +59,9 @@ def test_no_engine_and_no_docker(bed_cli: Cli, bed: Bed) -> None:
 
 def test_a_port_in_use_is_said_with_the_way_out(bed_cli: Cli, bed: Bed) -> None:
     bed_cli.program("plain.py")
-    python = "import socket,time; s=socket.socket(); s.bind(('0.0.0.0',29500)); s.listen(); time.sleep(60)"
+    python = (
+        "import socket,time; s=socket.socket(); s.setsockopt(1,2,1); s.bind(('',29500)); s.listen(); time.sleep(60)"
+    )
     bed.docker(
         bed.nodes[0],
         "run",
