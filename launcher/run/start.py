@@ -12,7 +12,7 @@ from launcher.model.container import ContainerState
 from launcher.model.plan import NodePlan, Plan, RunId
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
-from launcher.node.parallel import every, to_the_end
+from launcher.node.parallel import to_the_end
 from launcher.run.archive import archive
 from launcher.run.gpu_lock import claim_gpus
 
@@ -56,11 +56,7 @@ def start(
         to_the_end(partial(fleet.each, create))
         event("created", nodes=list(by_node))
         to_the_end(partial(fleet.each, check))
-        # The master first: it must listen before the others knock. A knock in vain is repeated only after a pause of
-        # half a second or so, which grows (torch's TCPStore), so that starting all at once is slower in the end.
-        master, *others = fleet.engines
-        to_the_end(partial(run, master))
-        to_the_end(partial(every, [partial(run, engine) for engine in others]))
+        to_the_end(partial(fleet.each, run))
         event("started", nodes=list(by_node))
     except BaseException as error:
         event("undone", reason=str(error) or type(error).__name__)
