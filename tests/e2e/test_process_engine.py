@@ -297,6 +297,7 @@ def test_nothing_that_it_started_outlives_it(machine: Machine, program: str, how
     machine.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in everything), 2)
 
 
+@pytest.mark.slow  # removes a folder that is being written to: may need a second try
 def test_a_program_that_leaves_its_folder_behind_ends_with_it(machine: Machine) -> None:
     """Somebody removes the run by hand: its processes must not go on without anybody knowing of them."""
     _, name = machine.start(machine.spec("exec sleep 300"))
