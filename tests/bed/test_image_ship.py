@@ -133,8 +133,8 @@ def test_a_big_image_goes_in_parts_and_goes_on_after_a_cut_where_it_was(clean_be
         assert not untagged(clean_bed, each)  # the parts are gone
 
 
-@pytest.mark.slow  # a race with the transfer
-def test_parts_of_an_image_whose_node_went_away_are_leftovers(clean_bed, engines, local, make):
+def test_parts_of_an_image_whose_node_went_away_are_leftovers(clean_bed, engines, local, make, monkeypatch):
+    monkeypatch.setattr("launcher.image.ship.TELL_EVERY", 0)  # at every piece: the cut is never too late
     name = make(20, 20, 20, 20)
     info = local.images.inspect(name)
     node = clean_bed.nodes[0]

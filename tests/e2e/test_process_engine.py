@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from launcher.errors import EngineFailed, LauncherError, NameTaken
 from launcher.model import labels
 from launcher.model.container import ContainerSpec, Layout, Phase
 from launcher.model.facts import Reach
+from launcher.node.parallel import every
 from launcher.node.process import supervisor
 from launcher.node.process.engine import ProcessEngine
 
@@ -210,6 +212,14 @@ def test_a_running_one_is_not_removed(machine: Machine) -> None:
     engine.remove(name)
 
 
+def test_nodes_of_one_machine_are_removed_at_once(machine: Machine) -> None:
+    """They share a folder, which the last one takes along."""
+    for _ in range(5):
+        nodes = [machine.create(machine.spec("true", rank)) for rank in range(8)]
+        every([partial(engine.remove, name) for engine, name in nodes])
+        assert not (machine.output / ".node").exists()
+
+
 # --- stopping
 
 
@@ -297,13 +307,17 @@ def test_nothing_that_it_started_outlives_it(machine: Machine, program: str, how
     machine.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in everything), 2)
 
 
-@pytest.mark.slow  # removes a folder that is being written to: may need a second try
 def test_a_program_that_leaves_its_folder_behind_ends_with_it(machine: Machine) -> None:
     """Somebody removes the run by hand: its processes must not go on without anybody knowing of them."""
     _, name = machine.start(machine.spec("exec sleep 300"))
     everything = machine.alive()
     assert everything
-    shutil.rmtree(machine.output)
+
+    def removed() -> bool:  # it is being written to, so once may not be enough
+        shutil.rmtree(machine.output, ignore_errors=True)
+        return not machine.output.exists()
+
+    machine.until(removed, 5)
     machine.until(lambda: not machine.alive(), 10)
     assert name
 

@@ -6,6 +6,7 @@ remembered here: any process of the same user finds, follows and stops what anot
 
 from __future__ import annotations
 
+import errno
 import getpass
 import json
 import os
@@ -195,8 +196,12 @@ class ProcessEngine:
         run = found.spec["labels"].get(RUN, "")
         if not any(other.spec["labels"].get(RUN) == run for other in folders.every()):
             process_claims.let_go_all(run)
-        if not any(found.folder.parent.iterdir()):
+        # Nodes of one machine share it, so another may have removed it a moment ago; the last one out does
+        try:
             found.folder.parent.rmdir()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise
 
     def logs(self, container: str, tail: int = 200) -> bytes:
         log = self._get(container).folder / supervisor.LOG
