@@ -24,8 +24,9 @@ from typing import Any
 
 from bench import report
 from launcher.image.export import export
-from launcher.image.fleet import Fleet, bring
+from launcher.image.places import Places
 from launcher.image.ship import store
+from launcher.image.spread import bring
 from launcher.node.connect import caller_engine, connect
 from tests.bed import cluster
 from tests.bed.bed import Bed
@@ -110,7 +111,7 @@ def measure(bed: Bed, count: int) -> dict[str, Any]:
         found["changed_bytes"] = sum(map(len, export(local, more, len(info.layers))))
 
         def ours(name: str) -> int:
-            return max(bring(name, Fleet(fleet.engines, local), print_nothing).shipped.values(), default=0)
+            return max(bring(name, Places(fleet.engines, local), print_nothing).shipped.values(), default=0)
 
         clear(bed)
         for what, name in (("first", FIRST), ("delta", SECOND)):

@@ -126,6 +126,10 @@ class ImageShipFailed(LauncherError):
     exit_code = 4
 
 
+class NoRoom(ImageShipFailed):
+    """The node's disk is too full for the image: another try would end the same."""
+
+
 class RunFailed(LauncherError):
     """The job failed, ran out of time or hung."""
 

@@ -17,8 +17,8 @@ from launcher.cli import options
 from launcher.cli.bars import bars
 from launcher.errors import ImageUnfit, UsageError
 from launcher.image.ensure import ensure
-from launcher.image.fleet import ImageOnNodes
 from launcher.image.lock import path_beside
+from launcher.image.places import ImageOnNodes
 from launcher.image.probe import full_report
 from launcher.image.recipe import MADE, OCI_BASE_NAME
 from launcher.image.report import Report
@@ -140,8 +140,8 @@ def _ensured(job: Job, file: Path, nodes: Sequence[Engine], local: Engine | None
 
 
 def _report(done: ImageOnNodes) -> None:
-    for note in done.notes:
-        typer.echo(note)
+    if done.why:
+        typer.echo(done.why)
     for node, sent in done.shipped.items():
         typer.echo(f"{node}: {sent:,} bytes")
     typer.echo(f"{done.reference} {done.id}")

@@ -30,11 +30,11 @@ class Decision:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of_step(cls, step: str, why: str) -> Decision:
+    def of_step(cls, step: str, why: str, notes: tuple[str, ...] = ()) -> Decision:
         """The decision that was written down as this step."""
         method, version, extra = (*step.split(), "", "")[:3]
         source = method == Method.SOURCE.value
-        return cls(Method(method), why, version, "" if source else extra, extra if source else "")
+        return cls(Method(method), why, version, "" if source else extra, extra if source else "", notes)
 
     @property
     def step(self) -> str:

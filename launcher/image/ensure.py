@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.image import lock, parallel
-from launcher.image.fleet import Fleet, ImageOnNodes, Say, bring, look, spread
 from launcher.image.lock import Lock
+from launcher.image.places import ImageOnNodes, Places, Say, look
 from launcher.image.prepare import make, prepare
 from launcher.image.ship import Tell, silent, store
+from launcher.image.spread import bring, spread
 from launcher.job.models import Image
 from launcher.node.engine import Engine
 
@@ -35,22 +36,22 @@ def ensure(
     lock_file: pins the base and what was done to it (lock.path_beside); read where it fits the job, else written anew.
     Raises ImageUnfit, ImageBuildFailed, ImageShipFailed, NodesFailed; JobInvalid for a broken lock file.
     """
-    fleet = Fleet(nodes, local)
+    places = Places(nodes, local)
     if image.ref is not None:
-        return bring(image.ref, fleet, say, tell)
+        return bring(image.ref, places, say, tell)
     locked = lock.read(lock_file) if lock_file is not None else None
     if locked is not None and not locked.fits(image):
         say(f"{lock_file} was made for another image section: it is written anew")
         locked = None
-    done = _as_locked(locked, fleet, say, tell) if locked is not None else None
+    done = _as_locked(locked, places, say, tell) if locked is not None else None
     if done is not None:
         return done
-    return _made(image, fleet, say, job, mounted, tell, lock_file, locked)
+    return _made(image, places, say, job, mounted, tell, lock_file, locked)
 
 
 def _made(
     image: Image,
-    fleet: Fleet,
+    places: Places,
     say: Say,
     job: str,
     mounted: bool,
@@ -59,36 +60,46 @@ def _made(
     locked: Lock | None,
 ) -> ImageOnNodes:
     """Look into the base, build what must be built, bring it to the nodes, write down what it was."""
-    prepared = prepare(image, fleet, say, mounted=mounted, locked=locked)
+    prepared = prepare(image, places, say, mounted=mounted, locked=locked)
     builder, info, built = prepared.builder, prepared.info, False
     name = prepared.base if prepared.recipe.changes_nothing else prepared.recipe.tag(job)
-    found = look(name, fleet)
+    found = look(name, places)
     if not prepared.recipe.changes_nothing:
-        holders = fleet.holders(found)
+        holders = places.holders(found)
         built = not holders
-        builder, info = holders[0] if holders else (builder, make(prepared, name, job, fleet, say))
-        found = look(name, fleet) if built else found
-    done = spread(name, found, builder, info, fleet, say, tell)
+        if not built:
+            say(f"image {name}: made from {prepared.base}: {prepared.decision.why}")
+        builder, info = holders[0] if holders else (builder, make(prepared, name, job, places, say))
+        found = look(name, places) if built else found
+    _say_notes(name, prepared.decision.notes, say)
+    done = spread(name, found, builder, info, places, say, tell)
     if lock_file is not None:
         lock.write(lock_file, prepared.lock(name, info.id))
-    notes = (prepared.decision.why, *prepared.decision.notes, *done.notes)
-    return dataclasses.replace(done, built=built, notes=notes)
+    return dataclasses.replace(done, built=built, why=prepared.decision.why)
 
 
-def _as_locked(locked: Lock, fleet: Fleet, say: Say, tell: Tell) -> ImageOnNodes | None:
+def _as_locked(locked: Lock, places: Places, say: Say, tell: Tell) -> ImageOnNodes | None:
     """The very image that was locked, where anybody still has it; whatever its name means by now."""
-    found = look(locked.image_id, fleet)
-    holders = fleet.holders(found)
+    found = look(locked.image_id, places)
+    holders = places.holders(found)
     if not holders:
         return None
-    done = spread(locked.image, found, *holders[0], fleet, say, tell)
+    if locked.image != locked.base:
+        say(f"image {locked.image}: as locked, made from {locked.base}: {locked.why}")
+    _say_notes(locked.image, locked.notes, say)
+    done = spread(locked.image, found, *holders[0], places, say, tell)
     unnamed = [
         engine
-        for engine, theirs in zip(fleet.nodes, found.nodes, strict=True)
+        for engine, theirs in zip(places.nodes, found.nodes, strict=True)
         if theirs is not None and not _named(locked.image, theirs.tags)
     ]
     parallel.each(lambda engine: store(engine).tag(locked.image_id, locked.image), unnamed)
-    return dataclasses.replace(done, notes=(f"as locked: {locked.why}", *done.notes))
+    return dataclasses.replace(done, why=f"as locked: {locked.why}")
+
+
+def _say_notes(name: str, notes: Sequence[str], say: Say) -> None:
+    for note in notes:
+        say(f"image {name}: note: {note}")
 
 
 def _named(name: str, tags: Sequence[str]) -> bool:

@@ -34,6 +34,7 @@ class Lock:
     why: str
     image: str
     image_id: str
+    notes: tuple[str, ...] = ()  # what is unusual about the base and yet no fault
     format: int = FORMAT
 
     def fits(self, image: Image) -> bool:
@@ -52,7 +53,7 @@ def read(path: Path) -> Lock | None:
     cure = "remove it: it is written anew"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        locked = Lock(**{**found, "packages": tuple(found["packages"])})
+        locked = Lock(**{**found, "packages": tuple(found["packages"]), "notes": tuple(found.get("notes", ()))})
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, OSError) as error:

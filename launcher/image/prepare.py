@@ -8,10 +8,11 @@ from launcher.errors import ImageUnfit
 from launcher.image import pip_settings, recipe, reference
 from launcher.image.build import build
 from launcher.image.decide import Decision, Method, decide
-from launcher.image.fleet import Fleet, Say, look, pull
 from launcher.image.lock import Lock
+from launcher.image.places import Places, Say, look
 from launcher.image.probe import full_report
 from launcher.image.ship import store
+from launcher.image.spread import pull
 from launcher.image.verify import verify
 from launcher.job.models import Image
 from launcher.node.engine import Engine, ImageInfo
@@ -51,21 +52,22 @@ class Prepared:
             torchvision=self.decision.version or self.torchvision,
             step=self.decision.step,
             why=self.decision.why,
+            notes=self.decision.notes,
             image=image,
             image_id=image_id,
         )
 
 
-def prepare(image: Image, fleet: Fleet, say: Say, *, mounted: bool = False, locked: Lock | None = None) -> Prepared:
+def prepare(image: Image, places: Places, say: Say, *, mounted: bool = False, locked: Lock | None = None) -> Prepared:
     """Find the base, look into it, decide. Nothing is changed but that a missing base is pulled.
 
     locked: the base and the decision are those. Raises ImageUnfit.
     """
     assert image.base is not None, "an image given by ref is not built"
-    builder, info = _find_base(image.base, fleet, say, locked)
+    builder, info = _find_base(image.base, places, say, locked)
     if locked is not None:
         torch, torchvision = locked.torch, locked.torchvision
-        decision = Decision.of_step(locked.step, locked.why)
+        decision = Decision.of_step(locked.step, locked.why, locked.notes)
     elif image.torchvision == "keep":
         torch = torchvision = ""
         decision = Decision(Method.KEEP, "the job says keep: nothing was checked")
@@ -84,9 +86,9 @@ def prepare(image: Image, fleet: Fleet, say: Say, *, mounted: bool = False, lock
     return Prepared(image, image.base, builder, info, torch, torchvision, decision, made)
 
 
-def make(prepared: Prepared, tag: str, job: str, fleet: Fleet, say: Say) -> ImageInfo:
+def make(prepared: Prepared, tag: str, job: str, places: Places, say: Say) -> ImageInfo:
     """Build and verify on the builder. Raises ImageBuildFailed, ImageUnfit."""
-    say(f"image {tag}: building on {fleet.called(prepared.builder)} from {prepared.base}: {prepared.decision.why}")
+    say(f"image {tag}: building on {places.called(prepared.builder)} from {prepared.base}: {prepared.decision.why}")
     labels = recipe.labels(
         prepared.recipe,
         job,
@@ -96,7 +98,7 @@ def make(prepared: Prepared, tag: str, job: str, fleet: Fleet, say: Say) -> Imag
         prepared.torchvision,
         prepared.decision,
     )
-    here = prepared.builder is fleet.local
+    here = prepared.builder is places.local
     built = build(prepared.recipe, tag, labels, prepared.builder, prepared.info, on_this_machine=here, say=say)
     if prepared.torch:
         before = full_report(prepared.builder, prepared.info, prepared.base)
@@ -108,12 +110,12 @@ def make(prepared: Prepared, tag: str, job: str, fleet: Fleet, say: Say) -> Imag
     return built
 
 
-def _find_base(base: str, fleet: Fleet, say: Say, locked: Lock | None) -> tuple[Engine, ImageInfo]:
+def _find_base(base: str, places: Places, say: Say, locked: Lock | None) -> tuple[Engine, ImageInfo]:
     """Who builds: whoever has the base, the caller first; else the caller, else the first node, pulls it."""
-    holders = fleet.holders(look(base if locked is None else locked.base_id, fleet))
+    holders = places.holders(look(base if locked is None else locked.base_id, places))
     if holders:
         return holders[0]
-    builder = fleet.local or fleet.nodes[0]
+    builder = places.local or places.nodes[0]
     wanted = reference.parse(base)
     if locked is not None and (wanted is None or not locked.base_digest):
         raise ImageUnfit(
@@ -122,8 +124,8 @@ def _find_base(base: str, fleet: Fleet, say: Say, locked: Lock | None) -> tuple[
             "remove the lock file to take the base as it is now",
         )
     name = wanted.at(locked.base_digest) if locked is not None and wanted is not None else base
-    pull(name, [builder], fleet, say)
+    pull(name, [builder], places, say)
     info = store(builder).inspect(name)
     if info is None:
-        raise ImageUnfit(f"image {base}", f"was pulled on {fleet.called(builder)} but is not there now", "try again")
+        raise ImageUnfit(f"image {base}", f"was pulled on {places.called(builder)} but is not there now", "try again")
     return builder, info

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.errors import ImageShipFailed, LauncherError, NodesFailed
+from launcher.errors import ImageShipFailed, LauncherError, NodesFailed, NoRoom
 from launcher.image import archive, parallel
 from launcher.image.export import PARTIAL
 from launcher.image.feed import Line, feed
@@ -91,8 +91,7 @@ class Delivery:
 
     @property
     def worth_another_try(self) -> bool:
-        """Not where the disk was full: it still is."""
-        return isinstance(self.error, LauncherError) and "disk is full" not in self.error.what
+        return isinstance(self.error, LauncherError) and not isinstance(self.error, NoRoom)
 
 
 def _once_more(delivery: Delivery, info: ImageInfo) -> Target | None:

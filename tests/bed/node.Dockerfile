@@ -1,6 +1,8 @@
 # A node: sshd, a Docker engine, three users, and nothing else that a launcher could lean on.
 ARG BASE_IMAGE=debian:bookworm-slim
 FROM ${BASE_IMAGE}
+# Whatever the suite has now: the archive keeps no older versions
+# hadolint ignore=DL3008
 RUN apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends \
       docker.io openssh-server iproute2 iptables procps \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/archives/*.deb /etc/ssh/ssh_host_* \

@@ -10,7 +10,8 @@ import pytest
 from launcher.errors import ImageUnfit
 from launcher.image import lock
 from launcher.image.ensure import ensure
-from launcher.image.fleet import Fleet, bring
+from launcher.image.places import Places
+from launcher.image.spread import bring
 from launcher.job.models import Image
 from launcher.node.connect import caller_engine, connect
 from tests.bed import registry
@@ -77,7 +78,7 @@ def test_every_node_pulls_the_same_digest_with_a_login_that_stays_here(
     log_in(tmp_path, monkeypatch, port)
     said = Say()
     with engines_of(clean_bed) as fleet:
-        done = bring(name, Fleet(fleet.engines, local), said)
+        done = bring(name, Places(fleet.engines, local), said)
         assert done.shipped == {}
         assert {engine.images.inspect(name).id for engine in fleet.engines} == {done.id}
     assert any(f"@{served.digest}" in line for line in said)
@@ -89,7 +90,7 @@ def test_every_node_pulls_the_same_digest_with_a_login_that_stays_here(
 def test_without_a_login_the_registrys_refusal_is_told(clean_bed, local, published, tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     with engines_of(clean_bed) as fleet, pytest.raises(ImageUnfit, match="docker login") as refusal:
-        bring(published[1], Fleet(fleet.engines, local), Say())
+        bring(published[1], Places(fleet.engines, local), Say())
     assert refusal.value.exit_code == 4
 
 
@@ -101,7 +102,7 @@ def test_a_node_that_lacks_what_the_caller_has_from_a_registry_pulls_it_too(
     local.images.pull(name, {"username": registry.USER, "password": registry.PASSWORD})
     try:
         with engines_of(clean_bed) as fleet:
-            done = bring(name, Fleet(fleet.engines, local), Say())
+            done = bring(name, Places(fleet.engines, local), Say())
         assert done.shipped == {}
     finally:
         docker("image", "rm", "-f", name)

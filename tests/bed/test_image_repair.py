@@ -9,8 +9,9 @@ import yaml
 
 from launcher.errors import ImageBuildFailed, ImageUnfit
 from launcher.image import recipe
+from launcher.image.build import has_buildx
 from launcher.image.ensure import ensure
-from launcher.image.fleet import Fleet
+from launcher.image.places import Places
 from launcher.image.prepare import prepare
 from launcher.image.probe import full_report
 from launcher.image.verify import verify
@@ -18,6 +19,7 @@ from launcher.job.models import Image
 from launcher.node.connect import caller_engine, connect
 from tests.bed import standins
 from tests.bed.host import docker
+from tests.bed.shell import run
 from tests.e2e.cli import ROOT, Cli
 
 pytestmark = pytest.mark.bed
@@ -55,14 +57,14 @@ def image(**keys):
 
 def test_a_base_without_torch_is_refused(local):
     with pytest.raises(ImageUnfit, match="launcher-bed-train: the image has no torch") as refusal:
-        prepare(image(base="launcher-bed-train"), Fleet([local], local), Say())
+        prepare(image(base="launcher-bed-train"), Places([local], local), Say())
     assert refusal.value.exit_code == 4
     assert "keep" in refusal.value.next_step
 
 
 def test_a_base_that_does_not_exist_is_refused(local):
     with pytest.raises(ImageUnfit, match="nonexistent") as refusal:
-        prepare(image(base="registry.invalid/nonexistent:1"), Fleet([local], local), Say())
+        prepare(image(base="registry.invalid/nonexistent:1"), Places([local], local), Say())
     assert refusal.value.next_step
 
 
@@ -107,7 +109,7 @@ def test_a_failed_build_shows_the_builders_own_words(local):
 @pytest.mark.timeout(1800)
 def test_vgg_without_adaptive_pool_is_named_and_repaired_and_torch_stays(local, faulty):
     asked = image(base=faulty)
-    prepared = prepare(asked, Fleet([local], local), Say())
+    prepared = prepare(asked, Places([local], local), Say())
     assert prepared.decision.step == "wheel 0.29.1 cu130"
     assert "VGG without adaptive pool: torchvision 0.2.1 < 0.2.2" in prepared.decision.why
     done = ensure(asked, [local], local, Say(), job=JOB)
@@ -136,7 +138,7 @@ def test_no_torchvision_gets_one(local, faulty, asked, there):
 def test_an_image_without_pip_is_refused_by_name(local, faulty):
     base = standins.on_top(faulty, "launcher-bed-faulty:no-pip", "RUN rm -rf /usr/lib/python3/dist-packages/pip*")
     with pytest.raises(ImageUnfit, match="has no pip to install torchvision"):
-        prepare(image(base=base), Fleet([local], local), Say())
+        prepare(image(base=base), Places([local], local), Say())
 
 
 @pytest.mark.slow
@@ -152,7 +154,7 @@ def test_cpu_torch_with_a_wheel_for_cuda_is_named(local, bed, tmp_path):
         TORCHVISION="torchvision==0.28.0",
         OTHERS="pillow",
     )
-    prepared = prepare(image(base=base), Fleet([local], local), Say())
+    prepared = prepare(image(base=base), Places([local], local), Say())
     assert "operator torchvision::nms does not exist" in prepared.decision.why
     assert "built for CPU, torchvision 0.28.0" in prepared.decision.why
     assert prepared.decision.step == "wheel 0.28.0 cpu"
@@ -160,7 +162,35 @@ def test_cpu_torch_with_a_wheel_for_cuda_is_named(local, bed, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_whole_way_from_the_original_error_to_a_trained_vgg(clean_bed, tmp_path, faulty):
+def test_torchvision_newer_than_torch_is_named_and_repaired(local, bed):
+    base = standins.faulty(
+        "launcher-bed-faulty:newer", TORCH="torch==2.10.0", TORCHVISION="torchvision==0.29.1", OTHERS="pillow"
+    )
+    prepared = prepare(image(base=base), Places([local], local), Say())
+    assert "torchvision 0.29.1" in prepared.decision.why
+    assert "0.25.0 belongs to torch 2.10.0" in prepared.decision.why
+    done = ensure(image(base=base), [local], local, Say(), job=JOB)
+    report = full_report(local, local.images.inspect(done.reference), done.reference)
+    assert report.torchvision.startswith("0.25.0")
+    assert report.torch == full_report(local, prepared.info, base).torch
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_what_is_unusual_and_works_is_said_each_time_and_nothing_is_built(local, faulty, tmp_path):
+    line = "RUN python3 -m pip install --no-deps torchvision==0.2.2.post3"
+    base = standins.on_top(faulty, "launcher-bed-faulty:unusual", line)
+    for _ in range(2):  # looked into, then as the lock file has it
+        said = Say()
+        done = ensure(image(base=base), [local], local, said, job=JOB, lock_file=tmp_path / "x.lock.json")
+        assert done.reference == base
+        assert any("note: torchvision 0.2.2.post3 is not the official pair" in text for text in said)
+        assert any("note: torchvision 0.2.2.post3 has no operators" in text for text in said)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_whole_way_from_the_original_error_to_a_trained_vgg(clean_bed, local, tmp_path, faulty):
     """First the image as it is fails with the original error, then `up` of the bed's job repairs, ships and trains."""
     cli = Cli(tmp_path, {"LAUNCHER_SSH_CONFIG": str(clean_bed.ssh_config)})
     (tmp_path / "forward.py").write_text(FORWARD)
@@ -177,9 +207,19 @@ def test_the_whole_way_from_the_original_error_to_a_trained_vgg(clean_bed, tmp_p
     for name in ("bed_vgg16.yaml", "data/digits.tar"):
         (tmp_path / "jobs" / name).write_bytes((ROOT / "jobs" / name).read_bytes())
     shutil.copytree(ROOT / "train", tmp_path / "train", ignore=shutil.ignore_patterns("__pycache__"))
+    for made in local.images.list({recipe.JOB: "bed-vgg16"}):  # of an earlier test run
+        docker("image", "rm", "-f", made.id)
     done = cli("up", "jobs/bed_vgg16.yaml", timeout=1500)
-    assert "VGG without adaptive pool: torchvision 0.2.1 < 0.2.2" in done.stderr
+    assert "building on this machine from launcher-bed-faulty: VGG without adaptive pool" in done.stderr
+    assert "torchvision: 0.2.1 -> 0.29.1" in done.stderr
+    assert "VGG16 on 32x32: RuntimeError: mat1 and mat2" in done.stderr
     assert re.search(r"val Acc@1 \d+", done.stdout)
+    cli("down", "bed-vgg16")
+
+    again = cli("up", "jobs/bed_vgg16.yaml", "-d", timeout=300)  # nothing is built or sent: why is said all the same
+    assert "as locked, made from launcher-bed-faulty: VGG without adaptive pool" in again.stderr
+    assert "building" not in again.stderr
+    assert "from this machine to" not in again.stderr
     cli("down", "bed-vgg16")
 
 
@@ -191,3 +231,18 @@ def test_equal_reports_mean_nothing_was_replaced(local):
     before = dataclasses.replace(Report.empty(), python="python3", torch="2.6.0a0+ecf3bae40a.nv25.01", torch_folder="")
     after = dataclasses.replace(before, torch="2.6.0")
     assert "torch was replaced: 2.6.0a0+ecf3bae40a.nv25.01 before, 2.6.0 now" in Verdict("x", after, before).faults()
+
+
+@pytest.mark.parametrize("buildkit", ["0", "1"])
+def test_the_dockerfile_builds_with_both_builders(bed, buildkit):
+    """As docker-compose.yml uses it: the folder alone, everything else by arguments."""
+    if buildkit == "1" and not has_buildx():
+        pytest.skip("no buildx on this machine")
+    tag = f"launcher-test-dockerfile:{buildkit}"
+    argv = ["docker", "build", "--network", "host", "-t", tag, "--build-arg", "BASE_IMAGE=launcher-bed-train"]
+    argv += ["--build-arg", "PACKAGES=six", str(ROOT / "images")]
+    try:
+        run(["env", f"DOCKER_BUILDKIT={buildkit}", *argv], timeout=240)
+        assert docker("run", "--rm", tag, "python3", "-c", "import six; print(six.__name__)") == "six"
+    finally:
+        run(["docker", "image", "rm", "-f", tag], check=False)

@@ -12,8 +12,9 @@ import pytest
 
 from launcher.errors import ImageShipFailed, ImageUnfit, LauncherError, NodeUnreachable
 from launcher.image import export, leftovers
-from launcher.image.fleet import Fleet, bring
+from launcher.image.places import Places
 from launcher.image.ship import ship
+from launcher.image.spread import bring
 from launcher.node.connect import caller_engine, connect
 from tests.bed import faults
 from tests.bed.host import docker
@@ -83,21 +84,21 @@ class Say(list):
 
 def test_only_what_the_nodes_lack_travels_and_the_same_image_is_everywhere(clean_bed, engines, local, make):
     name = make(20, 5)
-    done = bring(name, Fleet(engines, local), Say())
+    done = bring(name, Places(engines, local), Say())
     assert set(ids(clean_bed, name)) == {done.id} == {docker("image", "inspect", "-f", "{{.Id}}", name)}
     for sent in done.shipped.values():
         assert 25 * MIB < sent <= 25 * MIB * 1.02  # Debian's 145 MB are there already
 
     began = time.monotonic()
-    again = bring(name, Fleet(engines, local), Say())
+    again = bring(name, Places(engines, local), Say())
     assert time.monotonic() - began < 1
     assert again.shipped == {}
 
 
 def test_one_more_layer_costs_that_layer(engines, local, make):
     first = make(20)
-    bring(first, Fleet(engines, local), Say())
-    done = bring(make(2, base=first), Fleet(engines, local), Say())
+    bring(first, Places(engines, local), Say())
+    done = bring(make(2, base=first), Places(engines, local), Say())
     assert all(2 * MIB < sent <= 2 * MIB * 1.05 for sent in done.shipped.values())
 
 
@@ -107,7 +108,7 @@ def test_a_layer_that_comes_twice(engines, local, make, tmp_path):
     (tmp_path / "Dockerfile").write_text(f"FROM {make(1)}\nRUN touch -d @0 /x\nRUN rm /x\nRUN touch -d @0 /x\n")
     subprocess.run(["docker", "build", "-q", "-t", name, str(tmp_path)], check=True, capture_output=True)
     try:
-        done = bring(name, Fleet(engines, local), Say())
+        done = bring(name, Places(engines, local), Say())
         assert len(done.shipped) == 2
     finally:
         docker("image", "rm", name)
@@ -162,9 +163,9 @@ def test_a_node_without_the_image_gets_it_from_another_node_where_the_caller_has
     clean_bed, engines, local, make
 ):
     name = make(5)
-    bring(name, Fleet(engines[:1], local), Say())
+    bring(name, Places(engines[:1], local), Say())
     said = Say()
-    done = bring(name, Fleet(engines), said)
+    done = bring(name, Places(engines), said)
     assert list(done.shipped) == ["node2"]
     assert any("from node1 to node2" in line for line in said)
     assert len(set(ids(clean_bed, name))) == 1
@@ -172,17 +173,17 @@ def test_a_node_without_the_image_gets_it_from_another_node_where_the_caller_has
 
 def test_the_callers_image_replaces_another_one_of_the_same_name_and_says_so(clean_bed, engines, local, make):
     name = make(1)
-    bring(name, Fleet(engines, local), Say())
+    bring(name, Places(engines, local), Say())
     make(1, name=name)
     said = Say()
-    done = bring(name, Fleet(engines, local), said)
+    done = bring(name, Places(engines, local), said)
     assert set(ids(clean_bed, name)) == {done.id}
     assert any("node1, node2 had another" in line for line in said)
 
 
 def test_nobody_has_it_and_no_registry_could(engines, local):
     with pytest.raises(ImageUnfit, match="neither on node1, node2 nor on this machine") as refusal:
-        bring("launcher/none:0123", Fleet(engines, local), Say())
+        bring("launcher/none:0123", Places(engines, local), Say())
     assert refusal.value.exit_code == 4
     assert refusal.value.next_step
 
@@ -225,7 +226,7 @@ def at_half(action):
 def test_a_cut_in_the_middle_is_got_over(clean_bed, engines, local, make):
     name = make(60, 60)
     node = clean_bed.nodes[0]
-    done = bring(name, Fleet(engines, local), Say(), at_half(lambda: faults.kill_ssh_sessions(clean_bed, node)))
+    done = bring(name, Places(engines, local), Say(), at_half(lambda: faults.kill_ssh_sessions(clean_bed, node)))
     assert set(ids(clean_bed, name)) == {done.id}
     assert not untagged(clean_bed, node)
     assert done.shipped["node1"] > done.shipped["node2"]  # what was sent in vain is counted too
@@ -244,7 +245,7 @@ def test_a_node_that_goes_away_is_named_keeps_nothing_half_and_gets_it_by_a_seco
             healing.enter_context(broken(clean_bed, node))
 
         with pytest.raises(LauncherError) as failure:
-            bring(name, Fleet(engines, local), Say(), at_half(break_it))
+            bring(name, Places(engines, local), Say(), at_half(break_it))
     assert isinstance(failure.value, (ImageShipFailed, NodeUnreachable))
     assert "node1" in str(failure.value)
     assert "node2" not in str(failure.value)
@@ -253,7 +254,7 @@ def test_a_node_that_goes_away_is_named_keeps_nothing_half_and_gets_it_by_a_seco
     assert not untagged(clean_bed, node)
     hosts = [(n.alias, n.alias) for n in clean_bed.nodes[:2]]
     with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet:
-        done = bring(name, Fleet(fleet.engines, local), Say())
+        done = bring(name, Places(fleet.engines, local), Say())
     assert list(done.shipped) == ["node1"]
     assert set(ids(clean_bed, name)) == {done.id}
 
@@ -268,7 +269,7 @@ def test_a_full_disk_is_named_and_the_other_node_is_served(clean_bed, local, mak
     hosts = [(n.alias, n.alias) for n in clean_bed.nodes[:2]]
     with faults.small_data_root(clean_bed, node, "90m"):
         with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet, pytest.raises(ImageShipFailed) as failure:
-            bring(name, Fleet(fleet.engines, local), Say())
+            bring(name, Places(fleet.engines, local), Say())
         assert "node1" in str(failure.value)
         assert "disk is full" in str(failure.value)
         assert not clean_bed.docker(node, "images", "-aq")
@@ -276,4 +277,4 @@ def test_a_full_disk_is_named_and_the_other_node_is_served(clean_bed, local, mak
         assert int(used) < 20
     assert ids_or_none(clean_bed, clean_bed.nodes[1], name)
     with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet:
-        assert list(bring(name, Fleet(fleet.engines, local), Say()).shipped) == ["node1"]
+        assert list(bring(name, Places(fleet.engines, local), Say()).shipped) == ["node1"]

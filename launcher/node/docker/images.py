@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import shutil
 import subprocess
 import tempfile
@@ -22,6 +24,7 @@ from launcher.errors import (
     ImageUnfit,
     LauncherError,
     NodeUnfit,
+    NoRoom,
 )
 from launcher.node.docker.errors import FAILURES, explain
 from launcher.node.docker.values import image_info
@@ -193,9 +196,9 @@ class DockerImages:
         self._in_words_of(ImageShipFailed, "load the image", ask)
 
     def _load_failed(self, words: str) -> ImageShipFailed:
-        if "no space left" in words.lower():
+        if os.strerror(errno.ENOSPC).lower() in words.lower():  # all that an engine tells of it is these words
             cure = "make room: launcher clean, docker system df"
-            return ImageShipFailed(self._node, f"its disk is full: {words}", cure)
+            return NoRoom(self._node, f"its disk is full: {words}", cure)
         return ImageShipFailed(self._node, words, "see whether `docker load` works there by hand")
 
     def _in_words_of(self, kind: type[LauncherError], doing: str, ask: Callable[[APIClient], T]) -> T:

@@ -1,103 +1,52 @@
-"""One image on a whole fleet: who has it, who gets it from whom, and the proof that all have the same."""
+"""One image on all nodes: who gets it from whom, and the proof that all have the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from launcher.errors import ImageUnfit, LauncherError, NodesFailed
 from launcher.image import cache, parallel, reference
 from launcher.image.login import login_for
+from launcher.image.places import Found, ImageOnNodes, Places, Say, look, same
 from launcher.image.recipe import OCI_BASE_DIGEST, OCI_BASE_NAME
 from launcher.image.ship import Tell, ship, silent, store
 from launcher.node.engine import Engine, ImageInfo
 
-Say = Callable[[str], None]
 UNREACHABLE_MAX_AGE = 3600.0  # seconds
 
 
-@dataclass(frozen=True)
-class ImageOnNodes:
-    """The image that all nodes have. `shipped`: bytes sent, by node; nodes that had it already are not in there."""
-
-    reference: str
-    id: str
-    built: bool = False
-    shipped: Mapping[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """The nodes' engines in the job's order, and the caller's own Docker where he has one (it may be a node too)."""
-
-    nodes: Sequence[Engine]
-    local: Engine | None = None
-
-    @property
-    def names(self) -> str:
-        return ", ".join(engine.node for engine in self.nodes)
-
-    def called(self, engine: Engine) -> str:
-        return "this machine" if engine is self.local else engine.node
-
-    def holders(self, found: Found) -> list[tuple[Engine, ImageInfo]]:
-        """Engines that have what was looked for, the caller's first, then the nodes in their order."""
-        local = [] if self.local is None or found.local is None else [(self.local, found.local)]
-        return local + [(e, i) for e, i in zip(self.nodes, found.nodes, strict=True) if i is not None]
-
-
-@dataclass(frozen=True)
-class Found:
-    """What an `inspect` of one name showed: by node, and on the caller's own engine."""
-
-    nodes: tuple[ImageInfo | None, ...]
-    local: ImageInfo | None
-
-
-def look(name: str, fleet: Fleet) -> Found:
-    """One `inspect` everywhere at once: a single round trip."""
-    apart = fleet.local is not None and fleet.local not in fleet.nodes
-    asked = [*fleet.nodes, *([fleet.local] if fleet.local is not None and apart else [])]
-    infos = parallel.each(lambda engine: store(engine).inspect(name), asked)
-    at_home = infos[asked.index(fleet.local)] if fleet.local is not None else None
-    return Found(tuple(infos[: len(fleet.nodes)]), at_home)
-
-
-def bring(name: str, fleet: Fleet, say: Say, tell: Tell = silent) -> ImageOnNodes:
+def bring(name: str, places: Places, say: Say, tell: Tell = silent) -> ImageOnNodes:
     """The image of this name on every node. Where it is on all of them already this costs one round trip.
 
     The caller's engine comes first as a source, then the nodes in their order; where nobody has it the nodes pull it.
     Raises ImageUnfit, ImageShipFailed, NodesFailed.
     """
-    found = look(name, fleet)
-    holders = fleet.holders(found)
+    found = look(name, places)
+    holders = places.holders(found)
     if not holders:
-        return pull(name, fleet.nodes, fleet, say)
-    return spread(name, found, *holders[0], fleet, say, tell)
+        return pull(name, places.nodes, places, say)
+    return spread(name, found, *holders[0], places, say, tell)
 
 
 def spread(
-    name: str, found: Found, source: Engine, info: ImageInfo, fleet: Fleet, say: Say, tell: Tell = silent
+    name: str, found: Found, source: Engine, info: ImageInfo, places: Places, say: Say, tell: Tell = silent
 ) -> ImageOnNodes:
     """Image `info` of `source` to every node where `name` is missing or another one, and the proof of it."""
-    targets = [e for e, theirs in zip(fleet.nodes, found.nodes, strict=True) if not same(theirs, info)]
+    targets = [e for e, theirs in zip(places.nodes, found.nodes, strict=True) if not same(theirs, info)]
     if not targets:
         return ImageOnNodes(name, info.id)
-    _same_architecture(name, info, found, fleet)
-    others = [e.node for e, theirs in zip(fleet.nodes, found.nodes, strict=True) if theirs and not same(theirs, info)]
-    notes: tuple[str, ...] = ()
+    _same_architecture(name, info, found, places)
+    others = [e.node for e, theirs in zip(places.nodes, found.nodes, strict=True) if theirs and not same(theirs, info)]
     if others:
         made = f"{info.id[7:19]}, made {info.created[:19]}"
-        notes = (f"{', '.join(others)} had another {name}: the one of {fleet.called(source)} ({made}) replaces it",)
-        say(notes[0])
+        say(f"{', '.join(others)} had another {name}: the one of {places.called(source)} ({made}) replaces it")
     pulled = pull_what_can_be(name, info, targets, say)
     targets = [engine for engine in targets if engine not in pulled]
     if targets:
-        say(f"image {name}: from {fleet.called(source)} to {', '.join(engine.node for engine in targets)}")
+        say(f"image {name}: from {places.called(source)} to {', '.join(engine.node for engine in targets)}")
     sent = ship(source, info, name, targets, tell) if targets else {}
-    prove(info, fleet)
-    return ImageOnNodes(name, info.id, shipped=sent, notes=notes)
+    prove(info, places)
+    return ImageOnNodes(name, info.id, shipped=sent)
 
 
 def pull_what_can_be(name: str, info: ImageInfo, engines: Sequence[Engine], say: Say) -> list[Engine]:
@@ -137,10 +86,10 @@ def pull_what_can_be(name: str, info: ImageInfo, engines: Sequence[Engine], say:
     return [engine for engine, has in zip(engines, parallel.each(fetch, engines), strict=True) if has]
 
 
-def prove(info: ImageInfo, fleet: Fleet) -> None:
+def prove(info: ImageInfo, places: Places) -> None:
     """Raises ImageUnfit unless every node has this very image."""
-    found = look(info.id, fleet)
-    strange = [e.node for e, theirs in zip(fleet.nodes, found.nodes, strict=True) if not same(theirs, info)]
+    found = look(info.id, places)
+    strange = [e.node for e, theirs in zip(places.nodes, found.nodes, strict=True) if not same(theirs, info)]
     if strange:
         raise ImageUnfit(
             ", ".join(strange),
@@ -149,17 +98,12 @@ def prove(info: ImageInfo, fleet: Fleet) -> None:
         )
 
 
-def same(theirs: ImageInfo | None, info: ImageInfo) -> bool:
-    """Whether two stores hold the same image."""
-    return theirs is not None and theirs.id == info.id
-
-
-def pull(name: str, engines: Sequence[Engine], fleet: Fleet, say: Say) -> ImageOnNodes:
-    """Nobody of the fleet has it: these pull the same digest from its registry, with the caller's login for this once.
+def pull(name: str, engines: Sequence[Engine], places: Places, say: Say) -> ImageOnNodes:
+    """Nobody of the places has it: these pull the same digest from its registry, with the caller's login for this once.
 
     Raises ImageUnfit with the registry's words, NodesFailed.
     """
-    nowhere = f"is neither on {fleet.names}" + (" nor on this machine" if fleet.local else "")
+    nowhere = f"is neither on {places.names}" + (" nor on this machine" if places.local else "")
     wanted = reference.parse(name)
     if wanted is None or not reference.in_registry(name):
         raise ImageUnfit(
@@ -173,11 +117,11 @@ def pull(name: str, engines: Sequence[Engine], fleet: Fleet, say: Say) -> ImageO
     except LauncherError as error:
         raise ImageUnfit(
             f"image {name}",
-            f"{nowhere}, and {fleet.called(engines[0])} does not get it from its registry: {error.what}",
+            f"{nowhere}, and {places.called(engines[0])} does not get it from its registry: {error.what}",
             "check its spelling, the way to the registry, and `docker login` on this machine",
         ) from error
     pinned = wanted.at(digest)
-    who = ", ".join(fleet.called(engine) for engine in engines)
+    who = ", ".join(places.called(engine) for engine in engines)
     say(f"image {name}: {who} pull{'s' * (len(engines) == 1)} {pinned}")
 
     def fetch(engine: Engine) -> ImageInfo:
@@ -197,12 +141,12 @@ def pull(name: str, engines: Sequence[Engine], fleet: Fleet, say: Say) -> ImageO
             for engine, info in zip(engines, infos, strict=True)
         ]
         raise NodesFailed(errors, of=len(errors))
-    return ImageOnNodes(name, infos[0].id, notes=(f"pulled {pinned}",))
+    return ImageOnNodes(name, infos[0].id, why=f"pulled {pinned}")
 
 
-def _same_architecture(name: str, info: ImageInfo, found: Found, fleet: Fleet) -> None:
+def _same_architecture(name: str, info: ImageInfo, found: Found, places: Places) -> None:
     """An image for one architecture is not sent over one for another: what is there tells what the node needs."""
-    for engine, theirs in zip(fleet.nodes, found.nodes, strict=True):
+    for engine, theirs in zip(places.nodes, found.nodes, strict=True):
         if theirs is not None and theirs.arch != info.arch:
             raise ImageUnfit(
                 f"{engine.node}: image {name}",
