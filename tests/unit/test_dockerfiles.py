@@ -1,5 +1,6 @@
 """Every Dockerfile of the repository passes hadolint; what is waived is waived in the file, with its reason."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,9 @@ def dockerfiles():
 def hadolint(path, text=None):
     """Its exit code and what it found, at every severity; settings from .hadolint.yaml."""
     program = shutil.which("hadolint", path=str(Path(sys.prefix) / "bin")) or shutil.which("hadolint")
-    assert program, "pip install -c constraints.txt -e '.[dev]' brings hadolint"
+    if program is None and "CI" not in os.environ:
+        pytest.skip("no hadolint: pip install -c constraints.txt -e '.[dev]' brings it")
+    assert program
     argv = [program, "--no-color", str(path)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, input=text, timeout=60, check=False)
     return done.returncode, done.stdout + done.stderr
