@@ -25,8 +25,8 @@ from typing import Any
 from bench import report
 from launcher.image.export import export
 from launcher.image.places import Places
-from launcher.image.ship import store
 from launcher.image.spread import bring
+from launcher.image.stores import store
 from launcher.node.connect import caller_engine, connect
 from tests.bed import cluster
 from tests.bed.bed import Bed

@@ -22,7 +22,7 @@ from launcher.image.places import ImageOnNodes
 from launcher.image.probe import full_report
 from launcher.image.recipe import MADE, OCI_BASE_NAME
 from launcher.image.report import Report
-from launcher.image.ship import store
+from launcher.image.stores import store
 from launcher.image.verify import Verdict, verify
 from launcher.image.versions import Release, release, releases
 from launcher.job.loader import load_job

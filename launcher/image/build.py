@@ -14,7 +14,7 @@ from pathlib import Path
 from launcher.errors import ImageBuildFailed
 from launcher.image.recipe import Recipe
 from launcher.image.reference import OURS
-from launcher.image.ship import store
+from launcher.image.stores import store
 from launcher.node.engine import Engine, ImageInfo
 
 Say = Callable[[str], None]

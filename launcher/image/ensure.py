@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.image import lock, parallel
+from launcher.image import lock
 from launcher.image.lock import Lock
 from launcher.image.places import ImageOnNodes, Places, Say, look
 from launcher.image.prepare import make, prepare
-from launcher.image.ship import Tell, silent, store
+from launcher.image.ship import Tell, silent
 from launcher.image.spread import bring, spread
 from launcher.job.models import Image
 from launcher.node.engine import Engine
@@ -88,20 +88,9 @@ def _as_locked(locked: Lock, places: Places, say: Say, tell: Tell) -> ImageOnNod
         say(f"image {locked.image}: as locked, made from {locked.base}: {locked.why}")
     _say_notes(locked.image, locked.notes, say)
     done = spread(locked.image, found, *holders[0], places, say, tell)
-    unnamed = [
-        engine
-        for engine, theirs in zip(places.nodes, found.nodes, strict=True)
-        if theirs is not None and not _named(locked.image, theirs.tags)
-    ]
-    parallel.each(lambda engine: store(engine).tag(locked.image_id, locked.image), unnamed)
     return dataclasses.replace(done, why=f"as locked: {locked.why}")
 
 
 def _say_notes(name: str, notes: Sequence[str], say: Say) -> None:
     for note in notes:
         say(f"image {name}: note: {note}")
-
-
-def _named(name: str, tags: Sequence[str]) -> bool:
-    """Whether a store's tags have this name; a digest is no tag."""
-    return "@" in name or name in tags or f"{name}:latest" in tags

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from launcher.image import recipe
 from launcher.image.export import PARTIAL
 from launcher.image.reference import OURS
-from launcher.image.ship import store
+from launcher.image.stores import store
 from launcher.node.engine import Engine, ImageInfo
 
 

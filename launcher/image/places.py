@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launcher.image import parallel
-from launcher.image.ship import store
+from launcher.image.stores import store
 from launcher.node.engine import Engine, ImageInfo
 
 Say = Callable[[str], None]
@@ -16,11 +16,13 @@ Say = Callable[[str], None]
 class ImageOnNodes:
     """The image that all nodes have.
 
+    id: on the first node; ids: on each, by node, which differ where stores are of different kinds.
     shipped: bytes sent, by node; nodes that had it already are not in there. why: it is this one.
     """
 
     reference: str
     id: str
+    ids: Mapping[str, str] = field(default_factory=dict)
     built: bool = False
     shipped: Mapping[str, int] = field(default_factory=dict)
     why: str = ""
@@ -61,8 +63,3 @@ def look(name: str, places: Places) -> Found:
     infos = parallel.each(lambda engine: store(engine).inspect(name), asked)
     at_home = infos[asked.index(places.local)] if places.local is not None else None
     return Found(tuple(infos[: len(places.nodes)]), at_home)
-
-
-def same(theirs: ImageInfo | None, info: ImageInfo) -> bool:
-    """Whether two stores hold the same image."""
-    return theirs is not None and theirs.id == info.id

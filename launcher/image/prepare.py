@@ -11,8 +11,8 @@ from launcher.image.decide import Decision, Method, decide
 from launcher.image.lock import Lock
 from launcher.image.places import Places, Say, look
 from launcher.image.probe import full_report
-from launcher.image.ship import store
 from launcher.image.spread import pull
+from launcher.image.stores import store
 from launcher.image.verify import verify
 from launcher.job.models import Image
 from launcher.node.engine import Engine, ImageInfo

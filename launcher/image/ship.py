@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from launcher.errors import ImageShipFailed, LauncherError, NodesFailed, NoRoom
 from launcher.image import archive, parallel
-from launcher.image.export import PARTIAL
+from launcher.image.export import PARTIAL, WHOLE
 from launcher.image.feed import Line, feed
 from launcher.image.link import compressed, is_slow, remember
-from launcher.node.engine import Engine, ImageInfo, Images
+from launcher.image.stores import locate, store
+from launcher.node.engine import Engine, ImageInfo
 
 CHUNK = 1 << 30
 TELL_EVERY = 0.1  # seconds between two reports of one node's progress
@@ -43,6 +44,7 @@ class Target:
     leave_out: frozenset[str]  # members of the archive that it does not need
     known: int  # how many of the layers, from the base up, it has
     total: int  # bytes, estimated
+    whole: bool = False  # it takes nothing but the whole image in one archive
 
 
 def ship(
@@ -99,7 +101,7 @@ def _once_more(delivery: Delivery, info: ImageInfo) -> Target | None:
     if not delivery.worth_another_try:
         return None
     if delivery.complete:
-        return Target(delivery.target.engine, frozenset(), 0, info.size)
+        return Target(delivery.target.engine, frozenset(), 0, info.size, whole=True)
     try:
         return survey(delivery.target.engine, info)
     except LauncherError:
@@ -107,21 +109,26 @@ def _once_more(delivery: Delivery, info: ImageInfo) -> Target | None:
 
 
 def survey(engine: Engine, info: ImageInfo) -> Target:
-    """Which layers of an image this engine has already, through any of its images."""
+    """Which layers of an image this engine has already, through any of its images, where that helps it."""
+    if not store(engine).fills_in():
+        return Target(engine, frozenset(), 0, info.size, whole=True)
     theirs = store(engine).list({})
     known = archive.common(info.layers, [image.layers for image in theirs])
     shared = max((i.size for i in theirs if known and tuple(i.layers) == info.layers[: len(i.layers)]), default=0)
     return Target(engine, archive.layer_names(info.layers, known), known, max(0, info.size - shared))
 
 
-def store(engine: Engine) -> Images:
-    """The image store of an engine that has one."""
-    if engine.images is None:
-        raise ImageShipFailed(engine.node, "has no container engine to hold images", "use runtime: docker nodes")
-    return engine.images
-
-
 def _send(
+    source: Engine, info: ImageInfo, reference: str, targets: Sequence[Target], tell: Tell, chunk: int
+) -> Sequence[Delivery]:
+    """To all that take parts at once, then to all that do not."""
+    in_parts = [target for target in targets if not target.whole]
+    whole = [target for target in targets if target.whole]
+    deliveries = _read_once(source, info, reference, in_parts, tell, chunk) if in_parts else []
+    return [*deliveries, *(_read_once(source, info, reference, whole, tell, WHOLE) if whole else [])]
+
+
+def _read_once(
     source: Engine, info: ImageInfo, reference: str, targets: Sequence[Target], tell: Tell, chunk: int
 ) -> Sequence[Delivery]:
     """One reading of the source, all targets fed from it, each with a thread of its own: the reading waits for all."""
@@ -151,7 +158,7 @@ def _receive(delivery: Delivery, line: Line, info: ImageInfo, reference: str, te
             host, sent, began = delivery.target.engine.host, delivery.sent, time.monotonic()
             images.load(_counted(compressed(pipe) if is_slow(host) else pipe, delivery, tell))
             remember(host, delivery.sent - sent, delivery.taken - began)
-        _name(delivery.node, images, info, reference)
+        _name(delivery.target.engine, info, reference)
         tell(Progress(delivery.node, delivery.sent, delivery.sent, done=True))
     except BaseException as error:  # noqa: BLE001 - told, or raised again, by the thread that waits for this one
         delivery.error = error
@@ -159,16 +166,17 @@ def _receive(delivery: Delivery, line: Line, info: ImageInfo, reference: str, te
         line.give_up()
 
 
-def _name(node: str, images: Images, info: ImageInfo, reference: str) -> None:
+def _name(engine: Engine, info: ImageInfo, reference: str) -> None:
     """Only what is really there gets the name; parts that helped to bring it are not needed any more."""
-    if images.inspect(info.id) is None:
+    images, theirs = store(engine), locate(engine, info)
+    if theirs is None:
         raise ImageShipFailed(
-            node,
+            engine.node,
             f"took the archive of {reference} but does not have image {info.id[:19]} now",
             "look at the engine's log on that node, then try again",
         )
     if reference != info.id:
-        images.tag(info.id, reference)
+        images.tag(theirs.id, reference)
     for part in images.list({PARTIAL: info.id}):
         images.remove(part.id)
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from launcher.errors import ImageUnfit, LauncherError, NodesFailed
 from launcher.image import cache, parallel, reference
 from launcher.image.login import login_for
-from launcher.image.places import Found, ImageOnNodes, Places, Say, look, same
+from launcher.image.places import Found, ImageOnNodes, Places, Say, look
 from launcher.image.recipe import OCI_BASE_DIGEST, OCI_BASE_NAME
-from launcher.image.ship import Tell, ship, silent, store
+from launcher.image.ship import Tell, ship, silent
+from launcher.image.stores import locate, same, store
 from launcher.node.engine import Engine, ImageInfo
 
 UNREACHABLE_MAX_AGE = 3600.0  # seconds
@@ -32,21 +33,42 @@ def spread(
     name: str, found: Found, source: Engine, info: ImageInfo, places: Places, say: Say, tell: Tell = silent
 ) -> ImageOnNodes:
     """Image `info` of `source` to every node where `name` is missing or another one, and the proof of it."""
-    targets = [e for e, theirs in zip(places.nodes, found.nodes, strict=True) if not same(theirs, info)]
-    if not targets:
-        return ImageOnNodes(name, info.id)
-    _same_architecture(name, info, found, places)
+    theirs, sent = found.nodes, dict[str, int]()
+    if any(not same(there, info) for there in theirs):
+        _tell_of_others(name, info, source, found, places, say)
+        theirs = _located(theirs, info, places)
+        targets = [engine for engine, there in zip(places.nodes, theirs, strict=True) if there is None]
+        if targets:
+            _same_architecture(name, info, found, places)
+            pulled = pull_what_can_be(name, info, targets, say)
+            targets = [engine for engine in targets if engine not in pulled]
+        if targets:
+            say(f"image {name}: from {places.called(source)} to {', '.join(engine.node for engine in targets)}")
+            sent.update(ship(source, info, name, targets, tell))
+        theirs = prove(name, info, places)
+    there = [image for image in theirs if image is not None]
+    named = list(zip(places.nodes, there, strict=True))
+    unnamed = [(engine, image.id) for engine, image in named if not _goes_by(name, image)]
+    parallel.each(lambda one: store(one[0]).tag(one[1], name), unnamed)
+    return ImageOnNodes(name, there[0].id, {engine.node: image.id for engine, image in named}, shipped=sent)
+
+
+def _tell_of_others(name: str, info: ImageInfo, source: Engine, found: Found, places: Places, say: Say) -> None:
     others = [e.node for e, theirs in zip(places.nodes, found.nodes, strict=True) if theirs and not same(theirs, info)]
     if others:
         made = f"{info.id[7:19]}, made {info.created[:19]}"
         say(f"{', '.join(others)} had another {name}: the one of {places.called(source)} ({made}) replaces it")
-    pulled = pull_what_can_be(name, info, targets, say)
-    targets = [engine for engine in targets if engine not in pulled]
-    if targets:
-        say(f"image {name}: from {places.called(source)} to {', '.join(engine.node for engine in targets)}")
-    sent = ship(source, info, name, targets, tell) if targets else {}
-    prove(info, places)
-    return ImageOnNodes(name, info.id, shipped=sent)
+
+
+def _located(theirs: Sequence[ImageInfo | None], info: ImageInfo, places: Places) -> tuple[ImageInfo | None, ...]:
+    """What each node has of this very image, also under another name or id."""
+    pairs = list(zip(places.nodes, theirs, strict=True))
+    return tuple(parallel.each(lambda pair: pair[1] if same(pair[1], info) else locate(pair[0], info), pairs))
+
+
+def _goes_by(name: str, image: ImageInfo) -> bool:
+    """Whether a store has the image under this name; a digest or an id is none that it could be given."""
+    return "@" in name or reference.parse(name) is None or name in image.tags or f"{name}:latest" in image.tags
 
 
 def pull_what_can_be(name: str, info: ImageInfo, engines: Sequence[Engine], say: Say) -> list[Engine]:
@@ -77,25 +99,27 @@ def pull_what_can_be(name: str, info: ImageInfo, engines: Sequence[Engine], say:
                 cache.put("unreachable", place, {"words": error.what})
                 say(f"image {name}: {engine.node} does not get {pinned} by itself ({error.what})")
                 return False
-        if not whole or not same(images.inspect(info.id), info):
+        theirs = images.inspect(pinned)
+        if theirs is None or not same(theirs, info):
             return False
         if "@" not in name:
-            images.tag(info.id, name)
+            images.tag(theirs.id, name)
         return True
 
     return [engine for engine, has in zip(engines, parallel.each(fetch, engines), strict=True) if has]
 
 
-def prove(info: ImageInfo, places: Places) -> None:
-    """Raises ImageUnfit unless every node has this very image."""
-    found = look(info.id, places)
-    strange = [e.node for e, theirs in zip(places.nodes, found.nodes, strict=True) if not same(theirs, info)]
+def prove(name: str, info: ImageInfo, places: Places) -> tuple[ImageInfo | None, ...]:
+    """The image as every node has it. Raises ImageUnfit where one has not this very image."""
+    theirs = _located(look(name, places).nodes, info, places)
+    strange = [engine.node for engine, there in zip(places.nodes, theirs, strict=True) if there is None]
     if strange:
         raise ImageUnfit(
             ", ".join(strange),
             f"does not have image {info.id[:19]} after it was shipped",
             "somebody else may be removing images on the node; try again",
         )
+    return theirs
 
 
 def pull(name: str, engines: Sequence[Engine], places: Places, say: Say) -> ImageOnNodes:
@@ -141,7 +165,8 @@ def pull(name: str, engines: Sequence[Engine], places: Places, say: Say) -> Imag
             for engine, info in zip(engines, infos, strict=True)
         ]
         raise NodesFailed(errors, of=len(errors))
-    return ImageOnNodes(name, infos[0].id, why=f"pulled {pinned}")
+    ids = {engine.node: info.id for engine, info in zip(engines, infos, strict=True)}
+    return ImageOnNodes(name, infos[0].id, ids, why=f"pulled {pinned}")
 
 
 def _same_architecture(name: str, info: ImageInfo, found: Found, places: Places) -> None:

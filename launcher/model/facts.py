@@ -74,6 +74,7 @@ class NodeFacts:
     engine: EngineFacts | None = None  # None for plain processes
     # Limits that this engine was seen to grant, as `docker run --ulimit` takes them: memlock=-1, stack=67108864
     ulimits: tuple[tuple[str, int], ...] = ()
+    image: str = ""  # id of the job's image in this node's store, where that is known
 
 
 class Launch(str, Enum):
@@ -89,7 +90,7 @@ class ImageFacts:
     """What a container of the job's image can do; for plain processes, what the caller's Python can do."""
 
     reference: str
-    id: str  # the same on every node, proven
+    id: str  # on the first node; the same image on every node, proven
     python: str  # "python3", else "python", or a path
     launch: Launch
     flags: frozenset[str]  # long options that its launcher knows, underscored: {"no_python", "rdzv_backend", ...}

@@ -45,7 +45,7 @@ class Files(Protocol):
 class ImageInfo:
     """An image as an engine's store shows it."""
 
-    id: str  # config digest in the classic store; what `docker image inspect` calls Id
+    id: str  # what `docker image inspect` calls Id: config digest in the classic store, manifest digest in containerd's
     tags: tuple[str, ...]
     repo_digests: tuple[str, ...]
     arch: str
@@ -55,7 +55,8 @@ class ImageInfo:
     layers: tuple[str, ...]  # diff ids, base first
     size: int
     user: str = ""  # of its config; "" is root
-    created: str = ""  # RFC 3339, part of what makes two images the same where stores give different ids
+    created: str = ""  # RFC 3339
+    content: str = ""  # digest of layers and configuration: the same in stores that give different ids
 
 
 class Images(Protocol):
@@ -92,6 +93,9 @@ class Images(Protocol):
 
     def load(self, pieces: Iterable[bytes]) -> None:
         """Take in a `docker save` archive; whole or not at all."""
+
+    def fills_in(self) -> bool:
+        """Whether `load` takes archives without the layers that it has already: the classic store does."""
 
     def tag(self, image: str, reference: str) -> None: ...
 

@@ -60,7 +60,7 @@ def container(
     rootless = node.engine is not None and node.engine.rootless
     spec = ContainerSpec(
         name=f"launcher-{context.run}-{rank}",
-        image=context.image.id,
+        image=node.image or context.image.id,
         argv=argv,
         env=_environment(context, entry, node, rank, uuids, places),
         labels={},

@@ -125,6 +125,9 @@ def make_image(
             tell=tell,
             lock_file=lock_file,
         )
-    granted = fleet.each(lambda engine: engine.granted_ulimits(image.id))
-    limited = [dataclasses.replace(node, ulimits=limits) for node, limits in zip(facts, granted, strict=True)]
+    granted = fleet.each(lambda engine: engine.granted_ulimits(image.ids[engine.node]))
+    limited = [
+        dataclasses.replace(node, ulimits=limits, image=image.ids[engine.node])
+        for engine, node, limits in zip(fleet.engines, facts, granted, strict=True)
+    ]
     return image_facts(fleet.engines[0], image.reference, _surroundings(job, facts[0])), limited

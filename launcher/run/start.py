@@ -103,9 +103,9 @@ def _check(engine: Engine, plan: Plan, planned: NodePlan) -> None:
     ]
     if len(found) != 1:
         raise NodeUnfit(f"node {planned.node}", "the container that was just created is gone", "try again")
-    if plan.image_id and found[0].image != plan.image_id:
+    if plan.image_id and found[0].image != planned.container.image:
         raise ImageUnfit(
             f"node {planned.node}",
-            f"its container is of image {found[0].image[:19]}, not of {plan.image_id[:19]} as on the others",
+            f"its container is of image {found[0].image[:19]}, not of {planned.container.image[:19]} as was proven",
             "try again; if it happens again: launcher image ship JOB",
         )

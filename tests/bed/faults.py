@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from tests.bed.bed import Bed, Node
 from tests.bed.host import docker
@@ -149,6 +150,27 @@ def small_data_root(bed: Bed, node: Node, size: str = "64m") -> Iterator[None]:
         healing.callback(bed.run, node, "umount", "-l", DATA_ROOT)
         start_engine(bed, node)
         healing.callback(_stop_engine, bed, node)
+        yield
+
+
+@contextlib.contextmanager
+def containerd_store(bed: Bed, node: Node, engine: Path) -> Iterator[None]:
+    """A newer engine (its programs are in the folder `engine`) with containerd's image store, empty; heals to the old.
+
+    Such a store gives an image another id, and takes nothing but whole archives.
+    """
+    newer = "/opt/newer-engine"
+    docker("cp", f"{engine}/.", f"{node.container}:{newer}")
+    settings = '{"features": {"containerd-snapshotter": true}, "data-root": "/var/lib/docker/containerd-store"}'
+    with contextlib.ExitStack() as healing:
+        _stop_engine(bed, node)
+        healing.callback(start_engine, bed, node)
+        bed.sh(node, f"mkdir -p /etc/docker && echo '{settings}' > /etc/docker/daemon.json")
+        healing.callback(bed.sh, node, f"rm -rf /etc/docker/daemon.json /var/lib/docker/containerd-store {newer}")
+        path = f"PATH={newer}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        docker("exec", "-d", "-e", path, node.container, "/usr/local/sbin/bed-dockerd.sh")
+        healing.callback(_stop_engine, bed, node)
+        bed.wait_ready(node)
         yield
 
 

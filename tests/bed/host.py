@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.bed.archive import debian_archive
@@ -87,6 +89,38 @@ def install_plugins() -> None:
     missing = [package for plugin, package in PLUGINS.items() if not succeeds(["docker", plugin, "version"])]
     if not missing or not shutil.which("apt-get"):
         return
+    with _unpacked(missing) as folder:
+        PLUGIN_FOLDER.mkdir(parents=True, exist_ok=True)
+        for binary in folder.glob("usr/lib*/docker/cli-plugins/docker-*"):
+            shutil.copy(binary, PLUGIN_FOLDER / binary.name)
+    for plugin in PLUGINS:
+        run(["docker", plugin, "version"])
+
+
+def newer_engine(settings: Settings) -> Path:
+    """A folder with the programs of NEWER_SUITE's engine, which knows containerd's image store; kept in the cache.
+
+    Raises BedUnavailable.
+    """
+    kept = settings.cache / f"engine-{NEWER_SUITE}"
+    if kept.exists():
+        return kept
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        raise BedUnavailable(f"only root on Debian can unpack {NEWER_SUITE}'s Docker engine")
+    partial = kept.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    with _unpacked(["docker.io", "containerd"]) as folder:
+        for name in ("dockerd", "docker-proxy", "containerd", "containerd-shim-runc-v2"):
+            [program] = folder.glob(f"usr/*bin/{name}")
+            shutil.copy(program, partial / name)
+    partial.rename(kept)
+    return kept
+
+
+@contextlib.contextmanager
+def _unpacked(packages: Sequence[str]) -> Iterator[Path]:
+    """The files of these packages of NEWER_SUITE, without what they depend on; nothing is installed."""
     archive = debian_archive()
     with tempfile.TemporaryDirectory(prefix="launcher-bed-") as folder:
         temporary = Path(folder)
@@ -101,15 +135,11 @@ def install_plugins() -> None:
             *("-o", "APT::Sandbox::User=root"),
         ]
         run(["apt-get", *options, "update", "-q"])
-        run(["env", "-C", folder, "apt-get", *options, "download", *missing])
-        PLUGIN_FOLDER.mkdir(parents=True, exist_ok=True)
-        for package in missing:
+        run(["env", "-C", folder, "apt-get", *options, "download", *packages])
+        for package in packages:
             [deb] = temporary.glob(f"{package}_*.deb")
-            run(["dpkg-deb", "-x", str(deb), str(temporary / package)])
-            for binary in temporary.glob(f"{package}/usr/lib*/docker/cli-plugins/docker-*"):
-                shutil.copy(binary, PLUGIN_FOLDER / binary.name)
-    for plugin in PLUGINS:
-        run(["docker", plugin, "version"])
+            run(["dpkg-deb", "-x", str(deb), str(temporary / "unpacked")])
+        yield temporary / "unpacked"
 
 
 def start_engine(settings: Settings, timeout: float = 60) -> None:

@@ -50,6 +50,7 @@ class DockerImages:
         self._node = node
         self._call = call
         self._ssh = ssh
+        self._classic: bool | None = None
 
     def inspect(self, reference: str) -> ImageInfo | None:
         def ask(api: APIClient) -> ImageInfo | None:
@@ -146,6 +147,12 @@ class DockerImages:
             self._load_by_command([argv[0], *_ALIVE, *argv[1:]], pieces)
         else:
             self._load_by_api(pieces)
+
+    def fills_in(self) -> bool:
+        if self._classic is None:
+            status = self._call("ask the engine for its image store", lambda api: api.info()).get("DriverStatus")
+            self._classic = not any("io.containerd.snapshotter" in str(entry) for entry in status or ())
+        return self._classic
 
     def tag(self, image: str, reference: str) -> None:
         repository, tag = parse_repository_tag(reference)

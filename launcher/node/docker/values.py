@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import calendar
+import hashlib
+import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +16,11 @@ from launcher.node.engine import ImageInfo
 
 LOG_FILE_SIZE = "64m"  # a node's disk cannot fill: the run's own log files are elsewhere, this is the fallback
 LOG_FILES = "2"
+# What of an image's configuration a container gets; the rest says how and where it was built
+_CONFIGURATION = (
+    *("User", "ExposedPorts", "Env", "Entrypoint", "Cmd", "Healthcheck", "Volumes", "WorkingDir", "OnBuild", "Labels"),
+    *("StopSignal", "Shell"),
+)
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?")
 _PHASES = {phase.value: phase for phase in Phase} | {"removing": Phase.DEAD}
 
@@ -122,7 +129,21 @@ def image_info(found: Mapping[str, Any]) -> ImageInfo:
         size=int(found.get("Size") or 0),
         user=str(config.get("User") or ""),
         created=str(found.get("Created") or ""),
+        content=_content(found),
     )
+
+
+def _content(found: Mapping[str, Any]) -> str:
+    """Digest of what makes two images the same: layers, platform, and the configuration that a container gets.
+
+    Stores with other ids show the same image with other fields missing, null or empty, so those count as absent.
+    """
+    config = found.get("Config") or {}
+    kept = {key: config[key] for key in _CONFIGURATION if config.get(key)}
+    platform = [found.get(key) or "" for key in ("Os", "Architecture", "Variant")]
+    layers = (found.get("RootFS") or {}).get("Layers") or ()
+    parts = [list(layers), platform, kept, timestamp(found.get("Created"))]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def engine_facts(

@@ -1,0 +1,119 @@
+"""Nodes whose engines keep images in different ways: the ids differ, the image must not."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from launcher.image.ensure import ensure
+from launcher.image.places import Places
+from launcher.image.spread import bring
+from launcher.image.stores import same
+from launcher.job.models import Image
+from launcher.node.connect import caller_engine, connect
+from tests.bed import faults, host
+from tests.bed.fixtures import unavailable
+from tests.bed.settings import BedUnavailable, Settings
+from tests.e2e.cli import Cli
+
+pytestmark = pytest.mark.bed
+NAME = "launcher-test-stores:1"
+
+
+class Say(list):
+    def __call__(self, line):
+        self.append(line)
+
+
+@pytest.fixture
+def mixed(clean_bed):
+    """node1 with a classic store, node2 with containerd's."""
+    try:
+        engine = host.newer_engine(Settings.from_environment())
+    except BedUnavailable as reason:
+        unavailable(str(reason))
+    with faults.containerd_store(clean_bed, clean_bed.nodes[1], engine):
+        yield clean_bed
+    subprocess.run(["docker", "image", "rm", "-f", NAME], capture_output=True, check=False)
+    for node in clean_bed.nodes[:2]:
+        clean_bed.run(node, "docker", "image", "rm", "-f", NAME, check=False)
+
+
+@pytest.fixture
+def image(tmp_path):
+    """Two layers on Debian, with a configuration."""
+    (tmp_path / "x").write_bytes(os.urandom(3 << 20))
+    lines = ["FROM launcher-bed-train", "COPY x /x", "ENV A=b", "WORKDIR /w", "LABEL c=d", 'CMD ["python3"]']
+    (tmp_path / "Dockerfile").write_text("\n".join(lines) + "\n")
+    subprocess.run(
+        ["docker", "build", "-q", "-t", NAME, str(tmp_path)],
+        env={**os.environ, "DOCKER_BUILDKIT": "0"}, check=True, capture_output=True,
+    )  # fmt: skip
+    return NAME
+
+
+def hosts(bed, *ranks):
+    return [(bed.nodes[rank].alias, bed.nodes[rank].alias) for rank in ranks]
+
+
+def test_both_get_the_same_image_under_their_own_ids(mixed, image):
+    with connect(hosts(mixed, 0, 1), ssh_config=mixed.ssh_config) as fleet, caller_engine() as local:
+        places = Places(fleet.engines, local)
+        assert [engine.images.fills_in() for engine in fleet.engines] == [True, False]
+        done = bring(image, places, Say())
+        assert done.ids["node1"] == local.images.inspect(image).id == done.id
+        assert done.ids["node2"] != done.id
+        assert done.ids["node2"] == mixed.docker(mixed.nodes[1], "image", "inspect", "-f", "{{.Id}}", image)
+        assert done.shipped["node1"] < 4 << 20 < done.shipped["node2"]  # a containerd store wants all layers
+        again = bring(image, places, Say())
+        assert again.shipped == {}
+        assert again.ids == done.ids
+        renamed = ensure(Image(ref=done.id), fleet.engines, local, Say(), job="x")  # an id that node2 does not know
+        assert renamed.shipped == {}
+        assert renamed.ids == done.ids
+
+
+def test_another_configuration_is_another_image(mixed, image, tmp_path):
+    """The same layers with another environment: not the same, in whatever store."""
+    other = "launcher-test-stores:other"
+    text = f"FROM {image}\nENV A=c\n"
+    argv = ["docker", "build", "-q", "-t", other, "-"]
+    subprocess.run(
+        argv, input=text.encode(), env={**os.environ, "DOCKER_BUILDKIT": "0"}, check=True, capture_output=True
+    )
+    with connect(hosts(mixed, 1), ssh_config=mixed.ssh_config) as fleet, caller_engine() as local:
+        try:
+            bring(other, Places(fleet.engines, local), Say())
+            theirs, [node] = local.images.inspect(image), fleet.engines
+            assert not same(node.images.inspect(other), theirs)
+            assert same(node.images.inspect(other), local.images.inspect(other))
+            assert list(bring(image, Places(fleet.engines, local), Say()).shipped) == ["node2"]
+        finally:
+            local.images.remove(other)
+
+
+def test_from_a_containerd_store_to_a_classic_one(mixed, image):
+    """The caller has no Docker; node2 is the one that has the image."""
+    with caller_engine() as local:
+        with connect(hosts(mixed, 1), ssh_config=mixed.ssh_config) as fleet:
+            bring(image, Places(fleet.engines, local), Say())
+        theirs = local.images.inspect(image)
+        with connect(hosts(mixed, 0, 1), ssh_config=mixed.ssh_config) as fleet:
+            done = bring(image, Places(fleet.engines), Say())
+            assert list(done.shipped) == ["node1"]
+            assert done.ids["node1"] == theirs.id
+
+
+def test_a_job_runs_on_both(mixed, image, tmp_path):
+    cli = Cli(tmp_path, {"LAUNCHER_SSH_CONFIG": str(mixed.ssh_config)})
+    job = cli.job(
+        "stores", image={"ref": image}, nodes=["node1", "node2"], gpus="none",
+        run={"command": ["sh", "-c", "echo A is $A; test $A = b"]}, timeout="2m",
+    )  # fmt: skip
+    done = cli("up", job)
+    assert "A is b" in done.stdout
+    [plan] = tmp_path.glob("runs/*/plan.json")
+    images = [node["container"]["image"] for node in json.loads(plan.read_text())["nodes"]]
+    assert len(set(images)) == 2
+    cli("down", "stores")
