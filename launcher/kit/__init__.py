@@ -1,8 +1,9 @@
-"""Small POSIX sh scripts that stand in front of every process of a job, in any image, and need nothing but coreutils.
+"""Small scripts that stand in front of every process of a job, in any image: POSIX sh and nothing but coreutils.
 
 entry.sh stands in front of the image's entrypoint, rank.sh in front of each worker, within.sh in front of what `exec`
-and `shell` add to a container that runs already. Their folder inside a container: the scripts, `home/` (a writable home
-for a uid that the image does not know), `secrets/NAME` (the value's bytes, 0600).
+and `shell` add to a container that runs already; agent.py, in the image's Python, is torchrun that finds its peers
+again. Their folder inside a container: the scripts, `home/` (a writable home for a uid that the image does not know),
+`secrets/NAME` (the value's bytes, 0600).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import resources
 
-SCRIPTS = ("entry.sh", "environment.sh", "rank.sh", "within.sh")
+SCRIPTS = ("agent.py", "entry.sh", "environment.sh", "rank.sh", "within.sh")
 
 
 def scripts() -> Mapping[str, bytes]:

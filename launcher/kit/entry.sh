@@ -6,6 +6,7 @@
 #   logs/NODE.log         stdout and stderr, merged in order, appended over restarts
 #   logs/NODE.clock       `<epoch seconds> <bytes of the log by then>`, at most once a second, while the log grows
 #   state/NODE.attempts   `start <epoch>` and `exit <code> <epoch>`
+# The program finds our pid in LAUNCHER_ENTRY: SIGQUIT makes us ask every rank where it stands, which ends it.
 # Exit code: ARGV's own, 128+n where signal n ended it, 124 at the time limit, 125 after a hang, 73 where the output
 # cannot be written. Every variable here begins with our_, so that none of the job's environment is overwritten.
 
@@ -145,7 +146,7 @@ fi
 if [ -n "$our_end" ] && [ "$(date +%s)" -ge "$our_end" ]; then
     over
 else
-    (LAUNCHER_JOB=$our_mark && export LAUNCHER_JOB && exec "$@") >&3 2>&1 3>&- & # exec: a program, never a function of this script
+    (LAUNCHER_JOB=$our_mark LAUNCHER_ENTRY=$$ && export LAUNCHER_JOB LAUNCHER_ENTRY && exec "$@") >&3 2>&1 3>&- & # exec: a program, never a function of this script
     our_child=$!
     # Not earlier: a shell that is just becoming the program would still have these traps, and swallow a signal.
     trap 'forward TERM' TERM

@@ -28,7 +28,8 @@ def distributed(
     """The argv that starts `processes` workers on the node of this rank; `program` is ("-m", module, ...) or a script.
 
     Flags are spelled with underscores: torchrun of torch 1.10 accepts nothing else, later ones accept both. The
-    restarts of torchrun stay at 0: there is one mechanism, the engine's restart policy, and one counter.
+    restarts of torchrun stay at 0: there is one mechanism, the engine's restart policy, and one counter. It is called
+    by the kit's agent.py, which finds the right master after a restart.
     Raises PlanInvalid where the image has no torch.
     """
     if image.launch is Launch.NONE:
@@ -51,7 +52,7 @@ def distributed(
         # Without it torchrun makes a folder in /tmp, which nobody removes.
         static += _options(log_dir=f"{layout.kit}/torchrun")
     worker = ("sh", f"{layout.kit}/rank.sh", image.python, *program)
-    return (image.python, "-m", Launch.RUN.value, *shape, *static, "--no_python", *worker)
+    return (image.python, f"{layout.kit}/agent.py", *shape, *static, "--no_python", *worker)
 
 
 def _before_torchrun(

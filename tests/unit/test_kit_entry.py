@@ -327,7 +327,7 @@ def test_no_more_than_the_environment_it_documents_is_added(box: Box) -> None:
     added = {line.partition("=")[0] for line in out} - set(box.env) - {"PWD", "OLDPWD", "SHLVL", "_"}
     assert added == {
         *("USER", "LOGNAME", "XDG_CACHE_HOME", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
-        *("MPLCONFIGDIR", "LAUNCHER_JOB"),  # the last marks the program's processes, for who asks them for their stacks
+        *("MPLCONFIGDIR", "LAUNCHER_JOB", "LAUNCHER_ENTRY"),  # whose processes they are, and whom to ask for stacks
     }
 
 

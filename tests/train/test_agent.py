@@ -1,0 +1,124 @@
+"""The kit's agent.py: nodes that die and are started again one by one, by nothing wiser than an engine, meet again."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from launcher import kit
+
+SECONDS = 100
+# The first time, rank 1 dies at once, and rank 0, busy with something, notices late: its node is up for long after the
+# other one was started again.
+PROGRAM = """
+import os, sys, time
+from datetime import timedelta
+from pathlib import Path
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+rank, seen = dist.get_rank(), Path(os.environ["MARK"] + os.environ["RANK"])
+if not seen.exists():
+    seen.touch()
+    {first}
+dist.all_reduce(torch.ones(1))
+print("rank", rank, "met", dist.get_world_size(), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@dataclass
+class Node:
+    """An engine with `on-failure` that has one container."""
+
+    rank: int
+    folder: Path
+    port: int
+    restarts: int = 2
+    attempts: int = 0
+    code: int | None = None
+    output: str = ""
+    ended: float = 0.0
+    _process: subprocess.Popen[str] | None = field(default=None, repr=False)
+
+    def keep_up(self) -> None:
+        while self.attempts <= self.restarts:
+            self.attempts += 1
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    str(Path(kit.__file__).with_name("agent.py")),
+                    *("--nnodes", "2", "--node_rank", str(self.rank), "--nproc_per_node", "1"),
+                    *("--master_addr", "127.0.0.1", "--master_port", str(self.port)),
+                    *("--rdzv_backend", "static", "--max_restarts", "0", "--no_python"),
+                    *(sys.executable, str(self.folder / "program.py")),
+                ],
+                env={
+                    **os.environ,
+                    "LAUNCHER_OUTPUT": str(self.folder),
+                    "LAUNCHER_NODE": f"node{self.rank}",
+                    "MARK": str(self.folder / "mark"),
+                    "OMP_NUM_THREADS": "1",
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            out, _ = self._process.communicate()
+            self.output += out
+            self.code, self.ended = self._process.returncode, time.monotonic()
+            if self.code == 0:
+                return
+
+    def stop(self) -> None:
+        self.restarts = 0
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
+
+def run(folder: Path, first: str, restarts: int = 2) -> list[Node]:
+    """Both nodes until they have ended for good."""
+    (folder / "program.py").write_text(PROGRAM.format(first=first))
+    (folder / "state").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    nodes = [Node(rank, folder, port, restarts) for rank in range(2)]
+    threads = [threading.Thread(target=node.keep_up, daemon=True) for node in nodes]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    stuck = [node.rank for node, thread in zip(nodes, threads, strict=True) if thread.is_alive()]
+    for node in nodes:
+        node.stop()
+    for thread in threads:
+        thread.join(60)
+    assert not stuck, "nodes did not end: " + "".join(f"\n--- {node.rank}\n{node.output}" for node in nodes)
+    return nodes
+
+
+@pytest.mark.timeout(200)
+def test_a_node_that_is_back_before_the_master_has_noticed_waits_for_the_new_one(tmp_path: Path) -> None:
+    nodes = run(tmp_path, "sys.exit(3) if rank == 1 else (time.sleep(8), sys.exit(1))")
+    assert [node.code for node in nodes] == [0, 0], "".join(node.output for node in nodes)
+    assert [node.attempts for node in nodes] == [2, 2], "one failure is one restart of each"
+    assert "waiting for the other nodes" in nodes[1].output
+    assert "rank 1 met 2" in nodes[1].output
+
+
+@pytest.mark.timeout(200)
+def test_a_node_that_is_stuck_ends_when_the_master_has_failed_for_good(tmp_path: Path) -> None:
+    nodes = run(tmp_path, "sys.exit(3) if rank == 0 else time.sleep(600)", restarts=0)
+    assert all(node.code not in (0, None) for node in nodes)
+    late = nodes[1].ended - nodes[0].ended
+    print(f"the stuck node ended {late:.1f} s after the master")
+    assert "the master has ended and this node has not" in nodes[1].output
