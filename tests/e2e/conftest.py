@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.bed import cluster
 from tests.bed.bed import Bed
 from tests.e2e.cli import Cli
+from tests.e2e.scene import Scene
 
 
 @pytest.fixture
@@ -22,3 +25,18 @@ def cli(tmp_path: Path) -> Cli:
 def bed_cli(cli: Cli, clean_bed: Bed) -> Cli:
     """The launcher with the bed's ssh config; the bed is clean before and after."""
     return Cli(cli.cwd, {**cli.env, "LAUNCHER_SSH_CONFIG": str(clean_bed.ssh_config)})
+
+
+@pytest.fixture
+def scene(request: pytest.FixtureRequest, cli: Cli, bed: Bed) -> Iterator[Scene]:
+    """With as many nodes as its parameter says; they are clean before and after."""
+    count = int(request.param)
+    if count > len(bed.nodes):
+        cluster.up(bed.settings, count)
+        bed = Bed.attach(bed.settings)
+    nodes = bed.nodes[:count]
+    for node in nodes:
+        bed.sweep(node)
+    yield Scene(Cli(cli.cwd, {**cli.env, "LAUNCHER_SSH_CONFIG": str(bed.ssh_config)}), bed, nodes)
+    for node in nodes:
+        bed.sweep(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import subprocess
 import threading
@@ -26,12 +27,22 @@ class Drill:
     news: list[tuple[float, str]] = field(default_factory=list)
 
     @classmethod
-    def begin(cls, cli: Cli, name: str, *, steps: int = 150, seconds: float = 0.1, **keys: Any) -> Drill:
+    def begin(
+        cls,
+        cli: Cli,
+        name: str,
+        *,
+        steps: int = 150,
+        seconds: float = 0.1,
+        patience: float = 60,
+        variables: dict[str, str] | None = None,
+        **keys: Any,
+    ) -> Drill:
+        """patience: of the communication between the ranks, in seconds. variables: for the program."""
         cli.program("steps.py")
-        job = cli.job(
-            name, **bed_job(run={"script": "steps.py", "args": [str(steps), str(INTERVAL), str(seconds)]}, **keys)
-        )
-        return cls.follow(cli, "up", job)
+        job = bed_job(run={"script": "steps.py", "args": list(map(str, (steps, INTERVAL, seconds, patience)))}, **keys)
+        job["env"] |= variables or {}
+        return cls.follow(cli, "up", cli.job(name, **job))
 
     @classmethod
     def follow(cls, cli: Cli, *args: object) -> Drill:
@@ -87,11 +98,30 @@ class Drill:
         again = next(at for at, line in self.lines if at > fault and "rank 0 begins" in line)
         return next(at for at, _ in self.steps if at > again) - fault
 
+    def first(self, words: str, after: float) -> float | None:
+        """Seconds from `after` to the first news like this; None where there was none."""
+        return next((at - after for at, line in self.news if at > after and re.search(words, line)), None)
+
     def no_line_lost(self, bed: Bed) -> None:
         """What was shown is what the master's log holds, each line once, in order."""
         run = self.cli.runs()[-1].name
         log = bed.sh(bed.nodes[0], f"cat /home/trainer/.launcher/{run}/logs/node1.log")
         assert [line for _, line in self.lines] == log.splitlines()
+
+    def lines_lost(self, bed: Bed, nodes: int) -> int:
+        """Lines that are missing, doubled or out of place: in the files brought here, of every node, and on the screen.
+
+        On the screen the traceback of a run that failed is left out, for the failure itself is shown instead.
+        """
+        run, wrong = self.cli.runs()[-1], 0
+        for node in bed.nodes[:nodes]:
+            there = bed.sh(node, f"cat /home/trainer/.launcher/{run.name}/logs/{node.alias}.log").splitlines()
+            here = (run / "logs" / f"{node.alias}.log").read_text().splitlines()
+            wrong += _differences(there, here)
+            if node.index == 1:
+                shown = [line for _, line in self.lines]
+                wrong += _differences(there if self.process.returncode == 0 else there[: len(shown)], shown)
+        return wrong
 
     def __str__(self) -> str:
         shown = sorted([*self.lines, *self.news])
@@ -110,6 +140,11 @@ def kill_container(bed: Bed, node: Node) -> None:
 
 def output_folder(cli: Cli) -> Path:
     return Path("/home/trainer/.launcher", cli.runs()[-1].name)
+
+
+def _differences(wanted: list[str], seen: list[str]) -> int:
+    matcher = difflib.SequenceMatcher(None, wanted, seen, autojunk=False)
+    return sum(max(b - a, d - c) for kind, a, b, c, d in matcher.get_opcodes() if kind != "equal")
 
 
 def _read(stream: Any, into: list[tuple[float, str]]) -> None:

@@ -7,10 +7,9 @@ import time
 
 import pytest
 
-from tests.bed import faults
 from tests.bed.bed import Bed, Node
 from tests.e2e.cli import Cli, bed_job
-from tests.e2e.drill import Drill, kill_container, kill_rank
+from tests.e2e.drill import kill_container, kill_rank
 
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(400)]
 
@@ -66,77 +65,6 @@ def test_restarts_used_up_end_the_run_with_its_first_failure(bed_cli: Cli, bed: 
     assert result["nodes"][1]["restarted"] == ["exit code 3 after 1 s"] * 2
     assert result["failure"]["node"] == "node2"
     assert bed.wait_clean() == []
-
-
-def test_a_node_that_vanishes_is_told_and_ends_the_run(bed_cli: Cli, bed: Bed) -> None:
-    drill = Drill.begin(bed_cli, "vanish", steps=2000)
-    drill.sees("^step 5$")
-    broken = time.monotonic()
-    try:
-        faults.power_off(bed.nodes[1])
-        told = drill.sees("node2: no connection", after=broken) - broken
-        over = drill.end(3) - broken
-    finally:
-        faults.power_on(bed, bed.nodes[1])
-    print(f"told after {told:.1f} s, ended after {over:.1f} s")
-    result = bed_cli.result()
-    assert (result["state"], result["failure"]["node"]) == ("lost", "node2")
-    assert "did not answer any more" in result["failure"]["what"]
-    assert result["nodes"][0]["victim"]
-    bed_cli("down")
-    assert bed.wait_clean() == []
-
-
-def test_a_partition_of_30_s_heals(bed_cli: Cli, bed: Bed) -> None:
-    drill = Drill.begin(bed_cli, "split", steps=60)
-    drill.sees("^step 5$")
-    with faults.partition(bed, *bed.nodes[:2]):
-        time.sleep(30)
-    healed = time.monotonic()
-    again = next(iter([drill.sees("^step ", after=healed)])) - healed
-    drill.end(0)
-    print(f"training again {again:.1f} s after the network healed")
-    assert [step for _, step in drill.steps] == list(range(1, 61))
-    drill.no_line_lost(bed)
-
-
-def test_a_node_cut_off_from_us_for_30_s_runs_on(bed_cli: Cli, bed: Bed) -> None:
-    """From us and from its peer: the launcher tells, and misses nothing."""
-    drill = Drill.begin(bed_cli, "isolated", steps=60)
-    drill.sees("^step 5$")
-    with faults.isolated(bed, bed.nodes[0]):
-        drill.sees("node1: no connection", timeout=100)
-    drill.sees("node1: connected again")
-    drill.end(0)
-    assert [step for _, step in drill.steps] == list(range(1, 61))
-    drill.no_line_lost(bed)
-
-
-def test_sshd_down_for_a_minute_harms_nothing(bed_cli: Cli, bed: Bed) -> None:
-    drill = Drill.begin(bed_cli, "nosshd", steps=800)
-    drill.sees("^step 5$")
-    with faults.without_sshd(bed, bed.nodes[0]):
-        time.sleep(60)
-    back = time.monotonic()
-    again = drill.sees("^step ", after=back) - back
-    drill.end(0)
-    print(f"the output goes on {again:.1f} s after sshd was back")
-    assert [step for _, step in drill.steps] == list(range(1, 801))
-    drill.no_line_lost(bed)
-    assert any("no connection" in line for _, line in drill.news)
-    assert any("connected again" in line for _, line in drill.news)
-
-
-def test_5_percent_packet_loss_and_a_pause_of_a_minute(bed_cli: Cli, bed: Bed) -> None:
-    drill = Drill.begin(bed_cli, "lossy", steps=60, timeout="10m")
-    drill.sees("^step 5$")
-    with faults.packet_loss(bed, bed.nodes[1], 0.05):
-        drill.sees("^step 30$", timeout=200)
-    with faults.paused(bed.nodes[1]):
-        time.sleep(40)
-    drill.end(0)
-    assert [step for _, step in drill.steps] == list(range(1, 61))
-    drill.no_line_lost(bed)
 
 
 def test_a_new_run_begins_with_an_earlier_runs_checkpoints(bed_cli: Cli, bed: Bed) -> None:

@@ -10,7 +10,6 @@ import pytest
 from tests.bed import faults
 from tests.bed.bed import Bed
 from tests.e2e.cli import Cli, bed_job
-from tests.e2e.drill import Drill
 
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
 
@@ -58,19 +57,6 @@ def test_a_disk_that_fills_up_is_named_and_leaves_nothing(bed_cli: Cli, bed: Bed
     assert "a disk is full" in failed.stderr
     assert "launcher clean" in failed.stderr
     assert bed.wait_clean() == []
-
-
-def test_a_clock_that_is_an_hour_off_is_told_and_harms_nothing(bed_cli: Cli, bed: Bed) -> None:
-    stub = '#!/bin/sh\\nexec /bin/date -d "+1 hour" "$@"\\n'
-    bed.sh(bed.nodes[1], f"printf '{stub}' > /usr/local/bin/date; chmod 755 /usr/local/bin/date")
-    try:
-        drill = Drill.begin(bed_cli, "clock", steps=20)
-        drill.end(0)
-    finally:
-        bed.sh(bed.nodes[1], "rm /usr/local/bin/date")
-    assert any("node2: its clock is off by +3600 s" in line for _, line in drill.news), str(drill)
-    assert [step for _, step in drill.steps] == list(range(1, 21))
-    bed_cli("down")
 
 
 def test_the_masters_port_is_taken_between_the_look_and_the_start(bed_cli: Cli, bed: Bed) -> None:

@@ -1,6 +1,7 @@
 """Trains nothing, but as trainers do: a collective a step, a checkpoint every few steps, and it goes on from the last.
 
-steps.py STEPS INTERVAL SECONDS: so many steps, a checkpoint every INTERVAL of them, SECONDS a step.
+steps.py STEPS INTERVAL SECONDS [PATIENCE]: so many steps, a checkpoint every INTERVAL of them, SECONDS a step; a peer
+that is silent for PATIENCE seconds (60) is an error. HOARD=RANK:STEP: that rank takes all memory at that step, once.
 """
 
 import json
@@ -14,16 +15,23 @@ import torch
 import torch.distributed as dist
 
 steps, interval, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+dist.init_process_group("gloo", timeout=timedelta(seconds=float(sys.argv[4]) if len(sys.argv) > 4 else 60))
 rank = dist.get_rank()
-folder = Path(os.environ["LAUNCHER_OUTPUT"], "checkpoints")
+output = Path(os.environ["LAUNCHER_OUTPUT"])
+folder = output / "checkpoints"
 last = folder / "last.json"
+hoarded = output / "hoarded"
 start = torch.zeros(1, dtype=torch.int64)
 if rank == 0 and last.exists():
     start[0] = json.loads(last.read_text())["step"]
 dist.broadcast(start, 0)
 print(f"rank {rank} begins after step {start.item()}", flush=True)
 for step in range(int(start.item()) + 1, steps + 1):
+    if os.environ.get("HOARD") == f"{rank}:{step}" and not hoarded.exists():
+        hoarded.touch()
+        everything = []
+        while True:
+            everything.append(b"x" * (8 << 20))
     dist.all_reduce(torch.ones(1))
     time.sleep(seconds)
     if rank == 0:

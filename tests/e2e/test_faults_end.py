@@ -1,0 +1,122 @@
+"""The fault table, third part: what ends a run. It says why, and leaves nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from tests.bed import faults
+from tests.bed.bed import Bed, Node
+from tests.e2e.cli import bed_job
+from tests.e2e.figures import Figures
+from tests.e2e.scene import AWAY, Scene, rows
+
+pytestmark = [pytest.mark.bed, pytest.mark.timeout(500)]
+
+
+@contextmanager
+def gone(bed: Bed, nodes: tuple[Node, ...]) -> Iterator[None]:
+    faults.power_off(nodes[-1])
+    try:
+        yield
+    finally:
+        faults.power_on(bed, nodes[-1])
+
+
+@contextmanager
+def full_disk(bed: Bed, nodes: tuple[Node, ...]) -> Iterator[None]:
+    """Somebody else takes all that is left of the disk with the output folders of the first node."""
+    file = "/home/trainer/.launcher/filler"
+    bed.sh(nodes[0], f"dd if=/dev/zero of={file} bs=1M 2>/dev/null || true")
+    try:
+        yield
+    finally:
+        bed.sh(nodes[0], f"rm -f {file}")
+
+
+@dataclass(frozen=True)
+class Final:
+    """A fault that does not heal while the run is there. words: in its result's failure; told: in the news."""
+
+    fault: Callable[[Bed, tuple[Node, ...]], AbstractContextManager[object]]
+    code: int
+    state: str
+    words: str
+    told: str
+
+
+FINAL = {
+    "a node is gone for good": Final(gone, 3, "lost", "did not answer any more", AWAY),
+    "no packets between two nodes for good": Final(
+        lambda bed, nodes: faults.partition(bed, nodes[0], nodes[-1]), 1, "failed", "", "ended with exit code"
+    ),
+    "no packets to or from a node for good": Final(
+        lambda bed, nodes: faults.isolated(bed, nodes[-1]), 3, "lost", "did not answer any more", AWAY
+    ),
+    "the master's disk is full": Final(full_disk, 1, "failed", "a disk is full", "ended with exit code"),
+}
+
+
+@rows(
+    FINAL,
+    four={"a node is gone for good", "no packets between two nodes for good"},
+    everyday={"a node is gone for good", "the master's disk is full"},
+)
+def test_the_run_ends_with_its_reason(scene: Scene, name: str) -> None:
+    """The ranks' own patience is 20 s here: without a word from a peer nothing else can tell them."""
+    final = FINAL[name]
+    with faults.small_disk(scene.bed, scene.nodes[0], "/home/trainer/.launcher", "16m"):
+        drill = scene.begin("ends", steps=3000, patience=20)
+        broken = time.monotonic()
+        with final.fault(scene.bed, scene.nodes):
+            over = drill.end(final.code) - broken
+        told = drill.first(final.told, broken)
+        result = scene.cli.result()
+        failure = result["failure"]
+        print(f"{failure['node']} {failure['what']} -> {failure['cure']}")
+        assert result["state"] == final.state
+        assert final.words in failure["what"]
+        assert told is not None, str(drill)
+        wrong = 0 if final.state == "lost" else drill.lines_lost(scene.bed, scene.count)
+        outcome = f"{final.state}, exit {final.code}"
+        Figures(name, scene.count, outcome, told, over, 0, wrong, scene.clean()).publish()
+    assert wrong == 0
+
+
+@pytest.mark.parametrize("scene", [2], indirect=True)
+def test_memory_that_is_full_without_restarts_ends_the_run_and_is_named(scene: Scene) -> None:
+    drill = scene.begin("hoards", variables={"HOARD": "1:40"}, resources={"memory": "1500m"})
+    broken = drill.sees("^step 39$")
+    over = drill.end(1) - broken
+    failure = scene.cli.result()["failure"]
+    assert failure["node"] == "node2"
+    assert "memory is full" in failure["what"]
+    told = drill.first("ended with exit code", broken)
+    wrong = drill.lines_lost(scene.bed, scene.count)
+    Figures("out of memory", 2, "failed, exit 1", told, over, 0, wrong, scene.clean()).publish()
+    assert wrong == 0
+
+
+@pytest.mark.parametrize("scene", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
+def test_the_masters_port_is_taken(scene: Scene) -> None:
+    """By somebody whom the quick check sees."""
+    taken = "import socket, time; s = socket.socket(); s.bind(('', 29500)); s.listen(); time.sleep(600)"
+    squatter = ["run", "-d", "--name", "squatter", "--network", "host", "launcher-bed-train", "python3", "-c", taken]
+    scene.bed.docker(scene.nodes[0], *squatter)
+    scene.cli.program("steps.py")
+    keys = bed_job(run={"script": "steps.py", "args": ["3", "5", "0.1"]}, nodes=[node.alias for node in scene.nodes])
+    began = time.monotonic()
+    try:
+        refused = scene.cli("up", scene.cli.job("taken", **keys), code=3)
+    finally:
+        scene.bed.docker(scene.nodes[0], "rm", "-f", "squatter")
+    took = time.monotonic() - began
+    assert "port 29500, where the ranks would meet, is in use" in refused.stderr
+    assert "--set port=" in refused.stderr
+    left = scene.bed.wait_clean(scene.nodes, home=True)
+    Figures("the master's port is taken", scene.count, "refused, exit 3", took, None, 0, 0, len(left)).publish()
+    assert left == []
