@@ -7,12 +7,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
-
-from rich.console import Console
-from rich.live import Live
-from rich.markup import escape
-from rich.text import Text
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from launcher.cli.options import interactive
 from launcher.logs.lines import Lines, Masker
@@ -20,6 +16,10 @@ from launcher.run.diagnose import Failure
 from launcher.run.finish import Outcome
 from launcher.run.state import RunState
 from launcher.run.watch import Message, NodeBack, NodeEnded, NodeGone, NodeLost, NodeRestarted, Output, Progress, Tick
+
+if TYPE_CHECKING:  # rich is loaded where it is first needed, which in a start is after the containers run
+    from rich.console import Console
+    from rich.live import Live
 
 # A traceback is held back so long: if the run fails meanwhile, the first failure is shown instead, which may be another
 # rank's; if it goes on, the traceback was none that matters and is shown with all that came after it.
@@ -32,7 +32,6 @@ class Screen:
 
     def __init__(self, masker: Masker | None = None, *, prefix: bool = False) -> None:
         """prefix: begin each line with its node's name, where several are shown."""
-        self.err = Console(stderr=True, highlight=False, soft_wrap=True)
         self._mask = masker or Masker()
         self._prefix = prefix
         self._lines: dict[str, Lines] = {}
@@ -45,10 +44,20 @@ class Screen:
     def __enter__(self) -> Screen:
         return self
 
+    @cached_property
+    def err(self) -> Console:
+        """Where news go."""
+        from rich.console import Console
+
+        return Console(stderr=True, highlight=False, soft_wrap=True)
+
     @contextmanager
     def live(self) -> Iterator[None]:
         """With a progress line at the bottom, where a person is watching."""
         if interactive():
+            from rich.live import Live
+            from rich.text import Text
+
             self._live = Live(
                 Text(""),
                 console=self.err,
@@ -82,6 +91,11 @@ class Screen:
 
     def say(self, text: str) -> None:
         """News of the launcher itself."""
+        if not interactive():
+            print(f"launcher: {text}", file=sys.stderr, flush=True)
+            return
+        from rich.markup import escape
+
         self.err.print(f"[dim]launcher:[/] {escape(text)}")
 
     def show(self, message: Message) -> None:
@@ -91,6 +105,8 @@ class Screen:
         elif isinstance(message, Progress):
             self._progress.update(message.fields, time.time())
             if self._live is not None:
+                from rich.text import Text
+
                 self._live.update(Text(self._progress.render(), style="cyan"))
         elif isinstance(message, Tick):
             if self._held and not self._failing and time.monotonic() - self._held_since > HOLD:
@@ -191,6 +207,9 @@ def duration(seconds: float) -> str:
 
 def print_failure(console: Console, failure: Failure) -> None:
     """The first failure: who, its own words, what it means, what to do."""
+    from rich.markup import escape
+    from rich.text import Text
+
     who = failure.node if failure.rank is None else f"rank {failure.rank} on {failure.node}"
     if failure.words:
         console.print(Text(failure.words))
@@ -206,6 +225,8 @@ def top1(epoch: Mapping[str, Any]) -> float | None:
 
 
 def print_outcome(console: Console, outcome: Outcome) -> None:
+    from rich.markup import escape
+
     if outcome.failure is not None:
         print_failure(console, outcome.failure)
         victims = [str(node["node"]) for node in outcome.nodes if node["victim"]]

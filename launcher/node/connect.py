@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from launcher.errors import EngineUnavailable, LauncherError, NodesFailed
+from launcher.node.docker import DIAL_STDIO
 from launcher.node.engine import Engine
 from launcher.node.machine import LocalMachine, SshMachine
 from launcher.node.parallel import every, settle, together
@@ -101,20 +102,19 @@ def caller_engine() -> Iterator[DockerEngine | None]:
         engine.close()
 
 
-def docker_over_ssh(node: str, host: str, pool: SshPool) -> DockerEngine:
-    """Connects when first used. Raises UsageError for a host that OpenSSH refuses."""
-    ssh = Ssh(node, host, pool)
+def docker_over_ssh(ssh: Ssh) -> DockerEngine:
+    """Connects when first used."""
     from launcher.node.docker.dialstdio import SshAdapter, SshClient
     from launcher.node.docker.engine import DockerEngine
 
     adapter = SshAdapter(ssh)
     return DockerEngine(
-        node,
-        host,
+        ssh.node,
+        ssh.host,
         SshMachine(ssh),
         RemoteFiles(ssh),
         lambda timeout: SshClient(adapter, timeout),
-        ssh=(host, pool.ssh_config),
+        ssh=(ssh.host, ssh.ssh_config),
     )
 
 
@@ -136,8 +136,9 @@ def _open(node: str, host: str, runtime: str | None, pool: SshPool) -> list[Engi
         return [processes, containers] if containers and _answers(containers) else [processes]
     if host == LOCAL:
         engine = local_docker(node)
-    else:  # the connection is shared through the pool; docker-py is loaded while its handshake waits for the node
-        _, engine = together(Ssh(node, host, pool).connect, partial(docker_over_ssh, node, host, pool))
+    else:  # docker-py is loaded while the node shakes hands and starts its end of the engine's connection
+        ssh = Ssh(node, host, pool)
+        _, engine = together(partial(ssh.begin, DIAL_STDIO), partial(docker_over_ssh, ssh))
     engine.open()
     return [engine]
 

@@ -7,6 +7,7 @@ import getpass
 import socket
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from launcher.image.ensure import ensure
@@ -17,6 +18,7 @@ from launcher.model.container import WANTED_ULIMITS
 from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import Plan, Rendezvous, new_run_id
 from launcher.node.connect import Fleet, caller_engine
+from launcher.node.parallel import together
 from launcher.plan import build
 from launcher.plan.offline import assumed_image
 from launcher.plan.rendezvous import choose, on_one_machine
@@ -39,25 +41,27 @@ def prepare(
     like; nothing but the image has been touched then.
     """
     facts = fleet.each(lambda engine: engine.facts()) if facts is None else facts
-    image, facts = make_image(job, fleet, facts, say, tell, lock_file)
-    return _plan(job, fleet, facts, image, code)
+    (image, facts), meeting = together(
+        partial(make_image, job, fleet, facts, say, tell, lock_file), partial(meet, job, fleet, facts)
+    )
+    return _plan(job, facts, image, meeting, code)
 
 
 def preview(job: Job, fleet: Fleet, code: str) -> Plan:
     """The plan as `prepare` would make it now, but no image is built, sent or pulled for it."""
     facts = fleet.each(lambda engine: engine.facts())
     image, facts, notes = image_as_it_is(job, fleet, facts)
-    plan = _plan(job, fleet, facts, image, code)
+    plan = _plan(job, facts, image, meet(job, fleet, facts), code)
     return dataclasses.replace(plan, warnings=(*notes, *plan.warnings))
 
 
-def _plan(job: Job, fleet: Fleet, facts: Sequence[NodeFacts], image: ImageFacts, code: str) -> Plan:
+def _plan(job: Job, facts: Sequence[NodeFacts], image: ImageFacts, meeting: Rendezvous, code: str) -> Plan:
     return build.build(
         job,
         new_run_id(job.name),
         facts,
         image,
-        meet(job, fleet, facts),
+        meeting,
         code=code,
         owner=f"{getpass.getuser()}@{socket.gethostname()}",
         created=int(time.time()),

@@ -16,9 +16,9 @@ from docker.transport.basehttpadapter import BaseHTTPAdapter
 from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
 
+from launcher.node.docker import DIAL_STDIO
 from launcher.node.ssh.node import Session, Ssh
 
-COMMAND = "docker system dial-stdio"
 CONNECTIONS = 5  # of the node's 8 channels; the rest is for commands and sftp
 API_TIMEOUT = 60.0  # seconds without a byte from the engine
 _POOL_TIMEOUT = 120.0
@@ -131,8 +131,7 @@ class _Connection(HTTPConnection):
         self._ssh = ssh
 
     def connect(self) -> None:
-        session, _ = self._ssh.session(lambda channel: channel.exec_command(COMMAND))
-        self.sock = ChannelSocket(session)
+        self.sock = ChannelSocket(self._ssh.command(DIAL_STDIO))
 
     @property
     def is_connected(self) -> bool:

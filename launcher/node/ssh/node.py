@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import queue
 import shlex
 import threading
 import time
@@ -74,6 +76,7 @@ class Ssh:
         self.host = host
         self.ssh_config = pool.ssh_config
         self._link: Link = pool.link(host)
+        self._ahead: queue.SimpleQueue[tuple[str, Session]] = queue.SimpleQueue()
 
     @property
     def user(self) -> str:
@@ -86,6 +89,20 @@ class Ssh:
     def connect(self) -> None:
         """Raises NodeUnreachable, HostKeyUnknown, HostKeyChanged, AuthFailed."""
         self._transport()
+
+    def begin(self, command: str) -> None:
+        """Start a command ahead of the caller who will ask `command` for it. Raises NodeUnreachable and the like."""
+        session, _ = self.session(lambda channel: channel.exec_command(command))
+        self._ahead.put((command, session))
+
+    def command(self, command: str) -> Session:
+        """A channel that runs `command`, text for the node's shell. Raises NodeUnreachable."""
+        with contextlib.suppress(queue.Empty):
+            begun, session = self._ahead.get_nowait()
+            if begun == command and session.channel.get_transport().is_active():
+                return session
+            session.close()
+        return self.session(lambda channel: channel.exec_command(command))[0]
 
     def host_key(self) -> str:
         """The key that the node has proven, base64 as in known_hosts."""
