@@ -85,15 +85,15 @@ def _import_fault(report: Report, error: str) -> Fault:
 
 
 def _library_cause(report: Report, error: str) -> str:
-    missing = _MISSING_LIBRARY.search(error)
+    missing, there = _MISSING_LIBRARY.search(error), f"torchvision {report.torchvision}"
     if missing and not report.cuda and _CUDA_LIBRARY.search(missing[1]):
-        return f"torch {report.torch} is built for CPU, torchvision {report.torchvision} is a wheel for CUDA"
+        return f"torch {report.torch} is built for CPU, {there} is a wheel for CUDA"
     if missing and "cudart" in missing[1]:
-        return f"torchvision {report.torchvision} was built for another CUDA: {missing[1]} is missing"
+        return f"{there} was built for another CUDA: {missing[1]} is missing; {_official(report)}"
     if missing:
         return f"{missing[1]} is missing"
     if not report.cuda and "undefined symbol" not in error and "nms" in error:
-        return f"torch {report.torch} is built for CPU, torchvision {report.torchvision} is a wheel for CUDA"
+        return f"torch {report.torch} is built for CPU, {there} is a wheel for CUDA"
     return _import_cause(error) or _pairing(report)
 
 
@@ -107,8 +107,11 @@ def _import_cause(error: str) -> str:
 
 
 def _pairing(report: Report) -> str:
-    official = versions.torchvision_for(report.torch)
-    return f"torchvision {report.torchvision} was built for another torch; {official} belongs to torch {report.torch}"
+    return f"torchvision {report.torchvision} was built for another torch; {_official(report)}"
+
+
+def _official(report: Report) -> str:
+    return f"{versions.torchvision_for(report.torch)} belongs to torch {report.torch}"
 
 
 def _vgg_fault(report: Report, error: str) -> Fault:

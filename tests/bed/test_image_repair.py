@@ -1,6 +1,7 @@
 """Images that do not fit together are repaired, or refused with the fault's name: on real engines, with real torch."""
 
 import dataclasses
+import os
 import re
 import shutil
 
@@ -158,6 +159,13 @@ def test_cpu_torch_with_a_wheel_for_cuda_is_named(local, bed, tmp_path):
     assert "operator torchvision::nms does not exist" in prepared.decision.why
     assert "built for CPU, torchvision 0.28.0" in prepared.decision.why
     assert prepared.decision.step == "wheel 0.28.0 cpu"
+    try:
+        done = ensure(image(base=base), [local], local, Say(), job=JOB)
+    except ImageBuildFailed as refusal:  # no way to PyTorch's own index, which alone has that wheel
+        assert "No matching distribution found for torchvision==0.28.0+cpu" in str(refusal)  # noqa: PT017
+        assert refusal.exit_code == 4  # noqa: PT017
+    else:
+        assert not verify(local, local.images.inspect(done.reference), done.reference).faults()
 
 
 @pytest.mark.slow
@@ -167,7 +175,7 @@ def test_torchvision_newer_than_torch_is_named_and_repaired(local, bed):
         "launcher-bed-faulty:newer", TORCH="torch==2.10.0", TORCHVISION="torchvision==0.29.1", OTHERS="pillow"
     )
     prepared = prepare(image(base=base), Places([local], local), Say())
-    assert "torchvision 0.29.1" in prepared.decision.why
+    assert "torchvision 0.29.1+cu130 was built for another CUDA" in prepared.decision.why
     assert "0.25.0 belongs to torch 2.10.0" in prepared.decision.why
     done = ensure(image(base=base), [local], local, Say(), job=JOB)
     report = full_report(local, local.images.inspect(done.reference), done.reference)
@@ -178,7 +186,8 @@ def test_torchvision_newer_than_torch_is_named_and_repaired(local, bed):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_what_is_unusual_and_works_is_said_each_time_and_nothing_is_built(local, faulty, tmp_path):
-    line = "RUN python3 -m pip install --no-deps torchvision==0.2.2.post3"
+    line = "RUN if [ -f /build/ca.crt ]; then export PIP_CERT=/build/ca.crt; fi \\\n"
+    line += " && python3 -m pip install --no-deps torchvision==0.2.2.post3"
     base = standins.on_top(faulty, "launcher-bed-faulty:unusual", line)
     for _ in range(2):  # looked into, then as the lock file has it
         said = Say()
@@ -234,13 +243,17 @@ def test_equal_reports_mean_nothing_was_replaced(local):
 
 
 @pytest.mark.parametrize("buildkit", ["0", "1"])
-def test_the_dockerfile_builds_with_both_builders(bed, buildkit):
+def test_the_dockerfile_builds_with_both_builders(bed, tmp_path, buildkit):
     """As docker-compose.yml uses it: the folder alone, everything else by arguments."""
+    for name in ("Dockerfile", "install.sh", "requirements.txt"):
+        shutil.copy(ROOT / "images" / name, tmp_path)
+    if authority := os.environ.get("PIP_CERT"):  # pip in the build trusts what pip here trusts
+        shutil.copy(authority, tmp_path / "ca.crt")
     if buildkit == "1" and not has_buildx():
         pytest.skip("no buildx on this machine")
     tag = f"launcher-test-dockerfile:{buildkit}"
     argv = ["docker", "build", "--network", "host", "-t", tag, "--build-arg", "BASE_IMAGE=launcher-bed-train"]
-    argv += ["--build-arg", "PACKAGES=six", str(ROOT / "images")]
+    argv += ["--build-arg", "PACKAGES=six", str(tmp_path)]
     try:
         run(["env", f"DOCKER_BUILDKIT={buildkit}", *argv], timeout=240)
         assert docker("run", "--rm", tag, "python3", "-c", "import six; print(six.__name__)") == "six"
