@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -58,7 +59,8 @@ def ship(
     """Bring image `info` of `source` to every engine of `engines` and name it `reference` there: bytes sent, by node.
 
     What is bigger than `chunk` bytes goes in parts of about that size, so that a node needs no room for twice the image
-    and goes on after a cut where it was; parts left on a node that is gone for good carry the label PARTIAL.
+    and goes on after a cut where it was. Parts carry the label PARTIAL; they stay where a node fails, for the next
+    try, but not where its disk is full.
     The image gets its name only when its id was seen on the node. Every node has a second try: after a cut with what it
     lacks then, after refusing an archive without the layers that it should have with the whole one. Raises
     ImageShipFailed (NodesFailed for several), naming every node that did not get it; the others have it then.
@@ -162,6 +164,9 @@ def _receive(delivery: Delivery, line: Line, info: ImageInfo, reference: str, te
         tell(Progress(delivery.node, delivery.sent, delivery.sent, done=True))
     except BaseException as error:  # noqa: BLE001 - told, or raised again, by the thread that waits for this one
         delivery.error = error
+        if isinstance(error, NoRoom):  # after other failures they save the next try what they hold
+            with contextlib.suppress(LauncherError):  # the first reason is the one to tell; `launcher clean` finds them
+                _drop_parts(delivery.target.engine, info)
     finally:
         line.give_up()
 
@@ -177,8 +182,12 @@ def _name(engine: Engine, info: ImageInfo, reference: str) -> None:
         )
     if reference != info.id:
         images.tag(theirs.id, reference)
-    for part in images.list({PARTIAL: info.id}):
-        images.remove(part.id)
+    _drop_parts(engine, info)
+
+
+def _drop_parts(engine: Engine, info: ImageInfo) -> None:
+    for part in store(engine).list({PARTIAL: info.id}):
+        store(engine).remove(part.id)
 
 
 def _counted(pieces: Iterable[bytes], delivery: Delivery, tell: Tell) -> Iterator[bytes]:

@@ -1,0 +1,137 @@
+"""Something breaks while `launcher up` brings an image: a clear error or none, and the next `up` succeeds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.image.export import PARTIAL
+from tests.bed import faults
+from tests.bed.bed import Bed, Node
+from tests.e2e.cli import Cli
+
+pytestmark = [pytest.mark.bed, pytest.mark.slow, pytest.mark.timeout(600)]
+MIB = 1 << 20
+LAYERS, LAYER = 3, 130 * MIB
+HALF = LAYERS * LAYER // 2
+# On the node: until a `docker load` has taken half of the image. $1: bytes
+WAIT = """
+while :; do
+  for p in $(pgrep -x docker); do
+    taken=$(sed -n 's/^rchar: //p' "/proc/$p/io" 2>/dev/null)
+    [ "${taken:-0}" -gt "$1" ] && exit
+  done
+  sleep 0.02
+done
+"""
+
+
+@pytest.fixture
+def image(clean_bed: Bed, tmp_path: Path) -> Iterator[str]:
+    """Random layers on what every node has."""
+    name = f"launcher-test-faults:{uuid.uuid4().hex[:12]}"
+    lines = ["FROM launcher-bed-train"]
+    for number in range(LAYERS):
+        (tmp_path / str(number)).write_bytes(os.urandom(LAYER))
+        lines.append(f"COPY {number} /{number}")
+    (tmp_path / "Dockerfile").write_text("\n".join(lines) + "\n")
+    argv = ["env", "DOCKER_BUILDKIT=0", "docker", "build", "-q", "-t", name, str(tmp_path)]
+    subprocess.run(argv, check=True, capture_output=True, timeout=300)
+    yield name
+    subprocess.run(["docker", "image", "rm", "-f", name], check=False, capture_output=True)
+    for node in clean_bed.nodes[:2]:
+        clean_bed.run(node, "docker", "image", "rm", "-f", name, check=False)
+        clean_bed.run(node, "docker", "image", "prune", "-f", check=False)
+
+
+@pytest.fixture
+def cli(clean_bed: Bed, tmp_path: Path) -> Cli:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    # a cache of its own: what was measured on other days decides neither parts nor compression
+    return Cli(folder, {"LAUNCHER_SSH_CONFIG": str(clean_bed.ssh_config), "XDG_CACHE_HOME": str(tmp_path / "cache")})
+
+
+def job(cli: Cli, image: str) -> Path:
+    return cli.job("faults", image={"ref": image}, nodes=["node1", "node2"], gpus="none",
+                   run={"command": ["echo", "it ran"]}, timeout="2m")  # fmt: skip
+
+
+def wait_for_half(bed: Bed, node: Node) -> None:
+    bed.run(node, "timeout", "120", "sh", "-c", WAIT, "sh", str(HALF), timeout=150)
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out + err
+
+
+def untagged(bed: Bed, node: Node) -> list[str]:
+    return bed.docker(node, "images", "-q", "--filter", "dangling=true").split()
+
+
+def parts(bed: Bed, node: Node) -> list[str]:
+    return bed.docker(node, "images", "-q", "--filter", "dangling=true", "--filter", f"label={PARTIAL}").split()
+
+
+def succeeds(bed: Bed, cli: Cli, file: Path, image: str) -> None:
+    """The next `up`: the job runs, all have the same image, nothing half is left."""
+    assert "it ran" in cli("up", file, timeout=300).stdout
+    cli("down", "faults")
+    found = {bed.docker(node, "image", "inspect", "-f", "{{.Id}}", image) for node in bed.nodes[:2]}
+    assert len(found) == 1
+    for node in bed.nodes[:2]:
+        assert not untagged(bed, node)
+
+
+def test_ssh_is_cut_at_half_of_it(clean_bed: Bed, cli: Cli, image: str) -> None:
+    """Got over by the same `up`."""
+    file, node = job(cli, image), clean_bed.nodes[0]
+    process = cli.start("up", file)
+    wait_for_half(clean_bed, node)
+    faults.kill_ssh_sessions(clean_bed, node)
+    code, said = end(process)
+    # The image's connection is one, the run's another: both were cut; the second is made anew as well.
+    assert code == 0, said
+    assert "it ran" in said
+    cli("down", "faults")
+    succeeds(clean_bed, cli, file, image)
+
+
+@pytest.mark.parametrize("back", [True, False], ids=["restarted", "gone"])
+def test_the_engine_breaks_off_at_half_of_it(clean_bed: Bed, cli: Cli, image: str, back: bool) -> None:
+    file, node = job(cli, image), clean_bed.nodes[0]
+    process = cli.start("up", file)
+    wait_for_half(clean_bed, node)
+    with contextlib.ExitStack() as healing:
+        healing.enter_context(faults.without_engine(clean_bed, node))
+        if back:  # it answers again before `up` has ended, or just after
+            healing.close()
+        code, said = end(process)
+    if code != 0 or not back:
+        assert code in (3, 4), said
+        assert "node1" in said
+        assert "->" in said  # what to do next
+        assert "it ran" not in said
+    # Nothing half: what came whole is marked as a part, saves the next try those bytes, and is gone after it.
+    assert set(untagged(clean_bed, node)) <= set(parts(clean_bed, node))
+    cli("down", "faults", code=None)
+    succeeds(clean_bed, cli, file, image)
+
+
+def test_the_disk_is_full(clean_bed: Bed, cli: Cli, image: str) -> None:
+    file, node = job(cli, image), clean_bed.nodes[0]
+    with faults.small_data_root(clean_bed, node, "400m"):
+        refused = cli("up", file, code=4, timeout=300)
+        assert "node1: its disk is full" in refused.stderr
+        assert "make room" in refused.stderr
+        assert not clean_bed.docker(node, "images", "-aq")
+        used = clean_bed.sh(node, "du -sm /var/lib/docker | cut -f1")
+        assert int(used) < 20
+    succeeds(clean_bed, cli, file, image)
