@@ -94,7 +94,7 @@ def build(folder: Path, lines: Sequence[str], tag: str) -> None:
     (folder / "Dockerfile").write_text("\n".join(lines) + "\n")
     subprocess.run(
         ["docker", "build", "-q", "-t", tag, str(folder)],
-        env={**os.environ, "DOCKER_BUILDKIT": "0"}, check=True, capture_output=True,
+        env={**os.environ, "DOCKER_BUILDKIT": "0"}, check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
 
 

@@ -3,27 +3,40 @@
 """Writes an image as an archive for `docker load`: only the layers asked for, at once and as they lie.
 
     python3 pack.py DOCKER_ROOT IMAGE_ID KNOWN CHUNK [FILE]
+    python3 pack.py DOCKER_ROOT IMAGE_ID serve TOKEN_FILE
 
 `docker save` first copies a whole image to disk, then sends it. This reads what the engine's classic store keeps of
 each layer: its files, and the rest of its tar byte for byte (tar-split). KNOWN layers, from the base up, are left out
 unless they come again. Nothing needs to be trusted: whoever loads the archive checks every layer's digest.
 CHUNK: bytes after which the archive ends and another one follows, that goes on with the next layer: each but the last
 is an image of the layers so far, labelled PARTIAL, so that a node that was cut off keeps what it has.
-FILE: where to write, a named pipe; by default standard output. Needs root, or a container that has both folders,
+FILE: where to write, a named pipe; by default standard output.
+serve: prints `PORT n` and writes one archive to everybody who connects and knows the token, layers from KNOWN on and
+about CHUNK bytes of them; who connects is greeted with a digest of the token, so that both know whom they talk to:
+
+    < sha256 of "launcher TOKEN"
+    > TOKEN KNOWN CHUNK
+    < the archive
+
+Needs root, or a container that has both folders,
 DOCKER_ROOT/image and DOCKER_ROOT/<driver>. Exit code 3: this store is not laid out like that; use `docker save`.
 """
 
 import base64
 import gzip
 import hashlib
+import hmac
 import io
 import json
 import os
 import shutil
+import socket
 import sys
 import tarfile
+import threading
 
 PIECE = 1 << 20
+PATIENCE = 600  # seconds for which the other side may take nothing
 PARTIAL = "launcher.image.partial"  # label: id of the image that this one is the lower part of
 BLOCK = 512
 
@@ -109,7 +122,8 @@ def partial(config, image, count):
     return json.dumps(lower, sort_keys=True).encode()
 
 
-def main(root, image, known, limit, target):
+def write(root, image, known, limit, out, once=False):
+    """All archives, or the first one that goes on after the known layers."""
     drivers = [d for d in os.listdir(os.path.join(root, "image")) if os.path.isdir(os.path.join(root, d))]
     if len(drivers) != 1:
         raise LayoutError("no classic image store below %s" % root)
@@ -126,8 +140,7 @@ def main(root, image, known, limit, target):
         layers.append(os.path.join(store, "layerdb", "sha256", chain.split(":")[1]))
     sizes = [0] * min(known, len(diffs)) + [size_of(layer) for layer in layers[known:]]
     files = [os.path.join(root, drivers[0], read(layer, "cache-id").decode(), "diff") for layer in layers]
-    out = io.BufferedWriter(io.FileIO(target, "wb"), PIECE)
-    for begin, end in chunks(sizes, min(known, len(diffs)), limit):
+    for begin, end in chunks(sizes, min(known, len(diffs)), limit * 16 if once else limit):
         lower = config if end == len(diffs) else partial(config, image, end)
         name = hashlib.sha256(lower).hexdigest() + ".json"
         put(out, "manifest.json", json.dumps([{"Config": name, "RepoTags": None, "Layers": names[:end]}]).encode())
@@ -136,12 +149,48 @@ def main(root, image, known, limit, target):
             if diffs[place] not in diffs[begin:place]:
                 put_layer(out, names[place], layers[place], files[place].encode(), sizes[place])
         out.write(b"\0" * BLOCK * 2)
+        if once:
+            break
     out.flush()
 
 
+def serve(root, image, token):
+    """For as long as this process lives."""
+    listener = socket.socket()
+    listener.bind(("", 0))
+    listener.listen(16)
+    sys.stdout.write("PORT %d\n" % listener.getsockname()[1])
+    sys.stdout.flush()
+    while True:
+        connection = listener.accept()[0]
+        threading.Thread(target=answer, args=(connection, root, image, token), daemon=True).start()
+
+
+def answer(connection, root, image, token):
+    with connection:
+        try:
+            connection.settimeout(PATIENCE)
+            connection.sendall(hashlib.sha256(b"launcher " + token).hexdigest().encode() + b"\n")
+            with connection.makefile("rb") as request:
+                words = request.readline(400).split()
+            if len(words) == 3 and hmac.compare_digest(words[0], token):
+                with connection.makefile("wb", PIECE) as out:
+                    write(root, image, int(words[1]), int(words[2]), out, once=True)
+        except (LayoutError, OSError, ValueError) as problem:  # the other side sees an archive that breaks off
+            sys.stderr.write("%s\n" % problem)
+            sys.stderr.flush()
+
+
+def main(root, image, what, *rest):
+    if what == "serve":
+        return serve(root, image, read(rest[0]).strip())
+    target = rest[1] if len(rest) > 1 else sys.stdout.fileno()
+    with io.BufferedWriter(io.FileIO(target, "wb"), PIECE) as out:
+        return write(root, image, int(what), int(rest[0]), out)
+
+
 try:
-    where = sys.argv[5] if len(sys.argv) > 5 else sys.stdout.fileno()
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), where)
+    main(*sys.argv[1:])
 except LayoutError as problem:
     sys.stderr.write("%s\n" % problem)
     sys.exit(3)

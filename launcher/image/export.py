@@ -19,12 +19,14 @@ from pathlib import Path
 
 from launcher.errors import ImageShipFailed
 from launcher.image import assets
+from launcher.model import labels
 from launcher.node.engine import Engine, ImageInfo
 
 PIECE = 1 << 20
 WHOLE = 1 << 62  # a chunk that no image fills
 PARTIAL = "launcher.image.partial"  # label that images/pack.py gives: the id of the image that it is the lower part of
 CLI_TIMEOUT = 20.0
+STORE_COMMAND = ["docker", "info", "--format", "{{.DockerRootDir}}\n{{.Driver}}"]
 LOCAL = "local"  # Engine.host of the caller's own machine
 
 
@@ -91,22 +93,32 @@ def read_in_container(image: str, store: Store, known: int, chunk: int = WHOLE) 
 
 def container_argv(image: str, store: Store, pipe: str, known: int, chunk: int) -> list[str]:
     """A container of the image itself that sees the engine's store read-only, and a pipe, and nothing else."""
-    argv = ["docker", "run", "--rm", "--log-driver", "none", "--network", "none", "--user", "0:0", "--read-only"]
-    argv += ["--label", "launcher.purpose=probe", "--userns", "host", "--security-opt", "label=disable"]
+    argv = ["docker", "run", "--rm", "--log-driver", "none", "--network", "none", "--read-only"]
+    argv += ["--mount", f"type=bind,src={pipe},dst=/pipe", *seeing(store), image]
+    return [*argv, *packing(image, str(known), str(chunk), "/pipe")]
+
+
+def seeing(store: Store) -> list[str]:
+    """Options of `docker run` for a container that sees the engine's store read-only."""
+    argv = ["--user", "0:0", "--userns", "host", "--security-opt", "label=disable"]
     for name in ("image", store.driver):
         # Not recursive: mounts of running containers lie below, and a copy of them would keep them from being removed.
         source = f"type=bind,src={store.root / name},dst=/engine/{name},readonly,bind-nonrecursive=true"
         argv += ["--mount", source]
-    argv += ["--mount", f"type=bind,src={pipe},dst=/pipe", "--entrypoint", "sh", image]
+    return [*argv, "--label", f"{labels.PURPOSE}=probe", "--entrypoint", "sh"]
+
+
+def packing(image: str, *arguments: str) -> list[str]:
+    """What such a container runs: images/pack.py, with whatever Python the image has."""
     find = 'for p in python3 python; do command -v "$p" >/dev/null && exec "$p" -c "$0" "$@"; done; exit 3'
-    return [*argv, "-c", find, assets.text("pack.py"), "/engine", image, str(known), str(chunk), "/pipe"]
+    return ["-c", find, assets.text("pack.py"), "/engine", image, *arguments]
 
 
 def classic_store() -> Store | None:
     """This machine's engine's store; None where it has another kind."""
     try:
         done = subprocess.run(
-            ["docker", "info", "--format", "{{.DockerRootDir}}\n{{.Driver}}"],
+            STORE_COMMAND,
             capture_output=True,
             text=True,
             timeout=CLI_TIMEOUT,
@@ -114,10 +126,13 @@ def classic_store() -> Store | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    root, _, driver = done.stdout.strip().partition("\n")
-    if done.returncode != 0 or driver not in ("overlay2", "fuse-overlayfs") or not root:
-        return None
-    return Store(Path(root), driver)
+    return parse_store(done.stdout) if done.returncode == 0 else None
+
+
+def parse_store(said: str) -> Store | None:
+    """The classic store that STORE_COMMAND tells of; None for another kind."""
+    root, _, driver = said.strip().partition("\n")
+    return Store(Path(root), driver) if driver in ("overlay2", "fuse-overlayfs") and root else None
 
 
 @contextmanager

@@ -160,7 +160,7 @@ def _receive(delivery: Delivery, line: Line, info: ImageInfo, reference: str, te
             host, sent, began = delivery.target.engine.host, delivery.sent, time.monotonic()
             images.load(_counted(compressed(pipe) if is_slow(host) else pipe, delivery, tell))
             remember(host, delivery.sent - sent, delivery.taken - began)
-        _name(delivery.target.engine, info, reference)
+        give_name(delivery.target.engine, info, reference)
         tell(Progress(delivery.node, delivery.sent, delivery.sent, done=True))
     except BaseException as error:  # noqa: BLE001 - told, or raised again, by the thread that waits for this one
         delivery.error = error
@@ -171,7 +171,7 @@ def _receive(delivery: Delivery, line: Line, info: ImageInfo, reference: str, te
         line.give_up()
 
 
-def _name(engine: Engine, info: ImageInfo, reference: str) -> None:
+def give_name(engine: Engine, info: ImageInfo, reference: str) -> None:
     """Only what is really there gets the name; parts that helped to bring it are not needed any more."""
     images, theirs = store(engine), locate(engine, info)
     if theirs is None:

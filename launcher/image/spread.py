@@ -9,7 +9,8 @@ from launcher.image import cache, parallel, reference
 from launcher.image.login import login_for
 from launcher.image.places import Found, ImageOnNodes, Places, Say, look
 from launcher.image.recipe import OCI_BASE_DIGEST, OCI_BASE_NAME
-from launcher.image.ship import Tell, ship, silent
+from launcher.image.relay import distribute
+from launcher.image.ship import Tell, silent
 from launcher.image.stores import locate, same, store
 from launcher.node.engine import Engine, ImageInfo
 
@@ -44,7 +45,8 @@ def spread(
             targets = [engine for engine in targets if engine not in pulled]
         if targets:
             say(f"image {name}: from {places.called(source)} to {', '.join(engine.node for engine in targets)}")
-            sent.update(ship(source, info, name, targets, tell))
+            have = [engine for engine, there in zip(places.nodes, theirs, strict=True) if there and there.id == info.id]
+            sent.update(distribute(source, info, name, targets, have, say, tell))
         theirs = prove(name, info, places)
     there = [image for image in theirs if image is not None]
     named = list(zip(places.nodes, there, strict=True))

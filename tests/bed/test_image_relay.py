@@ -1,0 +1,127 @@
+"""Nodes that have an image serve the others: it leaves the launcher's machine once, whoever else wants it."""
+
+import os
+import subprocess
+import uuid
+
+import pytest
+
+from launcher.image import relay
+from launcher.image.places import Places
+from launcher.image.serve import serving, take, way
+from launcher.image.spread import bring
+from launcher.node.connect import caller_engine, connect
+from tests.bed import cluster, faults
+from tests.bed.bed import Bed
+from tests.bed.settings import Settings
+
+pytestmark = [pytest.mark.bed, pytest.mark.slow, pytest.mark.timeout(900)]
+MIB = 1 << 20
+SIZE = 100 * MIB
+
+
+@pytest.fixture
+def four(clean_bed):
+    settings = Settings.from_environment()
+    cluster.up(settings, 4)
+    grown = Bed.attach(settings)
+    for node in grown.nodes:
+        grown.sweep(node)
+    return grown
+
+
+@pytest.fixture
+def image(four, tmp_path):
+    name = f"launcher-test-relay:{uuid.uuid4().hex[:12]}"
+    lines = ["FROM launcher-bed-train"]
+    for number in range(4):
+        (tmp_path / str(number)).write_bytes(os.urandom(SIZE // 4))
+        lines.append(f"COPY {number} /{number}")
+    (tmp_path / "Dockerfile").write_text("\n".join(lines) + "\n")
+    argv = ["env", "DOCKER_BUILDKIT=0", "docker", "build", "-q", "-t", name, str(tmp_path)]
+    subprocess.run(argv, check=True, capture_output=True, timeout=300)
+    yield name
+    subprocess.run(["docker", "image", "rm", "-f", name], check=False, capture_output=True)
+    for node in four.nodes[:4]:
+        four.run(node, "docker", "image", "rm", "-f", name, check=False)
+        four.run(node, "docker", "image", "prune", "-f", check=False)
+
+
+class Say(list):
+    def __call__(self, line):
+        self.append(line)
+
+
+@pytest.fixture
+def fleet(four):
+    hosts = [(node.alias, node.alias) for node in four.nodes[:4]]
+    with connect(hosts, ssh_config=four.ssh_config) as connected:
+        yield connected
+
+
+def ids(bed, name):
+    return {bed.docker(node, "image", "inspect", "-f", "{{.Id}}", name) for node in bed.nodes[:4]}
+
+
+def clean(bed):
+    """No server, no part of an image is left on any node."""
+    for node in bed.nodes[:4]:
+        assert not bed.docker(node, "ps", "-aq")
+        assert not bed.docker(node, "images", "-q", "--filter", "dangling=true")
+
+
+def test_four_nodes_and_one_image_over_the_uplink(four, fleet, image, monkeypatch):
+    monkeypatch.setenv(relay.VARIABLE, "4")
+    monkeypatch.setattr(relay, "CHUNK", SIZE // 3)  # several parts
+    said = Say()
+    with caller_engine() as local:
+        done = bring(image, Places(fleet.engines, local), said)
+        assert ids(four, image) == {done.id} == {local.images.inspect(image).id}
+    print("\n".join(said))
+    assert sorted(done.shipped) == ["node1", "node2", "node3", "node4"]
+    assert SIZE < sum(done.shipped.values()) < 1.02 * SIZE
+    assert sum("has it from node" in line for line in said) == 3
+    clean(four)
+
+
+def test_a_node_that_has_it_already_serves_and_nothing_leaves_from_here(four, fleet, image, monkeypatch):
+    monkeypatch.setenv(relay.VARIABLE, "3")
+    with caller_engine() as local:
+        bring(image, Places(fleet.engines[2:3], local), Say())
+        done = bring(image, Places(fleet.engines, local), Say())
+    assert done.shipped == {"node1": 0, "node2": 0, "node4": 0}
+    assert ids(four, image) == {done.id}
+    clean(four)
+
+
+def test_a_node_that_reaches_no_other_is_served_from_here(four, fleet, image, monkeypatch):
+    monkeypatch.setenv(relay.VARIABLE, "4")
+    said = Say()
+    with faults.partition(four, four.nodes[3], four.nodes[0]), caller_engine() as local:
+        done = bring(image, Places(fleet.engines, local), said)
+    assert ids(four, image) == {done.id}
+    print("\n".join(said))
+    assert sum(sent > 0 for sent in done.shipped.values()) <= 2
+    assert done.shipped["node4"] > SIZE or any("node4 has it from node" in line for line in said)
+    clean(four)
+
+
+def test_who_does_not_know_the_token_gets_nothing(four, fleet, image):
+    server, client = fleet.engines[:2]
+    with caller_engine() as local:
+        done = bring(image, Places([server], local), Say())
+    with serving(server, done.id, [four.nodes[0].address]) as open_:
+        address = way(client, open_)
+        assert address == four.nodes[0].address
+        stranger = (
+            f'exec 3<>/dev/tcp/{address}/{open_.port}; read -r hello <&3; echo "$hello"; '
+            "echo 0000 0 1000000 >&3; wc -c <&3"
+        )
+        hello, sent = four.run(four.nodes[1], "bash", "-c", stranger).stdout.split()
+        assert hello == open_.greeting
+        assert sent == "0"
+        assert open_.token not in four.run(four.nodes[0], "ps", "axww").stdout
+        take(client, open_, address, 0, 1 << 40)
+        assert four.docker(four.nodes[1], "images", "-aq", "--no-trunc").split().count(done.id) == 1
+    clean_names = four.docker(four.nodes[0], "ps", "-aq")
+    assert not clean_names
