@@ -78,13 +78,13 @@ def make_images(gigabytes: float) -> None:
 
 
 def real_files(wanted: int, layers: int) -> list[list[Path]]:
-    """Files of this Python environment, as many bytes as wanted, spread over the layers."""
+    """Files of this Python environment, as many bytes as wanted, spread over the layers; none fills half a layer."""
     found: list[list[Path]] = [[] for _ in range(layers)]
     taken = 0
     for path in sorted(Path(sys.prefix).rglob("*")):
         if taken >= wanted:
             return found
-        if path.is_file() and not path.is_symlink():
+        if path.is_file() and not path.is_symlink() and path.stat().st_size < wanted // layers // 2:
             found[taken * layers // wanted].append(path)
             taken += path.stat().st_size
     return found

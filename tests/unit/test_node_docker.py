@@ -181,6 +181,45 @@ def test_an_image_without_anything_in_its_config() -> None:
     assert (info.tags, info.entrypoint, info.labels, info.layers) == ((), (), {}, ())
 
 
+def an_image(**changes: Any) -> dict[str, Any]:
+    """What a classic store (engine 20.10) and containerd's (engine 26.1) were seen to say of one image."""
+    config = {
+        "User": "",
+        "Env": ["A=b"],
+        "Cmd": ["python3"],
+        "Labels": {"c": "d"},
+        "Volumes": None,
+        "Image": "sha256:8b",
+    }
+    return {
+        "Id": "sha256:0d", "Created": "2026-11-21T11:02:03.4Z", "Os": "linux", "Architecture": "amd64", "Size": 145074938,
+        "RootFS": {"Type": "layers", "Layers": ["sha256:4b"]}, "Config": config, **changes,
+    }  # fmt: skip
+
+
+def test_one_image_has_one_content_whatever_its_store_calls_it() -> None:
+    classic = image_info(an_image())
+    config = {"Env": ["A=b"], "Cmd": ["python3"], "Labels": {"c": "d"}, "Image": "", "Entrypoint": []}
+    containerd = image_info(an_image(Id="sha256:00", Size=151001690, Variant="", Config=config))
+    assert classic.id != containerd.id
+    assert classic.content == containerd.content
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"RootFS": {"Layers": ["sha256:4c"]}},
+        {"Architecture": "arm64"},
+        {"Created": "2026-11-21T11:02:03.5Z"},
+        {"Config": {"Env": ["A=c"], "Cmd": ["python3"], "Labels": {"c": "d"}}},
+        {"Config": {"Env": ["A=b"], "Cmd": ["python3"], "Labels": {"c": "d"}, "User": "1000"}},
+        {"Config": {"Env": ["A=b"], "Cmd": ["python3"], "Labels": {"c": "d"}, "Entrypoint": ["sh"]}},
+    ],
+)
+def test_whatever_a_container_would_notice_makes_another_content(change: dict[str, Any]) -> None:
+    assert image_info(an_image(**change)).content != image_info(an_image()).content
+
+
 def test_engine_facts_of_old_and_new_engines() -> None:
     new = engine_facts(
         {
