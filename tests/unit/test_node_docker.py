@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import docker.errors
 import pytest
 import requests
@@ -192,9 +194,15 @@ def an_image(**changes: Any) -> dict[str, Any]:
         "Image": "sha256:8b",
     }
     return {
-        "Id": "sha256:0d", "Created": "2026-11-21T11:02:03.4Z", "Os": "linux", "Architecture": "amd64", "Size": 145074938,
-        "RootFS": {"Type": "layers", "Layers": ["sha256:4b"]}, "Config": config, **changes,
-    }  # fmt: skip
+        "Id": "sha256:0d",
+        "Created": "2026-11-21T11:02:03.4Z",
+        "Os": "linux",
+        "Architecture": "amd64",
+        "Size": 145074938,
+        "RootFS": {"Type": "layers", "Layers": ["sha256:4b"]},
+        "Config": config,
+        **changes,
+    }
 
 
 def test_one_image_has_one_content_whatever_its_store_calls_it() -> None:
