@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from launcher.errors import ImageShipFailed
+from launcher.errors import ImageShipFailed, LauncherError
 from launcher.image.export import STORE_COMMAND, packing, parse_store, seeing
 from launcher.model.facts import Reach
 from launcher.node.engine import Engine
@@ -74,7 +74,8 @@ def serving(engine: Engine, image: str, addresses: Sequence[str]) -> Iterator[Se
             engine.start(name)
             yield Server(engine, addresses, _port(engine, name), token)
     finally:
-        engine.sh('docker rm -f -v "$1" 2>&1', name)
+        with contextlib.suppress(LauncherError):  # without a way to the node, its guard there removes the container
+            engine.sh('docker rm -f -v "$1" 2>&1', name)
 
 
 def way(client: Engine, server: Server) -> str | None:
