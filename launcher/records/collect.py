@@ -33,13 +33,13 @@ def want(path: str, *, checkpoints: bool = False) -> Want | None:
     parts = PurePosixPath(path).parts
     if not parts or ".." in parts or parts[0] == "/" or "\\" in path:
         return None
-    if parts[0] in ("logs", "state", "tensorboard") or path == "metrics.jsonl":
+    if parts == ("metrics.jsonl",) or (len(parts) > 1 and parts[0] in ("logs", "state", "tensorboard")):
         return Want(path, grows=True)
-    if parts[0] == "errors":
+    if len(parts) > 1 and parts[0] == "errors":
         return Want(path, grows=False)
     if ".tfevents." in parts[-1]:
         return Want(f"tensorboard/{path}", grows=True)
-    if checkpoints and parts[0] == "checkpoints":
+    if checkpoints and len(parts) > 1 and parts[0] == "checkpoints":
         return Want(path, grows=False)
     return None
 
@@ -56,8 +56,11 @@ def collect(files: Files, output: str, local: Path, *, checkpoints: bool = False
             if wanted is None:
                 continue
             target = local / wanted.local
-            target.parent.mkdir(parents=True, exist_ok=True)
-            moved += _grow(files, output, entry, target) if wanted.grows else _replace(files, output, entry, target)
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                moved += _grow(files, output, entry, target) if wanted.grows else _replace(files, output, entry, target)
+            except (FileExistsError, NotADirectoryError, IsADirectoryError):
+                continue  # another node has a folder of this name, or a file where this one has a folder
     return moved
 
 

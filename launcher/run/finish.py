@@ -115,8 +115,13 @@ def last_epoch(record: Record) -> Mapping[str, Any]:
     """The last line of kind "epoch" of the run's metrics, as brought over; {} where there is none."""
     if not record.paths.metrics.exists():
         return {}
+    return epoch_in(record.paths.metrics.read_text(encoding="utf-8", errors="replace"))
+
+
+def epoch_in(text: str) -> Mapping[str, Any]:
+    """The last line of kind "epoch" in a metrics.jsonl, which is the user's program's to write; {}: there is none."""
     last: dict[str, Any] = {}
-    for line in record.paths.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in text.splitlines():
         try:
             value = json.loads(line)
         except ValueError:

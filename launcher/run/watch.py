@@ -201,8 +201,8 @@ class Watch:
         for data in self._grown(Tail(engine.files, path), self._ended[master.name]):
             *whole, rest = (rest + data).split(b"\n")
             for line in whole:
-                if fields := _fields(line):
-                    self._queue.put(Progress(fields))
+                if found := fields(line):
+                    self._queue.put(Progress(found))
 
     def _grown(self, tail: Tail, ended: threading.Event) -> Iterator[bytes]:
         """Pieces as the file grows, until its node has ended and everything was read."""
@@ -254,7 +254,7 @@ class Watch:
                 self._tried(lambda node=node: collect(self._engines[node.name].files, node.output, paths.root))
 
 
-def _fields(line: bytes) -> dict[str, Any] | None:
+def fields(line: bytes) -> dict[str, Any] | None:
     """A line of metrics.jsonl; None for what is not a JSON object (the file belongs to the user's program)."""
     try:
         value = json.loads(line)

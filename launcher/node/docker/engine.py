@@ -21,7 +21,7 @@ from launcher.model.facts import NodeFacts, Reach
 from launcher.node import facts as look
 from launcher.node import inside, sweep
 from launcher.node.docker import ulimits
-from launcher.node.docker.errors import FAILURES, explain, is_lost, is_timeout
+from launcher.node.docker.errors import FAILURES, NONSENSE, explain, is_lost, is_timeout, nonsense
 from launcher.node.docker.images import DockerImages, label_filter
 from launcher.node.docker.values import container_request, container_state, engine_facts
 from launcher.node.engine import Files, Images
@@ -86,7 +86,10 @@ class DockerEngine:
                 f"its shell does not run our look at it (exit code {done.code}): {done.complaint[-300:]}",
                 f"`echo 'echo works' | ssh {self.host} sh -s` must print works",
             )
-        engine = engine_facts(info, version, found, seen.docker_disk_free)
+        try:
+            engine = engine_facts(info, version, found, seen.docker_disk_free)
+        except NONSENSE as error:
+            raise nonsense(self.node, "learn what its engine is", error) from error
         if engine.root_dir and engine.root_dir != look.DOCKER_ROOT:
             elsewhere = self.machine.run(["df", "-Pk", "--", engine.root_dir])
             engine = replace(engine, disk_free=look.free_space(elsewhere.out))
@@ -137,10 +140,13 @@ class DockerEngine:
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
         filters = {"label": label_filter(labels)}
-        found = self._call("list containers", lambda api: api.containers(all=True, filters=filters))
+
+        def ask(api: APIClient) -> Sequence[str]:
+            return [str(container["Id"]) for container in api.containers(all=True, filters=filters)]
+
         states = []
-        for container in found:
-            state = self._look(str(container["Id"]))
+        for container in self._call("list containers", ask):
+            state = self._look(container)
             if state is not None:  # None: gone since the list was made
                 states.append(state)
         return states
@@ -255,9 +261,13 @@ class DockerEngine:
 
     def _engine_answers(self, images: Sequence[str]) -> tuple[_Answer, _Answer, Sequence[str]]:
         found = [image.id for reference in images if (image := self._images.inspect(reference)) is not None]
-        info, version = self._call("ask the engine what it is", lambda api: (api.info(), api.version()))
-        self._identity = str(info.get("ID", "")), str(version.get("Version", ""))
-        return info, version, found
+
+        def ask(api: APIClient) -> tuple[_Answer, _Answer]:
+            info, version = api.info(), api.version()
+            self._identity = str(info.get("ID", "")), str(version.get("Version", ""))
+            return info, version
+
+        return *self._call("ask the engine what it is", ask), found
 
     def _look(self, container: str) -> ContainerState | None:
         def ask(api: APIClient) -> ContainerState | None:
@@ -335,6 +345,8 @@ class DockerEngine:
             except FAILURES as error:
                 if last or not is_lost(error):
                     raise explain(self.node, self.machine.user, doing, error) from error
+            except NONSENSE as error:
+                raise nonsense(self.node, doing, error) from error
         raise AssertionError("unreachable")
 
 

@@ -13,6 +13,7 @@ from launcher.errors import EngineFailed, EngineForbidden, EngineUnavailable, La
 from launcher.node.docker.dialstdio import DialFailed
 
 FAILURES = (docker.errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError)
+NONSENSE = (LookupError, TypeError, ValueError, AttributeError)  # what reading an answer of another shape raises
 _FORBIDDEN = re.compile(r"permission denied|operation not permitted", re.IGNORECASE)
 _ABSENT = re.compile(r"cannot connect|connection refused|no such file|is the docker daemon running", re.IGNORECASE)
 _NO_COMMAND = re.compile(r"not found|no such file or directory: .*docker|unknown command|not a docker command", re.I)
@@ -65,6 +66,15 @@ def explain(node: str, user: str, doing: str, error: BaseException) -> LauncherE
         )
     return EngineUnavailable(
         node, f"could not {doing}: the connection to its container engine broke ({error})", "try again; is dockerd up?"
+    )
+
+
+def nonsense(node: str, doing: str, error: BaseException) -> EngineFailed:
+    """Our error for an answer that is none of the Engine API's."""
+    return EngineFailed(
+        node,
+        f"could not {doing}: its engine's answer makes no sense ({type(error).__name__}: {error})",
+        "is it Docker's own engine, without a proxy in between? on the node: docker version",
     )
 
 

@@ -160,8 +160,11 @@ class DockerImages:
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ImageInfo]:
         wanted = label_filter(labels)
-        found = self._call("list images", lambda api: api.images(filters={"label": wanted} if wanted else None))
-        looked = (self.inspect(str(image["Id"])) for image in found)
+
+        def ask(api: APIClient) -> Sequence[str]:
+            return [str(image["Id"]) for image in api.images(filters={"label": wanted} if wanted else None)]
+
+        looked = (self.inspect(image) for image in self._call("list images", ask))
         return [image for image in looked if image is not None]  # gone since the list was made
 
     def remove(self, reference: str) -> None:

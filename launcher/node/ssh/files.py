@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 import secrets
 import threading
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ _WRITE = 'umask 077; cat >"$2" && chmod "$1" "$2" && mv -f -- "$2" "$3" || { rm 
 _SCAN = f'[ -d "$1" ] || exit {_MISSING}; cd -- "$1" && find . -type f -printf "%s %T@ %P\\0"'
 _COPY = f'[ -d "$1" ] || exit {_MISSING}; umask 077; mkdir -p -- "$2" && cp -RPp -- "$1/." "$2"'
 _READ = f'[ -e "$1" ] || exit {_MISSING}; tail -c "+$2" -- "$1" | head -c "$3"'
+
+_ENTRY = re.compile(rb"(\d{1,18}) (-?\d{1,12}(?:\.\d{1,12})?) (.+)", re.DOTALL)
 
 
 class _NoSftp(Exception):  # noqa: N818 - inside this module only
@@ -51,13 +54,7 @@ class RemoteFiles:
     def scan(self, root: str) -> Sequence[FileEntry]:
         """Raises NodeUnfit for a folder that may not be read, NodeUnreachable."""
         done = self._script(_SCAN, _absolute(root), doing=f"list {root}", missing=True, vanished=True)
-        found = []
-        for entry in done.out.split(b"\0"):
-            size, _, rest = entry.partition(b" ")
-            mtime, _, path = rest.partition(b" ")
-            if path:
-                found.append(FileEntry(path.decode("utf-8", "surrogateescape"), int(size), float(mtime)))
-        return found
+        return parse_scan(done.out)
 
     def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
         """Raises FileNotFoundError, PermissionError, OSError of the file; NodeUnreachable."""
@@ -146,6 +143,17 @@ class RemoteFiles:
             cure = f"user {self._ssh.user} must own it: look with ls -l there"
             return NodeUnfit(self._ssh.node, f"could not {doing}: {words}", cure)
         return NodeUnfit(self._ssh.node, f"could not {doing}: {words or f'exit code {done.code}'}")
+
+
+def parse_scan(listing: bytes) -> list[FileEntry]:
+    """From entries `<bytes> <epoch seconds> <path>`, each ended by a NUL; what is none of it is passed over."""
+    found = []
+    for entry in listing.split(b"\0"):
+        match = _ENTRY.fullmatch(entry)
+        if match:
+            size, mtime, path = match.groups()
+            found.append(FileEntry(path.decode("utf-8", "surrogateescape"), int(size), float(mtime)))
+    return found
 
 
 def _start_sftp(channel: paramiko.Channel) -> SftpReader:

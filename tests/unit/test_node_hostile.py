@@ -1,0 +1,278 @@
+"""What comes from a node is not trusted: torn by a cut, a full disk or a kill, or made to harm.
+
+Whatever it is, it is read, passed over, or refused with an error that names the node; never a traceback, and never a
+file outside the run's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+import tempfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from launcher.errors import LauncherError
+from launcher.model import labels
+from launcher.model.container import ContainerState, Phase
+from launcher.node.docker.engine import DockerEngine
+from launcher.node.local_files import LocalFiles
+from launcher.node.machine import LocalMachine
+from launcher.node.ssh.files import parse_scan
+from launcher.node.ssh.sftp import SftpReader
+from launcher.records.collect import collect, want
+from launcher.records.store import NodeOfRun
+from launcher.run.diagnose import first_failure, gather
+from launcher.run.finish import epoch_in
+from launcher.run.locate import node_of
+from launcher.run.watch import fields
+
+quick = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12))
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+)
+OUTPUT_FILES = (
+    *("logs/a.log", "logs/a.clock", "logs/rank-0.log", "errors/a.json", "state/a.attempts"),
+    *("metrics.jsonl", "tensorboard/events.out.tfevents.1", "checkpoints/last.pt"),
+)
+ERROR_FILE = {"message": {"message": "m", "extraInfo": {"py_callstack": "Traceback", "timestamp": "17"}}}
+
+
+def torn(whole: bytes) -> st.SearchStrategy[bytes]:
+    """Beginnings of it, pieces of it replaced, and anything else."""
+    return st.one_of(
+        st.integers(0, len(whole)).map(lambda end: whole[:end]),
+        st.tuples(st.integers(0, len(whole)), st.binary(max_size=8)).map(
+            lambda cut: whole[: cut[0]] + cut[1] + whole[cut[0] + len(cut[1]) :]
+        ),
+        st.binary(max_size=200),
+    )
+
+
+def ended(code: int | None) -> ContainerState:
+    return ContainerState("id", "c", "i", {}, Phase.EXITED, code, False, 0, 1.0, 2.0, "")
+
+
+contents = st.fixed_dictionaries(
+    {
+        "logs/a.log": torn(
+            b"[rank0]: Traceback (most recent call last):\n  File x\nKeyError: 1\nRoot Cause\n rank : 0 \n"
+            b"Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File x\n"
+        ),
+        "errors/a.json": st.one_of(torn(json.dumps(ERROR_FILE).encode()), values.map(lambda v: json.dumps(v).encode())),
+        "state/a.attempts": torn(b"start 100\nexit 1 110\nstart 111\n"),
+        "logs/rank-0.log": torn(
+            b"Traceback (most recent call last):\n  File y\nRuntimeError: Connection closed by peer\n"
+        ),
+    }
+)
+
+
+@given(contents, st.sampled_from([1, 124, 125, 137, 143, 255]))
+@quick
+def test_the_files_that_tell_of_a_failure(told: dict[str, bytes], code: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in told.items():
+            path = Path(folder, name)
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(data)
+        node = NodeOfRun("a", "a", 0, "c", folder, range(1))
+        found = first_failure([gather(LocalFiles("a"), node, ended(code), told["logs/a.log"])])
+    assert found is not None
+    assert (found.node, found.exit_code) == ("a", code)
+    found.words.encode("utf-8")  # it can be printed
+
+
+@given(
+    st.one_of(
+        torn(b'{"kind": "epoch", "epoch": 3, "val": {"top1": 1.5}}'), values.map(lambda v: json.dumps(v).encode())
+    )
+)
+@quick
+def test_lines_of_metrics(line: bytes) -> None:
+    found = fields(line)
+    assert found is None or isinstance(found, dict)
+    last = epoch_in(line.decode("utf-8", "replace"))
+    assert last == {} or last["kind"] == "epoch"
+
+
+paths = st.one_of(
+    st.text(st.sampled_from("./\\ ab~\n"), max_size=12),
+    st.lists(
+        st.sampled_from(["..", ".", "", "logs", "state", "errors", "tensorboard", "a.tfevents.1", "x"]), max_size=5
+    ).map("/".join),
+)
+
+
+@given(paths, st.booleans())
+@settings(max_examples=500, deadline=None)
+def test_no_path_of_a_node_leads_out_of_the_runs_folder(path: str, checkpoints: bool) -> None:
+    wanted = want(path, checkpoints=checkpoints)
+    if wanted is not None:
+        root = Path("/somewhere/runs/r")
+        assert (root / wanted.local).resolve().is_relative_to(root)
+        assert (root / wanted.local).resolve() != root
+
+
+@given(
+    st.lists(st.sampled_from(["tensorboard", "logs", "errors", "state", "a.tfevents.1", "b"]), max_size=4), st.data()
+)
+@quick
+def test_what_a_node_has_comes_here_whatever_its_names_are(parts: list[str], data: st.DataObject) -> None:
+    """A file where a folder is expected and the other way round."""
+    with tempfile.TemporaryDirectory() as there, tempfile.TemporaryDirectory() as here:
+        Path(here, "logs").mkdir()
+        for _ in range(3):
+            names = data.draw(st.permutations(parts))
+            path = Path(there, *names) if names else Path(there, "metrics.jsonl")
+            with contextlib.suppress(OSError):  # of this test: a folder is there already
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(b"x")
+        collect(LocalFiles("a"), there, Path(here), checkpoints=True)
+        outside = [p for p in Path(here).rglob("*") if not p.resolve().is_relative_to(Path(here).resolve())]
+        assert outside == []
+
+
+@given(torn(b"12 1700000000.5 logs/a.log\x000 1700000000.0 metrics.jsonl\x007 x errors/b\x00"))
+@quick
+def test_a_listing_of_files(listing: bytes) -> None:
+    assert all(entry.size >= 0 and entry.path for entry in parse_scan(listing))
+
+
+@given(
+    st.dictionaries(st.sampled_from([v for k, v in vars(labels).items() if k.isupper() and k != "SPLIT"]), st.text())
+)
+@quick
+def test_labels_that_somebody_else_wrote(marks: dict[str, str]) -> None:
+    state = ContainerState("id", "c", "i", marks, Phase.RUNNING, None, False, 0, 1.0, 0.0, "")
+    with contextlib.suppress(LauncherError):
+        assert node_of(state).rank >= 0
+
+
+class Channel:
+    """What a hostile sftp server says, whatever it is asked."""
+
+    def __init__(self, said: bytes) -> None:
+        self.said = said
+
+    def sendall(self, data: bytes) -> None:
+        pass
+
+    def recv(self, size: int) -> bytes:
+        piece, self.said = self.said[:size], self.said[size:]
+        return piece
+
+
+packets = st.lists(
+    st.tuples(st.integers(0, 255), st.binary(max_size=30)).map(
+        lambda p: struct.pack(">IB", len(p[1]) + 1, p[0]) + p[1],
+    ),
+    max_size=5,
+).map(b"".join)
+
+
+@given(st.one_of(packets, packets.map(lambda rest: struct.pack(">IBI", 5, 2, 3) + rest), st.binary(max_size=80)))
+@settings(max_examples=300, deadline=None)
+def test_an_sftp_server_that_says_anything(said: bytes) -> None:
+    try:
+        reader = SftpReader(Channel(said))  # type: ignore[arg-type]
+        assert len(reader.read("/x", 0, 100)) <= 100
+    except (OSError, EOFError):
+        pass  # what its caller makes NodeUnreachable of
+
+
+class Answers(BaseHTTPRequestHandler):
+    """An engine that says who it is and then whatever it was told to."""
+
+    protocol_version = "HTTP/1.1"
+    body: bytes = b""
+    status = 200
+
+    def _answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = json.dumps({"ApiVersion": "1.41"}).encode() if self.path == "/version" else type(self).body
+        self.send_response(type(self).status if self.path != "/version" else 200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = _answer  # noqa: N815 - so http.server wants them
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[DockerEngine]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+
+    def connect(timeout: float) -> docker.APIClient:
+        return docker.APIClient(base_url=url, version="auto", timeout=int(timeout))
+
+    found = DockerEngine("gpu-a", "gpu-a", LocalMachine("gpu-a", "me"), LocalFiles("gpu-a"), connect)
+    yield found
+    found.close()
+    server.shutdown()
+    server.server_close()
+
+
+INSPECTED = {
+    "Id": "c" * 64,
+    "Name": "/c",
+    "Image": "sha256:1",
+    "Config": {"Labels": {"launcher.run": "r"}, "Env": ["A=b"]},
+    "State": {"Status": "exited", "ExitCode": 1, "StartedAt": "2026-01-01T00:00:00Z"},
+    "RootFS": {"Layers": ["a"]},
+}
+
+
+@st.composite
+def misshapen(draw: st.DrawFn) -> bytes:
+    """An answer with one of its values replaced, at any depth; a list of it; or anything else."""
+    whole: Any = json.loads(json.dumps(INSPECTED))
+    place, key = whole, draw(st.sampled_from(sorted(whole)))
+    while isinstance(place[key], dict) and draw(st.booleans()):
+        place, key = place[key], draw(st.sampled_from(sorted(place[key])))
+    place[key] = draw(values)
+    return draw(
+        st.one_of(
+            st.just(json.dumps(whole).encode()),
+            st.just(json.dumps([whole]).encode()),
+            values.map(lambda value: json.dumps(value).encode()),
+            torn(json.dumps(whole).encode()),
+        )
+    )
+
+
+@given(misshapen(), st.sampled_from([200, 200, 200, 404, 409, 500]))
+@settings(max_examples=150, deadline=None)
+def test_an_engine_that_answers_anything(engine: DockerEngine, body: bytes, status: int) -> None:
+    Answers.body, Answers.status = body, status
+    for ask in (
+        lambda: engine.inspect("c"),
+        lambda: engine.list({"launcher.run": "r"}),
+        lambda: engine.facts(["image"]),
+        lambda: engine.images.inspect("image"),
+        lambda: engine.images.list({"launcher.run": None}),
+        lambda: engine.stop("c", 1),
+        lambda: engine.logs("c"),
+    ):
+        refused = None
+        try:
+            ask()
+        except LauncherError as error:
+            refused = error.where
+        assert refused in (None, "gpu-a")
