@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import time
 
@@ -20,6 +21,7 @@ from launcher.records.groups import GROUPED
 from launcher.records.paths import NodePaths
 from launcher.records.snapshot import Snapshot
 from launcher.records.store import Record
+from launcher.run.notice import Notice, Notify, give, read_settings, settings_file
 from launcher.run.prepare import prepare
 from launcher.run.start import start
 from launcher.run.state import RunState
@@ -33,12 +35,13 @@ SECOND_CTRL_C = 2.0  # seconds in which another Ctrl-C stops the run instead of 
 
 def attend(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], wishes: Wishes) -> int:
     """Start the run and go along with it; the exit code."""
+    notify = read_settings(settings_file(os.environ)).notify
     with Screen(Masker(secrets.values())) as screen:
         record = launch(job, fleet, code, secrets, screen, wishes)
         if wishes.detach:
             screen.say(f"{record.run} is running. Follow it: launcher logs {record.run}")
             return 0
-        return follow(record, fleet, screen)
+        return follow(record, fleet, screen, notify)
 
 
 def launch(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], screen: Screen, wishes: Wishes) -> Record:
@@ -75,7 +78,7 @@ def launch(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], scre
     return record
 
 
-def follow(record: Record, fleet: Fleet, screen: Screen, offset: int = 0) -> int:
+def follow(record: Record, fleet: Fleet, screen: Screen, notify: Notify, offset: int = 0) -> int:
     """Along with a run until it ends; the exit code."""
     nodes = record.nodes()
     engines = {engine.node: engine for engine in fleet.engines}
@@ -92,6 +95,8 @@ def follow(record: Record, fleet: Fleet, screen: Screen, offset: int = 0) -> int
     if outcome.state is not RunState.DONE:
         # All that they knew has been read and written down: nothing is left on the nodes but the output folders.
         stop(fleet, record.run)
+    for problem in give(notify, Notice.of(outcome)):
+        screen.say(f"warning: no notice was given: {problem}")
     return outcome.state.exit_code
 
 

@@ -25,6 +25,7 @@ from launcher.node.engine import Files
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
 from launcher.run.locate import Attached, attach
+from launcher.run.notice import Notice, give, read_settings, settings_file
 from launcher.run.supervise import Supervisor
 from launcher.run.watch import Output, Source, Watch
 
@@ -112,6 +113,7 @@ def _follow(attached: Attached, sources: Sequence[Source], screen: Screen) -> in
     watch = Watch(attached.engines, attached.nodes, sources, attached.record.paths)
     if attached.record.result() is not None:
         return _replay(attached, watch, screen)
+    notify = read_settings(settings_file(os.environ)).notify
     try:
         with screen.live():
             outcome = Supervisor(attached.engines, attached.record, attached.nodes, watch, screen.show).attend()
@@ -120,6 +122,8 @@ def _follow(attached: Attached, sources: Sequence[Source], screen: Screen) -> in
         return 0
     screen.finish(failed=outcome.failure is not None)
     print_outcome(screen.err, outcome)
+    for problem in give(notify, Notice.of(outcome)):
+        screen.say(f"warning: no notice was given: {problem}")
     return outcome.state.exit_code
 
 

@@ -1,0 +1,124 @@
+"""A word when a run has ended: a command or a webhook of the user's own settings file, never of a job file.
+
+A job file may come from a stranger; what runs on the caller's machine may not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from launcher.errors import UsageError
+from launcher.run.finish import Outcome
+
+LIMIT = 15.0  # seconds for a command or a webhook
+_FOR_ALL = stat.S_IWGRP | stat.S_IWOTH
+
+
+class Notify(BaseModel):
+    """`notify:` of the settings file; each of the two may be left out."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    command: tuple[str, ...] = Field(default=(), strict=False)  # argv; the notice is JSON on its stdin
+    webhook: str = Field(default="", pattern="^(https?://.+)?$")  # gets the notice as a POST
+
+
+class Settings(BaseModel):
+    """The whole settings file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    notify: Notify = Notify()
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What is told: how a run ended, without its output, which may hold anything."""
+
+    run: str
+    state: str
+    exit_code: int
+    text: str  # one line for a person; the key that chat webhooks show
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Notice:
+        failure = outcome.failure
+        why = "" if failure is None else f": {failure.node} {failure.what}"
+        return cls(
+            outcome.run, outcome.state.value, outcome.state.exit_code, f"{outcome.run} {outcome.state.value}{why}"
+        )
+
+
+def settings_file(environ: Mapping[str, str]) -> Path:
+    """`launcher/settings.yaml` of the user's configuration folder (XDG Base Directory Specification)."""
+    return Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "launcher", "settings.yaml")
+
+
+def read_settings(file: Path) -> Settings:
+    """The defaults where there is no such file. Raises UsageError for one that is wrong, or that others may write."""
+    try:
+        status, text = file.stat(), file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return Settings()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(str(file), f"cannot be read: {error}", "correct it, or remove it") from error
+    if status.st_mode & _FOR_ALL or status.st_uid not in (os.geteuid(), 0):
+        raise UsageError(str(file), "others may change it, and it names a command", f"chmod 600 {file}")
+    try:
+        return Settings.model_validate(yaml.safe_load(text) or {})
+    except yaml.YAMLError as error:
+        raise UsageError(str(file), f"is no YAML: {error}", "correct it, or remove it") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{file}: {place}", first["msg"], "it knows notify.command and notify.webhook") from error
+
+
+def give(notify: Notify, notice: Notice) -> list[str]:
+    """Tell it; what went wrong with that, a line each. That a notice cannot be given changes nothing of the end."""
+    body = json.dumps(vars(notice)).encode()
+    problems = []
+    if notify.command and (problem := _call(notify.command, notice, body)):
+        problems.append(f"notify.command {notify.command[0]}: {problem}")
+    if notify.webhook and (problem := _post(notify.webhook, body)):
+        problems.append(f"notify.webhook: {problem}")  # its address may hold a token: not shown
+    return problems
+
+
+def _call(command: tuple[str, ...], notice: Notice, body: bytes) -> str:
+    known: dict[str, Any] = {"LAUNCHER_RUN": notice.run, "LAUNCHER_STATE": notice.state}
+    try:
+        done = subprocess.run(
+            command, input=body, capture_output=True, timeout=LIMIT, check=False, env={**os.environ, **known}
+        )
+    except subprocess.TimeoutExpired:
+        return f"did not end in {LIMIT:g} s"
+    except OSError as error:
+        return str(error)
+    words = (done.stderr or done.stdout).decode(errors="replace").strip()[-300:]
+    return f"exit code {done.returncode}: {words}" if done.returncode else ""
+
+
+def _post(address: str, body: bytes) -> str:
+    request = urllib.request.Request(  # noqa: S310 - http and https only: the settings' pattern
+        address, data=body, headers={"Content-Type": "application/json", "User-Agent": "launcher"}, method="POST"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=LIMIT):  # noqa: S310
+            return ""
+    except urllib.error.HTTPError as error:
+        return f"it answered {error.code}"
+    except (OSError, ValueError) as error:
+        return str(getattr(error, "reason", error))

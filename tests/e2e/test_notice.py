@@ -1,0 +1,114 @@
+"""A notice when a run ends: from the user's own settings, whoever sees the end; never from a job file."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.cli import Cli
+
+pytestmark = pytest.mark.timeout(200)
+
+
+@pytest.fixture
+def noticed_cli(cli: Cli, tmp_path: Path) -> Iterator[Cli]:
+    """With a home of its own."""
+    (tmp_path / "home" / ".config" / "launcher").mkdir(parents=True)
+    local = Cli(cli.cwd, {**cli.env, "HOME": str(tmp_path / "home"), "XDG_CONFIG_HOME": ""})
+    yield local
+    local("down", "--all", code=None)
+
+
+def write_settings(cli: Cli, mode: int = 0o600, **notify: Any) -> Path:
+    file = Path(cli.env["HOME"], ".config", "launcher", "settings.yaml")
+    file.write_text(yaml.safe_dump({"notify": notify}))
+    file.chmod(mode)
+    return file
+
+
+def job(cli: Cli, command: str, **keys: Any) -> Path:
+    return cli.job("ends", runtime="process", nodes=["local"], run={"command": ["sh", "-c", command]}, **keys)
+
+
+@pytest.fixture
+def posted() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A webhook: its address, and what it got."""
+    got: list[dict[str, Any]] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(500 if self.path == "/broken" else 200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Hook)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", got
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_command_and_a_webhook_are_told_of_the_end(
+    noticed_cli: Cli, posted: tuple[str, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    address, got = posted
+    program = (
+        f"import os, sys; open({str(tmp_path / 'told')!r}, 'w').write(os.environ['LAUNCHER_STATE'] + sys.stdin.read())"
+    )
+    write_settings(noticed_cli, command=[sys.executable, "-c", program], webhook=address)
+    noticed_cli("up", job(noticed_cli, "echo secret words; exit 3"), code=1)
+    run = noticed_cli.runs()[-1].name
+    assert [(notice["run"], notice["state"], notice["exit_code"]) for notice in got] == [(run, "failed", 1)]
+    assert "local exited with code 3" in got[0]["text"]
+    assert "secret words" not in json.dumps(got)
+    assert (tmp_path / "told").read_text() == "failed" + json.dumps(got[0])
+
+
+def test_of_a_detached_run_whoever_sees_it_end_gives_the_notice_once(
+    noticed_cli: Cli, posted: tuple[str, list[dict[str, Any]]]
+) -> None:
+    address, got = posted
+    write_settings(noticed_cli, webhook=address)
+    noticed_cli("up", "-d", job(noticed_cli, "sleep 1; echo done"))
+    assert got == []
+    noticed_cli("logs")
+    noticed_cli("logs")
+    assert [notice["state"] for notice in got] == ["done"]
+
+
+def test_a_notice_that_fails_is_told_and_changes_nothing(
+    noticed_cli: Cli, posted: tuple[str, list[dict[str, Any]]]
+) -> None:
+    write_settings(noticed_cli, command=["false"], webhook=posted[0] + "/broken")
+    done = noticed_cli("up", job(noticed_cli, "true"))
+    assert "no notice was given: notify.command false: exit code 1" in done.stderr
+    assert "no notice was given: notify.webhook: it answered 500" in done.stderr
+    assert posted[0] not in done.stderr
+
+
+def test_settings_that_are_wrong_or_others_may_write_are_refused_before_anything_starts(noticed_cli: Cli) -> None:
+    here = job(noticed_cli, "true")
+    file = write_settings(noticed_cli, webhok="x")
+    assert f"{file}: notify.webhok" in noticed_cli("up", here, code=2).stderr
+    write_settings(noticed_cli, webhook="file:///etc/passwd")
+    assert "notify.webhook" in noticed_cli("up", here, code=2).stderr
+    write_settings(noticed_cli, mode=0o622, command=["true"])
+    assert "others may change it" in noticed_cli("up", here, code=2).stderr
+    assert noticed_cli.runs() == []
+
+
+def test_a_job_file_names_no_notice(noticed_cli: Cli, tmp_path: Path) -> None:
+    file = job(noticed_cli, "true", notify={"command": ["touch", str(tmp_path / "touched")]})
+    assert "notify: unknown key" in noticed_cli("up", file, code=2).stderr
+    assert not (tmp_path / "touched").exists()
