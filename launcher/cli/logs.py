@@ -53,7 +53,7 @@ def logs(
     with attach(run, options.hosts(nodes), ssh_config) as attached:
         if not attached.nodes:
             raise NodesFailed(list(attached.unreachable.values()))
-        masker = Masker(_secrets(attached.record))
+        masker = Masker(known_secrets(attached.record))
         chosen = _chosen(attached, rank, node, all_=all_)
         sources = [_source(attached, each, rank, tail, since) for each in chosen]
         if timestamps:
@@ -153,7 +153,7 @@ def _print(attached: Attached, source: Source, screen: Screen, *, timestamps: bo
         screen.show(Output(source.node.name, f"{stamp} ".encode() + line))
 
 
-def _secrets(record: Record) -> list[str]:
+def known_secrets(record: Record) -> list[str]:
     """The values to mask, as far as this caller has them."""
     if not record.paths.job.exists():
         return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,23 +15,18 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.cli import options
+from launcher.cli.logs import known_secrets
 from launcher.cli.screen import duration, top1
-from launcher.errors import LauncherError
-from launcher.logs.follow import size_of
+from launcher.logs.lines import Masker
 from launcher.model import labels
-from launcher.model.container import ContainerState
 from launcher.node.connect import connect
-from launcher.node.engine import Files
 from launcher.records import store
-from launcher.records.paths import NodePaths
-from launcher.records.store import NodeOfRun
-from launcher.run import attempts
-from launcher.run.attempts import Attempt
 from launcher.run.locate import Attached, attach, on_nodes
+from launcher.run.look import look
 from launcher.run.state import of_containers
 
 REFRESH = 2.0
-_TAIL = 8192
+LAST_LINE = 60  # characters of it that a table of a narrow terminal still shows
 
 
 def status(
@@ -44,147 +39,131 @@ def status(
     """What the nodes say now; a node that does not answer is shown as unreachable (exit code 3)."""
     console = Console(highlight=False)
     with attach(run, options.hosts(nodes), ssh_config) as attached:
-        seen = look(attached)
-        if watch and not json:
-            _watch(attached, console)
-        elif json:
+        masker = Masker(known_secrets(attached.record))
+        seen = _watch(attached, masker, console) if watch and not json else _masked(look(attached), masker)
+        if json:
             typer.echo(json_.dumps(seen, indent=2))
-        else:
+        elif not watch:
             console.print(_render(seen))
-        if attached.unreachable:
-            for error in attached.unreachable.values():
-                typer.echo(str(error), err=True)
+        reasons = [str(row["reason"]) for row in seen["nodes"] if "reason" in row]
+        for reason in reasons:
+            typer.echo(reason, err=True)
+        if reasons:
             raise typer.Exit(3)
 
 
-def look(attached: Attached) -> dict[str, Any]:
-    """A run as its nodes show it now."""
-    states = {
-        node.name: state
-        for node in attached.nodes
-        for state in attached.engines[node.name].list({labels.RUN: attached.record.run, labels.NODE: node.name})
-    }
-    result = attached.record.result()
-    state = of_containers(list(states.values()), len(attached.nodes)).value if states else "removed"
-    if result is not None and state in ("removed", "done", "failed", "lost"):
-        state = str(result["state"])
-    progress = _progress(attached)
-    ends = {str(row.get("node")): row for row in (result or {}).get("nodes", [])}
-    rows = [
-        _row(node, states.get(node.name), ends.get(node.name, {}), _attempts(attached, node)) for node in attached.nodes
-    ]
-    rows += [
-        {"node": name, "state": "unreachable", "reason": str(error)} for name, error in attached.unreachable.items()
-    ]
-    return {"run": attached.record.run, "state": state, "progress": progress, "nodes": rows, "result": result}
-
-
-def _attempts(attached: Attached, node: NodeOfRun) -> tuple[Attempt, ...]:
-    try:
-        return attempts.read(attached.engines[node.name].files, node.output, node.name)
-    except LauncherError:
-        return ()  # went away since it was asked for its containers
-
-
-def _row(
-    node: NodeOfRun, state: ContainerState | None, end: Mapping[str, Any], started: tuple[Attempt, ...]
-) -> dict[str, Any]:
-    """end: what was written down of the node when the run ended, for when its container is no longer there."""
-    row: dict[str, Any] = {
-        "node": node.name,
-        "host": node.host,
-        "node_rank": node.rank,
-        "ranks": [node.ranks.start, node.ranks.stop - 1],
-    }
-    if state is None:
-        kept = {key: end.get(key) for key in ("exit_code", "oom_killed", "restarts", "restarted")}
-        return {**row, "state": "removed", **kept}
-    until = state.finished if state.phase.ended and state.finished else time.time()
+def _masked(seen: dict[str, Any], masker: Masker) -> dict[str, Any]:
     return {
-        **row,
-        "state": state.phase.value,
-        "exit_code": state.exit_code,
-        "oom_killed": state.oom_killed,
-        "restarts": max(0, len(started) - 1),
-        "restarted": attempts.reasons(started),
-        "age": round(until - state.started, 1) if state.started else None,
-        "gpus": [g for g in state.labels.get(labels.GPUS, "").split(labels.SPLIT) if g],
-        "container": state.name,
+        **seen,
+        "nodes": [{**row, **({"last": masker(row["last"])} if "last" in row else {})} for row in seen["nodes"]],
     }
-
-
-def _progress(attached: Attached) -> Mapping[str, Any]:
-    """The last line of kind "step" of the master's metrics; {} where there is none."""
-    if not attached.nodes or attached.nodes[0].rank != 0:
-        return {}
-    master = attached.nodes[0]
-    path = NodePaths(master.output, master.name).metrics
-    try:
-        text = _end_of(attached.engines[master.name].files, path)
-    except LauncherError:
-        return {}
-    for line in reversed(text.splitlines()):
-        try:
-            value = json_.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict) and value.get("kind") == "step":
-            return value
-    return {}
-
-
-def _end_of(files: Files, path: str) -> str:
-    size = size_of(files, path)
-    return files.read(path, max(0, size - _TAIL), _TAIL).decode("utf-8", "replace") if size else ""
 
 
 def _render(seen: Mapping[str, Any]) -> RenderableType:
+    """The table, without the columns that have nothing to say here."""
+    rows = [_cells(row, seen["progress"]) for row in seen["nodes"]]
+    shown = [column for column in COLUMNS if column in ALWAYS or any(str(cells[column]) for cells in rows)]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("node", "ranks", "state", "exit", "restarts", "age", "gpus"):
-        table.add_column(column)
-    for row in seen["nodes"]:
-        low, high = row.get("ranks", (None, None))
-        exit_code = row.get("exit_code")
-        table.add_row(
-            Text(str(row["node"])),
-            "" if low is None else (str(low) if low == high else f"{low}-{high}"),
-            Text(str(row["state"]), style=_STYLES.get(str(row["state"]), "")),
-            ("" if exit_code is None else str(exit_code)) + (" OOM" if row.get("oom_killed") else ""),
-            str(row.get("restarts") or 0),
-            duration(row["age"]) if row.get("age") is not None else "",
-            str(len(row.get("gpus", []))),
-        )
-    head = Text(f"{seen['run']}  ", style="bold") + Text(str(seen["state"]), style=_STYLES.get(str(seen["state"]), ""))
-    parts: list[RenderableType] = [head]
-    if step := seen["progress"]:
-        parts.append(Text("  ".join(f"{name} {_short(step[name])}" for name in _SHOWN if name in step)))
+    for column in shown:
+        table.add_column(column, no_wrap=column in ("last line", *ALWAYS), overflow="ellipsis")
+    for cells in rows:
+        table.add_row(*(cells[column] for column in shown))
+    state = str(seen["state"])
+    head = Text(f"{seen['run']}  ", style="bold") + Text(state, style=_STYLES.get(state, ""))
     why = [
         Text(f"{row['node']}: restart {place} after {reason}", style="yellow")
         for row in seen["nodes"]
         for place, reason in enumerate(row.get("restarted") or (), 1)
     ]
-    return Group(*parts, table, *why)
+    return Group(head, table, *why)
 
 
-_SHOWN = ("epoch", "epochs", "step", "steps", "images_per_s", "data_wait", "loss")
+def _cells(row: Mapping[str, Any], progress: Mapping[str, Any]) -> dict[str, Text | str]:
+    """How far the run is stands in the row of rank 0, which tells it for all of them."""
+    state = str(row["state"])
+    step = progress if row.get("node_rank") == 0 else {}
+    return {
+        "node": Text(str(row["node"])),
+        "ranks": _span(row.get("ranks")),
+        "state": Text(state, style=_STYLES.get(state, "")),
+        "exit": _exit(row),
+        "restarts": str(row.get("restarts") or 0),
+        "age": duration(row["age"]) if row.get("age") is not None else "",
+        "epoch": _of(step, "epoch", "epochs"),
+        "step": _of(step, "step", "steps"),
+        "images/s": _short(step.get("images_per_s", "")),
+        "data wait": _percent(step.get("data_wait")),
+        "loss": _short(step.get("loss", "")),
+        "GPUs": _gpus(row),
+        "memory": _memory(row.get("use")),
+        "last line": Text(str(row.get("last") or "")[:LAST_LINE]),
+    }
+
+
+COLUMNS = (
+    *("node", "ranks", "state", "exit", "restarts", "age", "epoch", "step", "images/s", "data wait", "loss"),
+    *("GPUs", "memory", "last line"),
+)
+ALWAYS = ("node", "ranks", "state", "restarts")
 _STYLES = {"running": "green", "done": "green", "failed": "red", "unreachable": "red", "stopped": "yellow"}
+
+
+def _span(ranks: Sequence[int] | None) -> str:
+    if not ranks:
+        return ""
+    low, high = ranks
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def _exit(row: Mapping[str, Any]) -> str:
+    code = row.get("exit_code")
+    return ("" if code is None else str(code)) + (" OOM" if row.get("oom_killed") else "")
+
+
+def _of(progress: Mapping[str, Any], now: str, all_: str) -> str:
+    if now not in progress:
+        return ""
+    return f"{progress[now]}/{progress[all_]}" if all_ in progress else str(progress[now])
 
 
 def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _watch(attached: Attached, console: Console) -> None:
-    with Live(console=console, auto_refresh=False, screen=False) as live:
+def _percent(share: object) -> str:
+    return f"{share:.0%}" if isinstance(share, (int, float)) else ""
+
+
+def _gpus(row: Mapping[str, Any]) -> str:
+    """`8: 91-98 %, 14.2/16 GiB`."""
+    count = len(row.get("gpus", []))
+    seen = (row.get("use") or {}).get("gpus", [])
+    busy = sorted(gpu["busy"] for gpu in seen if gpu["busy"] is not None)
+    fullest = max((gpu for gpu in seen if gpu["memory"] is not None), key=lambda gpu: int(gpu["memory"]), default=None)
+    if not busy or fullest is None:
+        return str(count) if count else ""
+    share = f"{busy[0]}" if busy[0] == busy[-1] else f"{busy[0]}-{busy[-1]}"
+    return f"{count}: {share} %, {fullest['memory'] / 1024:.1f}/{(fullest['memory_total'] or 0) / 1024:.0f} GiB"
+
+
+def _memory(seen: Mapping[str, Any] | None) -> str:
+    if not seen or not seen["memory_total"]:
+        return ""
+    return f"{seen['memory'] / 2**30:.1f}/{seen['memory_total'] / 2**30:.0f} GiB"
+
+
+def _watch(attached: Attached, masker: Masker, console: Console) -> dict[str, Any]:
+    """Until the run has ended, or Ctrl-C; what was seen last."""
+    seen = _masked(look(attached), masker)
+    with Live(_render(seen), console=console, auto_refresh=False) as live:
         try:
-            while True:
-                seen = look(attached)
-                live.update(_render(seen), refresh=True)
-                if seen["state"] in ("done", "failed", "stopped", "lost", "removed"):
-                    return
+            while seen["state"] not in ("done", "failed", "stopped", "lost", "removed"):
                 time.sleep(REFRESH)
+                seen = _masked(look(attached), masker)
+                live.update(_render(seen), refresh=True)
         except KeyboardInterrupt:
-            return
+            pass
+    return seen
 
 
 def runs(nodes: options.Nodes = None, json: options.Json = False, ssh_config: options.SshConfig = None) -> None:

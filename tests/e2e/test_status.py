@@ -1,0 +1,68 @@
+"""`launcher status` and its live table: what runs where, how far it is, what it said last."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import Cli
+
+pytestmark = pytest.mark.timeout(200)
+
+# Says that it is at step 7 of 9 and waits for a file; the second node has nothing to tell.
+PROGRAM = """
+import json, os, sys, time
+from pathlib import Path
+output = Path(os.environ["LAUNCHER_OUTPUT"])
+if os.environ["RANK"] == "0":
+    line = {"kind": "step", "epoch": 2, "epochs": 6, "step": 7, "steps": 9, "images_per_s": 910.5, "data_wait": 0.25}
+    (output / "metrics.jsonl").write_text(json.dumps(line) + "\\n")
+print("token is", os.environ["TOKEN"], flush=True)
+while not (output / "enough").exists():
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def running(cli: Cli, tmp_path: Path) -> Iterator[Cli]:
+    """A run of two nodes that waits."""
+    (tmp_path / "home").mkdir()
+    local = Cli(cli.cwd, {**cli.env, "HOME": str(tmp_path / "home"), "TOKEN": "hush-hush"})
+    (local.cwd / "waits.py").write_text(PROGRAM)
+    run = {"command": ["python3", "waits.py"]}
+    job = local.job("waits", runtime="process", nodes=["local", "local"], run=run, secrets=["TOKEN"])
+    local("up", "-d", job)
+    local.until_logged("token is")
+    yield local
+    local("down", "--all", code=None)
+
+
+def finish(cli: Cli) -> None:
+    (Path(cli.env["HOME"]) / ".launcher" / cli.runs()[-1].name / "enough").touch()
+
+
+def test_the_table_has_all_that_is_known_and_no_column_for_what_is_not(running: Cli) -> None:
+    shown = running("status").stdout
+    head, first, second = shown.splitlines()[1:4]
+    assert re.split(r"\s{2,}", head.strip()) == [
+        *("node", "ranks", "state", "restarts", "age", "epoch", "step", "images/s", "data wait", "memory", "last line")
+    ]
+    assert re.search(r"local-0 +0 +running +0 +\d:\d\d +2/6 +7/9 +910\.5 +25% +[\d.]+/\d+ GiB +token is \*+", first)
+    assert re.search(r"local-1 +1 +running +0 +\d:\d\d +[\d.]+/\d+ GiB +token is \*+", second)
+    assert "hush-hush" not in shown + running("status", "--json").stdout
+    seen = json.loads(running("status", "--json").stdout)
+    assert seen["progress"]["step"] == 7
+    assert all(0 < node["use"]["memory"] < node["use"]["memory_total"] for node in seen["nodes"])
+
+
+def test_the_live_table_goes_on_until_the_run_has_ended(running: Cli) -> None:
+    process = running.start("status", "--watch")
+    finish(running)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "done" in out
+    assert "local-1" in out
