@@ -5,34 +5,29 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, TypeVar
 
 import docker.errors
 from docker import APIClient
 
-from launcher.errors import EngineFailed, EngineUnavailable, LauncherError, NameTaken, NodeUnfit, NodeUnreachable
+from launcher.errors import EngineFailed, NameTaken, NodeUnfit
 from launcher.model import labels as names
 from launcher.model.container import WANTED_ULIMITS, ContainerSpec, ContainerState, Layout, Phase
 from launcher.model.facts import NodeFacts, Reach
 from launcher.node import facts as look
 from launcher.node import inside, sweep
 from launcher.node.docker import ulimits
-from launcher.node.docker.errors import FAILURES, NONSENSE, explain, is_lost, is_timeout, nonsense
+from launcher.node.docker.calls import Calls
+from launcher.node.docker.errors import NONSENSE, nonsense
 from launcher.node.docker.images import DockerImages, label_filter
 from launcher.node.docker.values import container_request, container_state, engine_facts
 from launcher.node.engine import Files, Images
 from launcher.node.machine import Machine
 from launcher.node.parallel import together
 
-T = TypeVar("T")
-API_TIMEOUT = 60.0  # seconds without a byte from the engine
-BULK_TIMEOUT = 3600.0  # `docker save` of a big image writes it all to disk before its first byte
 _FACTS_TIMEOUT = 60.0
-_RETRY_PAUSE = 1.0  # seconds between tries to come back to a node that is away
 _REMOVAL_TIMEOUT = 60
 _NO_RLIMIT = ("rlimit",)  # runc: "error setting rlimit type 8", crun: "setrlimit `RLIMIT_MEMLOCK`"
 
@@ -58,12 +53,9 @@ class DockerEngine:
         self.host = host
         self.machine = machine
         self.files = files
+        self._call = Calls(node, machine, connect)
         self._images = DockerImages(node, self._call, ssh)
-        self._connect = connect
         self._identity: tuple[str, str] | None = None  # the engine's id and version, once it was asked
-        self._clients: dict[float, APIClient] = {}
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
 
     def open(self) -> None:
         """Make sure that the engine answers. Raises NodeUnreachable, EngineUnavailable, EngineForbidden, ..."""
@@ -162,17 +154,17 @@ class DockerEngine:
         """Comes back to a node that was away, within the time limit. Raises EngineFailed when the container is gone."""
         deadline = time.monotonic() + timeout
         while True:
-            state = self._patiently(lambda: self.inspect(container), deadline)
+            state = self._call.patiently(lambda: self.inspect(container), deadline)
             left = deadline - time.monotonic()
             if state.phase.ended or left <= 0:
                 return state
             asked = time.monotonic()
             if state.phase is Phase.CREATED:  # `not-running` is true of it now, and its start would be missed
-                self._await(container, "next-exit", min(left, 1.0))
+                self._call.until(container, "next-exit", min(left, 1.0))
             else:
-                self._await(container, "not-running", left)
+                self._call.until(container, "not-running", left)
             if time.monotonic() - asked < 0.1:  # an engine that answers at once while the container restarts
-                self._closed.wait(min(0.1, left))
+                self._call.pause(min(0.1, left))
 
     def stop(self, container: str, grace: float) -> ContainerState:
         seconds = max(0, math.ceil(grace))
@@ -253,11 +245,7 @@ class DockerEngine:
         return self.machine.ssh_port()
 
     def close(self) -> None:
-        self._closed.set()
-        with self._lock:
-            clients, self._clients = list(self._clients.values()), {}
-        for client in clients:
-            client.close()
+        self._call.close()
 
     def _engine_answers(self, images: Sequence[str]) -> tuple[_Answer, _Answer, Sequence[str]]:
         found = [image.id for reference in images if (image := self._images.inspect(reference)) is not None]
@@ -304,50 +292,6 @@ class DockerEngine:
                     api.wait(container, timeout=_REMOVAL_TIMEOUT, condition="removed")
 
         self._call(f"remove {container}", ask)
-
-    def _await(self, container: str, condition: Literal["next-exit", "not-running"], timeout: float) -> None:
-        """Until the engine says so or the time is over; a cut connection is for the caller's next look to find out."""
-        try:
-            client = self._client(API_TIMEOUT)
-            client.wait(container, timeout=timeout, condition=condition)  # type: ignore[arg-type] # seconds may be a float
-        except docker.errors.APIError as error:
-            raise explain(self.node, self.machine.user, f"wait for {container}", error) from error
-        except FAILURES as error:
-            if not is_timeout(error) and not is_lost(error):
-                raise explain(self.node, self.machine.user, f"wait for {container}", error) from error
-        except NodeUnreachable:
-            self._closed.wait(min(_RETRY_PAUSE, timeout))
-
-    def _patiently(self, ask: Callable[[], T], deadline: float) -> T:
-        """Until the node is there again; its last error when the time is over."""
-        while True:
-            try:
-                return ask()
-            except (NodeUnreachable, EngineUnavailable):
-                left = deadline - time.monotonic()
-                if left <= 0 or self._closed.wait(min(_RETRY_PAUSE, left)):
-                    raise
-
-    def _client(self, timeout: float) -> APIClient:
-        with self._lock:
-            client = self._clients.get(timeout)
-            if client is None:
-                client = self._clients[timeout] = self._connect(timeout)
-            return client
-
-    def _call(self, doing: str, ask: Callable[[APIClient], T], *, bulk: bool = False) -> T:
-        """Ask the engine; once more on a new connection when the one it went over had died. Errors name the node."""
-        for last in (bulk, True):
-            try:
-                return ask(self._client(BULK_TIMEOUT if bulk else API_TIMEOUT))
-            except LauncherError:
-                raise
-            except FAILURES as error:
-                if last or not is_lost(error):
-                    raise explain(self.node, self.machine.user, doing, error) from error
-            except NONSENSE as error:
-                raise nonsense(self.node, doing, error) from error
-        raise AssertionError("unreachable")
 
 
 def _bare(name: str, image: str, labels: Mapping[str, str]) -> ContainerSpec:
