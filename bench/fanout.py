@@ -141,7 +141,7 @@ def _rows(results: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
                 f"{_median(result, 'wall'):.2f}",
                 f"{min(walls):.2f} to {max(walls):.2f}",
                 f"{1000 * _median(result, 'cpu') / result['nodes']:.1f}",
-                f"{_median(result, 'memory'):.0f}",
+                "-" if result["way"].startswith("ssh") else f"{_median(result, 'memory'):.0f}",
             )
         )
     return rows

@@ -91,7 +91,7 @@ def follow(record: Record, fleet: Fleet, screen: Screen, notify: Notify, offset:
     except KeyboardInterrupt:
         return leave_or_stop(record, fleet, watch, screen)
     screen.finish(failed=outcome.failure is not None)
-    print_outcome(screen.err, outcome)
+    print_outcome(screen.err, outcome, screen.mask)
     if outcome.state is not RunState.DONE:
         # All that they knew has been read and written down: nothing is left on the nodes but the output folders.
         stop(fleet, record.run)

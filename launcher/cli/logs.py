@@ -121,7 +121,7 @@ def _follow(attached: Attached, sources: Sequence[Source], screen: Screen) -> in
         screen.say(f"left {attached.record.run} as it is; its state: launcher status {attached.record.run}")
         return 0
     screen.finish(failed=outcome.failure is not None)
-    print_outcome(screen.err, outcome)
+    print_outcome(screen.err, outcome, screen.mask)
     for problem in give(notify, Notice.of(outcome)):
         screen.say(f"warning: no notice was given: {problem}")
     return outcome.state.exit_code

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ class Screen:
 
     def __init__(self, masker: Masker | None = None, *, prefix: bool = False) -> None:
         """prefix: begin each line with its node's name, where several are shown."""
-        self._mask = masker or Masker()
+        self.mask = masker or Masker()
         self._prefix = prefix
         self._lines: dict[str, Lines] = {}
         self._progress = ProgressLine()
@@ -132,10 +132,10 @@ class Screen:
             if not self._held and _TRACEBACK.search(line):
                 self._held_since = time.monotonic()
                 self._write(head, lines[:place])
-                self._held = [head + self._mask(each) for each in lines[place:]]
+                self._held = [head + self.mask(each) for each in lines[place:]]
                 return
         if self._held:
-            self._held += [head + self._mask(line) for line in lines]
+            self._held += [head + self.mask(line) for line in lines]
         else:
             self._write(head, lines)
 
@@ -146,7 +146,7 @@ class Screen:
     def _write(self, head: str, lines: list[str]) -> None:
         if not lines:
             return
-        text = "".join(f"{head}{self._mask(line)}\n" for line in lines)
+        text = "".join(f"{head}{self.mask(line)}\n" for line in lines)
         if self._live is not None:
             self._live.stop()  # the line below must not be written over
         sys.stdout.write(text)
@@ -205,15 +205,15 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
-def print_failure(console: Console, failure: Failure) -> None:
-    """The first failure: who, its own words, what it means, what to do."""
+def print_failure(console: Console, failure: Failure, mask: Callable[[str], str]) -> None:
+    """The first failure: who, its own words without secrets, what it means, what to do."""
     from rich.markup import escape
     from rich.text import Text
 
     who = failure.node if failure.rank is None else f"rank {failure.rank} on {failure.node}"
     if failure.words:
-        console.print(Text(failure.words))
-    console.print(f"[bold red]failed[/] {escape(who)} {escape(failure.what)}")
+        console.print(Text(mask(failure.words)))
+    console.print(f"[bold red]failed[/] {escape(who)} {escape(mask(failure.what))}")
     if failure.cure:
         console.print(f"  -> {escape(failure.cure)}")
 
@@ -224,11 +224,11 @@ def top1(epoch: Mapping[str, Any]) -> float | None:
     return _number(val.get("top1")) if isinstance(val, Mapping) else None
 
 
-def print_outcome(console: Console, outcome: Outcome) -> None:
+def print_outcome(console: Console, outcome: Outcome, mask: Callable[[str], str]) -> None:
     from rich.markup import escape
 
     if outcome.failure is not None:
-        print_failure(console, outcome.failure)
+        print_failure(console, outcome.failure, mask)
         victims = [str(node["node"]) for node in outcome.nodes if node["victim"]]
         if victims:
             console.print(f"[dim]ended because of it, not to blame: {escape(', '.join(victims))}[/]")

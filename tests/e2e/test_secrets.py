@@ -1,0 +1,118 @@
+"""A secret is where the job's processes read it, and nowhere else: every other place is searched for its value."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import secrets
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.bed.bed import Bed, Node
+from tests.e2e.cli import Cli, bed_job
+
+pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
+
+# The program has both secrets, passes them on to a child, and prints neither.
+PROGRAM = """
+import subprocess, sys, time
+child = "import os; print(len(os.environ['TOKEN'] + os.environ['FROM_FILE']))"
+print("has", subprocess.run([sys.executable, "-c", child], capture_output=True, text=True).stdout.strip(), flush=True)
+time.sleep(600)
+"""
+EVERYWHERE = "/home /root /tmp /var/tmp /dev/shm /run /var/log /var/lib/docker /etc"
+
+
+def on_disk(bed: Bed, node: Node, value: str) -> list[str]:
+    """Files of the node that hold it."""
+    script = f"grep -rlF -e {value} {EVERYWHERE} 2>/dev/null || true"
+    return bed.sh(node, script, timeout=200).split()
+
+
+def command_lines(bed: Bed, node: Node) -> str:
+    return bed.sh(node, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+
+
+def ours() -> str:
+    """The command lines of this machine, the launcher's among them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_bytes())
+        except OSError:  # it has ended
+            continue
+    return b"\n".join(found).decode(errors="replace")
+
+
+def below(folder: Path) -> list[tuple[str, bytes]]:
+    """Every file with its content, what is packed unpacked."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    contents = [(str(path), path.read_bytes()) for path in files]
+    return [(name, gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data) for name, data in contents]
+
+
+def test_a_secret_is_nowhere_but_in_its_file(bed_cli: Cli, bed: Bed, tmp_path: Path) -> None:
+    token, second = secrets.token_hex(12), secrets.token_hex(12)
+    (bed_cli.cwd / "secret.txt").write_text(second + "\n")
+    (bed_cli.cwd / "secret.txt").chmod(0o600)
+    (bed_cli.cwd / ".gitignore").write_text("secret.txt\n")
+    (bed_cli.cwd / "holds.py").write_text(PROGRAM)
+    cli = Cli(bed_cli.cwd, {**bed_cli.env, "TOKEN": token})
+    keys = bed_job(run={"script": "holds.py"}, secrets=["TOKEN", {"FROM_FILE": "secret.txt"}])
+    job = cli.job("holds", **keys)
+
+    said = [cli("plan", job, "--json").stdout]
+    process = cli.start("up", job)
+    lines_of_ours = ""
+    assert process.stdout is not None
+    while True:  # all the while that it starts
+        lines_of_ours += ours()
+        line = process.stdout.readline()
+        assert line, process.stderr.read() if process.stderr else ""
+        if line == "has 48\n":
+            break
+    run = cli.runs()[-1]
+    said += [cli(*words).stdout for words in (["status", "--json"], ["runs", "--json"], ["logs", "-F"])]
+
+    for value in (token, second):
+        assert value not in lines_of_ours
+        assert all(value not in text for text in said)
+        for node in bed.nodes[:2]:
+            assert value not in command_lines(bed, node)
+            ids = bed.docker(node, "ps", "-aq").split()
+            inspected = bed.docker(node, "inspect", *ids)
+            assert "launcher.run" in inspected
+            assert value not in inspected
+            assert value not in bed.docker(node, "logs", ids[0])
+            image = json.loads(inspected)[0]["Image"]
+            assert value not in bed.docker(node, "image", "inspect", image)
+            assert value not in bed.docker(node, "history", "--no-trunc", image)
+            held = on_disk(bed, node, value)
+            assert held, "the search finds what is there"
+            assert all("/.launcher/secrets/" in path for path in held), held
+            modes = bed.sh(node, f"stat -c '%a %U' {' '.join(held)}").splitlines()
+            assert {line.split()[0] for line in modes} == {"600"}
+        found = [name for name, data in [*below(run), *below(tmp_path / "cache")] if value.encode() in data]
+        assert found == []
+
+    cli("down")
+    process.wait(60)
+    for value in (token, second):
+        for node in bed.nodes[:2]:
+            assert on_disk(bed, node, value) == []
+        assert [name for name, data in below(run) if value.encode() in data] == []
+    assert stat.S_IMODE((cli.cwd / "secret.txt").stat().st_mode) == 0o600
+    assert bed.wait_clean(bed.nodes[:2]) == []
+
+
+def test_a_secret_that_the_program_prints_is_masked_where_it_is_shown(bed_cli: Cli) -> None:
+    cli = Cli(bed_cli.cwd, {**bed_cli.env, "TOKEN": secrets.token_hex(12)})
+    command = ["sh", "-c", 'echo "it is $TOKEN"; echo "$TOKEN" >&2; exit 3']
+    keys = bed_job(run={"command": command}, nodes=["node1"], secrets=["TOKEN"])
+    shown = cli("up", cli.job("prints", **keys), code=1)
+    assert "it is ***" in shown.stdout
+    again = cli("logs")
+    assert "it is ***" in again.stdout
+    assert all(cli.env["TOKEN"] not in text for text in (shown.stdout, shown.stderr, again.stdout, again.stderr))
