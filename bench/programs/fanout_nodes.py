@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
@@ -148,6 +149,7 @@ async def main() -> None:
     ports = [await _node(look, sys.argv[3], sys.argv[4], delay) for _ in range(count)]
     print(json.dumps(ports), flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    os._exit(0)  # whatever connections are still open
 
 
 if __name__ == "__main__":

@@ -107,6 +107,8 @@ def test_the_masters_port_is_taken(scene: Scene) -> None:
     taken = "import socket, time; s = socket.socket(); s.bind(('', 29500)); s.listen(); time.sleep(600)"
     squatter = ["run", "-d", "--name", "squatter", "--network", "host", "launcher-bed-train", "python3", "-c", taken]
     scene.bed.docker(scene.nodes[0], *squatter)
+    listens = "until grep -qE ':733C [0-9A-F:]+ 0A' /proc/net/tcp; do sleep 0.1; done"  # 29500
+    scene.bed.sh(scene.nodes[0], listens, timeout=60)
     scene.cli.program("steps.py")
     keys = bed_job(run={"script": "steps.py", "args": ["3", "5", "0.1"]}, nodes=[node.alias for node in scene.nodes])
     began = time.monotonic()

@@ -58,3 +58,24 @@ def test_the_time_limit_holds_with_nobody_watching(bed_cli: Cli, bed: Bed) -> No
     assert "reached the job's time limit" in ended.stderr
     bed_cli("down")
     assert bed.wait_clean() == []
+
+
+@pytest.mark.slow
+def test_with_nobody_watching_a_stuck_worker_ends_after_its_master(bed_cli: Cli, bed: Bed) -> None:
+    """The worker is in no collective, so that nothing of torch's tells it; its stack is in its own log."""
+    bed_cli.program("hangs.py")
+    job = bed_cli.job("stuck", **bed_job(run={"script": "hangs.py", "args": ["1"]}, hang_timeout="10s"))
+    bed_cli("up", "-d", job)
+    bed_cli.until_logged("no output and no step for 10 s")
+    noticed = time.monotonic()
+    while json.loads(bed_cli("status", "--json").stdout)["state"] == "running":
+        assert time.monotonic() - noticed < 120
+        time.sleep(1)
+    print(f"all ended {time.monotonic() - noticed:.1f} s after the hang was noticed, nobody watching")
+    late = bed_cli("logs", code=1)
+    assert "hung: no output and no step" in late.stderr
+    worker = (bed_cli.runs()[-1] / "logs" / "node2.log").read_text()
+    assert "the master has ended and this node has not" in worker
+    assert "reads_data_for_ever" in worker
+    bed_cli("down")
+    assert bed.wait_clean() == []
