@@ -60,6 +60,11 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "is the port open between the nodes? `launcher doctor JOB` tries it",
     ),
     (
+        r"Timed out waiting \d+ms for (recv|send)|Watchdog caught collective operation timeout",
+        "its peers were silent for as long as its communication waits",
+        "is the network between the nodes up? `launcher doctor JOB` tries it; or a rank hangs: set hang_timeout",
+    ),
+    (
         r"ModuleNotFoundError|ImportError",
         "a module could not be imported",
         "add it to image.packages, or check that `code` holds it",

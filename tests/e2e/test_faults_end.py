@@ -52,7 +52,11 @@ class Final:
 FINAL = {
     "a node is gone for good": Final(gone, 3, "lost", "did not answer any more", AWAY),
     "no packets between two nodes for good": Final(
-        lambda bed, nodes: faults.partition(bed, nodes[0], nodes[-1]), 1, "failed", "", "ended with exit code"
+        lambda bed, nodes: faults.partition(bed, nodes[0], nodes[-1]),
+        1,
+        "failed",
+        "its peers were silent",
+        "ended with exit code",
     ),
     "no packets to or from a node for good": Final(
         lambda bed, nodes: faults.isolated(bed, nodes[-1]), 3, "lost", "did not answer any more", AWAY

@@ -52,6 +52,7 @@ def test_memory_that_ran_out_outranks_every_traceback() -> None:
 @pytest.mark.parametrize(
     ("words", "meaning", "cure"),
     [
+        ("RuntimeError: [gloo/transport/tcp/x.cc:81] Timed out waiting 20000ms for recv operation", "silent", "doctor"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried", "GPU's memory", "batch size"),
         ("RuntimeError: DataLoader worker (pid 5) is killed by signal: Bus error.", "/dev/shm", "remount"),
         (
