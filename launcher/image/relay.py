@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from launcher.errors import ImageShipFailed, LauncherError, UsageError
+from launcher.errors import ImageShipFailed, LauncherError, NodesFailed, UsageError
 from launcher.image import parallel
 from launcher.image.link import is_slow
 from launcher.image.places import Say
@@ -18,7 +18,7 @@ from launcher.plan.rendezvous import candidates
 
 VARIABLE = "LAUNCHER_IMAGE_RELAY"  # how many nodes must lack an image before nodes serve one another; 0: they never do
 MANY = 5
-MANY_ON_SLOW_LINKS = 2
+MANY_ON_SLOW_LINKS = 3
 ENOUGH = 64 << 20  # bytes: less is sent in the time that it takes to get a node to serve
 AT_ONCE = 2  # how many one node serves at a time
 
@@ -33,21 +33,28 @@ def distribute(
     """
     if not _worthwhile(info, targets):
         return ship(source, info, name, targets, tell)
-    servers, rest, sent = list(have), list(targets), dict[str, int]()
-    if not servers:
+    servers, rest = list(have), list(targets)
+    sent, errors = dict.fromkeys((engine.node for engine in targets), 0), list[LauncherError]()
+
+    def send(engines: Sequence[Engine]) -> bool:
+        try:
+            sent.update(ship(source, info, name, engines, tell))
+        except LauncherError as error:  # told at the end: the others get it first
+            errors.append(error)
+            return False
+        return True
+
+    while rest and not servers:
         first = rest.pop(0)
         say(f"image {name}: {first.node} gets it first and hands it on")
-        try:
-            sent.update(ship(source, info, name, [first], tell))
-        except LauncherError as error:
-            say(f"image {name}: {first.node} hands nothing on: {error.what}")
-            return ship(source, info, name, targets, tell)
-        servers.append(first)
-    left = hand_on(servers, info, name, rest, say, tell)
-    sent.update(dict.fromkeys((engine.node for engine in rest), 0))
+        if send([first]):
+            servers.append(first)
+    left = hand_on(servers, info, name, rest, say, tell) if rest else []
     if left:
         say(f"image {name}: the launcher sends it to {', '.join(engine.node for engine in left)}")
-        sent.update(ship(source, info, name, left, tell))
+        send(left)
+    if errors:
+        raise errors[0] if len(errors) == 1 else NodesFailed(errors, of=len(targets))
     return sent
 
 

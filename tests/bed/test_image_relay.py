@@ -1,11 +1,14 @@
 """Nodes that have an image serve the others: it leaves the launcher's machine once, whoever else wants it."""
 
+import contextlib
 import os
 import subprocess
+import threading
 import uuid
 
 import pytest
 
+from launcher.errors import LauncherError
 from launcher.image import relay
 from launcher.image.places import Places
 from launcher.image.serve import serving, take, way
@@ -104,6 +107,22 @@ def test_a_node_that_reaches_no_other_is_served_from_here(four, fleet, image, mo
     assert sum(sent > 0 for sent in done.shipped.values()) <= 2
     assert done.shipped["node4"] > SIZE or any("node4 has it from node" in line for line in said)
     clean(four)
+
+
+def test_a_first_node_that_goes_away_is_named_and_the_others_have_it(four, fleet, image, monkeypatch):
+    monkeypatch.setenv(relay.VARIABLE, "4")
+    once = threading.Event()
+    with contextlib.ExitStack() as healing, caller_engine() as local:
+
+        def tell(progress):
+            if progress.node == "node1" and progress.sent * 2 > progress.total and not once.is_set():
+                once.set()
+                healing.enter_context(faults.without_engine(four, four.nodes[0]))
+
+        with pytest.raises(LauncherError, match="node1"):
+            bring(image, Places(fleet.engines, local), Say(), tell)
+    found = [four.run(node, "docker", "image", "inspect", image, check=False).returncode for node in four.nodes[:4]]
+    assert found == [1, 0, 0, 0]
 
 
 def test_who_does_not_know_the_token_gets_nothing(four, fleet, image):
