@@ -231,7 +231,8 @@ def test_the_whole_way_from_the_original_error_to_a_trained_vgg(clean_bed, local
     assert "from this machine to" not in again.stderr
     cli("down", "bed-vgg16")
     for node in clean_bed.nodes[:2]:
-        clean_bed.sh(node, f"docker images -q {faulty} launcher/bed-vgg16 | sort -u | xargs -r docker image rm -f")
+        for name in (faulty, "launcher/bed-vgg16"):
+            clean_bed.sh(node, f"docker images -q {name} | sort -u | xargs -r docker image rm -f")
 
 
 def test_equal_reports_mean_nothing_was_replaced(local):
