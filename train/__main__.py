@@ -8,6 +8,7 @@ import sys
 from typing import NoReturn
 
 from train.config import parse
+from train.dual_batch import guard
 from train.errors import Stopped, TrainError
 
 EXIT_USAGE, EXIT_STOPPED = 2, 143
@@ -27,6 +28,8 @@ def main(argv: list[str] | None = None) -> int:
             importlib.import_module(COMMANDS[argv[0]]).main(argv[1:])
             return 0
         config = parse(argv)
+        if guard.needed(config.parallel):
+            return guard.guard(argv)
         # after parsing: --help and a wrong option must not wait for torch
         from torch.distributed.elastic.multiprocessing.errors import record
 

@@ -127,11 +127,11 @@ class Config:
         "precision", "auto: channels_last on a GPU", "auto", choices=("auto", "channels_last", "contiguous")
     )
 
-    sync_bn: str = option(
+    syncbn: str = option(
         "model",
-        "batch norm over all ranks: own works everywhere, library (torch's) on GPUs only",
+        "batch norm over all ranks: custom (ours) works everywhere, library (torch's) on GPUs only",
         "none",
-        choices=("none", "own", "library"),
+        choices=("none", "custom", "library"),
     )
     compile: bool = option("system", "torch.compile the model", False)
     bucket_mb: float = option("system", "size of DDP's gradient buckets in MiB", 25.0, above=0)

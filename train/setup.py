@@ -119,8 +119,8 @@ def prepare(config: Config, world: World) -> Run:
     resumed = world.together(lambda: checkpoint.find(config.resume, folder) if world.first else None)
     resumed = checkpoint.broadcast(resumed, world)
     precision = choose_precision(config, world.device)
-    world.together(lambda: _check_sync_bn(config, world))
-    model = precision.cast(_with_sync_bn(model, config), world.device)
+    world.together(lambda: _check_syncbn(config, world))
+    model = precision.cast(_with_syncbn(model, config), world.device)
     schedule = make_schedule(config, _global_batch(config, world), config.epochs * epoch_steps)
     if resumed:
         world.together(lambda: _check_same_model(resumed, config, dataset, model))
@@ -155,15 +155,15 @@ def _global_batch(config: Config, world: World) -> int:
     return config.batch_size * config.accumulate * world.shares
 
 
-def _check_sync_bn(config: Config, world: World) -> None:
-    if config.sync_bn == "library" and world.device.type != "cuda":
-        raise TrainError("--sync-bn library: torch's SyncBatchNorm works on GPUs only; use --sync-bn own")
+def _check_syncbn(config: Config, world: World) -> None:
+    if config.syncbn == "library" and world.device.type != "cuda":
+        raise TrainError("--syncbn library: torch's SyncBatchNorm works on GPUs only; use --syncbn custom")
 
 
-def _with_sync_bn(model: nn.Module, config: Config) -> nn.Module:
-    if config.sync_bn == "own":
+def _with_syncbn(model: nn.Module, config: Config) -> nn.Module:
+    if config.syncbn == "custom":
         return convert(model)
-    if config.sync_bn == "library":
+    if config.syncbn == "library":
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # torch's
         return converted
     return model

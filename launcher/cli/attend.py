@@ -33,14 +33,14 @@ WAIT_FOR_GPUS = 3.0  # seconds between two tries
 SECOND_CTRL_C = 2.0  # seconds in which another Ctrl-C stops the run instead of leaving it
 
 
-def attend(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], wishes: Wishes) -> int:
-    """Start the run and go along with it; the exit code."""
+def attend(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], wishes: Wishes) -> int | None:
+    """Start the run and go along with it; the exit code, None where it was left running."""
     notify = read_settings(settings_file(os.environ)).notify
     with Screen(Masker(secrets.values())) as screen:
         record = launch(job, fleet, code, secrets, screen, wishes)
         if wishes.detach:
             screen.say(f"{record.run} is running. Follow it: launcher logs {record.run}")
-            return 0
+            return None
         return follow(record, fleet, screen, notify)
 
 
@@ -78,8 +78,8 @@ def launch(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], scre
     return record
 
 
-def follow(record: Record, fleet: Fleet, screen: Screen, notify: Notify, offset: int = 0) -> int:
-    """Along with a run until it ends; the exit code."""
+def follow(record: Record, fleet: Fleet, screen: Screen, notify: Notify, offset: int = 0) -> int | None:
+    """Along with a run until it ends; the exit code, None where it was left running."""
     nodes = record.nodes()
     engines = {engine.node: engine for engine in fleet.engines}
     master = nodes[0]
@@ -100,8 +100,8 @@ def follow(record: Record, fleet: Fleet, screen: Screen, notify: Notify, offset:
     return outcome.state.exit_code
 
 
-def leave_or_stop(record: Record, fleet: Fleet, watch: Watch, screen: Screen) -> int:
-    """After the first Ctrl-C: leave the run going, unless a second one follows."""
+def leave_or_stop(record: Record, fleet: Fleet, watch: Watch, screen: Screen) -> int | None:
+    """After the first Ctrl-C: leave the run going, unless a second one follows; then its exit code."""
     try:  # from the first line on: a person may press twice in a row
         watch.close()
         screen.finish()
@@ -117,4 +117,4 @@ def leave_or_stop(record: Record, fleet: Fleet, watch: Watch, screen: Screen) ->
         record.finish({"run": record.run, "state": RunState.STOPPED.value, "exit_code": StoppedByUser.exit_code})
         screen.say("stopped; nothing of it is left but the output folders")
         return StoppedByUser.exit_code
-    return 0
+    return None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from launcher.cli import options
+from launcher.errors import StoppedByUser, UsageError
 from launcher.job.files import check_files, code_folder, read_secrets
 from launcher.job.loader import load_job
 from launcher.job.models import Job
@@ -48,10 +49,19 @@ def up(
     """
     loaded = load_job(job, sets or [], options.hosts(nodes))
     earlier = None if resume is None else _earlier(resume)
+    if detach and loaded.sweep:
+        raise UsageError(
+            f"{job}: sweep",
+            "its variants run one after another, and with -d nobody would be there to start the next",
+            "leave -d out; to go on without a terminal: nohup launcher up JOB &",
+        )
     code, group = 0, new_run_id(loaded.name)
     places: list[Membership | None] = [Membership(group, variant_name(variant)) for variant in loaded.sweep]
     for variant, place in zip(expand_sweep(loaded), places or [None], strict=True):
-        code = max(code, run_one(variant, options.Wishes(detach, earlier, wait, place, job), ssh_config))
+        ended = run_one(variant, options.Wishes(detach, earlier, wait, place, job), ssh_config)
+        code = max(code, ended or 0)
+        if ended in (None, StoppedByUser.exit_code):  # the user has left, or does not want the rest either
+            break
     sys.exit(code)
 
 
@@ -64,8 +74,8 @@ def _earlier(text: str) -> RunId:
     return find(text).run
 
 
-def run_one(job: Job, wishes: options.Wishes, ssh_config: Path | None) -> int:
-    """One run of one job; its exit code."""
+def run_one(job: Job, wishes: options.Wishes, ssh_config: Path | None) -> int | None:
+    """One run of one job; its exit code, None where it was left running."""
     check_files(job, Path.cwd(), os.environ)
     secrets = read_secrets(job, Path.cwd(), os.environ)
     ready = begin(lambda: _make_ready(job))
@@ -79,7 +89,7 @@ class Attend(Protocol):
 
     def __call__(
         self, job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], wishes: options.Wishes
-    ) -> int: ...
+    ) -> int | None: ...
 
 
 def _make_ready(job: Job) -> tuple[Attend, Snapshot]:

@@ -119,7 +119,7 @@ def test_data(
         ("--lr -1", "must be above 0"),
         ("--flip 1.5", "at most 1"),
         ("--phases 160", "not of the form SIDE@SHARE"),
-        ("--sync-bn library --device cpu", "works on GPUs only"),
+        ("--syncbn library --device cpu", "works on GPUs only"),
         ("--dtype float64 --amp bf16", "mixed precision needs float32"),
         ("--resume /nowhere/last.pt", "no such checkpoint"),
     ],

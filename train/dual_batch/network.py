@@ -5,14 +5,16 @@ RPC calls functions by name, so the server that they mean is the one value that 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TypeVar
 
 from torch import Tensor
-from torch.distributed import rpc
+from torch.distributed import TCPStore, rpc  # type: ignore[attr-defined]  # torch's stub lacks the first
 
 from train.dual_batch.merge import Weights
 from train.dual_batch.server import Grant, ParameterServer
@@ -21,6 +23,8 @@ from train.errors import TrainError
 T = TypeVar("T")
 BEAT = 1.0  # seconds between signs of life
 JOIN = 300.0  # seconds in which all must have met: the slowest machine still loads torch while others wait
+TELL = 10.0  # seconds to reach the store, for a word about a death
+_MET, _LOST = "dual_batch/met", "dual_batch/lost/{}"  # keys in the store that all meet at
 _served: list[ParameterServer] = []
 
 
@@ -30,6 +34,40 @@ def join(rank: int, size: int, serve: ParameterServer | None = None) -> None:
         _served.append(serve)
     options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=2 * size + 4, rpc_timeout=JOIN)
     rpc.init_rpc(_name(rank), rank=rank, world_size=size, rpc_backend_options=options)  # type: ignore[no-untyped-call]  # torch's
+    if rank == 0:
+        store().set(_MET, "1")
+
+
+def store() -> TCPStore:
+    """The store at MASTER_ADDR:MASTER_PORT, at which everybody met; also reached by those who are no part of RPC.
+
+    Raises:
+        TrainError: it does not answer.
+    """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=TELL), wait_for_workers=False)
+    except RuntimeError as error:
+        raise TrainError(f"the rendezvous at {host}:{port} does not answer; look at rank 0's log") from error
+
+
+def tell_lost(rank: int, why: str) -> bool:
+    """Leaves word that this rank is dead, for `told_lost`; False where not all had met, so that nobody reads it.
+
+    Raises:
+        TrainError: the store does not answer.
+    """
+    board = store()
+    if not board.check([_MET]):
+        return False
+    board.set(_LOST.format(rank), why)
+    return True
+
+
+def told_lost(board: TCPStore, rank: int) -> str | None:
+    """Why the rank is dead, as its guard says; None where there is no such word."""
+    key = _LOST.format(rank)
+    return board.get(key).decode() if board.check([key]) else None
 
 
 def part() -> None:
@@ -85,7 +123,8 @@ class Remote:
     def leave(self) -> None:
         """This worker ends as it should."""
         self._over.set()
-        self._call(_leave, self.worker)
+        with contextlib.suppress(TrainError):  # the server ends with the last to leave, maybe before it has answered
+            self._call(_leave, self.worker)
 
     def keep_beating(self) -> None:
         """Signs of life from a thread of its own, until this worker leaves or the server is gone."""
@@ -96,7 +135,7 @@ class Remote:
             try:
                 self._call(_beat, self.worker)
             except TrainError:
-                return  # the working thread's next call meets the same error, and reports it
+                continue  # if the server is gone, the working thread's next call meets it too, and reports it
 
     def _call(self, what: Callable[..., T], *values: object) -> T:
         try:

@@ -15,8 +15,10 @@ from train.config import Config
 from train.data.loader import Loader, Request
 from train.data.open import open_dataset
 from train.data.source import Dataset
-from train.dual_batch.network import Remote, join, part
-from train.dual_batch.plan import Cost, DualBatchPlan, plan_dual_batch
+from train.dual_batch.guard import under_guard
+from train.dual_batch.network import Remote, join, part, store, told_lost
+from train.dual_batch.options import check, plan_of
+from train.dual_batch.plan import DualBatchPlan
 from train.dual_batch.server import ParameterServer, Rates
 from train.dual_batch.worker import work
 from train.errors import Stopped, TrainError
@@ -40,16 +42,17 @@ def run(config: Config) -> None:
         TrainError: something does not fit, or every worker is lost.
         Stopped: SIGTERM; the checkpoint is on disk.
     """
+    under_guard()
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if size < 2:
         raise TrainError("--parallel dual_batch: one process serves and the others work; start two or more")
-    _check(config)
+    check(config)
     if config.threads:
         torch.set_num_threads(config.threads)
     world = World(0, 1, local_rank, local_size, choose_device(config.device, local_rank, local_size), "none")
     dataset = open_dataset(config.data)
-    plan = _plan(config, size - 1, len(dataset.train.labels))
+    plan = plan_of(config, size - 1, len(dataset.train.labels))
     stop = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
@@ -63,25 +66,6 @@ def run(config: Config) -> None:
         part()
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _check(config: Config) -> None:
-    refused = {"--accumulate": config.accumulate > 1, "--ema-decay": config.ema_decay > 0, "--phases": config.phases}
-    refused |= {"--mixup": config.mixup > 0, "--cutmix": config.cutmix > 0, "--sync-bn": config.sync_bn != "none"}
-    refused |= {"--amp": config.amp in ("fp16", "O1", "O2", "O3"), "--compile": config.compile}
-    if found := [name for name, wrong in refused.items() if wrong]:
-        raise TrainError(f"--parallel dual_batch does not do {', '.join(found)}; leave it out, or use ddp")
-    if config.schedule != "multistep":
-        raise TrainError(f"--parallel dual_batch needs --schedule multistep, the published one, not {config.schedule}")
-
-
-def _plan(config: Config, workers: int, samples: int) -> DualBatchPlan:
-    if len(config.a) != len(config.b):
-        raise TrainError(f"--a has {len(config.a)} values and --b {len(config.b)}; give as many of one as of the other")
-    costs = [Cost(a, b) for a, b in zip(config.a, config.b, strict=True)]
-    if not config.small and costs == [Cost(0, 0)]:
-        costs = [Cost(1, 1)]  # equal workers with equal batches: what a batch costs does not matter
-    return plan_dual_batch(workers, config.small, samples, config.batch_size, config.ratio, costs)
 
 
 class Server:
@@ -123,6 +107,8 @@ class Server:
         """
         self._announce()
         join(0, size, self._server)
+        self._board = store()
+        self._server.all_met()
         self._watch.begin(self._facts(size), self._steps(self._first) + 1 if self._found else None)
         self._since = started = time.perf_counter()
         scores = Scores(0.0, 0.0, 0.0, 0)
@@ -198,6 +184,9 @@ class Server:
             raise TrainError(f"every worker is lost: {why or 'they left'}; the last checkpoint is in {self._folder}")
 
     def _look(self, patience: float) -> None:
+        for worker in range(len(self._plan.shares)):
+            if worker not in self._reported and (why := told_lost(self._board, worker + 1)):
+                self._server.lose(worker, why)
         for worker in self._server.silent(patience):
             self._server.lose(worker, f"no sign of life for {patience:.0f} s: killed, hung or cut off")
         for worker, why in self._server.lost.items():

@@ -104,6 +104,11 @@ class ParameterServer:
         with self._changed:
             self._seen(worker)
 
+    def all_met(self) -> None:
+        """Every worker is there: from now on silence counts."""
+        with self._changed:
+            self._alive = dict.fromkeys(self._alive, time.monotonic())
+
     def lose(self, worker: int, why: str) -> None:
         """The worker is gone; its grant goes to the others."""
         with self._changed:

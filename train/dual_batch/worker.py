@@ -33,16 +33,21 @@ def work(config: Config, world: World, share: Share, server: Remote, stop: threa
     """
     try:
         _work(config, world, share, server, stop)
-    except (TrainError, RuntimeError, MemoryError) as error:  # torch's out of memory is a RuntimeError
+    except (TrainError, RuntimeError, MemoryError, OSError) as error:  # torch's out of memory is a RuntimeError
         if isinstance(error.__cause__, RuntimeError) and isinstance(error, TrainError):
             raise  # the server itself cannot be reached
         # told to the server, which reports it; the run goes on without this worker, so this is no failure of the run
-        kind = "out of memory" if isinstance(error, torch.OutOfMemoryError | MemoryError) else type(error).__name__
+        kind = "out of memory" if _out_of_memory(error) else type(error).__name__
         reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
         server.lose(f"{kind} on {socket.gethostname()}: {reason}")
         print(f"train: worker {server.worker} (rank {server.worker + 1}) gave up: {kind}: {error}", flush=True)
     finally:
         server.leave()
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """On the CPU torch has no class of its own for it."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 def _work(config: Config, world: World, share: Share, server: Remote, stop: threading.Event) -> None:

@@ -165,7 +165,7 @@ def _check(config: Config) -> None:
         "--amp": config.amp in ("fp16", "O1", "O2", "O3"),  # an overflow in one stage would have to be known in all
         "--clip-norm": config.clip_norm > 0,
         "--ema-decay": config.ema_decay > 0,
-        "--sync-bn": config.sync_bn != "none",
+        "--syncbn": config.syncbn != "none",
         "--compile": config.compile,
     }
     if found := [f"{name} {getattr(config, name[2:].replace('-', '_'))}" for name, wrong in refused.items() if wrong]:

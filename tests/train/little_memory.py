@@ -1,0 +1,26 @@
+"""python little_memory.py RANK MEGABYTES ARG...: the trainer; that rank may take so much more than when it has met."""
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    rank, megabytes, *argv = sys.argv[1:]
+    from train.__main__ import leave, main
+
+    if os.environ["RANK"] == rank:
+        from train.dual_batch import worker
+        from train.dual_batch.guard import GUARDED
+
+        os.environ[GUARDED] = str(os.getppid())  # it is the worker itself: what it may not have, a child could take
+        _epoch = worker._epoch
+
+        def epoch(*values: object) -> object:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            limit = pages * os.sysconf("SC_PAGE_SIZE") + int(megabytes) * 2**20
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            return _epoch(*values)  # type: ignore[arg-type]
+
+        worker._epoch = epoch  # type: ignore[assignment]
+    leave(main(argv))

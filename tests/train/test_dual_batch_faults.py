@@ -1,0 +1,126 @@
+"""Workers that are slow, killed or out of memory, alone and under torchrun: the run finishes with the others."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.train.runs import ROOT, SECONDS, Rank, digit_tree, finish, free_port, start
+from tests.train.test_dual_batch_run import COMMON
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return digit_tree(tmp_path_factory.mktemp("data"), 200, 50)
+
+
+def worker_of(process: int, rank: int) -> int:
+    """The pid below `process` that works as this rank: the one whose environment says that it is guarded."""
+    todo = [process]
+    while todo:
+        pid = todo.pop()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        todo += map(int, children)
+        env = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if f"RANK={rank}".encode() in env and any(entry.startswith(b"TRAIN_GUARDED_BY=") for entry in env):
+            return pid
+    raise AssertionError(f"no worker of rank {rank} below {process}")
+
+
+@contextmanager
+def a_fifth_of_the_time(pid: int) -> Iterator[None]:
+    """The process runs 20 ms of every 100, so whatever it does takes five times as long."""
+    over = threading.Event()
+
+    def stop_and_go() -> None:
+        while not over.is_set():
+            os.kill(pid, signal.SIGSTOP)
+            over.wait(0.08)
+            os.kill(pid, signal.SIGCONT)
+            over.wait(0.02)
+
+    thread = threading.Thread(target=stop_and_go)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def assert_all_was_done(server: Rank, local_epochs: int, lost: list[int]) -> None:
+    end = server.metrics("end")[0]
+    assert (end["granted"], end["finished"]) == (local_epochs, local_epochs)
+    assert [each["rank"] for each in end["lost"]] == lost
+
+
+@pytest.mark.parametrize("merge", ["asp", "ssp", "bsp"])
+def test_grants_are_exact_with_a_worker_that_runs_a_fifth_of_the_time(data: Path, tmp_path: Path, merge: str) -> None:
+    options = ["--data", data, "--epochs", 4, "--batch-size", 25, "--merge", merge, "--timeout", 30]
+    ranks = start(tmp_path, 4, *COMMON, *options)
+    ranks[0].wait_for("Epoch: [1]")
+    with a_fifth_of_the_time(worker_of(ranks[1].process.pid, 1)):
+        ranks[0].wait_for("Epoch: [4]")
+    assert finish(ranks) == [0] * 4
+    assert_all_was_done(ranks[0], 12, [])
+
+
+def test_a_worker_killed_under_torchrun_takes_nobody_along(data: Path, tmp_path: Path) -> None:
+    """A server and three workers on one node: torchrun itself would end them all."""
+    torchrun = ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "4", "--max-restarts", "0"]
+    meeting = ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--rdzv-backend", "static"]
+    options = ["--data", str(data), "--epochs", "8", "--batch-size", "25"]
+    process = subprocess.Popen(
+        [sys.executable, *torchrun, *meeting, "-m", "train", *COMMON, *options],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "LAUNCHER_OUTPUT": str(tmp_path), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    node = Rank(process, tmp_path)
+    threading.Thread(target=node.read, daemon=True).start()
+    node.wait_for("Epoch: [2]")
+    os.kill(worker_of(process.pid, 2), signal.SIGKILL)
+    assert finish([node]) == [0], node.text
+    assert_all_was_done(node, 24, [2])
+    assert "killed by SIGKILL on" in node.metrics("end")[0]["lost"][0]["why"]
+    assert node.text.count("rank 2 is lost (killed by SIGKILL on") == 1
+
+
+def test_a_worker_out_of_memory_is_reported_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
+    """Rank 2 may take 150 MB more than it has when training begins: its first batch of 200 does not fit."""
+    options = ["--data", data, "--arch", "cifar_resnet20", "--image-size", 32, "--val-resize", 32, "--epochs", 2]
+    ranks = start(
+        tmp_path, 3, *COMMON, *options, "--batch-size", 200, program=("tests/train/little_memory.py", "2", "150")
+    )
+    assert finish(ranks) == [0] * 3, ranks[2].text
+    assert_all_was_done(ranks[0], 4, [2])
+    assert ranks[0].text.count("rank 2 is lost (out of memory on") == 1
+    assert "can't allocate memory" in ranks[2].text
+
+
+def test_a_worker_that_dies_before_all_have_met_is_a_failure_at_once(data: Path, tmp_path: Path) -> None:
+    """Rank 2 never comes, so that the others wait; the guard of rank 1 has nobody to tell and hands the death on."""
+    ranks = start(tmp_path, 3, *COMMON, "--data", data, "--epochs", 2, "--batch-size", 10)
+    ranks[2].process.kill()
+    deadline = time.monotonic() + SECONDS
+    pid = None
+    while pid is None and time.monotonic() < deadline:
+        try:
+            pid = worker_of(ranks[1].process.pid, 1)
+        except AssertionError:
+            time.sleep(0.05)  # its guard has not started it yet
+    assert pid is not None
+    ranks[0].wait_for("parameter server with")
+    os.kill(pid, signal.SIGKILL)
+    assert ranks[1].process.wait(60) == 128 + signal.SIGKILL
+    ranks[0].process.kill()
+    finish(ranks)
