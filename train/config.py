@@ -114,6 +114,13 @@ class Config:
         "training", "the last, smaller batch of an epoch: keep it, or drop it", "keep", choices=("keep", "drop")
     )
 
+    metrics: str = option(
+        "training",
+        "who validates what; exact: every rank works out its part; scatter: rank 0 hands the parts out",
+        "exact",
+        choices=("exact", "scatter"),
+    )
+
     amp: str = option(
         "precision",
         "auto: bf16 where the GPU has it, else fp16 with a loss scale, none on CPU; O0 to O3 as apex named them",

@@ -17,7 +17,7 @@ from train.data import sampler
 from train.data.loader import Batch, Request
 from train.data.source import Pixels
 from train.errors import Stopped
-from train.metrics import Meter, Scores, counts
+from train.metrics import Meter, Scores, counts, validation_indices
 from train.models import parameter_count
 from train.objective import draw_mix, losses
 from train.parallel.methods import device_count, method
@@ -213,7 +213,7 @@ def validate(run: Run, stop: StopSignal) -> tuple[Scores, Pixels]:
     if world.shares > 1:  # running statistics of batch norm: validate, and save, rank 0's everywhere
         for buffer in run.step.evaluated.buffers():
             dist.broadcast(buffer, 0)
-    mine = sampler.validation_share(count, world.share, world.shares)
+    mine = validation_indices(run.config.metrics, count, world)
     requests = (Request(mine[i : i + batch_size], count) for i in range(0, len(mine), batch_size))
     batches = run.val_loader.batches(requests, epoch=0)
     meter = Meter(world)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from train.data import sampler
 from train.parallel.world import World
 
 
@@ -20,6 +23,28 @@ def counts(logits: Tensor, labels: Tensor, losses: Tensor, weights: Tensor) -> T
     hits = (best == labels[:, None]) & valid[:, None]
     sums = (losses.double() * weights).sum(), hits[:, 0].sum(), hits.sum(), valid.sum()
     return torch.stack([value.double() for value in sums])
+
+
+def validation_indices(way: str, count: int, world: World) -> sampler.Indices:
+    """Rank's part of `count` validation images, each of which is in exactly one part.
+
+    exact: every rank works its part out itself. scatter: rank 0 sends each rank as many indices, the last ones padded,
+    and how many of them count (experiment 3's way: a shard more to send, the same result).
+    """
+    if way == "exact" or world.shares == 1:
+        return sampler.validation_share(count, world.share, world.shares)
+    shard = -(-count // world.size)
+    mine, valid = torch.zeros(shard, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    parts: list[Tensor] | None = None
+    valid_counts: list[Tensor] | None = None
+    if world.first:
+        padded = torch.arange(shard * world.size).clamp_max(count - 1)
+        parts = list(padded.view(world.size, shard).unbind())
+        valid_counts = [torch.tensor([min(max(count - rank * shard, 0), shard)]) for rank in range(world.size)]
+    dist.scatter(mine, parts)
+    dist.scatter(valid, valid_counts)
+    indices: sampler.Indices = mine[: int(valid)].numpy().astype(np.int64)
+    return indices
 
 
 @dataclass(frozen=True)

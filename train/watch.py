@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from train.data.source import Pixels
+from train.hparams import Session
 from train.metrics import Scores
 
 GRID = 8  # images a row
@@ -77,6 +78,7 @@ class Writer(Silent):
         self._jsonl = (self._output / "metrics.jsonl").open("a", encoding="utf-8")
         folder = str(self._output / "tensorboard")
         self._board = SummaryWriter(folder, purge_step=purge_step, flush_secs=FLUSH_SECONDS)
+        self._session = Session(facts, self._board)
         self._line("start", **facts)
 
     def progress(self, now: Interval) -> None:
@@ -136,6 +138,7 @@ class Writer(Silent):
         """Closes the files."""
         if self._board is not None:
             self._line("end", **facts)
+            self._session.close()
             self._jsonl.close()
             self._board.close()
 

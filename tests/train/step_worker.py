@@ -2,9 +2,11 @@
 
 import json
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from train.__main__ import leave
@@ -33,6 +35,7 @@ def norm_error(
         with torch.no_grad():
             module.weight.copy_(torch.linspace(0.5, 2, shape[0]))
             module.bias.copy_(torch.linspace(-1, 1, shape[0]))
+    whole = whole.to(dtype).double()  # the oracle sees the very numbers that ours sees
     x = whole.clone().requires_grad_()
     expected = oracle(x)
     expected.backward(incoming)
@@ -58,6 +61,38 @@ def norm_error(
         else 0.0
         for a, b in pairs
     )
+
+
+COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "barrier")
+
+
+def calls(world: World) -> dict[str, list[str]]:
+    """The collectives that one layer asks for: forward and backward in training, and in evaluation."""
+    asked: list[str] = []
+    originals = {name: getattr(dist, name) for name in COLLECTIVES}
+
+    def counting(name: str) -> Callable[..., object]:
+        def call(*values: object, **options: object) -> object:
+            asked.append(name)
+            return originals[name](*values, **options)
+
+        return call
+
+    for name in COLLECTIVES:
+        setattr(dist, name, counting(name))
+    try:
+        layer, found = SyncBatchNorm(3), {}
+        x = torch.randn(2 + world.rank, 3, 4, 4, requires_grad=True)
+        out = layer(x)
+        found["forward"], asked = asked, []
+        out.sum().backward()
+        found["backward"], asked = asked, []
+        layer.eval()(x).sum().backward()
+        found["evaluation"] = asked
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
+    return found
 
 
 def overflow(world: World) -> dict[str, object]:
@@ -90,8 +125,12 @@ if __name__ == "__main__":
                     "uneven 2d": norm_error(world, (5, 2), (3, 5, 7), 0, torch.float64),
                     "empty 2d": norm_error(world, (5, 0), (3, 5, 7), 0, torch.float64),
                     "one row each": norm_error(world, (1, 1), (6,), 0, torch.float64),
+                    "uneven 1d float32": norm_error(world, (7, 3), (6,), 0, torch.float32),
+                    "empty float32": norm_error(world, (6, 0), (3, 5, 7), 0, torch.float32),
+                    "mean 100 uneven float32": norm_error(world, (9, 4), (4, 9, 9), 100, torch.float32),
                     "mean 100 float32": norm_error(world, (8, 8), (4, 9, 9), 100, torch.float32),
                 },
+                "calls": calls(world),
                 "overflow": overflow(world),
             }
         )

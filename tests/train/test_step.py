@@ -35,8 +35,30 @@ def test_synchronised_batch_norm_is_batch_norm_of_the_whole(reports: list[dict[s
     assert max(report["norm"][case] for report in reports) < 1e-7  # running statistics are fp32 numbers in both
 
 
-def test_synchronised_batch_norm_keeps_its_digits_far_from_zero(reports: list[dict[str, Any]]) -> None:
-    assert max(report["norm"]["mean 100 float32"] for report in reports) < 2e-5
+@pytest.mark.parametrize("case", ["uneven 1d float32", "empty float32", "mean 100 float32", "mean 100 uneven float32"])
+def test_it_is_within_1e5_in_single_precision(reports: list[dict[str, Any]], case: str) -> None:
+    assert max(report["norm"][case] for report in reports) < 1e-5
+
+
+def test_single_precision_sums_would_cost_the_digits_that_double_ones_keep() -> None:
+    """At mean 100 the variance from float32 sums is wrong by some 1e-3, from float64 ones by less than 1e-5."""
+    torch.manual_seed(0)
+    x = torch.randn(4096, 8) + 100
+    expected = x.double().var(0, unbiased=False)
+
+    def worst(values: torch.Tensor) -> float:
+        variance = values.square().sum(0) / len(values) - (values.sum(0) / len(values)).square()
+        return float((variance.double() / expected - 1).abs().max())
+
+    assert worst(x) > 1e-3
+    assert worst(x.double()) < 1e-5
+
+
+def test_synchronised_batch_norm_asks_once_forward_once_backward_and_never_in_evaluation(
+    reports: list[dict[str, Any]],
+) -> None:
+    for report in reports:
+        assert report["calls"] == {"forward": ["all_reduce"], "backward": ["all_reduce"], "evaluation": []}
 
 
 def test_one_rank_s_overflow_makes_all_skip(reports: list[dict[str, Any]]) -> None:

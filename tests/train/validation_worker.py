@@ -10,11 +10,13 @@ from train.loop import validate
 from train.parallel.world import StopSignal, start
 from train.setup import prepare
 
-folder, *names = sys.argv[1:]
+folder, way, *names = sys.argv[1:]
 world = None
 for name in names:
     options = "--arch smallcnn --image-size 8 --val-resize 8 --augment none --batch-size 4 --dtype float64 --workers 1"
-    config = parse(["--data", str(Path(folder) / name), "--output", str(Path(folder) / "none"), *options.split()])
+    config = parse(
+        ["--data", str(Path(folder) / name), "--output", str(Path(folder) / "none"), "--metrics", way, *options.split()]
+    )
     world = world or start(config)
     stop = StopSignal(world)
     scores, _ = validate(prepare(config, world), stop)
