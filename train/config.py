@@ -87,6 +87,12 @@ class Config:
     a: tuple[float, ...] = option("parallel", "dual_batch: seconds a sample; one, or one a worker", (0.0,), nargs="+")
     b: tuple[float, ...] = option("parallel", "dual_batch: seconds a batch; one, or one a worker", (0.0,), nargs="+")
     merge: str = option("parallel", "dual_batch: how weights are taken in", "asp", choices=("asp", "bsp", "ssp"))
+    variant: str = option(
+        "parallel",
+        "dual_batch; published: the paper's merge, sizes cut; follow_up: W <- (W + f*w)/(1 + f), sizes rounded",
+        "published",
+        choices=("published", "follow_up"),
+    )
     staleness: int = option("parallel", "dual_batch, ssp: pushes that a worker may be ahead", 3, least=0)
 
     accumulate: int = option("training", "batches a process whose gradients make one step", 1, least=1)

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from train.config import Config
+from train.parallel.peers import lost_peers_named
 from train.parallel.world import StopSignal, start
 
 
@@ -34,7 +35,8 @@ def run(config: Config) -> None:
     from train.loop import train
 
     try:
-        train(config, world, stop)
+        with lost_peers_named(world):
+            train(config, world, stop)
     finally:
         signal.signal(signal.SIGTERM, before)
         if dist.is_initialized():

@@ -57,11 +57,12 @@ def _panels(rows: Sequence[Row]) -> list[Panel]:
 def _loss(axes: Axes, rows: Sequence[Row], colours: Sequence[str]) -> None:
     for row, colour in zip(rows, colours, strict=True):
         times, losses = zip(*row.measured.losses, strict=True)
-        axes.plot(times, losses, color=colour, label=_name(row), linewidth=1.3)
+        label = _name(row).replace("\n", " ")
+        axes.plot(times, losses, color=colour, label=label, linewidth=1.3, marker="." if len(times) < 30 else "")
     axes.set_xlabel("seconds")
     axes.set_ylabel("loss")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False)  # below: it covers nothing
 
 
 def _batch(axes: Axes, rows: Sequence[Row], colours: Sequence[str]) -> None:

@@ -45,6 +45,20 @@ def test_factor_of_the_merge_figures() -> None:
     assert plan.shares[0].factor == 8750 / 13750
 
 
+def test_the_follow_up_rounds_where_the_paper_cuts() -> None:
+    """6 workers, 4 small: d_L = 8750, d_S = 8125 in both; 258.6 samples a batch are 258 and 259."""
+    options = "--workers 6 --small 4 --samples 50000 --base-batch 1000 --ratio 1.05 --a 0.00022595"
+    command = ["-m", "train", "dual-batch", "plan", *options.split(), "--b", str(PUBLISHED.b), "--json"]
+    found = {}
+    for variant in ("published", "follow_up"):
+        argv = [sys.executable, *command, "--variant", variant]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+        found[variant] = json.loads(done.stdout)
+    exact = PUBLISHED.b / (1.05 * published(6, 4).seconds / 1.05 / 8125 - PUBLISHED.a)
+    assert (found["published"]["batch_small"], found["follow_up"]["batch_small"]) == (int(exact), round(exact))
+    assert found["published"]["samples_small"] == found["follow_up"]["samples_small"] == 8125
+
+
 def test_the_command_prints_json() -> None:
     options = "--workers 6 --small 1 --samples 50000 --base-batch 1000 --ratio 1.05 --a 0.00022595"
     command = ["-m", "train", "dual-batch", "plan", *options.split(), "--b", str(PUBLISHED.b), "--json"]

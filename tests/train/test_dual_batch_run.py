@@ -44,6 +44,14 @@ def test_every_round_is_done_and_recorded(data: Path, tmp_path: Path, merge: str
     assert again.metrics("epoch")[-1]["epoch"] == 4
 
 
+def test_resolutions_change_with_the_rounds(data: Path, tmp_path: Path) -> None:
+    """The follow-up's cycle of sides, with its merge: 16, 24 and 16 pixels."""
+    options = ["--data", data, "--epochs", 3, "--batch-size", 50, "--phases", "16@0", "24@0.33", "16@0.66"]
+    first = run(tmp_path, 2, *COMMON, *options, "--variant", "follow_up")[0]
+    assert first.metrics("end")[0]["finished"] == 3
+    assert first.metrics("start")[0]["config"]["phases"] == ["16@0", "24@0.33", "16@0.66"]
+
+
 def test_a_killed_worker_is_reported_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
     options = ["--data", data, "--epochs", 12, "--batch-size", 10, "--timeout", 8]
     ranks = start(tmp_path, 4, *COMMON, *options)
@@ -62,7 +70,7 @@ def test_a_killed_server_ends_the_workers(data: Path, tmp_path: Path) -> None:
     ranks[0].process.kill()
     killed = time.monotonic()
     assert finish(ranks)[1:] == [2, 2]
-    assert time.monotonic() - killed < 30
+    assert time.monotonic() - killed < 120  # the time-out is 10 s; a hang would have no end
     assert "the parameter server (rank 0, 127.0.0.1) does not answer" in ranks[1].text
 
 

@@ -35,6 +35,28 @@ def test_asynchronous_merges_are_the_published_figures() -> None:
     assert given.pull(0) == "done"
 
 
+def test_the_follow_ups_merge() -> None:
+    """W <- (W + f*w)/(1 + f), f = 8750/13750: 7/18, then the mean with each large one."""
+    given = ParameterServer({"w": torch.zeros(1)}, [SMALL, LARGE], 3, Rates(0.1, 1, ()), "asp", 0, 0, "follow_up")
+    for worker, pushed, expected in (
+        (0, 1.0, 7 / 18),
+        (1, 2.0, (7 / 18 + 2) / 2),
+        (1, 3.0, ((7 / 18 + 2) / 2 + 3) / 2),
+    ):
+        assert isinstance(given.pull(worker), Grant)
+        given.push(worker, {"w": torch.tensor([pushed])}, NO_SUMS)
+        assert value(given) == pytest.approx(expected, abs=1e-6)
+
+
+def test_grants_know_their_round() -> None:
+    given = server(3, 7)
+    answers = []
+    for turn in range(7):
+        answers.append(given.pull(turn % 3))
+        given.push(turn % 3, {"w": torch.zeros(2), "num_batches_tracked": torch.tensor(0)}, NO_SUMS)
+    assert [answer.round for answer in answers if isinstance(answer, Grant)] == [0, 0, 0, 1, 1, 1, 2]
+
+
 def test_counters_stay_the_servers() -> None:
     ours = {"w": torch.zeros(1), "n": torch.tensor(7)}
     theirs = {"w": torch.ones(1), "n": torch.tensor(9)}

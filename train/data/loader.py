@@ -82,14 +82,14 @@ class Loader:
         largest = max(self._side(epoch) for epoch in range(config.epochs))
         self._slots = [torch.empty(batch * largest**2 * 3, dtype=torch.uint8, pin_memory=pin) for _ in range(depth)]
 
-    def batches(self, requests: Iterable[Request], epoch: int) -> Iterator[Batch]:
+    def batches(self, requests: Iterable[Request], epoch: int, side: int | None = None) -> Iterator[Batch]:
         """One batch a request, in order.
 
         Raises:
             TrainError: too many images cannot be read.
         """
         free, pending = deque(self._slots), deque[tuple[Request, Tensor, Tensor, list["Future[None]"]]]()
-        waiting, side = iter(requests), self._side(epoch)
+        waiting, side = iter(requests), side or self._side(epoch)
         try:
             while True:
                 while free and (request := next(waiting, None)) is not None:

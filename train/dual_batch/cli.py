@@ -6,6 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
+from train.dual_batch.options import WHOLE
 from train.dual_batch.plan import Cost, plan_dual_batch
 from train.errors import TrainError
 
@@ -38,6 +39,9 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--ratio", type=float, required=True, metavar="K", help="a round's time against all-large")
     plan.add_argument("--a", type=float, required=True, nargs="+", metavar="A", help="seconds a sample; one, or G")
     plan.add_argument("--b", type=float, required=True, nargs="+", metavar="B", help="seconds a batch; one, or G")
+    plan.add_argument(
+        "--variant", choices=tuple(WHOLE), default="published", help="follow_up rounds instead of cutting"
+    )
     fit = verbs.add_parser("fit", help="measure a and b on this machine", allow_abbrev=False)
     fit.add_argument("--arch", default="cifar_resnet18", help="the model to be trained")
     fit.add_argument("--classes", type=int, default=100, metavar="N", help="its classes")
@@ -57,7 +61,13 @@ def _plan(options: argparse.Namespace) -> dict[str, object]:
         )
     costs = [Cost(a, b) for a, b in zip(options.a, options.b, strict=True)]
     return plan_dual_batch(
-        options.workers, options.small, options.samples, options.base_batch, options.ratio, costs
+        options.workers,
+        options.small,
+        options.samples,
+        options.base_batch,
+        options.ratio,
+        costs,
+        WHOLE[options.variant],
     ).to_dict()
 
 

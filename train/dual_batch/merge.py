@@ -9,10 +9,14 @@ from torch import Tensor
 Weights = dict[str, Tensor]
 
 
-def merge_one(server: Weights, worker: Weights, factor: float) -> Weights:
-    """W <- ((2 - f)*W + f*w)/2: the asynchronous merge; f = 1 is the mean (Lu et al., section III)."""
+def merge_one(server: Weights, worker: Weights, factor: float, variant: str = "published") -> Weights:
+    """W <- ((2 - f)*W + f*w)/2: the asynchronous merge (Lu et al., section III); f = 1 is the mean.
+
+    follow_up: W <- (W + f*w)/(1 + f), arXiv 2509.26092.
+    """
+    share = factor / 2 if variant == "published" else factor / (1 + factor)
     return {
-        name: ((2 - factor) * value + factor * worker[name]) / 2 if value.is_floating_point() else value
+        name: (1 - share) * value + share * worker[name] if value.is_floating_point() else value
         for name, value in server.items()
     }
 

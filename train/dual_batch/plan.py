@@ -7,7 +7,7 @@ batch of B samples costs a*B + b seconds, so d samples in batches of B cost (a +
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from train.errors import TrainError
@@ -63,13 +63,20 @@ def _one_or_all(values: Sequence[float]) -> object:
 
 
 def plan_dual_batch(
-    workers: int, small: int, samples: int, base_batch: int, ratio: float, costs: Sequence[Cost]
+    workers: int,
+    small: int,
+    samples: int,
+    base_batch: int,
+    ratio: float,
+    costs: Sequence[Cost],
+    whole: Callable[[float], int] = int,
 ) -> DualBatchPlan:
     """The first `small` of the workers get a batch so small that their round lasts as long as the others'.
 
     `ratio` is a round's length against the round in which all work with `base_batch`; the extra time is what the small
     batches use. `costs`: one for all workers, or one a worker; then samples go by speed as well (ours: the paper plans
-    for equal workers, and for those the results are its own, truncations included).
+    for equal workers, and for those the results are its own, truncations included). `whole`: how sizes become whole
+    numbers; int cuts, as the paper does, round is the follow-up's.
 
     Raises:
         TrainError: no such plan exists; the message says why.
@@ -79,25 +86,27 @@ def plan_dual_batch(
     each = [cost.seconds_per_sample(base_batch) for cost in costs]
     # turns[i]: how many workers like i all workers together are; exactly `workers` where all are equal
     turns = [math.fsum(mine / other for other in each) for mine in each]
-    large = [Share(base_batch, int(ratio * samples / turn), 1.0, small=False) for turn in turns]
+    large = [Share(base_batch, whole(ratio * samples / turn), 1.0, small=False) for turn in turns]
     base_seconds = each[0] * samples / turns[0]
     seconds = ratio * base_seconds
     rest = samples - sum(share.samples for share in large[small:])
     shares = []
     for worker in range(small):
         turn = math.fsum(each[worker] / other for other in each[:small])
-        count = int(rest / turn)
-        shares.append(_small_share(worker, count, seconds, costs[worker], large[worker].samples))
+        count = whole(rest / turn)
+        shares.append(_small_share(worker, count, seconds, costs[worker], large[worker].samples, whole))
     return DualBatchPlan((*shares, *large[small:]), tuple(large), seconds)
 
 
-def _small_share(worker: int, count: int, seconds: float, cost: Cost, large_samples: int) -> Share:
+def _small_share(
+    worker: int, count: int, seconds: float, cost: Cost, large_samples: int, whole: Callable[[float], int]
+) -> Share:
     if count <= 0 or large_samples <= 0:
         raise TrainError(
             f"worker {worker} would get {max(count, 0)} samples a round: too few samples for so many workers; "
             f"give more samples, or fewer workers"
         )
-    batch = int(cost.b / (seconds / count - cost.a))
+    batch = whole(cost.b / (seconds / count - cost.a))
     if batch < 1:
         raise TrainError(
             f"worker {worker}'s small batch would be below 1: the extra time is more than batches of one sample use; "

@@ -90,7 +90,7 @@ class Server:
         weights = {name: value.detach().cpu() for name, value in self._model.state_dict().items()}
         self._first = done
         self._server = ParameterServer(
-            weights, plan.shares, self._total, rates, config.merge, config.staleness, self._first
+            weights, plan.shares, self._total, rates, config.merge, config.staleness, self._first, config.variant
         )
         self._rates = rates
         self._reported: set[int] = set()

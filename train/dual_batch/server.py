@@ -24,6 +24,7 @@ class Grant:
     """Leave to do one local epoch."""
 
     number: int  # of all grants, 0 first
+    round: int  # as many grants as there are workers, 0 first
     rate: float
     weights: Weights
 
@@ -48,11 +49,19 @@ class ParameterServer:
     """
 
     def __init__(
-        self, weights: Weights, shares: Sequence[Share], total: int, rates: Rates, merge: str, staleness: int, done: int
+        self,
+        weights: Weights,
+        shares: Sequence[Share],
+        total: int,
+        rates: Rates,
+        merge: str,
+        staleness: int,
+        done: int,
+        variant: str = "published",
     ) -> None:
         self._weights = {name: value.clone() for name, value in weights.items()}
         self._shares, self._total, self._rates = shares, total, rates
-        self._merge, self._staleness = merge, staleness
+        self._merge, self._staleness, self._variant = merge, staleness, variant
         self._changed = threading.Condition()
         self._alive = dict.fromkeys(range(len(shares)), time.monotonic())  # worker -> last sign of life
         self._working: dict[int, int] = {}  # worker -> number of its grant
@@ -78,7 +87,8 @@ class ParameterServer:
             number = self._returned.pop(0) if self._returned else self.granted
             self.granted += 1
             self._working[worker] = number
-            return Grant(number, self._rates(number), {name: value.clone() for name, value in self._weights.items()})
+            weights = {name: value.clone() for name, value in self._weights.items()}
+            return Grant(number, number // len(self._shares), self._rates(number), weights)
 
     def push(self, worker: int, weights: Weights, sums: Tensor) -> None:
         """A local epoch's weights and its `counts`. What comes from a worker given up on is left."""
@@ -93,7 +103,7 @@ class ParameterServer:
             if self._gather:
                 self._gathered[worker] = weights
             else:
-                self._weights = merge_one(self._weights, weights, self._shares[worker].factor)
+                self._weights = merge_one(self._weights, weights, self._shares[worker].factor, self._variant)
                 alive = [self._pushes[other] for other in self._alive]
                 self._gather = self._merge == "ssp" and max(alive) - min(alive) > self._staleness
             self._merge_gathered()

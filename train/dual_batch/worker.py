@@ -89,7 +89,7 @@ def _epoch(
     torch.manual_seed(sampler.fold(config.seed, worker, grant.number))
     sums = torch.zeros(4, dtype=torch.float64, device=step.world.device)
     for number, batch in enumerate(
-        loader.batches(_requests(order[: share.samples], share.batch, fewest), grant.number)
+        loader.batches(_requests(order[: share.samples], share.batch, fewest), grant.number, config.side(grant.round))
     ):
         if stop.is_set():
             raise Stopped

@@ -1,0 +1,77 @@
+"""Comparisons as pictures and as a page: whole, self-contained, and with everything in them that they are to tell."""
+
+import io
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import pytest
+from PIL import Image
+
+from launcher.records.compare import Row, compare
+from launcher.records.measured import Measured
+from launcher.records.page import page
+from launcher.records.plot import draw
+
+
+def rows(batches: tuple[int, ...]) -> list[Row]:
+    """Runs named a & b, a & b<, ...: names that a page must escape."""
+    losses = ((1.0, 2.3), (2.0, 1.1), (3.0, 0.4))
+    names = [f"a & b{'<' * i}" for i in range(len(batches))]
+    return compare(
+        [
+            Measured(f"run{i}", name, "ddp", 1 + i, batch, 100.0 * (i + 1), 90.0 - i, 91.0, 95.0, 3.0, 1, "x", losses)
+            for i, (name, batch) in enumerate(zip(names, batches, strict=True))
+        ]
+    )
+
+
+def words(svg: bytes) -> list[str]:
+    """The texts of a picture: matplotlib draws them as shapes and keeps the words as comments."""
+    return [text.strip() for text in re.findall(r"<!--(.*?)-->", svg.decode(), re.DOTALL)]
+
+
+@pytest.mark.parametrize(
+    ("batches", "panels"),
+    [
+        ((32, 32), {"Training loss against time", "Speed", "Validation accuracy", "Speed-up"}),
+        ((32, 64), {"Training loss against time", "Speed", "Accuracy against global batch", "Speed-up"}),
+        ((32,), {"Training loss against time", "Speed", "Validation accuracy"}),
+    ],
+)
+def test_a_picture_has_what_the_runs_can_tell(batches: tuple[int, ...], panels: set[str]) -> None:
+    svg = draw(rows(batches), "svg")
+    ET.fromstring(svg)
+    titles = {"Training loss against time", "Speed", "Validation accuracy", "Accuracy against global batch", "Speed-up"}
+    assert titles & set(words(svg)) == panels
+    assert any(text.startswith("a & b (ddp x 1)") for text in (word.replace("&amp;", "&") for word in words(svg)))
+
+
+def test_the_same_runs_make_the_same_picture_whenever_it_is_drawn() -> None:
+    assert b"<dc:date>" not in draw(rows((32, 64)), "svg")
+
+
+def test_a_png_is_large_enough_to_be_read_and_has_all_colours() -> None:
+    picture = Image.open(io.BytesIO(draw(rows((32, 32, 32)), "png"))).convert("RGB")
+    assert picture.width >= 1600
+    seen = {colour for _, colour in picture.getcolors(picture.width * picture.height) or []}
+    assert {(0x1F, 0x77, 0xB4), (0xFF, 0x7F, 0x0E), (0x2C, 0xA0, 0x2C)} <= seen  # matplotlib's first three
+
+
+def test_a_page_needs_nothing_else_and_escapes_names() -> None:
+    text = page(rows((32, 64)), "a <b> & c")
+    tags: list[str] = []
+    addresses: list[str] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            tags.append(tag)
+            addresses.extend(value or "" for name, value in attrs if name in ("src", "href", "xlink:href"))
+
+    Reader().feed(text)
+    assert not {"script", "link", "iframe", "img", "object"} & set(tags)
+    assert [address for address in addresses if not address.startswith("#")] == []
+    assert "url(http" not in text
+    assert "<h1>a &lt;b&gt; &amp; c</h1>" in text
+    assert "<td>a &amp; b&lt;</td>" in text
+    assert tags.count("tr") == 3
