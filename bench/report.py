@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import time
@@ -16,10 +17,9 @@ from typing import Any
 def machine() -> dict[str, Any]:
     """Where the figures come from; load is the 1-minute average, which says whether others were at work."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": commit.stdout.strip(),
+        "commit": _commit(),
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(memory / 2**30, 1),
@@ -27,6 +27,14 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "load": round(os.getloadavg()[0], 2),
     }
+
+
+def _commit() -> str:
+    """Empty where there is no git, as in a container."""
+    if not shutil.which("git"):
+        return ""
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def _cpu() -> str:

@@ -20,6 +20,9 @@ DIGITS = ROOT / "jobs" / "data" / "digits.tar"
 SECONDS = 300  # for any one run here; they take a few, and ten times that on a machine that does much else
 
 
+STARTED: list[subprocess.Popen[str]] = []  # by `start`; tests/train/conftest.py ends those that a failed test left
+
+
 @dataclass
 class Rank:
     """One process and what it has printed so far."""
@@ -96,6 +99,7 @@ def start(output: Path, world: int, *args: object, program: tuple[str, ...] = ("
             stderr=subprocess.STDOUT,
             text=True,
         )
+        STARTED.append(process)
         ranks.append(Rank(process, output / str(rank)))
         threading.Thread(target=ranks[-1].read, daemon=True).start()
     return ranks

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.runs import ROOT, SECONDS, Rank, digit_tree, finish, free_port, start
+from tests.train.runs import ROOT, SECONDS, STARTED, Rank, digit_tree, finish, free_port, start
 from tests.train.test_dual_batch_run import COMMON
 
 
@@ -85,6 +85,7 @@ def test_a_worker_killed_under_torchrun_takes_nobody_along(data: Path, tmp_path:
         stderr=subprocess.STDOUT,
         text=True,
     )
+    STARTED.append(process)
     node = Rank(process, tmp_path)
     threading.Thread(target=node.read, daemon=True).start()
     node.wait_for("Epoch: [2]")
