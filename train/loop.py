@@ -46,7 +46,7 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
         watch.say(f"train: nothing to do: {done}; raise --epochs to go on")
         return
     watch.begin(_facts(run), purge_step=run.global_step + 1 if run.resumed else None)
-    started = time.perf_counter()
+    started, worked = time.perf_counter(), time.process_time()
     scores = Scores(0.0, 0.0, 0.0, 0)
     try:
         while run.progress.validated < config.epochs:
@@ -67,7 +67,7 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
         run.train_loader.close()
         run.val_loader.close()
     stop.settle()
-    _close(run, watch, saver, scores, time.perf_counter() - started)
+    _close(run, watch, saver, scores, time.perf_counter() - started, time.process_time() - worked)
 
 
 def _announce(run: Run, watch: Silent) -> None:
@@ -245,14 +245,15 @@ def _evaluate(run: Run, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     return counts(logits, labels, loss, weights), (logits.argmax(1) != labels) & (weights > 0)
 
 
-def _close(run: Run, watch: Silent, saver: Saver | None, scores: Scores, seconds: float) -> None:
+def _close(run: Run, watch: Silent, saver: Saver | None, scores: Scores, seconds: float, cpu: float) -> None:
     if saver:
         saver.close()
     digest = weights_digest(run.model) if run.world.first or run.config.print_digest else ""
     if run.config.print_digest:
         print(f"train: rank {run.world.rank} weights {digest}", flush=True)
     facts = {"top1": scores.top1, "top5": scores.top5, "loss": scores.loss, "best_top1": run.progress.best}
-    facts |= {"seconds": round(seconds, 3), "step": run.global_step, "steps": run.total_steps}
+    facts |= {"seconds": round(seconds, 3), "cpu_seconds": round(cpu, 3)}
+    facts |= {"step": run.global_step, "steps": run.total_steps}
     watch.end({**facts, "digest": digest})
     watch.say(
         f"train: done in {seconds:.1f} s; val Acc@1 {scores.top1:.2f} (best {run.progress.best:.2f}) "

@@ -109,8 +109,8 @@ class Server:
         join(0, size, self._server)
         self._board = store()
         self._server.all_met()
+        self._since = started = time.perf_counter()  # they begin now, while the files are being opened here
         self._watch.begin(self._facts(size), self._steps(self._first) + 1 if self._found else None)
-        self._since = started = time.perf_counter()
         scores = Scores(0.0, 0.0, 0.0, 0)
         try:
             workers = len(self._plan.shares)
