@@ -93,6 +93,17 @@ def test_data_parallel_equals_ddp(data: Path, tmp_path: Path) -> None:
     assert len(losses(ranks)) == 4
 
 
+def test_synchronised_batch_norm_trains_as_one_process(data: Path, tmp_path: Path) -> None:
+    """Plain batch norm of the whole batch is the reference, also for the last batch: 3 images and 2."""
+    options = ["--data", data, "--arch", "cifar_resnet20", "--dtype", "float64", "--epochs", 1, *COMMON]
+    alone = run(tmp_path / "alone", 1, "--batch-size", 8, *options)[0]
+    ranks = run(tmp_path / "ranks", 2, "--batch-size", 4, "--syncbn", "custom", *options)[0]
+    assert distance(weights(alone), weights(ranks)) < 1e-6
+    assert len(losses(ranks)) == 5
+    for ours, theirs in zip(losses(ranks), losses(alone), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-6)
+
+
 def test_replicas_gradients_add_up_and_the_first_keeps_its_statistics() -> None:
     """5 over 3 is 2, 2, 1, as nn.DataParallel cuts."""
     torch.manual_seed(0)

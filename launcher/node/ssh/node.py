@@ -63,7 +63,8 @@ class Session:
         with self._lock:
             release, self._release = self._release, None
         if release:
-            self.channel.close()
+            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # it is gone with its connection
+                self.channel.close()
             release()
 
 
