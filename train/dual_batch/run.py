@@ -199,6 +199,7 @@ class Server:
         patience = min(PATIENCE, self._config.timeout)
         while not self._server.wait_empty(LOOK):
             self._look(patience)
+        self._look(patience)  # who was lost at the very end is reported as well
 
     def _finish_round(self) -> tuple[int, Scores]:
         """Validates, reports and saves what is in by now, which may be more than the round: workers do not wait."""

@@ -46,8 +46,9 @@ def work(config: Config, world: World, share: Share, server: Remote, stop: threa
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """On the CPU torch has no class of its own for it."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    """On the CPU neither torch nor oneDNN has a class of its own for it; the last word is what oneDNN says of it."""
+    words = ("can't allocate memory", "could not create a primitive")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in words)
 
 
 def _work(config: Config, world: World, share: Share, server: Remote, stop: threading.Event) -> None:
