@@ -5,8 +5,8 @@ node of it has died: it meets the old one, and the new one waits for it in vain.
 own in its store, and a node that is started again waits until it finds another word than before. And as long as it
 runs, a node watches the master: when that has failed, nobody will ever wait for this node's ranks again.
 
-Runs in the image's own Python, 3.7 or newer, with its torch, 1.9 or newer. Keeps the word in LAUNCHER_OUTPUT, in
-state/NODE.master.
+Runs in the image's own Python, 3.7 or newer, with its torch, 1.10 or newer (1.9: it is plain torchrun). Keeps the word
+in LAUNCHER_OUTPUT, in state/NODE.master.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
     rank, nodes = int(_option("node_rank")), int(_option("nnodes"))
     address, port = _option("master_addr"), int(_option("master_port"))
     torchrun = importlib.import_module("torch.distributed.run").main  # now: from meeting to joining takes no time then
-    if nodes == 1:
+    if nodes == 1 or not _shares_store():
         torchrun()
     elif rank == 0:
         store = _store(address, port, is_master=True)
@@ -152,6 +152,12 @@ def _store(address: str, port: int, *, is_master: bool) -> Any:
         wait_for_workers=False,
         multi_tenant=is_master,
     )
+
+
+def _shares_store() -> bool:
+    """Whether torchrun's store can be ours, too: since torch 1.10 (multi_tenant). The nodes have the same image."""
+    release = importlib.import_module("torch").__version__.split(".")
+    return (int(release[0]), int(release[1])) >= (1, 10)
 
 
 def _option(name: str) -> str:

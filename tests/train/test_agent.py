@@ -122,3 +122,20 @@ def test_a_node_that_is_stuck_ends_when_the_master_has_failed_for_good(tmp_path:
     late = nodes[1].ended - nodes[0].ended
     print(f"the stuck node ended {late:.1f} s after the master")
     assert "the master has ended and this node has not" in nodes[1].output
+
+
+@pytest.mark.parametrize("version", ["1.9.0a0+c3d40fd", "1.9.1+cu111"])
+def test_before_stores_could_be_shared_it_is_torchrun_and_nothing_else(tmp_path: Path, version: str) -> None:
+    """torch 1.9 has no wheel for this Python: a package that has its version and its torchrun."""
+    run = tmp_path / "torch" / "distributed" / "run.py"
+    run.parent.mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").write_text(f"__version__ = {version!r}\n")
+    (run.parent / "__init__.py").touch()
+    run.write_text("import sys\ndef main():\n    print('torchrun', *sys.argv[1:])\n")
+    options = ["--nnodes", "2", "--node_rank", "1", "--master_addr", "127.0.0.1", "--master_port", "1"]
+    agent = Path(kit.__file__).with_name("agent.py")
+    done = subprocess.run(
+        [sys.executable, str(agent), *options], capture_output=True, text=True, check=False, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == (f"torchrun {' '.join(options)}\n", 0), done.stderr
