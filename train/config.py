@@ -44,7 +44,7 @@ class Config:
         "data",
         "of training images; auto: the fastest that works here (roi is compiled on first use)",
         "auto",
-        choices=("auto", "roi", "simplejpeg", "pil"),
+        choices=("auto", "roi", "simplejpeg", "torchvision", "pil"),
     )
     workers: int = option("data", "decoding threads a process; -1: its share of the cores", -1, least=-1)
     max_damaged: int = option("data", "damaged images that are skipped before the run is given up", 10, least=0)

@@ -126,7 +126,7 @@ def prepare(config: Config, world: World) -> Run:
         world.together(lambda: _check_same_model(resumed, config, dataset, model))
     step = world.together(lambda: make_step(config, world, precision, model))
     pin = world.device.type == "cuda"
-    decoder = world.together(lambda: choose_decoder(config.decoder))
+    decoder = world.together(lambda: choose_decoder(config.decoder, _say if world.first else _hush))
     loader = Loader(config, dataset.train, decoder, config.batch_size, world.local_size, pin)
     repeated = config.headspace or is_synthetic(config.data)
     train_loader = Repeated(loader, world.device) if repeated else loader
@@ -149,6 +149,14 @@ def prepare(config: Config, world: World) -> Run:
     if resumed:
         world.together(lambda: _restore(run, resumed))
     return run
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _hush(_text: str) -> None:
+    """Other ranks have the same to say."""
 
 
 def _global_batch(config: Config, world: World) -> int:

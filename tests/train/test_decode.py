@@ -16,6 +16,9 @@ from train.data.augment import NUMBERS, View, random_box, training_view, validat
 from train.data.decode import Choose, DecodeError, Decoder, NotAnImageError, Pillow, choose_decoder, finish
 from train.errors import TrainError
 
+# torchvision deprecates what it decodes with; when that is gone, our choice falls through to the next decoder
+pytestmark = pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
+
 CONFIG = Config(data="unused", image_size=32)
 
 
@@ -171,6 +174,46 @@ def test_the_compiled_decoder_names_damage_and_never_crashes(roi: Decoder) -> No
             assert decode(bytes(broken), decoder=roi).shape == (32, 32, 3)
 
 
+@pytest.fixture(scope="module", params=["roi", "simplejpeg", "torchvision"])
+def fast(request: pytest.FixtureRequest) -> Decoder:
+    try:
+        return choose_decoder(request.param)
+    except TrainError as error:
+        pytest.skip(str(error))
+
+
+def test_every_decoder_shows_what_pillow_shows(fast: Decoder) -> None:
+    """The same crops, flips included, of a colour and a grey image; two taps cost some of it."""
+    least = {"roi": 30, "simplejpeg": 30, "torchvision": 45}[fast.name]
+    for image in (photo(), photo().convert("L")):
+        data = encoded(image, quality=95)
+        for index, row in enumerate(np.random.default_rng(1).random((20, NUMBERS)).tolist()):
+            view = View(random_box(320, 240, 0.3, row), flip=bool(index % 2))
+            ours, theirs = (decode(data, lambda *_, v=view: v, 160, one) for one in (fast, Pillow()))
+            error = ((ours.astype(float) - theirs.astype(float)) ** 2).mean()
+            assert 10 * np.log10(255**2 / max(error, 1e-9)) > least
+
+
+def test_every_decoder_names_damage_and_leaves_the_rest_to_pillow(fast: Decoder) -> None:
+    intact = encoded(photo(), quality=90)
+    for data in (intact[: len(intact) // 2], intact[:300], b"\xff\xd8\xff" + b"\0" * 100, b"", b"text"):
+        with pytest.raises((DecodeError, NotAnImageError)):
+            decode(data, decoder=fast)
+    for data in (encoded(scene(), "PNG"), encoded(scene().convert("CMYK"), quality=95)):
+        assert (decode(data, decoder=fast) == decode(data)).all()
+
+
+def test_every_decoder_resizes_pixels(fast: Decoder) -> None:
+    pixels, out, expected = np.asarray(scene()), np.empty((32, 32, 3), np.uint8), np.empty((32, 32, 3), np.uint8)
+
+    def choose(width: int, height: int) -> View:
+        return View((8, 8, width - 20, height - 12), flip=True)
+
+    fast.resize(pixels, choose, out)
+    Pillow().resize(pixels, choose, expected)
+    assert difference(out, expected) < 1.5
+
+
 @given(
     st.integers(1, 5000), st.integers(1, 5000), st.lists(st.floats(0, 1, exclude_max=True), min_size=41, max_size=41)
 )
@@ -219,9 +262,11 @@ def test_without_a_compiler_or_a_place_to_write_another_decoder_is_chosen(
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert choose_decoder("auto").name in ("simplejpeg", "pil")
+    assert choose_decoder("auto").name in ("simplejpeg", "torchvision")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert choose_decoder("auto").name in ("simplejpeg", "pil")
+    said: list[str] = []
+    assert choose_decoder("auto", said.append).name in ("simplejpeg", "torchvision")
+    assert said == ["train: without the compiled decoder: no C compiler; it needs cc and libjpeg-turbo's headers"]
     with pytest.raises(TrainError, match="no C compiler"):
         choose_decoder("roi")

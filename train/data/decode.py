@@ -5,7 +5,6 @@ Validation and whatever is no plain upright JPEG always go through Pillow: full 
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import struct
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from train.errors import TrainError
 
 Choose = Callable[[int, int], View]
 _ORIENTATION = 0x0112
+UNFIT = (roi.BuildError, ImportError, OSError, RuntimeError, AttributeError)  # a decoder that does not work here
 
 
 class DecodeError(Exception):
@@ -111,12 +111,12 @@ class SimpleJpeg:
 
     def decode(self, data: bytes, choose: Choose, out: Pixels) -> None:
         """See `Decoder`."""
-        if not _is_upright_jpeg(data):
+        if not (_is_upright_jpeg(data) and _channels(data) in (1, 3)):
             Pillow().decode(data, choose, out)
             return
         try:
-            pixels = self._jpeg.decode_jpeg(data, "RGB", strict=False)
-        except ValueError:  # CMYK, or damaged: Pillow knows which, and says so
+            pixels = self._jpeg.decode_jpeg(data, "RGB")
+        except ValueError:  # cut short, or only a stray byte: Pillow knows which, and says so
             Pillow().decode(data, choose, out)
             return
         self.resize(pixels, choose, out)
@@ -124,30 +124,83 @@ class SimpleJpeg:
     def resize(self, pixels: Pixels, choose: Choose, out: Pixels) -> None:
         """See `Decoder`."""
         view, side = choose(pixels.shape[1], pixels.shape[0]), len(out)
-        left, top = int(view.box[0]), int(view.box[1])
-        right, bottom = round(view.box[0] + view.box[2]), round(view.box[1] + view.box[3])
-        finish(self._cv.resize(pixels[top:bottom, left:right], (side, side)), view, out)
+        finish(self._cv.resize(pixels[_cut(view)], (side, side)), view, out)
 
 
-def choose_decoder(wanted: str) -> Decoder:
+class TorchVision:
+    """torchvision's own decoder (libjpeg-turbo, whole image) and torch's antialiased bilinear; Pillow for the rest.
+
+    Both are among the trainer's requirements: the fastest way where nothing can be compiled or installed.
+    """
+
+    name = "torchvision"
+
+    def __init__(self) -> None:
+        """Decodes one pixel, for a torchvision may come without its image library.
+
+        Raises:
+            ImportError, OSError, RuntimeError, AttributeError: this one does.
+        """
+        import torch
+        from torchvision import io as images
+
+        self._torch, self._io = torch, images
+        pixel = io.BytesIO()
+        Image.new("RGB", (1, 1)).save(pixel, "JPEG")
+        self._pixels(pixel.getvalue())
+
+    def _pixels(self, data: bytes) -> Pixels:
+        encoded = self._torch.frombuffer(bytearray(data), dtype=self._torch.uint8)
+        decoded: Pixels = self._io.decode_jpeg(encoded, mode=self._io.ImageReadMode.RGB).permute(1, 2, 0).numpy()
+        return decoded
+
+    def decode(self, data: bytes, choose: Choose, out: Pixels) -> None:
+        """See `Decoder`."""
+        if not (_is_upright_jpeg(data) and _channels(data) in (1, 3)):
+            Pillow().decode(data, choose, out)
+            return
+        try:
+            pixels = self._pixels(data)
+        except RuntimeError:  # damaged: Pillow knows how, and says so
+            Pillow().decode(data, choose, out)
+            return
+        self.resize(pixels, choose, out)
+
+    def resize(self, pixels: Pixels, choose: Choose, out: Pixels) -> None:
+        """See `Decoder`."""
+        view, side = choose(pixels.shape[1], pixels.shape[0]), len(out)
+        # copied by numpy: torch would start threads of its own for it, in each of the loader's threads
+        crop = self._torch.from_numpy(pixels[_cut(view)].copy()).permute(2, 0, 1)[None]
+        resized = self._torch.nn.functional.interpolate(crop, (side, side), mode="bilinear", antialias=True)
+        finish(resized[0].permute(1, 2, 0).numpy(), view, out)
+
+
+def choose_decoder(wanted: str, say: Callable[[str], None] = lambda _: None) -> Decoder:
     """The decoder for training images: the fastest one that works here, or the one asked for.
+
+    `say` hears why the compiled one is not used although any would do.
 
     Raises:
         TrainError: the one asked for does not work here.
     """
-    if wanted in ("auto", "roi"):
+    tiers: dict[str, Callable[[], Decoder]] = {
+        "roi": lambda: Roi(roi.Library(roi.build())),
+        "simplejpeg": SimpleJpeg,
+        "torchvision": TorchVision,
+        "pil": Pillow,
+    }
+    if wanted != "auto":
         try:
-            return Roi(roi.Library(roi.build()))
-        except roi.BuildError as error:
-            if wanted == "roi":
-                raise TrainError(f"--decoder roi: it cannot be built here: {error}; use --decoder auto") from error
-    if wanted in ("auto", "simplejpeg"):
-        missing = [name for name in ("simplejpeg", "cv2") if importlib.util.find_spec(name) is None]
-        if not missing:
-            return SimpleJpeg()
-        if wanted == "simplejpeg":
-            raise TrainError(f"--decoder simplejpeg: {' and '.join(missing)} not installed; use --decoder auto")
-    return Pillow()
+            return tiers[wanted]()
+        except UNFIT as error:
+            raise TrainError(f"--decoder {wanted}: it does not work here: {error}; use --decoder auto") from error
+    for name, make in tiers.items():
+        try:
+            return make()
+        except UNFIT as error:
+            if name == "roi":
+                say(f"train: without the compiled decoder: {error}; it needs cc and libjpeg-turbo's headers")
+    raise AssertionError("Pillow is always there")
 
 
 def upright(data: bytes) -> Image.Image:
@@ -185,6 +238,22 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
     if "exif" in image.info and image.getexif().get(_ORIENTATION, 1) != 1:
         image = ImageOps.exif_transpose(image)
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _cut(view: View) -> tuple[slice, slice]:
+    """Rows and columns of the view's box, in whole pixels."""
+    left, top, width, height = view.box
+    return slice(int(top), round(top + height)), slice(int(left), round(left + width))
+
+
+def _channels(data: bytes) -> int:
+    """Of a JPEG, from its frame header; 0 where that is not found."""
+    place = 2
+    while place + 9 < len(data) and data[place] == 0xFF:
+        if 0xC0 <= data[place + 1] <= 0xCF and data[place + 1] not in (0xC4, 0xC8, 0xCC):
+            return data[place + 9]
+        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+    return 0
 
 
 def _is_upright_jpeg(data: bytes) -> bool:
