@@ -1,0 +1,58 @@
+"""Every job that runs our trainer gives it options that it takes: a job file must not fail on a GPU for a misspelling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.job import Job, expand_sweep, load_job
+from launcher.job.argv import argv_of
+from train.config import parse
+from train.schedule import make_schedule
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+JOBS = {
+    f"{path.stem}-{index}": job
+    for path in sorted((REPOSITORY / "jobs").glob("*.yaml"))
+    for index, job in enumerate(expand_sweep(load_job(path)))
+    if job.run.module == "train"
+}
+RECIPES = {  # job: epochs, top-1 published
+    "imagenet_rn50_90": (90, "77.12 %"),
+    "imagenet_rn50_16": (16, "73.8 %"),
+    "imagenet_rn50_32": (32, "76.6 %"),
+    "imagenet_rn50_88": (88, "78.4 %"),
+    "imagenet_rn18_16": (16, "66.9 %"),
+    "imagenet_1node": (2, "49.09 %"),
+    "imagenet_2node": (6, "60.01 %"),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_trainer_takes_what_the_job_gives_it(name: str) -> None:
+    job: Job = JOBS[name]
+    config = parse(list(argv_of(job.run.args)))
+    assert config.data
+    rate = make_schedule(config, global_batch=config.batch_size, total=1000)
+    assert max(rate(step) for step in range(1000)) > 0
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_names_its_source_and_what_to_expect(name: str) -> None:
+    epochs, top1 = RECIPES[name]
+    assert parse(list(argv_of(JOBS[f"{name}-0"].run.args))).epochs == epochs
+    head = (REPOSITORY / "jobs" / f"{name}.yaml").read_text().partition("\nname:")[0]
+    assert "Published" in head
+    assert top1 in " ".join(head.replace("#", " ").split())
+
+
+def test_the_progressive_recipes_grow_and_peak_where_published() -> None:
+    for name, ramp in (("rn50_16", (11, 13)), ("rn50_32", (23, 27)), ("rn50_88", (65, 76)), ("rn18_16", (11, 13))):
+        config = parse(list(argv_of(JOBS[f"imagenet_{name}-0"].run.args)))
+        sides = [config.side(epoch) for epoch in range(config.epochs)]
+        assert sides == [160] * ramp[0] + [176] * (ramp[1] - ramp[0]) + [192] * (config.epochs - ramp[1])
+        steps = config.epochs * 100
+        rate = make_schedule(config, config.lr_reference_batch, steps)
+        assert max(range(steps), key=rate) == pytest.approx(2 * 100, abs=2)
+        assert rate(2 * 100) == pytest.approx(config.lr, rel=1e-2)
