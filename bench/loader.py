@@ -2,58 +2,68 @@
 
     python -m bench.loader [--images 256] [--rounds 9] [--json FILE]
 
-ImageNet-sized JPEGs (made here from two real photos), RandomResizedCrop to 224, batches of 64, two workers each. All
-take turns, a pass over the images each; a ratio is the median of the rounds' own ratios, so that what else the machine
-does meets both sides of it. CPU-seconds are of this process and its workers. PSNR is of the same crops against Pillow
-on the original files; `decode` is what a packed file's re-encoding cost before.
+ImageNet-sized JPEGs (made here from two real photos), RandomResizedCrop to 224, batches of 64, two workers each. Every
+way has a process of its own and they take turns, a pass over the images each; a ratio is the median of the rounds' own
+ratios, so that what else the machine does meets both sides of it. A pass's CPU-seconds are all that the process and its
+workers have used since the end of its last one: what was read ahead is not forgotten. PSNR is of the same 32 crops
+against Pillow on the original files.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 from bench import report
-from bench.loader_peers import BATCH, PEERS, SIDE, WORKERS, Box, Loaded, classic
-from train.config import Config
-from train.data import augment, decode, pack, sampler
-from train.data.loader import Loader, Request
-from train.data.open import open_dataset
-from train.data.source import Source
+from bench.loader_ways import (
+    BARE,
+    CLASSIC,
+    COMPILED,
+    DALI,
+    PACKED,
+    TIMM,
+    UINT8,
+    WAYS,
+    WITHOUT,
+    Box,
+    Crop,
+    Places,
+    of_file,
+)
+from train.data import augment, pack, sampler
 from train.errors import TrainError
 
 SIZES = ((500, 375), (375, 500), (500, 333), (333, 500), (500, 500), (640, 480), (400, 300), (480, 360))
 CROPS = 32  # images whose PSNR is taken
-
-CLASSIC = "torchvision classic (PIL, float32)"
-COMPILED, WITHOUT, BARE = "ours, compiled", "ours, simplejpeg + OpenCV", "ours, torchvision"
-PACKED = "ours, compiled, packed JPEG <= 400 px"
 TARGETS = (
     (COMPILED, CLASSIC, 3.5),
     (WITHOUT, CLASSIC, 2.5),
     (BARE, CLASSIC, 2.5),
     (PACKED, CLASSIC, 7.0),
-    (COMPILED, "torchvision uint8 (decode_jpeg, v2)", 1.3),
-    (COMPILED, "timm (uint8, fast_collate)", 1.3),
-    (COMPILED, "DALI on CPU (fused crop)", 1.3),
+    (COMPILED, UINT8, 1.3),
+    (COMPILED, TIMM, 1.3),
+    (COMPILED, DALI, 1.3),
 )
 
 
 @dataclass
 class Row:
-    """One contestant's rounds."""
+    """One way's rounds."""
 
-    loaded: Loaded
-    psnr: float | None
+    process: BaseProcess
+    pipe: Connection
+    psnr: float | None = None  # dB; None: it decodes and resamples with Pillow itself
     per_cpu_s: list[float] = field(default_factory=list)  # images
     per_s: list[float] = field(default_factory=list)
 
@@ -87,112 +97,65 @@ def cpu_seconds(workers: Sequence[int]) -> float:
     return total
 
 
-def ours(name: str, data: Path, decoder: str) -> tuple[Loaded, decode.Decoder, Source]:
-    """Our loader, as the trainer uses it.
+def serve(name: str, places: Places, pipe: Connection) -> None:
+    """A way's process: says first its PSNR or why it cannot run, then of each pass images, CPU-seconds, seconds."""
+    torch.set_num_threads(1)
+    try:
+        loaded = WAYS[name](places)
+        pipe.send(psnr(places.files, loaded.crop) if loaded.crop else None)
+    except (ImportError, TrainError) as error:
+        pipe.send(f"{type(error).__name__}: {error}")
+        return
+    sum(loaded.epoch())
+    before = cpu_seconds(loaded.workers())
+    while True:
+        pipe.recv()
+        start = time.perf_counter()
+        images = sum(loaded.epoch())
+        wall, now = time.perf_counter() - start, cpu_seconds(loaded.workers())
+        pipe.send((images, now - before, wall))
+        before = now
 
-    Raises:
-        TrainError: the decoder does not work here.
-    """
-    config = Config(data=str(data), image_size=SIDE, workers=WORKERS)
-    source, chosen = open_dataset(str(data)).train, decode.choose_decoder(decoder)
-    loader, count = Loader(config, source, chosen, BATCH, local_world=1, pin=False), len(source.labels)
-    epochs = iter(range(1_000_000))
 
-    def epoch() -> Iterator[int]:
-        number = next(epochs)
-        order = sampler.order(0, number, count)
-        pieces = (order[start : start + BATCH] for start in range(0, count, BATCH))
-        for batch in loader.batches((Request(piece, len(piece)) for piece in pieces), number):
-            yield len(batch.labels)
-
-    return Loaded(name, epoch, close=loader.close), chosen, source
-
-
-def boxes(files: Sequence[Path]) -> list[Box]:
-    """The random crop of each file, the same for every contestant."""
-    found = []
+def psnr(files: Sequence[Path], crop: Crop) -> float:
+    """Of the first files' random crops against Pillow's, all errors together, in dB."""
+    errors = []
     for index, path in enumerate(files[:CROPS]):
         numbers = sampler.uniforms(0, 0, np.array([index]), augment.NUMBERS)[0].tolist()
         left, top, width, height = augment.random_box(*Image.open(path).size, 0.08, numbers)
-        found.append((int(left), int(top), int(width), int(height)))
-    return found
-
-
-def of_file(path: Path, box: Box) -> NDArray[np.uint8]:
-    """The reference: Pillow, of the original file."""
-    out = np.empty((SIDE, SIDE, 3), np.uint8)
-    decode.Pillow().decode(path.read_bytes(), lambda *_: augment.View(box), out)
-    return out
-
-
-def of_record(decoder: decode.Decoder, source: Source, index: int, box: Box, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Our decoder's crop of a record that may be smaller than the original of `size`: the box shrinks with it."""
-    out = np.empty((SIDE, SIDE, 3), np.uint8)
-
-    def choose(width: int, height: int) -> augment.View:
-        x, y = width / size[0], height / size[1]
-        return augment.View((box[0] * x, box[1] * y, box[2] * x, box[3] * y))
-
-    record = source.read(index)
-    decoder.resize(record, choose, out) if isinstance(record, np.ndarray) else decoder.decode(record, choose, out)
-    return out
-
-
-def psnr(pairs: Sequence[tuple[NDArray[np.uint8], NDArray[np.uint8]]]) -> float:
-    """Of all pairs' mean squared error, in dB."""
-    error = float(np.mean([((a.astype(float) - b.astype(float)) ** 2).mean() for a, b in pairs]))
+        box: Box = (int(left), int(top), int(width), int(height))
+        errors.append(((of_file(path, box).astype(float) - crop(path, box).astype(float)) ** 2).mean())
+    error = float(np.mean(errors))
     return float("inf") if error == 0 else 10 * float(np.log10(255**2 / error))
 
 
-def contestants(folder: Path) -> list[Row]:
-    """All that can run here, the classic recipe first; says what cannot, and why."""
-    packed, raw = folder.parent / "jpeg400.pack", folder.parent / "raw256.pack"
-    pack.main([str(folder), str(packed), "--max-side", "400", "--quality", "90"])
-    pack.main([str(folder), str(raw), "--raw", "256"])
-    files = sorted((folder / "train").glob("*/*.jpg"))
-    crops = list(zip(files, boxes(files), strict=False))
-    reference = [of_file(*crop) for crop in crops]
-    rows = [Row(classic(folder / "train"), None)]
-    for package, peer in PEERS.items():
-        try:
-            loaded = peer(folder / "train")
-        except ImportError as error:
-            print(f"left out {package}: {error}")
-            continue
-        crop = loaded.crop
-        pairs = [(a, crop(*b)) for a, b in zip(reference, crops, strict=True)] if crop else []
-        rows.append(Row(loaded, psnr(pairs) if pairs else None))
-    for name, data, decoder in (
-        (COMPILED, folder, "roi"),
-        (WITHOUT, folder, "simplejpeg"),
-        (BARE, folder, "torchvision"),
-        ("ours, Pillow", folder, "pil"),
-        (PACKED, packed, "roi"),
-        ("ours, torchvision, packed JPEG <= 400 px", packed, "torchvision"),
-        ("ours, compiled, packed raw 256 px", raw, "roi"),
-    ):
-        try:
-            loaded, chosen, source = ours(name, data, decoder)
-        except TrainError as error:
-            print(f"left out {name}: {error}")
-            continue
-        made = [of_record(chosen, source, i, box, Image.open(path).size) for i, (path, box) in enumerate(crops)]
-        rows.append(Row(loaded, psnr(list(zip(reference, made, strict=True)))))
+def begin(places: Places) -> dict[str, Row]:
+    """Every way that can run here, ready; says what cannot, and why."""
+    spawn, rows = multiprocessing.get_context("spawn"), {}
+    for name in WAYS:
+        here, there = spawn.Pipe()
+        process = spawn.Process(target=serve, args=(name, places, there))
+        process.start()
+        there.close()
+        answer = here.recv()
+        if isinstance(answer, str):
+            print(f"left out {name}: {answer}")
+            process.join()
+        else:
+            rows[name] = Row(process, here, answer)
     return rows
 
 
 def race(rows: Sequence[Row], rounds: int) -> None:
-    """Turn by turn, beginning with another one each round; the first pass of each is not counted."""
-    for row in rows:
-        sum(row.loaded.epoch())
-    for turn in range(rounds):
-        first = turn * len(rows) // rounds
+    """Turn by turn, beginning with another one each round; the first round is not counted."""
+    for turn in range(rounds + 1):
+        first = turn * len(rows) // (rounds + 1)
         for row in [*rows[first:], *rows[:first]]:
-            workers = row.loaded.workers()
-            cpu, wall = cpu_seconds(workers), time.perf_counter()
-            images = sum(row.loaded.epoch())
-            row.per_cpu_s.append(images / (cpu_seconds(workers) - cpu))
-            row.per_s.append(images / (time.perf_counter() - wall))
+            row.pipe.send(turn)
+            images, cpu, wall = row.pipe.recv()
+            if turn:
+                row.per_cpu_s.append(images / cpu)
+                row.per_s.append(images / wall)
 
 
 def ratios(row: Row, base: Row) -> list[float]:
@@ -207,21 +170,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    torch.set_num_threads(1)
     result = report.machine() | {"torch": torch.__version__, "images": options.images, "rounds": options.rounds}
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "images"
-        make_images(folder, options.images)
-        sizes = [path.stat().st_size for path in folder.rglob("*.jpg")]
+    with tempfile.TemporaryDirectory() as root:
+        places = Places(Path(root) / "images", Path(root) / "jpeg400.pack", Path(root) / "raw256.pack")
+        make_images(places.folder, options.images)
+        sizes = [path.stat().st_size for path in places.files]
         print(f"{options.images} JPEGs of {sum(sizes) / len(sizes) / 1e3:.0f} kB on average, load {result['load']}")
-        rows = contestants(folder)
-        race(rows, options.rounds)
-        for row in rows:
-            row.loaded.close()
-    named = {row.loaded.name: row for row in rows}
+        pack.main([str(places.folder), str(places.packed), "--max-side", "400", "--quality", "90"])
+        pack.main([str(places.folder), str(places.raw), "--raw", "256"])
+        rows = begin(places)
+        try:
+            race(list(rows.values()), options.rounds)
+        finally:
+            for row in rows.values():
+                row.process.terminate()
     table, kept = [["", "images/CPU-s", "images/s", "ratio", "min", "max", "PSNR dB"]], {}
-    for name, row in named.items():
-        ratio = report.summary(ratios(row, rows[0]))
+    for name, row in rows.items():
+        ratio = report.summary(ratios(row, rows[CLASSIC]))
         rate, wall = report.summary(row.per_cpu_s), report.summary(row.per_s)
         kept[name] = {"images_per_cpu_s": rate, "images_per_s": wall, "ratio": ratio, "psnr": row.psnr}
         spread = [f"{ratio[key]:.2f}" for key in ("median", "min", "max")]
@@ -229,8 +194,8 @@ def main() -> None:
         table.append([name, f"{rate['median']:.0f}", f"{wall['median']:.0f}", *spread, quality])
     goals, verdicts = [["", "against", "ratio", "target", ""]], []
     for name, base, target in TARGETS:
-        if name in named and base in named:
-            ratio = report.summary(ratios(named[name], named[base]))
+        if name in rows and base in rows:
+            ratio = report.summary(ratios(rows[name], rows[base]))
             met = ratio["median"] >= target
             verdicts.append({"ours": name, "against": base, "ratio": ratio, "target": target, "met": met})
             goals.append([name, base, f"{ratio['median']:.2f}", f">= {target}", "met" if met else "NOT MET"])
