@@ -65,7 +65,6 @@ class Row:
     pipe: Connection
     psnr: float | None = None  # dB; None: it decodes and resamples with Pillow itself
     per_cpu_s: list[float] = field(default_factory=list)  # images
-    per_s: list[float] = field(default_factory=list)
 
 
 def make_images(folder: Path, count: int) -> None:
@@ -98,7 +97,7 @@ def cpu_seconds(workers: Sequence[int]) -> float:
 
 
 def serve(name: str, places: Places, pipe: Connection) -> None:
-    """A way's process: says first its PSNR or why it cannot run, then of each pass images, CPU-seconds, seconds."""
+    """A way's process: says first its PSNR or why it cannot run, then of each pass images and CPU-seconds."""
     torch.set_num_threads(1)
     try:
         loaded = WAYS[name](places)
@@ -110,10 +109,8 @@ def serve(name: str, places: Places, pipe: Connection) -> None:
     before = cpu_seconds(loaded.workers())
     while True:
         pipe.recv()
-        start = time.perf_counter()
-        images = sum(loaded.epoch())
-        wall, now = time.perf_counter() - start, cpu_seconds(loaded.workers())
-        pipe.send((images, now - before, wall))
+        images, now = sum(loaded.epoch()), cpu_seconds(loaded.workers())
+        pipe.send((images, now - before))
         before = now
 
 
@@ -152,10 +149,9 @@ def race(rows: Sequence[Row], rounds: int) -> None:
         first = turn * len(rows) // (rounds + 1)
         for row in [*rows[first:], *rows[:first]]:
             row.pipe.send(turn)
-            images, cpu, wall = row.pipe.recv()
+            images, cpu = row.pipe.recv()
             if turn:
                 row.per_cpu_s.append(images / cpu)
-                row.per_s.append(images / wall)
 
 
 def ratios(row: Row, base: Row) -> list[float]:
@@ -184,14 +180,14 @@ def main() -> None:
         finally:
             for row in rows.values():
                 row.process.terminate()
-    table, kept = [["", "images/CPU-s", "images/s", "ratio", "min", "max", "PSNR dB"]], {}
+    table, kept = [["", "images/CPU-s", "ratio", "min", "max", "PSNR dB"]], {}
     for name, row in rows.items():
         ratio = report.summary(ratios(row, rows[CLASSIC]))
-        rate, wall = report.summary(row.per_cpu_s), report.summary(row.per_s)
-        kept[name] = {"images_per_cpu_s": rate, "images_per_s": wall, "ratio": ratio, "psnr": row.psnr}
+        rate = report.summary(row.per_cpu_s)
+        kept[name] = {"images_per_cpu_s": rate, "ratio": ratio, "psnr": row.psnr}
         spread = [f"{ratio[key]:.2f}" for key in ("median", "min", "max")]
         quality = "" if row.psnr is None else f"{row.psnr:.1f}"
-        table.append([name, f"{rate['median']:.0f}", f"{wall['median']:.0f}", *spread, quality])
+        table.append([name, f"{rate['median']:.0f}", *spread, quality])
     goals, verdicts = [["", "against", "ratio", "target", ""]], []
     for name, base, target in TARGETS:
         if name in rows and base in rows:

@@ -134,6 +134,7 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
         rate, plan = plan.rate, None
         progress.step += 1
         trace.step()
+        watch.stepped(progress.epoch + 1, config.epochs, run.global_step, run.total_steps)
         if progress.step % config.log_every == 0 or progress.step == run.epoch_steps:
             sums, wait = meter.read(clock.waited)
             seconds = clock.restart()

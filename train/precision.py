@@ -49,7 +49,7 @@ class Precision:
     layout: torch.memory_format
 
     def context(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Where operators choose their type; on a CPU, where 16-bit weights are multiplied as a GPU would; or nothing."""
+        """Where operators choose their type, or where a CPU multiplies 16-bit weights as a GPU would; or nothing."""
         if self.autocast:
             return torch.autocast(device.type, self.autocast)
         return TensorCores() if self.weights is torch.float16 and device.type == "cpu" else nullcontext()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from train.bar import Bar
 from train.data.source import Pixels
 from train.hparams import Session
 from train.metrics import Scores
@@ -46,6 +47,9 @@ class Silent:
     def begin(self, facts: dict[str, Any], purge_step: int | None) -> None:
         """The run starts, or goes on after `purge_step` - 1."""
 
+    def stepped(self, epoch: int, epochs: int, step: int, steps: int) -> None:
+        """Step `step` of the run's `steps` is done."""
+
     def progress(self, now: Interval) -> None:
         """Some steps were done."""
 
@@ -65,10 +69,16 @@ class Writer(Silent):
     def __init__(self, output: Path, amp: bool) -> None:
         self._output, self._amp = output, amp
         self._board: Any = None
+        self._bar = Bar()
 
     def say(self, text: str) -> None:
         """Prints at once, whatever stdout is."""
+        self._bar.clear()
         print(text, flush=True)
+
+    def stepped(self, epoch: int, epochs: int, step: int, steps: int) -> None:
+        """Moves the progress bar, where somebody watches."""
+        self._bar.step(epoch, epochs, step, steps)
 
     def begin(self, facts: dict[str, Any], purge_step: int | None) -> None:
         """Opens the files. With `purge_step`, TensorBoard forgets what a run that was cut off wrote from there on."""

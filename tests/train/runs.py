@@ -123,20 +123,38 @@ def run(output: Path, world: int, *args: object, seconds: float = SECONDS) -> li
     return ranks
 
 
-def digit_tree(folder: Path, train: int, val: int) -> Path:
-    """A data folder with the first `train` and `val` digits, classes taken in turn."""
+def digit_tree(folder: Path, train: int, val: int, across: bool = False) -> Path:
+    """A data folder with the first `train` and `val` digits, classes taken in turn.
+
+    `across`: both are taken from all 1,797 digits, whatever split the archive has them in.
+    """
     with tarfile.open(DIGITS) as tar:
-        for split, count in (("train", train), ("val", val)):
-            turns: dict[str, int] = {}
-            names = []
-            for name in sorted(n for n in tar.getnames() if n.startswith(f"{split}/")):
-                label = name.split("/")[1]
-                turns[label] = turns.get(label, 0) + 1
-                names.append((turns[label], name))
-            for _, name in sorted(names)[:count]:
-                target = folder / name
+        names = [name for name in tar.getnames() if name.endswith(".jpg")]
+        if across:
+            ordered = _in_turn(names)
+            chosen = {"train": ordered[:train], "val": ordered[train : train + val]}
+        else:
+            chosen = {
+                split: _in_turn([name for name in names if name.startswith(f"{split}/")])[:count]
+                for split, count in (("train", train), ("val", val))
+            }
+        for split, found in chosen.items():
+            for name in found:
+                _, label, file = name.split("/")
+                target = folder / split / label / file
                 target.parent.mkdir(parents=True, exist_ok=True)
                 member = tar.extractfile(name)
                 assert member
                 target.write_bytes(member.read())
     return folder
+
+
+def _in_turn(names: list[str]) -> list[str]:
+    """One of each class, then the next one of each."""
+    turns: dict[str, int] = {}
+    keyed = []
+    for name in sorted(names):
+        label = name.split("/")[1]
+        turns[label] = turns.get(label, 0) + 1
+        keyed.append((turns[label], name))
+    return [name for _, name in sorted(keyed)]

@@ -1,4 +1,5 @@
-"""On each of two ranks: synchronised batch norm against its oracle, and a step in which one rank overflows; JSON."""
+"""On each of two ranks: synchronised batch norm against its oracle, a step in which one rank overflows, and how often
+ranks talk; JSON."""
 
 import json
 import sys
@@ -115,6 +116,37 @@ def overflow(world: World) -> dict[str, object]:
     return result
 
 
+def reductions(world: World) -> dict[str, int]:
+    """All-reduces that gloo did, as torch's profiler saw them: of updates of 1 and 4 micro-batches, of batch norm."""
+
+    def counted(what: Callable[[], object]) -> int:
+        with torch.profiler.profile() as trace:
+            what()
+        return sum(event.count for event in trace.key_averages() if event.key == "gloo:all_reduce")
+
+    config = Config(data="", image_size=8)
+    model = SmallCNN(10)
+    step = Step(config, world, choose_precision(config, world.device), model, wrap(model, world, config))
+    images = torch.from_numpy(np.random.default_rng(world.rank).integers(0, 256, (4, 8, 8, 3), np.uint8))
+
+    def update(pieces: int) -> None:
+        for piece in range(pieces):
+            last = piece + 1 == pieces
+            batch = Batch(images, torch.arange(4), torch.ones(4), total=8 * pieces, last=last)
+            step.accumulate(batch, Plan(rate=0.1, update=0))
+        step.update(Plan(rate=0.1, update=0))
+
+    update(1)  # DDP arranges its buckets after the first one
+    norm, x = SyncBatchNorm(4), torch.randn(5, 4, 3, 3, requires_grad=True)
+    result = {"update of 1": counted(lambda: update(1)), "update of 4": counted(lambda: update(4))}
+    outputs: list[torch.Tensor] = []
+    result["norm forward"] = counted(lambda: outputs.append(norm(x)))
+    result["norm backward"] = counted(lambda: outputs[0].square().sum().backward())
+    norm.eval()
+    result["norm in evaluation"] = counted(lambda: norm(x))
+    return result
+
+
 if __name__ == "__main__":
     world = start(Config(data=""))
     sys.stdout.write(
@@ -132,6 +164,7 @@ if __name__ == "__main__":
                 },
                 "calls": calls(world),
                 "overflow": overflow(world),
+                "reductions": reductions(world),
             }
         )
         + "\n"

@@ -193,6 +193,40 @@ def test_shards_hold_the_folder_s_images(style: str, folder: Path, tmp_path: Pat
     assert len(digest(tmp_path / "shards", tmp_path / "out")) == 64
 
 
+def test_an_archive_is_indexed_once_and_anew_when_it_changes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path, files = tmp_path / "data.tar", sorted(folder.rglob("*.jpg"))
+    with tarfile.open(path, "w") as tar:
+        for file in files[:-1]:
+            tar.add(file, file.relative_to(folder))
+    first = open_dataset(str(path))
+    (kept,) = (tmp_path / "cache").rglob("*.json")
+    before = kept.stat().st_mtime_ns
+    again = open_dataset(str(path))
+    assert items(again.train) == items(first.train)
+    assert items(again.val) == items(first.val)
+    assert kept.stat().st_mtime_ns == before
+    kept.write_text(kept.read_text()[:-20])  # cut short, as by a full disk
+    assert items(open_dataset(str(path)).val) == items(first.val)
+    with tarfile.open(path, "a") as tar:
+        tar.add(files[-1], files[-1].relative_to(folder))
+    more = open_dataset(str(path))
+    assert len(more.train.labels) + len(more.val.labels) == len(files)
+    assert len(list((tmp_path / "cache").rglob("*.json"))) == 2
+
+
+def test_an_archive_opens_without_a_place_to_keep_its_index(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with tarfile.open(tmp_path / "data.tar", "w") as tar:
+        tar.add(folder, "data")
+    assert items(open_dataset(str(tmp_path / "data.tar")).train) == items(open_folder(folder).train)
+
+
 def test_a_shard_s_image_without_a_class_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for split in ("train", "val"):
         shard(tmp_path / "shards" / f"{split}-0.tar", {"a/1.jpg": b"", "b/1.jpg": b"", "stray.jpg": b""})

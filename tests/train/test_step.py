@@ -73,6 +73,38 @@ def test_one_rank_s_overflow_makes_all_skip(reports: list[dict[str, Any]]) -> No
         }
 
 
+def test_ranks_talk_once_an_update_whatever_the_number_of_micro_batches(reports: list[dict[str, Any]]) -> None:
+    for report in reports:
+        assert report["reductions"] == {
+            "update of 1": 1,
+            "update of 4": 1,
+            "norm forward": 1,
+            "norm backward": 1,
+            "norm in evaluation": 0,
+        }
+
+
+def test_16_bit_products_on_a_cpu_are_those_of_tensor_cores() -> None:
+    """16 bits in, sums in fp32, rounded once, forth and back; torch's own add up the weights' gradient in fp16."""
+    precision = choose_precision(Config(data="", amp="O2"), CPU)
+    torch.manual_seed(0)
+    x, weight = torch.randn(32, 8, 12, 12).half(), (torch.randn(16, 8, 3, 3) / 8).half()
+    incoming = torch.randn(32, 16, 12, 12).half()
+    ours, wide = weight.clone().requires_grad_(), weight.float().requires_grad_()
+    with precision.context(CPU):
+        out = nn.functional.conv2d(x, ours, padding=1)
+        scores = nn.functional.linear(out.mean((2, 3)), weight.new_ones(3, 16))
+    expected = nn.functional.conv2d(x.float(), wide, padding=1)
+    assert out.dtype == scores.dtype == torch.float16
+    assert torch.equal(out, expected.half())
+    out.backward(incoming)
+    expected.backward(incoming.float())
+    assert ours.grad is not None
+    assert wide.grad is not None
+    assert ours.grad.dtype == torch.float16
+    assert torch.equal(ours.grad, wide.grad.half())
+
+
 def test_a_converted_model_keeps_its_weights_and_has_no_plain_batch_norm_left() -> None:
     model = make_model("cifar_resnet20", 10)
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
+from train.data.index import members
 from train.data.source import Dataset
 from train.errors import TrainError
 
@@ -83,13 +84,11 @@ def open_tar(path: Path) -> Dataset:
     extents: dict[str, tuple[int, int]] = {}
     listing: dict[str, dict[str, list[str]]] = {split: {} for split in SPLITS}
     try:
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                parts = PurePosixPath(member.name).parts
-                if member.isfile() and (found := _place(parts)):
-                    split, label, rest = found
-                    listing[split].setdefault(label, []).append(f"{label}/{rest}")
-                    extents[f"{split}/{label}/{rest}"] = (member.offset_data, member.size)
+        for name, offset, size in members(path):
+            if found := _place(PurePosixPath(name).parts):
+                split, label, rest = found
+                listing[split].setdefault(label, []).append(f"{label}/{rest}")
+                extents[f"{split}/{label}/{rest}"] = (offset, size)
     except tarfile.TarError as error:
         raise TrainError(f"--data {path}: not a plain tar archive ({error}); for .tar.gz, gunzip it first") from error
     if not extents:

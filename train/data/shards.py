@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from train.data.folder import EXTENSIONS, SPLITS, TarSource
+from train.data.index import members
 from train.data.source import Dataset
 from train.errors import TrainError
 
@@ -58,15 +59,12 @@ def _index(path: Path) -> Iterator[Entry]:
     images: dict[str, tuple[str, tuple[int, int, int]]] = {}
     labels: dict[str, str] = {}
     try:
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                stem, suffix = os.path.splitext(member.name)  # noqa: PTH122 - a member's name, not a path here
-                if not member.isfile():
-                    continue
-                if suffix.lower() in EXTENSIONS:
-                    images[stem] = (member.name, (descriptor, member.offset_data, member.size))
-                elif suffix == ".cls":
-                    labels[stem] = os.pread(descriptor, member.size, member.offset_data).decode().strip()
+        for name, offset, size in members(path):
+            stem, suffix = os.path.splitext(name)  # noqa: PTH122 - a member's name, not a path here
+            if suffix.lower() in EXTENSIONS:
+                images[stem] = (name, (descriptor, offset, size))
+            elif suffix == ".cls":
+                labels[stem] = os.pread(descriptor, size, offset).decode().strip()
     except tarfile.TarError as error:
         raise TrainError(f"--data {path}: not a plain tar archive ({error})") from error
     for stem, (name, extent) in sorted(images.items()):

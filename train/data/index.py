@@ -1,0 +1,64 @@
+"""What lies where in a tar archive: read once, then kept in the user's cache, because a header an image takes minutes.
+
+An entry of the cache is for one archive's path, size and time of change; anything else, and anything unreadable, and it
+is made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tarfile
+import tempfile
+from pathlib import Path
+
+Member = tuple[str, int, int]  # name, offset of its content, size
+FORMAT = 1
+
+
+def members(path: Path) -> list[Member]:
+    """The plain files of an uncompressed archive, in its order; links and the like are left out.
+
+    Raises:
+        tarfile.TarError: it is no such archive.
+        OSError: it cannot be read.
+    """
+    place = _place(path)
+    if (known := _read(place, path.stat().st_size)) is not None:
+        return known
+    with tarfile.open(path, "r:") as tar:
+        found = [(member.name, member.offset_data, member.size) for member in tar if member.isfile()]
+    with contextlib.suppress(OSError, RuntimeError):  # nowhere to write: then it is read again the next time
+        _write(place, found)
+    return found
+
+
+def _place(path: Path) -> Path | None:
+    status = path.stat()
+    key = repr((FORMAT, str(path.resolve()), status.st_size, status.st_mtime_ns))
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # no home at all
+        return None
+    return cache / "launcher-train" / "tar" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def _read(place: Path | None, size: int) -> list[Member] | None:
+    if place is None:
+        return None
+    try:
+        found = [(str(name), int(offset), int(length)) for name, offset, length in json.loads(place.read_bytes())]
+    except (OSError, ValueError, TypeError):
+        return None
+    return found if all(0 <= offset <= offset + length <= size for _, offset, length in found) else None
+
+
+def _write(place: Path | None, found: list[Member]) -> None:
+    if place is None:
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False) as file:
+        json.dump(found, file)
+    Path(file.name).replace(place)  # atomic: another rank may be writing the same
