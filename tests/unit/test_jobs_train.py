@@ -1,4 +1,4 @@
-"""Every job that runs our trainer gives it options that it takes: a job file must not fail on a GPU for a misspelling."""
+"""Every job that runs our trainer gives it options that it takes: none may fail on a GPU for a misspelling."""
 
 from __future__ import annotations
 
