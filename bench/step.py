@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,13 @@ def our_loop(run: Run, stop: StopSignal) -> Callable[[int], None]:
     from train.loop import requests
 
     run.model.train()
+    # one epoch for all turns: the order of its 1.28 million images is drawn up once, as in training
+    batches = run.train_loader.batches(requests(run), 0)
+    numbers = count()
 
     def go(steps: int) -> None:
         meter = Meter(run.world)
-        batches = run.train_loader.batches(requests(run), 0)
-        for step in range(steps):
+        for step in islice(numbers, steps):
             assert not stop.agreed()
             torch.manual_seed(fold(0, step))
             plan = Plan(run.schedule(step), step, draw_mix(run.config, step, run.config.image_size))
