@@ -182,8 +182,9 @@ def _epoch_steps(config: Config, world: World, images: int) -> int:
     if batch > images:
         times = f" x {config.accumulate} accumulated" if config.accumulate > 1 else ""
         raise TrainError(
-            f"--batch-size {config.batch_size}{times} on {world.size} processes is {batch} images a step, "
-            f"but there are {images} to train on; make it {max(1, images // (batch // config.batch_size))} or less"
+            f"--batch-size {config.batch_size}{times} on {world.size} process{'es' * (world.size > 1)} "
+            f"is {batch} images a step, but there are {images} to train on; "
+            f"make it {max(1, images // (batch // config.batch_size))} or less"
         )
     return sampler.steps_per_epoch(images, batch, config.last_batch == "keep")
 
