@@ -47,9 +47,9 @@ def main(argv: list[str] | None = None) -> int:
 def leave(code: int) -> NoReturn:
     """Ends the process without running C++ destructors.
 
-    Everything is written and closed by now. Threads that the process group's library still has may be met by one of its
-    destructors while the interpreter shuts down ("terminate called without an active exception": seen with gloo on a
-    busy machine, after a good run). A training that succeeded must not end with SIGABRT.
+    Everything is written and closed by now. A communication library's thread that is still there when the interpreter
+    shuts down ends in "terminate called without an active exception". The process group's own are gone by then (see
+    `train.parallel.world`), those of torch RPC need not be: a training that succeeded must not end with SIGABRT.
     """
     sys.stdout.flush()
     sys.stderr.flush()

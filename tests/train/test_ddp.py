@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.train.runs import Rank, digit_tree, run
+from tests.train.runs import Rank, digit_tree, finish, run, start
 
 # 37 images in global batches of 8: the last one has 5, three on rank 0 and two on rank 1
 OPTIONS = "--arch smallcnn --image-size 16 --val-resize 16 --augment shift --epochs 3 --lr 0.5 --dtype float64"
@@ -116,3 +116,22 @@ def test_a_single_image_in_the_last_batch_trains_with_batch_norm(tmp_path: Path)
     assert first.digest == second.digest
     assert first.metrics("epoch")[0]["train"]["images"] == 17
     assert first.metrics("epoch")[0]["val"]["images"] == 3
+
+
+LEFT = """
+import gc, sys
+from pathlib import Path
+from train.__main__ import main
+code = main(sys.argv[1:])
+gc.collect()
+names = [task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+print("left:", sorted(name for name in names if "gloo" in name or "store" in name), flush=True)
+sys.exit(code)
+"""
+
+
+def test_no_thread_of_the_process_group_outlives_the_run(data: Path, tmp_path: Path) -> None:
+    """One that did would meet the interpreter's end, and now and then abort a process whose training had succeeded."""
+    ranks = start(tmp_path, 2, "--data", data, "--batch-size", 8, *COMMON, "--epochs", 1, program=("-c", LEFT))
+    assert finish(ranks) == [0, 0], ranks[0].text
+    assert [rank.lines[-1] for rank in ranks] == ["left: []", "left: []"]

@@ -14,6 +14,10 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+# Before any group: its functions take the group of the moment they are imported as a default argument. DDP would import
+# them later, and the group, with its threads, would then live until the interpreter is torn down, and abort there.
+import torch.distributed.nn
 from torch import Tensor
 
 from train.config import Config
