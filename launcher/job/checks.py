@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.job.hosts import LOCAL, machine
-from launcher.job.problems import Path
+from launcher.job.problems import Path, printable
 
 if TYPE_CHECKING:
     from launcher.job.models import Job
@@ -78,7 +78,8 @@ def _process(job: Job) -> Iterator[Conflict]:
                 yield Conflict((part, key), message, (part, "runtime"))
     for mount in job.mounts:
         if mount.source != mount.target:
-            message = f"plain processes see files where they are: expected {mount.source} as target, or runtime: docker"
+            source = printable(mount.source)
+            message = f"plain processes see files where they are: expected {source} as target, or runtime: docker"
             yield Conflict(("mounts", mount.source), message, ("mounts", "runtime"))
 
 
