@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,24 @@ OPTIONS = (
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Rank:
-    return run(tmp_path_factory.mktemp("digits"), 2, "--data", DIGITS, *OPTIONS.split())[0]
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rank, float]:
+    """Rank 0, and the processor seconds of both from their start to their end."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    rank = run(tmp_path_factory.mktemp("digits"), 2, "--data", DIGITS, *OPTIONS.split())[0]
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return rank, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def test_97_percent_of_the_digits_in_under_two_minutes(digits: Rank) -> None:
-    end = digits.metrics("end")[0]
-    assert end["top1"] >= 97
-    assert end["seconds"] < 120
+@pytest.fixture(scope="module")
+def digits(trained: tuple[Rank, float]) -> Rank:
+    return trained[0]
+
+
+def test_97_percent_of_the_digits_in_under_two_minutes_of_two_cores(trained: tuple[Rank, float]) -> None:
+    """By processor time: what else a machine does makes it no slower."""
+    rank, seconds = trained
+    assert rank.metrics("end")[0]["top1"] >= 97
+    assert seconds / 2 < 120
 
 
 def test_the_best_checkpoint_is_the_best_epoch(digits: Rank) -> None:
