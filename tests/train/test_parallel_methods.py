@@ -88,7 +88,8 @@ def test_data_parallel_equals_ddp(data: Path, tmp_path: Path) -> None:
     options += ["--last-batch", "drop"]
     replicas = run(tmp_path / "dp", 1, "--parallel", "dp", "--replicas", 2, "--batch-size", 8, *options)[0]
     ranks = run(tmp_path / "ddp", 2, "--batch-size", 4, *options)[0]
-    assert distance(weights(replicas), weights(ranks)) < 1e-6
+    # A weight is its first value less the sum of rate * gradient, at rates from 0.02 up: no gradient differs by 1e-6
+    assert distance(weights(replicas), weights(ranks)) < 1e-9
     assert replicas.metrics("start")[0]["devices"] == ranks.metrics("start")[0]["devices"] == 2
     assert len(losses(ranks)) == 4
 

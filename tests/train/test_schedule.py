@@ -33,6 +33,23 @@ def test_past_the_end_the_rate_stays() -> None:
     assert schedule(10) == schedule(9) == pytest.approx(1 / 25 / 1e4)
 
 
+def test_a_longer_run_goes_on_where_torch_s_own_state_would_end_it() -> None:
+    """Why a checkpoint holds the step alone: OneCycleLR's state brings the old number of steps back."""
+
+    def torch_s(total: int) -> torch.optim.lr_scheduler.OneCycleLR:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=total)
+
+    first, second = torch_s(10), torch_s(20)
+    second.load_state_dict(first.state_dict())
+    for _ in range(10):
+        second.optimizer.step()
+        second.step()
+    with pytest.raises(ValueError, match="total steps"):
+        second.step()
+    assert OneCycle(1.0, 20)(10) > OneCycle(1.0, 10)(10)
+
+
 @pytest.mark.parametrize("warmup", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("total", [1, 2, 3])
 def test_the_shortest_runs_have_a_rate(total: int, warmup: float) -> None:

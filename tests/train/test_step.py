@@ -41,7 +41,7 @@ def test_it_is_within_1e5_in_single_precision(reports: list[dict[str, Any]], cas
 
 
 def test_single_precision_sums_would_cost_the_digits_that_double_ones_keep() -> None:
-    """At mean 100 the variance from float32 sums is wrong by some 1e-3, from float64 ones by less than 1e-5."""
+    """At mean 100 the variance from float32 sums is wrong by some thousandths, from float64 ones by less than 5e-6."""
     torch.manual_seed(0)
     x = torch.randn(4096, 8) + 100
     expected = x.double().var(0, unbiased=False)
@@ -50,8 +50,8 @@ def test_single_precision_sums_would_cost_the_digits_that_double_ones_keep() -> 
         variance = values.square().sum(0) / len(values) - (values.sum(0) / len(values)).square()
         return float((variance.double() / expected - 1).abs().max())
 
-    assert worst(x) > 1e-3
-    assert worst(x.double()) < 1e-5
+    assert 1e-3 < worst(x) < 1e-2
+    assert worst(x.double()) < 5e-6
 
 
 def test_synchronised_batch_norm_asks_once_forward_once_backward_and_never_in_evaluation(
