@@ -108,11 +108,11 @@ def test_memory_that_is_full_without_restarts_ends_the_run_and_is_named(scene: S
 @pytest.mark.parametrize("scene", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
 def test_the_masters_port_is_taken(scene: Scene) -> None:
     """By somebody whom the quick check sees."""
-    taken = "import socket, time; s = socket.socket(); s.bind(('', 29500)); s.listen(); time.sleep(600)"
+    taken = "import socket, time; s = socket.create_server(('', 29500)); time.sleep(600)"
     squatter = ["run", "-d", "--name", "squatter", "--network", "host", "launcher-bed-train", "python3", "-c", taken]
     scene.bed.docker(scene.nodes[0], *squatter)
-    listens = "until grep -qE ':733C [0-9A-F:]+ 0A' /proc/net/tcp; do sleep 0.1; done"  # 29500
-    scene.bed.sh(scene.nodes[0], listens, timeout=60)
+    listens = "for i in $(seq 300); do grep -qE ':733C [0-9A-F:]+ 0A' /proc/net/tcp && exit; sleep 0.1; done; exit 1"
+    scene.bed.sh(scene.nodes[0], listens, timeout=90)  # 733C is 29500
     scene.cli.program("steps.py")
     keys = bed_job(run={"script": "steps.py", "args": ["3", "5", "0.1"]}, nodes=[node.alias for node in scene.nodes])
     began = time.monotonic()
