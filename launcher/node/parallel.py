@@ -5,6 +5,7 @@ Daemon threads, not an executor: a Ctrl-C ends the program at once, even while a
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -33,17 +34,20 @@ def to_the_end(job: Callable[[], T]) -> T:
     """Its value, or its error, when it is over: a Ctrl-C meanwhile waits, and is raised then.
 
     What is created while nobody waits for it would never be taken back; half a clean-up is worse than a late one.
+    The signal itself is put off, not KeyboardInterrupt caught around a wait: it may strike between any two steps, and
+    a Thread.join() that it interrupts takes the thread for ended from then on (Python 3.11).
     """
-    value, interrupted = begin(job), False
-    while True:
-        try:
-            result = value()
-        except KeyboardInterrupt:
-            interrupted = True
-            continue
-        if interrupted:
-            raise KeyboardInterrupt
-        return result
+    if threading.current_thread() is not threading.main_thread():
+        return job()  # signals go to the main thread
+    interrupts: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    try:
+        result = job()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupts:
+        signal.raise_signal(signal.SIGINT)  # as it would have struck: ignored where it was ignored
+    return result
 
 
 def together(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -11,7 +13,7 @@ import pytest
 
 from launcher.errors import NodesFailed, NodeUnreachable
 from launcher.node.docker import ulimits
-from launcher.node.parallel import every, settle, together
+from launcher.node.parallel import every, settle, to_the_end, together
 
 WANTED = (("memlock", -1), ("stack", 67108864))
 
@@ -55,6 +57,45 @@ def test_two_at_once_and_the_error_of_either() -> None:
         together(lambda: 1, lambda: fail("a"))
     with pytest.raises(NodeUnreachable):
         together(lambda: fail("a"), lambda: 1)
+
+
+def interrupted(steps: list[str]) -> int:
+    """A Ctrl-C while nodes are waited for, and more of them; each job ends long after."""
+
+    def job(node: str) -> int:
+        for _ in range(5):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+        steps.append(node)
+        return 1
+
+    return sum(every([lambda node=node: job(node) for node in "abc"]))
+
+
+def test_ctrl_c_waits_for_the_end_of_what_must_not_be_cut() -> None:
+    steps: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        to_the_end(lambda: interrupted(steps))
+    assert sorted(steps) == ["a", "b", "c"]
+    with pytest.raises(KeyboardInterrupt):  # and is itself again afterwards
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_does_not_hide_what_went_wrong() -> None:
+    def fails() -> int:
+        interrupted([])
+        return fail("a")
+
+    with pytest.raises(NodeUnreachable):
+        to_the_end(fails)
+
+
+def test_ctrl_c_stays_ignored_where_it_was() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert to_the_end(lambda: interrupted([])) == 3
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(
