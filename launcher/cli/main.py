@@ -102,6 +102,10 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(StoppedByUser.exit_code)
+    except Exception as error:
+        if "KeyboardInterrupt" not in str(error):
+            raise
+        sys.exit(StoppedByUser.exit_code)  # it struck in Rust: pydantic makes an error of its own out of it
 
 
 def report(error: LauncherError) -> None:

@@ -40,7 +40,7 @@ def to_the_end(job: Callable[[], T]) -> T:
     if threading.current_thread() is not threading.main_thread():
         return job()  # signals go to the main thread
     interrupts: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
     try:
         result = job()
     finally:

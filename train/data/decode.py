@@ -9,7 +9,7 @@ import io
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -124,7 +124,8 @@ class SimpleJpeg:
     def resize(self, pixels: Pixels, choose: Choose, out: Pixels) -> None:
         """See `Decoder`."""
         view, side = choose(pixels.shape[1], pixels.shape[0]), len(out)
-        finish(self._cv.resize(pixels[_cut(view)], (side, side)), view, out)
+        resized: Any = self._cv.resize(pixels[_cut(view)], (side, side))  # OpenCV's types know no kind of number
+        finish(resized, view, out)
 
 
 class TorchVision:
