@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from launcher.cli.options import interactive
-from launcher.image.ship import Progress as Sent
-from launcher.image.ship import Tell, silent
+from launcher.image.progress import Progress as Sent
+from launcher.image.progress import Tell, silent
 
 if TYPE_CHECKING:  # rich is loaded when the first byte travels, and in most starts none does
     from rich.progress import Progress, TaskID

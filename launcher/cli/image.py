@@ -17,10 +17,10 @@ from launcher.cli import options
 from launcher.cli.bars import bars
 from launcher.errors import ImageUnfit, UsageError
 from launcher.image.ensure import ensure
+from launcher.image.labels import MADE, OCI_BASE_NAME
 from launcher.image.lock import path_beside
 from launcher.image.places import ImageOnNodes
 from launcher.image.probe import full_report
-from launcher.image.recipe import MADE, OCI_BASE_NAME
 from launcher.image.report import Report
 from launcher.image.stores import store
 from launcher.image.verify import Verdict, verify

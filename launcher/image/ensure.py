@@ -9,8 +9,7 @@ from pathlib import Path
 from launcher.image import lock
 from launcher.image.lock import Lock
 from launcher.image.places import ImageOnNodes, Places, Say, look
-from launcher.image.prepare import make, prepare
-from launcher.image.ship import Tell, silent
+from launcher.image.progress import Tell, silent
 from launcher.image.spread import bring, spread
 from launcher.job.models import Image
 from launcher.node.engine import Engine
@@ -60,6 +59,8 @@ def _made(
     locked: Lock | None,
 ) -> ImageOnNodes:
     """Look into the base, build what must be built, bring it to the nodes, write down what it was."""
+    from launcher.image.prepare import make, prepare  # a third of the package, and most starts have their image
+
     prepared = prepare(image, places, say, mounted=mounted, locked=locked)
     builder, info, built = prepared.builder, prepared.info, False
     name = prepared.base if prepared.recipe.changes_nothing else prepared.recipe.tag(job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from launcher.image import recipe
+from launcher.image import labels
 from launcher.image.export import PARTIAL
 from launcher.image.reference import OURS
 from launcher.image.stores import store
@@ -33,7 +33,7 @@ def unused(engine: Engine, keep: Collection[str] = ()) -> Sequence[Leftover]:
     if engine.images is None:
         return ()
     images = store(engine)
-    made = [*images.list({recipe.MADE: None}), *images.list({PARTIAL: None})]
+    made = [*images.list({labels.MADE: None}), *images.list({PARTIAL: None})]
     used = {container.image for container in engine.list({})} if made else set()
     return tuple(
         Leftover(engine.node, image)

@@ -89,7 +89,7 @@ def prepare(image: Image, places: Places, say: Say, *, mounted: bool = False, lo
 def make(prepared: Prepared, tag: str, job: str, places: Places, say: Say) -> ImageInfo:
     """Build and verify on the builder. Raises ImageBuildFailed, ImageUnfit."""
     say(f"image {tag}: building on {places.called(prepared.builder)} from {prepared.base}: {prepared.decision.why}")
-    labels = recipe.labels(
+    labels = recipe.labels_of(
         prepared.recipe,
         job,
         prepared.base,

@@ -7,23 +7,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher.image import assets
+from launcher.image import assets, labels
 from launcher.image.decide import Decision, Method
 from launcher.image.reference import OURS
 
 CONTEXT = ("Dockerfile", "install.sh")  # of images/, besides what the recipe writes itself
-
-# Labels of images. They show up on every container of the image too, so none is a label of launcher.model.labels.
-MADE = "launcher.image.recipe"  # digest of the recipe: marks images that we made
-JOB = "launcher.image.job"
-TORCH = "launcher.image.torch"
-TORCHVISION = "launcher.image.torchvision"
-STEP = "launcher.image.step"
-WHY = "launcher.image.why"
-BASE_ID = "launcher.image.base-id"
-OCI_BASE_NAME = "org.opencontainers.image.base.name"
-OCI_BASE_DIGEST = "org.opencontainers.image.base.digest"
-OCI_TITLE = "org.opencontainers.image.title"
 
 
 @dataclass(frozen=True)
@@ -75,20 +63,20 @@ class Recipe:
         }
 
 
-def labels(
+def labels_of(
     recipe: Recipe, job: str, base: str, base_digest: str, torch: str, torchvision: str, decision: Decision
 ) -> dict[str, str]:
     """What the built image says of itself. `torchvision`: what the base has, for images whose torchvision stays."""
     found = {
-        MADE: recipe.digest,
-        JOB: job,
-        TORCH: torch,
-        TORCHVISION: decision.version or torchvision,
-        STEP: decision.step,
-        WHY: decision.why,
-        BASE_ID: recipe.base_id,
-        OCI_BASE_NAME: base,
-        OCI_BASE_DIGEST: base_digest,
-        OCI_TITLE: f"launcher image of job {job}",
+        labels.MADE: recipe.digest,
+        labels.JOB: job,
+        labels.TORCH: torch,
+        labels.TORCHVISION: decision.version or torchvision,
+        labels.STEP: decision.step,
+        labels.WHY: decision.why,
+        labels.BASE_ID: recipe.base_id,
+        labels.OCI_BASE_NAME: base,
+        labels.OCI_BASE_DIGEST: base_digest,
+        labels.OCI_TITLE: f"launcher image of job {job}",
     }
     return {key: value for key, value in found.items() if value}

@@ -10,8 +10,9 @@ from launcher.errors import ImageShipFailed, LauncherError, NodesFailed, UsageEr
 from launcher.image import parallel
 from launcher.image.link import is_slow
 from launcher.image.places import Say
+from launcher.image.progress import Progress, Tell
 from launcher.image.serve import Server, serving, take, way
-from launcher.image.ship import CHUNK, Progress, Tell, give_name, ship, survey
+from launcher.image.ship import CHUNK, give_name, ship, survey
 from launcher.image.stores import locate
 from launcher.node.engine import Engine, ImageInfo
 from launcher.plan.rendezvous import candidates

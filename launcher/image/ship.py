@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import ImageShipFailed, LauncherError, NodesFailed, NoRoom
@@ -13,28 +13,12 @@ from launcher.image import archive, parallel
 from launcher.image.export import PARTIAL, WHOLE
 from launcher.image.feed import Line, feed
 from launcher.image.link import compressed, is_slow, remember
+from launcher.image.progress import Progress, Tell, silent
 from launcher.image.stores import locate, store
 from launcher.node.engine import Engine, ImageInfo
 
 CHUNK = 1 << 30
 TELL_EVERY = 0.1  # seconds between two reports of one node's progress
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far one node is. `total` is what the layers it lacks take up, an estimate; bytes throughout."""
-
-    node: str
-    sent: int
-    total: int
-    done: bool = False
-
-
-Tell = Callable[[Progress], None]
-
-
-def silent(progress: Progress) -> None:
-    """For callers who show nothing."""
 
 
 @dataclass(frozen=True)

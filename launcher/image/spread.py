@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from launcher.errors import ImageUnfit, LauncherError, NodesFailed
 from launcher.image import cache, parallel, reference
+from launcher.image.labels import OCI_BASE_DIGEST, OCI_BASE_NAME
 from launcher.image.login import login_for
 from launcher.image.places import Found, ImageOnNodes, Places, Say, look
-from launcher.image.recipe import OCI_BASE_DIGEST, OCI_BASE_NAME
-from launcher.image.relay import distribute
-from launcher.image.ship import Tell, silent
+from launcher.image.progress import Tell, silent
 from launcher.image.stores import locate, same, store
 from launcher.node.engine import Engine, ImageInfo
 
@@ -44,6 +43,8 @@ def spread(
             pulled = pull_what_can_be(name, info, targets, say)
             targets = [engine for engine in targets if engine not in pulled]
         if targets:
+            from launcher.image.relay import distribute  # most starts have nothing to send
+
             say(f"image {name}: from {places.called(source)} to {', '.join(engine.node for engine in targets)}")
             have = [engine for engine, there in zip(places.nodes, theirs, strict=True) if there and there.id == info.id]
             sent.update(distribute(source, info, name, targets, have, say, tell))

@@ -20,9 +20,8 @@ from launcher.node.ssh.files import RemoteFiles
 from launcher.node.ssh.node import Ssh
 from launcher.node.ssh.pool import CONNECT_TIMEOUT, SshPool
 
-if TYPE_CHECKING:  # docker-py is loaded while the nodes are being connected to, and not at all for plain processes
-    from docker import APIClient
-
+if TYPE_CHECKING:  # not loaded for plain processes
+    from launcher.node.docker.bulk import Bulk
     from launcher.node.docker.engine import DockerEngine
 
 T = TypeVar("T")
@@ -64,19 +63,22 @@ def connect(
     ssh_config: str | Path | None = None,
     *,
     lenient: bool = False,
+    greet: bool = True,
     timeout: float = CONNECT_TIMEOUT,
 ) -> Fleet:
     """Engines for these (node name, host), by rank. host: `local`, an ssh alias or user@host:port.
 
     runtime: docker | process; None where it is not known: then `local` gives this machine's processes and, where it
     has one that answers, its container engine too, and every other host its container engine.
-    lenient: nodes that fail are told in `Fleet.failed`. timeout: seconds to connect, where the ssh config has no
-    ConnectTimeout. Raises NodesFailed with all that failed: NodeUnreachable, HostKeyUnknown, HostKeyChanged,
+    lenient: nodes that fail are told in `Fleet.failed`. greet: make sure that each engine answers; a caller who asks
+    all of them something at once, as `up` does for their facts, has the same errors then. timeout: seconds to connect,
+    where the ssh config has no ConnectTimeout.
+    Raises NodesFailed with all that failed: NodeUnreachable, HostKeyUnknown, HostKeyChanged,
     AuthFailed, EngineUnavailable, EngineForbidden, UsageError.
     """
     pool = SshPool(str(ssh_config) if ssh_config else None, timeout)
     try:
-        outcomes = settle([partial(_open, node, host, runtime, pool) for node, host in hosts])
+        outcomes = settle([partial(_open, node, host, runtime, pool, greet) for node, host in hosts])
         failed = {
             node: outcome
             for (node, _), outcome in zip(hosts, outcomes, strict=True)
@@ -104,16 +106,22 @@ def caller_engine() -> Iterator[DockerEngine | None]:
 
 def docker_over_ssh(ssh: Ssh) -> DockerEngine:
     """Connects when first used."""
-    from launcher.node.docker.dialstdio import SshAdapter, SshClient
+    from launcher.node.docker.dialstdio import dial
     from launcher.node.docker.engine import DockerEngine
 
-    adapter = SshAdapter(ssh)
+    def make_bulk() -> Bulk:
+        from launcher.node.docker.bulk import Bulk
+        from launcher.node.docker.sdk import SshClient
+
+        return Bulk(ssh.node, ssh.user, lambda: SshClient(ssh))
+
     return DockerEngine(
         ssh.node,
         ssh.host,
         SshMachine(ssh),
         RemoteFiles(ssh),
-        lambda timeout: SshClient(adapter, timeout),
+        partial(dial, ssh),
+        make_bulk,
         ssh=(ssh.host, ssh.ssh_config),
     )
 
@@ -121,13 +129,28 @@ def docker_over_ssh(ssh: Ssh) -> DockerEngine:
 def local_docker(node: str) -> DockerEngine:
     """The engine of DOCKER_HOST or of the current docker context, else the usual socket."""
     from launcher.node.docker.engine import DockerEngine
+    from launcher.node.docker.wire import SocketWire, dial
     from launcher.node.local_files import LocalFiles
 
-    machine = LocalMachine(node, getpass.getuser())
-    return DockerEngine(node, LOCAL, machine, LocalFiles(node), partial(_local_client, node))
+    user = getpass.getuser()
+
+    def dial_here() -> SocketWire:
+        host = os.environ.get("DOCKER_HOST", "")
+        if host.startswith("ssh://"):
+            cure = f"name the node {host[6:]} instead"
+            raise EngineUnavailable(node, f"DOCKER_HOST is {host}, but `local` means this machine's own engine", cure)
+        return dial(os.environ)
+
+    def make_bulk() -> Bulk:
+        from launcher.node.docker.bulk import Bulk
+        from launcher.node.docker.sdk import local_sdk
+
+        return Bulk(node, user, local_sdk)
+
+    return DockerEngine(node, LOCAL, LocalMachine(node, user), LocalFiles(node), dial_here, make_bulk)
 
 
-def _open(node: str, host: str, runtime: str | None, pool: SshPool) -> list[Engine]:
+def _open(node: str, host: str, runtime: str | None, pool: SshPool, greet: bool) -> list[Engine]:
     if host == LOCAL and runtime != "docker":
         from launcher.node.process.engine import ProcessEngine
 
@@ -136,10 +159,11 @@ def _open(node: str, host: str, runtime: str | None, pool: SshPool) -> list[Engi
         return [processes, containers] if containers and _answers(containers) else [processes]
     if host == LOCAL:
         engine = local_docker(node)
-    else:  # docker-py is loaded while the node shakes hands and starts its end of the engine's connection
+    else:  # the rest of us is loaded while the node shakes hands and starts its end of the engine's connection
         ssh = Ssh(node, host, pool)
         _, engine = together(partial(ssh.begin, DIAL_STDIO), partial(docker_over_ssh, ssh))
-    engine.open()
+    if greet:
+        engine.open()
     return [engine]
 
 
@@ -149,14 +173,3 @@ def _answers(engine: DockerEngine) -> bool:
     except LauncherError:  # asked in order to know: no engine is an answer
         return False
     return True
-
-
-def _local_client(node: str, timeout: float) -> APIClient:
-    host = os.environ.get("DOCKER_HOST", "")
-    if host.startswith("ssh://"):
-        cure = f"name the node {host[6:]} instead"
-        raise EngineUnavailable(node, f"DOCKER_HOST is {host}, but `local` means this machine's own engine", cure)
-    import docker
-
-    client: APIClient = docker.from_env(version="auto", timeout=int(timeout)).api
-    return client

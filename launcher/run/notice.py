@@ -23,13 +23,14 @@ from launcher.errors import UsageError
 from launcher.run.finish import Outcome
 
 LIMIT = 15.0  # seconds for a command or a webhook
+_CONFIG = ConfigDict(extra="forbid", strict=True, defer_build=True)  # most users have no such file: it costs nothing
 _FOR_ALL = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Notify(BaseModel):
     """`notify:` of the settings file; each of the two may be left out."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = _CONFIG
 
     command: tuple[str, ...] = Field(default=(), strict=False)  # argv; the notice is JSON on its stdin
     webhook: str = Field(default="", pattern="^(https?://.+)?$")  # gets the notice as a POST
@@ -38,9 +39,9 @@ class Notify(BaseModel):
 class Settings(BaseModel):
     """The whole settings file."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = _CONFIG
 
-    notify: Notify = Notify()
+    notify: Notify = Field(default_factory=Notify.model_construct)
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def read_settings(file: Path) -> Settings:
     try:
         status, text = file.stat(), file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return Settings()
+        return Settings.model_construct()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(str(file), f"cannot be read: {error}", "correct it, or remove it") from error
     if status.st_mode & _FOR_ALL or status.st_uid not in (os.geteuid(), 0):

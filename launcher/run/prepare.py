@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.image.ensure import ensure
 from launcher.image.probe import Surroundings, image_facts
-from launcher.image.ship import Tell, silent
+from launcher.image.progress import Tell, silent
 from launcher.job.models import Job
 from launcher.model.container import WANTED_ULIMITS
 from launcher.model.facts import ImageFacts, NodeFacts

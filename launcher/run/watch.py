@@ -23,7 +23,8 @@ from launcher.records.paths import NodePaths, RunPaths
 from launcher.records.store import NodeOfRun
 from launcher.run import attempts
 
-POLL = 0.1  # seconds between two looks at a growing file
+POLL_LOG = 0.04  # seconds between two looks at the log: somebody waits for its next line
+POLL_METRICS = 0.25
 COLLECT_EVERY = 5.0
 ATTEMPTS_EVERY = 2.0
 WAIT = 30.0  # one wait call; then it is asked again, so that a silent cut is noticed
@@ -185,7 +186,7 @@ class Watch:
     def _follow(self, source: Source) -> None:
         engine = self._engines[source.node.name]
         seen = False
-        for data in self._grown(Tail(engine.files, source.path, source.offset), self._ended[source.node.name]):
+        for data in self._grown(Tail(engine.files, source.path, source.offset), source.node, POLL_LOG):
             seen = True
             self._queue.put(Output(source.node.name, data))
         if not seen and source.offset == 0 and not self._stop.is_set():
@@ -198,14 +199,15 @@ class Watch:
         engine = self._engines[master.name]
         rest = b""
         path = NodePaths(master.output, master.name).metrics
-        for data in self._grown(Tail(engine.files, path), self._ended[master.name]):
+        for data in self._grown(Tail(engine.files, path), master, POLL_METRICS):
             *whole, rest = (rest + data).split(b"\n")
             for line in whole:
                 if found := fields(line):
                     self._queue.put(Progress(found))
 
-    def _grown(self, tail: Tail, ended: threading.Event) -> Iterator[bytes]:
+    def _grown(self, tail: Tail, node: NodeOfRun, pause: float) -> Iterator[bytes]:
         """Pieces as the file grows, until its node has ended and everything was read."""
+        ended = self._ended[node.name]
         while not self._stop.is_set():
             last_look = ended.is_set()  # before the read: what was written until the end is seen by it
             data = self._tried(tail.read)
@@ -218,7 +220,7 @@ class Watch:
             elif last_look:
                 return
             else:
-                self._stop.wait(POLL)
+                self._stop.wait(pause)
 
     def _tried(self, read: Any) -> bytes | None:
         """None when the node does not answer now: the waiting thread reports that, and the offset is kept."""

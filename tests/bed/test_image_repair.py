@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from launcher.errors import ImageBuildFailed, ImageUnfit
-from launcher.image import recipe
+from launcher.image import labels
 from launcher.image.build import has_buildx
 from launcher.image.ensure import ensure
 from launcher.image.places import Places
@@ -38,7 +38,7 @@ def local(bed):
     with caller_engine() as engine:
         assert engine is not None
         yield engine
-        for made in engine.images.list({recipe.JOB: JOB}):
+        for made in engine.images.list({labels.JOB: JOB}):
             docker("image", "rm", "-f", made.id)
 
 
@@ -81,8 +81,8 @@ def test_packages_on_a_base_that_is_kept_build_once_and_name_the_same_image_agai
     docker("image", "rm", first.reference)
     assert ensure(asked, [local], local, Say(), job=JOB).id == first.id  # the builder's cache gives the same id
     info = local.images.inspect(first.reference)
-    assert info.labels[recipe.OCI_BASE_NAME] == "launcher-bed-train"
-    assert info.labels[recipe.WHY] == "the job says keep: nothing was checked"
+    assert info.labels[labels.OCI_BASE_NAME] == "launcher-bed-train"
+    assert info.labels[labels.WHY] == "the job says keep: nothing was checked"
 
 
 def test_the_classic_builder_on_a_node_makes_it_where_the_caller_has_no_docker(clean_bed):
@@ -121,7 +121,7 @@ def test_vgg_without_adaptive_pool_is_named_and_repaired_and_torch_stays(local, 
     assert rows["VGG16 on 32x32"][1] == "ok"
     assert rows["torchvision"] == ("0.2.1", "0.29.1+cu130")
     assert rows["torch"][0] == rows["torch"][1] == "2.14.1+cu130"
-    assert info.labels[recipe.TORCHVISION] == "0.29.1"
+    assert info.labels[labels.TORCHVISION] == "0.29.1"
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ def test_the_whole_way_from_the_original_error_to_a_trained_vgg(clean_bed, local
     for name in ("bed_vgg16.yaml", "data/digits.tar"):
         (tmp_path / "jobs" / name).write_bytes((ROOT / "jobs" / name).read_bytes())
     shutil.copytree(ROOT / "train", tmp_path / "train", ignore=shutil.ignore_patterns("__pycache__"))
-    for made in local.images.list({recipe.JOB: "bed-vgg16"}):  # of an earlier test run
+    for made in local.images.list({labels.JOB: "bed-vgg16"}):  # of an earlier test run
         docker("image", "rm", "-f", made.id)
     done = cli("up", "jobs/bed_vgg16.yaml", timeout=1500)
     assert "building on this machine from launcher-bed-faulty: VGG without adaptive pool" in done.stderr

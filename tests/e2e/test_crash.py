@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(200)]
 # Where, and what `status` says then: None where no run has begun.
 STEPS: dict[str, str | None] = {
     "after:connect:1": None,
-    "after:open:2": None,
     "after:facts:2": None,
     "after:probe-create:1": None,
     "before:probe-_remove:1": None,

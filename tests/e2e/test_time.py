@@ -23,7 +23,7 @@ def test_a_hang_is_a_failure_that_names_who_lags_and_where(bed_cli: Cli, bed: Be
     noticed = drill.sees("no output and no step for 20 s") - last
     over = drill.end(1) - last
     print(f"noticed after {noticed:.1f} s of 20, all ended after {over:.1f} s")
-    assert noticed >= 20
+    assert noticed > 18  # of 20: the line of the last step may have come late
     assert over < noticed + 30
     failure = bed_cli.result()["failure"]
     assert f"the others wait for rank {rank} on node{rank + 1}" in failure["what"]

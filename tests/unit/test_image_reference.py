@@ -8,7 +8,7 @@ from launcher.errors import ImageBuildFailed
 from launcher.image import pip_settings, reference
 from launcher.image.build import buildx_argv, context_archive
 from launcher.image.decide import Decision, Method
-from launcher.image.recipe import Recipe, labels
+from launcher.image.recipe import Recipe, labels_of
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -70,7 +70,7 @@ def test_a_context_is_the_same_bytes_each_time():
 
 def test_labels_say_where_it_comes_from_and_why():
     decision = Decision(Method.WHEEL, "VGG without adaptive pool", "0.29.1", "cu130")
-    found = labels(RECIPE, "demo", "nvcr.io/nvidia/pytorch:26.09-py3", DIGEST, "2.14.1+cu130", "0.2.1", decision)
+    found = labels_of(RECIPE, "demo", "nvcr.io/nvidia/pytorch:26.09-py3", DIGEST, "2.14.1+cu130", "0.2.1", decision)
     assert found["org.opencontainers.image.base.name"] == "nvcr.io/nvidia/pytorch:26.09-py3"
     assert found["org.opencontainers.image.base.digest"] == DIGEST
     assert found["launcher.image.torchvision"] == "0.29.1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 from typing import Any
 
 import docker.errors
@@ -22,8 +23,10 @@ from launcher.errors import (
 )
 from launcher.model.container import ContainerSpec, Layout, Mount, Phase
 from launcher.model.facts import Reach
+from launcher.node.docker.api import Refused
 from launcher.node.docker.dialstdio import DialFailed
-from launcher.node.docker.errors import explain, is_lost, is_timeout
+from launcher.node.docker.errors import explain, is_lost
+from launcher.node.docker.sdk import plainly
 from launcher.node.docker.values import container_request, container_state, device, engine_facts, image_info, timestamp
 from launcher.node.machine import refusal
 
@@ -248,48 +251,48 @@ def test_engine_facts_of_old_and_new_engines() -> None:
     assert not old.rootless
 
 
+def wrapped(inner: Exception) -> requests.ConnectionError:
+    """As requests and urllib3 hand it on."""
+    return requests.ConnectionError(urllib3.exceptions.ProtocolError("Connection aborted.", inner))
+
+
 def api_error(status: int, words: str) -> docker.errors.APIError:
     response = requests.Response()
     response.status_code = status
     return docker.errors.APIError("failed", response=response, explanation=words)
 
 
-def wrapped(inner: Exception) -> requests.ConnectionError:
-    """As requests and urllib3 hand it on."""
-    return requests.ConnectionError(urllib3.exceptions.ProtocolError("Connection aborted.", inner))
-
-
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (wrapped(DialFailed(127, "bash: docker: command not found")), EngineUnavailable, "install Docker"),
-        (wrapped(DialFailed(1, "docker: 'system dial-stdio' is not a docker command.")), EngineUnavailable, "18.09"),
+        (DialFailed(127, "bash: docker: command not found"), EngineUnavailable, "install Docker"),
+        (DialFailed(1, "docker: 'system dial-stdio' is not a docker command."), EngineUnavailable, "18.09"),
         (
-            wrapped(DialFailed(1, "dial unix /var/run/docker.sock: connect: permission denied")),
+            DialFailed(1, "dial unix /var/run/docker.sock: connect: permission denied"),
             EngineForbidden,
             "usermod",
         ),
         (
-            wrapped(DialFailed(1, "dial unix /var/run/docker.sock: connect: no such file or directory")),
+            DialFailed(1, "dial unix /var/run/docker.sock: connect: no such file or directory"),
             EngineUnavailable,
             "systemctl start docker",
         ),
-        (wrapped(DialFailed(1, "Cannot connect to the Docker daemon at unix:///x")), EngineUnavailable, "systemctl"),
-        (wrapped(PermissionError(13, "Permission denied")), EngineForbidden, "usermod"),
-        (wrapped(FileNotFoundError(2, "No such file or directory")), EngineUnavailable, "systemctl"),
-        (wrapped(ConnectionRefusedError(111, "Connection refused")), EngineUnavailable, "systemctl"),
-        (requests.ReadTimeout("read timed out"), EngineUnavailable, "no answer"),
-        (wrapped(NodeUnreachable("n", "gone", "")), NodeUnreachable, "gone"),
-        (api_error(409, 'Conflict. The container name "/x" is already in use by container "y".'), NameTaken, "x"),
+        (DialFailed(1, "Cannot connect to the Docker daemon at unix:///x"), EngineUnavailable, "systemctl"),
+        (PermissionError(13, "Permission denied"), EngineForbidden, "usermod"),
+        (FileNotFoundError(2, "No such file or directory"), EngineUnavailable, "systemctl"),
+        (ConnectionRefusedError(111, "Connection refused"), EngineUnavailable, "systemctl"),
+        (TimeoutError("timed out"), EngineUnavailable, "no answer"),
+        (NodeUnreachable("n", "gone", ""), NodeUnreachable, "gone"),
+        (Refused(409, 'Conflict. The container name "/x" is already in use by container "y".'), NameTaken, "x"),
         (
-            api_error(400, 'invalid mount config for type "bind": bind source path does not exist: /data/imagenet'),
+            Refused(400, 'invalid mount config for type "bind": bind source path does not exist: /data/imagenet'),
             NodeUnfit,
             "/data/imagenet",
         ),
-        (api_error(500, 'could not select device driver "nvidia" with capabilities: [[gpu]]'), NodeUnfit, "Toolkit"),
-        (api_error(500, "write /x: no space left on device"), NodeUnfit, "disk is full"),
-        (docker.errors.ImageNotFound("No such image: x"), NodeUnfit, "launcher image ship"),
-        (api_error(500, "something else"), EngineFailed, "something else"),
+        (Refused(500, 'could not select device driver "nvidia" with capabilities: [[gpu]]'), NodeUnfit, "Toolkit"),
+        (Refused(500, "write /x: no space left on device"), NodeUnfit, "disk is full"),
+        (Refused(404, "No such image: x"), NodeUnfit, "launcher image ship"),
+        (Refused(500, "something else"), EngineFailed, "something else"),
     ],
 )
 def test_every_failure_has_its_kind_its_node_and_a_cure(
@@ -303,12 +306,35 @@ def test_every_failure_has_its_kind_its_node_and_a_cure(
 
 
 def test_only_a_broken_connection_is_tried_again() -> None:
-    assert is_lost(wrapped(ConnectionResetError("reset")))
-    assert is_lost(requests.exceptions.ChunkedEncodingError(urllib3.exceptions.ProtocolError("broken")))
-    assert not is_lost(wrapped(DialFailed(1, "permission denied")))
-    assert not is_lost(api_error(500, "x"))
-    assert not is_lost(requests.ReadTimeout())
-    assert is_timeout(requests.ConnectionError(urllib3.exceptions.ReadTimeoutError(None, "", "read timed out")))  # type: ignore[arg-type]
+    assert is_lost(ConnectionResetError("reset"))
+    assert is_lost(http.client.IncompleteRead(b""))
+    assert is_lost(http.client.RemoteDisconnected())
+    assert not is_lost(DialFailed(1, "permission denied"))
+    assert not is_lost(Refused(500, "x"))
+    assert not is_lost(TimeoutError())
+
+
+@pytest.mark.parametrize(
+    ("error", "plain"),
+    [
+        (wrapped(DialFailed(1, "permission denied")), DialFailed(1, "permission denied")),
+        (wrapped(NodeUnreachable("n", "gone", "")), NodeUnreachable("n", "gone", "")),
+        (wrapped(PermissionError(13, "Permission denied")), PermissionError(13, "Permission denied")),
+        (wrapped(ConnectionResetError("reset")), ConnectionError()),
+        (
+            requests.exceptions.ChunkedEncodingError(urllib3.exceptions.ProtocolError("broken")),
+            ConnectionError(),
+        ),
+        (requests.ReadTimeout("read timed out"), TimeoutError()),
+        (requests.ConnectionError(urllib3.exceptions.ReadTimeoutError(None, "", "timed out")), TimeoutError()),  # type: ignore[arg-type]
+        (api_error(500, "no space left on device"), Refused(500, "no space left on device")),
+        (docker.errors.ImageNotFound("No such image: x"), Refused(404, "No such image: x")),
+    ],
+)
+def test_what_docker_py_has_wrapped_up(error: Exception, plain: Exception) -> None:
+    found = plainly(error)
+    assert type(found) is type(plain)
+    assert not plain.args or found.args == plain.args
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import struct
 import tempfile
 import threading
@@ -16,7 +17,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import docker
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -25,6 +25,7 @@ from launcher.errors import LauncherError
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
 from launcher.node.docker.engine import DockerEngine
+from launcher.node.docker.wire import SocketWire
 from launcher.node.local_files import LocalFiles
 from launcher.node.machine import LocalMachine
 from launcher.node.ssh.files import parse_scan
@@ -192,7 +193,7 @@ def test_an_sftp_server_that_says_anything(said: bytes) -> None:
 
 
 class Answers(BaseHTTPRequestHandler):
-    """An engine that says who it is and then whatever it was told to."""
+    """An engine that says whatever it was told to."""
 
     protocol_version = "HTTP/1.1"
     body: bytes = b""
@@ -200,8 +201,8 @@ class Answers(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        body = json.dumps({"ApiVersion": "1.41"}).encode() if self.path == "/version" else type(self).body
-        self.send_response(type(self).status if self.path != "/version" else 200)
+        body = type(self).body
+        self.send_response(type(self).status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -217,12 +218,12 @@ class Answers(BaseHTTPRequestHandler):
 def engine() -> Iterator[DockerEngine]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}"
 
-    def connect(timeout: float) -> docker.APIClient:
-        return docker.APIClient(base_url=url, version="auto", timeout=int(timeout))
+    def dial() -> SocketWire:
+        return SocketWire(socket.create_connection(("127.0.0.1", server.server_port)))
 
-    found = DockerEngine("gpu-a", "gpu-a", LocalMachine("gpu-a", "me"), LocalFiles("gpu-a"), connect)
+    machine, files = LocalMachine("gpu-a", "me"), LocalFiles("gpu-a")
+    found = DockerEngine("gpu-a", "gpu-a", machine, files, dial, lambda: pytest.fail("no image is carried here"))
     yield found
     found.close()
     server.shutdown()

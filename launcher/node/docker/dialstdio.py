@@ -1,7 +1,6 @@
-"""HTTP to a node's Docker engine through `docker system dial-stdio` on an ssh channel, kept alive and pooled.
+"""A connection to a node's Docker engine: `docker system dial-stdio` on an ssh channel.
 
-docker-py's own ssh transport knows no ProxyJump and no host key of ours; this adapter gives it our channels instead.
-`docker system dial-stdio` (Docker CLI >= 18.09) finds the engine as the ssh user's `docker` does: environment, context.
+It (Docker CLI >= 18.09) finds the engine as the ssh user's `docker` does: environment, context.
 """
 
 from __future__ import annotations
@@ -10,19 +9,10 @@ import io
 from typing import Any
 
 import paramiko
-import requests
-from docker.api.client import APIClient
-from docker.transport.basehttpadapter import BaseHTTPAdapter
-from urllib3.connection import HTTPConnection
-from urllib3.connectionpool import HTTPConnectionPool
 
 from launcher.node.docker import DIAL_STDIO
 from launcher.node.ssh.node import Session, Ssh
 
-CONNECTIONS = 5  # of the node's 8 channels; the rest is for commands and sftp
-API_TIMEOUT = 60.0  # seconds without a byte from the engine
-_POOL_TIMEOUT = 120.0
-_URL = "http://docker:80"  # never looked up: the adapter mounted on it makes the connection
 _EXIT_TIMEOUT = 5.0
 
 
@@ -125,59 +115,6 @@ class _Reader(io.BufferedReader):
         return self._source is None
 
 
-class _Connection(HTTPConnection):
-    def __init__(self, ssh: Ssh, timeout: float) -> None:
-        super().__init__("docker", timeout=timeout)
-        self._ssh = ssh
-
-    def connect(self) -> None:
-        self.sock = ChannelSocket(self._ssh.command(DIAL_STDIO))
-
-    @property
-    def is_connected(self) -> bool:
-        return isinstance(self.sock, ChannelSocket) and self.sock.idle
-
-
-class _Pool(HTTPConnectionPool):
-    def __init__(self, ssh: Ssh, timeout: float) -> None:
-        super().__init__("docker", timeout=timeout, maxsize=CONNECTIONS, block=True)
-        self._ssh = ssh
-
-    def _new_conn(self) -> _Connection:
-        return _Connection(self._ssh, API_TIMEOUT)
-
-    def _get_conn(self, timeout: float | None = None) -> Any:
-        # requests passes no pool time-out: without one a full pool would wait for ever
-        return super()._get_conn(timeout or _POOL_TIMEOUT)
-
-
-class SshAdapter(BaseHTTPAdapter):
-    """The requests adapter over one node's ssh."""
-
-    def __init__(self, ssh: Ssh) -> None:
-        self._http = _Pool(ssh, API_TIMEOUT)
-        super().__init__()
-
-    def get_connection(self, *_: object) -> _Pool:
-        return self._http
-
-    def request_url(self, request: requests.PreparedRequest, *_: object) -> str:
-        return request.path_url  # a proxy of the caller's environment has no say here
-
-    def close(self) -> None:
-        super().close()
-        self._http.close()
-
-
-class SshClient(APIClient):
-    """docker-py's client on such an adapter, which several may share. Asks the engine for its version at once."""
-
-    def __init__(self, adapter: SshAdapter, timeout: float = API_TIMEOUT) -> None:
-        self._adapter = adapter
-        super().__init__(base_url=_URL, version="auto", timeout=int(timeout))
-
-    def _retrieve_server_version(self) -> str:
-        # called by the constructor above once it has made itself a requests session
-        self.trust_env = False
-        self.mount(_URL, self._adapter)
-        return str(self.version(api_version=False)["ApiVersion"])
+def dial(ssh: Ssh) -> ChannelSocket:
+    """Raises NodeUnreachable."""
+    return ChannelSocket(ssh.command(DIAL_STDIO))

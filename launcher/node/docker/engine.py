@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-
-import docker.errors
-from docker import APIClient
+from typing import TYPE_CHECKING
 
 from launcher.errors import EngineFailed, NameTaken, NodeUnfit
 from launcher.model import labels as names
@@ -19,6 +18,7 @@ from launcher.model.facts import NodeFacts, Reach
 from launcher.node import facts as look
 from launcher.node import inside, sweep
 from launcher.node.docker import ulimits
+from launcher.node.docker.api import API_TIMEOUT, Api, Refused, Wire, segment, unframed
 from launcher.node.docker.calls import Calls
 from launcher.node.docker.errors import NONSENSE, nonsense
 from launcher.node.docker.images import DockerImages, label_filter
@@ -26,6 +26,9 @@ from launcher.node.docker.values import container_request, container_state, engi
 from launcher.node.engine import Files, Images
 from launcher.node.machine import Machine
 from launcher.node.parallel import together
+
+if TYPE_CHECKING:  # it loads docker-py
+    from launcher.node.docker.bulk import Bulk
 
 _FACTS_TIMEOUT = 60.0
 _REMOVAL_TIMEOUT = 60
@@ -37,7 +40,7 @@ _Answer = Mapping[str, object]
 class DockerEngine:
     """Implements Engine. Every call may be repeated: what is done already is no error.
 
-    `connect` makes a client with that time limit; it is called when first needed, and again for bulk transfers.
+    `dial` makes a connection; `make_bulk` what carries whole images. Both are called when first needed.
     """
 
     def __init__(
@@ -46,20 +49,21 @@ class DockerEngine:
         host: str,
         machine: Machine,
         files: Files,
-        connect: Callable[[float], APIClient],
+        dial: Callable[[], Wire],
+        make_bulk: Callable[[], Bulk],
         ssh: tuple[str, str | None] | None = None,
     ) -> None:
         self.node = node
         self.host = host
         self.machine = machine
         self.files = files
-        self._call = Calls(node, machine, connect)
-        self._images = DockerImages(node, self._call, ssh)
+        self._call = Calls(node, machine, Api(dial))
+        self._images = DockerImages(node, self._call, make_bulk, ssh)
         self._identity: tuple[str, str] | None = None  # the engine's id and version, once it was asked
 
     def open(self) -> None:
         """Make sure that the engine answers. Raises NodeUnreachable, EngineUnavailable, EngineForbidden, ..."""
-        self._call("talk to the engine", lambda api: api.api_version)
+        self._call("talk to the engine", lambda api: api.read("/_ping"))
 
     @property
     def images(self) -> Images:
@@ -92,16 +96,15 @@ class DockerEngine:
         body = container_request(spec)
         asked = 0
 
-        def ask(api: APIClient) -> str:
+        def ask(api: Api) -> str:
             nonlocal asked
             asked += 1
             try:
-                created: Mapping[str, object] = api.create_container_from_config(body, spec.name)  # type: ignore[no-untyped-call]
-                return str(created["Id"])
-            except docker.errors.APIError as error:
+                return str(json.loads(api.post("/containers/create", {"name": spec.name}, body))["Id"])
+            except Refused as refusal:
                 # the answer to the first try may have been lost on the way
-                if asked > 1 and error.status_code == 409:
-                    found = container_state(api.inspect_container(spec.name))
+                if asked > 1 and refusal.status == 409:
+                    found = container_state(api.get(f"{_path(spec.name)}/json"))
                     if found.phase is Phase.CREATED and dict(spec.labels).items() <= dict(found.labels).items():
                         return found.id
                 raise
@@ -121,20 +124,17 @@ class DockerEngine:
                 return None
 
     def put(self, container: str, archive: bytes) -> None:
-        def ask(api: APIClient) -> None:
-            if not api.put_archive(container, "/", archive):
-                raise EngineFailed(self.node, f"the engine did not take the files for {container}")
-
-        self._call(f"put files into {container}", ask)
+        query = {"path": "/"}
+        self._call(f"put files into {container}", lambda api: api.put(f"{_path(container)}/archive", query, archive))
 
     def start(self, container: str) -> None:
-        self._call(f"start {container}", lambda api: api.start(container))
+        self._call(f"start {container}", lambda api: api.post(f"{_path(container)}/start"))
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
-        filters = {"label": label_filter(labels)}
+        query = {"all": "1", **label_filter(labels)}
 
-        def ask(api: APIClient) -> Sequence[str]:
-            return [str(container["Id"]) for container in api.containers(all=True, filters=filters)]
+        def ask(api: Api) -> Sequence[str]:
+            return [str(container["Id"]) for container in api.get("/containers/json", query)]
 
         states = []
         for container in self._call("list containers", ask):
@@ -168,15 +168,16 @@ class DockerEngine:
 
     def stop(self, container: str, grace: float) -> ContainerState:
         seconds = max(0, math.ceil(grace))
-        self._call(f"stop {container}", lambda api: api.stop(container, timeout=seconds))
+        path, query, limit = f"{_path(container)}/stop", {"t": seconds}, API_TIMEOUT + seconds
+        self._call(f"stop {container}", lambda api: api.post(path, query, timeout=limit))
         return self.inspect(container)
 
     def signal(self, container: str, name: str) -> None:
-        def ask(api: APIClient) -> None:
+        def ask(api: Api) -> None:
             try:
-                api.kill(container, signal=f"SIG{name}")
-            except docker.errors.APIError as error:
-                if error.status_code not in (404, 409):  # it is gone, or has ended
+                api.post(f"{_path(container)}/kill", {"signal": f"SIG{name}"})
+            except Refused as refusal:
+                if refusal.status not in (404, 409):  # it is gone, or has ended
                     raise
 
         self._call(f"send SIG{name} to {container}", ask)
@@ -186,10 +187,8 @@ class DockerEngine:
         self._remove(container, force=False)
 
     def logs(self, container: str, tail: int = 200) -> bytes:
-        return self._call(
-            f"read the log of {container}",
-            lambda api: bytes(api.logs(container, stdout=True, stderr=True, stream=False, tail=tail)),
-        )
+        path, query = f"{_path(container)}/logs", {"stdout": "1", "stderr": "1", "tail": tail}
+        return self._call(f"read the log of {container}", lambda api: unframed(api.read(path, query)))
 
     def interact(self, container: str, argv: Sequence[str], *, terminal: bool) -> int:
         """Raises NodeUnreachable, NodeUnfit."""
@@ -246,22 +245,25 @@ class DockerEngine:
 
     def close(self) -> None:
         self._call.close()
+        self._images.close()
 
     def _engine_answers(self, images: Sequence[str]) -> tuple[_Answer, _Answer, Sequence[str]]:
         found = [image.id for reference in images if (image := self._images.inspect(reference)) is not None]
 
-        def ask(api: APIClient) -> tuple[_Answer, _Answer]:
-            info, version = api.info(), api.version()
+        def ask(api: Api) -> tuple[_Answer, _Answer]:
+            info, version = api.get("/info"), api.get("/version")
             self._identity = str(info.get("ID", "")), str(version.get("Version", ""))
             return info, version
 
         return *self._call("ask the engine what it is", ask), found
 
     def _look(self, container: str) -> ContainerState | None:
-        def ask(api: APIClient) -> ContainerState | None:
+        def ask(api: Api) -> ContainerState | None:
             try:
-                return container_state(api.inspect_container(container))
-            except docker.errors.NotFound:
+                return container_state(api.get(f"{_path(container)}/json"))
+            except Refused as refusal:
+                if refusal.status != 404:
+                    raise
                 return None
 
         return self._call(f"look at {container}", ask)
@@ -280,18 +282,25 @@ class DockerEngine:
         return True
 
     def _remove(self, container: str, *, force: bool) -> None:
-        def ask(api: APIClient) -> None:
+        def ask(api: Api) -> None:
             try:
-                api.remove_container(container, v=True, force=force)
-            except docker.errors.NotFound:
-                return
-            except docker.errors.APIError as error:
-                if error.status_code != 409 or "already in progress" not in str(error.explanation):
+                api.delete(_path(container), {"v": "1", "force": "1" if force else "0"})
+            except Refused as refusal:
+                if refusal.status == 404:
+                    return
+                if refusal.status != 409 or "already in progress" not in refusal.words:
                     raise
-                with contextlib.suppress(docker.errors.NotFound):  # gone before we could wait for it
-                    api.wait(container, timeout=_REMOVAL_TIMEOUT, condition="removed")
+                try:
+                    api.post(f"{_path(container)}/wait", {"condition": "removed"}, timeout=_REMOVAL_TIMEOUT)
+                except Refused as gone:  # before we could wait for it
+                    if gone.status != 404:
+                        raise
 
         self._call(f"remove {container}", ask)
+
+
+def _path(container: str) -> str:
+    return f"/containers/{segment(container)}"
 
 
 def _bare(name: str, image: str, labels: Mapping[str, str]) -> ContainerSpec:

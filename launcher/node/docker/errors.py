@@ -2,65 +2,38 @@
 
 from __future__ import annotations
 
+import http.client
 import re
-from collections.abc import Iterator
-
-import docker.errors
-import requests
-import urllib3.exceptions
 
 from launcher.errors import EngineFailed, EngineForbidden, EngineUnavailable, LauncherError, NameTaken, NodeUnfit
+from launcher.node.docker.api import Refused
 from launcher.node.docker.dialstdio import DialFailed
 
-FAILURES = (docker.errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError)
+FAILURES = (Refused, http.client.HTTPException, EOFError, OSError)
 NONSENSE = (LookupError, TypeError, ValueError, AttributeError)  # what reading an answer of another shape raises
+_LOST = (ConnectionError, EOFError, http.client.IncompleteRead, http.client.BadStatusLine)
+_NOBODY_THERE = (DialFailed, PermissionError, FileNotFoundError, ConnectionRefusedError)
 _FORBIDDEN = re.compile(r"permission denied|operation not permitted", re.IGNORECASE)
 _ABSENT = re.compile(r"cannot connect|connection refused|no such file|is the docker daemon running", re.IGNORECASE)
 _NO_COMMAND = re.compile(r"not found|no such file or directory: .*docker|unknown command|not a docker command", re.I)
 
 
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception and all that it was made of: requests and urllib3 put the cause into args, reason or __context__."""
-    seen: set[int] = set()
-    todo: list[BaseException] = [error]
-    while todo:
-        one = todo.pop(0)
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        yield one
-        inner = [one.__cause__, one.__context__, getattr(one, "reason", None), *one.args]
-        todo += [item for item in inner if isinstance(item, BaseException)]
-
-
-def is_timeout(error: BaseException) -> bool:
-    kinds = (TimeoutError, urllib3.exceptions.TimeoutError, requests.Timeout)
-    return any(isinstance(one, kinds) for one in chain(error))
-
-
 def is_lost(error: BaseException) -> bool:
     """The connection broke under the request: asking again on a new one may work."""
-    if isinstance(error, docker.errors.APIError) or is_timeout(error):
-        return False
-    inner = list(chain(error))
-    if any(isinstance(one, (DialFailed, PermissionError, FileNotFoundError, ConnectionRefusedError)) for one in inner):
-        return False
-    kinds = (ConnectionError, EOFError, urllib3.exceptions.ProtocolError, requests.ConnectionError)
-    return any(isinstance(one, kinds) for one in inner)
+    return isinstance(error, _LOST) and not isinstance(error, _NOBODY_THERE)
 
 
 def explain(node: str, user: str, doing: str, error: BaseException) -> LauncherError:
     """Our error for it; `doing` completes "could not ..."."""
-    for one in chain(error):
-        if isinstance(one, LauncherError):
-            return one
-        if isinstance(one, DialFailed):
-            return _engine(node, user, one.words, no_command=one.code == 127 or bool(_NO_COMMAND.search(one.words)))
-        if isinstance(one, (PermissionError, FileNotFoundError, ConnectionRefusedError)):
-            return _engine(node, user, str(one), no_command=False)
-        if isinstance(one, docker.errors.APIError):
-            return _refused(node, doing, one)
-    if is_timeout(error):
+    if isinstance(error, LauncherError):
+        return error
+    if isinstance(error, DialFailed):
+        return _engine(node, user, error.words, no_command=error.code == 127 or bool(_NO_COMMAND.search(error.words)))
+    if isinstance(error, _NOBODY_THERE):
+        return _engine(node, user, str(error), no_command=False)
+    if isinstance(error, Refused):
+        return _refused(node, doing, error)
+    if isinstance(error, TimeoutError):
         return EngineUnavailable(
             node, f"its container engine gave no answer: could not {doing}", "is the node overloaded, or its disk full?"
         )
@@ -98,15 +71,14 @@ def _engine(node: str, user: str, words: str, *, no_command: bool) -> LauncherEr
     )
 
 
-def _refused(node: str, doing: str, error: docker.errors.APIError) -> LauncherError:
-    words = str(error.explanation or error).strip()
-    status = error.status_code
+def _refused(node: str, doing: str, error: Refused) -> LauncherError:
+    words, status = error.words, error.status
     if status == 409 and "name" in words and "in use" in words:
         return NameTaken(node, f"could not {doing}: {words}", "see what it is: launcher status")
     source = re.search(r"bind source path does not exist: (.+)", words)
     if source:
         return NodeUnfit(node, f"the mount's source {source.group(1)} is not there", "make it, or change `mounts`")
-    if isinstance(error, docker.errors.ImageNotFound) or (status == 404 and "No such image" in words):
+    if status == 404 and "No such image" in words:
         return NodeUnfit(node, f"it has no such image: {words}", "ship it: launcher image ship")
     if "could not select device driver" in words or "nvidia-container-cli" in words:
         return NodeUnfit(

@@ -3,82 +3,56 @@
 from __future__ import annotations
 
 import errno
-import io
+import json
 import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
-from urllib.parse import quote
+from typing import TYPE_CHECKING
 
-import docker.errors
-import requests
-from docker import APIClient
-from docker.utils import parse_repository_tag
-
-from launcher.errors import (
-    EngineFailed,
-    ImageBuildFailed,
-    ImageShipFailed,
-    ImageUnfit,
-    LauncherError,
-    NodeUnfit,
-    NoRoom,
-)
-from launcher.node.docker.errors import FAILURES, explain
+from launcher.errors import ImageShipFailed, NoRoom
+from launcher.node.docker.api import Api, Refused, image_path
+from launcher.node.docker.calls import Calls
 from launcher.node.docker.values import image_info
 from launcher.node.engine import ImageInfo
 from launcher.node.ssh.pool import open_ssh_argv
 
-T = TypeVar("T")
-_PIECE = 1 << 20
-_PULL_CURE = "check its spelling, the node's way to the registry, and `docker login` on this machine"
+if TYPE_CHECKING:  # it loads docker-py
+    from launcher.node.docker.bulk import Bulk
+
 _ALIVE = ("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
-
-
-class Caller(Protocol):
-    """How an engine is asked: `doing` completes "could not ..." in the error."""
-
-    def __call__(self, doing: str, ask: Callable[[APIClient], T], *, bulk: bool = False) -> T: ...
 
 
 class DockerImages:
     """Implements Images. `ssh`: (host, ssh config) where the OpenSSH client may carry bulk bytes to the node."""
 
-    def __init__(self, node: str, call: Caller, ssh: tuple[str, str | None] | None = None) -> None:
+    def __init__(
+        self, node: str, call: Calls, make_bulk: Callable[[], Bulk], ssh: tuple[str, str | None] | None = None
+    ) -> None:
         self._node = node
         self._call = call
+        self._make_bulk = make_bulk
+        self._made: Bulk | None = None
         self._ssh = ssh
         self._classic: bool | None = None
 
     def inspect(self, reference: str) -> ImageInfo | None:
-        def ask(api: APIClient) -> ImageInfo | None:
+        def ask(api: Api) -> ImageInfo | None:
             try:
-                return image_info(api.inspect_image(reference))  # type: ignore[no-untyped-call]
-            except docker.errors.NotFound:
+                return image_info(api.get(f"{image_path(reference)}/json"))
+            except Refused as refusal:
+                if refusal.status != 404:
+                    raise
                 return None
 
         return self._call(f"look at image {reference}", ask)
 
     def pull(self, reference: str, login: Mapping[str, str] | None = None) -> None:
-        repository, tag = parse_repository_tag(reference)
-
-        def ask(api: APIClient) -> None:
-            # without a login of ours docker-py would look for one of its own: {} says that there is none
-            events = api.pull(repository, tag=tag or "latest", stream=True, decode=True, auth_config=dict(login or {}))
-            failure = _follow(events)
-            if failure:
-                raise ImageUnfit(self._node, f"could not pull {reference}: {failure}", _PULL_CURE)
-
-        self._in_words_of(ImageUnfit, f"pull {reference}", ask)
+        self._bulk().pull(reference, login)
 
     def digest(self, reference: str, login: Mapping[str, str] | None = None) -> str:
-        def ask(api: APIClient) -> str:
-            answer = api.inspect_distribution(reference, auth_config=dict(login or {}))  # type: ignore[no-untyped-call]
-            return str(answer["Descriptor"]["digest"])
-
-        return self._in_words_of(ImageUnfit, f"ask the registry for {reference}", ask)
+        return self._bulk().digest(reference, login)
 
     def build(
         self,
@@ -90,54 +64,11 @@ class DockerImages:
         network: str,
         say: Callable[[str], None],
     ) -> str:
-        lines: list[str] = []
-
-        def hear(event: Mapping[str, Any]) -> None:
-            for line in str(event.get("stream", "")).splitlines():
-                lines.append(line)
-                say(line)
-
-        def ask(api: APIClient) -> str:
-            events = api.build(
-                fileobj=io.BytesIO(context),
-                custom_context=True,
-                tag=tag,
-                buildargs=dict(arguments),
-                labels=dict(labels),
-                network_mode=network or None,
-                rm=True,
-                forcerm=True,
-                decode=True,
-            )
-            failure = _follow(events, hear)
-            if failure:
-                raise ImageBuildFailed(self._node, "\n".join([f"could not build {tag}:", *lines[-20:], failure]))
-            return image_info(api.inspect_image(tag)).id  # type: ignore[no-untyped-call]
-
-        return self._in_words_of(ImageBuildFailed, f"build {tag}", ask)
+        return self._bulk().build(context, tag=tag, arguments=arguments, labels=labels, network=network, say=say)
 
     def save(self, reference: str) -> Iterator[bytes]:
         """Raises ImageShipFailed; an archive that breaks off raises while it is read."""
-        doing = f"save image {reference}"
-
-        def ask(api: APIClient) -> requests.Response:
-            # get_image() would not let us end the request early, and its connection would be gone from the pool
-            url = f"{api.base_url}/v{api.api_version}/images/{quote(reference, safe='/:@')}/get"
-            response = api.get(url, stream=True, timeout=api.timeout)
-            try:
-                response.raise_for_status()
-            except requests.HTTPError as error:
-                response.close()
-                docker.errors.create_api_error_from_http_exception(error)
-            return response
-
-        response = self._in_words_of(ImageShipFailed, doing, ask)
-        try:
-            yield from response.iter_content(_PIECE)
-        except FAILURES as error:
-            raise ImageShipFailed(self._node, explain(self._node, "", doing, error).what, "try again") from error
-        finally:
-            response.close()
+        return self._bulk().save(reference)
 
     def load(self, pieces: Iterable[bytes]) -> None:
         """Raises ImageShipFailed; whatever `pieces` raises."""
@@ -150,31 +81,44 @@ class DockerImages:
 
     def fills_in(self) -> bool:
         if self._classic is None:
-            status = self._call("ask the engine for its image store", lambda api: api.info()).get("DriverStatus")
+            status = self._call("ask the engine for its image store", lambda api: api.get("/info").get("DriverStatus"))
             self._classic = not any("io.containerd.snapshotter" in str(entry) for entry in status or ())
         return self._classic
 
     def tag(self, image: str, reference: str) -> None:
-        repository, tag = parse_repository_tag(reference)
-        self._call(f"tag image {image}", lambda api: api.tag(image, repository, tag or "latest"))
+        repository, colon, tag = reference.rpartition(":")
+        if not colon or "/" in tag:  # a registry's port, if anything
+            repository, tag = reference, "latest"
+        query = {"repo": repository, "tag": tag}
+        self._call(f"tag image {image}", lambda api: api.post(f"{image_path(image)}/tag", query))
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ImageInfo]:
         wanted = label_filter(labels)
 
-        def ask(api: APIClient) -> Sequence[str]:
-            return [str(image["Id"]) for image in api.images(filters={"label": wanted} if wanted else None)]
+        def ask(api: Api) -> Sequence[str]:
+            return [str(image["Id"]) for image in api.get("/images/json", wanted if labels else None)]
 
         looked = (self.inspect(image) for image in self._call("list images", ask))
         return [image for image in looked if image is not None]  # gone since the list was made
 
     def remove(self, reference: str) -> None:
-        def ask(api: APIClient) -> None:
+        def ask(api: Api) -> None:
             try:
-                api.remove_image(reference)
-            except docker.errors.NotFound:
-                return
+                api.delete(image_path(reference))
+            except Refused as refusal:
+                if refusal.status != 404:
+                    raise
 
         self._call(f"remove image {reference}", ask)
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.close()
+
+    def _bulk(self) -> Bulk:
+        if self._made is None:
+            self._made = self._make_bulk()
+        return self._made
 
     def _load_by_command(self, argv: Sequence[str], pieces: Iterable[bytes]) -> None:
         with tempfile.TemporaryFile() as words:
@@ -197,13 +141,9 @@ class DockerImages:
             raise self._load_failed(said or f"`docker load` ended with exit code {code}")
 
     def _load_by_api(self, pieces: Iterable[bytes]) -> None:
-        def ask(api: APIClient) -> None:
-            stream = (piece for piece in pieces)  # requests takes a list for form fields
-            failure = _follow(api.load_image(stream))  # type: ignore[no-untyped-call]
-            if failure:
-                raise self._load_failed(failure)
-
-        self._in_words_of(ImageShipFailed, "load the image", ask)
+        failure = self._bulk().load(pieces)
+        if failure:
+            raise self._load_failed(failure)
 
     def _load_failed(self, words: str) -> ImageShipFailed:
         if os.strerror(errno.ENOSPC).lower() in words.lower():  # all that an engine tells of it is these words
@@ -211,26 +151,8 @@ class DockerImages:
             return NoRoom(self._node, f"its disk is full: {words}", cure)
         return ImageShipFailed(self._node, words, "see whether `docker load` works there by hand")
 
-    def _in_words_of(self, kind: type[LauncherError], doing: str, ask: Callable[[APIClient], T]) -> T:
-        """What the engine refuses is told as `kind`, whose phase this is; a node that is away stays just that."""
-        try:
-            return self._call(doing, ask, bulk=True)
-        except (EngineFailed, NodeUnfit) as error:
-            raise kind(error.where, error.what, error.next_step) from error
 
-
-def _follow(events: Iterable[Any], hear: Callable[[Mapping[str, Any]], None] | None = None) -> str:
-    """Read progress to its end: the engine reports a failure inside of it, under status 200. Its words, else ""."""
-    failure = ""
-    for event in events:
-        if not isinstance(event, Mapping):
-            continue
-        failure = failure or str(event.get("error") or event.get("message") or "")
-        if hear:
-            hear(event)
-    return failure
-
-
-def label_filter(labels: Mapping[str, str | None]) -> list[str]:
+def label_filter(labels: Mapping[str, str | None]) -> Mapping[str, str]:
     """As the API takes it: `name` or `name=value`."""
-    return [name if value is None else f"{name}={value}" for name, value in labels.items()]
+    wanted = [name if value is None else f"{name}={value}" for name, value in labels.items()]
+    return {"filters": json.dumps({"label": wanted})}
