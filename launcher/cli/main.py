@@ -94,7 +94,7 @@ def _launcher(
 
 def main() -> None:
     """Entry point. A LauncherError is a message and an exit code, never a traceback."""
-    gc.set_threshold(50_000)  # modules are not garbage: looking for some while they load is 0.1 s of every start
+    gc.set_threshold(200_000)  # modules are not garbage: looking for some while they load is 0.1 s of every start
     try:
         app()
     except LauncherError as error:

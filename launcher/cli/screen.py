@@ -7,9 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from launcher.cli.news import News
 from launcher.cli.options import interactive
 from launcher.logs.lines import Lines, Masker
 from launcher.run.diagnose import Failure
@@ -27,7 +27,7 @@ HOLD = 10.0
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):\s*$")
 
 
-class Screen:
+class Screen(News):
     """Shows messages of a watch. Output goes to stdout line by line, unchanged but for masked secrets."""
 
     def __init__(self, masker: Masker | None = None, *, prefix: bool = False) -> None:
@@ -43,13 +43,6 @@ class Screen:
 
     def __enter__(self) -> Screen:
         return self
-
-    @cached_property
-    def err(self) -> Console:
-        """Where news go."""
-        from rich.console import Console
-
-        return Console(stderr=True, highlight=False, soft_wrap=True)
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -88,15 +81,6 @@ class Screen:
         if self._live is not None:
             self._live.stop()
             self._live = None
-
-    def say(self, text: str) -> None:
-        """News of the launcher itself."""
-        if not interactive():
-            print(f"launcher: {text}", file=sys.stderr, flush=True)
-            return
-        from rich.markup import escape
-
-        self.err.print(f"[dim]launcher:[/] {escape(text)}")
 
     def show(self, message: Message) -> None:
         if isinstance(message, Output):

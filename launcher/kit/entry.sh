@@ -10,7 +10,10 @@
 # Exit code: ARGV's own, 128+n where signal n ended it, 124 at the time limit, 125 after a hang, 73 where the output
 # cannot be written. Every variable here begins with our_, so that none of the job's environment is overwritten.
 
-our_kit=$(cd "${0%/*}" && pwd)
+case $0 in
+    /*) our_kit=${0%/*} ;;
+    *) our_kit=$(cd "${0%/*}" && pwd) ;;
+esac
 our_log=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.log
 our_clock=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.clock
 our_attempts=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.attempts
@@ -23,10 +26,12 @@ our_drain=3  # seconds that processes left behind may keep the log open
 
 # --- the output folder
 if [ -z "$LAUNCHER_OUTPUT" ] || [ -z "$LAUNCHER_NODE" ]; then refuse "LAUNCHER_OUTPUT and LAUNCHER_NODE must be set"; fi
-our_cannot="cannot write to $LAUNCHER_OUTPUT as uid $(id -u): look at the folder's owner and at the free disk space"
-mkdir -p "$LAUNCHER_OUTPUT/logs" "$LAUNCHER_OUTPUT/state" "$LAUNCHER_OUTPUT/errors" 2>/dev/null || refuse "$our_cannot"
+cannot_write() {
+    refuse "cannot write to $LAUNCHER_OUTPUT as uid $(id -u): look at the folder's owner and at the free disk space"
+}
+mkdir -p "$LAUNCHER_OUTPUT/logs" "$LAUNCHER_OUTPUT/state" "$LAUNCHER_OUTPUT/errors" 2>/dev/null || cannot_write
 for our_file in "$our_log" "$our_clock" "$our_attempts"; do
-    (: >>"$our_file") 2>/dev/null || refuse "$our_cannot"
+    command : 2>/dev/null >>"$our_file" || cannot_write # command: a plain `:` that cannot write ends the shell
 done
 
 # --- one pipe for stdout and stderr keeps their order; tee outlives every signal that is meant for the job. Opened for

@@ -192,7 +192,8 @@ def look_up(host: str, port: int, deadline: float, family: int) -> list[tuple[in
 
     def ask() -> None:
         try:
-            found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+            name = host.encode() if host.isascii() else host  # as text it would load the tables of IDNA
+            found = socket.getaddrinfo(name, port, family, socket.SOCK_STREAM)
         except OSError as error:
             answer.append(error)
         else:

@@ -1,0 +1,36 @@
+"""What the launcher itself has to say: a line each, on stderr."""
+
+from __future__ import annotations
+
+import sys
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from launcher.cli.options import interactive
+
+if TYPE_CHECKING:  # rich is loaded where it is first needed, which in a start is after the containers run
+    from rich.console import Console
+
+
+class News:
+    """Plain lines where nobody is watching."""
+
+    @cached_property
+    def err(self) -> Console:
+        """Where they go."""
+        from rich.console import Console
+
+        return Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        if not interactive():
+            print(f"launcher: {text}", file=sys.stderr, flush=True)
+            return
+        from rich.markup import escape
+
+        self.err.print(f"[dim]launcher:[/] {escape(text)}")
+
+
+def way_back(run: str) -> str:
+    """Of a run that goes on without us."""
+    return f"left {run} running. Come back: launcher logs {run}   stop it: launcher down {run}"
