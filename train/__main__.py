@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -31,10 +32,12 @@ def main(argv: list[str] | None = None) -> int:
         if guard.needed(config.parallel):
             return guard.guard(argv)
         # after parsing: --help and a wrong option must not wait for torch
+        gc.disable()  # modules are not garbage: looking for some while torch loads is a seventh of its time
         from torch.distributed.elastic.multiprocessing.errors import record
 
         from train.launch import run
 
+        gc.enable()
         record(run)(config)
     except TrainError as error:
         print(f"train: error: {error}", file=sys.stderr, flush=True)

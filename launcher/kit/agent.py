@@ -38,6 +38,7 @@ def main() -> None:
     address, port = _option("master_addr"), int(_option("master_port"))
     gc.disable()  # modules are not garbage: looking for some while torch loads is a seventh of its time
     torchrun = importlib.import_module("torch.distributed.run").main  # now: from meeting to joining takes no time then
+    gc.freeze()  # nor ever after
     gc.enable()
     if nodes == 1 or not _shares_store():
         torchrun()

@@ -37,7 +37,7 @@ done
 # --- one pipe for stdout and stderr keeps their order; tee outlives every signal that is meant for the job. Opened for
 # reading and writing first: then neither end waits for the other, and nothing hangs should this shell be killed here.
 our_pipe=$our_kit/home/.entry.$$
-rm -f "$our_pipe"
+if [ -e "$our_pipe" ]; then rm -f "$our_pipe"; fi
 mkfifo -m 600 "$our_pipe" || refuse "cannot make a pipe in $our_kit/home as uid $(id -u)"
 exec 5<>"$our_pipe" 4<"$our_pipe" 3>"$our_pipe" 5>&-
 rm -f "$our_pipe"

@@ -2,10 +2,13 @@
 # sh rank.sh ARGV...: becomes ARGV, one worker, and copies what it says to logs/rank-RANK.log as well as to the stdout
 # that it was given. It is exec'd, so the pid and the signals that torchrun knows are the worker's own.
 
-our_kit=$(cd "${0%/*}" && pwd)
+case $0 in
+    /*) our_kit=${0%/*} ;;
+    *) our_kit=$(cd "${0%/*}" && pwd) ;;
+esac
 our_log=$LAUNCHER_OUTPUT/logs/rank-$RANK.log
 our_pipe=$our_kit/home/.rank.$RANK.$$
-rm -f "$our_pipe"
+if [ -e "$our_pipe" ]; then rm -f "$our_pipe"; fi
 if ! mkfifo -m 600 "$our_pipe"; then
     echo "launcher: no log of its own for rank $RANK: cannot make a pipe in $our_kit/home" >&2
     exec "$@"

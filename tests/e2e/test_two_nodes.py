@@ -207,6 +207,23 @@ def test_shared_memory_of_a_killed_job_is_swept_and_nobody_elses(bed_cli: Cli, b
     assert bed.sh(bed.nodes[1], "ls /dev/shm").split() == []
 
 
+def test_a_change_of_the_code_sends_no_byte_of_the_image(bed_cli: Cli, bed: Bed) -> None:
+    program = bed_cli.cwd / "says.sh"
+    program.write_text("echo one\n")
+    file = bed_cli.job("says", **bed_job(run={"command": ["sh", "says.sh"]}))
+    assert bed_cli("up", file).stdout == "one\n"
+    program.write_text("echo two\n")
+    count = "cat /sys/class/net/eth0/statistics/rx_bytes"
+    before = [int(bed.sh(node, count)) for node in bed.nodes]
+    again = bed_cli("up", file)
+    received = [int(bed.sh(node, count)) - then for node, then in zip(bed.nodes, before, strict=True)]
+    print(f"bytes that reached the nodes: {received}")
+    assert again.stdout == "two\n"
+    assert "image" not in again.stderr
+    assert max(received) < 200_000  # an image is thousands of times that
+    bed_cli("down")
+
+
 def test_clean_lists_first_and_removes_only_what_is_over(bed_cli: Cli, bed: Bed) -> None:
     bed_cli("up", bed_cli.job("old", **bed_job(run={"command": ["echo", "done"]})))
     bed_cli("down")
