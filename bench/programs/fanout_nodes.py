@@ -39,7 +39,7 @@ class Engine:
     def answer(self, method: str, target: str, body: bytes) -> tuple[int, Any]:
         path, _, query = re.sub(r"^/v1\.\d+", "", target).partition("?")
         words = path.strip("/").split("/")
-        if words[0] in ("version", "info"):
+        if words[0] in ("_ping", "version", "info"):
             return 200, VERSION if words[0] == "version" else INFO
         if words[:2] == ["containers", "create"]:
             name = dict(pair.split("=") for pair in query.split("&"))["name"]
