@@ -18,6 +18,7 @@ from train.data.open import is_synthetic, open_dataset
 from train.data.repeat import Repeated
 from train.data.source import Dataset
 from train.errors import TrainError
+from train.memory import keep_freed_memory
 from train.models import has_batch_norm, seeded_model
 from train.parallel.methods import make_step
 from train.parallel.world import World
@@ -112,6 +113,8 @@ def prepare(config: Config, world: World) -> Run:
     Raises:
         TrainError: on the ranks where something does not fit; the other ranks end with it (SystemExit).
     """
+    if world.device.type == "cpu":
+        keep_freed_memory()
     dataset = world.together(lambda: open_dataset(config.data, config.image_size))
     epoch_steps = world.together(lambda: _epoch_steps(config, world, len(dataset.train.labels)))
     model = world.together(lambda: seeded_model(config.arch, len(dataset.classes), config.seed))
