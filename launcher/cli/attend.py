@@ -38,12 +38,11 @@ def attend(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], wish
     try:
         from launcher.cli.follow import follow  # loaded while the containers come up
         from launcher.cli.screen import Screen
-
-        with Screen(Masker(secrets.values())) as screen:
-            return follow(record, fleet, screen, notify)
-    except KeyboardInterrupt:  # before it follows, or after
+    except KeyboardInterrupt:
         say(way_back(record.run))
         return None
+    with Screen(Masker(secrets.values())) as screen:
+        return follow(record, fleet, screen, notify)
 
 
 def launch(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], say: Say, wishes: Wishes) -> Record:
