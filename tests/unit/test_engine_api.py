@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import socket
 import threading
 import time
@@ -15,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.node.docker.api import CONNECTIONS, Api, Refused, segment, unframed
+from launcher.node.docker.api import CONNECTIONS, Api, Missing, Refused, segment, unframed
 from launcher.node.docker.dialstdio import DialFailed
 from launcher.node.docker.wire import SocketWire, dial
 from launcher.node.parallel import every
@@ -111,6 +113,7 @@ def test_a_refusal_has_its_words_and_costs_no_connection(
         with pytest.raises(Refused) as refused:
             api.get(path)
         assert refused.value.status == status
+        assert isinstance(refused.value, Missing) == (status == 404)
         assert words in refused.value.words
     assert len(Engine.connections) == 1
     api.close()
@@ -134,6 +137,22 @@ def test_a_cut_and_a_late_answer_end_the_connection_only(server: Callable[[], So
         api.post("/slow", timeout=0.1)
     assert api.get("/info")[1] == "/info"  # and not the late answer
     api.close()
+
+
+def test_a_connection_beside_a_thousand_others() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    number = 1500  # select() knows none above 1023
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, number + 1), hard))
+    ours, theirs = socket.socketpair()
+    try:
+        wire = SocketWire(socket.socket(fileno=os.dup2(ours.fileno(), number)))
+        assert wire.idle
+        theirs.close()
+        assert not wire.idle
+        wire.close()
+    finally:
+        ours.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_name_is_one_piece_of_a_path() -> None:

@@ -10,6 +10,7 @@ import http.client
 import json
 import threading
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any, BinaryIO, Literal, Protocol
 from urllib.parse import quote, urlencode
 
@@ -27,6 +28,10 @@ class Refused(Exception):  # noqa: N818 - inside launcher.node.docker only
         super().__init__(status, words)
         self.status = status
         self.words = words
+
+
+class Missing(Refused):
+    """There is no such thing."""
 
 
 class Wire(Protocol):
@@ -111,7 +116,8 @@ class Api:
         finally:
             self._free.release()
         if answer.status >= 400:
-            raise Refused(answer.status, _words(content) or answer.reason)
+            refusal = Missing if answer.status == HTTPStatus.NOT_FOUND else Refused
+            raise refusal(answer.status, _words(content) or answer.reason)
         return content
 
     def _take(self) -> _Connection:

@@ -18,7 +18,7 @@ from launcher.model.facts import NodeFacts, Reach
 from launcher.node import facts as look
 from launcher.node import inside, sweep
 from launcher.node.docker import ulimits
-from launcher.node.docker.api import API_TIMEOUT, Api, Refused, Wire, segment, unframed
+from launcher.node.docker.api import API_TIMEOUT, Api, Missing, Refused, Wire, segment, unframed
 from launcher.node.docker.calls import Calls
 from launcher.node.docker.errors import NONSENSE, nonsense
 from launcher.node.docker.images import DockerImages, label_filter
@@ -261,9 +261,7 @@ class DockerEngine:
         def ask(api: Api) -> ContainerState | None:
             try:
                 return container_state(api.get(f"{_path(container)}/json"))
-            except Refused as refusal:
-                if refusal.status != 404:
-                    raise
+            except Missing:
                 return None
 
         return self._call(f"look at {container}", ask)
@@ -285,16 +283,13 @@ class DockerEngine:
         def ask(api: Api) -> None:
             try:
                 api.delete(_path(container), {"v": "1", "force": "1" if force else "0"})
+            except Missing:
+                return
             except Refused as refusal:
-                if refusal.status == 404:
-                    return
                 if refusal.status != 409 or "already in progress" not in refusal.words:
                     raise
-                try:
+                with contextlib.suppress(Missing):  # gone before we could wait for it
                     api.post(f"{_path(container)}/wait", {"condition": "removed"}, timeout=_REMOVAL_TIMEOUT)
-                except Refused as gone:  # before we could wait for it
-                    if gone.status != 404:
-                        raise
 
         self._call(f"remove {container}", ask)
 

@@ -12,7 +12,7 @@ from launcher.node.docker.dialstdio import DialFailed
 FAILURES = (Refused, http.client.HTTPException, EOFError, OSError)
 NONSENSE = (LookupError, TypeError, ValueError, AttributeError)  # what reading an answer of another shape raises
 _LOST = (ConnectionError, EOFError, http.client.IncompleteRead, http.client.BadStatusLine)
-_NOBODY_THERE = (DialFailed, PermissionError, FileNotFoundError, ConnectionRefusedError)
+NOBODY_THERE = (DialFailed, PermissionError, FileNotFoundError, ConnectionRefusedError)
 _FORBIDDEN = re.compile(r"permission denied|operation not permitted", re.IGNORECASE)
 _ABSENT = re.compile(r"cannot connect|connection refused|no such file|is the docker daemon running", re.IGNORECASE)
 _NO_COMMAND = re.compile(r"not found|no such file or directory: .*docker|unknown command|not a docker command", re.I)
@@ -20,7 +20,7 @@ _NO_COMMAND = re.compile(r"not found|no such file or directory: .*docker|unknown
 
 def is_lost(error: BaseException) -> bool:
     """The connection broke under the request: asking again on a new one may work."""
-    return isinstance(error, _LOST) and not isinstance(error, _NOBODY_THERE)
+    return isinstance(error, _LOST) and not isinstance(error, NOBODY_THERE)
 
 
 def explain(node: str, user: str, doing: str, error: BaseException) -> LauncherError:
@@ -29,7 +29,7 @@ def explain(node: str, user: str, doing: str, error: BaseException) -> LauncherE
         return error
     if isinstance(error, DialFailed):
         return _engine(node, user, error.words, no_command=error.code == 127 or bool(_NO_COMMAND.search(error.words)))
-    if isinstance(error, _NOBODY_THERE):
+    if isinstance(error, NOBODY_THERE):
         return _engine(node, user, str(error), no_command=False)
     if isinstance(error, Refused):
         return _refused(node, doing, error)

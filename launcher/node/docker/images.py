@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.errors import ImageShipFailed, NoRoom
-from launcher.node.docker.api import Api, Refused, image_path
+from launcher.node.docker.api import Api, Missing, image_path
 from launcher.node.docker.calls import Calls
 from launcher.node.docker.values import image_info
 from launcher.node.engine import ImageInfo
@@ -41,9 +42,7 @@ class DockerImages:
         def ask(api: Api) -> ImageInfo | None:
             try:
                 return image_info(api.get(f"{image_path(reference)}/json"))
-            except Refused as refusal:
-                if refusal.status != 404:
-                    raise
+            except Missing:
                 return None
 
         return self._call(f"look at image {reference}", ask)
@@ -103,11 +102,8 @@ class DockerImages:
 
     def remove(self, reference: str) -> None:
         def ask(api: Api) -> None:
-            try:
+            with contextlib.suppress(Missing):
                 api.delete(image_path(reference))
-            except Refused as refusal:
-                if refusal.status != 404:
-                    raise
 
         self._call(f"remove image {reference}", ask)
 

@@ -19,7 +19,8 @@ from urllib3.connectionpool import HTTPConnectionPool
 
 from launcher.errors import LauncherError
 from launcher.node.docker.api import Refused
-from launcher.node.docker.dialstdio import ChannelSocket, DialFailed, dial
+from launcher.node.docker.dialstdio import ChannelSocket, dial
+from launcher.node.docker.errors import NOBODY_THERE
 from launcher.node.ssh.node import Ssh
 
 BULK_TIMEOUT = 3600  # seconds: `docker save` of a big image writes it all to disk before its first byte
@@ -27,7 +28,6 @@ SDK_FAILURES = (docker.errors.DockerException, requests.RequestException, urllib
 _CONNECTIONS = 2
 _POOL_TIMEOUT = 120.0
 _URL = "http://docker:80"  # never looked up: the adapter mounted on it makes the connection
-_AS_THEY_ARE = (LauncherError, DialFailed, PermissionError, FileNotFoundError, ConnectionRefusedError)
 
 
 def local_sdk() -> APIClient:
@@ -96,7 +96,7 @@ def plainly(error: Exception) -> Exception:
     """What docker-py, requests and urllib3 have wrapped up, as api.py would raise it."""
     inner = list(_chain(error))
     for one in inner:
-        if isinstance(one, _AS_THEY_ARE):
+        if isinstance(one, (LauncherError, *NOBODY_THERE)):
             return one
         if isinstance(one, docker.errors.APIError):
             missing = isinstance(one, docker.errors.NotFound)
