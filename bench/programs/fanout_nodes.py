@@ -1,8 +1,9 @@
 """Many pretended nodes in one process: `python fanout_nodes.py COUNT ROUND_TRIP_MS HOST_KEY AUTHORIZED_KEYS`.
 
 Each has an ssh server of its own (asyncssh) behind a wire that delays every byte by half the round trip, each way. Its
-`sh -s` answers the launcher's look, `docker system dial-stdio` speaks as much of the Engine API as a start and a stop
-need; every other command prints what `facts` prints, or nothing. Prints the ports as a JSON list; ends with its stdin.
+shell answers the launcher's look and nothing else, `docker system dial-stdio` speaks as much of the Engine API as a
+start and a stop need; every other command prints what `facts` prints, or nothing. Prints the ports as a JSON list; ends
+with its stdin.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import asyncssh
+from asyncssh.connection import SSHConnection
+from asyncssh.constants import MSG_IGNORE
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "sha256:" + "1" * 64
@@ -28,6 +31,16 @@ INFO = {
     "SecurityOptions": ["name=seccomp,profile=builtin"],
     "Runtimes": {"runc": {}},
 }
+
+
+SHELL = "exec sh"
+_plainly = SSHConnection.send_packet
+
+
+def _send_packet(self: SSHConnection, kind: int, *args: bytes, **handler: Any) -> None:
+    """asyncssh sends an empty message before every other one; sshd does not."""
+    if kind != MSG_IGNORE:
+        _plainly(self, kind, *args, **handler)
 
 
 class Engine:
@@ -83,6 +96,18 @@ class Engine:
             process.stdout.write(f"HTTP/1.1 {status} x\r\n{kind}\r\n".encode() + data)
 
 
+async def _shell(process: asyncssh.SSHServerProcess[bytes], look: bytes) -> None:
+    """The frame of launcher.node.ssh.shell, the look in it where that is asked for."""
+    while True:
+        try:
+            asked = await process.stdin.readuntil(re.compile(rb"done\\n' (\w+) .*\n"))
+        except asyncio.IncompleteReadError:
+            return
+        mark = asked.split()[-1]
+        out = look if b"section user" in asked else b""
+        process.stdout.write(mark + b" begin\n" + out + mark + b" end\n0\n\n" + mark + b" done\n")
+
+
 async def _node(look: bytes, key: str, allowed: str, delay: float) -> int:
     engine = Engine()
 
@@ -91,11 +116,10 @@ async def _node(look: bytes, key: str, allowed: str, delay: float) -> int:
         if command == "docker system dial-stdio":
             await engine.serve(process)
         else:
-            if command.startswith("sh -s"):
-                await process.stdin.read()
-            if command in ("sh -s", "facts"):
-                process.stdout.write(look)
+            if command == SHELL:
+                await _shell(process, look)
             if command == "facts":
+                process.stdout.write(look)
                 process.stdout.write(json.dumps([VERSION, INFO]).encode())
         process.exit(0)
 
@@ -145,6 +169,7 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, del
 async def main() -> None:
     count, delay = int(sys.argv[1]), float(sys.argv[2]) / 2000
     script = (ROOT / "launcher" / "node" / "facts.sh").read_bytes()
+    SSHConnection.send_packet = _send_packet  # type: ignore[method-assign]
     look = subprocess.run(["sh", "-s"], input=script, stdout=subprocess.PIPE, check=True).stdout
     ports = [await _node(look, sys.argv[3], sys.argv[4], delay) for _ in range(count)]
     print(json.dumps(ports), flush=True)

@@ -8,12 +8,14 @@ again. Their folder inside a container: the scripts, `home/` (a writable home fo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from importlib import resources
 
 SCRIPTS = ("agent.py", "entry.sh", "environment.sh", "rank.sh", "within.sh")
 
 
+@functools.cache
 def scripts() -> Mapping[str, bytes]:
     """The scripts' texts by file name."""
     folder = resources.files(__name__)

@@ -38,7 +38,6 @@ class EngineFacts:
 
     id: str  # the engine's own identity: caches of what it grants are keyed by it
     version: str
-    api_version: str
     rootless: bool
     runtimes: tuple[str, ...]  # "nvidia" where the container toolkit is configured as a runtime
     cdi_devices: tuple[str, ...]  # "nvidia.com/gpu=..." where the engine lists CDI devices

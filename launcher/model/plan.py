@@ -78,6 +78,8 @@ class Plan:
 
 def plain(value: Any) -> Any:
     """A value of this package as dicts, lists and scalars, fit for JSON."""
+    if value is None or isinstance(value, (str, int, float)):  # most are; the questions below cost more
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -15,7 +15,7 @@ from launcher.errors import EngineUnavailable, LauncherError, NodesFailed
 from launcher.node.docker import DIAL_STDIO
 from launcher.node.engine import Engine
 from launcher.node.machine import LocalMachine, SshMachine
-from launcher.node.parallel import every, settle, together
+from launcher.node.parallel import begin, every, settle
 from launcher.node.ssh.files import RemoteFiles
 from launcher.node.ssh.node import Ssh
 from launcher.node.ssh.pool import CONNECT_TIMEOUT, SshPool
@@ -77,6 +77,8 @@ def connect(
     AuthFailed, EngineUnavailable, EngineForbidden, UsageError.
     """
     pool = SshPool(str(ssh_config) if ssh_config else None, timeout)
+    if any(host != LOCAL for _, host in hosts):
+        begin(_load)
     try:
         outcomes = settle([partial(_open, node, host, runtime, pool, greet) for node, host in hosts])
         failed = {
@@ -159,12 +161,19 @@ def _open(node: str, host: str, runtime: str | None, pool: SshPool, greet: bool)
         return [processes, containers] if containers and _answers(containers) else [processes]
     if host == LOCAL:
         engine = local_docker(node)
-    else:  # the rest of us is loaded while the node shakes hands and starts its end of the engine's connection
+    else:
         ssh = Ssh(node, host, pool)
-        _, engine = together(partial(ssh.begin, DIAL_STDIO), partial(docker_over_ssh, ssh))
+        ssh.begin(DIAL_STDIO)
+        engine = docker_over_ssh(ssh)
     if greet:
         engine.open()
     return [engine]
+
+
+def _load() -> None:
+    """What docker_over_ssh needs, while the nodes shake hands."""
+    import launcher.node.docker.dialstdio
+    import launcher.node.docker.engine  # noqa: F401
 
 
 def _answers(engine: DockerEngine) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
+import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -12,7 +14,8 @@ from itertools import pairwise
 from launcher.model.facts import EngineFacts, Gpu, Interface, NodeFacts, Route
 
 DOCKER_ROOT = "/var/lib/docker"  # whose free space the script tells
-_LISTEN = "0A"  # include/net/tcp_states.h
+# of /proc/net/tcp and tcp6; 0A: TCP_LISTEN of include/net/tcp_states.h
+_LISTENS = re.compile(r"\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} 0A\b", re.ASCII)
 _MAX_DIGITS = 25  # longer is no number of a machine, and slow to convert
 
 
@@ -41,9 +44,10 @@ class Look:
     gpus: tuple[Gpu, ...]
 
 
-def script() -> bytes:
-    """To be run by `sh -s`."""
-    return files("launcher.node").joinpath("facts.sh").read_bytes()
+@functools.cache
+def script() -> str:
+    """To be run by `sh -c`."""
+    return files("launcher.node").joinpath("facts.sh").read_text(encoding="ascii")
 
 
 def parse(output: bytes) -> Look:
@@ -117,11 +121,11 @@ def with_disk(engine: EngineFacts, free: int) -> EngineFacts:
 def _sections(text: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     current: list[str] | None = None
-    for line in text.splitlines():
+    for line in map(str.strip, text.splitlines()):
         if line.startswith("@@"):
             current = found.setdefault(line[2:].strip(), [])
-        elif current is not None and line.strip():
-            current.append(line.strip())
+        elif current is not None and line:
+            current.append(line)
     return found
 
 
@@ -190,11 +194,13 @@ def _from_trie(lines: Sequence[str], routes: Sequence[Route]) -> dict[str, list[
 
 
 def _is_address(text: str) -> bool:
+    address, _, prefix = text.partition("/")
+    family, longest = (socket.AF_INET6, 128) if ":" in address else (socket.AF_INET, 32)
     try:
-        ipaddress.ip_interface(text)
-    except ValueError:
+        socket.inet_pton(family, address)
+    except (OSError, ValueError):
         return False
-    return True
+    return not prefix or 0 <= _integer(prefix, -1) <= longest
 
 
 def _routes(lines: Iterable[str]) -> tuple[Route, ...]:
@@ -217,12 +223,9 @@ def _routes(lines: Iterable[str]) -> tuple[Route, ...]:
 def _listening(lines: Iterable[str]) -> tuple[int, ...]:
     ports = set()
     for line in lines:
-        words = line.split()
-        if len(words) >= 4 and words[3] == _LISTEN:
-            port = _integer(words[1].rpartition(":")[2], 0, 16)
-            if 0 < port < 65536:
-                ports.add(port)
-    return tuple(sorted(ports))
+        if match := _LISTENS.match(line):
+            ports.add(int(match.group(1), 16))
+    return tuple(sorted(ports - {0}))
 
 
 def _gpus(lines: Iterable[str]) -> tuple[Gpu, ...]:

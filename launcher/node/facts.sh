@@ -18,7 +18,7 @@ uname -m
 section cpus
 nproc || getconf _NPROCESSORS_ONLN
 section memory
-cat /proc/meminfo
+grep MemTotal /proc/meminfo || cat /proc/meminfo
 section disk
 df -Pk -- "$HOME"
 section shm
@@ -31,7 +31,7 @@ ip -o addr show up || cat /proc/net/fib_trie
 section routes
 cat /proc/net/route
 section tcp
-cat /proc/net/tcp /proc/net/tcp6
+grep -h " 0A " /proc/net/tcp /proc/net/tcp6 || cat /proc/net/tcp /proc/net/tcp6 # 0A: it listens
 section infiniband
 [ -d /dev/infiniband ] && echo yes
 section gpus

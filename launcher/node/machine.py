@@ -18,7 +18,8 @@ from launcher.errors import NodeUnfit
 from launcher.model.facts import Reach
 from launcher.node import terminal as terminals
 from launcher.node.ssh import hostkeys
-from launcher.node.ssh.node import Done, Ssh
+from launcher.node.ssh.node import Ssh
+from launcher.node.ssh.session import Done
 from launcher.node.ssh.transport import Stream, Wire, dial, handshake
 
 _REFUSED = 2  # SSH_OPEN_CONNECT_FAILED, RFC 4254 5.1
@@ -44,6 +45,11 @@ class Machine(Protocol):
 
     @property
     def user(self) -> str: ...
+
+
+def run_script(machine: Machine, script: str, *arguments: str, timeout: float = 60.0) -> Done:
+    """Of POSIX sh, with its $1, $2, ... Raises what Machine.run raises."""
+    return machine.run(["sh", "-c", script, "launcher", *arguments], timeout=timeout)
 
 
 class LocalMachine:

@@ -7,16 +7,16 @@ import tarfile
 from collections.abc import Mapping
 
 from launcher import kit
-from launcher.model.container import ContainerSpec
+from launcher.model.container import Layout
 from launcher.records.snapshot import repack
 
 
-def archive(spec: ContainerSpec, code: bytes, secrets: Mapping[str, str]) -> bytes:
+def archive(layout: Layout, user: str, code: bytes, secrets: Mapping[str, str]) -> bytes:
     """A tar with names relative to /; `code` is a snapshot's archive, `secrets` are values by name.
 
     Secrets are files of mode 0600 inside the container: in no command line, label, `docker inspect` or image.
     """
-    uid, gid = _owner(spec.user)
+    uid, gid = _owner(user)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
 
@@ -30,16 +30,16 @@ def archive(spec: ContainerSpec, code: bytes, secrets: Mapping[str, str]) -> byt
             info.size, info.mode, info.uid, info.gid = len(data), mode, uid, gid
             tar.addfile(info, io.BytesIO(data))
 
-        folder(spec.layout.kit)
-        folder(f"{spec.layout.kit}/home", 0o700)
+        folder(layout.kit)
+        folder(f"{layout.kit}/home", 0o700)
         for name, script in kit.scripts().items():
-            file(f"{spec.layout.kit}/{name}", script, 0o755)
+            file(f"{layout.kit}/{name}", script, 0o755)
         if secrets:
-            folder(f"{spec.layout.kit}/secrets", 0o700)
+            folder(f"{layout.kit}/secrets", 0o700)
             for name, value in secrets.items():
-                file(f"{spec.layout.kit}/secrets/{name}", value.encode(), 0o600)
-        folder(spec.layout.code)
-        for member, content in repack(code, spec.layout.code.strip("/"), uid, gid):
+                file(f"{layout.kit}/secrets/{name}", value.encode(), 0o600)
+        folder(layout.code)
+        for member, content in repack(code, layout.code.strip("/"), uid, gid):
             tar.addfile(member, io.BytesIO(content) if content is not None else None)
     return buffer.getvalue()
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from launcher.errors import ImageUnfit, LauncherError, NodesFailed, NodeUnfit
 from launcher.model import labels
-from launcher.model.container import ContainerState
+from launcher.model.container import ContainerSpec, ContainerState, Layout
 from launcher.model.plan import NodePlan, Plan, RunId
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
@@ -36,6 +36,8 @@ def start(
     """
     by_node = {planned.node: planned for planned in plan.nodes}
     ids: dict[str, str] = {}
+    # nodes alike are given the very same bytes
+    archives = {key: archive(*key, code, secrets) for key in {_unpacked(node.container) for node in plan.nodes}}
 
     def create(engine: Engine) -> None:
         planned = by_node[engine.node]
@@ -44,10 +46,8 @@ def start(
             _bring_checkpoints(engine, planned, resume)
         ids[engine.node] = engine.create(planned.container)
         claim_gpus(engine, planned)
-        engine.put(ids[engine.node], archive(planned.container, code, secrets))
-
-    def check(engine: Engine) -> None:
-        _check(engine, plan, by_node[engine.node])
+        engine.put(ids[engine.node], archives[_unpacked(planned.container)])
+        _check(plan, planned, engine.wait(ids[engine.node], 0))
 
     def run(engine: Engine) -> None:
         engine.start(ids[engine.node])
@@ -55,13 +55,17 @@ def start(
     try:
         to_the_end(partial(fleet.each, create))
         event("created", nodes=list(by_node))
-        to_the_end(partial(fleet.each, check))
         to_the_end(partial(fleet.each, run))
         event("started", nodes=list(by_node))
     except BaseException as error:
         event("undone", reason=str(error) or type(error).__name__)
         to_the_end(partial(undo, plan, fleet, cause=error))
         raise
+
+
+def _unpacked(spec: ContainerSpec) -> tuple[Layout, str]:
+    """Where in a container the archive goes, and whose it is there."""
+    return spec.layout, spec.user
 
 
 def _bring_checkpoints(engine: Engine, planned: NodePlan, earlier: RunId) -> None:
@@ -96,16 +100,11 @@ def undo(plan: Plan, fleet: Fleet, cause: BaseException) -> None:
         raise NodesFailed([*([cause] if isinstance(cause, LauncherError) else []), left]) from cause
 
 
-def _check(engine: Engine, plan: Plan, planned: NodePlan) -> None:
-    """Before anything starts: the container is there, as asked for, of the same image as everywhere."""
-    found: list[ContainerState] = [
-        s for s in engine.list({labels.RUN: plan.run, labels.NODE: planned.node}) if s.name == planned.container.name
-    ]
-    if len(found) != 1:
-        raise NodeUnfit(f"node {planned.node}", "the container that was just created is gone", "try again")
-    if plan.image_id and found[0].image != planned.container.image:
+def _check(plan: Plan, planned: NodePlan, created: ContainerState) -> None:
+    """Before anything starts: the container is of the same image as everywhere."""
+    if plan.image_id and created.image != planned.container.image:
         raise ImageUnfit(
             f"node {planned.node}",
-            f"its container is of image {found[0].image[:19]}, not of {planned.container.image[:19]} as was proven",
+            f"its container is of image {created.image[:19]}, not of {planned.container.image[:19]} as was proven",
             "try again; if it happens again: launcher image ship JOB",
         )

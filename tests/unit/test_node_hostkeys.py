@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from launcher.node.ssh import hostkeys
 from launcher.node.ssh.config import Target
-from launcher.node.ssh.hostkeys import Verdict, judge, matches, order_algorithms, parse
+from launcher.node.ssh.hostkeys import KnownHosts, KnownHostsFiles, Verdict, judge, matches, order_algorithms, parse
 from launcher.node.ssh.transport import HOST_KEY_ALGORITHMS
 
 
@@ -63,38 +63,60 @@ PORT = Target("gpu", "10.0.0.1", port=2222)
         (line("[10.0.0.1]:2222", OTHER_ED) + line("10.0.0.1", ED), PORT, Verdict.CHANGED),
         (line("cluster", ED), Target("gpu", "10.0.0.1", host_key_alias="cluster"), Verdict.KNOWN),
         (line("10.0.0.1", ED), Target("gpu", "10.0.0.1", host_key_alias="cluster"), Verdict.UNKNOWN),
+        (line("Cluster", ED), Target("gpu", "10.0.0.1", host_key_alias="CLUSTER"), Verdict.KNOWN),  # case means nothing
+        ("|1|torn|\n" + line("|1|torn|", ED) + line("|2|YQ==|YQ==", ED), HOST, Verdict.UNKNOWN),
         ("# " + line("10.0.0.1", ED) + "torn\n10.0.0.1 ssh-ed25519 !!!\n", HOST, Verdict.UNKNOWN),
     ],
 )
 def test_verdicts(known: str, target: Target, verdict: Verdict) -> None:
-    assert judge(target, parse(known, "kh"), "ssh-ed25519", ED).verdict is verdict
+    assert judge(target, KnownHosts(parse(known, "kh")), "ssh-ed25519", ED).verdict is verdict
 
 
 def test_a_changed_key_tells_where_the_old_one_stands() -> None:
-    known = parse("# first\n" + line("10.0.0.1", OTHER_ED), "/home/me/.ssh/known_hosts")
+    known = KnownHosts(parse("# first\n" + line("10.0.0.1", OTHER_ED), "/home/me/.ssh/known_hosts"))
     assert judge(HOST, known, "ssh-ed25519", ED).places == ("/home/me/.ssh/known_hosts:2",)
 
 
 def test_the_algorithm_that_is_known_is_asked_for_first() -> None:
-    order = order_algorithms(HOST, parse(line("10.0.0.1", RSA)), HOST_KEY_ALGORITHMS)
+    order = order_algorithms(HOST, KnownHosts(parse(line("10.0.0.1", RSA))), HOST_KEY_ALGORITHMS)
     assert order[:2] == ["rsa-sha2-512", "rsa-sha2-256"]
     assert sorted(order) == sorted(HOST_KEY_ALGORITHMS)
 
 
 def test_what_the_user_does_not_allow_is_not_asked_for() -> None:
     target = Target("gpu", "h", host_key_algorithms=("rsa-sha2-512",))
-    assert order_algorithms(target, [], HOST_KEY_ALGORITHMS) == ["rsa-sha2-512"]
+    assert order_algorithms(target, KnownHosts(), HOST_KEY_ALGORITHMS) == ["rsa-sha2-512"]
 
 
 @given(st.text(), st.text(min_size=1))
 def test_no_text_breaks_it(text: str, name: str) -> None:
     keys = parse(text + "\n" + f"{name} ssh-ed25519 {base64.b64encode(ED).decode()}")
-    judge(HOST, keys, "ssh-ed25519", ED)
+    judge(HOST, KnownHosts(keys), "ssh-ed25519", ED)
 
 
 def test_brackets_are_no_character_class() -> None:
     assert matches("[h]:22", "[h]:22")
     assert not matches("[h]:22", "h:22")
+
+
+NAME = st.sampled_from(["a", "b.c", "[a]:22", "*.c", "?", "!a", "*,!a", "a,b.c", "A", "a,a"])
+
+
+@given(st.lists(NAME), st.sampled_from(["a", "b.c", "[a]:22", "d.c"]))
+def test_by_name_the_same_keys_are_found_as_line_by_line(names: list[str], host: str) -> None:
+    keys = parse("".join(line(hashed(name) if place % 3 == 2 else name, ED) for place, name in enumerate(names)))
+    spoken = [name == host if place % 3 == 2 else matches(name, host) for place, name in enumerate(names)]
+    assert KnownHosts(keys).speaking_of(host) == [key for key, hit in zip(keys, spoken, strict=True) if hit]
+
+
+def test_files_are_read_once_and_again_when_they_have_changed(tmp_path: Path) -> None:
+    file, files = tmp_path / "known_hosts", KnownHostsFiles()
+    wanted = (str(file), str(tmp_path / "none"))
+    assert judge(HOST, files.load(wanted), "ssh-ed25519", ED).verdict is Verdict.UNKNOWN
+    file.write_text(line("10.0.0.1", ED))
+    known = files.load(wanted)
+    assert judge(HOST, known, "ssh-ed25519", ED).verdict is Verdict.KNOWN
+    assert files.load(wanted) is known
 
 
 @pytest.mark.parametrize("hash_it", [False, True])

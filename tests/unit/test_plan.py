@@ -68,7 +68,7 @@ def node(rank: int, *, gpus: int = 0, **changes: Any) -> NodeFacts:
         listening=(22,),
         gpus=tuple(Gpu(i, f"GPU-{rank}{i}", "Tesla T4", 15360, "535.54") for i in range(gpus)),
         infiniband=False,
-        engine=EngineFacts("e", "27.0", "1.46", False, ("runc", "nvidia"), (), "/var/lib/docker", 1 << 40, ()),
+        engine=EngineFacts("e", "27.0", False, ("runc", "nvidia"), (), "/var/lib/docker", 1 << 40, ()),
         ulimits=(("memlock", -1), ("stack", 67108864)),
     )
     return dataclasses.replace(facts, **changes)
@@ -249,13 +249,13 @@ def test_a_port_in_use_on_the_master_is_said_before_anything_starts() -> None:
 
 
 def test_gpus_without_a_container_toolkit_are_refused_with_the_cure() -> None:
-    engine = EngineFacts("e", "27", "1.46", False, ("runc",), (), "/var/lib/docker", 1, ())
+    engine = EngineFacts("e", "27", False, ("runc",), (), "/var/lib/docker", 1, ())
     with pytest.raises(NodeUnfit, match="nvidia-ctk"):
         planned(job(1), [node(0, gpus=1, engine=engine)])
 
 
 def test_a_rootless_engine_runs_as_root_which_is_the_user_there() -> None:
-    engine = EngineFacts("e", "27", "1.46", True, ("runc",), (), "/x", 1, ())
+    engine = EngineFacts("e", "27", True, ("runc",), (), "/x", 1, ())
     assert planned(job(1), [node(0, engine=engine)]).master.container.user == "0:0"
 
 

@@ -1,4 +1,4 @@
-"""The Docker Engine API, for what is small and asked of every node: HTTP on connections that are kept alive.
+"""The Docker Engine API, for what is small and asked of every node: requests on connections that are kept alive.
 
 docker-py carries what is big and rare (bulk.py). Of hundreds of nodes, and before every start, its import (0.1 s) and
 the two libraries below it (a millisecond of processor time a request) are most of what the launcher would do.
@@ -6,13 +6,14 @@ the two libraries below it (a millisecond of processor time a request) are most 
 
 from __future__ import annotations
 
-import http.client
 import json
 import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import Any
 from urllib.parse import quote, urlencode
+
+from launcher.node.docker.exchange import Wire, read_answer, request
 
 CONNECTIONS = 5  # of a node's 8 channels; the rest is for commands and sftp
 API_TIMEOUT = 60.0  # seconds without a byte from the engine
@@ -34,33 +35,17 @@ class Missing(Refused):
     """There is no such thing."""
 
 
-class Wire(Protocol):
-    """A connection to an engine, as much of a socket as http.client needs."""
-
-    @property
-    def idle(self) -> bool:
-        """Still open with nothing unread: fit for another request."""
-
-    def sendall(self, data: bytes, /) -> None: ...
-
-    def makefile(self, mode: Literal["rb"], /) -> BinaryIO: ...
-
-    def settimeout(self, seconds: float | None, /) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Api:
     """Requests to one engine. Safe for several threads.
 
     `dial` makes a connection; what it raises is raised. Every method raises Refused, OSError (TimeoutError after
-    `timeout` seconds without a byte), http.client.HTTPException, and ValueError where JSON was expected. Paths are
-    those of the API without a version: the engine's own.
+    `timeout` seconds without a byte), and ValueError for what is no HTTP, or no JSON where that was expected. Paths
+    are those of the API without a version: the engine's own.
     """
 
     def __init__(self, dial: Callable[[], Wire]) -> None:
         self._dial = dial
-        self._idle: list[_Connection] = []
+        self._idle: list[Wire] = []
         self._free = threading.Semaphore(CONNECTIONS)
         self._lock = threading.Lock()
 
@@ -101,56 +86,37 @@ class Api:
         if not self._free.acquire(timeout=_POOL_TIMEOUT):
             raise TimeoutError(f"all {CONNECTIONS} connections were in use for {_POOL_TIMEOUT:g} s")
         try:
-            connection = self._take()
+            wire = self._take()
             try:
-                connection.settimeout(timeout)
-                connection.request(method, target, body, {"Content-Type": kind} if body is not None else {})
-                answer = connection.getresponse()
-                content = answer.read()
+                wire.settimeout(timeout)
+                wire.sendall(request(method, target, body, kind))
+                answer = read_answer(wire.recv)
             except BaseException as error:
-                connection.close()
+                wire.close()
                 if not isinstance(error, TimeoutError):
                     self.close()  # the others have no more behind them
                 raise
-            self._give_back(connection)
+            if answer.keeps:
+                with self._lock:
+                    self._idle.append(wire)
+            else:
+                wire.close()
         finally:
             self._free.release()
-        if answer.status >= 400:
+        if answer.status >= HTTPStatus.BAD_REQUEST:
             refusal = Missing if answer.status == HTTPStatus.NOT_FOUND else Refused
-            raise refusal(answer.status, _words(content) or answer.reason)
-        return content
+            raise refusal(answer.status, _words(answer.content) or answer.reason)
+        return answer.content
 
-    def _take(self) -> _Connection:
+    def _take(self) -> Wire:
         while True:
             with self._lock:
-                connection = self._idle.pop() if self._idle else None
-            if connection is None:
-                return _Connection(self._dial())
-            if connection.fit:
-                return connection
-            connection.close()
-
-    def _give_back(self, connection: _Connection) -> None:
-        if connection.fit:
-            with self._lock:
-                self._idle.append(connection)
-        else:
-            connection.close()
-
-
-class _Connection(http.client.HTTPConnection):
-    def __init__(self, wire: Wire) -> None:
-        super().__init__("docker")
-        self.auto_open = 0  # a new one is a new object
-        self._wire = wire
-        self.sock = wire
-
-    def settimeout(self, seconds: float) -> None:
-        self._wire.settimeout(seconds)
-
-    @property
-    def fit(self) -> bool:
-        return self.sock is not None and self._wire.idle  # None: the engine wants it closed
+                wire = self._idle.pop() if self._idle else None
+            if wire is None:
+                return self._dial()
+            if wire.idle:
+                return wire
+            wire.close()
 
 
 def segment(name: str) -> str:

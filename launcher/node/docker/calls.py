@@ -46,6 +46,8 @@ class Calls:
         except FAILURES as error:
             if not isinstance(error, TimeoutError) and not is_lost(error):
                 raise explain(self._node, self._machine.user, f"wait for {container}", error) from error
+        except NONSENSE as error:
+            raise nonsense(self._node, f"wait for {container}", error) from error
         except NodeUnreachable:
             self.pause(min(_RETRY_PAUSE, timeout))
 

@@ -18,13 +18,14 @@ from launcher.model.facts import NodeFacts, Reach
 from launcher.node import facts as look
 from launcher.node import inside, sweep
 from launcher.node.docker import ulimits
-from launcher.node.docker.api import API_TIMEOUT, Api, Missing, Refused, Wire, segment, unframed
+from launcher.node.docker.api import API_TIMEOUT, Api, Missing, Refused, segment, unframed
 from launcher.node.docker.calls import Calls
 from launcher.node.docker.errors import NONSENSE, nonsense
+from launcher.node.docker.exchange import Wire
 from launcher.node.docker.images import DockerImages, label_filter
 from launcher.node.docker.values import container_request, container_state, engine_facts
 from launcher.node.engine import Files, Images
-from launcher.node.machine import Machine
+from launcher.node.machine import Machine, run_script
 from launcher.node.parallel import together
 
 if TYPE_CHECKING:  # it loads docker-py
@@ -71,9 +72,9 @@ class DockerEngine:
 
     def facts(self, images: Sequence[str] = ()) -> NodeFacts:
         """Raises NodeUnfit when the script did not run to its end, NodeUnreachable, EngineUnavailable."""
-        (info, version, found), done = together(
+        (info, found), done = together(
             lambda: self._engine_answers(images),
-            lambda: self.machine.run(["sh", "-s"], look.script(), _FACTS_TIMEOUT),
+            lambda: run_script(self.machine, look.script(), timeout=_FACTS_TIMEOUT),
         )
         seen = look.parse(done.out)
         if not seen.complete or seen.uid < 0 or not seen.home:
@@ -83,7 +84,7 @@ class DockerEngine:
                 f"`echo 'echo works' | ssh {self.host} sh -s` must print works",
             )
         try:
-            engine = engine_facts(info, version, found, seen.docker_disk_free)
+            engine = engine_facts(info, found, seen.docker_disk_free)
         except NONSENSE as error:
             raise nonsense(self.node, "learn what its engine is", error) from error
         if engine.root_dir and engine.root_dir != look.DOCKER_ROOT:
@@ -226,7 +227,7 @@ class DockerEngine:
         return known
 
     def sweep_shared_memory(self, since: float) -> Sequence[str]:
-        done = self.machine.run(["sh", "-s", "--", str(math.floor(since))], sweep.SCRIPT.encode())
+        done = run_script(self.machine, sweep.SCRIPT, str(math.floor(since)))
         if done.code:
             raise EngineFailed(self.node, f"could not look through /dev/shm: {done.complaint}")
         return sweep.removed(done.out)
@@ -235,7 +236,7 @@ class DockerEngine:
         return self.machine.reach(address, port, timeout, expect)
 
     def sh(self, script: str, *arguments: str, timeout: float = 60) -> bytes:
-        return self.machine.run(["sh", "-s", "--", *arguments], script.encode(), timeout).out
+        return run_script(self.machine, script, *arguments, timeout=timeout).out
 
     def host_key(self) -> str | None:
         return self.machine.host_key()
@@ -247,15 +248,15 @@ class DockerEngine:
         self._call.close()
         self._images.close()
 
-    def _engine_answers(self, images: Sequence[str]) -> tuple[_Answer, _Answer, Sequence[str]]:
+    def _engine_answers(self, images: Sequence[str]) -> tuple[_Answer, Sequence[str]]:
         found = [image.id for reference in images if (image := self._images.inspect(reference)) is not None]
 
-        def ask(api: Api) -> tuple[_Answer, _Answer]:
-            info, version = api.get("/info"), api.get("/version")
-            self._identity = str(info.get("ID", "")), str(version.get("Version", ""))
-            return info, version
+        def ask(api: Api) -> _Answer:
+            info: _Answer = api.get("/info")
+            self._identity = str(info.get("ID", "")), str(info.get("ServerVersion", ""))
+            return info
 
-        return *self._call("ask the engine what it is", ask), found
+        return self._call("ask the engine what it is", ask), found
 
     def _look(self, container: str) -> ContainerState | None:
         def ask(api: Api) -> ContainerState | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import http.client
 import re
 
 from launcher.errors import EngineFailed, EngineForbidden, EngineUnavailable, LauncherError, NameTaken, NodeUnfit
 from launcher.node.docker.api import Refused
 from launcher.node.docker.dialstdio import DialFailed
 
-FAILURES = (Refused, http.client.HTTPException, EOFError, OSError)
+FAILURES = (Refused, EOFError, OSError)
 NONSENSE = (LookupError, TypeError, ValueError, AttributeError)  # what reading an answer of another shape raises
-_LOST = (ConnectionError, EOFError, http.client.IncompleteRead, http.client.BadStatusLine)
+_LOST = (ConnectionError, EOFError)
 NOBODY_THERE = (DialFailed, PermissionError, FileNotFoundError, ConnectionRefusedError)
 _FORBIDDEN = re.compile(r"permission denied|operation not permitted", re.IGNORECASE)
 _ABSENT = re.compile(r"cannot connect|connection refused|no such file|is the docker daemon running", re.IGNORECASE)

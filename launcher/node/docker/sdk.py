@@ -5,6 +5,7 @@ Its own ssh transport knows no ProxyJump and no host key of ours; this adapter g
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from urllib3.connectionpool import HTTPConnectionPool
 
 from launcher.errors import LauncherError
 from launcher.node.docker.api import Refused
-from launcher.node.docker.dialstdio import ChannelSocket, dial
+from launcher.node.docker.dialstdio import ChannelWire, dial
 from launcher.node.docker.errors import NOBODY_THERE
 from launcher.node.ssh.node import Ssh
 
@@ -85,11 +86,79 @@ class _Connection(HTTPConnection):
         self._ssh = ssh
 
     def connect(self) -> None:
-        self.sock = dial(self._ssh)
+        self.sock = _ChannelSocket(dial(self._ssh))
 
     @property
     def is_connected(self) -> bool:
-        return isinstance(self.sock, ChannelSocket) and self.sock.idle
+        return isinstance(self.sock, _ChannelSocket) and self.sock.idle
+
+
+class _ChannelSocket(io.RawIOBase):
+    """A channel as the socket that http.client expects."""
+
+    def __init__(self, wire: ChannelWire) -> None:
+        super().__init__()
+        self._wire = wire
+        self._readers = 0
+        self._ending = False
+
+    @property
+    def idle(self) -> bool:
+        return self._wire.idle
+
+    def sendall(self, data: bytes) -> None:
+        self._wire.sendall(data)
+
+    def settimeout(self, timeout: float | None) -> None:
+        self._wire.settimeout(timeout)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._wire.recv(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def makefile(self, *_: object, **__: object) -> io.BufferedReader:
+        """http.client makes one a response and closes it after; the channel lives on for the next request."""
+        self._readers += 1
+        return _Reader(self, 1 << 16)
+
+    def fileno(self) -> int:
+        raise io.UnsupportedOperation("a channel has no file")  # nobody may select() on it
+
+    def reader_closed(self) -> None:
+        self._readers -= 1
+        if self._ending and self._readers <= 0:
+            self._wire.close()
+
+    def close(self) -> None:
+        """http.client closes its connection while a response without a length is still being read: wait for that."""
+        self._ending = True
+        if self._readers <= 0:
+            self._wire.close()
+            super().close()
+
+    def shutdown(self, _how: int) -> None:
+        self._wire.close()
+
+
+class _Reader(io.BufferedReader):
+    """One response: closing it leaves the channel open."""
+
+    def __init__(self, source: _ChannelSocket, size: int) -> None:
+        super().__init__(source, size)
+        self._source: _ChannelSocket | None = source
+
+    def close(self) -> None:
+        source, self._source = self._source, None
+        if source is not None:
+            source.reader_closed()
+
+    @property
+    def closed(self) -> bool:
+        return self._source is None
 
 
 def plainly(error: Exception) -> Exception:

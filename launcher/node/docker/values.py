@@ -146,15 +146,12 @@ def _content(found: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def engine_facts(
-    info: Mapping[str, Any], version: Mapping[str, Any], images: Sequence[str], disk_free: int
-) -> EngineFacts:
-    """From GET /info and /version."""
+def engine_facts(info: Mapping[str, Any], images: Sequence[str], disk_free: int) -> EngineFacts:
+    """From GET /info."""
     devices = info.get("DiscoveredDevices") or ()  # since engine 28.2
     return EngineFacts(
         id=str(info.get("ID", "")),
-        version=str(info.get("ServerVersion") or version.get("Version", "")),
-        api_version=str(version.get("ApiVersion", "")),
+        version=str(info.get("ServerVersion", "")),
         rootless=any("name=rootless" in str(option) for option in info.get("SecurityOptions") or ()),
         runtimes=tuple(sorted(info.get("Runtimes") or ())),
         cdi_devices=tuple(str(d.get("ID", "")) for d in devices if isinstance(d, Mapping) and d.get("Source") == "cdi"),

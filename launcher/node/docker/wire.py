@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import select
 import shlex
@@ -10,7 +9,6 @@ import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 from launcher.node.docker import DIAL_STDIO
 from launcher.node.docker.dialstdio import DialFailed
@@ -34,8 +32,8 @@ class SocketWire:
     def sendall(self, data: bytes, /) -> None:
         self._socket.sendall(data)
 
-    def makefile(self, mode: Literal["rb"], /) -> io.BufferedReader:
-        return self._socket.makefile(mode)
+    def recv(self, size: int, /) -> bytes:
+        return self._socket.recv(size)
 
     def settimeout(self, seconds: float | None, /) -> None:
         self._socket.settimeout(seconds)
@@ -62,6 +60,7 @@ class ProgramWire(SocketWire):
                 ours.close()
                 raise DialFailed(127, str(error)) from error
         super().__init__(ours)
+        self._heard = False
 
     def sendall(self, data: bytes, /) -> None:
         """Raises DialFailed."""
@@ -70,15 +69,16 @@ class ProgramWire(SocketWire):
         except ConnectionError as error:
             raise self._failure() from error
 
-    def makefile(self, mode: Literal["rb"], /) -> io.BufferedReader:
+    def recv(self, size: int, /) -> bytes:
         """Raises DialFailed where it ended instead of answering."""
         try:
-            answered = self._socket.recv(1, socket.MSG_PEEK)
+            data = super().recv(size)
         except ConnectionError as error:
             raise self._failure() from error
-        if not answered:
+        if not data and not self._heard:
             raise self._failure()
-        return super().makefile(mode)
+        self._heard = True
+        return data
 
     def _failure(self) -> DialFailed:
         assert self._program.stderr is not None

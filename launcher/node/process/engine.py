@@ -29,7 +29,7 @@ from launcher.model.plan import plain
 from launcher.node import facts as look
 from launcher.node import sweep
 from launcher.node.local_files import LocalFiles
-from launcher.node.machine import LocalMachine
+from launcher.node.machine import LocalMachine, run_script
 from launcher.node.process import claims as process_claims
 from launcher.node.process import folders, supervisor
 from launcher.node.process.unpack import HostileArchiveError, unpack
@@ -60,7 +60,7 @@ class ProcessEngine:
 
     def facts(self, images: Sequence[str] = ()) -> NodeFacts:  # noqa: ARG002 - there are no images
         """Raises NodeUnfit."""
-        done = self._machine.run(["sh", "-s"], look.script())
+        done = run_script(self._machine, look.script())
         seen = look.parse(done.out)
         if not seen.complete or seen.uid < 0 or not seen.home:
             raise NodeUnfit(
@@ -248,7 +248,7 @@ class ProcessEngine:
         return ()
 
     def sweep_shared_memory(self, since: float) -> Sequence[str]:
-        done = self._machine.run(["sh", "-s", "--", str(int(since))], sweep.SCRIPT.encode())
+        done = run_script(self._machine, sweep.SCRIPT, str(int(since)))
         if done.code:
             raise EngineFailed(self.node, f"could not look through /dev/shm: {done.complaint}")
         return sweep.removed(done.out)
@@ -257,7 +257,7 @@ class ProcessEngine:
         return self._machine.reach(address, port, timeout, expect)
 
     def sh(self, script: str, *arguments: str, timeout: float = 60) -> bytes:
-        return self._machine.run(["sh", "-s", "--", *arguments], script.encode(), timeout).out
+        return run_script(self._machine, script, *arguments, timeout=timeout).out
 
     def host_key(self) -> str | None:
         return None

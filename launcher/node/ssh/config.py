@@ -1,10 +1,13 @@
 """What OpenSSH would do to reach a host: `ssh -G` asks it, a pure parser reads the answer.
 
-OpenSSH itself is asked because nothing else knows `Include`, `Match exec`, canonical names and ProxyJump the same way.
+OpenSSH itself is asked because nothing else knows `Match exec`, canonical names and tokens the same way; a config that
+has none of them is read here (plain.py): a process a node is most of what a look at hundreds of nodes would cost.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import os
 import pwd
@@ -15,9 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.errors import NodeUnreachable, UsageError
+from launcher.node.ssh.plain import NotPlain, PlainConfig
 
 DEFAULT_PORT = 22
-DEFAULT_IDENTITIES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
+DEFAULT_IDENTITIES = tuple(f"~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ecdsa_sk", "ed25519", "ed25519_sk"))
 DEFAULT_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
 DEFAULT_GLOBAL_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 _SSH_G_TIMEOUT = 30.0  # a user's `Match exec` may take its time
@@ -113,8 +117,15 @@ def query_argv(spec: HostSpec, ssh_config: str | None) -> list[str]:
     return [*argv, "--", spec.host]
 
 
-def resolve(alias: str, ssh_config: str | None = None, environ: Mapping[str, str] | None = None) -> Target:
-    """Ask OpenSSH how it would reach `alias`; plain defaults where there is no ssh program and no file was named.
+def resolve(
+    alias: str,
+    ssh_config: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    plain: PlainConfig | None = None,
+) -> Target:
+    """How OpenSSH would reach `alias`; plain defaults where there is no ssh program and no file was named.
+
+    plain: that config, where it was read here; OpenSSH is asked for what it does not tell.
 
     Raises UsageError for a name or a configuration that OpenSSH refuses, NodeUnreachable when it does not answer.
     """
@@ -123,6 +134,9 @@ def resolve(alias: str, ssh_config: str | None = None, environ: Mapping[str, str
         spec = parse_host(alias)
     except ValueError as error:
         raise UsageError(alias, f"no node: {error}", "write an alias of your ssh config or user@host:port") from error
+    if plain is not None:
+        with contextlib.suppress(NotPlain):
+            return target(spec, alias, plain.options(spec.host) | _by_command_line(spec), env)
     try:
         done = subprocess.run(
             query_argv(spec, ssh_config),
@@ -150,15 +164,19 @@ def resolve(alias: str, ssh_config: str | None = None, environ: Mapping[str, str
 
 def parse_answer(spec: HostSpec, alias: str, answer: str, environ: Mapping[str, str]) -> Target:
     """A Target from what `ssh -G` printed. Unknown and torn lines are passed over: versions print different things."""
-    single: dict[str, str] = {}
-    many: dict[str, list[str]] = {}
+    options: dict[str, list[str]] = {}
     for line in answer.splitlines():
         name, _, value = line.strip().partition(" ")
         if value:
-            single.setdefault(name.lower(), value.strip())
-            many.setdefault(name.lower(), []).append(value.strip())
-    local = pwd.getpwuid(os.getuid())  # OpenSSH asks the password file too, not $HOME
-    hostname = single.get("hostname", spec.host)
+            options.setdefault(name.lower(), []).append(value.strip())
+    return target(spec, alias, options, environ)
+
+
+def target(spec: HostSpec, alias: str, many: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> Target:
+    """A Target from options by lower-case name; OpenSSH's defaults for those that are not told."""
+    single = {name: values[0] for name, values in many.items()}
+    local = _local_user()
+    hostname = single.get("hostname", spec.host.lower())
     port = _integer(single.get("port"), spec.port or DEFAULT_PORT)
     user = single.get("user", spec.user or local.pw_name)
     jump = single.get("proxyjump", "none")
@@ -196,6 +214,18 @@ def parse_answer(spec: HostSpec, alias: str, answer: str, environ: Mapping[str, 
         bind_address=single.get("bindaddress", ""),
         family=_FAMILY.get(single.get("addressfamily", "any"), socket.AF_UNSPEC),
     )
+
+
+@functools.cache
+def _local_user() -> pwd.struct_passwd:
+    """OpenSSH asks the password file too, not $HOME."""
+    return pwd.getpwuid(os.getuid())
+
+
+def _by_command_line(spec: HostSpec) -> dict[str, list[str]]:
+    """What a host's own text says goes before its config."""
+    told = {"user": spec.user, "port": str(spec.port) if spec.port is not None else ""}
+    return {name: [value] for name, value in told.items() if value}
 
 
 def split_paths(value: str) -> list[str]:

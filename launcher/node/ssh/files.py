@@ -12,7 +12,8 @@ import paramiko
 
 from launcher.errors import LauncherError, NodeUnfit
 from launcher.node.engine import FileEntry
-from launcher.node.ssh.node import Done, Session, Ssh
+from launcher.node.ssh.node import Ssh
+from launcher.node.ssh.session import Done, Session
 from launcher.node.ssh.sftp import SftpReader
 
 _TIMEOUT = 60.0

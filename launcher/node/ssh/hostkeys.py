@@ -1,6 +1,6 @@
 """known_hosts as OpenSSH reads it: which keys a host may show, which algorithms to ask for, what a shown key means.
 
-sshd(8), SSH_KNOWN_HOSTS FILE FORMAT. Files are read by `load`; everything else is pure.
+sshd(8), SSH_KNOWN_HOSTS FILE FORMAT.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import os
 import re
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -21,6 +22,7 @@ from launcher.node.ssh.config import DEFAULT_PORT, Target
 
 # What a key of one type signs with; a plain name signs as itself.
 _RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
+_PATTERN = re.compile(r"[*?!]")
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,50 @@ def parse(text: str, file: str = "") -> list[KnownKey]:
     return found
 
 
-def load(files: Iterable[str]) -> list[KnownKey]:
+class KnownHosts:
+    """Known keys by the names that they speak of: hundreds of nodes need not look at every line of a file each."""
+
+    def __init__(self, keys: Sequence[KnownKey] = ()) -> None:
+        self._keys = keys
+        self._plain: dict[str, list[int]] = {}
+        self._hashed: list[tuple[int, bytes, bytes]] = []
+        self._patterns: list[int] = []
+        for place, key in enumerate(keys):
+            if key.names.startswith("|"):
+                if halves := _unhash(key.names):
+                    self._hashed.append((place, *halves))
+            elif _PATTERN.search(key.names):
+                self._patterns.append(place)
+            else:
+                for name in set(key.names.lower().split(",")):
+                    self._plain.setdefault(name, []).append(place)
+
+    def speaking_of(self, host: str) -> list[KnownKey]:
+        """In the order of their lines. host: `name` or `[name]:port`."""
+        places = list(self._plain.get(host.lower(), ()))
+        places += [place for place, salt, digest in self._hashed if _digest(salt, host) == digest]
+        places += [place for place in self._patterns if matches(self._keys[place].names, host.lower())]
+        return [self._keys[place] for place in sorted(places)]
+
+
+class KnownHostsFiles:
+    """known_hosts files, read again only when they have changed: one reading serves all nodes. For several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._read: dict[tuple[str, ...], tuple[list[object], KnownHosts]] = {}
+
+    def load(self, files: tuple[str, ...]) -> KnownHosts:
+        """All keys of these files; one that is not there holds none. Raises OSError for one that cannot be read."""
+        with self._lock:
+            states = [_state(file) for file in files]
+            before = self._read.get(files)
+            if before is None or before[0] != states:
+                before = self._read[files] = states, load(files)
+            return before[1]
+
+
+def load(files: Iterable[str]) -> KnownHosts:
     """All keys of these files; one that is not there holds none. Raises OSError for one that cannot be read."""
     found: list[KnownKey] = []
     for file in files:
@@ -76,39 +121,57 @@ def load(files: Iterable[str]) -> list[KnownKey]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         found += parse(text, file)
-    return found
+    return KnownHosts(found)
+
+
+def _state(file: str) -> object:
+    """Another one when the file has changed."""
+    try:
+        found = Path(file).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def matches(names: str, host: str) -> bool:
-    """Whether a known_hosts name field speaks of `host` (`name` or `[name]:port`, lower case)."""
-    if names.startswith("|1|"):
-        try:
-            salt, digest = (base64.b64decode(part, validate=True) for part in names[3:].split("|"))
-        except (binascii.Error, ValueError):
-            return False
-        return hmac.compare_digest(hmac.new(salt, host.encode(), hashlib.sha1).digest(), digest)
+    """Whether a known_hosts name field, not hashed, speaks of `host` (`name` or `[name]:port`, lower case)."""
     hit = False
     for raw in names.lower().split(","):
         pattern = raw.removeprefix("!")
         # fnmatch knows [seq], known_hosts does not: there it is the host's own bracket
-        if pattern and fnmatch.fnmatchcase(host, re.sub(r"\[", "[[]", pattern)):
+        if pattern and fnmatch.fnmatchcase(host, pattern.replace("[", "[[]")):
             if raw.startswith("!"):
                 return False
             hit = True
     return hit
 
 
-def known_for(target: Target, keys: Sequence[KnownKey]) -> list[KnownKey]:
+def _unhash(names: str) -> tuple[bytes, bytes] | None:
+    """(salt, digest) of `|1|salt|digest`; None for what is torn."""
+    fields = names.split("|")
+    if len(fields) != 4 or fields[1] != "1":
+        return None
+    try:
+        return base64.b64decode(fields[2], validate=True), base64.b64decode(fields[3], validate=True)
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _digest(salt: bytes, host: str) -> bytes:
+    return hmac.digest(salt, host.encode(), "sha1")
+
+
+def known_for(target: Target, known: KnownHosts) -> list[KnownKey]:
     """Keys that speak of this target. Nothing under `[host]:port`: those under `host`, as OpenSSH falls back."""
-    exact = [key for key in keys if matches(key.names, target.known_as)]
+    exact = known.speaking_of(target.known_as)
     if exact or target.host_key_alias or target.port == DEFAULT_PORT:
         return exact
-    return [key for key in keys if matches(key.names, target.hostname.lower())]
+    return known.speaking_of(target.hostname.lower())
 
 
-def judge(target: Target, keys: Sequence[KnownKey], key_type: str, blob: bytes) -> Finding:
+def judge(target: Target, known: KnownHosts, key_type: str, blob: bytes) -> Finding:
     """What the key that the server showed means."""
-    mine = known_for(target, keys)
+    mine = known_for(target, known)
     revoked = [key.place for key in mine if key.marker == "@revoked" and key.blob == blob]
     if revoked:
         return Finding(Verdict.REVOKED, tuple(revoked))
@@ -116,14 +179,14 @@ def judge(target: Target, keys: Sequence[KnownKey], key_type: str, blob: bytes) 
     same = [key.place for key in plain if key.blob == blob]
     if same:
         return Finding(Verdict.KNOWN, tuple(same))
-    exact = [key for key in plain if matches(key.names, target.known_as)]
-    other = tuple(key.place for key in exact if key.type == key_type)
+    exact = known.speaking_of(target.known_as)
+    other = tuple(key.place for key in exact if key.type == key_type and not key.marker)
     return Finding(Verdict.CHANGED, other) if other else Finding(Verdict.UNKNOWN)
 
 
-def order_algorithms(target: Target, keys: Sequence[KnownKey], ours: Sequence[str]) -> list[str]:
+def order_algorithms(target: Target, known: KnownHosts, ours: Sequence[str]) -> list[str]:
     """Our host key algorithms, those first whose key type known_hosts already holds, within what the user allows."""
-    held = {name for key in known_for(target, keys) if not key.marker for name in signatures(key.type)}
+    held = {name for key in known_for(target, known) if not key.marker for name in signatures(key.type)}
     allowed = [name for name in ours if not target.host_key_algorithms or name in target.host_key_algorithms]
     return sorted(allowed or ours, key=lambda name: name not in held)
 
@@ -153,8 +216,7 @@ def remember(target: Target, key_type: str, blob: bytes) -> None:
     name = target.known_as
     if target.hash_known_hosts:
         salt = os.urandom(20)
-        digest = hmac.new(salt, name.encode(), hashlib.sha1).digest()
-        name = f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
+        name = f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(_digest(salt, name)).decode()}"
     line = f"{name} {key_type} {base64.b64encode(blob).decode()}\n".encode()
     file = Path(target.known_hosts[0])
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -9,13 +9,15 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import paramiko
 
 from launcher.errors import LauncherError, NodeUnreachable
 from launcher.node.ssh.pool import CHANNELS, Link, SshPool
+from launcher.node.ssh.session import Done, Session
+from launcher.node.ssh.shell import COMMAND as SHELL
+from launcher.node.ssh.shell import NotBegun, Shell
 from launcher.node.ssh.transport import SshTransport
 
 T = TypeVar("T")
@@ -32,40 +34,6 @@ class _Died(Exception):  # noqa: N818 - inside this module only
 
 class _Full(Exception):  # noqa: N818 - inside this module only
     """sshd refused one more session."""
-
-
-@dataclass(frozen=True)
-class Done:
-    """A command that has ended. `code` is -1 where a signal ended it. Times: of time.time(), here."""
-
-    code: int
-    out: bytes
-    err: bytes
-    started: float  # the server had taken the command
-    first: float  # the first byte of output came; the end where there was none
-
-    @property
-    def complaint(self) -> str:
-        """What it wrote to stderr, else to stdout, short enough for an error message."""
-        words = (self.err or self.out).decode(errors="replace").strip()
-        return words if len(words) <= 600 else f"{words[:600]}..."
-
-
-class Session:
-    """A channel that counts against the node's budget until it is closed."""
-
-    def __init__(self, channel: paramiko.Channel, release: Callable[[], None]) -> None:
-        self.channel = channel
-        self._release: Callable[[], None] | None = release
-        self._lock = threading.Lock()
-
-    def close(self) -> None:
-        with self._lock:
-            release, self._release = self._release, None
-        if release:
-            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # it is gone with its connection
-                self.channel.close()
-            release()
 
 
 class Ssh:
@@ -139,6 +107,8 @@ class Ssh:
             try:
                 return self._start(start, timeout)
             except _Full as error:
+                if self._link.close_shell():
+                    continue
                 if self._link.closing.wait(pause) or time.monotonic() > deadline:
                     raise NodeUnreachable(
                         self.node,
@@ -170,12 +140,31 @@ class Ssh:
 
         A connection lost while it ran raises NodeUnreachable: whether it ran to its end is not known.
         """
-        command = shlex.join(argv)
+        command, what = shlex.join(argv), shlex.join(argv[:3])[:60]
+        if stdin == b"" and len(command) <= _SMALL:
+            with contextlib.suppress(NotBegun):
+                return self._run_in_shell(command, time.monotonic() + timeout, what)
         session, _ = self.session(lambda channel: channel.exec_command(command), min(timeout, _OPEN_TIMEOUT))
         try:
-            return self._drain(session.channel, stdin, time.monotonic() + timeout, shlex.join(argv[:3]))
+            return self._drain(session.channel, stdin, time.monotonic() + timeout, what)
         finally:
             session.close()
+
+    def _run_in_shell(self, command: str, deadline: float, what: str) -> Done:
+        """Raises NotBegun, also where another caller is using the shell; NodeUnreachable."""
+        with self._link.shell(self._open_shell) as shell:
+            try:
+                return shell.run(command, deadline)
+            except TimeoutError as error:
+                raise self._too_slow(what) from error
+            except (EOFError, ValueError) as error:
+                raise self.lost(EOFError(f"while `{what}` ran")) from error
+
+    def _open_shell(self) -> Shell:
+        return Shell(self.session(lambda channel: channel.exec_command(SHELL))[0])
+
+    def _too_slow(self, what: str) -> NodeUnreachable:
+        return NodeUnreachable(self.node, f"`{what}` did not end in time", "is the node overloaded, or its disk?")
 
     def dial(self, address: str, port: int, timeout: float) -> paramiko.Channel:
         """A TCP connection made by the node.
@@ -214,19 +203,21 @@ class Ssh:
         first = 0.0
         out, err = bytearray(), bytearray()
         channel.settimeout(max(0.1, deadline - time.monotonic()))
-        errors = threading.Thread(target=_gather, args=(channel.recv_stderr, err), daemon=True, name="ssh stderr")
-        errors.start()
+        wake = threading.Event()  # whichever stream has something, or its end
+        channel.in_buffer.set_event(wake)
+        channel.in_stderr_buffer.set_event(wake)
         feeder = _feed(channel, stdin)
-        try:
-            while piece := channel.recv(_PIECE):
+        while True:
+            ended = channel.eof_received or channel.closed  # asked before the streams: what they hold came before it
+            if channel.recv_ready():
+                out += channel.recv(_PIECE)
                 first = first or time.time()
-                out += piece
-                channel.settimeout(max(0.01, deadline - time.monotonic()))
-        except TimeoutError as error:
-            raise NodeUnreachable(
-                self.node, f"`{what}` did not end in time", "is the node overloaded, or its disk?"
-            ) from error
-        errors.join(max(0.1, deadline - time.monotonic()))
+            elif channel.recv_stderr_ready():
+                err += channel.recv_stderr(_PIECE)
+            elif ended:
+                break
+            elif not wake.wait(deadline - time.monotonic()):
+                raise self._too_slow(what)
         if not channel.status_event.wait(min(_EXIT_TIMEOUT, max(0.1, deadline - time.monotonic()))):
             raise NodeUnreachable(self.node, f"`{what}` ended without an exit status", "look at the node's sshd")
         if channel.exit_status == -1 and not channel.get_transport().is_active():
@@ -258,11 +249,3 @@ def _feed(channel: paramiko.Channel, stdin: bytes | Iterable[bytes]) -> threadin
     thread = threading.Thread(target=write, daemon=True, name="ssh stdin")
     thread.start()
     return thread
-
-
-def _gather(receive: Callable[[int], bytes], into: bytearray) -> None:
-    try:
-        while piece := receive(_PIECE):
-            into += piece
-    except TimeoutError:
-        return  # the reader of the other stream says so

@@ -5,10 +5,12 @@ A Link is one server. It connects when first asked, again when its connection ha
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -17,13 +19,15 @@ import paramiko
 from launcher.errors import HostKeyChanged, HostKeyUnknown, NodeUnreachable, UsageError
 from launcher.node.ssh import hostkeys
 from launcher.node.ssh.config import Target, parse_host, resolve, ssh_options
-from launcher.node.ssh.hostkeys import Verdict
+from launcher.node.ssh.hostkeys import KnownHosts, KnownHostsFiles, Verdict
 from launcher.node.ssh.identities import KeyFiles, authenticate
+from launcher.node.ssh.plain import NotPlain, PlainConfig, read_config
+from launcher.node.ssh.shell import NotBegun, Shell
 from launcher.node.ssh.transport import HOST_KEY_ALGORITHMS, SshTransport, Wire, dial, handshake, run_proxy
 
 CONNECT_TIMEOUT = 10.0  # seconds, where the user's ssh config sets no ConnectTimeout
 CHANNELS = 8  # sessions at once on one connection: sshd's own limit is 10 (MaxSessions)
-STARTS = 30  # connections being made at once
+STARTS = 64  # connections being made at once
 ALIVE_INTERVAL = 10.0  # seconds of silence before we ask for a sign of life
 ALIVE_COUNT = 3  # unanswered intervals that make a connection dead
 _BUSY_PAUSE = 0.3  # sshd drops new connections while too many are starting (MaxStartups): seconds until the next try
@@ -42,6 +46,8 @@ class Link:
         self._lock = threading.Lock()
         self._transport: SshTransport | None = None
         self._attempt: Future[SshTransport] | None = None
+        self._shell: Shell | None = None
+        self._shell_lock = threading.Lock()
 
     def transport(self) -> SshTransport:
         """A live connection; several threads that ask while it is being made share one attempt and its outcome.
@@ -65,6 +71,38 @@ class Link:
                     self._transport, self._attempt = transport, None
                 attempt.set_result(transport)
         return attempt.result()
+
+    @contextlib.contextmanager
+    def shell(self, make: Callable[[], Shell]) -> Iterator[Shell]:
+        """The shell that is kept open there, for one caller. Raises NotBegun while another has it; what make raises."""
+        if not self._shell_lock.acquire(blocking=False):
+            raise NotBegun
+        try:
+            if self._shell is None or not self._shell.alive:
+                self._drop_shell()
+                self._shell = make()
+            try:
+                yield self._shell
+            except BaseException:
+                self._drop_shell()
+                raise
+        finally:
+            self._shell_lock.release()
+
+    def close_shell(self) -> bool:
+        """Give its channel to somebody else. Whether there was one that nobody uses."""
+        if not self._shell_lock.acquire(blocking=False):
+            return False
+        try:
+            return self._drop_shell()
+        finally:
+            self._shell_lock.release()
+
+    def _drop_shell(self) -> bool:
+        shell, self._shell = self._shell, None
+        if shell is not None:
+            shell.close()
+        return shell is not None
 
     @property
     def timeout(self) -> float:
@@ -108,7 +146,7 @@ class Link:
         try:
             with self._pool.starts:
                 deadline += time.monotonic() - queued  # the queue is no fault of the node
-                known = self._known_keys()
+                known = self._known_hosts()
                 order = hostkeys.order_algorithms(self.target, known, HOST_KEY_ALGORITHMS)
                 transport = self._handshake(wire, order, deadline)
                 if transport is not None:
@@ -175,15 +213,15 @@ class Link:
     def _where(self) -> str:
         return f"{self.target.hostname} port {self.target.port}"
 
-    def _known_keys(self) -> list[hostkeys.KnownKey]:
+    def _known_hosts(self) -> KnownHosts:
         try:
-            return hostkeys.load([*self.target.known_hosts, *self.target.global_known_hosts])
+            return self._pool.known_hosts.load((*self.target.known_hosts, *self.target.global_known_hosts))
         except OSError as error:
             raise HostKeyUnknown(
                 self.target.alias, f"its host key cannot be checked: {error}", "make that file readable for you"
             ) from error
 
-    def _prove_host(self, transport: SshTransport, known: list[hostkeys.KnownKey]) -> None:
+    def _prove_host(self, transport: SshTransport, known: KnownHosts) -> None:
         """What OpenSSH does with the key that the server showed. Raises HostKeyUnknown, HostKeyChanged."""
         target, key = self.target, transport.get_remote_server_key()
         blob = key.asbytes()
@@ -223,11 +261,14 @@ class SshPool:
         self.ssh_config = ssh_config
         self.connect_timeout = connect_timeout
         self.files = KeyFiles()
+        self.known_hosts = KnownHostsFiles()
         self.starts = threading.BoundedSemaphore(STARTS)
         self.closed = threading.Event()
         self._lock = threading.Lock()
         self._links: dict[Target, Link] = {}
         self._targets: dict[str, Target] = {}
+        self._read = False
+        self._plain: PlainConfig | None = None
         self._watcher: threading.Thread | None = None
 
     def link(self, alias: str) -> Link:
@@ -256,8 +297,17 @@ class SshPool:
 
     def _resolve(self, alias: str) -> Target:
         if alias not in self._targets:
-            self._targets[alias] = resolve(alias, self.ssh_config)
+            self._targets[alias] = resolve(alias, self.ssh_config, plain=self._plain_config())
         return self._targets[alias]
+
+    def _plain_config(self) -> PlainConfig | None:
+        """The user's ssh config, read once; None for one that only OpenSSH understands."""
+        with self._lock:
+            if not self._read:
+                self._read = True
+                with contextlib.suppress(NotPlain):
+                    self._plain = read_config(self.ssh_config)
+            return self._plain
 
     def close(self) -> None:
         """End every connection; those behind a jump host first."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import socket
+import struct
 import subprocess
 import tempfile
 import threading
@@ -24,6 +26,8 @@ HOST_KEY_ALGORITHMS = (
     "rsa-sha2-512",
     "rsa-sha2-256",
 )
+_NUMERIC = re.compile(r"\d+\.\d+\.\d+\.\d+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*")  # nothing that needs a resolver
+_AHEAD = 1 << 15
 _LOG = "launcher.ssh"
 _PING = "keepalive@openssh.com"
 
@@ -45,18 +49,28 @@ class Wire:
         self._command = command  # the ProxyCommand behind it
         self._words = words  # what that wrote to stderr
         self._closed = False  # paramiko's stop_thread reads this name
+        self._ahead = b""  # read, not asked for yet: paramiko asks twice a packet
         self.heard = time.monotonic()
 
     def send(self, data: bytes) -> int:
         return self._stream.send(data)
 
     def recv(self, size: int) -> bytes:
-        data = self._stream.recv(size)
-        self.heard = time.monotonic()
+        if not self._ahead:
+            self._ahead = self._stream.recv(max(size, _AHEAD))
+            self.heard = time.monotonic()
+        data, self._ahead = self._ahead[:size], self._ahead[size:]
         return data
 
     def settimeout(self, timeout: float | None) -> None:
-        self._stream.settimeout(timeout)
+        if not isinstance(self._stream, socket.socket):
+            self._stream.settimeout(timeout)
+            return
+        # the kernel's own limits: with Python's a poll goes before every send and recv, and the interpreter is let go
+        self._stream.settimeout(None)
+        limit = struct.pack("@ll", *divmod(round((timeout or 0) * 1e6), 10**6))
+        for which in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._stream.setsockopt(socket.SOL_SOCKET, which, limit)
 
     def close(self) -> None:
         """End it now: whoever waits in recv() wakes at once."""
@@ -125,6 +139,9 @@ class SshTransport(paramiko.Transport):
         self.wire.close()
         super().close()
 
+    def _log(self, *_: object) -> None:
+        """paramiko's words about every message: nobody reads them."""
+
     def _next_channel(self) -> int:
         # called by open_channel in the thread that asks
         number = int(super()._next_channel())  # type: ignore[misc]
@@ -188,16 +205,15 @@ def dial(host: str, port: int, deadline: float, family: int = socket.AF_UNSPEC, 
 
 def look_up(host: str, port: int, deadline: float, family: int) -> list[tuple[int, tuple[object, ...]]]:
     """(address family, socket address) of a host. The resolver itself knows no time limit, so it waits in a thread."""
+    if _NUMERIC.fullmatch(host):
+        return _addresses(host, port, family, socket.AI_NUMERICHOST)
     answer: list[list[tuple[int, tuple[object, ...]]] | OSError] = []
 
     def ask() -> None:
         try:
-            name = host.encode() if host.isascii() else host  # as text it would load the tables of IDNA
-            found = socket.getaddrinfo(name, port, family, socket.SOCK_STREAM)
+            answer.append(_addresses(host, port, family))
         except OSError as error:
             answer.append(error)
-        else:
-            answer.append([(int(kind), tuple(address)) for kind, _, _, _, address in found])
 
     thread = threading.Thread(target=ask, daemon=True, name=f"resolve {host}")
     thread.start()
@@ -207,6 +223,12 @@ def look_up(host: str, port: int, deadline: float, family: int) -> list[tuple[in
     if isinstance(answer[0], OSError):
         raise answer[0]
     return answer[0]
+
+
+def _addresses(host: str, port: int, family: int, flags: int = 0) -> list[tuple[int, tuple[object, ...]]]:
+    name = host.encode() if host.isascii() else host  # as text it would load the tables of IDNA
+    found = socket.getaddrinfo(name, port, family, socket.SOCK_STREAM, 0, flags)
+    return [(int(kind), tuple(address)) for kind, _, _, _, address in found]
 
 
 def run_proxy(command: str) -> Wire:
