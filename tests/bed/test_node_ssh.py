@@ -68,6 +68,29 @@ def test_a_command_that_reads_nothing_of_its_input(ssh: Ssh) -> None:
     assert ssh.run(["true"], b"x" * (32 << 20), timeout=30).code == 0
 
 
+def test_short_commands_share_one_shell_and_one_that_died_is_made_anew(ssh: Ssh) -> None:
+    parents = {ssh.run(["sh", "-c", "ps -o ppid= -p $PPID"]).out for _ in range(5)}
+    assert len(parents) == 1
+    ssh.run(["kill", "-9", *parents.pop().decode().split()], b"x")  # with something to read: by a channel of its own
+    time.sleep(0.2)
+    assert ssh.run(["sh", "-c", "echo again"]).out == b"again\n"
+
+
+def test_the_open_shell_takes_no_session_from_what_needs_one(bed: Bed, tmp_path: Path) -> None:
+    node = bed.nodes[0]
+    bed.sh(node, "/usr/sbin/sshd -p 2299 -o MaxSessions=2 -o PidFile=/run/few.pid")
+    pool = SshPool(config(bed, tmp_path, f"Host few\n HostName {node.address}\n Port 2299\n"))
+    try:
+        ssh = Ssh("a", "few", pool)
+        assert ssh.run(["true"]).code == 0
+        assert RemoteFiles(ssh).read("/etc/hostname")
+        assert ssh.run(["cat"], b"by a channel of its own").out == b"by a channel of its own"
+        assert ssh.run(["echo", "in a shell"]).out == b"in a shell\n"
+    finally:
+        pool.close()
+        bed.sh(node, "kill $(cat /run/few.pid)")
+
+
 def test_a_time_limit_names_the_node_and_ends_the_wait(ssh: Ssh) -> None:
     began = time.monotonic()
     with pytest.raises(NodeUnreachable, match="a: `sleep 60` did not end in time"):
