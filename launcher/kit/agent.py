@@ -20,6 +20,7 @@ import socket
 import sys
 import threading
 import time
+import types
 import uuid
 from datetime import timedelta
 from pathlib import Path
@@ -36,6 +37,8 @@ GRACE = 10.0  # seconds for ranks to notice by themselves that their peers are g
 def main() -> None:
     rank, nodes = int(_option("node_rank")), int(_option("nnodes"))
     address, port = _option("master_addr"), int(_option("master_port"))
+    # how to compute nothing with tensors of no memory: a third of torch's Python, of which an agent has no use
+    sys.modules["torch._meta_registrations"] = Later("torch._meta_registrations")
     gc.disable()  # modules are not garbage: looking for some while torch loads is a seventh of its time
     torchrun = importlib.import_module("torch.distributed.run").main  # now: from meeting to joining takes no time then
     gc.freeze()  # nor ever after
@@ -61,6 +64,17 @@ def main() -> None:
             torchrun()
         finally:
             _leave(store, rank)
+
+
+class Later(types.ModuleType):
+    """Stands for a module until something is asked of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what looks through all modules asks every one for these
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
 
 
 def meet(address: str, port: int, rank: int, file: Path) -> tuple[Any, socket.socket] | None:

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from dataclasses import dataclass, field
@@ -139,3 +140,21 @@ def test_before_stores_could_be_shared_it_is_torchrun_and_nothing_else(tmp_path:
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert (done.stdout, done.returncode) == (f"torchrun {' '.join(options)}\n", 0), done.stderr
+
+
+def test_what_it_puts_off_is_there_when_something_is_asked_of_it() -> None:
+    program = """
+        import runpy, sys
+        agent = runpy.run_path(sys.argv[1])
+        sys.modules["torch._meta_registrations"] = agent["Later"]("torch._meta_registrations")
+        import torch, torch.distributed.run
+        assert isinstance(sys.modules["torch._meta_registrations"], agent["Later"]), "it was loaded"
+        assert torch._meta_registrations.meta_mm.__name__ == "meta_mm"
+        one, other = (torch.empty(shape, device="meta") for shape in ((2, 3), (3, 4)))
+        assert one.mm(other).shape == (2, 4)
+    """
+    agent = Path(kit.__file__).with_name("agent.py")
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), str(agent)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
