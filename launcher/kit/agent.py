@@ -22,6 +22,7 @@ import threading
 import time
 import types
 import uuid
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,12 @@ from typing import Any
 WORD = "launcher/master"
 LEFT = "launcher/left/"
 PATIENCE = 900.0  # seconds for the master to come up: torchrun's own limit of a static rendezvous
+# Of torch's Python, what an agent has no use for: a quarter of the time that torch takes to load
+UNUSED = tuple(
+    f"torch.{name}"
+    for name in ("_meta_registrations", "distributions", "export", "nested", "nn.intrinsic", "utils.data")
+)
+PLAINLY = "LAUNCHER_AGENT_PLAINLY"
 LOOK = 0.1  # seconds between two tries to find it
 LINGER = 600.0  # seconds that a master that has done its part waits for the other nodes
 GRACE = 10.0  # seconds for ranks to notice by themselves that their peers are gone, and then again for their stacks
@@ -37,12 +44,7 @@ GRACE = 10.0  # seconds for ranks to notice by themselves that their peers are g
 def main() -> None:
     rank, nodes = int(_option("node_rank")), int(_option("nnodes"))
     address, port = _option("master_addr"), int(_option("master_port"))
-    # how to compute nothing with tensors of no memory: a third of torch's Python, of which an agent has no use
-    sys.modules["torch._meta_registrations"] = Later("torch._meta_registrations")
-    gc.disable()  # modules are not garbage: looking for some while torch loads is a seventh of its time
-    torchrun = importlib.import_module("torch.distributed.run").main  # now: from meeting to joining takes no time then
-    gc.freeze()  # nor ever after
-    gc.enable()
+    torchrun = _torchrun()  # now: from meeting to joining takes no time then
     if nodes == 1 or not _shares_store():
         torchrun()
     elif rank == 0:
@@ -66,11 +68,27 @@ def main() -> None:
             _leave(store, rank)
 
 
+def _torchrun() -> Callable[[], None]:
+    if PLAINLY not in os.environ:
+        sys.modules.update((name, Later(name)) for name in UNUSED)
+    gc.disable()  # modules are not garbage: looking for some while torch loads is a seventh of its time
+    try:
+        torchrun: Callable[[], None] = importlib.import_module("torch.distributed.run").main
+    except Exception:
+        if PLAINLY in os.environ:
+            raise
+        os.environ[PLAINLY] = "1"  # a torch that needs one of them to load: half of it is here already, so once more
+        os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606 - the very program that runs
+    gc.freeze()  # nor ever after
+    gc.enable()
+    return torchrun
+
+
 class Later(types.ModuleType):
     """Stands for a module until something is asked of it."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what looks through all modules asks every one for these
+        if name.startswith("__") and name != "__path__":  # what looks through all modules asks every one for these
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]

@@ -47,7 +47,7 @@ class Look:
 @functools.cache
 def script() -> str:
     """To be run by `sh -c`."""
-    return files("launcher.node").joinpath("facts.sh").read_text(encoding="ascii")
+    return files("launcher.node").joinpath("facts.sh").read_text(encoding="utf-8")
 
 
 def parse(output: bytes) -> Look:

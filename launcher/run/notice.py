@@ -9,18 +9,18 @@ import json
 import os
 import stat
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from launcher.errors import UsageError
-from launcher.run.finish import Outcome
+
+if TYPE_CHECKING:
+    from launcher.run.finish import Outcome
 
 LIMIT = 15.0  # seconds for a command or a webhook
 _CONFIG = ConfigDict(extra="forbid", strict=True, defer_build=True)  # most users have no such file: it costs nothing
@@ -113,6 +113,9 @@ def _call(command: tuple[str, ...], notice: Notice, body: bytes) -> str:
 
 
 def _post(address: str, body: bytes) -> str:
+    import urllib.error  # for the few who have a webhook, when a run has ended
+    import urllib.request
+
     request = urllib.request.Request(  # noqa: S310 - http and https only: the settings' pattern
         address, data=body, headers={"Content-Type": "application/json", "User-Agent": "launcher"}, method="POST"
     )

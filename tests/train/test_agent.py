@@ -17,6 +17,7 @@ import pytest
 from launcher import kit
 
 SECONDS = 100
+OPTIONS = ("--nnodes", "2", "--node_rank", "1", "--master_addr", "127.0.0.1", "--master_port", "1")
 # The first time, rank 1 dies at once, and rank 0, busy with something, notices late: its node is up for long after the
 # other one was started again.
 PROGRAM = """
@@ -125,33 +126,67 @@ def test_a_node_that_is_stuck_ends_when_the_master_has_failed_for_good(tmp_path:
     assert "the master has ended and this node has not" in nodes[1].output
 
 
+def pretended(folder: Path, torch: str, run: str) -> subprocess.CompletedProcess[str]:
+    """The agent with a package that has a torch's version and its torchrun, for want of a wheel for this Python."""
+    file = folder / "torch" / "distributed" / "run.py"
+    file.parent.mkdir(parents=True)
+    (folder / "torch" / "__init__.py").write_text(torch)
+    (file.parent / "__init__.py").touch()
+    file.write_text(textwrap.dedent(run))
+    agent = Path(kit.__file__).with_name("agent.py")
+    return subprocess.run(
+        [sys.executable, str(agent), *OPTIONS], capture_output=True, text=True, check=False, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("version", ["1.9.0a0+c3d40fd", "1.9.1+cu111"])
 def test_before_stores_could_be_shared_it_is_torchrun_and_nothing_else(tmp_path: Path, version: str) -> None:
-    """torch 1.9 has no wheel for this Python: a package that has its version and its torchrun."""
-    run = tmp_path / "torch" / "distributed" / "run.py"
-    run.parent.mkdir(parents=True)
-    (tmp_path / "torch" / "__init__.py").write_text(f"__version__ = {version!r}\n")
-    (run.parent / "__init__.py").touch()
-    run.write_text("import sys\ndef main():\n    print('torchrun', *sys.argv[1:])\n")
-    options = ["--nnodes", "2", "--node_rank", "1", "--master_addr", "127.0.0.1", "--master_port", "1"]
-    agent = Path(kit.__file__).with_name("agent.py")
-    done = subprocess.run(
-        [sys.executable, str(agent), *options], capture_output=True, text=True, check=False, timeout=60,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
-    assert (done.stdout, done.returncode) == (f"torchrun {' '.join(options)}\n", 0), done.stderr
+    run = """
+        import sys
+        def main():
+            print('torchrun', *sys.argv[1:])
+    """
+    done = pretended(tmp_path, f"__version__ = {version!r}\n", run)
+    assert (done.stdout, done.returncode) == (f"torchrun {' '.join(OPTIONS)}\n", 0), done.stderr
+
+
+def test_a_torch_that_needs_what_it_puts_off_is_loaded_whole(tmp_path: Path) -> None:
+    run = """
+        import sys
+        import torch.nested
+        if type(torch.nested).__name__ == "Later":
+            raise ImportError("half of torch is not there")
+        def main():
+            print('torchrun', *sys.argv[1:])
+    """
+    (tmp_path / "torch" / "nested").mkdir(parents=True)
+    (tmp_path / "torch" / "nested" / "__init__.py").touch()
+    done = pretended(tmp_path, "__version__ = '1.9'\n", run)
+    assert (done.stdout, done.returncode) == (f"torchrun {' '.join(OPTIONS)}\n", 0), done.stderr
+
+
+def test_a_torch_that_does_not_load_says_why(tmp_path: Path) -> None:
+    done = pretended(tmp_path, "__version__ = '1.9'\n", "raise ImportError('libcudart.so.12: no such file')")
+    assert done.returncode == 1
+    assert "ImportError: libcudart.so.12: no such file" in done.stderr
 
 
 def test_what_it_puts_off_is_there_when_something_is_asked_of_it() -> None:
     program = """
         import runpy, sys
         agent = runpy.run_path(sys.argv[1])
-        sys.modules["torch._meta_registrations"] = agent["Later"]("torch._meta_registrations")
-        import torch, torch.distributed.run
-        assert isinstance(sys.modules["torch._meta_registrations"], agent["Later"]), "it was loaded"
+        agent["_torchrun"]()
+        later = [name for name in agent["UNUSED"] if isinstance(sys.modules[name], agent["Later"])]
+        assert later == list(agent["UNUSED"]), later
+        import torch
         assert torch._meta_registrations.meta_mm.__name__ == "meta_mm"
         one, other = (torch.empty(shape, device="meta") for shape in ((2, 3), (3, 4)))
         assert one.mm(other).shape == (2, 4)
+        from torch.utils.data import DataLoader
+        import torch.utils.data.distributed
+        from torch.distributions.normal import Normal
+        assert len(list(DataLoader(range(4), 2))) == 2 and Normal(0.0, 1.0).sample().shape == ()
     """
     agent = Path(kit.__file__).with_name("agent.py")
     done = subprocess.run(
