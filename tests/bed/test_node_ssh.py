@@ -71,6 +71,9 @@ def test_a_command_that_reads_nothing_of_its_input(ssh: Ssh) -> None:
 def test_short_commands_share_one_shell_and_one_that_died_is_made_anew(ssh: Ssh) -> None:
     parents = {ssh.run(["sh", "-c", "ps -o ppid= -p $PPID"]).out for _ in range(5)}
     assert len(parents) == 1
+    ssh._link.transport().wire.heard -= 60  # silent for so long, it may be dead: a channel of its own would tell
+    assert ssh.run(["sh", "-c", "ps -o ppid= -p $PPID"]).out not in parents
+    assert ssh.run(["sh", "-c", "ps -o ppid= -p $PPID"]).out in parents
     ssh.run(["kill", "-9", *parents.pop().decode().split()], b"x")  # with something to read: by a channel of its own
     time.sleep(0.2)
     assert ssh.run(["sh", "-c", "echo again"]).out == b"again\n"

@@ -23,6 +23,7 @@ class Channel:
     """As much of paramiko's as a Shell uses, over a socket."""
 
     closed = eof_received = False
+    connected = True
 
     def __init__(self, stream: socket.socket, piece: int = 1 << 16) -> None:
         self.sendall = stream.sendall
@@ -38,7 +39,7 @@ class Channel:
             return b""
 
     def get_transport(self) -> Any:
-        return SimpleNamespace(is_active=lambda: True)
+        return SimpleNamespace(is_active=lambda: self.connected)
 
 
 @pytest.fixture(params=["sh", "bash"])
@@ -110,6 +111,16 @@ def test_in_a_shell_that_has_died_nothing_begins(process: tuple[Shell, subproces
     running.wait()
     with pytest.raises(NotBegun):
         run(shell, "true")
+
+
+def test_with_the_connection_gone_nobody_knows_how_far_it_came() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel = Channel(ours)
+        channel.connected = False
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(EOFError):
+            run(Shell(Session(channel, lambda: None)), "true")  # type: ignore[arg-type]
 
 
 @given(st.lists(st.binary(max_size=40)))

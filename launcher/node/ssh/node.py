@@ -82,7 +82,10 @@ class Ssh:
 
         A connection that turns out to be dead is made anew, once. Raises NodeUnreachable; whatever else `start` raises.
         """
-        if not self._link.sessions.acquire(timeout=timeout):
+        free = self._link.sessions.acquire(blocking=False)
+        if not free:
+            self._link.close_shell()
+        if not free and not self._link.sessions.acquire(timeout=timeout):
             raise NodeUnreachable(
                 self.node,
                 f"all {CHANNELS} channels of its ssh connection were in use for {timeout:g} s",
@@ -143,25 +146,25 @@ class Ssh:
         command, what = shlex.join(argv), shlex.join(argv[:3])[:60]
         if stdin == b"" and len(command) <= _SMALL:
             with contextlib.suppress(NotBegun):
-                return self._run_in_shell(command, time.monotonic() + timeout, what)
+                return self._run_in_shell(command, timeout, what)
         session, _ = self.session(lambda channel: channel.exec_command(command), min(timeout, _OPEN_TIMEOUT))
         try:
             return self._drain(session.channel, stdin, time.monotonic() + timeout, what)
         finally:
             session.close()
 
-    def _run_in_shell(self, command: str, deadline: float, what: str) -> Done:
+    def _run_in_shell(self, command: str, timeout: float, what: str) -> Done:
         """Raises NotBegun, also where another caller is using the shell; NodeUnreachable."""
-        with self._link.shell(self._open_shell) as shell:
+        with self._link.shell(lambda: self._open_shell(min(timeout, _OPEN_TIMEOUT))) as shell:
             try:
-                return shell.run(command, deadline)
+                return shell.run(command, time.monotonic() + timeout)
             except TimeoutError as error:
                 raise self._too_slow(what) from error
             except (EOFError, ValueError) as error:
                 raise self.lost(EOFError(f"while `{what}` ran")) from error
 
-    def _open_shell(self) -> Shell:
-        return Shell(self.session(lambda channel: channel.exec_command(SHELL))[0])
+    def _open_shell(self, timeout: float) -> Shell:
+        return Shell(self.session(lambda channel: channel.exec_command(SHELL), timeout)[0])
 
     def _too_slow(self, what: str) -> NodeUnreachable:
         return NodeUnreachable(self.node, f"`{what}` did not end in time", "is the node overloaded, or its disk?")

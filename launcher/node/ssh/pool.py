@@ -30,6 +30,7 @@ CHANNELS = 8  # sessions at once on one connection: sshd's own limit is 10 (MaxS
 STARTS = 64  # connections being made at once
 ALIVE_INTERVAL = 10.0  # seconds of silence before we ask for a sign of life
 ALIVE_COUNT = 3  # unanswered intervals that make a connection dead
+_SURE = 5.0  # seconds after a sign of life
 _BUSY_PAUSE = 0.3  # sshd drops new connections while too many are starting (MaxStartups): seconds until the next try
 
 
@@ -74,8 +75,14 @@ class Link:
 
     @contextlib.contextmanager
     def shell(self, make: Callable[[], Shell]) -> Iterator[Shell]:
-        """The shell that is kept open there, for one caller. Raises NotBegun while another has it; what make raises."""
-        if not self._shell_lock.acquire(blocking=False):
+        """The shell that is kept open there, for one caller.
+
+        Raises NotBegun while another has it, and when nothing was heard for a while: a command sent into a connection
+        that is dead could not be told from one that has run, while a new channel says so. Also what make raises.
+        """
+        transport = self._transport
+        silent = transport is not None and time.monotonic() - transport.wire.heard > _SURE
+        if silent or not self._shell_lock.acquire(blocking=False):
             raise NotBegun
         try:
             if self._shell is None or not self._shell.alive:

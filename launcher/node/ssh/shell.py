@@ -40,7 +40,8 @@ class Shell:
     def run(self, command: str, deadline: float) -> Done:
         """`command`: words quoted for a shell. deadline: of time.monotonic().
 
-        Raises NotBegun, TimeoutError, EOFError when the shell ended under the command.
+        Raises NotBegun, TimeoutError; EOFError when the shell ended under the command, or the connection did and nobody
+        knows how far it came.
         """
         mark = secrets.token_hex(16)
         try:
@@ -52,7 +53,9 @@ class Shell:
         try:
             _, rest = _until(b"", f"{mark} begin\n".encode(), pieces)
         except EOFError as error:
-            raise NotBegun from error
+            if self._session.channel.get_transport().is_active():  # then all that the shell ever said is here
+                raise NotBegun from error
+            raise
         rest = rest or next(pieces)
         first = time.time()
         out, rest = _until(rest, f"{mark} end\n".encode(), pieces)
