@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import tempfile
 from dataclasses import replace
@@ -131,6 +132,15 @@ def test_hosts_whose_options_are_plain_need_no_other_host_s(tmp_path: Path) -> N
     assert plain.options("gpu1") == {"port": ["2222"]}
     with pytest.raises(NotPlain):
         plain.options("odd")
+
+
+def test_a_user_without_a_name_is_for_openssh_to_speak_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    with pytest.raises(NotPlain):
+        read_config(None)
 
 
 def test_a_file_that_is_missing_or_circular_is_for_openssh_to_speak_of(tmp_path: Path) -> None:

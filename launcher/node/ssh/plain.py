@@ -121,12 +121,17 @@ def read_config(file: str | None) -> PlainConfig:
     """Of the file given to ssh as -F, else of the user's and the system's own. Raises NotPlain."""
     if shutil.which("ssh") != _PROGRAM:
         raise NotPlain("another ssh")
-    mine = Path(pwd.getpwuid(os.getuid()).pw_dir, ".ssh")  # OpenSSH asks the password file, not $HOME
+    try:
+        mine = Path(pwd.getpwuid(os.getuid()).pw_dir, ".ssh")  # OpenSSH asks the password file, not $HOME
+    except KeyError as error:
+        raise NotPlain("no such user") from error
     if file is not None:
         return PlainConfig(list(_settings(Path(file), (), mine, 0)))
-    found = [*_settings(mine / "config", (), mine, 0, private=True)] if (mine / "config").exists() else []
-    system = Path(_SYSTEM, "ssh_config")
-    return PlainConfig([*found, *(_settings(system, (), Path(_SYSTEM), 0) if system.exists() else ())])
+    found: list[Setting] = []
+    for folder, name, private in ((mine, "config", True), (Path(_SYSTEM), "ssh_config", False)):
+        if os.access(folder / name, os.F_OK):
+            found += _settings(folder / name, (), folder, 0, private=private)
+    return PlainConfig(found)
 
 
 def _settings(
