@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import UsageError
@@ -70,6 +70,8 @@ def effective(target: Target) -> Target:
 
 
 @settings(max_examples=150, deadline=None)
+@example(["HostName Node.Example.org"], [])
+@example(["CertificateFile ~/c.pub", "CertificateFile ~/c.pub", "IdentityFile /k", "IdentityFile /k"], [])
 @given(st.lists(LINE, max_size=12), st.lists(LINE.filter(lambda line: "Include" not in line), max_size=4))
 def test_a_config_says_to_us_what_it_says_to_openssh(lines: list[str], more: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:

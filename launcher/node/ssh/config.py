@@ -176,7 +176,7 @@ def target(spec: HostSpec, alias: str, many: Mapping[str, Sequence[str]], enviro
     """A Target from options by lower-case name; OpenSSH's defaults for those that are not told."""
     single = {name: values[0] for name, values in many.items()}
     local = _local_user()
-    hostname = single.get("hostname", spec.host.lower())
+    hostname = single.get("hostname", spec.host).lower()
     port = _integer(single.get("port"), spec.port or DEFAULT_PORT)
     user = single.get("user", spec.user or local.pw_name)
     jump = single.get("proxyjump", "none")
@@ -197,7 +197,7 @@ def target(spec: HostSpec, alias: str, many: Mapping[str, Sequence[str]], enviro
         port=port,
         user=user,
         identity_files=tuple(dict.fromkeys(expand(f) for f in files if f != "none")),
-        certificate_files=tuple(expand(f) for f in many.get("certificatefile", ()) if f != "none"),
+        certificate_files=tuple(dict.fromkeys(expand(f) for f in many.get("certificatefile", ()) if f != "none")),
         identities_only=single.get("identitiesonly") == "yes",
         identity_agent=_agent(single.get("identityagent", "SSH_AUTH_SOCK"), environ, expand),
         proxy_jump=() if jump == "none" else tuple(hop.strip() for hop in jump.split(",") if hop.strip()),
