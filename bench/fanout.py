@@ -5,7 +5,8 @@
 The nodes are pretended ssh servers (bench/programs/fanout_nodes.py) with a round trip of 50 ms, in processes of their
 own: their processor time is not counted, though it is taken from the same cores. Ours does all that `up` and `down` do
 on a node: the look and the engine's own answers; create, files into the container, check, start; list, stop, remove,
-sweep. The others run one command for each of the three, which does nothing there. They take turns, in changing order.
+sweep. The others run one command for each of the three, which does nothing there. So does "bare paramiko", which checks
+and reads nothing: the least that anything on top of that library can cost. They take turns, in changing order.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ PHASES = ("facts", "start", "stop")
 TARGET_NODES = 128
 TARGET_MEMORY = 300.0  # MiB
 LIMIT = 900.0
+FLOOR = "bare paramiko"  # what the library below ours costs: no rival
 
 
 def main() -> int:
@@ -58,6 +60,10 @@ def measure(count: int, repeat: int, *, sequential: bool) -> list[dict[str, Any]
             "ours": [sys.executable, "-m", "bench.programs.fanout_ours", config, str(count)],
             "parallel-ssh": [
                 *(sys.executable, "-m", "bench.programs.fanout_pssh", config, str(count), key),
+                *map(str, ports),
+            ],
+            FLOOR: [
+                *(sys.executable, "-m", "bench.programs.fanout_paramiko", config, str(count), key),
                 *map(str, ports),
             ],
             "ssh, 32 at once": [*shell, "32"],
@@ -150,7 +156,7 @@ def _rows(results: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 def _verdict(results: Sequence[dict[str, Any]], counts: Sequence[int]) -> Iterator[str]:
     """Ours against the better of the others, and how it grows."""
     for count in counts:
-        ours, *others = (result for result in results if result["nodes"] == count)
+        ours, *others = (result for result in results if result["nodes"] == count and result["way"] != FLOOR)
         for key, words in (("wall", "wall time"), ("cpu", "CPU")):
             best = min(others, key=lambda result: _median(result, key))
             ratio = _median(ours, key) / _median(best, key)
