@@ -7,7 +7,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from itertools import pairwise
 
@@ -112,10 +112,6 @@ def node_facts(name: str, host: str, look: Look, before: float, after: float, en
         infiniband=look.infiniband,
         engine=engine,
     )
-
-
-def with_disk(engine: EngineFacts, free: int) -> EngineFacts:
-    return replace(engine, disk_free=free)
 
 
 def _sections(text: str) -> dict[str, list[str]]:
