@@ -6,7 +6,7 @@ The nodes are pretended ssh servers (bench/programs/fanout_nodes.py) with a roun
 own: their processor time is not counted, though it is taken from the same cores. Ours does all that `up` and `down` do
 on a node: the look and the engine's own answers; create, files into the container, check, start; list, stop, remove,
 sweep. The others run one command for each of the three, which does nothing there. So does "bare paramiko", which checks
-and reads nothing: the least that anything on top of that library can cost. They take turns, in changing order.
+and reads nothing: the library below ours as it comes, a thread a connection. They take turns, in changing order.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import report
+from bench.environment import installed
 
 ROUND_TRIP_MS = 50
 PROCESSES = 4  # for the pretended nodes
@@ -30,7 +31,7 @@ PHASES = ("facts", "start", "stop")
 TARGET_NODES = 128
 TARGET_MEMORY = 300.0  # MiB
 LIMIT = 900.0
-FLOOR = "bare paramiko"  # what the library below ours costs: no rival
+BARE = "bare paramiko"  # what the library below ours costs with a thread a node: no rival
 
 
 def main() -> int:
@@ -62,7 +63,7 @@ def measure(count: int, repeat: int, *, sequential: bool) -> list[dict[str, Any]
                 *(sys.executable, "-m", "bench.programs.fanout_pssh", config, str(count), key),
                 *map(str, ports),
             ],
-            FLOOR: [
+            BARE: [
                 *(sys.executable, "-m", "bench.programs.fanout_paramiko", config, str(count), key),
                 *map(str, ports),
             ],
@@ -80,7 +81,7 @@ def measure(count: int, repeat: int, *, sequential: bool) -> list[dict[str, Any]
 
 
 def _run(name: str, count: int, argv: Sequence[str]) -> dict[str, float]:
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT, check=False, env=installed())
     if done.returncode != 0:
         raise SystemExit(f"{name} with {count} nodes failed:\n{done.stderr[-3000:]}")
     value: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -156,7 +157,7 @@ def _rows(results: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 def _verdict(results: Sequence[dict[str, Any]], counts: Sequence[int]) -> Iterator[str]:
     """Ours against the better of the others, and how it grows."""
     for count in counts:
-        ours, *others = (result for result in results if result["nodes"] == count and result["way"] != FLOOR)
+        ours, *others = (result for result in results if result["nodes"] == count and result["way"] != BARE)
         for key, words in (("wall", "wall time"), ("cpu", "CPU")):
             best = min(others, key=lambda result: _median(result, key))
             ratio = _median(ours, key) / _median(best, key)

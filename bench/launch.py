@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 
 from bench import report
+from bench.environment import installed
 from tests.bed import cluster
 from tests.bed.bed import Bed
 from tests.bed.settings import SITE_PACKAGES_IN_NODE, TRAIN_IMAGE, Settings
@@ -95,7 +96,7 @@ def _launcher(bed: Bed, folder: Path, project: Path) -> float:
             }
         )
     )
-    environment = {**os.environ, "LAUNCHER_SSH_CONFIG": str(bed.ssh_config)}
+    environment = {**installed(), "LAUNCHER_SSH_CONFIG": str(bed.ssh_config)}
     took = _until_first_line([*LAUNCHER, "up", str(job)], project, environment)
     subprocess.run([*LAUNCHER, "down"], cwd=project, env=environment, capture_output=True, check=True)
     shutil.rmtree(project / "runs")
@@ -106,7 +107,7 @@ def _script(bed: Bed, project: Path, name: str) -> float:
     nodes = [node.alias for node in bed.nodes[:2]]
     ssh = f"ssh -F {bed.ssh_config}"
     argv = ["sh", str(PROGRAMS / "launch.sh"), name, bed.nodes[0].address, TRAIN_IMAGE, SITE_PACKAGES_IN_NODE, *nodes]
-    took = _until_first_line(argv, project, {**os.environ, "SSH": ssh})
+    took = _until_first_line(argv, project, {**installed(), "SSH": ssh})
     for node in nodes:
         bed.ssh(node, f"docker rm -f {name} >/dev/null; rm -rf job")
     return took

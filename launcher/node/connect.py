@@ -12,8 +12,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from launcher.errors import EngineUnavailable, LauncherError, NodesFailed
+from launcher.model.facts import NodeFacts
 from launcher.node.docker import DIAL_STDIO
 from launcher.node.engine import Engine
+from launcher.node.hub.waits import aside
 from launcher.node.machine import LocalMachine, SshMachine
 from launcher.node.parallel import begin, every, settle
 from launcher.node.ssh.files import RemoteFiles
@@ -39,9 +41,17 @@ class Fleet:
         self.failed = dict(failed)
         self._pool = pool
 
-    def each(self, do: Callable[[Engine], T]) -> list[T]:
-        """`do` on every node at once, results by rank. Raises NodesFailed with every node's error."""
-        return every([partial(do, engine) for engine in self.engines])
+    def each(self, do: Callable[[Engine], T], *, only_asks: bool = False) -> list[T]:
+        """`do` on every node at once, results by rank. Raises NodesFailed with every node's error.
+
+        only_asks: it does nothing but ask its node and wait for the answers; then no node needs a thread for it.
+        """
+        in_hub = [only_asks and engine.host != LOCAL and self._pool.in_hub(engine.host) for engine in self.engines]
+        return every([partial(do, engine) for engine in self.engines], in_hub)
+
+    def facts(self) -> list[NodeFacts]:
+        """A look at every node. Raises NodesFailed."""
+        return self.each(lambda engine: engine.facts(), only_asks=True)
 
     def close(self) -> None:
         for engine in self.engines:
@@ -80,7 +90,8 @@ def connect(
     if any(host != LOCAL for _, host in hosts):
         begin(_load)
     try:
-        outcomes = settle([partial(_open, node, host, runtime, pool, greet) for node, host in hosts])
+        jobs = [partial(_open, node, host, runtime, pool, greet) for node, host in hosts]
+        outcomes = settle(jobs, [host != LOCAL for _, host in hosts])
         failed = {
             node: outcome
             for (node, _), outcome in zip(hosts, outcomes, strict=True)
@@ -161,13 +172,19 @@ def _open(node: str, host: str, runtime: str | None, pool: SshPool, greet: bool)
         return [processes, containers] if containers and _answers(containers) else [processes]
     if host == LOCAL:
         engine = local_docker(node)
-    else:
-        ssh = Ssh(node, host, pool)
+        if greet:
+            engine.open()
+        return [engine]
+    ssh = Ssh(node, host, pool)
+
+    def there() -> DockerEngine:
         ssh.begin(DIAL_STDIO)
-        engine = docker_over_ssh(ssh)
-    if greet:
-        engine.open()
-    return [engine]
+        engine = docker_over_ssh(ssh)  # now: _load() needs a while
+        if greet:
+            engine.open()
+        return engine
+
+    return [there() if pool.in_hub(host) else aside(there)]
 
 
 def _load() -> None:

@@ -8,14 +8,14 @@ import re
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import pairwise
+from pathlib import Path
 
 from launcher.model.facts import EngineFacts, Gpu, Interface, NodeFacts, Route
 
 DOCKER_ROOT = "/var/lib/docker"  # whose free space the script tells
 # of /proc/net/tcp and tcp6; 0A: TCP_LISTEN of include/net/tcp_states.h
-_LISTENS = re.compile(r"\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} 0A\b", re.ASCII)
+_LISTENS = re.compile(r"^\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} 0A\b", re.ASCII | re.MULTILINE)
 _MAX_DIGITS = 25  # longer is no number of a machine, and slow to convert
 
 
@@ -47,7 +47,7 @@ class Look:
 @functools.cache
 def script() -> str:
     """To be run by `sh -c`."""
-    return files("launcher.node").joinpath("facts.sh").read_text(encoding="utf-8")
+    return Path(__file__).with_name("facts.sh").read_text(encoding="utf-8")
 
 
 def parse(output: bytes) -> Look:
@@ -217,10 +217,7 @@ def _routes(lines: Iterable[str]) -> tuple[Route, ...]:
 
 
 def _listening(lines: Iterable[str]) -> tuple[int, ...]:
-    ports = set()
-    for line in lines:
-        if match := _LISTENS.match(line):
-            ports.add(int(match.group(1), 16))
+    ports = {int(port, 16) for port in _LISTENS.findall("\n".join(lines))}
     return tuple(sorted(ports - {0}))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from launcher.errors import LauncherError, NodesFailed, NodeUnfit, PlanInvalid
 from launcher.job.models import Job
@@ -35,14 +36,15 @@ def build(
     uuids = _choose_gpus(job, facts)
     _check(job, facts)
     counts = [containers.workers(job, mine) for mine in uuids]
+    firsts = list(accumulate(counts, initial=0))
     nodes = tuple(
         NodePlan(
             node=entry.name,
             host=entry.host,
             rank=rank,
-            first_rank=sum(counts[:rank]),
+            first_rank=firsts[rank],
             processes=counts[rank],
-            container=containers.container(context, entry, node, rank, uuids[rank], first_rank=sum(counts[:rank])),
+            container=containers.container(context, entry, node, rank, uuids[rank], first_rank=firsts[rank]),
         )
         for rank, (entry, node) in enumerate(zip(job.nodes, facts, strict=True))
     )
@@ -71,13 +73,16 @@ def _check_script(job: Job) -> None:
 def _choose_gpus(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:
     chosen: list[tuple[str, ...]] = []
     errors: list[LauncherError] = []
+    places: dict[str, list[int]] = {}
+    for rank, entry in enumerate(job.nodes):
+        places.setdefault(entry.host, []).append(rank)
     for rank, (entry, node) in enumerate(zip(job.nodes, facts, strict=True)):
         try:
             uuids = gpus.select(node, job.gpus_of(entry))
         except NodeUnfit as error:
             errors.append(error)
             continue
-        same = [i for i, other in enumerate(job.nodes) if other.host == entry.host]
+        same = places[entry.host]
         chosen.append(gpus.share(uuids, len(same), same.index(rank)) if entry.gpus is None else uuids)
     if errors:
         raise NodesFailed(errors, of=len(facts))

@@ -6,7 +6,9 @@ import dataclasses
 import hashlib
 import json
 import posixpath
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
 from launcher import __version__
 from launcher.job.argv import argv_of
@@ -33,6 +35,16 @@ class Context:
     code: str  # digest of the code archive
     owner: str
     created: int
+
+    @cached_property
+    def hosts(self) -> Counter[str]:
+        """How many nodes of the job each machine is."""
+        return Counter(node.host for node in self.job.nodes)
+
+    @cached_property
+    def all_hosts(self) -> str:
+        """By node rank, as a label tells them."""
+        return labels.SPLIT.join(node.host for node in self.job.nodes)
 
 
 def output_dir(home: str, run: RunId) -> str:
@@ -133,7 +145,7 @@ def _environment(
         "TP_SOCKET_IFNAME": interface,
     }
     if not uuids:
-        env["OMP_NUM_THREADS"] = str(max(1, node.cpus // (workers(job, uuids) * _sharers(job, entry))))
+        env["OMP_NUM_THREADS"] = str(max(1, node.cpus // (workers(job, uuids) * context.hosts[entry.host])))
     if job.runtime == "process" and node.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
     if job.timeout is not None:
@@ -145,11 +157,6 @@ def _environment(
     return env | job.env_of(entry)
 
 
-def _sharers(job: Job, entry: NodeEntry) -> int:
-    """How many nodes of the job are this very machine."""
-    return sum(other.host == entry.host for other in job.nodes)
-
-
 def _labelled(spec: ContainerSpec, context: Context, entry: NodeEntry, rank: int, ranks: str) -> ContainerSpec:
     marks = {
         labels.RUN: context.run,
@@ -158,7 +165,7 @@ def _labelled(spec: ContainerSpec, context: Context, entry: NodeEntry, rank: int
         labels.HOST: entry.host,
         labels.NODE_RANK: str(rank),
         labels.RANKS: ranks,
-        labels.NODES: labels.SPLIT.join(node.host for node in context.job.nodes),
+        labels.NODES: context.all_hosts,
         labels.SPEC: digest(plain(spec)),
         labels.CODE: context.code,
         labels.GPUS: labels.SPLIT.join(spec.gpus),

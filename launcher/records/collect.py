@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from launcher.node.engine import FileEntry, Files
+from launcher.node.hub.waits import aside
 
 PIECE = 1 << 22
 
@@ -67,7 +68,10 @@ def collect(files: Files, output: str, local: Path, *, checkpoints: bool = False
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     with (folder / ".collecting").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            aside(lambda: fcntl.flock(lock, fcntl.LOCK_EX))
         yield
 
 

@@ -53,7 +53,7 @@ def shell(
         update={"module": None, "script": None, "command": ("sh", "-c", _IDLE, "sh", str(caller)), "args": {}}
     )
     alone = job.model_copy(update={"nodes": (entry,), "run": run, "restarts": 0, "timeout": None, "hang_timeout": None})
-    facts = [dataclasses.replace(node, listening=()) for node in fleet.each(lambda engine: engine.facts())]
+    facts = [dataclasses.replace(node, listening=()) for node in fleet.facts()]
     plan = _as_shell(prepare(alone, fleet, code.digest, say, facts=facts))
     container = plan.master.container
     start(plan, fleet, code.archive, secrets, _no_record)

@@ -40,7 +40,7 @@ def prepare(
     has looked at the nodes already. lock_file: pins what the job's base is. Raises NodesFailed, ImageUnfit and the
     like; nothing but the image has been touched then.
     """
-    facts = fleet.each(lambda engine: engine.facts()) if facts is None else facts
+    facts = fleet.facts() if facts is None else facts
     (image, facts), meeting = together(
         partial(make_image, job, fleet, facts, say, tell, lock_file), partial(meet, job, fleet, facts)
     )
@@ -49,7 +49,7 @@ def prepare(
 
 def preview(job: Job, fleet: Fleet, code: str) -> Plan:
     """The plan as `prepare` would make it now, but no image is built, sent or pulled for it."""
-    facts = fleet.each(lambda engine: engine.facts())
+    facts = fleet.facts()
     image, facts, notes = image_as_it_is(job, fleet, facts)
     plan = _plan(job, facts, image, meet(job, fleet, facts), code)
     return dataclasses.replace(plan, warnings=(*notes, *plan.warnings))

@@ -14,8 +14,9 @@ import pytest
 from launcher.errors import AuthFailed, HostKeyUnknown, LauncherError, NodeUnreachable, UsageError
 from launcher.node.connect import connect
 from launcher.node.ssh.files import RemoteFiles
+from launcher.node.ssh.link import CHANNELS
 from launcher.node.ssh.node import Ssh
-from launcher.node.ssh.pool import CHANNELS, SshPool
+from launcher.node.ssh.pool import SshPool
 from tests.bed import faults
 from tests.bed.bed import Bed
 

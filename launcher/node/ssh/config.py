@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.errors import NodeUnreachable, UsageError
+from launcher.node.hub.waits import aside
 from launcher.node.ssh.plain import NotPlain, PlainConfig
 
 DEFAULT_PORT = 22
@@ -129,7 +130,7 @@ def resolve(
 
     Raises UsageError for a name or a configuration that OpenSSH refuses, NodeUnreachable when it does not answer.
     """
-    env = dict(os.environ if environ is None else environ)
+    env = os.environ if environ is None else environ
     try:
         spec = parse_host(alias)
     except ValueError as error:
@@ -138,13 +139,15 @@ def resolve(
         with contextlib.suppress(NotPlain):
             return target(spec, alias, plain.options(spec.host) | _by_command_line(spec), env)
     try:
-        done = subprocess.run(
-            query_argv(spec, ssh_config),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_SSH_G_TIMEOUT,
-            check=False,
-            env=env,
+        done = aside(
+            lambda: subprocess.run(
+                query_argv(spec, ssh_config),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_SSH_G_TIMEOUT,
+                check=False,
+                env=dict(env),
+            )
         )
     except FileNotFoundError as error:
         if ssh_config:

@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import paramiko
 from paramiko.agent import AgentSSH
 
 from launcher.errors import AuthFailed
+from launcher.node.hub.waits import aside
 from launcher.node.ssh.config import Target
 from launcher.node.ssh.hostkeys import type_of
 
@@ -37,6 +39,11 @@ class SocketAgent(AgentSSH):
         except BaseException:
             connection.close()
             raise
+
+    def _send_message(self, message: paramiko.Message) -> tuple[int, paramiko.Message]:
+        # a person may have to touch a key, or to confirm it
+        answer: tuple[int, paramiko.Message] = aside(lambda: super(SocketAgent, self)._send_message(message))  # type: ignore[misc]
+        return answer
 
     def close(self) -> None:
         self._close()  # type: ignore[attr-defined]
@@ -118,7 +125,8 @@ def authenticate(transport: paramiko.Transport, target: Target, files: KeyFiles,
     try:
         if target.identity_agent:
             try:
-                agent = SocketAgent(target.identity_agent, max(0.1, min(_AGENT_TIMEOUT, deadline - time.monotonic())))
+                patience = max(0.1, min(_AGENT_TIMEOUT, deadline - time.monotonic()))
+                agent = aside(partial(SocketAgent, target.identity_agent, patience))
             except (OSError, paramiko.SSHException) as error:
                 reasons.append(f"no ssh-agent answers at {target.identity_agent}: {error}")
         keys = agent.get_keys() if agent else ()

@@ -14,7 +14,9 @@ from typing import TypeVar
 import paramiko
 
 from launcher.errors import LauncherError, NodeUnreachable
-from launcher.node.ssh.pool import CHANNELS, Link, SshPool
+from launcher.node.hub.waits import Event
+from launcher.node.ssh.link import CHANNELS, Link
+from launcher.node.ssh.pool import SshPool
 from launcher.node.ssh.session import Done, Session
 from launcher.node.ssh.shell import COMMAND as SHELL
 from launcher.node.ssh.shell import NotBegun, Shell
@@ -206,7 +208,7 @@ class Ssh:
         first = 0.0
         out, err = bytearray(), bytearray()
         channel.settimeout(max(0.1, deadline - time.monotonic()))
-        wake = threading.Event()  # whichever stream has something, or its end
+        wake = Event()  # whichever stream has something, or its end
         channel.in_buffer.set_event(wake)
         channel.in_stderr_buffer.set_event(wake)
         feeder = _feed(channel, stdin)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import socket
-import struct
 import subprocess
 import tempfile
 import threading
 import time
+import types
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import IO, Protocol
 
 import paramiko
+import paramiko.auth_handler
+import paramiko.buffered_pipe
+
+from launcher.node.hub.loop import HUB
+from launcher.node.hub.sockets import HubSocket, connect
+from launcher.node.hub.waits import Condition, Event
 
 # aes128-gcm needs no separate MAC: 2 to 3 times the bytes a second of paramiko's own first choice, aes128-ctr
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr")
@@ -30,6 +36,13 @@ _NUMERIC = re.compile(r"\d+\.\d+\.\d+\.\d+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*")  # not
 _AHEAD = 1 << 15
 _LOG = "launcher.ssh"
 _PING = "keepalive@openssh.com"
+_channel: ContextVar[int] = ContextVar("channel", default=-1)  # that a thread or a greenlet is opening
+
+# What paramiko waits with: a thread stops in them, a greenlet gives way. Its own lock for whole packets (an RLock, so
+# any greenlet's) is never held over a wait: HubSocket.send knows none.
+_waits = types.SimpleNamespace(**{**vars(threading), "Condition": Condition, "Event": Event})
+for _module in (paramiko.transport, paramiko.channel, paramiko.buffered_pipe, paramiko.auth_handler):
+    _module.threading = _waits  # type: ignore[attr-defined]
 
 
 class Stream(Protocol):
@@ -45,7 +58,7 @@ class Wire:
     """A stream that knows when the other side was last heard."""
 
     def __init__(self, stream: Stream, command: subprocess.Popen[bytes] | None = None, words: IO[bytes] | None = None):
-        self._stream = stream
+        self._stream = HubSocket(stream) if isinstance(stream, socket.socket) else stream
         self._command = command  # the ProxyCommand behind it
         self._words = words  # what that wrote to stderr
         self._closed = False  # paramiko's stop_thread reads this name
@@ -63,23 +76,18 @@ class Wire:
         return data
 
     def settimeout(self, timeout: float | None) -> None:
-        if not isinstance(self._stream, socket.socket):
-            self._stream.settimeout(timeout)
-            return
-        # the kernel's own limits: with Python's a poll goes before every send and recv, and the interpreter is let go
-        self._stream.settimeout(None)
-        limit = struct.pack("@ll", *divmod(round((timeout or 0) * 1e6), 10**6))
-        for which in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            self._stream.setsockopt(socket.SOL_SOCKET, which, limit)
+        self._stream.settimeout(timeout)
+
+    @property
+    def in_hub(self) -> bool:
+        """Whether what reads from here is a greenlet; else it is a thread."""
+        return isinstance(self._stream, HubSocket)
 
     def close(self) -> None:
         """End it now: whoever waits in recv() wakes at once."""
         if self._closed:
             return
         self._closed = True
-        if isinstance(self._stream, socket.socket):
-            with contextlib.suppress(OSError):  # not connected any more: nothing to wake
-                self._stream.shutdown(socket.SHUT_RDWR)
         self._stream.close()
         if self._command:
             self._command.terminate()
@@ -103,27 +111,36 @@ class SshTransport(paramiko.Transport):
         # paramiko asks of its socket only what Wire has
         super().__init__(wire, default_window_size=8 << 20)  # type: ignore[arg-type]
         self.wire = wire
-        self._mine = threading.local()
         self._refused: dict[int, paramiko.ChannelException] = {}
         self.set_log_channel(_LOG)
+        # it would start a thread that waits; handshake() looks at the time itself
+        self.packetizer.start_handshake = _no_timer  # type: ignore[method-assign]
         options = self.get_security_options()
         ciphers = [name for name in FAST_CIPHERS if name in options.ciphers]
         options.ciphers = [*ciphers, *(name for name in options.ciphers if name not in ciphers)]
         options.key_types = [name for name in host_key_algorithms if name in options.key_types]
 
+    def start(self) -> None:
+        if self.wire.in_hub:
+            HUB.spawn(self.run)
+        else:
+            super().start()
+
     def open(self, kind: str, timeout: float, destination: tuple[str, int] | None = None) -> paramiko.Channel:
         """A channel. Raises paramiko.ChannelException with the server's own reason, SSHException, EOFError, OSError."""
-        self._mine.channel = None
+        _channel.set(-1)
         try:
             return self.open_channel(kind, destination, ("127.0.0.1", 0) if destination else None, timeout=timeout)
         except (paramiko.SSHException, EOFError, OSError) as error:
-            refused = self._refused.pop(self._mine.channel, None)
+            refused = self._refused.pop(_channel.get(), None)
             if refused is not None:
                 raise refused from error
             raise
 
     def ping(self) -> None:
         """Ask the server for any answer; when it comes, the wire has heard it."""
+        if not self.clear_to_send.is_set():  # keys are being exchanged: it would wait here
+            return
         message = paramiko.Message()
         message.add_byte(paramiko.common.cMSG_GLOBAL_REQUEST)
         message.add_string(_PING)
@@ -145,7 +162,7 @@ class SshTransport(paramiko.Transport):
     def _next_channel(self) -> int:
         # called by open_channel in the thread that asks
         number = int(super()._next_channel())  # type: ignore[misc]
-        self._mine.channel = number
+        _channel.set(number)
         return number
 
     def _parse_channel_open_failure(self, message: paramiko.Message) -> None:
@@ -153,6 +170,10 @@ class SshTransport(paramiko.Transport):
         self._refused[number] = paramiko.ChannelException(code, message.get_text())
         message.rewind()
         super()._parse_channel_open_failure(message)  # type: ignore[misc]
+
+
+def _no_timer(timeout: float) -> None:
+    """In place of Packetizer.start_handshake."""
 
 
 def handshake(wire: Wire, host_key_algorithms: Sequence[str], deadline: float) -> SshTransport:
@@ -168,12 +189,16 @@ def handshake(wire: Wire, host_key_algorithms: Sequence[str], deadline: float) -
     transport = SshTransport(wire, host_key_algorithms)
     left = max(0.1, deadline - time.monotonic())
     transport.banner_timeout = transport.handshake_timeout = left
+    over = Event()  # without one start_client looks up ten times a second
     try:
-        transport.start_client(timeout=left)
+        transport.start_client(over)
+        over.wait(left)
     except BaseException:
         transport.close()
         raise
-    if not transport.initial_kex_done:  # start_client returns like this when its time is over
+    if not transport.is_active():
+        raise transport.get_exception() or paramiko.SSHException("it ended the key exchange")
+    if not transport.initial_kex_done:  # its time is over
         transport.close()
         raise TimeoutError("the ssh handshake did not end in time")
     return transport
@@ -189,12 +214,11 @@ def dial(host: str, port: int, deadline: float, family: int = socket.AF_UNSPEC, 
             break
         connection = socket.socket(kind, socket.SOCK_STREAM)
         try:
-            # the first of several addresses may not use up the time of the others
-            connection.settimeout(left / (len(addresses) - place))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else 40 ms waits, Nagle on delayed acks
             if bind:
                 connection.bind((bind, 0))
-            connection.connect(address)
+            # the first of several addresses may not use up the time of the others
+            connect(connection, address, left / (len(addresses) - place))
         except OSError as error:
             connection.close()
             last = error
@@ -208,16 +232,17 @@ def look_up(host: str, port: int, deadline: float, family: int) -> list[tuple[in
     if _NUMERIC.fullmatch(host):
         return _addresses(host, port, family, socket.AI_NUMERICHOST)
     answer: list[list[tuple[int, tuple[object, ...]]] | OSError] = []
+    over = Event()
 
     def ask() -> None:
         try:
             answer.append(_addresses(host, port, family))
         except OSError as error:
             answer.append(error)
+        over.set()
 
-    thread = threading.Thread(target=ask, daemon=True, name=f"resolve {host}")
-    thread.start()
-    thread.join(max(0.0, deadline - time.monotonic()))
+    threading.Thread(target=ask, daemon=True, name=f"resolve {host}").start()
+    over.wait(max(0.0, deadline - time.monotonic()))
     if not answer:
         raise TimeoutError(f"the name {host} was not resolved in time")
     if isinstance(answer[0], OSError):
