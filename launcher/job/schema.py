@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from launcher.job.models import Job
@@ -27,4 +27,4 @@ def json_schema() -> dict[str, Any]:
 
 def template() -> str:
     """The commented job file that `launcher init` writes. It loads as it stands."""
-    return resources.files("launcher.job").joinpath("template.yaml").read_text(encoding="utf-8")
+    return Path(__file__).with_name("template.yaml").read_text(encoding="utf-8")

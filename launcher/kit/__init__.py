@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from importlib import resources
+from pathlib import Path
 
 SCRIPTS = ("agent.py", "entry.sh", "environment.sh", "rank.sh", "within.sh")
 
@@ -18,5 +18,4 @@ SCRIPTS = ("agent.py", "entry.sh", "environment.sh", "rank.sh", "within.sh")
 @functools.cache
 def scripts() -> Mapping[str, bytes]:
     """The scripts' texts by file name."""
-    folder = resources.files(__name__)
-    return {name: folder.joinpath(name).read_bytes() for name in SCRIPTS}
+    return {name: Path(__file__).with_name(name).read_bytes() for name in SCRIPTS}

@@ -60,6 +60,7 @@ class Hub:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._soon: deque[Step] = deque()
+        self._last: list[Step] = []
         self._later: list[tuple[float, int, Step]] = []  # a heap; the numbers keep equal times apart
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
@@ -88,6 +89,10 @@ class Hub:
         elif self._asleep and not self.inside:
             self._asleep = False
             self._bell.send(b"\0")
+
+    def last(self, step: Step) -> None:
+        """In the hub's thread: have a short step done before it looks at the sockets again, behind all others."""
+        self._last.append(step)
 
     def later(self, seconds: float, step: Step) -> None:
         """In the hub's thread: have a short step done then."""
@@ -134,6 +139,9 @@ class Hub:
             now = time.monotonic()
             while self._later and self._later[0][0] <= now:
                 self._guarded(heapq.heappop(self._later)[2])
+            last, self._last = self._last, []
+            for step in last:
+                self._guarded(step)
             self._asleep = True
             ready = self._selector.select(0 if self._soon else self._patience())
             self._asleep = False

@@ -37,7 +37,9 @@ class HubSocket:
         with self._lock:
             if self._closed:
                 raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-            if self._unsent:
+            if self._unsent or HUB.inside:
+                if not self._unsent:
+                    HUB.last(self._flush)  # with what else is sent by then: one system call, one packet
                 self._unsent += data
                 return len(data)
             taken = 0
@@ -75,7 +77,10 @@ class HubSocket:
             if self._closed:
                 return
             self._closed = True
-            with contextlib.suppress(OSError):  # not connected any more
+            with contextlib.suppress(OSError):  # not connected any more, or it takes no more
+                if self._unsent:
+                    self._socket.send(self._unsent)
+            with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
         HUB.soon(self._close)
 
@@ -111,15 +116,18 @@ class HubSocket:
 
     def _flush(self) -> None:
         with self._lock:
+            if self._closed:
+                return
             try:
                 del self._unsent[: self._socket.send(self._unsent)]
             except BlockingIOError:
-                return
+                pass
             except OSError:
                 self._unsent.clear()  # the reader learns of it
-            if self._unsent:
-                return
-        self._unwatch(WRITE)
+        if self._unsent:
+            self._watch()
+        elif self._watched & WRITE:
+            self._unwatch(WRITE)
 
 
 def connect(fresh: socket.socket, address: tuple[object, ...], timeout: float) -> None:
