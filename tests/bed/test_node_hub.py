@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -22,13 +21,6 @@ from tests.bed import faults
 from tests.bed.bed import Bed
 
 pytestmark = pytest.mark.bed
-
-
-@pytest.fixture
-def pool(bed: Bed) -> Iterator[SshPool]:
-    made = SshPool(str(bed.ssh_config))
-    yield made
-    made.close()
 
 
 def longest_wait(ssh: Ssh, deadline: float) -> float:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,6 @@ from tests.bed import faults
 from tests.bed.bed import Bed
 
 pytestmark = pytest.mark.bed
-
-
-@pytest.fixture
-def pool(bed: Bed) -> Iterator[SshPool]:
-    made = SshPool(str(bed.ssh_config))
-    yield made
-    made.close()
 
 
 @pytest.fixture

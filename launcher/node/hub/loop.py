@@ -16,7 +16,7 @@ from collections.abc import Callable
 from greenlet import getcurrent, greenlet
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-_LAST = 5.0  # seconds for the step that is being done when the program ends
+_END_LIMIT = 5.0  # seconds for the step that is being done when the program ends
 Step = Callable[[], object]
 
 
@@ -126,7 +126,7 @@ class Hub:
     def _end(self) -> None:
         assert self._thread is not None
         self.soon(self._finish)
-        self._thread.join(_LAST)
+        self._thread.join(_END_LIMIT)
 
     def _finish(self) -> None:
         self._over = True

@@ -42,7 +42,7 @@ class SshPool:
 
     def in_hub(self, alias: str) -> bool:
         """Whether a greenlet may talk to this host: through a jump host, one that waits to send would stop the hub."""
-        return self._link(alias, (), ()).hop is None
+        return not self._resolve(alias).proxy_jump
 
     def _link(self, alias: str, through: tuple[str, ...], before: tuple[Target, ...]) -> Link:
         """`through`: jump hosts in place of its own. `ssh -J a,b host` reaches host through b, and b through a."""
