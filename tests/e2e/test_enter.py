@@ -153,7 +153,7 @@ class TestOnTheBed:
 def test_plain_processes_are_entered_alike(cli: Cli, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    mine = Cli(cli.cwd, {**cli.env, "HOME": str(home)})
+    mine = Cli(cli.cwd, {**cli.env, "HOME": str(home), "PS1": "$ "})  # a shell's prompt may come from its caller
     mine.program("ticks.py")
     job = mine.job(
         "plain", runtime="process", nodes=["local", "local"], run={"command": ["python3", "ticks.py", "600"]}
@@ -173,10 +173,7 @@ def test_plain_processes_are_entered_alike(cli: Cli, tmp_path: Path) -> None:
         person.sees("code")
         assert person.end() == 4
         shell = pipe(mine, "ls\nexit 2\n", "shell", job)
-        assert (shell.stdout.split(), shell.returncode) == (
-            ["plain.yaml", "runs", "ticks.py"],
-            2,
-        ) or shell.returncode == 2
+        assert (shell.stdout.split(), shell.returncode) == (["plain.yaml", "ticks.py"], 2)
     finally:
         mine("down")
     assert not list((home / ".launcher").glob("*/.node"))
