@@ -1,0 +1,176 @@
+"""The end of plain processes: stops, and what a kill -9, a Ctrl-C and the end of the caller do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.model.container import Phase
+from launcher.node.process import supervisor
+from tests.process.machine import Machine
+
+
+def test_a_stop_is_one_sigterm_and_time_to_end(machine: Machine) -> None:
+    program = """
+        import signal, sys, time
+        seen = []
+        signal.signal(signal.SIGTERM, lambda *a: seen.append(1))
+        print("ready", flush=True)
+        while not seen: time.sleep(0.01)
+        time.sleep(0.5)
+        print("saved", len(seen), flush=True)
+    """
+    engine, name = machine.start(machine.spec("exec python3 -u main.py"), **{"main.py": textwrap.dedent(program)})
+    machine.said("ready")
+    state = engine.stop(name, 10)
+    assert (state.phase, state.exit_code) == (Phase.EXITED, 0)
+    assert machine.log() == "ready\nsaved 1\n"
+    assert machine.alive() == set()
+
+
+def test_what_does_not_listen_is_killed_after_the_grace(machine: Machine) -> None:
+    engine, name = machine.start(machine.spec("trap '' TERM; echo ready; while :; do sleep 0.1; done"))
+    machine.said("ready")
+    began = time.monotonic()
+    state = engine.stop(name, 1)
+    assert 0.9 < time.monotonic() - began < 8
+    assert (state.phase, state.exit_code) == (Phase.EXITED, 137)
+    assert machine.alive() == set()
+
+
+def test_a_stop_without_grace_is_quick(machine: Machine) -> None:
+    engine, name = machine.start(machine.spec("trap '' TERM; echo ready; sleep 60; sleep 60"))
+    machine.said("ready")
+    began = time.monotonic()
+    assert engine.stop(name, 0).phase is Phase.EXITED
+    assert time.monotonic() - began < 3
+    assert machine.alive() == set()
+
+
+def test_a_second_stop_shortens_the_first(machine: Machine) -> None:
+    engine, name = machine.start(machine.spec("trap '' TERM; echo ready; while :; do sleep 0.1; done"))
+    machine.said("ready")
+    first = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"from launcher.node.process.engine import *; ProcessEngine('local-0').stop({name!r}, 60)",
+        ]
+    )
+    time.sleep(1.5)
+    began = time.monotonic()
+    assert engine.stop(name, 0).phase is Phase.EXITED
+    assert time.monotonic() - began < 5
+    assert first.wait(10) == 0
+
+
+def test_stopping_what_has_ended_or_never_began_is_no_error(machine: Machine) -> None:
+    engine, name = machine.create(machine.spec("exit 4"))
+    assert engine.stop(name, 5).phase is Phase.CREATED
+    engine.start(name)
+    engine.wait(name, 20)
+    assert engine.stop(name, 5).exit_code == 4
+
+
+ESCAPES = {
+    "background": "sleep 300 & echo ready; wait",
+    "own session": "setsid sh -c 'trap \"\" TERM HUP; sleep 300; sleep 300' & echo ready; wait",
+    "daemon": "(setsid sleep 300 >/dev/null 2>&1 &) ; echo ready; sleep 300",
+    "no environment": "(env -i setsid sleep 300 >/dev/null 2>&1 &) ; echo ready; sleep 300",
+}
+
+
+@pytest.mark.parametrize("program", ESCAPES.values(), ids=ESCAPES.keys())
+@pytest.mark.parametrize("how", ["stop", "end"])
+def test_nothing_that_it_started_outlives_it(machine: Machine, program: str, how: str) -> None:
+    if how == "end":
+        program = program.replace("; wait", "; sleep 0.3").replace("ready; sleep 300", "ready; sleep 0.3")
+    engine, name = machine.start(machine.spec(program, entry=False))
+    machine.until(lambda: b"ready" in engine.logs(name))
+    time.sleep(0.2)
+    everything = supervisor.processes(name, machine.supervisor())
+    assert len(everything) >= 2
+    engine.stop(name, 2) if how == "stop" else engine.wait(name, 20)
+    machine.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in everything), 2)
+
+
+def test_a_program_that_leaves_its_folder_behind_ends_with_it(machine: Machine) -> None:
+    """Somebody removes the run by hand: its processes must not go on without anybody knowing of them."""
+    _, name = machine.start(machine.spec("exec sleep 300"))
+    everything = machine.alive()
+    assert everything
+
+    def removed() -> bool:  # it is being written to, so once may not be enough
+        shutil.rmtree(machine.output, ignore_errors=True)
+        return not machine.output.exists()
+
+    machine.until(removed, 5)
+    machine.until(lambda: not machine.alive(), 10)
+    assert name
+
+
+def test_a_killed_supervisor_is_told_and_what_it_left_is_ended(machine: Machine) -> None:
+    engine, name = machine.start(machine.spec("echo ready; sleep 300"))
+    machine.said("ready")
+    os.kill(machine.supervisor(), signal.SIGKILL)
+    state = engine.wait(name, 5)
+    assert (state.phase, state.exit_code) == (Phase.EXITED, 137)
+    assert "killed" in state.error
+    assert "launcher down" in state.error
+    assert machine.alive()
+    after = engine.stop(name, 5)
+    assert (after.phase, after.exit_code) == (Phase.EXITED, 137)
+    assert machine.alive() == set()
+    engine.remove(name)
+
+
+def test_wait_notices_a_killed_supervisor_while_it_waits(machine: Machine) -> None:
+    engine, name = machine.start(machine.spec("exec sleep 300"))
+    killer = subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -9 {machine.supervisor()}"])
+    began = time.monotonic()
+    assert engine.wait(name, 30).exit_code == 137
+    assert time.monotonic() - began < 5
+    killer.wait()
+    engine.stop(name, 1)
+
+
+CALLER = """
+import sys, time
+from launcher.node.process.engine import ProcessEngine
+ProcessEngine("local-0").start(sys.argv[1])
+print("started", flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def test_it_outlives_its_caller_and_a_ctrl_c(machine: Machine) -> None:
+    engine, name = machine.create(machine.spec("echo ready; sleep 1; echo done"))
+    caller = subprocess.Popen(
+        [sys.executable, "-c", CALLER, name, "30"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert caller.stdout is not None
+    assert caller.stdout.readline() == b"started\n"
+    os.killpg(caller.pid, signal.SIGINT)
+    os.killpg(caller.pid, signal.SIGKILL)
+    caller.communicate()
+    state = engine.wait(name, 20)
+    assert (state.exit_code, machine.log()) == (0, "ready\ndone\n")
+
+
+def test_it_holds_no_stream_of_its_caller(machine: Machine) -> None:
+    """`launcher up -d | cat` must end."""
+    engine, name = machine.create(machine.spec("exec sleep 300"))
+    done = subprocess.run([sys.executable, "-c", CALLER, name, "0"], capture_output=True, timeout=20, check=True)
+    assert done.stdout == b"started\n"
+    engine.stop(name, 5)
