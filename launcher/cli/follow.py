@@ -6,7 +6,7 @@ import contextlib
 import time
 
 from launcher.cli.news import way_back
-from launcher.cli.screen import Screen, print_outcome
+from launcher.cli.screen import Screen
 from launcher.errors import StoppedByUser
 from launcher.node.connect import Fleet
 from launcher.node.parallel import to_the_end
@@ -33,8 +33,7 @@ def follow(record: Record, fleet: Fleet, screen: Screen, notify: Notify, offset:
             outcome = supervisor.attend()
     except KeyboardInterrupt:
         return leave_or_stop(record, fleet, watch, screen)
-    screen.finish(failed=outcome.failure is not None)
-    print_outcome(screen.err, outcome, screen.mask)
+    screen.conclude(outcome)
     if outcome.state is not RunState.DONE:
         # All that they knew has been read and written down: nothing is left on the nodes but the output folders.
         stop(fleet, record.run)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from launcher.cli import options
-from launcher.cli.screen import Screen, print_outcome
+from launcher.cli.screen import Screen
 from launcher.errors import LauncherError, NodesFailed, UsageError
 from launcher.job.files import read_secrets
 from launcher.job.loader import load_job
@@ -120,8 +120,7 @@ def _follow(attached: Attached, sources: Sequence[Source], screen: Screen) -> in
     except KeyboardInterrupt:
         screen.say(f"left {attached.record.run} as it is; its state: launcher status {attached.record.run}")
         return 0
-    screen.finish(failed=outcome.failure is not None)
-    print_outcome(screen.err, outcome, screen.mask)
+    screen.conclude(outcome)
     for problem in give(notify, Notice.of(outcome)):
         screen.say(f"warning: no notice was given: {problem}")
     return outcome.state.exit_code

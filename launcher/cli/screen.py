@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from launcher.cli.held import Held
 from launcher.cli.news import News
 from launcher.cli.options import interactive
 from launcher.logs.lines import Lines, Masker
 from launcher.run.diagnose import Failure
 from launcher.run.finish import Outcome
 from launcher.run.state import RunState
-from launcher.run.watch import Message, NodeBack, NodeEnded, NodeGone, NodeLost, NodeRestarted, Output, Progress, Tick
+from launcher.run.watch import Message, NodeBack, NodeEnded, NodeGone, NodeLost, NodeRestarted, Output, Progress
 
 if TYPE_CHECKING:  # rich is loaded where it is first needed, which in a start is after the containers run
     from rich.console import Console
     from rich.live import Live
-
-# A traceback is held back so long: if the run fails meanwhile, the first failure is shown instead, which may be another
-# rank's; if it goes on, the traceback was none that matters and is shown with all that came after it.
-HOLD = 10.0
-_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\s*$")
 
 
 class Screen(News):
@@ -37,9 +32,7 @@ class Screen(News):
         self._lines: dict[str, Lines] = {}
         self._progress = ProgressLine()
         self._live: Live | None = None
-        self._held: list[str] = []
-        self._held_since = 0.0
-        self._failing = False
+        self._held = Held()
 
     def __enter__(self) -> Screen:
         return self
@@ -68,14 +61,29 @@ class Screen(News):
     def __exit__(self, *_: object) -> None:
         self.finish()
 
-    def finish(self, *, failed: bool = False) -> None:
-        """Print what is left and take the progress line away. failed: what is held back is the failure's own noise."""
+    def finish(self) -> None:
+        """Print what is left and take the progress line away."""
+        self._end_lines()
+        self._write(self._held.let_go())
+        self._hide()
+
+    def conclude(self, outcome: Outcome) -> None:
+        """The run has ended: print what is left, and how it ended.
+
+        A failure comes before what all ranks said of it, which a terminal is spared; a file or a pipe gets every line.
+        """
+        self._end_lines()
+        late = self._held.let_go()
+        if outcome.failure is None:
+            self._write(late)
+        self._hide()
+        print_outcome(self.err, outcome, self.mask)
+        if outcome.failure is not None and not sys.stdout.isatty():
+            self._write(late)
+
+    def _end_lines(self) -> None:
         for node, lines in self._lines.items():
             self._print(node, lines.end())
-        if failed:
-            self._held = []
-        self._release()
-        self._hide()
 
     def _hide(self) -> None:
         if self._live is not None:
@@ -92,45 +100,29 @@ class Screen(News):
                 from rich.text import Text
 
                 self._live.update(Text(self._progress.render(), style="cyan"))
-        elif isinstance(message, Tick):
-            if self._held and not self._failing and time.monotonic() - self._held_since > HOLD:
-                self._release()
         elif isinstance(message, NodeEnded):
             if message.state.exit_code != 0:
-                self._failing = True
+                self._held.failing = True
                 self.say(f"{message.node} ended with exit code {message.state.exit_code}")
         elif isinstance(message, NodeLost):
             self.say(f"{message.node}: no connection, trying again; the run goes on there ({message.reason})")
         elif isinstance(message, NodeRestarted):
+            self._write(self._held.let_go())  # the run did not end by it
             self.say(f"{message.node}: started again (restart {message.restarts}; before: {message.why})")
         elif isinstance(message, NodeBack):
             self.say(f"{message.node}: connected again")
         elif isinstance(message, NodeGone):
             self.say(f"{message.node}: given up ({message.reason})")
+        self._write(self._held.sift([], time.monotonic()))
 
     def _print(self, node: str, lines: list[str]) -> None:
-        if not lines:
-            return
         head = f"{node} | " if self._prefix else ""
-        for place, line in enumerate(lines):
-            if not self._held and _TRACEBACK.search(line):
-                self._held_since = time.monotonic()
-                self._write(head, lines[:place])
-                self._held = [head + self.mask(each) for each in lines[place:]]
-                return
-        if self._held:
-            self._held += [head + self.mask(line) for line in lines]
-        else:
-            self._write(head, lines)
+        self._write(self._held.sift([head + line for line in lines], time.monotonic()))
 
-    def _release(self) -> None:
-        held, self._held = self._held, []
-        self._write("", held)
-
-    def _write(self, head: str, lines: list[str]) -> None:
+    def _write(self, lines: list[str]) -> None:
         if not lines:
             return
-        text = "".join(f"{head}{self.mask(line)}\n" for line in lines)
+        text = "".join(f"{self.mask(line)}\n" for line in lines)
         if self._live is not None:
             self._live.stop()  # the line below must not be written over
         sys.stdout.write(text)
