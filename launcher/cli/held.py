@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+
+from launcher.run.diagnose import TRACEBACK
 
 HOLD = 10.0  # seconds
 LIMIT = 2000  # lines: a program that prints more after a traceback goes on
-_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\s*$")
 
 
 class Held:
@@ -26,7 +26,8 @@ class Held:
         """What can be shown at that time (of time.monotonic()), of these lines and of those that were kept back."""
         shown: list[str] = []
         if not self._lines:
-            first = next((place for place, line in enumerate(lines) if _TRACEBACK.search(line)), len(lines))
+            heads = (place for place, line in enumerate(lines) if line.rstrip().endswith(TRACEBACK))
+            first = next(heads, len(lines))
             shown, lines = list(lines[:first]), lines[first:]
             self._since = now
         self._lines += lines

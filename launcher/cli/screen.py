@@ -94,7 +94,9 @@ class Screen(News):
         if isinstance(message, Output):
             lines = self._lines.setdefault(message.node, Lines())
             self._print(message.node, lines.feed(message.data))
-        elif isinstance(message, Progress):
+            return
+        self._write(self._held.sift([], time.monotonic()))
+        if isinstance(message, Progress):
             self._progress.update(message.fields, time.time())
             if self._live is not None:
                 from rich.text import Text
@@ -113,7 +115,6 @@ class Screen(News):
             self.say(f"{message.node}: connected again")
         elif isinstance(message, NodeGone):
             self.say(f"{message.node}: given up ({message.reason})")
-        self._write(self._held.sift([], time.monotonic()))
 
     def _print(self, node: str, lines: list[str]) -> None:
         head = f"{node} | " if self._prefix else ""

@@ -17,7 +17,7 @@ from launcher.run.attempts import read as read_attempts
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, TIMEOUT_CODE
 
 TAIL = 256 << 10
-_TRACEBACK = "Traceback (most recent call last):"
+TRACEBACK = "Traceback (most recent call last):"
 _PREFIX = re.compile(r"^\[(?:rank|default)\d+\]: ?")  # torch and torchrun put the rank before each line
 
 # What a rank says when another one is gone: it is a victim, whatever its traceback looks like.
@@ -153,7 +153,7 @@ def _order(evidence: Evidence) -> tuple[int, float, int]:
         kind = 0
     elif _VICTIM.search(words):
         kind = _VICTIM_ORDER
-    elif _TRACEBACK in words:
+    elif TRACEBACK in words:
         kind = 1
     elif state.exit_code in (143, SIGKILL_CODE) and not evidence.error:
         kind = _VICTIM_ORDER + 1
@@ -204,7 +204,7 @@ def _words(evidence: Evidence) -> str:
 def last_traceback(text: str) -> str:
     """The last Python traceback in a text, chained causes with it; "" where there is none."""
     lines = [_PREFIX.sub("", line) for line in text.splitlines()]
-    starts = [i for i, line in enumerate(lines) if line.endswith(_TRACEBACK)]
+    starts = [i for i, line in enumerate(lines) if line.endswith(TRACEBACK)]
     if not starts:
         return ""
     start = starts[-1]
