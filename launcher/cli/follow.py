@@ -9,7 +9,7 @@ from launcher.cli.news import way_back
 from launcher.cli.screen import Screen
 from launcher.errors import StoppedByUser
 from launcher.node.connect import Fleet
-from launcher.node.parallel import to_the_end
+from launcher.node.parallel import uninterrupted
 from launcher.records.paths import NodePaths
 from launcher.records.store import Record
 from launcher.run.notice import Notice, Notify, give
@@ -53,7 +53,7 @@ def leave_or_stop(record: Record, fleet: Fleet, watch: Watch, screen: Screen) ->
     except KeyboardInterrupt:
         screen.say(f"stopping {record.run}; its trainer may save a checkpoint first")
         with contextlib.suppress(KeyboardInterrupt):
-            to_the_end(lambda: stop(fleet, record.run, into=record.paths.root))
+            uninterrupted(lambda: stop(fleet, record.run, into=record.paths.root))
         record.finish({"run": record.run, "state": RunState.STOPPED.value, "exit_code": StoppedByUser.exit_code})
         screen.say("stopped; nothing of it is left but the output folders")
         return StoppedByUser.exit_code

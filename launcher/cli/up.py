@@ -17,7 +17,7 @@ from launcher.job.models import Job
 from launcher.job.sweep import expand_sweep, variant_name
 from launcher.model.plan import Membership, RunId, is_run_id, new_run_id
 from launcher.node.connect import Fleet, connect
-from launcher.node.parallel import begin
+from launcher.node.parallel import in_background
 
 if TYPE_CHECKING:
     from launcher.records.snapshot import Snapshot
@@ -78,7 +78,7 @@ def run_one(job: Job, wishes: options.Wishes, ssh_config: Path | None) -> int | 
     """One run of one job; its exit code, None where it was left running."""
     check_files(job, Path.cwd(), os.environ)
     secrets = read_secrets(job, Path.cwd(), os.environ)
-    ready = begin(lambda: _make_ready(job))
+    ready = in_background(lambda: _make_ready(job))
     with connect([(entry.name, entry.host) for entry in job.nodes], job.runtime, ssh_config, greet=False) as fleet:
         attend, code = ready()
         return attend(job, fleet, code, secrets, wishes)

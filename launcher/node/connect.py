@@ -15,9 +15,8 @@ from launcher.errors import EngineUnavailable, LauncherError, NodesFailed
 from launcher.model.facts import NodeFacts
 from launcher.node.docker import DIAL_STDIO
 from launcher.node.engine import Engine
-from launcher.node.hub.waits import aside
 from launcher.node.machine import LocalMachine, SshMachine
-from launcher.node.parallel import begin, every, settle
+from launcher.node.parallel import in_background, run_all, run_all_settled
 from launcher.node.ssh.files import RemoteFiles
 from launcher.node.ssh.node import Ssh
 from launcher.node.ssh.pool import CONNECT_TIMEOUT, SshPool
@@ -41,17 +40,13 @@ class Fleet:
         self.failed = dict(failed)
         self._pool = pool
 
-    def each(self, do: Callable[[Engine], T], *, only_asks: bool = False) -> list[T]:
-        """`do` on every node at once, results by rank. Raises NodesFailed with every node's error.
-
-        only_asks: it does nothing but ask its node and wait for the answers; then no node needs a thread for it.
-        """
-        in_hub = [only_asks and engine.host != LOCAL and self._pool.in_hub(engine.host) for engine in self.engines]
-        return every([partial(do, engine) for engine in self.engines], in_hub)
+    def each(self, do: Callable[[Engine], T]) -> list[T]:
+        """`do` on every node at once, results by rank. Raises NodesFailed with every node's error."""
+        return run_all([partial(do, engine) for engine in self.engines])
 
     def facts(self) -> list[NodeFacts]:
         """A look at every node. Raises NodesFailed."""
-        return self.each(lambda engine: engine.facts(), only_asks=True)
+        return self.each(lambda engine: engine.facts())
 
     def close(self) -> None:
         for engine in self.engines:
@@ -88,10 +83,10 @@ def connect(
     """
     pool = SshPool(str(ssh_config) if ssh_config else None, timeout)
     if any(host != LOCAL for _, host in hosts):
-        begin(_load)
+        in_background(_load)
     try:
         jobs = [partial(_open, node, host, runtime, pool, greet) for node, host in hosts]
-        outcomes = settle(jobs, [host != LOCAL for _, host in hosts])
+        outcomes = run_all_settled(jobs)
         failed = {
             node: outcome
             for (node, _), outcome in zip(hosts, outcomes, strict=True)
@@ -184,7 +179,7 @@ def _open(node: str, host: str, runtime: str | None, pool: SshPool, greet: bool)
             engine.open()
         return engine
 
-    return [there() if pool.in_hub(host) else aside(there)]
+    return [there()]
 
 
 def _load() -> None:

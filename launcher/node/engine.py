@@ -20,6 +20,29 @@ class FileEntry:
     mtime: float
 
 
+@dataclass(frozen=True)
+class Span:
+    """Bytes of a file: at most `length` from `offset` on. `path` is absolute."""
+
+    path: str
+    offset: int
+    length: int
+
+
+class Follower(Protocol):
+    """Files of a node that are being followed. Not for several threads at once, but for close()."""
+
+    def next(self, timeout: float) -> tuple[str, bytes] | None:
+        """(path, what was added to it); None when nothing was for `timeout` seconds.
+
+        Raises NodeUnreachable when the connection is lost: what came until then has been handed out, so a new follower
+        from there on misses nothing.
+        """
+
+    def close(self) -> None:
+        """Nothing of it stays on the node."""
+
+
 class Files(Protocol):
     """The node's files, as the ssh user. Paths are absolute. Missing files raise FileNotFoundError."""
 
@@ -28,6 +51,18 @@ class Files(Protocol):
 
     def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
         """At most `limit` bytes from `offset`; b"" at the end of the file."""
+
+    def read_spans(self, spans: Sequence[Span]) -> Iterator[tuple[Span, bytes]]:
+        """The bytes of all spans, in their order, in pieces; one request for all of them. Close it to end it early.
+
+        A span ends early where its file has become shorter, is missing, or may not be read.
+        """
+
+    def follow(self, path: str, offset: int, lines: Mapping[str, int]) -> Follower:
+        """Push what `path` has from `offset` on and whatever is added; files that are not there yet are waited for.
+
+        lines: further files, path -> offset, of which only whole lines are pushed. One channel for all of them.
+        """
 
     def write(self, path: str, data: bytes, mode: int = 0o600) -> None: ...
 

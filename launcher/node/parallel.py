@@ -1,4 +1,4 @@
-"""The same thing on many nodes at once, all failures gathered.
+"""One step on many nodes at once: a thread each, every failure told and none hiding another.
 
 Daemon threads, not an executor: a Ctrl-C ends the program at once, even while a node does not answer.
 """
@@ -8,65 +8,80 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Generic, TypeVar
 
 from launcher.errors import LauncherError, NodesFailed
-from launcher.node.hub.loop import HUB
-from launcher.node.hub.waits import Event
 
 A = TypeVar("A")
 B = TypeVar("B")
 T = TypeVar("T")
 
 
-class Jobs(Generic[T]):
-    """Jobs that run at once, and what has come of each."""
+def run_all(jobs: Sequence[Callable[[], T]]) -> list[T]:
+    """All jobs at once, their results in order.
 
-    def __init__(self, jobs: Sequence[Callable[[], T]], in_hub: Sequence[bool] = ()) -> None:
-        """Starts them. in_hub: of each whether it does nothing but wait for the network: that needs no thread."""
-        self._outcomes: list[T | BaseException | None] = [None] * len(jobs)
-        self._left = len(jobs)
-        self._lock = threading.Lock()
-        self._over = Event()
-        if not jobs:
-            self._over.set()
-        for place, job in enumerate(jobs):
-            step = partial(self._run, place, job)
-            if in_hub[place] if in_hub else HUB.inside:
-                HUB.spawn(step)
-            else:
-                threading.Thread(target=step, daemon=True).start()
+    Raises NodesFailed with every LauncherError, in order; any other error as it is.
+    """
+    outcomes = run_all_settled(jobs)
+    failures = [outcome for outcome in outcomes if isinstance(outcome, LauncherError)]
+    if failures:
+        raise NodesFailed(failures, of=len(jobs))
+    return [outcome for outcome in outcomes if not isinstance(outcome, LauncherError)]
 
-    def outcomes(self) -> list[T | BaseException]:
-        """Of each its value, or what it raised, when all are over."""
-        self._over.wait()
-        return self._outcomes  # type: ignore[return-value] # each has one now
 
-    def _run(self, place: int, job: Callable[[], T]) -> None:
+def run_all_settled(jobs: Sequence[Callable[[], T]]) -> list[T | LauncherError]:
+    """All jobs at once: their results, or the LauncherError in its place. Any other error is raised as it is."""
+    futures = [in_background(job) for job in jobs]
+    outcomes: list[T | LauncherError] = []
+    for future in futures:
         try:
-            self._outcomes[place] = job()
-        except BaseException as error:  # noqa: BLE001 - it is raised again where the outcome is read
-            self._outcomes[place] = error
-        with self._lock:
-            self._left -= 1
-            last = self._left == 0
-        if last:
-            self._over.set()
+            outcomes.append(future())
+        except LauncherError as error:
+            outcomes.append(error)
+    return outcomes
 
 
-def begin(job: Callable[[], T]) -> Callable[[], T]:
-    """Start a job; call what is returned to wait for its value, or its error."""
-    begun = Jobs([job])
-    return lambda: _value(begun.outcomes()[0])
+def run_both(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
+    """Both at once; the first's error, else the second's."""
+    other = in_background(second)
+    return first(), other()
 
 
-def to_the_end(job: Callable[[], T]) -> T:
-    """Its value, or its error, when it is over: a Ctrl-C meanwhile waits, and is raised then.
+def in_background(job: Callable[[], T]) -> Callable[[], T]:
+    """Start a job in a thread; call what is returned to wait for its result, or its error."""
+    return _Future(job)
 
-    What is created while nobody waits for it would never be taken back; half a clean-up is worse than a late one.
-    The signal itself is put off, not KeyboardInterrupt caught around a wait: it may strike between any two steps, and
-    a Thread.join() that it interrupts takes the thread for ended from then on (Python 3.11).
+
+class _Future(Generic[T]):
+    """concurrent.futures' own needs an executor, whose threads keep the program from ending."""
+
+    def __init__(self, job: Callable[[], T]) -> None:
+        self._job = job
+        self._done = threading.Event()
+        self._result: T
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._job()
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            self._error = error
+        self._done.set()
+
+    def __call__(self) -> T:
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+def uninterrupted(job: Callable[[], T]) -> T:
+    """Its result, or its error: a Ctrl-C meanwhile is raised when it has ended.
+
+    A container that is created while nothing waits for it would never be taken back; half a clean-up is worse than a
+    late one. The signal itself is put off, not KeyboardInterrupt caught around a wait: it may strike between any two
+    steps, and a Thread.join() that it interrupts takes the thread for ended from then on (Python 3.11).
     """
     if threading.current_thread() is not threading.main_thread():
         return job()  # signals go to the main thread
@@ -79,33 +94,3 @@ def to_the_end(job: Callable[[], T]) -> T:
     if interrupts:
         signal.raise_signal(signal.SIGINT)  # as it would have struck: ignored where it was ignored
     return result
-
-
-def together(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
-    """Both at once; the first's error, else the second's."""
-    other = begin(second)
-    return first(), other()
-
-
-def every(jobs: Sequence[Callable[[], T]], in_hub: Sequence[bool] = ()) -> list[T]:
-    """All jobs at once, their results in order.
-
-    Raises NodesFailed with every LauncherError, in order; an error that is none of ours as it is.
-    """
-    outcomes = settle(jobs, in_hub)
-    failures = [outcome for outcome in outcomes if isinstance(outcome, LauncherError)]
-    if failures:
-        raise NodesFailed(failures, of=len(jobs))
-    return [outcome for outcome in outcomes if not isinstance(outcome, LauncherError)]
-
-
-def settle(jobs: Sequence[Callable[[], T]], in_hub: Sequence[bool] = ()) -> list[T | LauncherError]:
-    """All jobs at once: their results, or the LauncherError in its place. Any other error is raised as it is."""
-    outcomes = Jobs(jobs, in_hub).outcomes()
-    return [outcome if isinstance(outcome, LauncherError) else _value(outcome) for outcome in outcomes]
-
-
-def _value(outcome: T | BaseException) -> T:
-    if isinstance(outcome, BaseException):
-        raise outcome
-    return outcome

@@ -20,7 +20,7 @@ from launcher.model.facts import NodeFacts, Probe, Reach
 from launcher.model.plan import Rendezvous
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
-from launcher.node.parallel import settle
+from launcher.node.parallel import run_all_settled
 from launcher.plan import checks
 from launcher.plan.checks import Check, Level
 from launcher.plan.rendezvous import choose
@@ -54,7 +54,7 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check]:
     for name, error in fleet.failed.items():
         kind = next((label for of, label in _NAMES.items() if isinstance(error, of)), "reachable")
         yield Check(name, kind, Level.FAIL, error.what, error.next_step)
-    seen = settle([partial(_facts, engine) for engine in fleet.engines])
+    seen = run_all_settled([partial(_facts, engine) for engine in fleet.engines])
     usable: list[tuple[Engine, NodeFacts]] = []
     for engine, node in zip(fleet.engines, seen, strict=True):
         if isinstance(node, LauncherError):
@@ -172,7 +172,7 @@ def _ring(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -> Iter
         reach = engine.reach(meeting.addresses[after], port, TIMEOUT, expect=target.host_key())
         return Probe(engine.node, target.node, meeting.addresses[after], port, reach)
 
-    for probe in settle([partial(try_next, place) for place in range(len(facts))]):
+    for probe in run_all_settled([partial(try_next, place) for place in range(len(facts))]):
         if isinstance(probe, LauncherError):
             yield Check(probe.where, "network", Level.FAIL, probe.what, probe.next_step)
         elif probe.target != facts[0].name:  # that way was tried above
@@ -219,4 +219,4 @@ def _everywhere(engines: Sequence[Engine], script: str, *arguments: str, timeout
         return engine.sh(script, *arguments, timeout=timeout).decode(errors="replace")
 
     jobs: list[Callable[[], str]] = [partial(run, engine) for engine in engines]
-    return ["" if isinstance(found, LauncherError) else found for found in settle(jobs)]
+    return ["" if isinstance(found, LauncherError) else found for found in run_all_settled(jobs)]

@@ -84,7 +84,7 @@ def attach(text: str | None, hosts: Sequence[str] | None, ssh_config: Path | Non
 
 def on_nodes(fleet: Fleet) -> dict[RunId, list[Found]]:
     """Every run that these nodes know of, the latest last; the containers of each by rank."""
-    listed = fleet.each(lambda engine: engine.list({labels.RUN: None, labels.PURPOSE: "run"}), only_asks=True)
+    listed = fleet.each(lambda engine: engine.list({labels.RUN: None, labels.PURPOSE: "run"}))
     runs: dict[RunId, list[Found]] = {}
     for engine, states in zip(fleet.engines, listed, strict=True):
         for state in states:

@@ -15,7 +15,7 @@ from launcher.model import labels
 from launcher.model.container import ContainerState
 from launcher.model.plan import plain
 from launcher.node.engine import Files
-from launcher.node.parallel import settle
+from launcher.node.parallel import run_all_settled
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
 from launcher.run import attempts, use
@@ -40,7 +40,7 @@ class _Seen:
 
 def look(attached: Attached) -> dict[str, Any]:
     """What `launcher status` prints. A node that stops answering meanwhile is `unreachable`, with the reason."""
-    found = settle([partial(_node, attached, node) for node in attached.nodes])
+    found = run_all_settled([partial(_node, attached, node) for node in attached.nodes])
     seen = {node.name: one for node, one in zip(attached.nodes, found, strict=True) if isinstance(one, _Seen)}
     lost = dict(attached.unreachable)
     lost |= {n.name: one for n, one in zip(attached.nodes, found, strict=True) if isinstance(one, LauncherError)}

@@ -18,7 +18,7 @@ from launcher.model.container import WANTED_ULIMITS
 from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import Plan, Rendezvous, new_run_id
 from launcher.node.connect import Fleet, caller_engine
-from launcher.node.parallel import together
+from launcher.node.parallel import run_both
 from launcher.plan import build
 from launcher.plan.offline import assumed_image
 from launcher.plan.rendezvous import choose, on_one_machine
@@ -41,7 +41,7 @@ def prepare(
     like; nothing but the image has been touched then.
     """
     facts = fleet.facts() if facts is None else facts
-    (image, facts), meeting = together(
+    (image, facts), meeting = run_both(
         partial(make_image, job, fleet, facts, say, tell, lock_file), partial(meet, job, fleet, facts)
     )
     return _plan(job, facts, image, meeting, code)

@@ -12,7 +12,7 @@ from launcher.model.container import ContainerSpec, ContainerState, Layout
 from launcher.model.plan import NodePlan, Plan, RunId
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
-from launcher.node.parallel import to_the_end
+from launcher.node.parallel import uninterrupted
 from launcher.run.archive import archive
 from launcher.run.gpu_lock import claim_gpus
 
@@ -53,13 +53,13 @@ def start(
         engine.start(ids[engine.node])
 
     try:
-        to_the_end(partial(fleet.each, create, only_asks=True))
+        uninterrupted(partial(fleet.each, create))
         event("created", nodes=list(by_node))
-        to_the_end(partial(fleet.each, run, only_asks=True))
+        uninterrupted(partial(fleet.each, run))
         event("started", nodes=list(by_node))
     except BaseException as error:
         event("undone", reason=str(error) or type(error).__name__)
-        to_the_end(partial(undo, plan, fleet, cause=error))
+        uninterrupted(partial(undo, plan, fleet, cause=error))
         raise
 
 
@@ -94,8 +94,8 @@ def undo(plan: Plan, fleet: Fleet, cause: BaseException) -> None:
         engine.files.remove_tree(next(p for p in plan.nodes if p.node == engine.node).container.output_dir)
 
     try:
-        fleet.each(take_back, only_asks=True)
-        fleet.each(clear, only_asks=True)  # after all of them: nodes of one machine share this folder
+        fleet.each(take_back)
+        fleet.each(clear)  # after all of them: nodes of one machine share this folder
     except LauncherError as left:
         raise NodesFailed([*([cause] if isinstance(cause, LauncherError) else []), left]) from cause
 

@@ -48,4 +48,4 @@ def stop(
         swept = engine.sweep_shared_memory(min(started)) if started else ()
         return Removed(engine.node, tuple(ended), tuple(swept))
 
-    return fleet.each(on_node, only_asks=True)
+    return fleet.each(on_node)

@@ -12,7 +12,7 @@ import pytest
 from launcher.errors import EngineFailed, NameTaken
 from launcher.model import labels
 from launcher.model.container import Phase
-from launcher.node.parallel import every
+from launcher.node.parallel import run_all
 from launcher.node.process.engine import ProcessEngine
 from tests.process.machine import RUN, Machine
 
@@ -111,7 +111,7 @@ def test_nodes_of_one_machine_are_removed_at_once(machine: Machine) -> None:
     """They share a folder, which the last one takes along."""
     for _ in range(5):
         nodes = [machine.create(machine.spec("true", rank)) for rank in range(8)]
-        every([partial(engine.remove, name) for engine, name in nodes])
+        run_all([partial(engine.remove, name) for engine, name in nodes])
         assert not (machine.output / ".node").exists()
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from launcher.node.docker.api import CONNECTIONS, Api, Missing, Refused, segment, unframed
 from launcher.node.docker.dialstdio import DialFailed
 from launcher.node.docker.wire import SocketWire, dial
-from launcher.node.parallel import every
+from launcher.node.parallel import run_all
 
 
 class Engine(BaseHTTPRequestHandler):
@@ -96,7 +96,7 @@ def test_what_is_sent_and_what_comes_back(server: Callable[[], SocketWire]) -> N
 
 def test_many_at_once_share_few_connections(server: Callable[[], SocketWire]) -> None:
     api = Api(server)
-    answers = every([lambda n=n: api.get(f"/{n}") for n in range(40)])
+    answers = run_all([lambda n=n: api.get(f"/{n}") for n in range(40)])
     assert [answer[1] for answer in answers] == [f"/{n}" for n in range(40)]
     assert len(Engine.connections) <= CONNECTIONS
     api.close()

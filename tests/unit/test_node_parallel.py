@@ -13,7 +13,7 @@ import pytest
 
 from launcher.errors import NodesFailed, NodeUnreachable
 from launcher.node.docker import ulimits
-from launcher.node.parallel import every, settle, to_the_end, together
+from launcher.node.parallel import run_all, run_all_settled, run_both, uninterrupted
 
 WANTED = (("memlock", -1), ("stack", 67108864))
 
@@ -30,33 +30,33 @@ def test_results_come_in_order_and_at_once() -> None:
         time.sleep(0.02 * (20 - place) / 20)
         return place
 
-    assert every([lambda place=place: meet(place) for place in range(20)]) == list(range(20))
+    assert run_all([lambda place=place: meet(place) for place in range(20)]) == list(range(20))
 
 
 def test_all_failures_are_told_in_order() -> None:
     with pytest.raises(NodesFailed) as caught:
-        every([lambda: fail("a"), lambda: 1, lambda: fail("c")])
+        run_all([lambda: fail("a"), lambda: 1, lambda: fail("c")])
     assert [error.where for error in caught.value.errors] == ["a", "c"]
     assert "2 of 3 nodes failed" in str(caught.value)
 
 
 def test_a_defect_is_not_dressed_up_as_a_nodes_failure() -> None:
     with pytest.raises(ZeroDivisionError):
-        every([lambda: fail("a"), lambda: 1 // 0])
+        run_all([lambda: fail("a"), lambda: 1 // 0])
 
 
 def test_settled_failures_stand_in_their_places() -> None:
-    one, two = settle([lambda: fail("a"), lambda: 2])
+    one, two = run_all_settled([lambda: fail("a"), lambda: 2])
     assert isinstance(one, NodeUnreachable)
     assert two == 2
 
 
 def test_two_at_once_and_the_error_of_either() -> None:
-    assert together(lambda: 1, lambda: "x") == (1, "x")
+    assert run_both(lambda: 1, lambda: "x") == (1, "x")
     with pytest.raises(NodeUnreachable):
-        together(lambda: 1, lambda: fail("a"))
+        run_both(lambda: 1, lambda: fail("a"))
     with pytest.raises(NodeUnreachable):
-        together(lambda: fail("a"), lambda: 1)
+        run_both(lambda: fail("a"), lambda: 1)
 
 
 def interrupted(steps: list[str]) -> int:
@@ -69,13 +69,13 @@ def interrupted(steps: list[str]) -> int:
         steps.append(node)
         return 1
 
-    return sum(every([lambda node=node: job(node) for node in "abc"]))
+    return sum(run_all([lambda node=node: job(node) for node in "abc"]))
 
 
 def test_ctrl_c_waits_for_the_end_of_what_must_not_be_cut() -> None:
     steps: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        to_the_end(lambda: interrupted(steps))
+        uninterrupted(lambda: interrupted(steps))
     assert sorted(steps) == ["a", "b", "c"]
     with pytest.raises(KeyboardInterrupt):  # and is itself again afterwards
         signal.raise_signal(signal.SIGINT)
@@ -87,13 +87,13 @@ def test_ctrl_c_does_not_hide_what_went_wrong() -> None:
         return fail("a")
 
     with pytest.raises(NodeUnreachable):
-        to_the_end(fails)
+        uninterrupted(fails)
 
 
 def test_ctrl_c_stays_ignored_where_it_was() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        assert to_the_end(lambda: interrupted([])) == 3
+        assert uninterrupted(lambda: interrupted([])) == 3
     finally:
         signal.signal(signal.SIGINT, before)
 

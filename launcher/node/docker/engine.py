@@ -26,7 +26,7 @@ from launcher.node.docker.images import DockerImages, label_filter
 from launcher.node.docker.values import container_request, container_state, engine_facts
 from launcher.node.engine import Files, Images
 from launcher.node.machine import Machine, run_script
-from launcher.node.parallel import together
+from launcher.node.parallel import run_both
 
 if TYPE_CHECKING:  # it loads docker-py
     from launcher.node.docker.bulk import Bulk
@@ -72,7 +72,7 @@ class DockerEngine:
 
     def facts(self, images: Sequence[str] = ()) -> NodeFacts:
         """Raises NodeUnfit when the script did not run to its end, NodeUnreachable, EngineUnavailable."""
-        (info, found), done = together(
+        (info, found), done = run_both(
             lambda: self._engine_answers(images),
             lambda: run_script(self.machine, look.script(), timeout=_FACTS_TIMEOUT),
         )
