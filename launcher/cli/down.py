@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,9 @@ from rich.markup import escape
 from launcher.cli import options
 from launcher.errors import LauncherError, NodesFailed, NotConfirmed
 from launcher.node.connect import connect
+from launcher.node.parallel import run_all
 from launcher.records import store
+from launcher.records.collect import output_folders
 from launcher.records.store import Record
 from launcher.run.locate import Attached, attach, on_nodes
 from launcher.run.state import RunState, of_containers
@@ -57,14 +60,12 @@ def down(
 def end(attached: Attached, *, purge: bool) -> tuple[list[Removed], list[LauncherError]]:
     """Stop and remove on the nodes that answer; what was removed, and why others did not."""
     record, errors = attached.record, list(attached.unreachable.values())
-    outputs = {node.name: node.output for node in attached.nodes}
-
+    folders = output_folders(attached.engines, attached.nodes)
     removed: list[Removed] = []
     try:
         removed = stop(attached.fleet, record.run, into=record.paths.root)
         if purge:
-            for name, output in outputs.items():
-                attached.engines[name].files.remove_tree(output)
+            run_all([partial(folder.files.remove_tree, folder.path) for folder in folders])
     except NodesFailed as error:
         errors += error.errors
     _note(record, attached, removed, errors)

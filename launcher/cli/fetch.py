@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from launcher.cli import options
-from launcher.errors import NodesFailed
-from launcher.records.collect import collect
+from launcher.errors import LauncherError, NodesFailed
+from launcher.records.collect import collect, output_folders
 from launcher.run.locate import Attached, attach
 
 
@@ -36,8 +36,9 @@ def fetch(
 
 
 def bring(attached: Attached, target: Path, *, checkpoints: bool = False) -> int:
-    """Bytes that were new on the nodes that answer."""
-    return sum(
-        collect(attached.engines[node.name].files, node.output, target, checkpoints=checkpoints)
-        for node in attached.nodes
-    )
+    """Bytes that were new on the nodes that answer. Raises NodesFailed where files of one could not be brought."""
+    results = collect(output_folders(attached.engines, attached.nodes), target, checkpoints=checkpoints)
+    failures = [result for result in results if isinstance(result, LauncherError)]
+    if failures:
+        raise NodesFailed(failures, of=len(results))
+    return sum(result for result in results if isinstance(result, int))

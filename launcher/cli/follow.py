@@ -1,51 +1,57 @@
-"""Along with a run until it ends: its output, what Ctrl-C does, the notice."""
+"""A run followed to its end on the screen, by `up` and by `logs`: output, outcome, notice."""
 
 from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping, Sequence
 
 from launcher.cli.news import way_back
 from launcher.cli.screen import Screen
 from launcher.errors import StoppedByUser
 from launcher.node.connect import Fleet
+from launcher.node.engine import Engine
 from launcher.node.parallel import uninterrupted
-from launcher.records.paths import NodePaths
-from launcher.records.store import Record
+from launcher.records.store import NodeOfRun, Record
+from launcher.run.finish import Outcome
+from launcher.run.follow import Follow, Followed
 from launcher.run.notice import Notice, Notify, give
 from launcher.run.state import RunState
 from launcher.run.stop import stop
 from launcher.run.supervise import Supervisor
-from launcher.run.watch import Source, Watch
 
 SECOND_CTRL_C = 2.0  # seconds in which another Ctrl-C stops the run instead of leaving it
 
 
-def follow(record: Record, fleet: Fleet, screen: Screen, notify: Notify, offset: int = 0) -> int | None:
-    """Along with a run until it ends; the exit code, None where it was left running."""
-    nodes = record.nodes()
-    engines = {engine.node: engine for engine in fleet.engines}
-    master = nodes[0]
-    watch = Watch(engines, nodes, [Source(master, NodePaths(master.output, master.name).log, offset)], record.paths)
-    supervisor = Supervisor(engines, record, nodes, watch, screen.show)
+def follow(
+    record: Record,
+    engines: Mapping[str, Engine],
+    nodes: Sequence[NodeOfRun],
+    shown: Sequence[Followed],
+    screen: Screen,
+    notify: Notify,
+    *,
+    resumed: bool,
+) -> Outcome:
+    """Show a run until it ends, and how it ended. Raises KeyboardInterrupt: the run goes on then.
+
+    engines: by the node's name in the run. resumed: it was started before.
+    """
+    following = Follow(engines, nodes, shown, record.paths, resumed=resumed)
     try:
         with screen.live():
-            outcome = supervisor.attend()
-    except KeyboardInterrupt:
-        return leave_or_stop(record, fleet, watch, screen)
+            outcome = Supervisor(engines, record, nodes, following, screen.show).supervise()
+    finally:
+        following.close()
     screen.conclude(outcome)
-    if outcome.state is not RunState.DONE:
-        # All that they knew has been read and written down: nothing is left on the nodes but the output folders.
-        stop(fleet, record.run)
     for problem in give(notify, Notice.of(outcome)):
         screen.say(f"warning: no notice was given: {problem}")
-    return outcome.state.exit_code
+    return outcome
 
 
-def leave_or_stop(record: Record, fleet: Fleet, watch: Watch, screen: Screen) -> int | None:
-    """After the first Ctrl-C: leave the run going, unless a second one follows; then its exit code."""
+def leave_or_stop(record: Record, fleet: Fleet, screen: Screen) -> int | None:
+    """After the first Ctrl-C: leave the run going (None), unless a second one follows; then its exit code."""
     try:  # from the first line on: a person may press twice in a row
-        watch.close()
         screen.finish()
         screen.say(way_back(record.run))
         screen.say(f"Ctrl-C again within {SECOND_CTRL_C:.0f} s stops it now")

@@ -7,27 +7,30 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from launcher.cli import options
+from launcher.cli.follow import follow as follow_
 from launcher.cli.screen import Screen
 from launcher.errors import LauncherError, NodesFailed, UsageError
 from launcher.job.files import read_secrets
 from launcher.job.loader import load_job
 from launcher.job.scalars import parse_duration
 from launcher.logs.clock import Clock
-from launcher.logs.follow import Tail, last_lines
 from launcher.logs.lines import Masker
+from launcher.logs.position import last_lines, read_from
 from launcher.node.engine import Files
+from launcher.node.parallel import run_all
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
+from launcher.run.follow import Followed
 from launcher.run.locate import Attached, attach
-from launcher.run.notice import Notice, give, read_settings, settings_file
-from launcher.run.supervise import Supervisor
-from launcher.run.watch import Output, Source, Watch
+from launcher.run.messages import Output
+from launcher.run.notice import read_settings, settings_file
 
 
 def logs(
@@ -55,14 +58,14 @@ def logs(
             raise NodesFailed(list(attached.unreachable.values()))
         masker = Masker(known_secrets(attached.record))
         chosen = _chosen(attached, rank, node, all_=all_)
-        sources = [_source(attached, each, rank, tail, since) for each in chosen]
+        shown = run_all([partial(_from_where, attached, each, rank, tail, since) for each in chosen])
         if timestamps:
             follow = False
-        with Screen(masker, prefix=len(sources) > 1) as screen:
+        with Screen(masker, prefix=len(shown) > 1) as screen:
             if follow and attached.states:
-                sys.exit(_follow(attached, sources, screen))
-            for source in sources:
-                _print(attached, source, screen, timestamps=timestamps)
+                sys.exit(_follow(attached, shown, screen))
+            for followed in shown:
+                _print(attached, followed, screen, timestamps=timestamps)
 
 
 def _chosen(attached: Attached, rank: int | None, node: str | None, *, all_: bool) -> Sequence[NodeOfRun]:
@@ -81,15 +84,15 @@ def _chosen(attached: Attached, rank: int | None, node: str | None, *, all_: boo
     return attached.nodes if all_ else attached.nodes[:1]
 
 
-def _source(attached: Attached, node: NodeOfRun, rank: int | None, tail: int | None, since: str | None) -> Source:
+def _from_where(attached: Attached, node: NodeOfRun, rank: int | None, tail: int | None, since: str | None) -> Followed:
     paths = NodePaths(node.output, node.name)
     path = paths.log if rank is None else paths.rank_log(rank)
     files = attached.engines[node.name].files
     if tail is not None:
-        return Source(node, path, last_lines(files, path, tail))
+        return Followed(node, path, last_lines(files, path, tail))
     if since is not None and rank is None:
-        return Source(node, path, _clock(files, paths).offset_at(_moment(since)))
-    return Source(node, path, 0)
+        return Followed(node, path, _clock(files, paths).offset_at(_moment(since)))
+    return Followed(node, path, 0)
 
 
 def _moment(text: str) -> float:
@@ -105,51 +108,40 @@ def _moment(text: str) -> float:
 
 
 def _clock(files: Files, paths: NodePaths) -> Clock:
-    return Clock.parse(b"".join(Tail(files, paths.clock).drain()))
+    return Clock.parse(b"".join(read_from(files, paths.clock)))
 
 
-def _follow(attached: Attached, sources: Sequence[Source], screen: Screen) -> int:
+def _follow(attached: Attached, shown: Sequence[Followed], screen: Screen) -> int:
     attached.require_all()
-    watch = Watch(attached.engines, attached.nodes, sources, attached.record.paths)
-    if attached.record.result() is not None:
-        return _replay(attached, watch, screen)
+    record = attached.record
+    result = record.result()
+    if result is not None:  # it has ended before: its output and its exit code, nothing concluded anew
+        for followed in shown:
+            _print(attached, followed, screen, timestamps=False)
+        return int(result.get("exit_code", 0))
     notify = read_settings(settings_file(os.environ)).notify
     try:
-        with screen.live():
-            outcome = Supervisor(attached.engines, attached.record, attached.nodes, watch, screen.show).attend()
+        outcome = follow_(record, attached.engines, attached.nodes, shown, screen, notify, resumed=True)
     except KeyboardInterrupt:
-        screen.say(f"left {attached.record.run} as it is; its state: launcher status {attached.record.run}")
+        screen.say(f"left {record.run} as it is; its state: launcher status {record.run}")
         return 0
-    screen.conclude(outcome)
-    for problem in give(notify, Notice.of(outcome)):
-        screen.say(f"warning: no notice was given: {problem}")
     return outcome.state.exit_code
 
 
-def _replay(attached: Attached, watch: Watch, screen: Screen) -> int:
-    """A run that has ended before: its output, its exit code, nothing concluded anew."""
-    for message in watch.messages():
-        if isinstance(message, Output):
-            screen.show(message)
-    result = attached.record.result() or {}
-    return int(result.get("exit_code", 0))
-
-
-def _print(attached: Attached, source: Source, screen: Screen, *, timestamps: bool) -> None:
+def _print(attached: Attached, shown: Followed, screen: Screen, *, timestamps: bool) -> None:
     """What is there now."""
-    files = attached.engines[source.node.name].files
-    tail = Tail(files, source.path, source.offset)
-    clock = _clock(files, NodePaths(source.node.output, source.node.name)) if timestamps else None
-    if clock is None:
-        for piece in tail.drain():
-            screen.show(Output(source.node.name, piece))
+    files = attached.engines[shown.node.name].files
+    pieces = read_from(files, shown.path, shown.offset)
+    if not timestamps:
+        for piece in pieces:
+            screen.show(Output(shown.node.name, piece))
         return
-    offset = source.offset
-    for line in b"".join(tail.drain()).splitlines(keepends=True):
+    clock, offset = _clock(files, NodePaths(shown.node.output, shown.node.name)), shown.offset
+    for line in b"".join(pieces).splitlines(keepends=True):
         offset += len(line)
         at = clock.time_of(offset)
         stamp = datetime.fromtimestamp(at).astimezone().isoformat() if at is not None else "now"
-        screen.show(Output(source.node.name, f"{stamp} ".encode() + line))
+        screen.show(Output(shown.node.name, f"{stamp} ".encode() + line))
 
 
 def known_secrets(record: Record) -> list[str]:

@@ -14,8 +14,8 @@ from launcher.cli.options import interactive
 from launcher.logs.lines import Lines, Masker
 from launcher.run.diagnose import Failure
 from launcher.run.finish import Outcome
+from launcher.run.messages import Message, NodeBack, NodeEnded, NodeGone, NodeLost, NodeRestarted, Output, Progress
 from launcher.run.state import RunState
-from launcher.run.watch import Message, NodeBack, NodeEnded, NodeGone, NodeLost, NodeRestarted, Output, Progress
 
 if TYPE_CHECKING:  # rich is loaded where it is first needed, which in a start is after the containers run
     from rich.console import Console

@@ -15,9 +15,9 @@ from launcher.errors import EngineUnavailable, LauncherError, NodesFailed
 from launcher.model.facts import NodeFacts
 from launcher.node.docker import DIAL_STDIO
 from launcher.node.engine import Engine
+from launcher.node.files import NodeFiles
 from launcher.node.machine import LocalMachine, SshMachine
 from launcher.node.parallel import in_background, run_all, run_all_settled
-from launcher.node.ssh.files import RemoteFiles
 from launcher.node.ssh.node import Ssh
 from launcher.node.ssh.pool import CONNECT_TIMEOUT, SshPool
 
@@ -123,11 +123,12 @@ def docker_over_ssh(ssh: Ssh) -> DockerEngine:
 
         return Bulk(ssh.node, ssh.user, lambda: SshClient(ssh))
 
+    machine = SshMachine(ssh)
     return DockerEngine(
         ssh.node,
         ssh.host,
-        SshMachine(ssh),
-        RemoteFiles(ssh),
+        machine,
+        NodeFiles(machine),
         partial(dial, ssh),
         make_bulk,
         ssh=(ssh.host, ssh.ssh_config),
@@ -138,7 +139,6 @@ def local_docker(node: str) -> DockerEngine:
     """The engine of DOCKER_HOST or of the current docker context, else the usual socket."""
     from launcher.node.docker.engine import DockerEngine
     from launcher.node.docker.wire import SocketWire, dial
-    from launcher.node.local_files import LocalFiles
 
     user = getpass.getuser()
 
@@ -155,7 +155,8 @@ def local_docker(node: str) -> DockerEngine:
 
         return Bulk(node, user, local_sdk)
 
-    return DockerEngine(node, LOCAL, LocalMachine(node, user), LocalFiles(node), dial_here, make_bulk)
+    machine = LocalMachine(node, user)
+    return DockerEngine(node, LOCAL, machine, NodeFiles(machine), dial_here, make_bulk)
 
 
 def _open(node: str, host: str, runtime: str | None, pool: SshPool, greet: bool) -> list[Engine]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,7 +30,7 @@ class Span:
 
 
 class Follower(Protocol):
-    """Files of a node that are being followed. Not for several threads at once, but for close()."""
+    """Files of a node that are being followed. Not for several threads at once, but for end()."""
 
     def next(self, timeout: float) -> tuple[str, bytes] | None:
         """(path, what was added to it); None when nothing was for `timeout` seconds.
@@ -38,6 +38,9 @@ class Follower(Protocol):
         Raises NodeUnreachable when the connection is lost: what came until then has been handed out, so a new follower
         from there on misses nothing.
         """
+
+    def end(self) -> None:
+        """next() raises NodeUnreachable from now on, at once where it is waiting."""
 
     def close(self) -> None:
         """Nothing of it stays on the node."""
@@ -52,7 +55,7 @@ class Files(Protocol):
     def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
         """At most `limit` bytes from `offset`; b"" at the end of the file."""
 
-    def read_spans(self, spans: Sequence[Span]) -> Iterator[tuple[Span, bytes]]:
+    def read_spans(self, spans: Sequence[Span]) -> Generator[tuple[Span, bytes], None, None]:
         """The bytes of all spans, in their order, in pieces; one request for all of them. Close it to end it early.
 
         A span ends early where its file has become shorter, is missing, or may not be read.

@@ -20,7 +20,9 @@ from launcher.node import terminal as terminals
 from launcher.node.ssh import hostkeys
 from launcher.node.ssh.node import Ssh
 from launcher.node.ssh.session import Done
+from launcher.node.ssh.stream import SshStream
 from launcher.node.ssh.transport import Stream, Wire, dial, handshake
+from launcher.node.streams import CommandStream, LocalStream
 
 _REFUSED = 2  # SSH_OPEN_CONNECT_FAILED, RFC 4254 5.1
 _SILENT_WORDS = ("timed out", "no route", "unreachable", "host is down")
@@ -29,7 +31,13 @@ _SILENT_WORDS = ("timed out", "no route", "unreachable", "host is down")
 class Machine(Protocol):
     """Commands on a node, connections from it."""
 
+    @property
+    def node(self) -> str: ...
+
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Done: ...
+
+    def open(self, argv: Sequence[str]) -> CommandStream:
+        """Start a command whose output is read as it comes."""
 
     def interact(self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None]) -> int:
         """Run a command joined to the caller's terminal or pipes (see launcher.node.terminal); its exit code."""
@@ -70,6 +78,10 @@ class LocalMachine:
             raise NodeUnfit(self.node, f"`{argv[0]}` took over {timeout:g} s", "is this machine overloaded?") from error
         return Done(done.returncode, done.stdout, done.stderr, started, time.time())
 
+    def open(self, argv: Sequence[str]) -> CommandStream:
+        """Raises OSError when it cannot be started."""
+        return LocalStream(argv)
+
     def interact(self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None]) -> int:
         """Raises NodeUnfit when it cannot be started."""
         try:
@@ -107,12 +119,20 @@ class SshMachine:
         self._port: int | None = None
 
     @property
+    def node(self) -> str:
+        return self._ssh.node
+
+    @property
     def user(self) -> str:
         return self._ssh.user
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Done:
         """Raises NodeUnreachable."""
         return self._ssh.run(argv, stdin, timeout)
+
+    def open(self, argv: Sequence[str]) -> CommandStream:
+        """Raises NodeUnreachable."""
+        return SshStream(self._ssh, argv)
 
     def interact(self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None]) -> int:
         """Raises NodeUnreachable."""

@@ -6,16 +6,19 @@ The local file's size is the memory of how far we came, so a killed launcher, or
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from pathlib import Path, PurePosixPath
 
-from launcher.node.engine import FileEntry, Files
-from launcher.node.hub.waits import aside
-
-PIECE = 1 << 22
+from launcher.errors import LauncherError, NodeUnfit
+from launcher.node.engine import Engine, FileEntry, Files, Span
+from launcher.node.parallel import run_all_settled
+from launcher.records.store import NodeOfRun
 
 
 @dataclass(frozen=True)
@@ -26,13 +29,31 @@ class Want:
     grows: bool
 
 
+@dataclass(frozen=True)
+class OutputFolder:
+    """A run's output folder; nodes that share it (a network home, nodes on one machine) have one."""
+
+    files: Files
+    path: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Fetch:
+    """One file to bring: from `have` on where it grows, else the whole of it."""
+
+    entry: FileEntry
+    target: Path
+    have: int | None
+
+
 def want(path: str, *, checkpoints: bool = False) -> Want | None:
     """What to do with the file at `path`, relative to the output folder; None: leave it there.
 
     The path comes from a node, so it is not trusted: one that would leave the local folder is left.
     """
     parts = PurePosixPath(path).parts
-    if not parts or ".." in parts or parts[0] == "/" or "\\" in path:
+    if not parts or ".." in parts or parts[0] == "/" or "\\" in path or not path.isprintable():
         return None
     if parts == ("metrics.jsonl",) or (len(parts) > 1 and parts[0] in ("logs", "state", "tensorboard")):
         return Want(path, grows=True)
@@ -45,59 +66,113 @@ def want(path: str, *, checkpoints: bool = False) -> Want | None:
     return None
 
 
-def collect(files: Files, output: str, local: Path, *, checkpoints: bool = False) -> int:
-    """Bring over what is new since the last time; how many bytes travelled.
+def output_folders(engines: Mapping[str, Engine], nodes: Iterable[NodeOfRun]) -> list[OutputFolder]:
+    """Each folder once. engines: by the node's name in the run."""
+    shared: dict[tuple[str, str], list[str]] = {}
+    for node in nodes:
+        shared.setdefault((engines[node.name].host, node.output), []).append(node.name)
+    return [OutputFolder(engines[names[0]].files, path, tuple(names)) for (_, path), names in shared.items()]
 
-    One at a time for a local folder, over all processes: two that add to the same file would double its bytes.
+
+def collect(folders: Sequence[OutputFolder], local: Path, *, checkpoints: bool = False) -> list[int | LauncherError]:
+    """Bring over what is new since the last time, from all folders at once: bytes that travelled, or why none did.
+
+    One at a time for a local folder, over all processes: two that add to the same file would double its bytes. Where
+    several folders have a file of one name, the first one's is brought.
     """
-    moved = 0
-    with _alone(local):
-        for entry in files.scan(output):
-            wanted = want(entry.path, checkpoints=checkpoints)
-            if wanted is None:
-                continue
-            target = local / wanted.local
-            try:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                moved += _grow(files, output, entry, target) if wanted.grows else _replace(files, output, entry, target)
-            except (FileExistsError, NotADirectoryError, IsADirectoryError):
-                continue  # another node has a folder of this name, or a file where this one has a folder
-    return moved
+    with _locked(local):
+        listings = run_all_settled([partial(folder.files.scan, folder.path) for folder in folders])
+        taken: set[Path] = set()
+        plans: list[list[_Fetch]] = []
+        for listing in listings:
+            found = [] if isinstance(listing, LauncherError) else _plan(listing, local, checkpoints=checkpoints)
+            plans.append([fetch for fetch in found if fetch.target not in taken])
+            taken |= {fetch.target for fetch in found}
+        brought = run_all_settled([partial(_bring, *pair) for pair in zip(folders, plans, strict=True)])
+    return [
+        listing if isinstance(listing, LauncherError) else moved
+        for listing, moved in zip(listings, brought, strict=True)
+    ]
+
+
+def append(local: Path, relative: str, offset: int, data: bytes) -> None:
+    """Keep what was followed in its local file, where that has all that comes before; else collect() will bring it."""
+    with _locked(local, wait=False) as mine:
+        if not mine:
+            return
+        target = local / relative
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("ab") as file:
+            done = file.tell() - offset
+            if 0 <= done < len(data):
+                file.write(data[done:])
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked(folder: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Whether it is ours; always where we wait for it."""
     with (folder / ".collecting").open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            aside(lambda: fcntl.flock(lock, fcntl.LOCK_EX))
-        yield
+            yield False
+        else:
+            yield True
 
 
-def _grow(files: Files, output: str, entry: FileEntry, target: Path) -> int:
-    have = target.stat().st_size if target.exists() else 0
-    if entry.size < have:  # not the file we knew: begin again
-        target.unlink()
-        have = 0
-    if entry.size == have:
-        return 0
-    with target.open("ab") as file:
-        return sum(file.write(piece) for piece in _pieces(files, f"{output}/{entry.path}", have, entry.size))
+def _plan(listing: Sequence[FileEntry], local: Path, *, checkpoints: bool) -> list[_Fetch]:
+    """What of a listing is new here."""
+    found = []
+    for entry in listing:
+        wanted = want(entry.path, checkpoints=checkpoints)
+        if wanted is None:
+            continue
+        target = local / wanted.local
+        size, mtime = (target.stat().st_size, int(target.stat().st_mtime)) if target.is_file() else (0, 0)
+        if wanted.grows and entry.size != size:
+            # smaller: not the file that we knew
+            found.append(_Fetch(entry, target, size if entry.size > size else 0))
+        elif not wanted.grows and (size, mtime) != (entry.size, int(entry.mtime)):
+            found.append(_Fetch(entry, target, None))
+    return found
 
 
-def _replace(files: Files, output: str, entry: FileEntry, target: Path) -> int:
-    if target.exists() and (target.stat().st_size, int(target.stat().st_mtime)) == (entry.size, int(entry.mtime)):
-        return 0
-    temporary = target.with_name(target.name + ".part")
-    with temporary.open("wb") as file:
-        moved = sum(file.write(piece) for piece in _pieces(files, f"{output}/{entry.path}", 0, entry.size))
-    os.utime(temporary, (entry.mtime, entry.mtime))
-    temporary.replace(target)
+def _bring(folder: OutputFolder, plan: Sequence[_Fetch]) -> int:
+    """Bytes that were written. Raises LauncherError; a file that was not whole then is as it was before."""
+    fetches = {Span(f"{folder.path}/{f.entry.path}", f.have or 0, f.entry.size - (f.have or 0)): f for f in plan}
+    moved = 0
+    with closing(folder.files.read_spans(list(fetches))) as pieces:
+        for span, group in itertools.groupby(pieces, key=itemgetter(0)):
+            try:
+                moved += _write(fetches[span], (piece for _, piece in group))
+            except (FileExistsError, NotADirectoryError, IsADirectoryError):
+                continue  # another node has a folder of this name, or a file where this one has a folder
+            except OSError as error:
+                raise NodeUnfit(
+                    "this machine",
+                    f"could not write {fetches[span].target}: {error.strerror}",
+                    "make room, then: fetch",
+                ) from error
     return moved
 
 
-def _pieces(files: Files, path: str, start: int, end: int) -> Iterable[bytes]:
-    while start < end and (piece := files.read(path, start, min(PIECE, end - start))):
-        yield piece
-        start += len(piece)
+def _write(fetch: _Fetch, pieces: Iterable[bytes]) -> int:
+    fetch.target.parent.mkdir(parents=True, exist_ok=True)
+    if fetch.have is not None:
+        with fetch.target.open("ab") as file:
+            file.truncate(fetch.have)
+            try:
+                return sum(file.write(piece) for piece in pieces)
+            except BaseException:
+                file.truncate(fetch.have)
+                raise
+    partial_ = fetch.target.with_name(fetch.target.name + ".part")
+    try:
+        with partial_.open("wb") as file:
+            moved = sum(file.write(piece) for piece in pieces)
+        os.utime(partial_, (fetch.entry.mtime, fetch.entry.mtime))
+        partial_.replace(fetch.target)
+    except BaseException:
+        partial_.unlink(missing_ok=True)
+        raise
+    return moved

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from launcher.model.container import ContainerState
-from launcher.node.engine import Files
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
-from launcher.run.attempts import Attempt
-from launcher.run.attempts import read as read_attempts
+from launcher.run.attempts import LIMIT, Attempt
+from launcher.run.attempts import parse as parse_attempts
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, TIMEOUT_CODE
 
 TAIL = 256 << 10
@@ -103,26 +104,35 @@ class Evidence:
     attempts: tuple[Attempt, ...] = ()
 
 
-def gather(files: Files, node: NodeOfRun, state: ContainerState, fallback: bytes = b"") -> Evidence:
-    """Read what tells why a node's container ended; `fallback` is the engine's own log, for when there is no file."""
-    paths = NodePaths(node.output, node.name)
-    sizes = {entry.path: entry.size for entry in files.scan(node.output)}
+def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes = b"") -> Evidence:
+    """What tells why a node's container ended, from the run's files as they were brought here, below `root`.
 
-    def end_of(path: str) -> str:
-        size = sizes.get(path, 0)
-        if size == 0:
-            return ""
-        return files.read(f"{node.output}/{path}", max(0, size - TAIL), TAIL).decode("utf-8", "replace")
-
-    log = end_of(f"logs/{node.name}.log") or fallback.decode("utf-8", "replace")
+    fallback: the engine's own log, for when there is no file.
+    """
+    paths = NodePaths(str(root), node.name)
+    rank_logs = {rank: _end_of(paths.rank_log(rank)) for rank in node.ranks if Path(paths.rank_log(rank)).is_file()}
     return Evidence(
         node=node,
         state=state,
-        log=log,
-        error=_error_file(files, paths.error) if f"errors/{node.name}.json" in sizes else {},
-        rank_logs={rank: end_of(f"logs/rank-{rank}.log") for rank in node.ranks if f"logs/rank-{rank}.log" in sizes},
-        attempts=read_attempts(files, node.output, node.name),
+        log=_end_of(paths.log) or fallback.decode("utf-8", "replace"),
+        error=_error_file(paths.error),
+        rank_logs=rank_logs,
+        attempts=parse_attempts(_bytes(paths.attempts)),
     )
+
+
+def _end_of(path: str) -> str:
+    return _bytes(path, TAIL).decode("utf-8", "replace")
+
+
+def _bytes(path: str, last: int = LIMIT) -> bytes:
+    """The end of a file here; nothing where it is missing."""
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - last))
+            return file.read()
+    except FileNotFoundError:
+        return b""
 
 
 def first_failure(evidence: Sequence[Evidence]) -> Failure | None:
@@ -254,10 +264,11 @@ def _failing_rank(evidence: Evidence) -> int | None:
     return next(iter(evidence.rank_logs)) if len(evidence.rank_logs) == 1 else None
 
 
-def _error_file(files: Files, path: str) -> Mapping[str, object]:
+def _error_file(path: str) -> Mapping[str, object]:
+    """torchrun's error file; {} where there is none, or one torn by a full disk or a kill: the logs still speak."""
     try:
-        value = json.loads(files.read(path))
-    except (ValueError, FileNotFoundError):  # torn by a full disk or a kill: the logs still speak
+        value = json.loads(_bytes(path) or b"{}")
+    except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from launcher.errors import LauncherError
 from launcher.model.container import ContainerState
 from launcher.model.plan import plain
 from launcher.node.engine import Engine
-from launcher.records.collect import collect
+from launcher.node.parallel import run_all_settled
+from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
 from launcher.run.attempts import reasons
 from launcher.run.diagnose import Evidence, Failure, first_failure, gather, is_victim
@@ -43,24 +46,20 @@ def conclude(
     *,
     stopped: bool = False,
 ) -> Outcome:
-    """Read the evidence of every node that answers, bring its files over, write result.json.
+    """Weigh the evidence of every node, whose files have been brought here, and write result.json.
 
     engines, states: by the node's name in the run; states are the ends of the containers. gone: nodes that were given
-    up, with the reason.
+    up or whose files could not be brought, with the reason.
     """
-    evidence: list[Evidence] = []
     lost = dict(gone)
-    for node in nodes:
-        if node.name in lost or node.name not in states:
-            continue
-        engine = engines[node.name]
-        try:
-            collect(engine.files, node.output, record.paths.root)
-            end = states[node.name]
-            fallback = engine.logs(node.container) if end.exit_code != 0 else b""
-            evidence.append(gather(engine.files, node, end, fallback))
-        except LauncherError as error:
-            lost[node.name] = str(error)
+    ended = [node for node in nodes if node.name not in lost and node.name in states]
+    logs = run_all_settled([partial(_own_log, engines[n.name], record, n, states[n.name]) for n in ended])
+    lost |= {node.name: str(log) for node, log in zip(ended, logs, strict=True) if isinstance(log, LauncherError)}
+    evidence = [
+        gather(record.paths.root, node, states[node.name], log)
+        for node, log in zip(ended, logs, strict=True)
+        if not isinstance(log, LauncherError)
+    ]
     failure = None if stopped else first_failure(evidence)
     blamed = next((e for e in evidence if failure and e.node.name == failure.node), None)
     if lost and not stopped and (blamed is None or is_victim(blamed)):
@@ -79,6 +78,14 @@ def conclude(
     record.finish(outcome.to_dict())
     record.event("ended", state=state.value, failure=failure)
     return outcome
+
+
+def _own_log(engine: Engine, record: Record, node: NodeOfRun, state: ContainerState) -> bytes:
+    """What the engine itself caught of a container that failed before its entry script could write a log."""
+    log = Path(NodePaths(str(record.paths.root), node.name).log)
+    if state.exit_code == 0 or (log.is_file() and log.stat().st_size):
+        return b""
+    return engine.logs(node.container)
 
 
 def _state(failure: Failure | None, lost: Mapping[str, str], *, stopped: bool) -> RunState:

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from launcher.errors import LauncherError
-from launcher.logs.follow import size_of
 from launcher.logs.lines import Lines
+from launcher.logs.position import size_of
 from launcher.model import labels
 from launcher.model.container import ContainerState
 from launcher.model.plan import plain
@@ -21,9 +21,9 @@ from launcher.records.store import NodeOfRun
 from launcher.run import attempts, use
 from launcher.run.attempts import Attempt
 from launcher.run.locate import Attached
+from launcher.run.messages import fields
 from launcher.run.state import of_containers
 from launcher.run.use import Use
-from launcher.run.watch import fields
 
 _TAIL = 8192  # bytes of a log or of the metrics that hold their last line
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from launcher.errors import NodeUnfit
-from launcher.node.ssh.files import RemoteFiles
+from launcher.node.files import NodeFiles
+from launcher.node.machine import SshMachine
 from launcher.node.ssh.node import Ssh
 from launcher.node.ssh.pool import SshPool
 from tests.bed import faults
@@ -19,17 +20,16 @@ ROOT = "/home/trainer/.launcher/files-test"
 
 
 @pytest.fixture
-def files(bed: Bed) -> Iterator[RemoteFiles]:
+def files(bed: Bed) -> Iterator[NodeFiles]:
     pool = SshPool(str(bed.ssh_config))
-    made = RemoteFiles(Ssh("a", "node1", pool))
+    made = NodeFiles(SshMachine(Ssh("a", "node1", pool)))
     made.make_dir(ROOT)
     yield made
     made.remove_tree(ROOT)
-    made.close()
     pool.close()
 
 
-def test_what_is_written_is_read_from_any_place(files: RemoteFiles) -> None:
+def test_what_is_written_is_read_from_any_place(files: NodeFiles) -> None:
     data = os.urandom(3_000_001)
     files.write(f"{ROOT}/f", data)
     for offset, limit in [(0, 1 << 20), (5, 70_000), (65_536, 65_536), (2_999_999, 100), (0, 10 << 20), (3_000_001, 9)]:
@@ -37,7 +37,7 @@ def test_what_is_written_is_read_from_any_place(files: RemoteFiles) -> None:
     assert files.read(f"{ROOT}/f", 9_000_000) == b""
 
 
-def test_modes_and_names_that_are_not_nice(bed: Bed, files: RemoteFiles) -> None:
+def test_modes_and_names_that_are_not_nice(bed: Bed, files: NodeFiles) -> None:
     name = "a b'$(c)\"\\ü\n-d"
     files.write(f"{ROOT}/{name}", b"1", 0o640)
     files.make_dir(f"{ROOT}/-x/y")
@@ -48,7 +48,7 @@ def test_modes_and_names_that_are_not_nice(bed: Bed, files: RemoteFiles) -> None
     assert modes == ["700", "700", "700", "600", "640"]
 
 
-def test_what_is_not_there(files: RemoteFiles) -> None:
+def test_what_is_not_there(files: NodeFiles) -> None:
     with pytest.raises(FileNotFoundError):
         files.read(f"{ROOT}/none")
     assert files.scan(f"{ROOT}/none") == []
@@ -56,7 +56,7 @@ def test_what_is_not_there(files: RemoteFiles) -> None:
     files.make_dir(ROOT)
 
 
-def test_links_are_not_followed(bed: Bed, files: RemoteFiles) -> None:
+def test_links_are_not_followed(bed: Bed, files: NodeFiles) -> None:
     bed.sh(bed.nodes[0], f"ln -s /etc {ROOT}/etc; ln -s /etc/passwd {ROOT}/passwd", user="trainer")
     assert files.scan(ROOT) == []
     files.remove_tree(ROOT)
@@ -64,7 +64,7 @@ def test_links_are_not_followed(bed: Bed, files: RemoteFiles) -> None:
     files.make_dir(ROOT)
 
 
-def test_what_may_not_be_touched_is_said(files: RemoteFiles) -> None:
+def test_what_may_not_be_touched_is_said(files: NodeFiles) -> None:
     with pytest.raises(NodeUnfit, match="a: could not write /root/x"):
         files.write("/root/x", b"")
     with pytest.raises(PermissionError):
@@ -74,12 +74,12 @@ def test_what_may_not_be_touched_is_said(files: RemoteFiles) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/home", "relative", "/home/trainer/../..", "/./home/"])
-def test_nothing_near_the_root_is_ever_removed(files: RemoteFiles, path: str) -> None:
+def test_nothing_near_the_root_is_ever_removed(files: NodeFiles, path: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         files.remove_tree(path)
 
 
-def test_a_full_disk_leaves_no_half_file(bed: Bed, files: RemoteFiles) -> None:
+def test_a_full_disk_leaves_no_half_file(bed: Bed, files: NodeFiles) -> None:
     with faults.small_disk(bed, bed.nodes[0], f"{ROOT}/small", "64k"):
         with pytest.raises(NodeUnfit, match="No space left"):
             files.write(f"{ROOT}/small/f", b"x" * 1_000_000)
@@ -87,7 +87,7 @@ def test_a_full_disk_leaves_no_half_file(bed: Bed, files: RemoteFiles) -> None:
     bed.sh(bed.nodes[0], f"rmdir {ROOT}/small")
 
 
-def test_a_server_without_sftp_is_read_all_the_same(bed: Bed, files: RemoteFiles) -> None:
+def test_a_server_without_sftp_is_read_all_the_same(bed: Bed, files: NodeFiles) -> None:
     files.write(f"{ROOT}/f", b"0123456789" * 1000)
     files._by_command = True
     assert files.read(f"{ROOT}/f", 3, 5) == b"34567"

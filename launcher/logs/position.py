@@ -1,37 +1,22 @@
-"""Following a growing file on a node by byte offset."""
+"""Places in a growing file on a node, by byte offset."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from launcher.node.engine import Files
 
 PIECE = 1 << 20
 
 
-@dataclass
-class Tail:
-    """A place in a file on a node. Every byte is handed out once; a reconnect changes nothing."""
-
-    files: Files
-    path: str
-    offset: int = 0
-
-    def read(self) -> bytes:
-        """What has been added since, at most 1 MiB; b"" when there is nothing new, or no file yet."""
-        try:
-            piece = self.files.read(self.path, self.offset, PIECE)
-        except FileNotFoundError:
-            return b""
-        self.offset += len(piece)
-        return piece
-
-    def drain(self) -> list[bytes]:
-        """All that is there, in pieces, up to the end as it is now."""
-        pieces = []
-        while piece := self.read():
-            pieces.append(piece)
-        return pieces
+def read_from(files: Files, path: str, offset: int = 0) -> Iterator[bytes]:
+    """What the file has from `offset` to its end as it is now, in pieces; nothing where it is missing."""
+    try:
+        while piece := files.read(path, offset, PIECE):
+            yield piece
+            offset += len(piece)
+    except FileNotFoundError:
+        return
 
 
 def last_lines(files: Files, path: str, count: int) -> int:

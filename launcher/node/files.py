@@ -1,0 +1,264 @@
+"""A node's files, by short POSIX shell scripts: over ssh and on this machine alike, whether sshd has sftp or not.
+
+A script answers for many files at once, so the end of a run costs a node two round trips and not three a file.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import secrets
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+
+from launcher.errors import NodeUnfit, NodeUnreachable
+from launcher.node.engine import FileEntry, Span
+from launcher.node.machine import Machine
+from launcher.node.ssh.session import Done
+from launcher.node.streams import CommandStream
+
+_TIMEOUT = 60.0
+_REMOVE_TIMEOUT = 600.0
+_COPY_TIMEOUT = 3600.0  # checkpoints may be large, and a disk slow
+_SILENCE = 60.0  # seconds in which a node that sends files may send nothing
+_MISSING = 44  # exit code of these scripts: it is not there
+_AT_ONCE = 500  # spans a request: their list fits into what ssh takes without an answer
+
+_PREFACE = "LC_ALL=C; export LC_ALL; umask 077; "  # messages are looked at below
+_MAKE_DIR = 'mkdir -p -- "$1"'
+_WRITE = 'cat >"$2" && chmod "$1" "$2" && mv -f -- "$2" "$3" || { rm -f -- "$2"; exit 1; }'
+_SCAN = f'[ -d "$1" ] || exit {_MISSING}; cd -- "$1" && find . -type f -printf "%s %T@ %P\\0"'
+_COPY = f'[ -d "$1" ] || exit {_MISSING}; mkdir -p -- "$2" && cp -RPp -- "$1/." "$2"'
+_READ = f'[ -e "$1" ] || exit {_MISSING}; tail -c "+$2" -- "$1" | head -c "$3"'
+# $1: a mark. stdin: lines `<offset> <length> <path>`. Prints the mark, then for each how many bytes follow, the bytes
+# and the mark again.
+_SPANS = r"""
+echo "$1"
+while read -r offset length path; do
+  size=$(wc -c 2>/dev/null <"$path") || size=0
+  left=$((size - offset))
+  [ $left -le "$length" ] || left=$length
+  [ $left -gt 0 ] || left=0
+  echo $left
+  [ $left -eq 0 ] || tail -c "+$((offset + 1))" -- "$path" 2>/dev/null | head -c $left
+  echo "$1"
+done
+"""
+# $1, $2: a file and from which byte on, to stdout as it is; further pairs: whole lines to stderr, `<place of the pair>
+# <line>`. Ends with its stdin, and so with the connection, also while the files are quiet.
+_FOLLOW = r"""
+push() { exec tail -c "+$2" -s 0.2 -F -- "$1" 2>/dev/null; }
+[ -z "$1" ] || push "$1" "$2" &
+shift 2
+place=0
+while [ $# -gt 1 ]; do
+  (push "$1" "$2") | while IFS= read -r line; do printf '%s %s\n' $place "$line" >&2; done &
+  shift 2
+  place=$((place + 1))
+done
+cat >/dev/null
+trap '' TERM
+kill -s TERM 0
+"""
+
+_ENTRY = re.compile(rb"(\d{1,18}) (-?\d{1,12}(?:\.\d{1,12})?) (.+)", re.DOTALL)
+
+
+class NodeFiles:
+    """Implements Files. Safe for several threads."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def make_dir(self, path: str) -> None:
+        """Raises NodeUnfit when it cannot be made, NodeUnreachable."""
+        self._run(_MAKE_DIR, _absolute(path), doing=f"make the folder {path}")
+
+    def write(self, path: str, data: bytes, mode: int = 0o600) -> None:
+        """All of it or nothing: a temporary file beside it takes its name. Raises NodeUnfit, NodeUnreachable."""
+        temporary = f"{_absolute(path)}.{secrets.token_hex(4)}.part"
+        self._run(_WRITE, f"{mode:o}", temporary, path, doing=f"write {path}", stdin=data)
+
+    def scan(self, root: str) -> Sequence[FileEntry]:
+        """Raises NodeUnfit for a folder that may not be read, NodeUnreachable."""
+        done = self._run(
+            _SCAN, _absolute(root), doing=f"list {root}", accept=lambda d: d.code == _MISSING or _only_vanished(d.err)
+        )
+        return parse_scan(done.out)
+
+    def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
+        """Raises FileNotFoundError, PermissionError, OSError of the file; NodeUnreachable."""
+        done = self._machine.run(_sh(_READ, _absolute(path), str(offset + 1), str(limit)), timeout=_TIMEOUT)
+        if done.code == _MISSING:
+            raise FileNotFoundError(path)
+        if done.code or done.err:
+            kind = PermissionError if b"Permission denied" in done.err else OSError
+            raise kind(f"{self._machine.node}: {path}: {done.complaint}")
+        return done.out
+
+    def read_spans(self, spans: Sequence[Span]) -> Generator[tuple[Span, bytes], None, None]:
+        """Raises NodeUnreachable, NodeUnfit when a file was cut off while it was read."""
+        for start in range(0, len(spans), _AT_ONCE):
+            yield from self._read_spans(spans[start : start + _AT_ONCE])
+
+    def _read_spans(self, spans: Sequence[Span]) -> Iterator[tuple[Span, bytes]]:
+        mark = secrets.token_hex(16)
+        stream = self._machine.open(_sh(_SPANS, mark))
+        try:
+            asked = "".join(f"{span.offset} {span.length} {_one_line(span.path)}\n" for span in spans)
+            stream.send(asked.encode("utf-8", "surrogateescape"))
+            stream.end_input()
+            output = _Output(stream, self._machine.node)
+            while output.line() != mark.encode():
+                pass  # a login shell's noise
+            for span in spans:
+                for piece in output.exactly(int(output.line())):
+                    yield span, piece
+                if output.line() != mark.encode():
+                    raise NodeUnfit(self._machine.node, f"{span.path} was cut off while it was read", "try again")
+        finally:
+            stream.close()
+
+    def follow(self, path: str, offset: int, lines: Mapping[str, int]) -> NodeFollower:
+        """Raises NodeUnreachable."""
+        pairs = [path, str(offset + 1)]
+        for name, start in lines.items():
+            pairs += [_absolute(name), str(start + 1)]
+        return NodeFollower(self._machine.open(_sh(_FOLLOW, *pairs)), self._machine, path, list(lines))
+
+    def copy_tree(self, source: str, target: str) -> bool:
+        """Raises NodeUnfit, also where there is no room for it; NodeUnreachable."""
+        arguments = (_absolute(source), _absolute(target))
+        done = self._run(
+            _COPY, *arguments, doing=f"copy {source}", timeout=_COPY_TIMEOUT, accept=lambda done: done.code == _MISSING
+        )
+        return done.code == 0
+
+    def remove_tree(self, path: str) -> None:
+        """Raises NodeUnfit when something of it cannot be removed, NodeUnreachable."""
+        clean = posixpath.normpath(_absolute(path))
+        if clean.count("/") < 2 or ".." in path.split("/"):
+            raise ValueError(f"{path} is no folder that the launcher may remove")
+        self._run('rm -rf -- "$1"', clean, doing=f"remove {path}", timeout=_REMOVE_TIMEOUT)
+
+    def _run(
+        self,
+        script: str,
+        *arguments: str,
+        doing: str,
+        stdin: bytes = b"",
+        timeout: float = _TIMEOUT,
+        accept: Callable[[Done], bool] = lambda _: False,
+    ) -> Done:
+        """accept: whether an exit code other than 0 is no failure."""
+        done = self._machine.run(_sh(script, *arguments), stdin, timeout)
+        if done.code == 0 or accept(done):
+            return done
+        words = done.complaint
+        cure = ""
+        if "No space left" in words or "Disk quota" in words:
+            cure = "make room there: launcher clean"
+        elif "Permission denied" in words or "Operation not permitted" in words:
+            cure = f"user {self._machine.user} must own it: look with ls -l there"
+        raise NodeUnfit(self._machine.node, f"could not {doing}: {words or f'exit code {done.code}'}", cure)
+
+
+class NodeFollower:
+    """Implements Follower."""
+
+    def __init__(self, stream: CommandStream, machine: Machine, path: str, lines: Sequence[str]) -> None:
+        self._stream = stream
+        self._machine = machine
+        self._path = path
+        self._lines = lines
+        self._rest = b""
+        self._ready: list[tuple[str, bytes]] = []
+
+    def next(self, timeout: float) -> tuple[str, bytes] | None:
+        deadline = time.monotonic() + timeout
+        while not self._ready:
+            found = self._stream.receive(max(0.0, deadline - time.monotonic()))
+            if found is None:
+                raise NodeUnreachable(self._machine.node, "its files are not sent any more", "is the node still up?")
+            out, err = found
+            if out:
+                self._ready.append((self._path, out))
+            *whole, self._rest = (self._rest + err).split(b"\n")
+            for line in whole:
+                place, _, text = line.partition(b" ")
+                if place.isdigit() and int(place) < len(self._lines):  # other lines are ignored: a login shell's noise
+                    self._ready.append((self._lines[int(place)], text + b"\n"))
+            if not self._ready and time.monotonic() >= deadline:
+                return None
+        return self._ready.pop(0)
+
+    def end(self) -> None:
+        self._stream.end()
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class _Output:
+    """What a script prints, read as lines and as exact numbers of bytes."""
+
+    def __init__(self, stream: CommandStream, node: str) -> None:
+        self._stream = stream
+        self._node = node
+        self._rest = b""
+
+    def line(self) -> bytes:
+        while b"\n" not in self._rest:
+            self._rest += self._more()
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def exactly(self, size: int) -> Iterator[bytes]:
+        while size:
+            self._rest = self._rest or self._more()
+            piece, self._rest = self._rest[:size], self._rest[size:]
+            size -= len(piece)
+            yield piece
+
+    def _more(self) -> bytes:
+        deadline = time.monotonic() + _SILENCE
+        while (left := deadline - time.monotonic()) > 0:
+            found = self._stream.receive(left)
+            if found is None:
+                raise NodeUnfit(self._node, "its shell ended while files were read", "look at its login shell")
+            if found[0]:
+                return found[0]
+        raise NodeUnreachable(self._node, f"sent nothing of its files for {_SILENCE:g} s", "is its disk overloaded?")
+
+
+def parse_scan(listing: bytes) -> list[FileEntry]:
+    """From entries `<bytes> <epoch seconds> <path>`, each ended by a NUL; other text is ignored."""
+    found = []
+    for entry in listing.split(b"\0"):
+        match = _ENTRY.fullmatch(entry)
+        if match:
+            size, mtime, path = match.groups()
+            found.append(FileEntry(path.decode("utf-8", "surrogateescape"), int(size), float(mtime)))
+    return found
+
+
+def _sh(script: str, *arguments: str) -> list[str]:
+    return ["sh", "-c", _PREFACE + script, "launcher", *arguments]
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/") or "\0" in path:
+        raise ValueError(f"{path!r} is no absolute path")
+    return path
+
+
+def _one_line(path: str) -> str:
+    if "\n" in _absolute(path):
+        raise ValueError(f"{path!r} has a line break in it")
+    return path
+
+
+def _only_vanished(err: bytes) -> bool:
+    """Whether find complained only of files that went away while it looked."""
+    lines = err.decode(errors="replace").splitlines()
+    return bool(lines) and all("No such file or directory" in line for line in lines)

@@ -1,0 +1,78 @@
+"""What can be told of a run while it is followed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.model.container import ContainerState
+
+
+@dataclass(frozen=True)
+class Output:
+    """Bytes that a node's log file has grown by."""
+
+    node: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A line of the master's metrics.jsonl."""
+
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class NodeEnded:
+    node: str
+    state: ContainerState
+
+
+@dataclass(frozen=True)
+class NodeLost:
+    """No connection at the moment; the run may well go on there."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class NodeBack:
+    node: str
+
+
+@dataclass(frozen=True)
+class NodeGone:
+    """Given up: all others have ended and this one has not answered for long."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Nothing happened for a moment."""
+
+
+@dataclass(frozen=True)
+class NodeRestarted:
+    """Its processes were started again; `why`: how the attempt before ended."""
+
+    node: str
+    restarts: int
+    why: str
+
+
+Message = NodeRestarted | Tick | Output | Progress | NodeEnded | NodeLost | NodeBack | NodeGone
+
+
+def fields(line: bytes) -> dict[str, Any] | None:
+    """A line of metrics.jsonl; None for what is not a JSON object (the file belongs to the user's program)."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
