@@ -22,6 +22,7 @@ _REMOVE_TIMEOUT = 600.0
 _COPY_TIMEOUT = 3600.0  # checkpoints may be large, and a disk slow
 _SILENCE = 60.0  # seconds in which a node that sends files may send nothing
 _MISSING = 44  # exit code of these scripts: it is not there
+_LONGEST_LINE = 1 << 16
 _AT_ONCE = 500  # spans a request: their list fits into what ssh takes without an answer
 
 _PREFACE = "LC_ALL=C; export LC_ALL; umask 077; "  # messages are looked at below
@@ -112,7 +113,7 @@ class NodeFiles:
             while output.line() != mark.encode():
                 pass  # a login shell's noise
             for span in spans:
-                for piece in output.exactly(int(output.line())):
+                for piece in output.exactly(output.number(span.length)):
                     yield span, piece
                 if output.line() != mark.encode():
                     raise NodeUnfit(self._machine.node, f"{span.path} was cut off while it was read", "try again")
@@ -209,9 +210,17 @@ class _Output:
 
     def line(self) -> bytes:
         while b"\n" not in self._rest:
+            if len(self._rest) > _LONGEST_LINE:
+                raise self._unexpected(self._rest)
             self._rest += self._more()
         line, _, self._rest = self._rest.partition(b"\n")
         return line
+
+    def number(self, most: int) -> int:
+        line = self.line()
+        if not re.fullmatch(rb"\d{1,18}", line) or int(line) > most:
+            raise self._unexpected(line)
+        return int(line)
 
     def exactly(self, size: int) -> Iterator[bytes]:
         while size:
@@ -219,6 +228,9 @@ class _Output:
             piece, self._rest = self._rest[:size], self._rest[size:]
             size -= len(piece)
             yield piece
+
+    def _unexpected(self, words: bytes) -> NodeUnfit:
+        return NodeUnfit(self._node, f"unexpected answer of its shell: {words[:60]!r}", "look at its login shell")
 
     def _more(self) -> bytes:
         deadline = time.monotonic() + _SILENCE

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from launcher.errors import NodeUnfit
+from launcher.errors import NodeUnfit, NodeUnreachable
+from launcher.node.engine import Follower, Span
 from launcher.node.files import NodeFiles
 from launcher.node.machine import SshMachine
 from launcher.node.ssh.node import Ssh
@@ -87,11 +90,68 @@ def test_a_full_disk_leaves_no_half_file(bed: Bed, files: NodeFiles) -> None:
     bed.sh(bed.nodes[0], f"rmdir {ROOT}/small")
 
 
-def test_a_server_without_sftp_is_read_all_the_same(bed: Bed, files: NodeFiles) -> None:
-    files.write(f"{ROOT}/f", b"0123456789" * 1000)
-    files._by_command = True
-    assert files.read(f"{ROOT}/f", 3, 5) == b"34567"
-    assert files.read(f"{ROOT}/f", 9_998) == b"89"
-    assert files.read(f"{ROOT}/f", 10_000) == b""
-    with pytest.raises(FileNotFoundError):
-        files.read(f"{ROOT}/none")
+def test_many_pieces_of_many_files_come_in_one_answer(files: NodeFiles) -> None:
+    data = {f"{ROOT}/{name}": os.urandom(size) for name, size in (("a", 200_000), ("b c'd", 10), ("e", 0))}
+    for path, content in data.items():
+        files.write(path, content)
+    big, small, empty = data
+    spans = [
+        Span(big, 5, 150_000),
+        Span(small, 2, 3),
+        Span(f"{ROOT}/none", 0, 9),
+        Span(empty, 0, 4),
+        Span(small, 9, 50),
+    ]
+    came: dict[Span, bytes] = {}
+    for span, piece in files.read_spans(spans):
+        came[span] = came.get(span, b"") + piece
+    assert came == {spans[0]: data[big][5:150_005], spans[1]: data[small][2:5], spans[4]: data[small][9:]}
+
+
+def until(follower: Follower, path: str, size: int) -> bytes:
+    """So many bytes of a file that is followed."""
+    found = b""
+    while len(found) < size:
+        got = follower.next(10)
+        assert got is not None, f"only {found!r} came"
+        if got[0] == path:
+            found += got[1]
+    return found
+
+
+def following(bed: Bed) -> str:
+    return bed.sh(bed.nodes[0], "pgrep -fa 'tail -[c]' || true")
+
+
+def test_what_is_added_is_pushed_from_the_offset_on_and_nothing_stays(bed: Bed, files: NodeFiles) -> None:
+    log, lines = f"{ROOT}/log", f"{ROOT}/sub/lines"
+    files.write(log, b"0123456789")
+    with contextlib.closing(files.follow(log, 4, {lines: 0})) as follower:
+        assert until(follower, log, 6) == b"456789"
+        assert follower.next(0.3) is None
+        bed.sh(bed.nodes[0], f"printf 'abc\\0\\377' >>{log}", user="trainer")
+        assert until(follower, log, 5) == b"abc\0\xff"
+        files.make_dir(f"{ROOT}/sub")  # was not there when it was asked for
+        files.write(lines, b"1\n\n{a b}\nhalf")
+        assert until(follower, lines, 8) == b"1\n\n{a b}\n"
+        assert following(bed)
+    deadline = time.monotonic() + 5
+    while following(bed) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert following(bed) == ""
+
+
+def test_a_cut_under_a_quiet_file_is_told_and_nothing_stays(bed: Bed, files: NodeFiles) -> None:
+    files.write(f"{ROOT}/log", b"abc")
+    with contextlib.closing(files.follow(f"{ROOT}/log", 0, {})) as follower:
+        assert until(follower, f"{ROOT}/log", 3) == b"abc"
+        faults.kill_ssh_sessions(bed, bed.nodes[0])
+        with pytest.raises(NodeUnreachable):
+            follower.next(10)
+    with contextlib.closing(files.follow(f"{ROOT}/log", 3, {})) as follower:  # on a new connection
+        bed.sh(bed.nodes[0], f"printf def >>{ROOT}/log", user="trainer")
+        assert until(follower, f"{ROOT}/log", 3) == b"def"
+    deadline = time.monotonic() + 5
+    while following(bed) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert following(bed) == ""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from launcher.model.container import ContainerState, Phase
 from launcher.records.store import NodeOfRun
 from launcher.run.diagnose import Evidence, first_failure, gather, is_victim, last_stack, last_traceback
 from launcher.run.state import ALLOWED, RunState, advance, of_containers
-from tests.unit.test_logs import Memory
 
 OWN = """step 1
 Traceback (most recent call last):
@@ -95,7 +96,7 @@ def test_chained_tracebacks_are_kept_together() -> None:
     assert last_traceback(OWN + "later\n" + VICTIM).count("Traceback") == 1
 
 
-def test_torn_and_foreign_error_files_do_not_hide_the_failure() -> None:
+def test_torn_and_foreign_error_files_do_not_hide_the_failure(tmp_path: Path) -> None:
     node = NodeOfRun("n0", "n0", 0, "c", "/o", range(1))
     for content in (
         b"",
@@ -104,15 +105,17 @@ def test_torn_and_foreign_error_files_do_not_hide_the_failure() -> None:
         b"\xff\xfe",
         b'{"message": {"message": "boom", "extraInfo": {"timestamp": "x"}}}',
     ):
-        files = Memory({"/o/errors/n0.json": content, "/o/logs/n0.log": b"some words\n"})
-        found = first_failure([gather(files, node, state(1))])
+        for name, data in {"errors/n0.json": content, "logs/n0.log": b"some words\n"}.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes(data)
+        found = first_failure([gather(tmp_path, node, state(1))])
         assert found is not None
         assert found.words in ("some words", "boom")
 
 
-def test_without_a_log_the_engines_own_is_read() -> None:
+def test_without_a_log_the_engines_own_is_read(tmp_path: Path) -> None:
     node = NodeOfRun("n0", "n0", 0, "c", "/o", range(1))
-    found = first_failure([gather(Memory(), node, state(127), b"sh: not found\n")])
+    found = first_failure([gather(tmp_path, node, state(127), b"sh: not found\n")])
     assert found is not None
     assert found.words == "sh: not found"
 

@@ -12,8 +12,8 @@ from launcher.cli.screen import Screen
 from launcher.model.container import ContainerState, Phase
 from launcher.run.diagnose import Failure
 from launcher.run.finish import Outcome
+from launcher.run.messages import NodeEnded, NodeRestarted, Output
 from launcher.run.state import RunState
-from launcher.run.watch import NodeEnded, NodeRestarted, Output
 
 HEAD = "[rank0]: Traceback (most recent call last):"
 ENDED = ContainerState("1", "c", "", {}, Phase.EXITED, 1, oom_killed=False, restarts=0, started=0, finished=1)

@@ -70,13 +70,13 @@ def test_no_command_imports_torch() -> None:
     code = (
         "import importlib\nfrom launcher.cli.main import COMMANDS\n"
         "for module, _, _ in COMMANDS.values(): importlib.import_module(module)\n"
-        "import launcher.cli.attend, launcher.run.prepare, launcher.node.docker.engine, launcher.node.process.engine"
+        "import launcher.cli.up, launcher.run.prepare, launcher.node.docker.engine, launcher.node.process.engine"
     )
     assert not imported_by(code) & {"torch", "torchvision", "tensorboard", "train", "numpy", "invoke"}
 
 
 def test_docker_py_is_for_images_alone() -> None:
-    code = "import launcher.cli.attend, launcher.cli.up, launcher.node.docker.engine, launcher.node.docker.wire"
+    code = "import launcher.cli.follow, launcher.cli.up, launcher.node.docker.engine, launcher.node.docker.wire"
     assert not imported_by(code) & {"docker", "requests", "urllib3"}
 
 

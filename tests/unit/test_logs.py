@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+import tempfile
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.logs.clock import Clock
-from launcher.logs.follow import Tail, last_lines
 from launcher.logs.lines import Lines, Masker
-from launcher.node.engine import FileEntry
+from launcher.logs.position import last_lines, read_from
+from launcher.node.files import NodeFiles
+from launcher.node.machine import LocalMachine
 
-
-@dataclass
-class Memory:
-    """Files in memory, behind the seam that nodes implement."""
-
-    content: dict[str, bytes] = field(default_factory=dict)
-
-    def make_dir(self, path: str) -> None: ...
-
-    def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
-        if path not in self.content:
-            raise FileNotFoundError(path)
-        return self.content[path][offset : offset + limit]
-
-    def write(self, path: str, data: bytes, mode: int = 0o600) -> None:
-        self.content[path] = data
-
-    def scan(self, root: str) -> list[FileEntry]:
-        root = root.rstrip("/") + "/"
-        return [FileEntry(p[len(root) :], len(d), 0.0) for p, d in self.content.items() if p.startswith(root)]
-
-    def remove_tree(self, path: str) -> None: ...
+FILES = NodeFiles(LocalMachine("here", "me"))
 
 
 def in_pieces(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -98,23 +79,22 @@ def test_a_hostile_clock_is_read_without_a_crash_and_stays_sorted(text: bytes) -
     assert list(clock.sizes) == sorted(clock.sizes)
 
 
-def test_a_tail_hands_out_every_byte_once_and_waits_for_a_file_that_is_not_there_yet() -> None:
-    files = Memory()
-    tail = Tail(files, "/out/log")
-    assert tail.read() == b""
-    files.content["/out/log"] = b"abc"
-    assert tail.read() == b"abc"
-    assert tail.read() == b""
-    files.content["/out/log"] += b"def"
-    assert b"".join(tail.drain()) == b"def"
-
-
 WORDS = st.binary(max_size=9).map(lambda b: b.translate(None, b"\r\n") or b"x")
 
 
 @pytest.mark.parametrize("ending", [b"", b"\n"])
 @given(st.lists(WORDS, max_size=30), st.integers(0, 40))
+@settings(max_examples=25, deadline=None)
 def test_last_lines_begin_where_they_should(ending: bytes, lines: list[bytes], count: int) -> None:
     data = b"\n".join(lines) + (ending if lines else b"")
-    offset = last_lines(Memory({"/o/log": data}), "/o/log", count)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        offset = last_lines(FILES, file.name, count)
     assert data[offset:].splitlines() == (data.splitlines()[-count:] if count else [])
+
+
+def test_a_file_is_read_to_its_end_and_one_that_is_missing_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"abcdef")
+    assert b"".join(read_from(FILES, str(tmp_path / "log"), 2)) == b"cdef"
+    assert list(read_from(FILES, str(tmp_path / "none"))) == []

@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import struct
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,21 +20,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, NodeUnreachable
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
 from launcher.node.docker.engine import DockerEngine
 from launcher.node.docker.wire import SocketWire
-from launcher.node.local_files import LocalFiles
+from launcher.node.engine import Span
+from launcher.node.files import NodeFiles, parse_scan
 from launcher.node.machine import LocalMachine
-from launcher.node.ssh.files import parse_scan
-from launcher.node.ssh.sftp import SftpReader
-from launcher.records.collect import collect, want
+from launcher.node.streams import CommandStream
+from launcher.records.collect import OutputFolder, collect, want
 from launcher.records.store import NodeOfRun
 from launcher.run.diagnose import first_failure, gather
 from launcher.run.finish import epoch_in
 from launcher.run.locate import node_of
-from launcher.run.watch import fields
+from launcher.run.messages import fields
 
 quick = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12))
@@ -88,7 +87,7 @@ def test_the_files_that_tell_of_a_failure(told: dict[str, bytes], code: int) -> 
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(data)
         node = NodeOfRun("a", "a", 0, "c", folder, range(1))
-        found = first_failure([gather(LocalFiles("a"), node, ended(code), told["logs/a.log"])])
+        found = first_failure([gather(Path(folder), node, ended(code), told["logs/a.log"])])
     assert found is not None
     assert (found.node, found.exit_code) == ("a", code)
     found.words.encode("utf-8")  # it can be printed
@@ -139,7 +138,7 @@ def test_what_a_node_has_comes_here_whatever_its_names_are(parts: list[str], dat
             with contextlib.suppress(OSError):  # of this test: a folder is there already
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(b"x")
-        collect(LocalFiles("a"), there, Path(here), checkpoints=True)
+        collect([OutputFolder(NodeFiles(LocalMachine("a", "me")), there, ())], Path(here), checkpoints=True)
         outside = [p for p in Path(here).rglob("*") if not p.resolve().is_relative_to(Path(here).resolve())]
         assert outside == []
 
@@ -160,36 +159,33 @@ def test_labels_that_somebody_else_wrote(marks: dict[str, str]) -> None:
         assert node_of(state).rank >= 0
 
 
-class Channel:
-    """What a hostile sftp server says, whatever it is asked."""
+class Says(LocalMachine):
+    """A node whose shell says this, whatever it is asked."""
 
     def __init__(self, said: bytes) -> None:
+        super().__init__("a", "me")
         self.said = said
 
-    def sendall(self, data: bytes) -> None:
-        pass
-
-    def recv(self, size: int) -> bytes:
-        piece, self.said = self.said[:size], self.said[size:]
-        return piece
+    def open(self, argv: Sequence[str]) -> CommandStream:
+        mark = argv[-1].encode()  # which it knows, for it was told
+        text = self.said.replace(b"MARK", mark)
+        return super().open(["python3", "-c", f"import os; os.write(1, {text!r}); os.write(2, {text!r})"])
 
 
-packets = st.lists(
-    st.tuples(st.integers(0, 255), st.binary(max_size=30)).map(
-        lambda p: struct.pack(">IB", len(p[1]) + 1, p[0]) + p[1],
-    ),
-    max_size=5,
-).map(b"".join)
+said = st.lists(st.sampled_from([b"MARK\n", b"3\n", b"abc", b"0\n", b"99999999999\n", b"-1\n", b"\xff", b"1 x\n"])).map(
+    b"".join
+)
 
 
-@given(st.one_of(packets, packets.map(lambda rest: struct.pack(">IBI", 5, 2, 3) + rest), st.binary(max_size=80)))
-@settings(max_examples=300, deadline=None)
-def test_an_sftp_server_that_says_anything(said: bytes) -> None:
-    try:
-        reader = SftpReader(Channel(said))  # type: ignore[arg-type]
-        assert len(reader.read("/x", 0, 100)) <= 100
-    except (OSError, EOFError):
-        pass  # what its caller makes NodeUnreachable of
+@given(said)
+@settings(max_examples=60, deadline=None)
+def test_a_node_that_says_anything_when_its_files_are_read(said: bytes) -> None:
+    files, spans = NodeFiles(Says(said)), [Span("/a", 0, 5), Span("/b", 0, 5)]
+    with contextlib.suppress(LauncherError):
+        assert sum(len(piece) for _, piece in files.read_spans(spans)) <= 10
+    with contextlib.closing(files.follow("/a", 0, {"/b": 0})) as follower, contextlib.suppress(NodeUnreachable):
+        while found := follower.next(1):
+            assert found[0] in ("/a", "/b")
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -222,7 +218,7 @@ def engine() -> Iterator[DockerEngine]:
     def dial() -> SocketWire:
         return SocketWire(socket.create_connection(("127.0.0.1", server.server_port)))
 
-    machine, files = LocalMachine("gpu-a", "me"), LocalFiles("gpu-a")
+    machine, files = LocalMachine("gpu-a", "me"), NodeFiles(LocalMachine("gpu-a", "me"))
     found = DockerEngine("gpu-a", "gpu-a", machine, files, dial, lambda: pytest.fail("no image is carried here"))
     yield found
     found.close()

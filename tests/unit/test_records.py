@@ -6,17 +6,19 @@ import io
 import os
 import tarfile
 import threading
-import time
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
 
-from launcher.errors import JobInvalid, RunUnknown
+from launcher.errors import JobInvalid, NodeUnreachable, RunUnknown
+from launcher.node.engine import FileEntry, Span
+from launcher.node.files import NodeFiles
+from launcher.node.machine import LocalMachine
 from launcher.records import snapshot as snapshots
-from launcher.records.collect import collect, want
+from launcher.records.collect import OutputFolder, append, collect, want
 from launcher.records.snapshot import repack, snapshot
 from launcher.records.store import resolve
-from tests.unit.test_logs import Memory
 
 
 def names(folder: Path) -> list[str]:
@@ -100,38 +102,99 @@ def test_a_run_that_is_not_one_is_refused_with_a_way_on(text: str) -> None:
     assert "->" in str(caught.value)
 
 
+def output(folder: Path, **files: bytes) -> OutputFolder:
+    """A run's output folder as a node of this machine has it."""
+    for name, data in files.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return OutputFolder(NodeFiles(LocalMachine("here", "me")), str(folder), ("here",))
+
+
 def test_only_new_bytes_travel(tmp_path: Path) -> None:
-    files = Memory(
-        {"/o/tensorboard/events.out.tfevents.1": b"abc", "/o/logs/n.log": b"1\n", "/o/checkpoints/last.pt": b"x"}
-    )
-    assert collect(files, "/o", tmp_path) == 5
-    files.content["/o/tensorboard/events.out.tfevents.1"] += b"def"
-    assert collect(files, "/o", tmp_path) == 3
-    assert (tmp_path / "tensorboard/events.out.tfevents.1").read_bytes() == b"abcdef"
-    assert collect(files, "/o", tmp_path) == 0
-    assert not (tmp_path / "checkpoints").exists()
-    assert collect(files, "/o", tmp_path, checkpoints=True) == 1
+    there, here = tmp_path / "there", tmp_path / "here"
+    here.mkdir()
+    folder = output(there, tensorboard__events=b"abc", logs__n_log=b"1\n", checkpoints__last=b"x")
+    assert collect([folder], here) == [5]
+    output(there, tensorboard__events=b"abcdef")
+    assert collect([folder], here) == [3]
+    assert (here / "tensorboard/events").read_bytes() == b"abcdef"
+    assert collect([folder], here) == [0]
+    assert not (here / "checkpoints").exists()
+    assert collect([folder], here, checkpoints=True) == [1]
+    output(there, tensorboard__events=b"new")  # shorter: another file
+    assert collect([folder], here) == [3]
+    assert (here / "tensorboard/events").read_bytes() == b"new"
+
+
+def test_of_a_file_that_two_folders_have_the_first_ones_is_kept(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    one, two = output(tmp_path / "1", logs__a=b"first"), output(tmp_path / "2", logs__a=b"other!", logs__b=b"2")
+    assert collect([one, two], here) == [5, 1]
+    assert (here / "logs/a").read_bytes() == b"first"
+
+
+def test_a_folder_that_cannot_be_read_does_not_keep_the_others_from_coming(tmp_path: Path) -> None:
+    class Away(NodeFiles):
+        def scan(self, root: str) -> Sequence[FileEntry]:
+            raise NodeUnreachable("b", "is away")
+
+    here = tmp_path / "here"
+    here.mkdir()
+    away = OutputFolder(Away(LocalMachine("b", "me")), "/nowhere", ("b",))
+    results = collect([away, output(tmp_path / "1", logs__a=b"1")], here)
+    assert isinstance(results[0], NodeUnreachable)
+    assert results[1] == 1
+
+
+def test_a_file_that_breaks_off_is_as_it_was_before(tmp_path: Path) -> None:
+    class Cut(NodeFiles):
+        def read_spans(self, spans: Sequence[Span]) -> Generator[tuple[Span, bytes], None, None]:
+            for span, piece in super().read_spans(spans):
+                yield span, piece[:2]
+                raise NodeUnreachable("a", "is away")
+
+    here = tmp_path / "here"
+    here.mkdir()
+    output(here, logs__a=b"1234", errors__a=b"old")
+    whole = output(tmp_path / "1", logs__a=b"12345678", errors__a=b"new words")
+    for name in ("logs/a", "errors/a"):
+        (failed,) = collect([OutputFolder(Cut(LocalMachine("a", "me")), whole.path, ())], here)
+        assert isinstance(failed, NodeUnreachable), name
+    assert (here / "logs/a").read_bytes() == b"1234"
+    assert (here / "errors/a").read_bytes() == b"old"
+    assert collect([whole], here) == [4 + 9]
+    assert (here / "logs/a").read_bytes() == b"12345678"
+    assert sorted(path.name for path in here.rglob("*.part")) == []
 
 
 def test_two_who_bring_the_same_files_at_once_double_nothing(tmp_path: Path) -> None:
-    class Slow(Memory):
-        def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
-            time.sleep(0.001)
-            return super().read(path, offset, limit)
-
-    files = Slow({"/o/logs/n.log": b"x" * 100})
+    here, log = tmp_path / "here", tmp_path / "there" / "logs" / "n.log"
+    here.mkdir()
+    folder = output(tmp_path / "there", logs__x=b"")
 
     def grow_and_collect() -> None:
-        for _ in range(50):
-            files.content["/o/logs/n.log"] += b"y"
-            collect(files, "/o", tmp_path)
+        for _ in range(10):
+            with log.open("ab") as file:
+                file.write(b"y")
+            collect([folder], here)
 
     threads = [threading.Thread(target=grow_and_collect) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (tmp_path / "logs/n.log").read_bytes() == files.content["/o/logs/n.log"]
+    assert (here / "logs/n.log").read_bytes() == log.read_bytes()
+
+
+def test_what_is_followed_is_kept_where_it_fits(tmp_path: Path) -> None:
+    append(tmp_path, "logs/a", 3, b"later")  # what comes before is not here: left to collect()
+    assert (tmp_path / "logs/a").read_bytes() == b""
+    append(tmp_path, "logs/a", 0, b"abcdef")
+    append(tmp_path, "logs/a", 4, b"efgh")  # a part of it is here already
+    append(tmp_path, "logs/a", 0, b"ab")
+    assert (tmp_path / "logs/a").read_bytes() == b"abcdefgh"
 
 
 def test_event_files_of_any_program_are_found() -> None:
@@ -140,6 +203,9 @@ def test_event_files_of_any_program_are_found() -> None:
     assert wanted.local == "tensorboard/my/logs/events.out.tfevents.17.host"
 
 
-@pytest.mark.parametrize("path", ["../../etc/passwd", "logs/../../x", "/etc/passwd", "logs/..", "", "logs\\..\\x"])
+@pytest.mark.parametrize(
+    "path",
+    ["../../etc/passwd", "logs/../../x", "/etc/passwd", "logs/..", "", "logs\\..\\x", "logs/a\nb", "logs/\x1b[2J"],
+)
 def test_a_path_that_would_leave_the_folder_is_left(path: str) -> None:
     assert want(path, checkpoints=True) is None
