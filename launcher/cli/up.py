@@ -79,7 +79,7 @@ def run_one(job: Job, wishes: options.Wishes, ssh_config: Path | None) -> int | 
     check_files(job, Path.cwd(), os.environ)
     secrets = read_secrets(job, Path.cwd(), os.environ)
     ready = in_background(lambda: _make_ready(job))
-    with connect([(entry.name, entry.host) for entry in job.nodes], job.runtime, ssh_config, greet=False) as fleet:
+    with connect([(entry.name, entry.host) for entry in job.nodes], job.runtime, ssh_config, ping=False) as fleet:
         attend, code = ready()
         return attend(job, fleet, code, secrets, wishes)
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from launcher.node.engine import FileEntry, Files
-from launcher.node.hub.waits import aside
 
 PIECE = 1 << 22
 
@@ -71,7 +70,7 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            aside(lambda: fcntl.flock(lock, fcntl.LOCK_EX))
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

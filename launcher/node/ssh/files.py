@@ -5,15 +5,15 @@ from __future__ import annotations
 import posixpath
 import re
 import secrets
+import threading
 from collections.abc import Sequence
 
 import paramiko
 
 from launcher.errors import LauncherError, NodeUnfit
 from launcher.node.engine import FileEntry
-from launcher.node.hub.waits import Lock
-from launcher.node.ssh.node import Ssh
-from launcher.node.ssh.session import Done, Session
+from launcher.node.machine import Done
+from launcher.node.ssh.commands import Session, Ssh
 from launcher.node.ssh.sftp import SftpReader
 
 _TIMEOUT = 60.0
@@ -38,7 +38,7 @@ class RemoteFiles:
 
     def __init__(self, ssh: Ssh) -> None:
         self._ssh = ssh
-        self._lock = Lock()
+        self._lock = threading.Lock()
         self._session: Session | None = None
         self._reader: SftpReader | None = None
         self._by_command = False  # its sshd has no sftp
