@@ -44,9 +44,8 @@ def run(machine: Machine, container: str, argv: Sequence[str], *, terminal: bool
     if terminal:
         options += ["--tty", "--env", f"TERM={os.environ.get('TERM', 'xterm')}"]
     command = ["docker", "exec", *options, container, *argv]
-    with machine.kill_on_disconnect(
-        ["sh", "-c", f"exec >/dev/null 2>&1\n{_SIGNALLER}", "sh", container, token, _SIGNAL]
-    ) as send:
+    signaller = ["sh", "-c", f"exec >/dev/null 2>&1\n{_SIGNALLER}", "sh", container, token, _SIGNAL]
+    with machine.kill_on_disconnect(signaller) as send:
         try:
             return machine.interact(command, terminal=terminal, interrupt=lambda: send("INT"))
         except BrokenPipeError:  # the reader of our output has closed it

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from launcher.errors import NodeUnfit
+from launcher.node.ssh.commands import Ssh
+from launcher.node.ssh.connection import SshPool
 from launcher.node.ssh.files import RemoteFiles
-from launcher.node.ssh.node import Ssh
-from launcher.node.ssh.pool import SshPool
 from tests.bed import faults
 from tests.bed.bed import Bed
 

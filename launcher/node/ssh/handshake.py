@@ -19,7 +19,7 @@ from launcher.node.ssh.wire import Stream, Wire
 # aes128-gcm needs no separate MAC: 2 to 3 times the bytes a second of paramiko's own first choice, aes128-ctr
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr")
 _WINDOW = 8 << 20  # bytes: paramiko's 2 MiB are too few for a fast network with a long round trip
-_MARGIN = 5.0  # seconds above our own time limit, which is the one to strike
+_MARGIN = 5.0  # seconds above our own time limit: that one is to end the wait
 _LOG = "launcher.ssh"
 CONNECT_FAILED = 2  # SSH_OPENCONNECT_FAILED, RFC 4254 5.1
 

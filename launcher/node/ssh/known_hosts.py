@@ -243,8 +243,8 @@ def prove(target: Target, known: KnownHosts, key_type: str, blob: bytes, ssh_con
             raise HostKeyUnknown(
                 target.alias,
                 f"its host key ({shown}) is in no known_hosts file",
-                f"see it: ssh-keyscan -p {target.port} {target.hostname} | ssh-keygen -lf -; when it is the node's own, "
-                f"accept it: {shlex.join(['ssh', *options, target.alias, 'true'])}",
+                f"see it: ssh-keyscan -p {target.port} {target.hostname} | ssh-keygen -lf -; "
+                f"when it is the node's own, accept it: {shlex.join(['ssh', *options, target.alias, 'true'])}",
             )
         remember(target, key_type, blob)
 
