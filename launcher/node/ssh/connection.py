@@ -89,11 +89,13 @@ class Connection:
         interval = self.target.alive_interval or _ALIVE_INTERVAL
         count = self.target.alive_count if self.target.alive_interval else _ALIVE_COUNT
         silence = time.monotonic() - wire.heard
-        if silence > interval * (max(1, count) + 0.5):
-            wire.close()
-        elif silence > interval and not self._pinging:
+        if silence <= interval:
+            return
+        if not self._pinging:  # first, however long the silence: this process itself may have been stopped
             self._pinging = True
             threading.Thread(target=self._ping, args=(transport,), daemon=True, name="ssh ping").start()
+        elif silence > interval * (max(1, count) + 0.5):
+            wire.close()
 
     def _ping(self, transport: paramiko.Transport) -> None:
         """paramiko's set_keepalive wants no answer, so it proves nothing. This waits until there is one, or the end."""

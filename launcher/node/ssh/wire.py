@@ -45,8 +45,14 @@ class Wire:
         return self._stream.send(data)
 
     def recv(self, size: int) -> bytes:
+        """b"" when it is closed, here or there. Raises TimeoutError after a second of silence, OSError."""
         if not self._ahead:
-            self._ahead = self._stream.recv(max(size, _READ_AHEAD))
+            try:
+                self._ahead = self._stream.recv(max(size, _READ_AHEAD))
+            except OSError:
+                if self._closed:
+                    return b""
+                raise
             self.heard = time.monotonic()
         data, self._ahead = self._ahead[:size], self._ahead[size:]
         return data
