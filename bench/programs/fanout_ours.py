@@ -29,7 +29,7 @@ def main() -> None:
         {"name": "fanout", "image": {"ref": "any"}, "nodes": hosts, "gpus": "none", "run": {"command": ["true"]}}
     )
     began = time.monotonic()
-    with connect([(host, host) for host in hosts], "docker", config, greet=False) as fleet:
+    with connect([(host, host) for host in hosts], "docker", config, ping=False) as fleet:
         facts = fleet.facts()
         looked = time.monotonic()
         assert len(facts) == count

@@ -29,7 +29,7 @@ def clean(
     Default nodes: those of the runs on record here. Without a terminal and without --yes it only lists.
     """
     hosts = options.hosts(nodes) or _known_hosts()
-    with connect([(host, host) for host in hosts], ssh_config=ssh_config, lenient=True) as fleet:
+    with connect([(host, host) for host in hosts], ssh_config=ssh_config, allow_failures=True) as fleet:
         found = fleet.each(find)
         if json:
             typer.echo(json_.dumps([_row(dirt) for dirt in found], indent=2))

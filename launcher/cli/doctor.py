@@ -42,7 +42,7 @@ def doctor(
     job = _job(targets, sets or [], options.hosts(nodes))
     hosts = [(entry.name, entry.host) for entry in job.nodes] if job else [(host, host) for host in targets]
     console, seen = Console(highlight=False, soft_wrap=True), []
-    with connect(hosts, job.runtime if job else "docker", ssh_config, lenient=True) as fleet:
+    with connect(hosts, job.runtime if job else "docker", ssh_config, allow_failures=True) as fleet:
         found = examine(job, fleet)
         for check in found:
             seen.append(check)

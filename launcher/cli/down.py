@@ -83,7 +83,7 @@ def _note(record: Record, attached: Attached, removed: list[Removed], errors: li
 
 def _all_on(nodes: str, ssh_config: Path | None) -> list[str | None]:
     hosts = options.hosts(nodes) or []
-    with connect([(h, h) for h in hosts], ssh_config=ssh_config, lenient=True) as fleet:
+    with connect([(h, h) for h in hosts], ssh_config=ssh_config, allow_failures=True) as fleet:
         return list(on_nodes(fleet))
 
 

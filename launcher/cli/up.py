@@ -89,7 +89,7 @@ def run_one(job: Job, wishes: options.Wishes, ssh_config: Path | None) -> int | 
     check_files(job, Path.cwd(), os.environ)
     secrets = read_secrets(job, Path.cwd(), os.environ)
     packed = in_background(lambda: _pack(job))
-    with connect([(entry.name, entry.host) for entry in job.nodes], job.runtime, ssh_config, greet=False) as fleet:
+    with connect([(entry.name, entry.host) for entry in job.nodes], job.runtime, ssh_config, ping=False) as fleet:
         code = packed()
         from launcher.cli.news import News
         from launcher.records.store import Record

@@ -1,4 +1,7 @@
-"""From names of hosts to engines that answer: all nodes at once, every failure told."""
+"""From names of hosts to engines that answer: all nodes at once, every failure told.
+
+What a runtime does not need is not loaded: plain processes get on without paramiko and Docker.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 from launcher.errors import EngineUnavailable, LauncherError, NodesFailed
 from launcher.model.facts import NodeFacts
-from launcher.node.docker import DIAL_STDIO
 from launcher.node.engine import Engine
 from launcher.node.files import NodeFiles
-from launcher.node.machine import LocalMachine, SshMachine
+from launcher.node.machine import LocalMachine
 from launcher.node.parallel import in_background, run_all, run_all_settled
-from launcher.node.ssh.node import Ssh
-from launcher.node.ssh.pool import CONNECT_TIMEOUT, SshPool
+from launcher.node.ssh.config import CONNECT_TIMEOUT, Resolver
 
-if TYPE_CHECKING:  # not loaded for plain processes
+if TYPE_CHECKING:
     from launcher.node.docker.bulk import Bulk
     from launcher.node.docker.engine import DockerEngine
+    from launcher.node.ssh.commands import Ssh
+    from launcher.node.ssh.connection import SshPool
 
 T = TypeVar("T")
 LOCAL = "local"
@@ -32,10 +35,10 @@ LOCAL = "local"
 class Fleet:
     """The nodes of a run by rank, connected. Closes all connections at its end.
 
-    `failed`: why a node is not among `engines`, by its name; always empty where connect() was not lenient.
+    `failed`: why a node is not among `engines`, by its name; always empty unless connect() was to allow failures.
     """
 
-    def __init__(self, engines: Sequence[Engine], failed: Mapping[str, LauncherError], pool: SshPool) -> None:
+    def __init__(self, engines: Sequence[Engine], failed: Mapping[str, LauncherError], pool: SshPool | None) -> None:
         self.engines = tuple(engines)
         self.failed = dict(failed)
         self._pool = pool
@@ -51,7 +54,8 @@ class Fleet:
     def close(self) -> None:
         for engine in self.engines:
             engine.close()
-        self._pool.close()
+        if self._pool:
+            self._pool.close()
 
     def __enter__(self) -> Fleet:
         return self
@@ -67,39 +71,37 @@ def connect(
     runtime: str | None = None,
     ssh_config: str | Path | None = None,
     *,
-    lenient: bool = False,
-    greet: bool = True,
+    allow_failures: bool = False,
+    ping: bool = True,
     timeout: float = CONNECT_TIMEOUT,
 ) -> Fleet:
     """Engines for these (node name, host), by rank. host: `local`, an ssh alias or user@host:port.
 
     runtime: docker | process; None where it is not known: then `local` gives this machine's processes and, where it
     has one that answers, its container engine too, and every other host its container engine.
-    lenient: nodes that fail are told in `Fleet.failed`. greet: make sure that each engine answers; a caller who asks
-    all of them something at once, as `up` does for their facts, has the same errors then. timeout: seconds to connect,
-    where the ssh config has no ConnectTimeout.
+    allow_failures: nodes that fail are told in `Fleet.failed`. ping: make sure that each engine answers; a caller that
+    asks all of them something at once, as `up` does for their facts, gets the same errors then. timeout: seconds to
+    connect, where the ssh config has no ConnectTimeout.
     Raises NodesFailed with all that failed: NodeUnreachable, HostKeyUnknown, HostKeyChanged,
     AuthFailed, EngineUnavailable, EngineForbidden, UsageError.
     """
-    pool = SshPool(str(ssh_config) if ssh_config else None, timeout)
-    if any(host != LOCAL for _, host in hosts):
-        in_background(_load)
+    remote = [host for _, host in hosts if host != LOCAL]
+    pool = _make_pool(remote, str(ssh_config) if ssh_config else None, timeout) if remote else None
     try:
-        jobs = [partial(_open, node, host, runtime, pool, greet) for node, host in hosts]
-        outcomes = run_all_settled(jobs)
-        failed = {
-            node: outcome
-            for (node, _), outcome in zip(hosts, outcomes, strict=True)
-            if isinstance(outcome, LauncherError)
-        }
+        outcomes = run_all_settled([partial(_open, node, host, runtime, pool, ping) for node, host in hosts])
     except BaseException:
-        pool.close()
+        if pool:
+            pool.close()
         raise
-    if failed and not lenient:
-        pool.close()
-        raise NodesFailed(list(failed.values()), of=len(hosts))
+    failed = {
+        node: outcome for (node, _), outcome in zip(hosts, outcomes, strict=True) if isinstance(outcome, LauncherError)
+    }
     engines = [engine for outcome in outcomes if not isinstance(outcome, LauncherError) for engine in outcome]
-    return Fleet(engines, failed, pool)
+    fleet = Fleet(engines, failed, pool)
+    if failed and not allow_failures:
+        fleet.close()
+        raise NodesFailed(list(failed.values()), of=len(hosts))
+    return fleet
 
 
 @contextmanager
@@ -116,6 +118,7 @@ def docker_over_ssh(ssh: Ssh) -> DockerEngine:
     """Connects when first used."""
     from launcher.node.docker.dialstdio import dial
     from launcher.node.docker.engine import DockerEngine
+    from launcher.node.ssh.machine import SshMachine
 
     def make_bulk() -> Bulk:
         from launcher.node.docker.bulk import Bulk
@@ -159,34 +162,43 @@ def local_docker(node: str) -> DockerEngine:
     return DockerEngine(node, LOCAL, machine, NodeFiles(machine), dial_here, make_bulk)
 
 
-def _open(node: str, host: str, runtime: str | None, pool: SshPool, greet: bool) -> list[Engine]:
+def _make_pool(hosts: Sequence[str], ssh_config: str | None, timeout: float) -> SshPool:
+    """OpenSSH resolves the hosts while Python loads paramiko."""
+    resolver = Resolver(ssh_config)
+    for host in hosts:
+        resolver.begin(host)
+    from launcher.node.ssh.connection import SshPool
+
+    in_background(_load)
+    return SshPool(ssh_config, timeout, resolver)
+
+
+def _load() -> None:
+    """What docker_over_ssh needs, while the nodes shake hands."""
+    import launcher.node.docker.dialstdio
+    import launcher.node.docker.engine
+    import launcher.node.ssh.machine  # noqa: F401
+
+
+def _open(node: str, host: str, runtime: str | None, pool: SshPool | None, ping: bool) -> list[Engine]:
     if host == LOCAL and runtime != "docker":
         from launcher.node.process.engine import ProcessEngine
 
         processes: Engine = ProcessEngine(node)
         containers = None if runtime == "process" else local_docker(node)
         return [processes, containers] if containers and _answers(containers) else [processes]
-    if host == LOCAL:
+    if pool is None or host == LOCAL:
         engine = local_docker(node)
-        if greet:
-            engine.open()
-        return [engine]
-    ssh = Ssh(node, host, pool)
+    else:
+        from launcher.node.docker import DIAL_STDIO
+        from launcher.node.ssh.commands import Ssh
 
-    def there() -> DockerEngine:
+        ssh = Ssh(node, host, pool)
         ssh.begin(DIAL_STDIO)
         engine = docker_over_ssh(ssh)  # now: _load() needs a while
-        if greet:
-            engine.open()
-        return engine
-
-    return [there()]
-
-
-def _load() -> None:
-    """What docker_over_ssh needs, while the nodes shake hands."""
-    import launcher.node.docker.dialstdio
-    import launcher.node.docker.engine  # noqa: F401
+    if ping:
+        engine.open()
+    return [engine]
 
 
 def _answers(engine: DockerEngine) -> bool:

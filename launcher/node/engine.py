@@ -207,7 +207,7 @@ class Engine(Protocol):
         """Those of model.container.WANTED_ULIMITS that this engine grants, tried once with `image` and remembered."""
 
     def sweep_shared_memory(self, since: float) -> Sequence[str]:
-        """Remove what dead processes of this user left in /dev/shm since then (see launcher.node.sweep); the names."""
+        """Remove what dead processes of this user left in /dev/shm since then (node.shm_cleanup); the names."""
 
     def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
         """Try a TCP connection from this node. `expect`: the target's ssh host key (base64), proven when given."""

@@ -13,8 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 from launcher.errors import NodeUnfit, NodeUnreachable
 from launcher.node.engine import FileEntry, Span
-from launcher.node.machine import Machine
-from launcher.node.ssh.session import Done
+from launcher.node.machine import Done, Machine
 from launcher.node.streams import CommandStream
 
 _TIMEOUT = 60.0

@@ -1,31 +1,38 @@
-"""Where an engine's node is: this machine, or one behind ssh. What both can do, written once above them."""
+"""Where an engine's node is: what this machine and one behind ssh (node/ssh/machine.py) can both do."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import errno
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
-
-import paramiko
 
 from launcher.errors import NodeUnfit
 from launcher.model.facts import Reach
 from launcher.node import terminal as terminals
-from launcher.node.ssh import hostkeys
-from launcher.node.ssh.node import Ssh
-from launcher.node.ssh.session import Done
-from launcher.node.ssh.stream import SshStream
-from launcher.node.ssh.transport import Stream, Wire, dial, handshake
+from launcher.node.ssh.wire import dial
 from launcher.node.streams import CommandStream, LocalStream
 
-_REFUSED = 2  # SSH_OPEN_CONNECT_FAILED, RFC 4254 5.1
-_SILENT_WORDS = ("timed out", "no route", "unreachable", "host is down")
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended. `code` is -1 where a signal ended it. Times: of time.time(), here."""
+
+    code: int
+    out: bytes
+    err: bytes
+    started: float  # when the server had taken the command
+    first: float  # the first byte of output came; the end where there was none
+
+    @property
+    def complaint(self) -> str:
+        """What it wrote to stderr, else to stdout, short enough for an error message."""
+        words = (self.err or self.out).decode(errors="replace").strip()
+        return words if len(words) <= 600 else f"{words[:600]}..."
 
 
 class Machine(Protocol):
@@ -40,10 +47,16 @@ class Machine(Protocol):
         """Start a command whose output is read as it comes."""
 
     def interact(self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None]) -> int:
-        """Run a command joined to the caller's terminal or pipes (see launcher.node.terminal); its exit code."""
+        """Run a command joined to the caller's terminal or pipes; its exit code.
 
-    def leash(self, argv: Sequence[str]) -> AbstractContextManager[Callable[[str], None]]:
-        """A command whose stdin ends when the caller does, however that ends (see launcher.node.terminal)."""
+        terminal: with one of its own. Without one, Ctrl-C calls `interrupt` instead of ending this.
+        """
+
+    def kill_on_disconnect(self, argv: Sequence[str]) -> AbstractContextManager[Callable[[str], None]]:
+        """A command that is to clean up when the caller is gone, which is when its stdin ends without a line `done`.
+
+        Yields a function that writes it a line.
+        """
 
     def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach: ...
 
@@ -89,8 +102,8 @@ class LocalMachine:
         except FileNotFoundError as error:
             raise NodeUnfit(self.node, f"there is no {argv[0]}", "install it") from error
 
-    def leash(self, argv: Sequence[str]) -> AbstractContextManager[Callable[[str], None]]:
-        return terminals.leash_here(argv)
+    def kill_on_disconnect(self, argv: Sequence[str]) -> AbstractContextManager[Callable[[str], None]]:
+        return terminals.kill_on_disconnect(argv)
 
     def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
         try:
@@ -102,87 +115,14 @@ class LocalMachine:
         except OSError as error:
             return Reach.UNKNOWN if error.errno in (errno.EINVAL, errno.EAFNOSUPPORT) else Reach.SILENT
         with contextlib.closing(connection):
-            return Reach.OPEN if expect is None or proves(connection, expect, timeout) else Reach.OTHER
+            if expect is None:
+                return Reach.OPEN
+            from launcher.node.ssh.handshake import proves  # paramiko, which plain processes do without
+
+            return Reach.OPEN if proves(connection, expect, timeout) else Reach.OTHER
 
     def host_key(self) -> None:
         return None
 
     def ssh_port(self) -> None:
         return None
-
-
-class SshMachine:
-    """A node behind ssh."""
-
-    def __init__(self, ssh: Ssh) -> None:
-        self._ssh = ssh
-        self._port: int | None = None
-
-    @property
-    def node(self) -> str:
-        return self._ssh.node
-
-    @property
-    def user(self) -> str:
-        return self._ssh.user
-
-    def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Done:
-        """Raises NodeUnreachable."""
-        return self._ssh.run(argv, stdin, timeout)
-
-    def open(self, argv: Sequence[str]) -> CommandStream:
-        """Raises NodeUnreachable."""
-        return SshStream(self._ssh, argv)
-
-    def interact(self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None]) -> int:
-        """Raises NodeUnreachable."""
-        return terminals.over_ssh(self._ssh, argv, terminal=terminal, interrupt=interrupt)
-
-    def leash(self, argv: Sequence[str]) -> AbstractContextManager[Callable[[str], None]]:
-        """Raises NodeUnreachable."""
-        return terminals.leash_over_ssh(self._ssh, argv)
-
-    def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
-        """Through the node's sshd, which needs AllowTcpForwarding there: UNKNOWN without. Raises NodeUnreachable."""
-        try:
-            channel = self._ssh.dial(address, port, timeout)
-        except paramiko.ChannelException as error:
-            return refusal(error.code, error.text)
-        except TimeoutError:
-            return Reach.SILENT
-        with contextlib.closing(channel):
-            return Reach.OPEN if expect is None or proves(channel, expect, timeout) else Reach.OTHER
-
-    def host_key(self) -> str:
-        return self._ssh.host_key()
-
-    def ssh_port(self) -> int:
-        """As the node itself sees it: a forwarded port in the ssh config is not the one that its neighbours reach."""
-        if self._port is None:
-            words = self.run(["sh", "-c", "echo $SSH_CONNECTION"]).out.split()
-            self._port = int(words[3]) if len(words) == 4 and words[3].isdigit() else self._ssh.port
-        return self._port
-
-
-def refusal(code: int, text: str) -> Reach:
-    """What sshd's reason for not opening a connection means."""
-    words = text.lower()
-    if any(silent in words for silent in _SILENT_WORDS):
-        return Reach.SILENT
-    if code == _REFUSED and "refused" in words:
-        return Reach.REFUSED
-    return Reach.UNKNOWN
-
-
-def proves(stream: Stream | socket.socket, expect: str, timeout: float) -> bool:
-    """Whether an ssh server behind this stream holds the private half of that host key: a key exchange proves it."""
-    blob = base64.b64decode(expect)
-    key_type = hostkeys.type_of(blob)
-    try:
-        transport = handshake(Wire(stream), hostkeys.signatures(key_type), time.monotonic() + timeout)
-    except (paramiko.SSHException, EOFError, OSError):
-        return False  # no ssh server, or one without such a key
-    try:
-        return transport.get_remote_server_key().asbytes() == blob
-    finally:
-        transport.close()

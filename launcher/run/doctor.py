@@ -49,7 +49,7 @@ else echo no; fi
 def examine(job: Job | None, fleet: Fleet) -> Iterator[Check]:
     """Every check of these nodes, in the order in which they build on each other.
 
-    fleet: connected leniently; what failed there is told first. job: what the nodes are wanted for; None: anything.
+    fleet: connected with failures allowed; these are told first. job: what the nodes are wanted for; None: anything.
     """
     for name, error in fleet.failed.items():
         kind = next((label for of, label in _NAMES.items() if isinstance(error, of)), "reachable")

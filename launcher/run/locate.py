@@ -54,7 +54,7 @@ def attach(text: str | None, hosts: Sequence[str] | None, ssh_config: Path | Non
         record = store.find(text)
         nodes = record.nodes()
         named = [(node.name, node.host) for node in nodes]
-        with connect(named, record.runtime, ssh_config, lenient=True) as fleet:
+        with connect(named, record.runtime, ssh_config, allow_failures=True) as fleet:
             found = on_nodes(fleet).get(record.run, [])
             yield Attached(
                 record=record,
@@ -65,7 +65,7 @@ def attach(text: str | None, hosts: Sequence[str] | None, ssh_config: Path | Non
                 fleet=fleet,
             )
         return
-    with connect([(host, host) for host in hosts], ssh_config=ssh_config, lenient=True) as fleet:
+    with connect([(host, host) for host in hosts], ssh_config=ssh_config, allow_failures=True) as fleet:
         known = on_nodes(fleet)
         if not known and fleet.failed:
             raise NodesFailed(list(fleet.failed.values()), of=len(hosts))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.node.ssh.pool import SshPool
+from launcher.node.ssh.connection import SshPool
 from tests.bed.bed import Bed
 
 

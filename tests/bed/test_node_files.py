@@ -12,9 +12,9 @@ import pytest
 from launcher.errors import NodeUnfit, NodeUnreachable
 from launcher.node.engine import Follower, Span
 from launcher.node.files import NodeFiles
-from launcher.node.machine import SshMachine
-from launcher.node.ssh.node import Ssh
-from launcher.node.ssh.pool import SshPool
+from launcher.node.ssh.commands import Ssh
+from launcher.node.ssh.connection import SshPool
+from launcher.node.ssh.machine import SshMachine
 from tests.bed import faults
 from tests.bed.bed import Bed
 

@@ -12,10 +12,10 @@ import pytest
 
 from launcher.errors import AuthFailed, HostKeyUnknown, LauncherError, NodeUnreachable, UsageError
 from launcher.node.connect import connect
-from launcher.node.ssh.files import RemoteFiles
-from launcher.node.ssh.link import CHANNELS
-from launcher.node.ssh.node import Ssh
-from launcher.node.ssh.pool import SshPool
+from launcher.node.files import NodeFiles
+from launcher.node.ssh.commands import Ssh
+from launcher.node.ssh.connection import CHANNELS, SshPool
+from launcher.node.ssh.machine import SshMachine
 from tests.bed import faults
 from tests.bed.bed import Bed
 
@@ -61,32 +61,6 @@ def test_a_command_that_reads_nothing_of_its_input(ssh: Ssh) -> None:
     assert ssh.run(["true"], b"x" * (32 << 20), timeout=30).code == 0
 
 
-def test_short_commands_share_one_shell_and_one_that_died_is_made_anew(ssh: Ssh) -> None:
-    parents = {ssh.run(["sh", "-c", "ps -o ppid= -p $PPID"]).out for _ in range(5)}
-    assert len(parents) == 1
-    ssh._link.transport().wire.heard -= 60  # silent for so long, it may be dead: a channel of its own would tell
-    assert ssh.run(["sh", "-c", "ps -o ppid= -p $PPID"]).out not in parents
-    assert ssh.run(["sh", "-c", "ps -o ppid= -p $PPID"]).out in parents
-    ssh.run(["kill", "-9", *parents.pop().decode().split()], b"x")  # with something to read: by a channel of its own
-    time.sleep(0.2)
-    assert ssh.run(["sh", "-c", "echo again"]).out == b"again\n"
-
-
-def test_the_open_shell_takes_no_session_from_what_needs_one(bed: Bed, tmp_path: Path) -> None:
-    node = bed.nodes[0]
-    bed.sh(node, "/usr/sbin/sshd -p 2299 -o MaxSessions=2 -o PidFile=/run/few.pid")
-    pool = SshPool(config(bed, tmp_path, f"Host few\n HostName {node.address}\n Port 2299\n"))
-    try:
-        ssh = Ssh("a", "few", pool)
-        assert ssh.run(["true"]).code == 0
-        assert RemoteFiles(ssh).read("/etc/hostname")
-        assert ssh.run(["cat"], b"by a channel of its own").out == b"by a channel of its own"
-        assert ssh.run(["echo", "in a shell"]).out == b"in a shell\n"
-    finally:
-        pool.close()
-        bed.sh(node, "kill $(cat /run/few.pid)")
-
-
 def test_a_time_limit_names_the_node_and_ends_the_wait(ssh: Ssh) -> None:
     began = time.monotonic()
     with pytest.raises(NodeUnreachable, match="a: `sleep 60` did not end in time"):
@@ -121,7 +95,7 @@ def test_a_node_behind_another_shares_its_connection(bed: Bed, pool: SshPool) ->
     direct, behind = Ssh("a", "node2", pool), Ssh("b", "node1-via-node2", pool)
     assert behind.run(["hostname"]).out.strip() == b"node1"
     assert direct.run(["sh", "-c", "ps -C sshd -o args= | grep -c trainer@notty || true"]).code == 0
-    assert behind._link.hop is direct._link
+    assert behind._connection.hop is direct._connection
 
 
 def test_a_chain_of_jump_hosts(bed: Bed, tmp_path: Path) -> None:
@@ -135,7 +109,7 @@ def test_a_chain_of_jump_hosts(bed: Bed, tmp_path: Path) -> None:
 def test_jump_hosts_in_a_circle_are_a_usage_error(bed: Bed, tmp_path: Path) -> None:
     file = config(bed, tmp_path, "Host x\n ProxyJump y\nHost y\n ProxyJump x\n")
     with pytest.raises(UsageError, match="circle"):
-        SshPool(file).link("x")
+        SshPool(file).connection("x")
 
 
 def test_a_jump_host_that_fails_is_named_with_the_node(bed: Bed, tmp_path: Path) -> None:
@@ -254,7 +228,7 @@ def test_the_cure_for_an_unknown_host_key_works(bed: Bed, tmp_path: Path) -> Non
 
 
 def test_broken_sessions_are_made_anew_by_the_next_call(bed: Bed, ssh: Ssh) -> None:
-    files = RemoteFiles(ssh)
+    files = NodeFiles(SshMachine(ssh))
     assert ssh.run(["true"]).code == 0
     assert files.read("/etc/hostname")
     faults.kill_ssh_sessions(bed, bed.nodes[0])
@@ -296,6 +270,6 @@ def test_all_broken_ways_in_are_told_at_once_within_the_time_limit(bed: Bed) -> 
 
 
 def test_the_good_nodes_are_there_when_failures_are_allowed(bed: Bed) -> None:
-    with connect([("a", "node1"), ("b", "refused")], "docker", bed.ssh_config, lenient=True) as fleet:
+    with connect([("a", "node1"), ("b", "refused")], "docker", bed.ssh_config, allow_failures=True) as fleet:
         assert [engine.node for engine in fleet.engines] == ["a"]
         assert list(fleet.failed) == ["b"]

@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.cli.main import main
 from launcher.node.docker.engine import DockerEngine
-from launcher.node.ssh import node as ssh
+from launcher.node.ssh import commands as ssh
 
 PLACES = {"connect": (ssh.Ssh, "_transport")}
 

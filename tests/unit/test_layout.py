@@ -72,7 +72,7 @@ def test_no_command_imports_torch() -> None:
         "for module, _, _ in COMMANDS.values(): importlib.import_module(module)\n"
         "import launcher.cli.up, launcher.run.prepare, launcher.node.docker.engine, launcher.node.process.engine"
     )
-    assert not imported_by(code) & {"torch", "torchvision", "tensorboard", "train", "numpy", "invoke"}
+    assert not imported_by(code) & {"torch", "torchvision", "tensorboard", "train", "numpy"}
 
 
 def test_docker_py_is_for_images_alone() -> None:
@@ -80,7 +80,7 @@ def test_docker_py_is_for_images_alone() -> None:
     assert not imported_by(code) & {"docker", "requests", "urllib3"}
 
 
-def test_plain_processes_need_no_docker(tmp_path: Path) -> None:
+def test_plain_processes_need_neither_docker_nor_paramiko(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("name: none\nruntime: process\nnodes: [local, local]\nrun: {command: ['true']}\n")
     code = (
@@ -88,9 +88,11 @@ def test_plain_processes_need_no_docker(tmp_path: Path) -> None:
         "from launcher.job.loader import load_job\n"
         "from launcher.node.connect import connect\n"
         f"job = load_job(Path({str(job)!r}), [], None)\n"
-        "connect([(node.name, node.host) for node in job.nodes], job.runtime).close()"
+        "with connect([(node.name, node.host) for node in job.nodes], job.runtime) as fleet:\n"
+        "    fleet.facts()\n"
+        "    fleet.engines[0].reach('127.0.0.1', 1, 1)"
     )
-    assert not imported_by(code) & {"docker", "requests", "urllib3"}
+    assert not imported_by(code) & {"docker", "requests", "urllib3", "paramiko", "cryptography"}
 
 
 def test_the_trainer_does_not_know_the_launcher_nor_the_launcher_the_trainer() -> None:

@@ -27,7 +27,7 @@ from launcher.node.docker.dialstdio import DialFailed
 from launcher.node.docker.errors import explain, is_lost
 from launcher.node.docker.sdk import plainly
 from launcher.node.docker.values import container_request, container_state, device, engine_facts, image_info, timestamp
-from launcher.node.machine import refusal
+from launcher.node.ssh.machine import refusal
 
 PLAIN = ContainerSpec(
     name="launcher-run-0",

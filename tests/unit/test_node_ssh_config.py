@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.node.ssh.config import HostSpec, Target, parse_answer, parse_host, query_argv, split_paths
-from launcher.node.ssh.pool import open_ssh_argv
+from launcher.node.ssh.config import (
+    HostSpec,
+    Target,
+    open_ssh_argv,
+    parse_answer,
+    parse_host,
+    query_argv,
+    split_paths,
+)
 
 HOME = pwd.getpwuid(os.getuid()).pw_dir
 ANSWER = """user carol

@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from launcher.node.docker.exchange import Wire, read_answer, request
-from launcher.node.hub.waits import Semaphore
 
 CONNECTIONS = 5  # of a node's 8 channels; the rest is for commands and sftp
 API_TIMEOUT = 60.0  # seconds without a byte from the engine
@@ -47,7 +46,7 @@ class Api:
     def __init__(self, dial: Callable[[], Wire]) -> None:
         self._dial = dial
         self._idle: list[Wire] = []
-        self._free = Semaphore(CONNECTIONS)
+        self._free = threading.Semaphore(CONNECTIONS)
         self._lock = threading.Lock()
 
     def get(self, path: str, query: Query | None = None) -> Any:

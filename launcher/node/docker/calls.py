@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Literal, TypeVar
@@ -9,7 +10,6 @@ from typing import Literal, TypeVar
 from launcher.errors import EngineUnavailable, LauncherError, NodeUnreachable
 from launcher.node.docker.api import Api, segment
 from launcher.node.docker.errors import FAILURES, NONSENSE, explain, is_lost, nonsense
-from launcher.node.hub.waits import Event
 from launcher.node.machine import Machine
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ class Calls:
         self._node = node
         self._machine = machine
         self._api = api
-        self._closed = Event()
+        self._closed = threading.Event()
 
     def __call__(self, doing: str, ask: Callable[[Api], T]) -> T:
         """Ask the engine; once more on a new connection when the one it went over had died. Errors name the node."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 import paramiko
 
 from launcher.node.docker import DIAL_STDIO
-from launcher.node.ssh.node import Ssh
-from launcher.node.ssh.session import Session
+from launcher.node.ssh.commands import Session, Ssh
 
 _EXIT_TIMEOUT = 5.0
 _PIECE = 1 << 16

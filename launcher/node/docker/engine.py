@@ -15,8 +15,8 @@ from launcher.errors import EngineFailed, NameTaken, NodeUnfit
 from launcher.model import labels as names
 from launcher.model.container import WANTED_ULIMITS, ContainerSpec, ContainerState, Layout, Phase
 from launcher.model.facts import NodeFacts, Reach
+from launcher.node import docker_exec, shm_cleanup
 from launcher.node import facts as look
-from launcher.node import inside, sweep
 from launcher.node.docker import ulimits
 from launcher.node.docker.api import API_TIMEOUT, Api, Missing, Refused, segment, unframed
 from launcher.node.docker.calls import Calls
@@ -193,11 +193,11 @@ class DockerEngine:
 
     def interact(self, container: str, argv: Sequence[str], *, terminal: bool) -> int:
         """Raises NodeUnreachable, NodeUnfit."""
-        return inside.run(self.machine, container, argv, terminal=terminal)
+        return docker_exec.run(self.machine, container, argv, terminal=terminal)
 
     def guard(self, container: str) -> contextlib.AbstractContextManager[object]:
         """Raises NodeUnreachable."""
-        return self.machine.leash(inside.guard(container))
+        return self.machine.kill_on_disconnect(docker_exec.guard(container))
 
     def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
         """Raises what create() and start() raise, EngineFailed when it does not end in time."""
@@ -227,10 +227,10 @@ class DockerEngine:
         return known
 
     def sweep_shared_memory(self, since: float) -> Sequence[str]:
-        done = run_script(self.machine, sweep.SCRIPT, str(math.floor(since)))
+        done = run_script(self.machine, shm_cleanup.SCRIPT, str(math.floor(since)))
         if done.code:
             raise EngineFailed(self.node, f"could not look through /dev/shm: {done.complaint}")
-        return sweep.removed(done.out)
+        return shm_cleanup.removed(done.out)
 
     def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
         return self.machine.reach(address, port, timeout, expect)

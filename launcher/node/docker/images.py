@@ -17,7 +17,7 @@ from launcher.node.docker.api import Api, Missing, image_path
 from launcher.node.docker.calls import Calls
 from launcher.node.docker.values import image_info
 from launcher.node.engine import ImageInfo
-from launcher.node.ssh.pool import open_ssh_argv
+from launcher.node.ssh.config import open_ssh_argv
 
 if TYPE_CHECKING:  # it loads docker-py
     from launcher.node.docker.bulk import Bulk

@@ -22,7 +22,7 @@ from launcher.errors import LauncherError
 from launcher.node.docker.api import Refused
 from launcher.node.docker.dialstdio import ChannelWire, dial
 from launcher.node.docker.errors import NOBODY_THERE
-from launcher.node.ssh.node import Ssh
+from launcher.node.ssh.commands import Ssh
 
 BULK_TIMEOUT = 3600  # seconds: `docker save` of a big image writes it all to disk before its first byte
 SDK_FAILURES = (docker.errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError)

@@ -1,31 +1,32 @@
 """What OpenSSH would do to reach a host: `ssh -G` asks it, a pure parser reads the answer.
 
-OpenSSH itself is asked because nothing else knows `Match exec`, canonical names and tokens the same way; a config that
-has none of them is read here (plain.py): a process a node is most of what a look at hundreds of nodes would cost.
+OpenSSH itself is asked because nothing else reads `Match exec`, canonical names and tokens the same way.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import os
 import pwd
 import re
+import shlex
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.errors import NodeUnreachable, UsageError
-from launcher.node.hub.waits import aside
-from launcher.node.ssh.plain import NotPlain, PlainConfig
+from launcher.node.parallel import in_background
 
+CONNECT_TIMEOUT = 10.0  # seconds, where the user's ssh config sets no ConnectTimeout
 DEFAULT_PORT = 22
 DEFAULT_IDENTITIES = tuple(f"~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ecdsa_sk", "ed25519", "ed25519_sk"))
 DEFAULT_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
 DEFAULT_GLOBAL_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
-_SSH_G_TIMEOUT = 30.0  # a user's `Match exec` may take its time
+_SSH_G_TIMEOUT = 30.0  # seconds: a user's `Match exec` may take its time
+_SSH_G_AT_ONCE = 32  # each holds some files open
 _STRICT = {"true": "yes", "ask": "ask", "accept-new": "accept-new", "no": "no", "off": "no", "false": "no"}
 _FAMILY = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 _STRANGE = re.compile(r"[\s'\"`;&|<>$\\]")
@@ -105,7 +106,7 @@ def parse_host(text: str) -> HostSpec:
 
 
 def ssh_options(ssh_config: str | None) -> list[str]:
-    """What every OpenSSH program that we start is given first: the same configuration as all others."""
+    """Every OpenSSH program that we start gets these: the same configuration as all others."""
     return ["-F", ssh_config] if ssh_config else []
 
 
@@ -118,15 +119,38 @@ def query_argv(spec: HostSpec, ssh_config: str | None) -> list[str]:
     return [*argv, "--", spec.host]
 
 
-def resolve(
-    alias: str,
-    ssh_config: str | None = None,
-    environ: Mapping[str, str] | None = None,
-    plain: PlainConfig | None = None,
-) -> Target:
-    """How OpenSSH would reach `alias`; plain defaults where there is no ssh program and no file was named.
+def open_ssh_argv(alias: str, ssh_config: str | None, command: list[str]) -> list[str]:
+    """The OpenSSH client for bulk bytes: asks nothing, the fast cipher first, the remote command as one argument."""
+    spec = parse_host(alias)
+    port = ["-p", str(spec.port)] if spec.port is not None else []
+    user = ["-l", spec.user] if spec.user else []
+    options = ["-o", "BatchMode=yes", "-o", "Ciphers=^aes128-gcm@openssh.com", "-o", "ClearAllForwardings=yes"]
+    return ["ssh", *ssh_options(ssh_config), *options, *user, *port, "--", spec.host, shlex.join(command)]
 
-    plain: that config, where it was read here; OpenSSH is asked for what it does not tell.
+
+class Resolver:
+    """`ssh -G`, asked once for each alias. For several threads."""
+
+    def __init__(self, ssh_config: str | None) -> None:
+        self._ssh_config = ssh_config
+        self._at_once = threading.Semaphore(_SSH_G_AT_ONCE)
+        self._lock = threading.Lock()
+        self._answers: dict[str, Callable[[], Target]] = {}
+
+    def begin(self, alias: str) -> Callable[[], Target]:
+        """Ask in the background; call what is returned for the answer, or its error (see resolve)."""
+        with self._lock:
+            if alias not in self._answers:
+                self._answers[alias] = in_background(lambda: self._ask(alias))
+            return self._answers[alias]
+
+    def _ask(self, alias: str) -> Target:
+        with self._at_once:
+            return resolve(alias, self._ssh_config)
+
+
+def resolve(alias: str, ssh_config: str | None = None, environ: Mapping[str, str] | None = None) -> Target:
+    """How OpenSSH would reach `alias`; plain defaults where there is no ssh program and no file was named.
 
     Raises UsageError for a name or a configuration that OpenSSH refuses, NodeUnreachable when it does not answer.
     """
@@ -135,19 +159,10 @@ def resolve(
         spec = parse_host(alias)
     except ValueError as error:
         raise UsageError(alias, f"no node: {error}", "write an alias of your ssh config or user@host:port") from error
-    if plain is not None:
-        with contextlib.suppress(NotPlain):
-            return target(spec, alias, plain.options(spec.host) | _by_command_line(spec), env)
+    argv = query_argv(spec, ssh_config)
     try:
-        done = aside(
-            lambda: subprocess.run(
-                query_argv(spec, ssh_config),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_SSH_G_TIMEOUT,
-                check=False,
-                env=dict(env),
-            )
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SSH_G_TIMEOUT, check=False, env=dict(env)
         )
     except FileNotFoundError as error:
         if ssh_config:
@@ -166,17 +181,12 @@ def resolve(
 
 
 def parse_answer(spec: HostSpec, alias: str, answer: str, environ: Mapping[str, str]) -> Target:
-    """A Target from what `ssh -G` printed. Unknown and torn lines are passed over: versions print different things."""
-    options: dict[str, list[str]] = {}
+    """A Target from what `ssh -G` printed; OpenSSH's defaults for what is missing. Other lines are ignored."""
+    many: dict[str, list[str]] = {}
     for line in answer.splitlines():
         name, _, value = line.strip().partition(" ")
         if value:
-            options.setdefault(name.lower(), []).append(value.strip())
-    return target(spec, alias, options, environ)
-
-
-def target(spec: HostSpec, alias: str, many: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> Target:
-    """A Target from options by lower-case name; OpenSSH's defaults for those that are not told."""
+            many.setdefault(name.lower(), []).append(value.strip())
     single = {name: values[0] for name, values in many.items()}
     local = _local_user()
     hostname = single.get("hostname", spec.host).lower()
@@ -225,14 +235,8 @@ def _local_user() -> pwd.struct_passwd:
     return pwd.getpwuid(os.getuid())
 
 
-def _by_command_line(spec: HostSpec) -> dict[str, list[str]]:
-    """What a host's own text says goes before its config."""
-    told = {"user": spec.user, "port": str(spec.port) if spec.port is not None else ""}
-    return {name: [value] for name, value in told.items() if value}
-
-
 def split_paths(value: str) -> list[str]:
-    """`ssh -G` prints paths parted by spaces, unquoted: a piece that cannot begin a path belongs to the one before."""
+    """`ssh -G` prints paths separated by spaces, unquoted: what cannot begin a path belongs to the one before."""
     found: list[str] = []
     for piece in value.split(" "):
         if found and not piece.startswith(("/", "~", "%", "$", "none")):

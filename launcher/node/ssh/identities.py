@@ -6,47 +6,20 @@ Nothing is ever asked of the person: an encrypted key file that no agent holds i
 from __future__ import annotations
 
 import base64
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import paramiko
-from paramiko.agent import AgentSSH
 
 from launcher.errors import AuthFailed
-from launcher.node.hub.waits import aside
+from launcher.node.ssh.agent import SocketAgent
 from launcher.node.ssh.config import Target
-from launcher.node.ssh.hostkeys import type_of
+from launcher.node.ssh.known_hosts import type_of
 
-_AGENT_TIMEOUT = 10.0
-
-
-class SocketAgent(AgentSSH):
-    """An ssh-agent at a given socket: paramiko's own Agent knows $SSH_AUTH_SOCK only, and waits for ever."""
-
-    def __init__(self, path: str, timeout: float = _AGENT_TIMEOUT) -> None:
-        """Raises OSError, paramiko.SSHException when nobody answers there."""
-        super().__init__()
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            connection.settimeout(timeout)
-            connection.connect(path)
-            self._connect(connection)  # type: ignore[attr-defined] # the stubs leave out what subclasses call
-        except BaseException:
-            connection.close()
-            raise
-
-    def _send_message(self, message: paramiko.Message) -> tuple[int, paramiko.Message]:
-        # a person may have to touch a key, or to confirm it
-        answer: tuple[int, paramiko.Message] = aside(lambda: super(SocketAgent, self)._send_message(message))  # type: ignore[misc]
-        return answer
-
-    def close(self) -> None:
-        self._close()  # type: ignore[attr-defined]
+_AGENT_TIMEOUT = 10.0  # seconds
 
 
 @dataclass
@@ -57,7 +30,7 @@ class KeyFiles:
     _read: dict[str, tuple[list[paramiko.PKey], str]] = field(default_factory=dict)
 
     def load(self, path: str) -> tuple[list[paramiko.PKey], str]:
-        """The keys of a file, one with its certificate first, and why there are none, "" for no reason to complain."""
+        """The keys of a file, the one with its certificate first, and why there are none; "" where that is usual."""
         with self._lock:
             if path not in self._read:
                 self._read[path] = _load(path)
@@ -125,8 +98,8 @@ def authenticate(transport: paramiko.Transport, target: Target, files: KeyFiles,
     try:
         if target.identity_agent:
             try:
-                patience = max(0.1, min(_AGENT_TIMEOUT, deadline - time.monotonic()))
-                agent = aside(partial(SocketAgent, target.identity_agent, patience))
+                timeout = max(0.1, min(_AGENT_TIMEOUT, deadline - time.monotonic()))
+                agent = SocketAgent(target.identity_agent, timeout)
             except (OSError, paramiko.SSHException) as error:
                 reasons.append(f"no ssh-agent answers at {target.identity_agent}: {error}")
         keys = agent.get_keys() if agent else ()

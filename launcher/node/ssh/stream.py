@@ -6,7 +6,7 @@ import shlex
 import threading
 from collections.abc import Sequence
 
-from launcher.node.ssh.node import Ssh
+from launcher.node.ssh.commands import Ssh
 from launcher.node.streams import PIECE
 
 

@@ -1,4 +1,4 @@
-"""One node over ssh: commands, channels out of its budget, the way on to other addresses."""
+"""One node over ssh: commands, channels out of its budget, connections to other addresses."""
 
 from __future__ import annotations
 
@@ -14,13 +14,8 @@ from typing import TypeVar
 import paramiko
 
 from launcher.errors import LauncherError, NodeUnreachable
-from launcher.node.hub.waits import Event
-from launcher.node.ssh.link import CHANNELS, Link
-from launcher.node.ssh.pool import SshPool
-from launcher.node.ssh.session import Done, Session
-from launcher.node.ssh.shell import COMMAND as SHELL
-from launcher.node.ssh.shell import NotBegun, Shell
-from launcher.node.ssh.transport import SshTransport
+from launcher.node.machine import Done
+from launcher.node.ssh.connection import CHANNELS, Connection, SshPool
 
 T = TypeVar("T")
 _PIECE = 1 << 16
@@ -38,6 +33,23 @@ class _Full(Exception):  # noqa: N818 - inside this module only
     """sshd refused one more session."""
 
 
+class Session:
+    """A channel that counts against the connection's budget until it is closed."""
+
+    def __init__(self, channel: paramiko.Channel, release: Callable[[], None]) -> None:
+        self.channel = channel
+        self._release: Callable[[], None] | None = release
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        with self._lock:
+            release, self._release = self._release, None
+        if release:
+            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # it is gone with its connection
+                self.channel.close()
+            release()
+
+
 class Ssh:
     """A node reached over ssh. Errors name the node. Safe for use from several threads."""
 
@@ -46,23 +58,23 @@ class Ssh:
         self.node = node
         self.host = host
         self.ssh_config = pool.ssh_config
-        self._link: Link = pool.link(host)
+        self._connection: Connection = pool.connection(host)
         self._ahead: queue.SimpleQueue[tuple[str, Session]] = queue.SimpleQueue()
 
     @property
     def user(self) -> str:
-        return self._link.target.user
+        return self._connection.target.user
 
     @property
     def port(self) -> int:
-        return self._link.target.port
+        return self._connection.target.port
 
     def connect(self) -> None:
         """Raises NodeUnreachable, HostKeyUnknown, HostKeyChanged, AuthFailed."""
         self._transport()
 
     def begin(self, command: str) -> None:
-        """Start a command ahead of the caller who will ask `command` for it. Raises NodeUnreachable and the like."""
+        """Start a command ahead of the caller that will ask `command` for it. Raises what connect() raises."""
         session, _ = self.session(lambda channel: channel.exec_command(command))
         self._ahead.put((command, session))
 
@@ -84,10 +96,7 @@ class Ssh:
 
         A connection that turns out to be dead is made anew, once. Raises NodeUnreachable; whatever else `start` raises.
         """
-        free = self._link.sessions.acquire(blocking=False)
-        if not free:
-            self._link.close_shell()
-        if not free and not self._link.sessions.acquire(timeout=timeout):
+        if not self._connection.sessions.acquire(timeout=timeout):
             raise NodeUnreachable(
                 self.node,
                 f"all {CHANNELS} channels of its ssh connection were in use for {timeout:g} s",
@@ -99,7 +108,7 @@ class Ssh:
             except _Died:
                 return self._start_in_turn(start, timeout)
         except BaseException as error:
-            self._link.sessions.release()
+            self._connection.sessions.release()
             if isinstance(error, _Died):
                 raise self.lost(error) from error
             raise
@@ -112,9 +121,7 @@ class Ssh:
             try:
                 return self._start(start, timeout)
             except _Full as error:
-                if self._link.close_shell():
-                    continue
-                if self._link.closing.wait(pause) or time.monotonic() > deadline:
+                if self._connection.closed.wait(pause) or time.monotonic() > deadline:
                     raise NodeUnreachable(
                         self.node,
                         f"its sshd gives no further channel: {error}",
@@ -124,21 +131,26 @@ class Ssh:
 
     def _start(self, start: Callable[[paramiko.Channel], T], timeout: float) -> tuple[Session, T]:
         transport = self._transport()
+        began = time.monotonic()
         try:
-            channel = transport.open("session", timeout)
+            try:
+                channel = transport.open_channel("session", timeout=timeout)
+            except paramiko.SSHException as error:
+                # not always a ChannelException: paramiko keeps one for all that are refused at once
+                if transport.is_active() and time.monotonic() - began < timeout:
+                    raise _Full(getattr(error, "text", "") or str(error)) from error
+                raise
             try:
                 channel.settimeout(timeout)
                 begun = start(channel)
             except BaseException:
                 channel.close()
                 raise
-        except paramiko.ChannelException as error:
-            raise _Full(error.text) from error
         except (paramiko.SSHException, EOFError, OSError) as error:
             if transport.is_active():
                 raise self.lost(error) from error
             raise _Died(str(error) or type(error).__name__) from error
-        return Session(channel, self._link.sessions.release), begun
+        return Session(channel, self._connection.sessions.release), begun
 
     def run(self, argv: Sequence[str], stdin: bytes | Iterable[bytes] = b"", timeout: float = 60.0) -> Done:
         """Run a command to its end; quoted for the node's shell word by word.
@@ -146,30 +158,11 @@ class Ssh:
         A connection lost while it ran raises NodeUnreachable: whether it ran to its end is not known.
         """
         command, what = shlex.join(argv), shlex.join(argv[:3])[:60]
-        if stdin == b"" and len(command) <= _SMALL:
-            with contextlib.suppress(NotBegun):
-                return self._run_in_shell(command, timeout, what)
         session, _ = self.session(lambda channel: channel.exec_command(command), min(timeout, _OPEN_TIMEOUT))
         try:
             return self._drain(session.channel, stdin, time.monotonic() + timeout, what)
         finally:
             session.close()
-
-    def _run_in_shell(self, command: str, timeout: float, what: str) -> Done:
-        """Raises NotBegun, also where another caller is using the shell; NodeUnreachable."""
-        with self._link.shell(lambda: self._open_shell(min(timeout, _OPEN_TIMEOUT))) as shell:
-            try:
-                return shell.run(command, time.monotonic() + timeout)
-            except TimeoutError as error:
-                raise self._too_slow(what) from error
-            except (EOFError, ValueError) as error:
-                raise self.lost(EOFError(f"while `{what}` ran")) from error
-
-    def _open_shell(self, timeout: float) -> Shell:
-        return Shell(self.session(lambda channel: channel.exec_command(SHELL), timeout)[0])
-
-    def _too_slow(self, what: str) -> NodeUnreachable:
-        return NodeUnreachable(self.node, f"`{what}` did not end in time", "is the node overloaded, or its disk?")
 
     def dial(self, address: str, port: int, timeout: float) -> paramiko.Channel:
         """A TCP connection made by the node.
@@ -178,12 +171,10 @@ class Ssh:
         """
         transport = self._transport()
         try:
-            return transport.open("direct-tcpip", timeout, (address, port))
-        except paramiko.ChannelException:
-            raise
+            return self._connection.tunnel(transport, address, port, timeout)
         except (paramiko.SSHException, EOFError, OSError) as error:
-            if transport.is_active():
-                raise TimeoutError(f"no answer in {timeout:g} s") from error
+            if transport.is_active() and isinstance(error, (paramiko.ChannelException, TimeoutError)):
+                raise
             raise self.lost(error) from error
 
     def lost(self, error: Exception) -> NodeUnreachable:
@@ -195,9 +186,9 @@ class Ssh:
             f"is the node still up? try it: ssh {self.host} true",
         )
 
-    def _transport(self) -> SshTransport:
+    def _transport(self) -> paramiko.Transport:
         try:
-            return self._link.transport()
+            return self._connection.transport()
         except LauncherError as error:
             where = self.node if error.where in (self.node, self.host) else f"{self.node} (through {error.where})"
             raise type(error)(where, error.what, error.next_step) from error
@@ -208,7 +199,7 @@ class Ssh:
         first = 0.0
         out, err = bytearray(), bytearray()
         channel.settimeout(max(0.1, deadline - time.monotonic()))
-        wake = Event()  # whichever stream has something, or its end
+        wake = threading.Event()  # whichever stream has something, or its end
         channel.in_buffer.set_event(wake)
         channel.in_stderr_buffer.set_event(wake)
         feeder = _feed(channel, stdin)
@@ -222,7 +213,9 @@ class Ssh:
             elif ended:
                 break
             elif not wake.wait(deadline - time.monotonic()):
-                raise self._too_slow(what)
+                raise NodeUnreachable(
+                    self.node, f"`{what}` did not end in time", "is the node overloaded, or its disk?"
+                )
         if not channel.status_event.wait(min(_EXIT_TIMEOUT, max(0.1, deadline - time.monotonic()))):
             raise NodeUnreachable(self.node, f"`{what}` ended without an exit status", "look at the node's sshd")
         if channel.exit_status == -1 and not channel.get_transport().is_active():

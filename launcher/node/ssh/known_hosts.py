@@ -12,15 +12,25 @@ import hashlib
 import hmac
 import os
 import re
+import shlex
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from launcher.node.ssh.config import DEFAULT_PORT, Target
+from launcher.errors import HostKeyChanged, HostKeyUnknown
+from launcher.node.ssh.config import DEFAULT_PORT, Target, ssh_options
 
-# What a key of one type signs with; a plain name signs as itself.
+HOST_KEY_ALGORITHMS = (
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "rsa-sha2-512",
+    "rsa-sha2-256",
+)
+# What a key of one type signs with; any other type signs under its own name.
 _RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 _PATTERN = re.compile(r"[*?!]")
 
@@ -52,7 +62,7 @@ class Finding:
 
 
 def parse(text: str, file: str = "") -> list[KnownKey]:
-    """The lines that hold a key; what is torn or unknown is passed over, as OpenSSH does."""
+    """The lines that hold a key; other lines are ignored, as by OpenSSH."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         fields = line.split()
@@ -70,7 +80,7 @@ def parse(text: str, file: str = "") -> list[KnownKey]:
 
 
 class KnownHosts:
-    """Known keys by the names that they speak of: hundreds of nodes need not look at every line of a file each."""
+    """Known keys by host name: with hundreds of nodes not each of them looks at every line of a file."""
 
     def __init__(self, keys: Sequence[KnownKey] = ()) -> None:
         self._keys = keys
@@ -87,7 +97,7 @@ class KnownHosts:
                 for name in set(key.names.lower().split(",")):
                     self._plain.setdefault(name, []).append(place)
 
-    def speaking_of(self, host: str) -> list[KnownKey]:
+    def of(self, host: str) -> list[KnownKey]:
         """In the order of their lines. host: `name` or `[name]:port`."""
         places = list(self._plain.get(host.lower(), ()))
         places += [place for place, salt, digest in self._hashed if _digest(salt, host) == digest]
@@ -96,7 +106,7 @@ class KnownHosts:
 
 
 class KnownHostsFiles:
-    """known_hosts files, read again only when they have changed: one reading serves all nodes. For several threads."""
+    """known_hosts files, read once for all nodes and again when they have changed. For several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -134,7 +144,7 @@ def _state(file: str) -> object:
 
 
 def matches(names: str, host: str) -> bool:
-    """Whether a known_hosts name field, not hashed, speaks of `host` (`name` or `[name]:port`, lower case)."""
+    """Whether a known_hosts name field, not hashed, means `host` (`name` or `[name]:port`, lower case)."""
     hit = False
     for raw in names.lower().split(","):
         pattern = raw.removeprefix("!")
@@ -147,7 +157,7 @@ def matches(names: str, host: str) -> bool:
 
 
 def _unhash(names: str) -> tuple[bytes, bytes] | None:
-    """(salt, digest) of `|1|salt|digest`; None for what is torn."""
+    """(salt, digest) of `|1|salt|digest`; None for a torn line."""
     fields = names.split("|")
     if len(fields) != 4 or fields[1] != "1":
         return None
@@ -162,11 +172,11 @@ def _digest(salt: bytes, host: str) -> bytes:
 
 
 def known_for(target: Target, known: KnownHosts) -> list[KnownKey]:
-    """Keys that speak of this target. Nothing under `[host]:port`: those under `host`, as OpenSSH falls back."""
-    exact = known.speaking_of(target.known_as)
+    """Keys of this target. None under `[host]:port`: those under `host`, as OpenSSH falls back."""
+    exact = known.of(target.known_as)
     if exact or target.host_key_alias or target.port == DEFAULT_PORT:
         return exact
-    return known.speaking_of(target.hostname.lower())
+    return known.of(target.hostname.lower())
 
 
 def judge(target: Target, known: KnownHosts, key_type: str, blob: bytes) -> Finding:
@@ -179,7 +189,7 @@ def judge(target: Target, known: KnownHosts, key_type: str, blob: bytes) -> Find
     same = [key.place for key in plain if key.blob == blob]
     if same:
         return Finding(Verdict.KNOWN, tuple(same))
-    exact = known.speaking_of(target.known_as)
+    exact = known.of(target.known_as)
     other = tuple(key.place for key in exact if key.type == key_type and not key.marker)
     return Finding(Verdict.CHANGED, other) if other else Finding(Verdict.UNKNOWN)
 
@@ -202,11 +212,41 @@ def fingerprint(blob: bytes) -> str:
 
 
 def type_of(blob: bytes) -> str:
-    """The key type that a public key blob names (RFC 4253, 6.6). Raises ValueError for what is no key."""
+    """The key type that a public key blob names (RFC 4253, 6.6). Raises ValueError for other bytes."""
     length = int.from_bytes(blob[:4], "big")
     if len(blob) < 4 + length or not 0 < length < 100:
         raise ValueError("not an ssh public key")
     return blob[4 : 4 + length].decode("ascii")
+
+
+def prove(target: Target, known: KnownHosts, key_type: str, blob: bytes, ssh_config: str | None) -> None:
+    """What OpenSSH does with the key that the server showed. Raises HostKeyUnknown, HostKeyChanged."""
+    finding = judge(target, known, key_type, blob)
+    shown = f"{key_type} {fingerprint(blob)}"
+    if finding.verdict is Verdict.REVOKED:
+        raise HostKeyChanged(
+            target.alias,
+            f"the host key it shows ({shown}) is revoked in {', '.join(finding.places)}",
+            "do not connect: ask the node's administrator for its new host key",
+        )
+    if finding.verdict is Verdict.CHANGED and target.strict != "no":
+        file = next(iter(target.known_hosts), "~/.ssh/known_hosts")
+        raise HostKeyChanged(
+            target.alias,
+            f"it shows another host key ({shown}) than {', '.join(finding.places)} says: "
+            "the host was reinstalled, or this is a man-in-the-middle attack",
+            f"compare with `ssh-keygen -lf` on the node; when right: ssh-keygen -R '{target.known_as}' -f {file}",
+        )
+    if finding.verdict is Verdict.UNKNOWN:
+        if target.strict not in ("no", "accept-new"):
+            options = [*ssh_options(ssh_config), "-o", "StrictHostKeyChecking=ask"]
+            raise HostKeyUnknown(
+                target.alias,
+                f"its host key ({shown}) is in no known_hosts file",
+                f"see it: ssh-keyscan -p {target.port} {target.hostname} | ssh-keygen -lf -; "
+                f"when it is the node's own, accept it: {shlex.join(['ssh', *options, target.alias, 'true'])}",
+            )
+        remember(target, key_type, blob)
 
 
 def remember(target: Target, key_type: str, blob: bytes) -> None:

@@ -1,7 +1,7 @@
-"""What a killed job leaves in /dev/shm with --ipc=host: found by name, owner, age and by nobody having it open.
+"""What a killed job leaves in /dev/shm with --ipc=host: found by name, owner, age and by no process having it open.
 
-Only names that PyTorch, Python, NCCL, OpenMP and UCX are known to make are touched: /dev/shm may hold a data set that
-somebody copied there.
+Only names that PyTorch, Python, NCCL, OpenMP and UCX are known to make are touched: /dev/shm may hold a user's
+data set.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Commands inside a running Docker container, joined to the caller: `docker exec` with the loose ends tied.
 
 `docker exec` leaves the command running when its client goes, and passes no signal on. So every such command carries a
-token in its environment, by which it is found and told; and a leash does that when the caller is gone.
+token in its environment, by which a second command on the node finds and signals it, also when the caller is gone.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from collections.abc import Sequence
 from launcher.node.machine import Machine
 
 MARK = "LAUNCHER_EXEC"
-_BROKEN_PIPE = 141  # as a shell tells it: 128 + SIGPIPE
+_BROKEN_PIPE = 141  # a shell's exit code for it: 128 + SIGPIPE
 # In the container, by POSIX means alone. $1: the token, $2: the signal.
-_STRIKE = (
+_SIGNAL = (
     "for p in /proc/[0-9]*; do "
     'tr "\\0" "\\n" <"$p/environ" 2>/dev/null | grep -qx "' + MARK + '=$1" && kill -s "$2" "${p#/proc/}"; '
     "done"
 )
 # On the node. $1: the container, $2: the token, $3: the script above. Each line of stdin is a signal to send.
-_LEASH = """
-strike() { docker exec "$1" sh -c "$3" sh "$2" "$4"; }
+_SIGNALLER = """
+send() { docker exec "$1" sh -c "$3" sh "$2" "$4"; }
 while read -r word; do
   [ "$word" = done ] && exit
-  strike "$1" "$2" "$3" "$word"
+  send "$1" "$2" "$3" "$word"
 done
-strike "$1" "$2" "$3" HUP
+send "$1" "$2" "$3" HUP
 """
 # On the node. $1: the container, which is removed when stdin ends without a `done`.
 _GUARD = 'while read -r word; do [ "$word" = done ] && exit; done; docker rm -f -v "$1"'
@@ -44,14 +44,15 @@ def run(machine: Machine, container: str, argv: Sequence[str], *, terminal: bool
     if terminal:
         options += ["--tty", "--env", f"TERM={os.environ.get('TERM', 'xterm')}"]
     command = ["docker", "exec", *options, container, *argv]
-    with machine.leash(["sh", "-c", f"exec >/dev/null 2>&1\n{_LEASH}", "sh", container, token, _STRIKE]) as tell:
+    signaller = ["sh", "-c", f"exec >/dev/null 2>&1\n{_SIGNALLER}", "sh", container, token, _SIGNAL]
+    with machine.kill_on_disconnect(signaller) as send:
         try:
-            return machine.interact(command, terminal=terminal, interrupt=lambda: tell("INT"))
-        except BrokenPipeError:  # whoever read our output has seen enough
-            tell("HUP")
+            return machine.interact(command, terminal=terminal, interrupt=lambda: send("INT"))
+        except BrokenPipeError:  # the reader of our output has closed it
+            send("HUP")
             return _BROKEN_PIPE
 
 
 def guard(container: str) -> list[str]:
-    """A command for `Machine.leash`: it removes the container when the caller is gone."""
+    """A command for `Machine.kill_on_disconnect`: it removes the container when the caller is gone."""
     return ["sh", "-c", f"exec >/dev/null 2>&1\n{_GUARD}", "sh", container]

@@ -12,10 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.node.ssh import hostkeys
+from launcher.node.ssh import known_hosts
 from launcher.node.ssh.config import Target
-from launcher.node.ssh.hostkeys import KnownHosts, KnownHostsFiles, Verdict, judge, matches, order_algorithms, parse
-from launcher.node.ssh.transport import HOST_KEY_ALGORITHMS
+from launcher.node.ssh.known_hosts import (
+    HOST_KEY_ALGORITHMS,
+    KnownHosts,
+    KnownHostsFiles,
+    Verdict,
+    judge,
+    matches,
+    order_algorithms,
+    parse,
+)
 
 
 def blob(key_type: str, body: bytes) -> bytes:
@@ -27,7 +35,7 @@ RSA = blob("ssh-rsa", b"3" * 64)
 
 
 def line(names: str, key: bytes) -> str:
-    return f"{names} {hostkeys.type_of(key)} {base64.b64encode(key).decode()} a comment\n"
+    return f"{names} {known_hosts.type_of(key)} {base64.b64encode(key).decode()} a comment\n"
 
 
 def hashed(name: str) -> str:
@@ -106,7 +114,7 @@ NAME = st.sampled_from(["a", "b.c", "[a]:22", "*.c", "?", "!a", "*,!a", "a,b.c",
 def test_by_name_the_same_keys_are_found_as_line_by_line(names: list[str], host: str) -> None:
     keys = parse("".join(line(hashed(name) if place % 3 == 2 else name, ED) for place, name in enumerate(names)))
     spoken = [name == host if place % 3 == 2 else matches(name, host) for place, name in enumerate(names)]
-    assert KnownHosts(keys).speaking_of(host) == [key for key, hit in zip(keys, spoken, strict=True) if hit]
+    assert KnownHosts(keys).of(host) == [key for key, hit in zip(keys, spoken, strict=True) if hit]
 
 
 def test_files_are_read_once_and_again_when_they_have_changed(tmp_path: Path) -> None:
@@ -123,19 +131,19 @@ def test_files_are_read_once_and_again_when_they_have_changed(tmp_path: Path) ->
 def test_a_remembered_host_is_known(tmp_path: Path, hash_it: bool) -> None:
     file = tmp_path / "new" / "known_hosts"
     target = Target("gpu", "10.0.0.1", port=2222, known_hosts=(str(file),), hash_known_hosts=hash_it)
-    hostkeys.remember(target, "ssh-ed25519", ED)
-    assert judge(target, hostkeys.load([str(file)]), "ssh-ed25519", ED).verdict is Verdict.KNOWN
+    known_hosts.remember(target, "ssh-ed25519", ED)
+    assert judge(target, known_hosts.load([str(file)]), "ssh-ed25519", ED).verdict is Verdict.KNOWN
     assert ("10.0.0.1" in file.read_text()) is not hash_it
 
 
 def test_nothing_is_written_where_the_user_keeps_no_file() -> None:
-    hostkeys.remember(Target("gpu", "h", known_hosts=("/dev/null",)), "ssh-ed25519", ED)
-    hostkeys.remember(Target("gpu", "h"), "ssh-ed25519", ED)
+    known_hosts.remember(Target("gpu", "h", known_hosts=("/dev/null",)), "ssh-ed25519", ED)
+    known_hosts.remember(Target("gpu", "h"), "ssh-ed25519", ED)
 
 
 @given(st.binary())
 def test_a_blob_that_is_no_key_is_a_value_error(data: bytes) -> None:
     try:
-        hostkeys.type_of(data)
+        known_hosts.type_of(data)
     except ValueError:
         return

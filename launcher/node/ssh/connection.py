@@ -1,0 +1,270 @@
+"""Every ssh connection of this process: one a server, shared by the nodes and jump hosts that are that server.
+
+A server is connected to when first asked for, and again when its connection has died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import paramiko
+
+from launcher.errors import HostKeyUnknown, NodeUnreachable, UsageError
+from launcher.node.parallel import in_background
+from launcher.node.ssh import known_hosts
+from launcher.node.ssh.config import CONNECT_TIMEOUT, Resolver, Target
+from launcher.node.ssh.handshake import handshake, open_tunnel
+from launcher.node.ssh.identities import KeyFiles, authenticate
+from launcher.node.ssh.known_hosts import KnownHosts, KnownHostsFiles
+from launcher.node.ssh.wire import Wire, dial, run_proxy
+
+CHANNELS = 8  # sessions at once on one connection: sshd's own limit is 10 (MaxSessions)
+_STARTS = 64  # connections being made at once
+_ALIVE_INTERVAL = 10.0  # seconds of silence before the server is asked for a sign of life
+_ALIVE_COUNT = 3  # silent intervals that make a connection dead
+_WATCH_INTERVAL = 1.0
+_BUSY_PAUSE = 0.3  # sshd drops new connections while too many are starting (MaxStartups): seconds until the next try
+
+
+@dataclass
+class _Shared:
+    """What all connections of a pool have in common."""
+
+    ssh_config: str | None
+    connect_timeout: float
+    key_files: KeyFiles = field(default_factory=KeyFiles)
+    known_hosts: KnownHostsFiles = field(default_factory=KnownHostsFiles)
+    starts: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_STARTS))
+    closed: threading.Event = field(default_factory=threading.Event)
+
+
+class Connection:
+    """The connection to one ssh server. For several threads."""
+
+    def __init__(self, shared: _Shared, target: Target, hop: Connection | None) -> None:
+        self.target = target
+        self.hop = hop  # the jump host that it is reached through
+        self.depth: int = hop.depth + 1 if hop else 0
+        self.sessions = threading.Semaphore(CHANNELS)
+        self.closed = shared.closed
+        self._shared = shared
+        self._lock = threading.Lock()
+        self._tunnels = threading.Lock()
+        self._live: tuple[paramiko.Transport, Wire] | None = None
+        self._attempt: Callable[[], paramiko.Transport] | None = None
+        self._pinging = False
+
+    def transport(self) -> paramiko.Transport:
+        """A live connection; several threads that ask while it is being made share one attempt and its outcome.
+
+        Raises NodeUnreachable, HostKeyUnknown, HostKeyChanged, AuthFailed, UsageError; where: the alias that failed.
+        """
+        with self._lock:
+            if self._live is not None and self._live[0].is_active():
+                return self._live[0]
+            attempt = self._attempt = self._attempt or in_background(self._connect)
+        try:
+            return attempt()
+        finally:
+            with self._lock:
+                if self._attempt is attempt:
+                    self._attempt = None
+
+    def tunnel(self, transport: paramiko.Transport, address: str, port: int, timeout: float) -> paramiko.Channel:
+        """A TCP connection made by the server, one at a time. Raises what open_tunnel() raises."""
+        with self._tunnels:
+            return open_tunnel(transport, address, port, timeout)
+
+    def check_alive(self) -> None:
+        """After silence ask for a sign of life; after too much of it close: every waiting call wakes with an error."""
+        live = self._live
+        if live is None or not live[0].is_active():
+            return
+        transport, wire = live
+        interval = self.target.alive_interval or _ALIVE_INTERVAL
+        count = self.target.alive_count if self.target.alive_interval else _ALIVE_COUNT
+        silence = time.monotonic() - wire.heard
+        if silence <= interval:
+            return
+        if not self._pinging:  # first, however long the silence: this process itself may have been stopped
+            self._pinging = True
+            threading.Thread(target=self._ping, args=(transport,), daemon=True, name="ssh ping").start()
+        elif silence > interval * (max(1, count) + 0.5):
+            wire.close()
+
+    def _ping(self, transport: paramiko.Transport) -> None:
+        """paramiko's set_keepalive wants no answer, so it proves nothing. This waits until there is one, or the end."""
+        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+            transport.global_request("keepalive@openssh.com", wait=True)
+        self._pinging = False
+
+    def close(self) -> None:
+        with self._lock:
+            live, self._live = self._live, None
+        if live is not None:
+            live[1].close()
+            live[0].close()
+
+    def _connect(self) -> paramiko.Transport:
+        hop = self.hop.transport() if self.hop else None
+        deadline = time.monotonic() + self._timeout
+        while True:
+            wire = self._open_wire(hop, deadline)
+            try:
+                queued = time.monotonic()
+                with self._shared.starts:
+                    deadline += time.monotonic() - queued  # the server is not to blame for our queue
+                    transport = self._start(wire, deadline)
+                with self._lock:
+                    if transport is not None and not self.closed.is_set():
+                        self._live = transport, wire
+                        return transport
+            except BaseException:
+                wire.close()
+                raise
+            wire.close()
+            if self.closed.wait(_BUSY_PAUSE) or time.monotonic() + _BUSY_PAUSE > deadline:
+                raise NodeUnreachable(
+                    self.target.alias,
+                    f"{self._where} ends every connection before it says that it speaks ssh",
+                    "look at its sshd: its log, MaxStartups, a firewall or /etc/hosts.deny",
+                )
+
+    def _start(self, wire: Wire, deadline: float) -> paramiko.Transport | None:
+        """None when the server hung up before any key exchange, as a busy sshd does."""
+        known = self._load_known_hosts()
+        order = known_hosts.order_algorithms(self.target, known, known_hosts.HOST_KEY_ALGORITHMS)
+        transport = self._handshake(wire, order, deadline)
+        if transport is not None:
+            key = transport.get_remote_server_key()
+            known_hosts.prove(self.target, known, key.get_name(), key.asbytes(), self._shared.ssh_config)
+            authenticate(transport, self.target, self._shared.key_files, deadline)
+        return transport
+
+    def _open_wire(self, hop: paramiko.Transport | None, deadline: float) -> Wire:
+        target = self.target
+        try:
+            if hop is not None:
+                return Wire(open_tunnel(hop, target.hostname, target.port, deadline - time.monotonic()))
+            if target.proxy_command:
+                return run_proxy(target.proxy_command)
+            return Wire(dial(target.hostname, target.port, deadline, target.family, target.bind_address))
+        except paramiko.ChannelException as error:
+            why = f"jump host {target.proxy_jump[-1]} cannot reach {self._where}: {error.text or 'it may not forward'}"
+            raise NodeUnreachable(target.alias, why, f"try it: ssh {target.alias} true") from error
+        except socket.gaierror as error:
+            raise NodeUnreachable(
+                target.alias,
+                f"the name {target.hostname} is unknown ({error.strerror})",
+                "check its spelling, or add a Host with its HostName to your ssh config",
+            ) from error
+        except ConnectionRefusedError as error:
+            raise NodeUnreachable(
+                target.alias,
+                f"{self._where} refuses connections",
+                f"is sshd running there, and is {target.port} its port?",
+            ) from error
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise self._no_answer(error) from error
+
+    def _handshake(self, wire: Wire, order: list[str], deadline: float) -> paramiko.Transport | None:
+        try:
+            return handshake(wire, order, deadline)
+        except (EOFError, OSError, paramiko.SSHException) as error:
+            if complaint := wire.complaint():
+                raise NodeUnreachable(
+                    self.target.alias, f"its ProxyCommand failed: {complaint}", f"try it: ssh {self.target.alias} true"
+                ) from error
+            if time.monotonic() > deadline - 0.05 or isinstance(error, TimeoutError):
+                raise self._no_answer(TimeoutError("no ssh handshake within the time limit")) from error
+            if isinstance(error, (EOFError, ConnectionResetError)) or "protocol banner" in str(error):
+                return None
+            raise self._no_answer(error) from error
+
+    def _no_answer(self, error: Exception) -> NodeUnreachable:
+        words = str(error) or repr(error)
+        if isinstance(error, TimeoutError):
+            words = f"no answer within {self._timeout:g} s"
+        return NodeUnreachable(
+            self.target.alias,
+            f"{self._where}: {words}",
+            f"is it on, and is the way to it open? try it: ssh {self.target.alias} true",
+        )
+
+    def _load_known_hosts(self) -> KnownHosts:
+        try:
+            return self._shared.known_hosts.load((*self.target.known_hosts, *self.target.global_known_hosts))
+        except OSError as error:
+            raise HostKeyUnknown(
+                self.target.alias, f"its host key cannot be checked: {error}", "make that file readable for you"
+            ) from error
+
+    @property
+    def _timeout(self) -> float:
+        return self.target.connect_timeout or self._shared.connect_timeout
+
+    @property
+    def _where(self) -> str:
+        return f"{self.target.hostname} port {self.target.port}"
+
+
+class SshPool:
+    """All connections of this process, by what they connect to."""
+
+    def __init__(
+        self,
+        ssh_config: str | None = None,
+        connect_timeout: float = CONNECT_TIMEOUT,
+        resolver: Resolver | None = None,
+    ) -> None:
+        """resolver: one that was asked already, for the same config."""
+        self.ssh_config = ssh_config
+        self._resolver = resolver or Resolver(ssh_config)
+        self._shared = _Shared(ssh_config, connect_timeout)
+        self._lock = threading.Lock()
+        self._connections: dict[Target, Connection] = {}
+        self._watcher: threading.Thread | None = None
+
+    def connection(self, alias: str) -> Connection:
+        """The connection to a host and to all its jump hosts, not made yet.
+
+        Raises UsageError for a name or a configuration that OpenSSH refuses, or jump hosts that lead in a circle.
+        """
+        connection = self._connection(alias, (), ())
+        with self._lock:
+            if self._watcher is None:
+                self._watcher = threading.Thread(target=self._watch, name="ssh keepalive", daemon=True)
+                self._watcher.start()
+        return connection
+
+    def _connection(self, alias: str, through: tuple[str, ...], before: tuple[Target, ...]) -> Connection:
+        """`through`: jump hosts in place of its own. `ssh -J a,b host` reaches host through b, and b through a."""
+        target = self._resolver.begin(alias)()
+        if through:
+            target = replace(target, proxy_jump=through)
+        if target.key in before:
+            raise UsageError(alias, "its jump hosts lead in a circle", f"look at ProxyJump: ssh -G {alias}")
+        jump = target.proxy_jump
+        hop = self._connection(jump[-1], jump[:-1], (*before, target.key)) if jump else None
+        with self._lock:
+            return self._connections.setdefault(target.key, Connection(self._shared, target, hop))
+
+    def close(self) -> None:
+        """End every connection; those behind a jump host first."""
+        self._shared.closed.set()
+        with self._lock:
+            connections = sorted(self._connections.values(), key=lambda connection: -connection.depth)
+        for connection in connections:
+            connection.close()
+
+    def _watch(self) -> None:
+        while not self._shared.closed.wait(_WATCH_INTERVAL):
+            with self._lock:
+                connections = list(self._connections.values())
+            for connection in connections:
+                connection.check_alive()

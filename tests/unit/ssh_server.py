@@ -1,0 +1,113 @@
+"""An ssh server on localhost for tests: paramiko's, behind a relay that can drop, freeze and cut connections."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import paramiko
+
+
+class _Sessions(paramiko.ServerInterface):
+    """Every key is right; `sleep` never ends, any other command ends at once with code 0."""
+
+    def __init__(self, server: SshServer) -> None:
+        self._server = server
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "publickey"
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        return paramiko.AUTH_SUCCESSFUL
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        if self._server.refuse_sessions > 0:
+            self._server.refuse_sessions -= 1
+            return paramiko.OPEN_FAILED_RESOURCE_SHORTAGE
+        return paramiko.OPEN_SUCCEEDED
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        if command != b"sleep":
+            threading.Thread(target=self._end, args=(channel,), daemon=True).start()
+        return True
+
+    def _end(self, channel: paramiko.Channel) -> None:
+        time.sleep(0.02)  # behind the answer to the request
+        channel.send_exit_status(0)
+        channel.close()
+
+
+class SshServer:
+    """`accepted`: how many connections there were. `drop`: how many of the next are closed before a word is said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.key: paramiko.PKey = paramiko.ECDSAKey.generate()
+        self.accepted = self.drop = self.refuse_sessions = 0
+        self.frozen = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._open: list[socket.socket] = []
+        self._folder = folder
+        paramiko.ECDSAKey.generate().write_private_key_file(str(folder / "id"))
+        self.trust(self.key)
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def trust(self, key: paramiko.PKey) -> None:
+        line = f"[127.0.0.1]:{self.port} {key.get_name()} {key.get_base64()}\n"
+        (self._folder / "known_hosts").write_text(line)
+
+    def config(self, **options: object) -> str:
+        """An ssh config in which this server is `node`."""
+        lines = ["Host *", "HostName 127.0.0.1", f"Port {self.port}", "User me", "IdentityAgent none"]
+        lines += [f"IdentityFile {self._folder}/id", f"UserKnownHostsFile {self._folder}/known_hosts"]
+        lines += ["GlobalKnownHostsFile /dev/null", *(f"{name} {value}" for name, value in options.items())]
+        file = self._folder / "config"
+        file.write_text("\n ".join(lines) + "\n")
+        return str(file)
+
+    def cut(self) -> None:
+        """End every open connection."""
+        for one in self._open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.close()
+        self.cut()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                outside, _ = self._listener.accept()
+                self.accepted += 1
+                if self.drop > 0:
+                    self.drop -= 1
+                    outside.close()
+                    continue
+                inside, ours = socket.socketpair()
+                self._open += [outside, inside]
+                for source, target in ((outside, inside), (inside, outside)):
+                    threading.Thread(target=self._relay, args=(source, target), daemon=True).start()
+                transport = paramiko.Transport(ours)
+                transport.add_server_key(self.key)
+                transport.start_server(threading.Event(), _Sessions(self))
+
+    def _relay(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if not self.frozen.is_set():
+                    target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def ssh_server(folder: Path) -> Iterator[SshServer]:
+    server = SshServer(folder)
+    try:
+        yield server
+    finally:
+        server.close()

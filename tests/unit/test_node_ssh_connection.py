@@ -1,0 +1,152 @@
+"""One connection a server: made once, made anew, given up when the server is silent. Against a server on localhost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from launcher.errors import HostKeyChanged, NodeUnreachable
+from launcher.node.ssh.commands import Ssh
+from launcher.node.ssh.connection import SshPool
+from launcher.node.ssh.machine import SshMachine
+from tests.unit.ssh_server import SshServer, ssh_server
+
+Make = Callable[..., Ssh]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[SshServer]:
+    with ssh_server(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def make(server: SshServer) -> Iterator[Make]:
+    """A node `a` on that server; keyword arguments are options of its ssh config."""
+    pools: list[SshPool] = []
+
+    def made(**options: object) -> Ssh:
+        pools.append(SshPool(server.config(**options), 5))
+        return Ssh("a", "node", pools[-1])
+
+    yield made
+    for pool in pools:
+        pool.close()
+
+
+def test_threads_that_ask_at_once_share_one_connection(server: SshServer, make: Make) -> None:
+    ssh = make()
+    codes: list[int] = []
+    threads = [threading.Thread(target=lambda: codes.append(ssh.run(["true"]).code)) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert codes == [0] * 20
+    assert server.accepted == 1
+
+
+def test_a_connection_that_died_is_made_anew_and_the_host_key_proven_again(server: SshServer, make: Make) -> None:
+    ssh = make()
+    assert ssh.run(["true"]).code == 0
+    server.cut()
+    assert ssh.run(["true"]).code == 0
+    assert server.accepted == 2
+    server.key = paramiko.ECDSAKey.generate()
+    server.cut()
+    with pytest.raises(HostKeyChanged, match="man-in-the-middle"):
+        ssh.run(["true"])
+
+
+def test_a_busy_sshd_is_asked_again(server: SshServer, make: Make) -> None:
+    server.drop = 2
+    make().connect()
+    assert server.accepted == 3
+
+
+def test_a_server_that_ends_every_connection_is_given_up_in_time(server: SshServer, make: Make) -> None:
+    server.drop = 1000
+    began = time.monotonic()
+    with pytest.raises(NodeUnreachable, match="ends every connection"):
+        make(ConnectTimeout=1).connect()
+    assert time.monotonic() - began < 3
+
+
+def test_a_server_that_says_nothing_is_given_up_in_time(server: SshServer, make: Make) -> None:
+    server.frozen.set()
+    began = time.monotonic()
+    with pytest.raises(NodeUnreachable, match="no answer within 1 s"):
+        make(ConnectTimeout=1).connect()
+    assert time.monotonic() - began < 3
+
+
+def test_a_session_refused_by_a_full_sshd_is_asked_for_again(server: SshServer, make: Make) -> None:
+    ssh = make()
+    ssh.connect()
+    server.refuse_sessions = 3
+    assert ssh.run(["true"]).code == 0
+    assert server.refuse_sessions == 0
+
+
+def test_a_quiet_connection_lives_as_long_as_the_server_answers(server: SshServer, make: Make) -> None:
+    ssh = make(ServerAliveInterval=1, ServerAliveCountMax=1)
+    assert ssh.run(["true"]).code == 0
+    time.sleep(3)
+    assert ssh.run(["true"]).code == 0
+    assert server.accepted == 1
+
+
+def test_a_server_gone_silent_ends_what_waits_for_it(server: SshServer, make: Make) -> None:
+    ssh = make(ServerAliveInterval=1, ServerAliveCountMax=1)
+    ssh.connect()
+    frozen = threading.Timer(0.5, server.frozen.set)
+    frozen.start()
+    began = time.monotonic()
+    with pytest.raises(NodeUnreachable, match="was lost"):
+        ssh.run(["sleep"], timeout=60)
+    assert 1 < time.monotonic() - began < 6
+
+
+def test_a_launcher_that_was_stopped_for_long_asks_before_it_gives_up(server: SshServer) -> None:
+    pool = SshPool(server.config(), 5)
+    ssh = Ssh("a", "node", pool)
+    assert ssh.run(["true"]).code == 0
+    connection = pool.connection("node")
+    connection._live[1].heard -= 3600  # type: ignore[index]
+    time.sleep(3)
+    assert ssh.run(["true"]).code == 0
+    assert server.accepted == 1
+    pool.close()
+
+
+def test_nothing_is_left_when_a_pool_closes(server: SshServer) -> None:
+    before = set(threading.enumerate())
+    pool = SshPool(server.config(), 5)
+    Ssh("a", "node", pool).run(["true"])
+    began = time.monotonic()
+    pool.close()
+    assert time.monotonic() - began < 0.5
+
+    def ours() -> list[str]:
+        return [t.name for t in set(threading.enumerate()) - before if t.name == "ssh keepalive"]
+
+    while ours() and time.monotonic() - began < 5:
+        time.sleep(0.02)
+    assert not ours()
+
+
+def test_a_command_that_was_begun_ahead_is_taken_by_its_caller(server: SshServer, make: Make) -> None:
+    ssh = make()
+    ssh.begin("sleep")
+    session = ssh.command("sleep")
+    assert not session.channel.closed
+    session.close()
+
+
+def test_a_server_that_makes_no_connections_for_us_leaves_it_unknown(make: Make) -> None:
+    assert SshMachine(make()).reach("127.0.0.1", 1, 2).name == "UNKNOWN"
