@@ -14,7 +14,7 @@ from launcher.errors import StoppedByUser, UsageError
 from launcher.job.files import check_files, code_folder, read_secrets
 from launcher.job.loader import load_job
 from launcher.job.models import Job
-from launcher.job.sweep import expand_sweep, variant_name
+from launcher.job.overrides import expand_sweep, variant_name
 from launcher.model.plan import Membership, RunId, is_run_id, new_run_id
 from launcher.node.connect import Fleet, connect
 from launcher.node.parallel import in_background
