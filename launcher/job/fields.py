@@ -132,7 +132,7 @@ def schema(**keywords: Any) -> WithJsonSchema:
     return WithJsonSchema(keywords)
 
 
-_TEXT = {"type": ["string", "number", "boolean"]}  # a scalar that is passed on as text
+_TEXT = {"type": ["string", "number", "boolean"]}  # a scalar that a program gets as text
 _LIST = {"type": "array", "items": _TEXT}
 _OPTIONS = {
     "type": "object",

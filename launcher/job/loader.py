@@ -26,7 +26,7 @@ def load_job(path: str | PathLike[str], sets: Sequence[str] = (), nodes: Sequenc
 
 
 def parse_job(text: str, source: str = "job.yaml", sets: Sequence[str] = (), nodes: Sequence[str] | None = None) -> Job:
-    """The same from text; `source` is what messages call it."""
+    """The same from text; `source` is its name in messages."""
     found, problems = compose(text, source)
     if found is None or (found.value is None and not problems):
         raise JobInvalid(f"{source}:1", "the file holds nothing", _START)

@@ -134,7 +134,7 @@ def show_duration(seconds: int) -> str:
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt])(?:i?b)?", re.IGNORECASE)
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SMALLEST = 6 << 20  # Docker's own least memory limit
+_SMALLEST = 6 << 20  # Docker's own minimum memory limit
 
 
 def parse_size(value: Any) -> int:
@@ -208,7 +208,7 @@ def parse_path(value: Any) -> str:
 
 def parse_address(value: Any) -> str:
     """An IP address that another node can connect to."""
-    import ipaddress  # only where an address is given: loading a job is fast
+    import ipaddress  # here, so that loading a job without addresses stays fast
 
     try:
         address = ipaddress.ip_address(value if isinstance(value, str) else "")
