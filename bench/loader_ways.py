@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,7 @@ def data_loader(dataset: Any, crop: Crop | None, **options: Any) -> Loaded:
             yield len(images)
 
     def workers() -> list[int]:
-        return [worker.pid for worker in loader._iterator._workers] if loader._iterator else []
+        return [worker.pid for worker in multiprocessing.active_children() if worker.pid is not None]
 
     return Loaded(epoch, crop, workers)
 

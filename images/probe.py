@@ -129,14 +129,7 @@ def import_torch():
         "git": str(getattr(torch.version, "git_version", "") or ""),
         "cuda": torch.version.cuda or "",
         "cuda_available": cuda,
-        "arch_list": arch_list(torch),
     }
-
-
-def arch_list(torch):
-    """What this torch was compiled for; torch.cuda.get_arch_list says nothing where there is no GPU."""
-    flags = getattr(torch._C, "_cuda_getArchFlags", None)
-    return (flags() or "").split() if flags is not None else []
 
 
 def import_torchvision():

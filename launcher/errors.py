@@ -1,9 +1,9 @@
-"""What can go wrong, one class a phase: each says where, what happened and what to do next, and carries its exit code.
+"""The errors a user sees, a class a kind: each says where, what happened and what to do next, and has its exit code.
 
-A class's docstring says when it is raised. `str(error)` is the whole message for a person; nothing else needs printing.
+A class's docstring says when it is raised. `str(error)` is the whole message.
 """
 
-# ruff: noqa: N818 - the names say what is the case (NodeUnreachable); the suffix would say nothing more
+# ruff: noqa: N818 - the names state what is wrong (NodeUnreachable); the suffix Error would add nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 class LauncherError(Exception):
     """The base of all errors that a user is meant to read.
 
-    where: a node's name, `file:line`, an option: what to look at. what: what happened. next_step: the cure.
+    where: a node's name, `file:line`, an option. what: what happened. next_step: what the user can do about it.
     """
 
     exit_code: int = 1
 
     def __init__(self, where: str, what: str, next_step: str = "") -> None:
-        super().__init__(where, what, next_step)  # all of them: so that pickle and copy rebuild the error
+        super().__init__(where, what, next_step)  # all arguments, so that pickle and copy can rebuild the error
         self.where = where
         self.what = what
         self.next_step = next_step
@@ -41,13 +41,13 @@ class JobInvalid(LauncherError):
 
 
 class PlanInvalid(LauncherError):
-    """The job asks of these nodes what they do not have."""
+    """The job asks for more than these nodes have."""
 
     exit_code = 2
 
 
 class RunUnknown(LauncherError):
-    """No run, or more than one, goes by that name."""
+    """No run, or more than one, has that name."""
 
     exit_code = 2
 
@@ -83,7 +83,7 @@ class NodeUnfit(LauncherError):
 
 
 class GpuInUse(NodeUnfit):
-    """A GPU that the job needs belongs to another run for now."""
+    """A GPU that the job needs is in use by another run."""
 
 
 class EngineUnavailable(LauncherError):
@@ -99,7 +99,7 @@ class EngineForbidden(LauncherError):
 
 
 class EngineFailed(LauncherError):
-    """The node's container engine refused or failed what was asked of it; `what` holds its own words."""
+    """The node's container engine refused or failed a request; `what` has its message."""
 
     exit_code = 3
 
@@ -109,7 +109,7 @@ class NameTaken(EngineFailed):
 
 
 class ImageUnfit(LauncherError):
-    """The image does not do what the job needs of it, or is not the same on all nodes."""
+    """The image lacks what the job needs, or is not the same on all nodes."""
 
     exit_code = 4
 
@@ -127,7 +127,7 @@ class ImageShipFailed(LauncherError):
 
 
 class NoRoom(ImageShipFailed):
-    """The node's disk is too full for the image: another try would end the same."""
+    """The node's disk is too full for the image: a retry would fail the same way."""
 
 
 class RunFailed(LauncherError):
@@ -143,23 +143,22 @@ class StoppedByUser(LauncherError):
 
 
 class NotConfirmed(LauncherError):
-    """A node did not confirm what was asked of it, so that something may be left there."""
+    """A node did not confirm a request, so something may be left there."""
 
     exit_code = 6
 
 
 class NodesFailed(LauncherError):
-    """Several nodes failed, each for its own reason: `errors`, every one of them in the message.
+    """Several nodes failed, each for its own reason. The message has all of `errors`.
 
-    The exit code is the one that all of them share, 3 where they differ.
+    The exit code is the one that they share, 3 if they differ.
     """
 
     exit_code = 3
 
     def __init__(self, errors: Sequence[LauncherError], of: int = 0) -> None:
-        """errors: at least one, in the order of the nodes. of: how many nodes were asked, 0 where that says nothing.
-
-        An aggregate among them gives its own errors instead of itself.
+        """errors: at least one, in the order of the nodes; nested aggregates are flattened. of: how many nodes were
+        asked, 0 to leave that out.
         """
         if not errors:
             raise ValueError("NodesFailed without an error")

@@ -6,6 +6,7 @@ import copy
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
 class EMA:
@@ -25,6 +26,6 @@ class EMA:
         decay = min(self._decay, (1 + updates) / (10 + updates))
         ours, theirs = self.model.state_dict(), model.state_dict()
         floats = [name for name, value in ours.items() if value.is_floating_point()]
-        torch._foreach_lerp_([ours[name] for name in floats], [theirs[name] for name in floats], 1 - decay)
+        get_ema_multi_avg_fn(decay)([ours[name] for name in floats], [theirs[name] for name in floats], updates)
         for name in ours.keys() - set(floats):
             ours[name].copy_(theirs[name])

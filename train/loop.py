@@ -54,11 +54,11 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
                 _train_epoch(run, watch, stop)
             scores = _finish_epoch(run, watch, stop, saver)
     except Stopped:
-        run.step.collect()
+        run.step.gather_to_rank0()
         if saver:
             saver.save(run.state())
             saver.close()
-        world.sum(torch.zeros(1))  # nobody leaves before the file is there: torchrun would end the others
+        world.sum(torch.zeros(1))  # no rank leaves before the file is written: torchrun would end the others
         where = f"epoch {run.progress.epoch + 1}, step {run.progress.step}"
         watch.say(f"train: stopped at {where}; the checkpoint is saved")
         watch.end({"stopped": True, "step": run.global_step, "steps": run.total_steps})
@@ -157,7 +157,7 @@ def requests(run: Run) -> Iterator[Request]:
     progress, world = run.progress, run.world
     permutation = sampler.order(run.config.seed, progress.epoch, len(run.dataset.train.labels))
     for step in range(progress.step, run.epoch_steps):
-        indices, total = sampler.training_batch(permutation, step, run.global_batch, world.share, world.shares)
+        indices, total = sampler.training_batch(permutation, step, run.global_batch, world.shard, world.data_shards)
         starts = range(0, max(len(indices), 1), run.config.batch_size)
         for start in starts:
             piece = indices[start : start + run.config.batch_size]
@@ -194,7 +194,7 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None
     best = scores.top1 > progress.best
     progress.best = max(scores.top1, progress.best)
     seconds = time.perf_counter() - start
-    run.step.collect()
+    run.step.gather_to_rank0()
     watch.validated(progress.epoch, run.config.epochs, run.global_step, Scores.of(progress.sums), scores, seconds)
     progress.sums = torch.zeros_like(progress.sums)
     if saver:
@@ -211,7 +211,7 @@ def validate(run: Run, stop: StopSignal) -> tuple[Scores, Pixels]:
         Stopped: the epoch is then validated after the resumption.
     """
     world, batch_size, count = run.world, run.config.batch_size, len(run.dataset.val.labels)
-    if world.shares > 1:  # running statistics of batch norm: validate, and save, rank 0's everywhere
+    if world.data_shards > 1:  # running statistics of batch norm: validate, and save, rank 0's everywhere
         for buffer in run.step.evaluated.buffers():
             dist.broadcast(buffer, 0)
     mine = validation_indices(run.config.metrics, count, world)
@@ -220,7 +220,9 @@ def validate(run: Run, stop: StopSignal) -> tuple[Scores, Pixels]:
     meter = Meter(world)
     mistaken = np.empty((0, run.config.image_size, run.config.image_size, 3), np.uint8)
     run.step.evaluated.eval()
-    for _ in range(-(-count // world.shares // batch_size)):  # of the largest share: every rank asks as often
+    for _ in range(
+        -(-count // world.data_shards // batch_size)
+    ):  # of the largest shard, on all ranks: all loop equally often
         if stop.agreed():
             raise Stopped
         if (batch := next(batches, None)) is not None:
@@ -239,7 +241,7 @@ def _evaluate(run: Run, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     labels = batch.labels.to(device, non_blocking=True)
     with run.precision.context(device):
         logits = run.step.evaluated(run.step.normalise(batch.images.to(device, non_blocking=True)))
-    if not run.step.judges:
+    if not run.step.has_logits:
         return torch.zeros(4, dtype=torch.float64, device=device), torch.zeros_like(labels, dtype=torch.bool)
     loss = losses(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels, 0.0, None)
     weights = batch.weights.to(device, non_blocking=True)

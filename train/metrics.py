@@ -31,8 +31,8 @@ def validation_indices(way: str, count: int, world: World) -> sampler.Indices:
     exact: every rank works its part out itself. scatter: rank 0 sends each rank as many indices, the last ones padded,
     and how many of them count (experiment 3's way: a shard more to send, the same result).
     """
-    if way == "exact" or world.shares == 1:
-        return sampler.validation_share(count, world.share, world.shares)
+    if way == "exact" or world.data_shards == 1:
+        return sampler.validation_share(count, world.shard, world.data_shards)
     shard = -(-count // world.size)
     mine, valid = torch.zeros(shard, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     parts: list[Tensor] | None = None

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from train.cifar_models import cifar_mobilenet_v2, cifar_mobilenet_v2_nobn, cifar_vgg16
 from train.errors import TrainError
+from train.syncbn import BATCH_NORMS
 
 
 class SmallCNN(nn.Module):
@@ -116,7 +117,7 @@ def make_model(arch: str, num_classes: int) -> nn.Module:
 
 def has_batch_norm(model: nn.Module) -> bool:
     """Whether a batch's own statistics enter the result, through torch's batch norm."""
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    return any(isinstance(module, BATCH_NORMS) for module in model.modules())
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -17,6 +17,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from train.config import Config
+from train.foreach import all_finite, multiply_
+from train.syncbn import BATCH_NORMS
 
 
 class TensorCores(TorchFunctionMode):
@@ -59,7 +61,7 @@ class Precision:
         model = model.to(device, self.weights, memory_format=self.layout)  # type: ignore[call-overload]
         if self.masters:
             for module in model.modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                if isinstance(module, BATCH_NORMS):
                     module.float()
         return model
 
@@ -104,9 +106,8 @@ class LossScale:
         """
         if not self.enabled:
             return True
-        torch._foreach_mul_(gradients, 1 / self.value)
-        norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
-        if not bool(norms.isfinite().all()):
+        multiply_(gradients, 1 / self.value)
+        if not all_finite(gradients):
             self.value, self._clean = max(self.value / 2, 1.0), 0
             return False
         self._clean += 1

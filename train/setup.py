@@ -115,21 +115,21 @@ def prepare(config: Config, world: World) -> Run:
     """
     if world.device.type == "cpu":
         keep_freed_memory()
-    dataset = world.together(lambda: open_dataset(config.data, config.image_size))
-    epoch_steps = world.together(lambda: _epoch_steps(config, world, len(dataset.train.labels)))
-    model = world.together(lambda: seeded_model(config.arch, len(dataset.classes), config.seed))
+    dataset = world.all_ranks_or_exit(lambda: open_dataset(config.data, config.image_size))
+    epoch_steps = world.all_ranks_or_exit(lambda: _epoch_steps(config, world, len(dataset.train.labels)))
+    model = world.all_ranks_or_exit(lambda: seeded_model(config.arch, len(dataset.classes), config.seed))
     folder = Path(config.output) / "checkpoints"
-    resumed = world.together(lambda: checkpoint.find(config.resume, folder) if world.first else None)
+    resumed = world.all_ranks_or_exit(lambda: checkpoint.find(config.resume, folder) if world.first else None)
     resumed = checkpoint.broadcast(resumed, world)
     precision = choose_precision(config, world.device)
-    world.together(lambda: _check_syncbn(config, world))
+    world.all_ranks_or_exit(lambda: _check_syncbn(config, world))
     model = precision.cast(_with_syncbn(model, config), world.device)
     schedule = make_schedule(config, _global_batch(config, world), config.epochs * epoch_steps)
     if resumed:
-        world.together(lambda: _check_same_model(resumed, config, dataset, model))
-    step = world.together(lambda: make_step(config, world, precision, model))
+        world.all_ranks_or_exit(lambda: _check_same_model(resumed, config, dataset, model))
+    step = world.all_ranks_or_exit(lambda: make_step(config, world, precision, model))
     pin = world.device.type == "cuda"
-    decoder = world.together(lambda: choose_decoder(config.decoder, _say if world.first else _hush))
+    decoder = world.all_ranks_or_exit(lambda: choose_decoder(config.decoder, _say if world.first else _silent))
     loader = Loader(config, dataset.train, decoder, config.batch_size, world.local_size, pin)
     repeated = config.headspace or is_synthetic(config.data)
     train_loader = Repeated(loader, world.device) if repeated else loader
@@ -150,7 +150,7 @@ def prepare(config: Config, world: World) -> Run:
         decoder.name,
     )
     if resumed:
-        world.together(lambda: _restore(run, resumed))
+        world.all_ranks_or_exit(lambda: _restore(run, resumed))
     return run
 
 
@@ -158,12 +158,12 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _hush(_text: str) -> None:
-    """Other ranks have the same to say."""
+def _silent(_text: str) -> None:
+    """For ranks other than 0, which would print the same."""
 
 
 def _global_batch(config: Config, world: World) -> int:
-    return config.batch_size * config.accumulate * world.shares
+    return config.batch_size * config.accumulate * world.data_shards
 
 
 def _check_syncbn(config: Config, world: World) -> None:

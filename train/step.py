@@ -68,7 +68,7 @@ class Step:
         self.scale = LossScale(precision.scaled)
         self.ema = EMA(model, config.ema_decay) if config.ema_decay else None
         self.normalise = Normalise(config, precision, world.device)
-        self.judges = True  # this rank has logits and counts what is right; of a model's stages the last one alone
+        self.has_logits = True  # and counts the correct ones; of a model's stages only the last has them
 
     def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
         """Adds a micro-batch's gradients; returns its `counts`, on the device."""
@@ -104,11 +104,11 @@ class Step:
         self.wrapped.zero_grad(set_to_none=not isinstance(self.wrapped, DistributedDataParallel))
         return applied
 
-    def collect(self) -> None:
-        """Before a checkpoint, on every rank: brings what rank 0 lacks of the model. Here it has everything."""
+    def gather_to_rank0(self) -> None:
+        """Before a checkpoint, on every rank: sends rank 0 what it lacks of the model. Here it has everything."""
 
     def optimizer_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the optimiser; after `collect`."""
+        """What a checkpoint keeps of the optimiser; after `gather_to_rank0`."""
         return self.optimizer.state_dict()
 
     def load_optimizer(self, state: dict[str, Any]) -> None:

@@ -11,6 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class _Normalise(torch.autograd.Function):
@@ -57,21 +60,20 @@ def _all_sum(values: Tensor) -> Tensor:
     return values
 
 
-class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+class SyncBatchNorm(nn.BatchNorm1d):
     """A drop-in for nn.BatchNorm1d/2d/3d; input (n, C, ...), n may differ between ranks and may be 0.
 
     Evaluation uses the running statistics and does not communicate.
     """
 
-    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - torch's name
-        if input.ndim < 2:
-            raise ValueError(f"expected (n, C, ...), got {input.ndim} dimension(s)")
-
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         """Normalised, scaled and shifted, in the input's type."""
-        self._check_input_dim(input)
+        if input.ndim < 2:
+            raise ValueError(f"expected (n, C, ...), got {input.ndim} dimension(s)")
         if not self.training and self.running_mean is not None:
-            return super().forward(input)
+            return functional.batch_norm(
+                input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
         normal: Tensor
         normal, mean, variance, count = _Normalise.apply(input, self.eps)
         if self.training and self.running_mean is not None:
@@ -94,7 +96,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 def convert(model: nn.Module) -> nn.Module:
     """`model` with every batch norm replaced by a synchronised one that shares its parameters and buffers."""
-    if isinstance(model, nn.modules.batchnorm._BatchNorm) and not isinstance(model, SyncBatchNorm):
+    if isinstance(model, BATCH_NORMS) and not isinstance(model, SyncBatchNorm):
         ours = SyncBatchNorm(model.num_features, model.eps, model.momentum, model.affine, model.track_running_stats)
         ours.weight, ours.bias = model.weight, model.bias
         ours.running_mean, ours.running_var = model.running_mean, model.running_var

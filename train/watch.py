@@ -21,7 +21,7 @@ FLUSH_SECONDS = 2  # how far TensorBoard's files may lag behind; the launcher co
 
 @dataclass(frozen=True)
 class Interval:
-    """What happened since the last line. Rates are of all ranks together."""
+    """What happened since the last line. Rates are of all ranks."""
 
     epoch: int  # 1 first
     epochs: int
@@ -77,7 +77,7 @@ class Writer(Silent):
         print(text, flush=True)
 
     def stepped(self, epoch: int, epochs: int, step: int, steps: int) -> None:
-        """Moves the progress bar, where somebody watches."""
+        """Moves the progress bar, if the output is a terminal."""
         self._bar.step(epoch, epochs, step, steps)
 
     def begin(self, facts: dict[str, Any], purge_step: int | None) -> None:

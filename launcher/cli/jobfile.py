@@ -25,6 +25,6 @@ def init(
 
 def schema() -> None:
     """For editors: `# yaml-language-server: $schema=...` gives completion and checks while typing."""
-    from launcher.job.schema import json_schema
+    from launcher.job.dump import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2))

@@ -18,7 +18,7 @@ from launcher.job.dump import dump_job
 from launcher.job.files import check_files, code_folder, read_secrets
 from launcher.job.loader import load_job
 from launcher.job.models import Job
-from launcher.job.sweep import expand_sweep, variant_name
+from launcher.job.overrides import expand_sweep, variant_name
 from launcher.logs.lines import Masker
 from launcher.model.plan import Membership, Plan, RunId, is_run_id, new_run_id
 from launcher.node.connect import Fleet, connect

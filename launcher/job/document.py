@@ -1,6 +1,6 @@
-"""YAML text to a tree of values that know their places: one document, no tags, no surprises of YAML 1.1, no bombs.
+"""YAML text to a tree of values with their positions: one document, no tags, no YAML 1.1 types, no alias bombs.
 
-The tree is built from the parser's events, without recursion, so that depth and size are limits here and not crashes.
+The tree is built from the parser's events, without recursion, so that depth and size are limited instead of crashing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from launcher.job.problems import Mark, Path, Problem, refusal, show
 from launcher.job.scalars import resolve
 
 DEEPEST = 32
-MOST_VALUES = 100_000  # aliases filled in, each counted once for every level it is in; 100 characters count as one
+MOST_VALUES = 100_000  # aliases expanded, each counted at every level it is in; 100 characters count as one
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _PLAIN_TAGS = (None, "!", "tag:yaml.org,2002:str")
 
-# The parser's words for the commonest mistakes, and what they mean to the one who wrote the file.
+# The parser's messages for the commonest mistakes, and what they mean in a job file.
 _HINTS = {
     "mapping values are not allowed": "is a value that holds ': ' without quotes, or an indentation wrong?",
     "did not find expected key": "is this line indented unlike those above, or a quote or bracket left open?",
@@ -41,7 +41,7 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class Node:
-    """A value and the place of its key (or of its list item). `size` counts all values in it, aliases filled in."""
+    """A value and the place of its key (or of its list item). `size` counts all values in it, aliases expanded."""
 
     mark: Mark
     value: Any  # a scalar, list[Node] or dict[str, Node]; never changed in place: aliases share it
@@ -77,20 +77,20 @@ class Node:
 
 @dataclass
 class _Open:
-    """A collection that has begun and not ended."""
+    """A collection whose end event has not come yet."""
 
     mark: Mark
     anchor: str | None
     entries: dict[str, Node] | None  # None for a list
     items: list[Node] = field(default_factory=list)
-    key: tuple[str | None, Mark] | None = None  # a mapping's key that waits for its value; no text: a refused one
+    key: tuple[str | None, Mark] | None = None  # a mapping's key without its value yet; no text: an invalid key
     merged: list[Node] = field(default_factory=list)
 
 
 def compose(text: str, source: str, *, inline: bool = False) -> tuple[Node | None, list[Problem]]:
-    """The document's root (None where there is nothing in it) and what is wrong but did not stop the reading.
+    """The document's root (None if it is empty) and the problems that did not stop the parser.
 
-    source: how its places are called. inline: it is no file, so its places have no lines. Raises JobInvalid.
+    source: the name in its marks. inline: it is no file, so its marks have no lines. Raises JobInvalid.
     """
     composer = _Composer(source, inline)
     if found := _UNPRINTABLE.search(text):
@@ -117,7 +117,7 @@ class _Composer:
         self._anchors: dict[str, Node] = {}
 
     def mark(self, line: int, at: int = 0, *, column: bool = False) -> Mark:
-        """line and at count from 0, as the parser counts."""
+        """line and at count from 0, like the parser's."""
         return Mark(self._source) if self._inline else Mark(self._source, line + 1, at + 1 if column else 0)
 
     def take(self, event: Any) -> None:
@@ -165,13 +165,13 @@ class _Composer:
         value: Any = top.items
         if top.entries is not None:
             value = dict(top.entries)
-            for mapping in top.merged:  # the first one that has a key wins, and the mapping's own keys before all
+            for mapping in top.merged:  # the first one that has a key wins; the mapping's own keys override all
                 value = {**mapping.value, **value}
         size = 1 + sum(child.size for child in (*children, *top.merged))
         self._place(Node(top.mark, value, size), top.mark, top.anchor)
 
     def _place(self, node: Node, mark: Mark, anchor: str | None) -> None:
-        """Put a finished value where it belongs: the root, a list, a key; it may also be a key, which is refused."""
+        """Attach a finished value to its parent; a collection that is itself a key is refused."""
         if anchor:
             self._anchors[anchor] = node
         self._values += node.size
@@ -206,7 +206,7 @@ class _Composer:
             self.problems.append(Problem(mark, self._path(), f"the tag {show(event.tag)} is not used in job files"))
 
     def _path(self) -> Path:
-        """Where in the document the reading is."""
+        """The path of the collection that is being parsed."""
         parts = (len(o.items) if o.entries is None else o.key and o.key[0] for o in self._stack)
         return tuple(part for part in parts if part is not None)
 

@@ -1,4 +1,4 @@
-"""A job back to a job file: all settings in force, in the form a user writes; loading it gives an equal job."""
+"""The form that a user writes: a job back to a job file that loads as an equal job, and the form's JSON Schema."""
 
 from __future__ import annotations
 
@@ -12,10 +12,23 @@ from launcher.job.models import Job, NodeEntry, Part
 from launcher.job.scalars import WrittenFloat, WrittenInt, resolve, show_duration, show_size
 from launcher.model.container import Mount
 
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
 
 def dump_job(job: Job) -> str:
-    """YAML. Of secrets it holds the names and files, never the values, which are not in a job."""
+    """YAML with all settings in force. Of secrets it has names and files; the values are never in a job."""
     return yaml.dump(_job(job), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of the form that a user writes, which editors use to complete and check a job file."""
+    schema = Job.model_json_schema()
+    properties = schema["properties"]
+    properties["nodes"]["items"] = {"anyOf": [{"type": "string"}, properties["nodes"]["items"]]}
+    file = {"type": "object", "additionalProperties": {"type": "string"}, "minProperties": 1, "maxProperties": 1}
+    properties["secrets"]["items"] = {"anyOf": [{"type": "string"}, file]}
+    schema["$defs"].pop("Secret")
+    return {"$schema": DIALECT, **schema, "title": "A job of the launcher"}
 
 
 def _job(job: Job) -> dict[str, Any]:
@@ -34,7 +47,7 @@ def _job(job: Job) -> dict[str, Any]:
 
 
 class _Written(str):
-    """Text that is passed on to a program: a number in it needs no quotes, because it is kept as written anyway."""
+    """Text for a program: numbers in it need no quotes, because the loader keeps them as written."""
 
     __slots__ = ()
 
@@ -43,7 +56,7 @@ _PASSED_ON = ("args", "command", "env", "sweep")
 
 
 def _part(part: Part) -> dict[str, Any]:
-    """Its keys in the order of the schema, those that say nothing (None) left out."""
+    """Its keys in the order of the schema, without those that are None."""
     data: dict[str, Any] = {}
     for key in type(part).model_fields:
         value = getattr(part, key)
@@ -74,7 +87,7 @@ def _mount(mount: Mount) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Text that any YAML would take for something else has quotes."""
+    """Quotes text that a YAML parser would read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the signature is PyYAML's
         return True

@@ -1,14 +1,15 @@
-"""What the models refuse, in the words of the one who wrote the file: the key, what was expected, the nearest key."""
+"""What the models refuse, in terms of the job file: the key, what was expected, the nearest valid key."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
-from launcher.job.checks import ConflictError
-from launcher.job.models import DockerOptions, Image, Job, NodeEntry, Part, Resources, Run
+from launcher.job.conflicts import conflicts
+from launcher.job.models import DockerOptions, Image, Job, NodeEntry, Origin, Part, Resources, Run
 from launcher.job.problems import LocatedError, Path, nearest, show
 
 _PARTS: Mapping[Path, type[Part]] = {
@@ -19,7 +20,7 @@ _PARTS: Mapping[Path, type[Part]] = {
     ("docker",): DockerOptions,
 }
 
-# What other tools call these things.
+# Other tools' names of these keys.
 _SYNONYMS = {
     "cmd": "command",
     "cwd": "code",
@@ -34,31 +35,27 @@ _SYNONYMS = {
 }
 
 
-def check(data: Any) -> tuple[Job | None, list[tuple[Path, str]]]:
-    """The job, or everything that is wrong with it. What does not fit together is told even where single keys are
-    wrong too, as far as it is not about those.
+def check(data: Any, origin: Origin) -> tuple[Job | None, list[tuple[Path, str]]]:
+    """The job, or everything that is wrong with it. Conflicts are reported even if single keys are invalid, unless
+    they involve one of those.
     """
     try:
-        return Job.model_validate(data), []
+        job = Job.model_validate(data, context=origin)
     except ValidationError as error:
-        problems = list(explain(error))
         wrong = {str(detail["loc"][0]) for detail in error.errors(include_input=False) if detail["loc"]}
-    if wrong and isinstance(data, Mapping):
-        problems += _conflicts_beside(data, wrong)
-    return None, problems
+        beside = _conflicts_beside(data, wrong) if wrong and isinstance(data, Mapping) else ()
+        return None, [*explain(error), *beside]
+    found = [(conflict.path, conflict.message) for conflict in conflicts(job)]
+    return (None if found else job), found
 
 
 def _conflicts_beside(data: Mapping[str, Any], wrong: set[str]) -> Iterator[tuple[Path, str]]:
-    """Check the keys that are right, with stand-ins for the required ones that are wrong."""
-    standins = {"name": "x", "nodes": ["local"], "run": {"module": "x"}}
-    right = {key: value for key, value in data.items() if key not in wrong}
-    try:
-        Job.model_validate({**standins, **right})
-    except ValidationError as error:
-        for detail in error.errors():
-            cause = detail.get("ctx", {}).get("error")
-            if isinstance(cause, ConflictError):
-                yield from ((c.path, c.message) for c in cause.conflicts if not wrong & set(c.keys))
+    """Check the valid keys, with placeholders for the required ones that are wrong."""
+    required = {"name": "x", "nodes": ["local"], "run": {"module": "x"}}
+    valid = {key: value for key, value in data.items() if key not in wrong}
+    with contextlib.suppress(ValidationError):
+        job = Job.model_validate({**required, **valid})
+        yield from ((c.path, c.message) for c in conflicts(job) if not wrong & set(c.keys))
 
 
 def explain(error: ValidationError) -> Iterator[tuple[Path, str]]:
@@ -66,9 +63,7 @@ def explain(error: ValidationError) -> Iterator[tuple[Path, str]]:
     for detail in error.errors(include_url=False):
         path: Path = tuple(part for part in detail["loc"] if part != "[key]")
         cause = detail.get("ctx", {}).get("error")
-        if isinstance(cause, ConflictError):
-            yield from ((conflict.path, conflict.message) for conflict in cause.conflicts)
-        elif isinstance(cause, LocatedError):
+        if isinstance(cause, LocatedError):
             yield from (((*path, *below), message) for below, message in cause.problems)
         elif isinstance(cause, ValueError):
             yield path, str(cause)
@@ -95,7 +90,7 @@ def _message(kind: str, path: Path, value: Any, detail: Mapping[str, Any]) -> st
 
 
 def _belongs(path: Path) -> str:
-    """The nearest key of the same mapping, else where a key of this name belongs, else what there is."""
+    """The nearest key of the same mapping, else the mapping that has such a key, else all keys of this one."""
     *parent, last = path
     key, part = str(last), part_at(tuple(parent))
     if part is None:

@@ -1,4 +1,4 @@
-"""The kinds of values that the job file's keys take: how each is checked, made normal, and shown in the schema."""
+"""The types of the job file's values: how each is validated, normalised, and shown in the schema."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, PlainValidator, WithJsonSchema
 
-from launcher.job.argv import Args, ArgValue
 from launcher.job.hosts import parse_host
 from launcher.job.problems import BadValueError, LocatedError, Path, show
 from launcher.job.scalars import (
+    Args,
+    ArgValue,
     Gpus,
     Word,
     parse_address,
@@ -53,7 +54,7 @@ def parse_mounts(value: Any) -> tuple[Mount, ...]:
 
 
 def parse_args(value: Any) -> Args:
-    """A mapping from option to text, truth value, null or list of texts; or a list of texts. See `argv.argv_of`."""
+    """A mapping from option to text, truth value, null or list of texts; or a list of texts. See `scalars.argv_of`."""
     if not isinstance(value, Mapping):
         return _texts(value, "a mapping or a list of arguments")
     options: dict[str, str] = {}
@@ -100,7 +101,7 @@ def each(items: Iterable[tuple[Any, Any]], parse: Callable[[Any, Any], Result]) 
             results.append(parse(key, item))
         except LocatedError as error:
             problems += [((key, *path), message) for path, message in error.problems]
-        except BadValueError as error:  # every error of the user, not only the first
+        except BadValueError as error:
             problems.append(((key,), str(error)))
     if problems:
         raise LocatedError(problems)
@@ -131,7 +132,7 @@ def schema(**keywords: Any) -> WithJsonSchema:
     return WithJsonSchema(keywords)
 
 
-_TEXT = {"type": ["string", "number", "boolean"]}  # a scalar that is passed on as text
+_TEXT = {"type": ["string", "number", "boolean"]}  # a scalar that a program gets as text
 _LIST = {"type": "array", "items": _TEXT}
 _OPTIONS = {
     "type": "object",

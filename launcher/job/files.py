@@ -1,51 +1,42 @@
-"""What a job names on the caller's own machine: the code, the script, mounts of local nodes, secrets. All of it must
-be there before anything starts.
+"""Files of the caller's machine that a job names: code, script, mounts of local nodes, secrets. All of them must exist
+before anything starts.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from launcher.job.checks import inside
+from launcher.job.conflicts import inside
 from launcher.job.hosts import LOCAL
 from launcher.job.models import Job, Secret
-from launcher.job.problems import BadValueError, Mark, Problem, refusal
+from launcher.job.problems import BadValueError, Problem, refusal
 from launcher.job.problems import Path as KeyPath
 
-Check = Callable[[Job, Path, Mapping[str, str]], Iterator[tuple[KeyPath, str]]]
+Found = tuple[KeyPath, str]  # a key and what is wrong with the file that it names
 
 
 def check_files(job: Job, cwd: Path, environ: Mapping[str, str]) -> None:
-    """cwd: what relative paths count from. environ: where secrets without a file are.
+    """cwd: what relative paths count from. environ: has the secrets without a file.
 
     Raises JobInvalid with everything that is missing, each thing with its line.
     """
-    checks: tuple[Check, ...] = (_code, _script, _mounts, _secrets)
-    problems = [
-        Problem(job.mark(path) or Mark(f"job {job.name}"), path, message)
-        for check in checks
-        for path, message in check(job, cwd, environ)
-    ]
-    if problems:
-        raise refusal(problems)
+    _, wrong = _secrets(job, cwd, environ)
+    _refuse(job, [*_code(job, cwd), *_script(job, cwd), *_mounts(job), *wrong])
 
 
 def read_secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Their values, by variable; of a file all but the newline at its end. Raises JobInvalid as `check_files` does."""
-    values: dict[str, str] = {}
-    problems: list[Problem] = []
-    for index, secret in enumerate(job.secrets):
-        try:
-            values[secret.name] = _value(secret, cwd, environ)
-        except BadValueError as error:
-            path: KeyPath = ("secrets", index)
-            problems.append(Problem(job.mark(path) or Mark(f"job {job.name}"), path, str(error)))
-    if problems:
-        raise refusal(problems)
+    """Values by variable, without the newline at the end of a file. Raises JobInvalid as `check_files` does."""
+    values, wrong = _secrets(job, cwd, environ)
+    _refuse(job, wrong)
     return values
+
+
+def _refuse(job: Job, found: list[Found]) -> None:
+    if found:
+        raise refusal(Problem(job.mark(path), path, message) for path, message in found)
 
 
 def code_folder(job: Job, cwd: Path) -> Path:
@@ -53,13 +44,13 @@ def code_folder(job: Job, cwd: Path) -> Path:
 
 
 def script_in_code(job: Job, cwd: Path) -> str | None:
-    """`run.script` as it is called in the code folder, with forward slashes; None where it is not in there."""
+    """`run.script` relative to the code folder, with forward slashes; None if it lies outside."""
     script = Path(os.path.normpath(cwd / Path(job.run.script or "").expanduser()))
     code = code_folder(job, cwd)
     return script.relative_to(code).as_posix() if inside(str(code), str(script)) else None
 
 
-def _code(job: Job, cwd: Path, _environ: Mapping[str, str]) -> Iterator[tuple[KeyPath, str]]:
+def _code(job: Job, cwd: Path) -> Iterator[Found]:
     folder = code_folder(job, cwd)
     if not folder.is_dir():
         what = "is a file; expected a folder" if folder.exists() else "no such folder"
@@ -68,7 +59,7 @@ def _code(job: Job, cwd: Path, _environ: Mapping[str, str]) -> Iterator[tuple[Ke
         yield ("code",), f"you may not read {folder}"
 
 
-def _script(job: Job, cwd: Path, _environ: Mapping[str, str]) -> Iterator[tuple[KeyPath, str]]:
+def _script(job: Job, cwd: Path) -> Iterator[Found]:
     if job.run.script is None:
         return
     path, code = ("run", "script"), code_folder(job, cwd)
@@ -82,20 +73,24 @@ def _script(job: Job, cwd: Path, _environ: Mapping[str, str]) -> Iterator[tuple[
         yield path, f"lies outside the code folder {code}, the only one that is put into the containers; see `code`"
 
 
-def _mounts(job: Job, _cwd: Path, _environ: Mapping[str, str]) -> Iterator[tuple[KeyPath, str]]:
-    """Only what this machine mounts: preflight looks at the other nodes."""
+def _mounts(job: Job) -> Iterator[Found]:
+    """Only this machine's mounts: preflight checks the other nodes."""
     if any(node.host == LOCAL for node in job.nodes):
         for mount in job.mounts:
             if not Path(mount.source).exists():
                 yield ("mounts", mount.source), f"{mount.source} does not exist on this machine, which is a node"
 
 
-def _secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> Iterator[tuple[KeyPath, str]]:
+def _secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> tuple[dict[str, str], list[Found]]:
+    """Their values by variable, and what is wrong with those that cannot be read."""
+    values: dict[str, str] = {}
+    wrong: list[Found] = []
     for index, secret in enumerate(job.secrets):
         try:
-            _value(secret, cwd, environ)
+            values[secret.name] = _value(secret, cwd, environ)
         except BadValueError as error:
-            yield ("secrets", index), str(error)
+            wrong.append((("secrets", index), str(error)))
+    return values, wrong
 
 
 def _value(secret: Secret, cwd: Path, environ: Mapping[str, str]) -> str:
@@ -105,7 +100,7 @@ def _value(secret: Secret, cwd: Path, environ: Mapping[str, str]) -> str:
         return environ[secret.name]
     path = cwd / Path(secret.file).expanduser()
     try:
-        # O_NONBLOCK: a pipe must not hold us. Looked at through the open file, so that what is checked is what is read.
+        # O_NONBLOCK: opening a pipe must not block. fstat of the open file, so that the file checked is the file read.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):

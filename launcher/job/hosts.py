@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.job.problems import BadValueError, show
 
-if TYPE_CHECKING:
-    from launcher.job.models import NodeEntry
-
 LOCAL = "local"
 
-# Nothing that ssh could take for an option, nothing that a label or a file name would have to escape.
+# Nothing that ssh would parse as an option, nothing that needs escaping in a label or a file name.
 _HOST = re.compile(
     r"(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9_.+-]*)@)?"
     r"(?P<host>[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\])"
@@ -37,13 +34,13 @@ def parse_host(value: Any) -> str:
 
 
 def machine(host: str) -> tuple[str, str]:
-    """What two entries must not share: the host's name and its port ("" where ssh's own configuration has it)."""
+    """Host name and port, which identify a machine; port "" means the one of the ssh configuration."""
     found = _HOST.fullmatch(host)
     return (found["host"].lower(), found["port"] or "") if found else (host, "")
 
 
 def names_of(hosts: Sequence[str]) -> list[str]:
-    """The default name of each: local-0, local-1 where `local` repeats; else without user, and port if need be."""
+    """Default names: the host without user, with the port only if hosts repeat; local-0, local-1 if `local` does."""
     bare = Counter(machine(host)[0] for host in hosts)
     names: list[str] = []
     locals_seen = 0
@@ -56,13 +53,3 @@ def names_of(hosts: Sequence[str]) -> list[str]:
         plain = re.sub(r"[^A-Za-z0-9._-]", "-", name.strip("[]")).lstrip("-._") or "node"
         names.append((f"{plain}-{port}" if bare[name] > 1 and port else plain)[:63])
     return names
-
-
-def with_names(nodes: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
-    """The entries, each with its own name or its default one. Raises BadValueError where there are none."""
-    if not nodes:
-        raise BadValueError("an empty list; expected one node or more")
-    return tuple(
-        node if node.name else node.model_copy(update={"name": name})
-        for node, name in zip(nodes, names_of([node.host for node in nodes]), strict=True)
-    )

@@ -20,13 +20,13 @@ _START = "`launcher init` writes a commented job file to start from"
 def load_job(path: str | PathLike[str], sets: Sequence[str] = (), nodes: Sequence[str] | None = None) -> Job:
     """The job that a file asks for, with overrides `a.b=value` and, if given, other nodes than the file's.
 
-    Raises JobInvalid, with all that is wrong. Nothing that the job names is looked at: see `files.check_files`.
+    Raises JobInvalid, with all that is wrong. The files that the job names are checked by `files.check_files`.
     """
     return parse_job(_read(FilePath(path)), str(path), sets, nodes)
 
 
 def parse_job(text: str, source: str = "job.yaml", sets: Sequence[str] = (), nodes: Sequence[str] | None = None) -> Job:
-    """The same from text; `source` is what messages call it."""
+    """The same from text; `source` is its name in messages."""
     found, problems = compose(text, source)
     if found is None or (found.value is None and not problems):
         raise JobInvalid(f"{source}:1", "the file holds nothing", _START)
@@ -40,14 +40,14 @@ def parse_job(text: str, source: str = "job.yaml", sets: Sequence[str] = (), nod
     if nodes is not None:
         root = apply_nodes(root, nodes)
     origin = Origin(root.marks())
-    job, refused = check(root.plain())
-    known = {problem.path for problem in problems}  # a value that YAML's rules refuse already needs no second message
+    job, refused = check(root.plain(), origin)
+    known = {problem.path for problem in problems}  # one message a value: the first is about its YAML
     problems += (
         Problem(origin.where(where) or root.mark, where, message) for where, message in refused if where not in known
     )
     if job is None or problems:
         raise refusal(problems)
-    return job.written_at(origin)
+    return job
 
 
 def _read(path: FilePath) -> str:

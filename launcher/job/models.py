@@ -1,6 +1,6 @@
 """What the user asked for: the job file as frozen values. Field descriptions are the JSON Schema's documentation.
 
-Every validator takes the form a user writes and its own normal form. What does not fit together is in `checks`.
+Every validator takes the form that a user writes and its own normal form. Keys that exclude each other: `conflicts`.
 """
 
 from __future__ import annotations
@@ -11,36 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from launcher.job.checks import ConflictError, conflicts
-from launcher.job.fields import (
-    Address,
-    ArgsField,
-    Argv,
-    Capability,
-    ContainerPath,
-    Cpus,
-    Device,
-    Duration,
-    Env,
-    EnvName,
-    GpusField,
-    Host,
-    HostAddress,
-    HostName,
-    JobName,
-    LocalPath,
-    ModuleName,
-    Mounts,
-    NodeName,
-    Port,
-    Processes,
-    Reference,
-    Requirement,
-    Restarts,
-    Size,
-    TorchVision,
-)
-from launcher.job.hosts import with_names
+from launcher.job import fields
+from launcher.job.hosts import names_of
 from launcher.job.problems import BadValueError, LocatedError, Mark, Path, show
 from launcher.job.scalars import Gpus
 
@@ -61,17 +33,17 @@ class Part(BaseModel):
 class Image(Part):
     """The environment that the job runs in."""
 
-    base: Reference | None = Field(
+    base: fields.Reference | None = Field(
         default=None,
         description="Image to start from: a tag, or tag@sha256:... It is checked, repaired and extended as asked.",
     )
-    ref: Reference | None = Field(default=None, description="An existing image, used as it is. Instead of base.")
-    torchvision: TorchVision = Field(
+    ref: fields.Reference | None = Field(default=None, description="An existing image, used as it is. Instead of base.")
+    torchvision: fields.TorchVision = Field(
         default="auto",
         description="auto: keep the base's if it works, else make it work; keep: leave it and check nothing; "
         "X.Y.Z: have this version.",
     )
-    packages: tuple[Requirement, ...] = Field(
+    packages: tuple[fields.Requirement, ...] = Field(
         default=(),
         description="Extra pip requirements, installed under the base's own constraints. torch is never replaced.",
     )
@@ -80,14 +52,9 @@ class Image(Part):
     def _one_source(self) -> Image:
         if (self.base is None) == (self.ref is None):
             raise BadValueError("give one of base and ref" + ("" if self.base is None else ", not both"))
-        if self.ref is not None and self.torchvision not in ("auto", "keep"):
-            raise LocatedError(
-                [(("torchvision",), "an image given by ref is used as it is; give it as base to change it")]
-            )
-        if self.ref is not None and self.packages:
-            raise LocatedError(
-                [(("packages",), "an image given by ref is used as it is; give it as base to change it")]
-            )
+        for key, changed in (("torchvision", self.torchvision not in ("auto", "keep")), ("packages", self.packages)):
+            if self.ref is not None and changed:
+                raise LocatedError([((key,), "an image given by ref is used as it is; give it as base to change it")])
         for index, requirement in enumerate(self.packages):
             name = re.split(r"[^A-Za-z0-9._-]", requirement)[0].lower().replace("_", "-")
             if name in ("torch", "torchvision"):
@@ -99,15 +66,15 @@ class Image(Part):
 class NodeEntry(Part):
     """One machine of the job; the first of them is the master and has rank 0."""
 
-    name: NodeName = Field(
+    name: fields.NodeName = Field(
         default="", description="What the node is called in logs and tables. Default: its host, without user and port."
     )
-    host: Host = Field(description="An alias of the ssh config, user@host:port, or local.")
-    gpus: GpusField | None = Field(default=None, description="This node's GPUs, instead of the job's.")
-    address: Address | None = Field(
+    host: fields.Host = Field(description="An alias of the ssh config, user@host:port, or local.")
+    gpus: fields.GpusField | None = Field(default=None, description="This node's GPUs, instead of the job's.")
+    address: fields.Address | None = Field(
         default=None, description="Its IP address as the other nodes reach it. Default: found by trying."
     )
-    env: Env = Field(default={}, description="Environment variables on this node, over the job's.")
+    env: fields.Env = Field(default={}, description="Environment variables on this node, over the job's.")
 
     @model_validator(mode="before")
     @classmethod
@@ -115,13 +82,25 @@ class NodeEntry(Part):
         return {"host": data} if isinstance(data, (str, int, float)) and not isinstance(data, bool) else data
 
 
+def _with_names(nodes: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
+    """The entries, each with its own name or its default one. Raises BadValueError for an empty list."""
+    if not nodes:
+        raise BadValueError("an empty list; expected one node or more")
+    return tuple(
+        node if node.name else node.model_copy(update={"name": name})
+        for node, name in zip(nodes, names_of([node.host for node in nodes]), strict=True)
+    )
+
+
 class Run(Part):
     """What is run on every node."""
 
-    module: ModuleName | None = Field(default=None, description="A module, run by torchrun as python -m would.")
-    script: LocalPath | None = Field(default=None, description="A Python file inside the code folder, run by torchrun.")
-    command: Argv | None = Field(default=None, description="Any command, run once a node, without torchrun.")
-    args: ArgsField = Field(
+    module: fields.ModuleName | None = Field(default=None, description="A module, run by torchrun as python -m would.")
+    script: fields.LocalPath | None = Field(
+        default=None, description="A Python file inside the code folder, run by torchrun."
+    )
+    command: fields.Argv | None = Field(default=None, description="Any command, run once a node, without torchrun.")
+    args: fields.ArgsField = Field(
         default={},
         description="Its arguments. A mapping: k: v gives --k v, underscores become dashes, true gives --k, false and "
         "null nothing, a list --k a b. A list is used as it is.",
@@ -140,8 +119,8 @@ class Run(Part):
 class Secret(Part):
     """A secret: its variable's name, and the file that holds it (None: the caller's environment does)."""
 
-    name: EnvName = Field(description="The environment variable's name.")
-    file: LocalPath | None = Field(default=None, description="A file that only its owner may read.")
+    name: fields.EnvName = Field(description="The environment variable's name.")
+    file: fields.LocalPath | None = Field(default=None, description="A file that only its owner may read.")
 
     @model_validator(mode="before")
     @classmethod
@@ -159,9 +138,9 @@ class Secret(Part):
 class Resources(Part):
     """Limits of each node's container."""
 
-    memory: Size | None = Field(default=None, description="Most memory, such as 64g. Default: no limit.")
-    cpus: Cpus | None = Field(default=None, description="Most CPUs, such as 16 or 1.5. Default: no limit.")
-    shm: Size | None = Field(default=None, description="Size of /dev/shm, such as 16g; only without --ipc=host.")
+    memory: fields.Size | None = Field(default=None, description="Most memory, such as 64g. Default: no limit.")
+    cpus: fields.Cpus | None = Field(default=None, description="Most CPUs, such as 16 or 1.5. Default: no limit.")
+    shm: fields.Size | None = Field(default=None, description="Size of /dev/shm, such as 16g; only without --ipc=host.")
 
 
 class DockerOptions(Part):
@@ -171,15 +150,15 @@ class DockerOptions(Part):
         default="host",
         description="The container's IPC mode. host: it shares the node's /dev/shm, as data loaders need.",
     )
-    extra_hosts: Mapping[HostName, HostAddress] = Field(
+    extra_hosts: Mapping[fields.HostName, fields.HostAddress] = Field(
         default={}, description="Lines for /etc/hosts: name to IP address."
     )
-    devices: tuple[Device, ...] = Field(default=(), description="Further devices, /dev/x[:/dev/y[:rwm]].")
-    cap_add: tuple[Capability, ...] = Field(default=(), description="Further capabilities, such as SYS_PTRACE.")
+    devices: tuple[fields.Device, ...] = Field(default=(), description="Further devices, /dev/x[:/dev/y[:rwm]].")
+    cap_add: tuple[fields.Capability, ...] = Field(default=(), description="Further capabilities, such as SYS_PTRACE.")
 
 
 class Origin:
-    """Where each value of a job was written. All origins are equal: a job is what it asks for, not where it stands."""
+    """Where each value of a job was written. All origins are equal, so that equal jobs of two files compare equal."""
 
     def __init__(self, marks: Iterable[tuple[Path, Mark]] = ()) -> None:
         self._marks = dict(marks)
@@ -191,7 +170,7 @@ class Origin:
         return 0
 
     def where(self, path: Path) -> Mark | None:
-        """The place of `path`, or of what it would be in; None for a job that no file holds."""
+        """The place of `path` or of its nearest parent that was written; None for a job that is of no file."""
         while path and path not in self._marks:
             path = path[:-1]
         return self._marks.get(path)
@@ -200,7 +179,9 @@ class Origin:
 class Job(Part):
     """A job of the launcher: which code runs in which environment on which machines."""
 
-    name: JobName = Field(description="The job's name: small letters, digits and dashes. A run's id begins with it.")
+    name: fields.JobName = Field(
+        description="The job's name: small letters, digits and dashes. A run's id begins with it."
+    )
     runtime: Literal["docker", "process"] = Field(
         default="docker",
         description="docker: containers. process: plain processes on this machine, with the caller's Python.",
@@ -208,52 +189,51 @@ class Job(Part):
     image: Image | None = Field(
         default=None, description="The environment. Needed for runtime docker, unused for process."
     )
-    code: LocalPath = Field(
+    code: fields.LocalPath = Field(
         default=".", description="Folder put into every container at /workspace/code, the working directory."
     )
-    nodes: Annotated[tuple[NodeEntry, ...], AfterValidator(with_names)] = Field(
+    nodes: Annotated[tuple[NodeEntry, ...], AfterValidator(_with_names)] = Field(
         json_schema_extra={"minItems": 1},
         description="The machines; the first is the master and has rank 0. Each once; only local may repeat, under "
         "runtime process.",
     )
-    gpus: GpusField = Field(
+    gpus: fields.GpusField = Field(
         default="all", description="GPUs of each node: all, none, how many, or a list of indices or of UUIDs."
     )
-    processes: Processes = Field(default="auto", description="Workers a node. auto: one a GPU, one without.")
+    processes: fields.Processes = Field(default="auto", description="Workers a node. auto: one a GPU, one without.")
     run: Run = Field(description="What is run on every node.")
-    mounts: Mounts = Field(
+    mounts: fields.Mounts = Field(
         default=(),
         description="Folders of the node in the container: {/on/node: /in/container:ro}; :rw is the default.",
     )
-    env: Env = Field(default={}, description="Environment variables, passed on as written.")
+    env: fields.Env = Field(default={}, description="Environment variables, passed on as written.")
     secrets: tuple[Secret, ...] = Field(
         default=(), description="NAME: taken from the caller's environment; {NAME: file}: from a file with mode 0600."
     )
-    output: ContainerPath = Field(
+    output: fields.ContainerPath = Field(
         default="/output",
         description="Folder inside the container for what the run writes; on the node a fresh one a run.",
     )
-    restarts: Restarts = Field(default=0, description="How often the run may be restarted in total.")
-    port: Port = Field(default=29500, description="The port of the rendezvous, on the first node.")
-    timeout: Duration | None = Field(
+    restarts: fields.Restarts = Field(default=0, description="How often the run may be restarted in total.")
+    port: fields.Port = Field(default=29500, description="The port of the rendezvous, on the first node.")
+    timeout: fields.Duration | None = Field(
         default=None, description="Most time for the whole job, such as 24h. Default: none."
     )
-    hang_timeout: Duration | None = Field(
+    hang_timeout: fields.Duration | None = Field(
         default=None, description="So long without output and without a step is a failure, such as 15m. Default: none."
     )
     resources: Resources = Field(default_factory=Resources, description="Limits of each node's container.")
     docker: DockerOptions = Field(default_factory=DockerOptions, description="What the container defaults do not do.")
-    sweep: tuple[ArgsField, ...] = Field(
+    sweep: tuple[fields.ArgsField, ...] = Field(
         default=(), description="Variants of run.args, run one after another as one group."
     )
 
     _origin: Origin = PrivateAttr(default_factory=Origin)
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> Job:
-        if found := conflicts(self):
-            raise ConflictError(found)
-        return self
+    def model_post_init(self, context: Any) -> None:
+        """context: the `Origin` of a job that was loaded from a file."""
+        if isinstance(context, Origin):
+            self._origin = context
 
     def gpus_of(self, node: NodeEntry) -> Gpus:
         return self.gpus if node.gpus is None else node.gpus
@@ -261,16 +241,10 @@ class Job(Part):
     def env_of(self, node: NodeEntry) -> dict[str, str]:
         return {**self.env, **node.env}
 
-    def written_at(self, origin: Origin) -> Job:
-        """The same job, which knows where each of its values was written."""
-        job = self.model_copy()
-        job._origin = origin
-        return job
-
-    def mark(self, path: Path) -> Mark | None:
-        """Where a key was written; None for a job that no file holds."""
-        return self._origin.where(path)
+    def mark(self, path: Path) -> Mark:
+        """Where a key, or its nearest parent, was written; the job's name for a job that is of no file."""
+        return self._origin.where(path) or Mark(f"job {self.name}")
 
     def where(self, *path: str | int) -> str:
-        """`file:line` of a key, as far as it was written; the job's name where no file holds it."""
-        return str(self.mark(path) or f"job {self.name}")
+        """`file:line` of a key; see `mark`."""
+        return str(self.mark(path))

@@ -1,19 +1,21 @@
-"""What the command line changes in a job file: `--set a.b=value` and `--nodes a,b`, as new trees."""
+"""What changes a job: `--set a.b=value` and `--nodes a,b` as new trees of the file, a sweep's variants as new jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from launcher.errors import JobInvalid
 from launcher.job.document import Node, compose
 from launcher.job.hosts import names_of
+from launcher.job.models import Job
 from launcher.job.problems import Mark, Path, Problem, dotted, printable, refusal
+from launcher.job.scalars import Args, argv_of
 
 
 def apply_set(root: Node, assignment: str) -> tuple[Node, list[Problem]]:
-    """`a.b=v`: the tree with the YAML value v at a.b; mappings that are missing on the way are made, a number is a
-    place in a list. Raises JobInvalid.
+    """`a.b=v`: the tree with the YAML value v at a.b; missing mappings are created, a number is a list's index.
+    Raises JobInvalid.
     """
     source = f"--set {printable(assignment if len(assignment) <= 80 else assignment[:77] + '...')}"
     key, equals, text = assignment.partition("=")
@@ -47,8 +49,8 @@ def _placed(node: Node, parts: Path, value: Node, mark: Mark, done: Path) -> Nod
 
 
 def apply_nodes(root: Node, nodes: Sequence[str]) -> Node:
-    """The tree with these nodes instead of its own. An entry of the file that has such a host or name is kept as it
-    is written there, with its settings. Raises JobInvalid.
+    """The tree with these nodes instead of its own. A node that the file has, by host or name, keeps its settings.
+    Raises JobInvalid.
     """
     mark = Mark("--nodes")
     if not nodes or not all(node.strip() for node in nodes):
@@ -66,3 +68,33 @@ def apply_nodes(root: Node, nodes: Sequence[str]) -> Node:
 
 def _text(node: Node | None) -> str:
     return node.value if node is not None and isinstance(node.value, str) else ""
+
+
+def expand_sweep(job: Job) -> list[Job]:
+    """One job a variant, in order, without a sweep of its own; the job itself if it has none."""
+    if not job.sweep:
+        return [job]
+    return [
+        job.model_copy(update={"sweep": (), "run": job.run.model_copy(update={"args": _merged(job.run.args, variant)})})
+        for variant in job.sweep
+    ]
+
+
+def _merged(args: Args, variant: Args) -> Args:
+    """A variant's options replace those of the same name; if either is a list, the variant's are appended."""
+    if isinstance(args, Mapping) and isinstance(variant, Mapping):
+        spelled = {key.replace("_", "-"): key for key in args}
+        renamed = {spelled.get(key.replace("_", "-"), key): value for key, value in variant.items()}
+        return {**args, **renamed}
+    return (*argv_of(args), *argv_of(variant))
+
+
+def variant_name(variant: Args) -> str:
+    """A variant's name in tables: `batch_size=128 lr=0.1`."""
+    if not isinstance(variant, Mapping):
+        return " ".join(variant)
+    words = {True: "true", False: "false", None: "null"}
+    return " ".join(
+        f"{key}={','.join(value) if isinstance(value, tuple) else value if isinstance(value, str) else words[value]}"
+        for key, value in variant.items()
+    )

@@ -1,4 +1,4 @@
-"""What is wrong with a job file, each thing with its place, and how all of it reads as one message."""
+"""Problems of a job file, each with its place, and the one message that reports them all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launcher.errors import JobInvalid
 
 Path = tuple[str | int, ...]
 
-SHOWN = 10  # problems a message holds: more than these are seldom read before the first are cured
+SHOWN = 10  # problems a message lists
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: where it is written, the key's path as `--set` spells it, what was expected."""
+    """Where it is written, the key's path as `--set` spells it, what was expected."""
 
     mark: Mark
     path: Path
@@ -40,11 +40,11 @@ class Problem:
 
 
 class BadValueError(ValueError):
-    """A value is not what was expected; the message says what was, and is read after the key's path."""
+    """A value is not what was expected; the message says what was, and follows the key's path."""
 
 
 class LocatedError(BadValueError):
-    """Raised inside a validator of the models: problems at paths below the value that is being validated."""
+    """Raised by the models' validators: problems at paths below the value that is validated."""
 
     def __init__(self, problems: Sequence[tuple[Path, str]]) -> None:
         super().__init__("; ".join(f"{dotted(path)}: {message}" if path else message for path, message in problems))
@@ -81,15 +81,15 @@ def show(value: Any) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing where nothing known is near."""
-    import difflib  # only where something is wrong: loading a job is fast
+    """`; did you mean 'x'?`, or nothing if no known word is near."""
+    import difflib  # here, so that loading a valid job stays fast
 
     near = difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.6)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def printable(text: str) -> str:
-    """The text with escapes for line ends and control characters: a message stays on its line."""
+    """The text with line ends and control characters escaped, so that a message stays on one line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

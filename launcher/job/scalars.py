@@ -1,4 +1,4 @@
-"""Scalars of a job file and the values that they stand for: numbers as written, durations, sizes, paths, names.
+"""Scalars of a job file and what they mean: numbers as written, durations, sizes, paths, arguments.
 
 Every `parse_` function takes what YAML gave, or its own result, and raises BadValueError with what was expected.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.job.problems import BadValueError, show
 
 Gpus = str | int | tuple[int, ...] | tuple[str, ...]
+ArgValue = str | bool | None | tuple[str, ...]
+Args = Mapping[str, ArgValue] | tuple[str, ...]
 
 
 class WrittenInt(int):
@@ -29,7 +31,7 @@ class WrittenFloat(float):
 
 
 class Word(str):
-    """An unquoted yes, no, on or off: a truth value in YAML 1.1, text in 1.2. Refused where either could be meant."""
+    """An unquoted yes, no, on or off: a boolean in YAML 1.1, text in 1.2. Refused where it is ambiguous."""
 
     __slots__ = ()
 
@@ -39,7 +41,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\
 _NULL = ("", "~", "null", "Null", "NULL")
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _WORD = ("yes", "no", "on", "off")
-_LONGEST_NUMBER = 64  # characters; what is longer is text (Python itself refuses to read thousands of digits)
+_LONGEST_NUMBER = 64  # characters; longer ones are text (Python itself refuses to parse thousands of digits)
 
 
 def resolve(text: str) -> str | int | float | bool | None:
@@ -65,7 +67,7 @@ def resolve(text: str) -> str | int | float | bool | None:
 
 
 def parse_text(value: Any) -> str:
-    """A scalar as the text that a program is given: numbers as written, true and false in lower case."""
+    """A scalar as a program gets it in argv or environment: numbers as written, true and false in lower case."""
     if isinstance(value, str):
         if "\0" in value:
             raise BadValueError("a NUL character cannot be passed to a program")
@@ -75,6 +77,24 @@ def parse_text(value: Any) -> str:
     if isinstance(value, (int, float)):
         return str(getattr(value, "text", None) or repr(value))
     raise BadValueError(f"expected text, not {show(value)}" + ("; write '' for an empty one" if value is None else ""))
+
+
+def argv_of(args: Mapping[str, object] | Sequence[str]) -> tuple[str, ...]:
+    """`k: v` becomes `--k v`, underscores dashes; true `--k`; false and null nothing; a list `--k a b`. A list of
+    arguments is used as it is. Raises ValueError for anything nested deeper.
+    """
+    if not isinstance(args, Mapping):
+        return tuple(parse_text(item) for item in args)
+    argv: list[str] = []
+    for key, value in args.items():
+        if value is None or value is False:
+            continue
+        argv.append("--" + key.replace("_", "-"))
+        if isinstance(value, (list, tuple)):
+            argv += [parse_text(item) for item in value]
+        elif value is not True:
+            argv.append(parse_text(value))
+    return tuple(argv)
 
 
 def whole(what: str, low: int, high: int) -> Callable[[Any], int]:
@@ -114,7 +134,7 @@ def show_duration(seconds: int) -> str:
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt])(?:i?b)?", re.IGNORECASE)
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SMALLEST = 6 << 20  # Docker's own least memory limit
+_SMALLEST = 6 << 20  # Docker's own minimum memory limit
 
 
 def parse_size(value: Any) -> int:
@@ -188,7 +208,7 @@ def parse_path(value: Any) -> str:
 
 def parse_address(value: Any) -> str:
     """An IP address that another node can connect to."""
-    import ipaddress  # only where an address is given: loading a job is fast
+    import ipaddress  # here, so that loading a job without addresses stays fast
 
     try:
         address = ipaddress.ip_address(value if isinstance(value, str) else "")

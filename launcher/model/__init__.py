@@ -1,1 +1,1 @@
-"""Frozen values that everyone speaks: what a node is, what a container is, what a plan is. No I/O."""
+"""Frozen values that all packages share: a node's facts, a container, a plan. No I/O."""

@@ -1,4 +1,4 @@
-"""A container as it is asked for, and as it is found."""
+"""A container: its specification, and its state as the engine reports it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-# What the containers of NVIDIA's images need for pinned memory and for NCCL's stacks; asked for where it is granted.
+# What containers of NVIDIA's images need for pinned memory and NCCL's stacks; requested where the engine grants it.
 WANTED_ULIMITS = (("memlock", -1), ("stack", 67108864))
 
 
@@ -19,23 +19,23 @@ class Mount:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things are for a run's processes: paths inside the container, or on this machine for plain processes."""
+    """The folders of a run's processes: paths inside the container, or on this machine for plain processes."""
 
     code: str  # working directory
     output: str
-    kit: str  # the launcher's own small scripts, the secrets file, a writable home
+    kit: str  # launcher.container_scripts, the secrets, a writable home
 
 
 @dataclass(frozen=True)
 class ContainerSpec:
     """Everything that an engine needs to create one container; for plain processes, one process group.
 
-    Sizes are bytes, limits as the engine takes them. `restarts`: how often the engine may start it again after failing.
+    Sizes are bytes, limits as the engine takes them. `restarts`: how often the engine may restart it after a failure.
     """
 
     name: str
     image: str
-    argv: tuple[str, ...]  # replaces the image's entrypoint; the image's own entrypoint stands inside it
+    argv: tuple[str, ...]  # the whole command, replaces the image's entrypoint; the image's own one is part of it
     env: Mapping[str, str]
     labels: Mapping[str, str]
     layout: Layout
@@ -59,7 +59,7 @@ class ContainerSpec:
 
 
 class Phase(str, Enum):
-    """Where a container is in its life, as its engine tells."""
+    """A container's state as its engine reports it."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -75,7 +75,7 @@ class Phase(str, Enum):
 
 @dataclass(frozen=True)
 class ContainerState:
-    """A container as its engine shows it now. Times: seconds since the epoch by the node's clock, 0 where not yet."""
+    """A container as its engine reports it. Times: seconds since the epoch by the node's clock, 0 before they come."""
 
     id: str
     name: str
@@ -87,4 +87,4 @@ class ContainerState:
     restarts: int
     started: float
     finished: float
-    error: str = ""  # the engine's own words when it could not start it
+    error: str = ""  # the engine's message if it could not start it

@@ -1,4 +1,4 @@
-"""What is known of a node and of an image before anything is planned."""
+"""What the planner needs to know of a node and of an image."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ class Route:
 class EngineFacts:
     """The container engine of a node."""
 
-    id: str  # the engine's own identity: caches of what it grants are keyed by it
+    id: str  # the key of caches of what this engine grants
     version: str
     rootless: bool
     runtimes: tuple[str, ...]  # "nvidia" where the container toolkit is configured as a runtime
     cdi_devices: tuple[str, ...]  # "nvidia.com/gpu=..." where the engine lists CDI devices
     root_dir: str
     disk_free: int  # bytes free below root_dir, -1 where unknown
-    images: tuple[str, ...]  # ids of the images that were asked for and are there
+    images: tuple[str, ...]  # ids of those images asked about that it has
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One look at one node. Bytes and seconds throughout."""
+    """A node's state at one moment. Bytes and seconds throughout."""
 
     name: str  # in the job file
     host: str  # ssh alias, user@host:port or "local"
@@ -62,22 +62,22 @@ class NodeFacts:
     cpus: int
     memory: int
     shm_size: int  # of the node's own /dev/shm
-    disk_free: int  # where home lies
-    clock_offset: float  # node's clock minus the caller's, corrected by half the round trip
+    disk_free: int  # of the filesystem of home
+    clock_offset: float  # node's clock minus the caller's, corrected for half the round trip
     interfaces: tuple[Interface, ...]
     routes: tuple[Route, ...]
     listening: tuple[int, ...]  # TCP ports with a listener
     gpus: tuple[Gpu, ...]
-    infiniband: bool  # /dev/infiniband is there
+    infiniband: bool  # /dev/infiniband exists
     python: str = ""  # the interpreter that runs plain processes; empty for docker
     engine: EngineFacts | None = None  # None for plain processes
-    # Limits that this engine was seen to grant, as `docker run --ulimit` takes them: memlock=-1, stack=67108864
+    # Limits that a probe showed the engine to grant, as `docker run --ulimit` takes them: memlock=-1, stack=67108864
     ulimits: tuple[tuple[str, int], ...] = ()
-    image: str = ""  # id of the job's image in this node's store, where that is known
+    image: str = ""  # id of the job's image in this node's store, if known
 
 
 class Launch(str, Enum):
-    """How an image starts one process a GPU (facts: torchrun since torch 1.9 as a module)."""
+    """The module that starts one process a GPU (torch.distributed.run exists since torch 1.9)."""
 
     RUN = "torch.distributed.run"
     LAUNCH = "torch.distributed.launch"
@@ -86,30 +86,30 @@ class Launch(str, Enum):
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """What a container of the job's image can do; for plain processes, what the caller's Python can do."""
+    """The job's image; for plain processes, the caller's Python."""
 
     reference: str
-    id: str  # on the first node; the same image on every node, proven
+    id: str  # on the first node; every node has the same image, which was verified
     python: str  # "python3", else "python", or a path
     launch: Launch
-    flags: frozenset[str]  # long options that its launcher knows, underscored: {"no_python", "rdzv_backend", ...}
-    torch: str  # version, "" where there is none
+    flags: frozenset[str]  # long options of its launch module, underscored: {"no_python", "rdzv_backend", ...}
+    torch: str  # version, "" if it has none
     entrypoint: tuple[str, ...]  # the image's own
 
 
 class Reach(str, Enum):
-    """What came of a TCP connection tried from one node to an address."""
+    """The outcome of a TCP connection from one node to an address."""
 
-    OPEN = "open"  # somebody answered
-    REFUSED = "refused"  # the machine answered that nobody listens: the way is free
+    OPEN = "open"  # accepted
+    REFUSED = "refused"  # the machine is reached and has no listener there
     SILENT = "silent"  # no answer within the time limit, or no route
-    OTHER = "other"  # somebody answered, but it is not the node that was meant
-    UNKNOWN = "unknown"  # the node does not let us try
+    OTHER = "other"  # accepted, but by another machine than the target node
+    UNKNOWN = "unknown"  # the node cannot run the probe
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The result of one connection tried between two nodes."""
+    """One connection attempt between two nodes."""
 
     source: str  # node name
     target: str  # node name

@@ -1,4 +1,4 @@
-"""What will be done: printed by `launcher plan`, executed by `launcher up`, the very same object."""
+"""The plan of a run: the same object is printed by `launcher plan` and executed by `launcher up`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}-\d{8}-\d{6}-[0-9a-f]{4}")
 
 
 def new_run_id(job: str, now: float | None = None) -> RunId:
-    """`<job>-<UTC date>-<UTC time>-<4 hex digits>`: sorts by time within a job, two started in one second differ."""
+    """`<job>-<UTC date>-<UTC time>-<4 hex digits>`: sorts by time within a job, unique within a second."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
     return f"{job}-{stamp}-{secrets.token_hex(2)}"
 
@@ -29,10 +29,10 @@ def is_run_id(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Membership:
-    """A run's place among those that one `up` of a job with a sweep starts."""
+    """A run's place in the group that one `up` of a job with a sweep starts."""
 
     group: str  # an id like a run's
-    variant: str  # what sets the run apart
+    variant: str  # the arguments in which the run differs
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Rendezvous:
     port: int
     addresses: tuple[str, ...]  # by node rank
     interfaces: tuple[str, ...]  # by node rank
-    probed: bool  # False where nobody could try the way from node to node
+    probed: bool  # False if the connections between nodes could not be tested
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Plan:
 
 
 def plain(value: Any) -> Any:
-    """A value of this package as dicts, lists and scalars, fit for JSON."""
-    if value is None or isinstance(value, (str, int, float)):  # most are; the questions below cost more
+    """A value of this package as dicts, lists and scalars, ready for JSON."""
+    if value is None or isinstance(value, (str, int, float)):  # the commonest case, and the cheapest test
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from launcher import __version__
-from launcher.job.argv import argv_of
 from launcher.job.models import Job, NodeEntry
+from launcher.job.scalars import argv_of
 from launcher.model import labels
 from launcher.model.container import ContainerSpec, Layout, Mount
 from launcher.model.facts import ImageFacts, NodeFacts

@@ -6,7 +6,7 @@ import io
 import tarfile
 from collections.abc import Mapping
 
-from launcher import kit
+from launcher import container_scripts
 from launcher.model.container import Layout
 from launcher.records.snapshot import repack
 
@@ -32,7 +32,7 @@ def archive(layout: Layout, user: str, code: bytes, secrets: Mapping[str, str]) 
 
         folder(layout.kit)
         folder(f"{layout.kit}/home", 0o700)
-        for name, script in kit.scripts().items():
+        for name, script in container_scripts.scripts().items():
             file(f"{layout.kit}/{name}", script, 0o755)
         if secrets:
             folder(f"{layout.kit}/secrets", 0o700)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from launcher import kit
+from launcher import container_scripts
 from launcher.model import labels
 from launcher.model.container import ContainerSpec, Layout
 from launcher.node.process import supervisor
@@ -83,7 +83,7 @@ def archive(spec: ContainerSpec, code: dict[str, str]) -> bytes:
         home = tarfile.TarInfo(f"{spec.layout.kit}/home".lstrip("/"))
         home.type, home.mode = tarfile.DIRTYPE, 0o700
         tar.addfile(home)
-        files = {f"{spec.layout.kit}/{n}": t for n, t in kit.scripts().items()}
+        files = {f"{spec.layout.kit}/{n}": t for n, t in container_scripts.scripts().items()}
         files |= {f"{spec.layout.code}/{n}": t.encode() for n, t in code.items()}
         for name, data in files.items():
             info = tarfile.TarInfo(name.lstrip("/"))

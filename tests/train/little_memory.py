@@ -14,13 +14,13 @@ if __name__ == "__main__":
         from train.dual_batch.guard import GUARDED
 
         os.environ[GUARDED] = str(os.getppid())  # it is the worker itself: what it may not have, a child could take
-        _epoch = worker._epoch
+        train_epoch = worker.train_epoch
 
         def epoch(*values: object) -> object:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
             limit = pages * os.sysconf("SC_PAGE_SIZE") + int(megabytes) * 2**20
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-            return _epoch(*values)  # type: ignore[arg-type]
+            return train_epoch(*values)  # type: ignore[arg-type]
 
-        worker._epoch = epoch  # type: ignore[assignment]
+        worker.train_epoch = epoch  # type: ignore[assignment]
     leave(main(argv))

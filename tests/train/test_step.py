@@ -6,11 +6,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given, settings
 from torch import nn
 
 from tests.train.runs import finish, start
+from train import foreach
 from train.config import Config
 from train.ema import EMA
 from train.models import SmallCNN, make_model
@@ -133,6 +136,21 @@ def test_loss_scale_halves_doubles_and_stops_at_its_cap() -> None:
     gradient = torch.full((3,), 2.0**24)
     assert scale.unscale([gradient])
     assert gradient.tolist() == [1, 1, 1]
+
+
+@settings(deadline=None)
+@given(
+    values=st.lists(st.lists(st.floats(width=32), min_size=1, max_size=5), min_size=1, max_size=4),
+    kind=st.sampled_from([torch.float16, torch.float32, torch.float64]),
+)
+def test_operations_on_many_tensors_are_the_loop_over_them(values: list[list[float]], kind: torch.dtype) -> None:
+    tensors = [torch.tensor(row, dtype=torch.float64).clamp(-100, 100).to(kind) for row in values]
+    expected = [tensor * 0.125 for tensor in tensors]
+    foreach.multiply_(tensors, 0.125)
+    for ours, theirs in zip(tensors, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    assert foreach.all_finite(tensors) == all(bool(tensor.isfinite().all()) for tensor in expected)
+    assert not foreach.all_finite([*tensors, torch.tensor([1.0, float("inf")], dtype=kind)])
 
 
 def test_levels_are_those_of_the_table() -> None:

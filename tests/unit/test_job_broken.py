@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import JobInvalid
-from launcher.job import load_job, parse_job
+from launcher.job.loader import load_job, parse_job
 
 BROKEN = sorted((Path(__file__).parent / "broken_jobs").glob("*.yaml"))
 GOOD = "name: job\nimage: {ref: img}\nnodes: [a, {host: b, gpus: 1}]\nrun: {module: train, args: {lr: 0.1}}\n"

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import JobInvalid
-from launcher.job import Job, check_files, dump_job, load_job, read_secrets, script_in_code
+from launcher.job.dump import dump_job
+from launcher.job.files import check_files, read_secrets, script_in_code
+from launcher.job.loader import load_job
+from launcher.job.models import Job
 
 HEAD = "name: job\nruntime: process\nnodes: [local]\n"
 

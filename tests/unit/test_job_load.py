@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
-from launcher.job import Job, dump_job, expand_sweep, load_job, parse_job, variant_name
+from launcher.job.dump import dump_job
+from launcher.job.loader import load_job, parse_job
+from launcher.job.models import Job
+from launcher.job.overrides import expand_sweep, variant_name
 from launcher.model.container import Mount
 
 REPOSITORY = Path(__file__).parents[2]
@@ -332,7 +335,7 @@ def test_loading_is_fast(tmp_path: Path) -> None:
 
 def test_importing_pulls_in_nothing_heavy() -> None:
     heavy = ("torch", "docker", "paramiko", "rich", "typer")
-    code = f"import sys, launcher.job; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, launcher.job.loader, launcher.job.files; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
     assert done.stdout.strip() == "[]"
 

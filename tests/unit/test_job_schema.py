@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from launcher.job import Job, dump_job, json_schema, parse_job, template
+from launcher.job.dump import dump_job, json_schema
+from launcher.job.loader import parse_job
+from launcher.job.models import Job
 
 REPOSITORY = Path(__file__).parents[2]
 JOBS = sorted((REPOSITORY / "jobs").glob("*.yaml"))
 BROKEN = Path(__file__).parent / "broken_jobs"
+TEMPLATE = resources.files("launcher.job").joinpath("template.yaml").read_text(encoding="utf-8")
 SCHEMA = json_schema()
 VALIDATOR = Draft202012Validator(SCHEMA)
 
@@ -101,7 +105,7 @@ def test_the_repositorys_jobs_agree_with_the_schema(path: Path) -> None:
 
 
 def test_dumped_jobs_agree_with_the_schema() -> None:
-    for text in (template(), enabled(template())):
+    for text in (TEMPLATE, enabled(TEMPLATE)):
         VALIDATOR.validate(yaml.safe_load(dump_job(parse_job(text))))
 
 
@@ -112,21 +116,21 @@ def test_an_editor_with_the_schema_sees_the_mistake(name: str) -> None:
 
 
 def test_the_template_loads_as_it_stands() -> None:
-    job = parse_job(template(), "template.yaml")
+    job = parse_job(TEMPLATE, "template.yaml")
     assert parse_job(dump_job(job)) == job
-    VALIDATOR.validate(yaml.safe_load(template()))
+    VALIDATOR.validate(yaml.safe_load(TEMPLATE))
 
 
 def test_the_template_shows_every_key_and_its_disabled_settings_load_too() -> None:
-    text = enabled(template())
+    text = enabled(TEMPLATE)
     parse_job(text, "template.yaml")
     assert set(yaml.safe_load(text)) == set(Job.model_fields)
-    shown = {line.strip().lstrip("#").split(":")[0] for line in template().splitlines()}
+    shown = {line.strip().lstrip("#").split(":")[0] for line in TEMPLATE.splitlines()}
     assert {"ref", "base", "torchvision", "packages", "module", "script", "command", "args"} <= shown
 
 
 def test_the_templates_alternatives_load_too() -> None:
-    text = template()
+    text = TEMPLATE
     for key, instead in (("ref", "base"), ("script", "module"), ("command", "module")):
         other = re.sub(rf"^  {instead}: .*\n", "", text, flags=re.MULTILINE).replace(f"  #{key}: ", f"  {key}: ")
         parse_job(other, "template.yaml")
@@ -134,6 +138,6 @@ def test_the_templates_alternatives_load_too() -> None:
 
 def test_the_templates_settings_that_are_defaults_are_the_defaults() -> None:
     """A line that the template says nothing about beyond the default must not differ from it."""
-    data = yaml.safe_load(template())
+    data = yaml.safe_load(TEMPLATE)
     for key in ("runtime", "code", "gpus", "processes", "output", "restarts", "port"):
         assert data[key] == Job.model_fields[key].default

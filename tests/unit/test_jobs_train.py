@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.job import Job, expand_sweep, load_job
-from launcher.job.argv import argv_of
+from launcher.job.loader import load_job
+from launcher.job.models import Job
+from launcher.job.overrides import expand_sweep
+from launcher.job.scalars import argv_of
 from train.config import parse
 from train.schedule import make_schedule
 

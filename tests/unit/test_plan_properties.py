@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import LauncherError, NodesFailed
-from launcher.job import Job
+from launcher.job.models import Job
 from launcher.model.facts import Gpu, ImageFacts, Interface, Launch, NodeFacts, Probe, Reach, Route
 from launcher.model.plan import Plan, plain
 from launcher.plan import build

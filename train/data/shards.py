@@ -40,7 +40,7 @@ def open_shards(folder: Path) -> Dataset:
         raise TrainError(f"--data {folder}: {len(classes)} classes in train*.tar; a classifier needs two or more")
     number = {label: index for index, label in enumerate(classes)}
     if unknown := [entry for entry in entries["val"] if entry[0] not in number]:
-        raise TrainError(f"--data {folder}: {unknown[0][1]} has class {unknown[0][0]}, which train*.tar has not")
+        raise TrainError(f"--data {folder}: {unknown[0][1]} has class {unknown[0][0]}, that train*.tar does not have")
     sources = {}
     for split, found in entries.items():
         labels = np.array([number[label] for label, _, _ in found], np.int64)

@@ -48,7 +48,7 @@ def guard(argv: Sequence[str]) -> int:
 
     try:
         return 0 if tell_lost(rank, why) else 128 - code
-    except TrainError as error:  # then nobody is there to go on
+    except TrainError as error:  # then no rank is left to go on
         print(f"train: error: {error}", file=sys.stderr, flush=True)
         return 128 - code
 

@@ -52,7 +52,7 @@ def store() -> TCPStore:
 
 
 def tell_lost(rank: int, why: str) -> bool:
-    """Leaves word that this rank is dead, for `told_lost`; False where not all had met, so that nobody reads it.
+    """Leaves word that this rank is dead, for `told_lost`; False if not all ranks had joined, so that no rank reads it.
 
     Raises:
         TrainError: the store does not answer.

@@ -42,7 +42,7 @@ class Rates:
 
 
 class ParameterServer:
-    """Gives out exactly `total` local epochs that are finished, whoever dies on the way.
+    """Gives out exactly `total` local epochs that are finished, whichever workers die on the way.
 
     merge: asp, each push at once; bsp, when every worker has pushed; ssp, asp until a worker is more than `staleness`
     pushes ahead of another, then one bsp round.
@@ -148,7 +148,7 @@ class ParameterServer:
             self._changed.notify_all()
 
     def wait_for(self, finished: int, seconds: float) -> bool:
-        """Until so many local epochs are in (and merged), or nobody is left; False if it takes longer."""
+        """Until so many local epochs are in (and merged), or no worker is left; False if it takes longer."""
         with self._changed:
             return self._changed.wait_for(lambda: self.finished >= finished or not self._alive, seconds)
 

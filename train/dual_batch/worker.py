@@ -66,14 +66,14 @@ def _work(config: Config, world: World, share: Share, server: Remote, stop: thre
             if isinstance(answer, Grant):
                 model.load_state_dict({**model.state_dict(), **answer.weights})
                 step = Step(config, world, precision, model, model)  # momentum starts anew with the pulled weights
-                sums = _epoch(config, loader, share, step, answer, server.worker, fewest, images, stop)
+                sums = train_epoch(config, loader, share, step, answer, server.worker, fewest, images, stop)
                 weights = {name: value.detach().cpu() for name, value in model.state_dict().items()}
                 server.push(weights, sums)
     finally:
         loader.close()
 
 
-def _epoch(
+def train_epoch(
     config: Config,
     loader: Loader,
     share: Share,

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from train.config import Config
 from train.errors import TrainError
@@ -24,37 +25,32 @@ class Replicas(nn.Module):
     def __init__(self, module: nn.Module, count: int) -> None:
         super().__init__()
         self.module = module
-        skeletons = [copy.deepcopy(module) for _ in range(count - 1)]
-        for skeleton in skeletons:
-            for part in skeleton.modules():
-                part._parameters = dict.fromkeys(part._parameters)  # as torch's replicate
-        self._skeletons = tuple(skeletons)  # a tuple: no submodules of ours
+        # in a tuple, so that they are no submodules; their own weights are never used, see `_state`
+        self._copies = tuple(copy.deepcopy(module) for _ in range(count - 1))
         self._pool = ThreadPoolExecutor(count, "replica")
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, ...) -> (n, classes)."""
-        pieces = images.chunk(1 + len(self._skeletons))
-        replicas = [self.module, *map(self._refresh, self._skeletons)][: len(pieces)]
+        pieces = images.chunk(1 + len(self._copies))
         graph = torch.is_grad_enabled()
+        states = [self._state() for _ in pieces[1:]]
 
-        def run(replica: nn.Module, piece: Tensor) -> Tensor:
-            with torch.set_grad_enabled(graph):  # a thread's own setting
-                out: Tensor = replica(piece)
+        def run(replica: int, piece: Tensor) -> Tensor:
+            with torch.set_grad_enabled(graph):  # a setting of each thread
+                out: Tensor
+                if replica == 0:
+                    out = self.module(piece)
+                else:
+                    copied = self._copies[replica - 1].train(self.module.training)
+                    out = functional_call(copied, states[replica - 1], (piece,))
                 return out
 
-        return torch.cat(list(self._pool.map(run, replicas, pieces)))
+        return torch.cat(list(self._pool.map(run, range(len(pieces)), pieces)))
 
-    def _refresh(self, skeleton: nn.Module) -> nn.Module:
-        """The skeleton with today's weights, through which gradients flow back, and a copy of the statistics."""
-        for ours, theirs in zip(self.module.modules(), skeleton.modules(), strict=True):
-            for name, parameter in ours._parameters.items():
-                if parameter is not None:
-                    theirs._parameters.pop(name, None)
-                    theirs.__dict__[name] = parameter.view_as(parameter)
-            for name, buffer in ours._buffers.items():
-                theirs._buffers[name] = None if buffer is None else buffer.clone()
-            theirs.training = ours.training
-        return skeleton
+    def _state(self) -> dict[str, Tensor]:
+        """Views of the weights, through which gradients flow back, and copies of the running statistics."""
+        views = {name: parameter.view_as(parameter) for name, parameter in self.module.named_parameters()}
+        return {**views, **{name: buffer.clone() for name, buffer in self.module.named_buffers()}}
 
 
 def devices(config: Config, world: World) -> int:

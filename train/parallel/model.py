@@ -102,7 +102,7 @@ class StageStep(Step):
             part.to(world.device if rank == world.rank else "cpu")
         stage = Stage(cut[world.rank], world)
         super().__init__(config, world, precision, stage, stage)
-        self.judges = world.rank == world.size - 1
+        self.has_logits = world.rank == world.size - 1
         self._optimizers: list[dict[str, Any] | None] = [None] * world.size
 
     def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
@@ -114,7 +114,7 @@ class StageStep(Step):
             images = apply_mix(plan.mix, images)
         with self.precision.context(device):
             logits = self.wrapped(images)
-        if not self.judges:
+        if not self.has_logits:
             logits.backward()
             return torch.zeros(4, dtype=torch.float64, device=device)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -129,7 +129,7 @@ class StageStep(Step):
         self.optimizer.zero_grad(set_to_none=True)
         return True
 
-    def collect(self) -> None:
+    def gather_to_rank0(self) -> None:
         """Brings all stages' weights into rank 0's whole model, and their optimisers' states beside it."""
         own = self.whole.state_dict(keep_vars=True)
         mine = {id(value) for value in self.model.state_dict(keep_vars=True).values()}
@@ -142,7 +142,7 @@ class StageStep(Step):
             self._optimizers = [state for _, state in parts]
 
     def optimizer_state(self) -> dict[str, Any]:
-        """All stages', as `collect` left them."""
+        """All stages', as `gather_to_rank0` left them."""
         return {"stages": self._optimizers}
 
     def load_optimizer(self, state: dict[str, Any]) -> None:

@@ -41,9 +41,9 @@ class PipelineStep(StageStep):
         self._total = batch.total
         if self.world.first:
             self._schedule.step(self.normalise(batch.images.to(device, non_blocking=True)))
-        elif not self.judges:
+        elif not self.has_logits:
             self._schedule.step()
-        if not self.judges:
+        if not self.has_logits:
             return torch.zeros(4, dtype=torch.float64, device=device)
         target = torch.stack([batch.labels.double(), batch.weights.double()], 1).to(device)
         # counted from the joined logits: the schedule also calls the loss once to learn the shapes

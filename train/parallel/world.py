@@ -36,7 +36,7 @@ class World:
     local_size: int
     device: torch.device
     backend: str  # "none" when alone
-    divides: bool = True  # each rank has samples of its own; stages of one model all have the same
+    sharded: bool = True  # each rank has samples of its own; the stages of one model all read the same
 
     @property
     def first(self) -> bool:
@@ -44,14 +44,14 @@ class World:
         return self.rank == 0
 
     @property
-    def share(self) -> int:
-        """Which of the `shares` of the samples is this rank's."""
-        return self.rank if self.divides else 0
+    def shard(self) -> int:
+        """Which of the `data_shards` is this rank's."""
+        return self.rank if self.sharded else 0
 
     @property
-    def shares(self) -> int:
+    def data_shards(self) -> int:
         """Into how many pieces the samples are cut."""
-        return self.size if self.divides else 1
+        return self.size if self.sharded else 1
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all ranks of a CPU tensor, on every rank."""
@@ -67,7 +67,7 @@ class World:
         dist.broadcast_object_list(box)
         return box[0]
 
-    def together(self, what: Callable[[], T]) -> T:
+    def all_ranks_or_exit(self, what: Callable[[], T]) -> T:
         """`what()` on every rank; if it fails on one, every rank ends now instead of waiting for that one for ever.
 
         Raises:
@@ -110,8 +110,8 @@ def start(config: Config) -> World:
         # gloo beside NCCL: stop flags and metrics are CPU numbers and must not wait for the GPU's queue
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout))
-    divides = config.parallel not in ("model", "pipeline")
-    return World(rank, size, local_rank, local_size, device, backend, divides)
+    sharded = config.parallel not in ("model", "pipeline")
+    return World(rank, size, local_rank, local_size, device, backend, sharded)
 
 
 def choose_device(wanted: str, local_rank: int, local_size: int) -> torch.device:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import kit
+from launcher import container_scripts
 
 SHELLS = [name for name in ("dash", "bash", "busybox") if shutil.which(name)]
 STRANGER = 54321  # a uid that /etc/passwd does not know
@@ -33,7 +33,7 @@ class Box:
 
     def __post_init__(self) -> None:
         (self.kit / "home").mkdir(parents=True)
-        for name, text in kit.scripts().items():
+        for name, text in container_scripts.scripts().items():
             (self.kit / name).write_bytes(text)
         self.output.mkdir()
         self.env = {

@@ -1,41 +1,30 @@
-"""What does not fit together in a job: each check is a function from the job to what is wrong, and touches nothing."""
+"""Keys of a job that exclude each other: each check is a pure function from the job to what is wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from launcher.job.hosts import LOCAL, machine
+from launcher.job.models import Job
 from launcher.job.problems import Path, printable
-
-if TYPE_CHECKING:
-    from launcher.job.models import Job
 
 CODE = "/workspace/code"
 
 
 @dataclass(frozen=True)
 class Conflict:
-    """`keys`: the top-level keys that it is about; where one of them is itself invalid, the conflict says nothing."""
+    """`keys`: the top-level keys involved; if one of them is itself invalid, the conflict is not reported."""
 
     path: Path
     message: str
     keys: tuple[str, ...]
 
 
-class ConflictError(ValueError):
-    """Raised by the job's model for all its conflicts at once."""
-
-    def __init__(self, conflicts: tuple[Conflict, ...]) -> None:
-        super().__init__("; ".join(f"{'.'.join(map(str, c.path))}: {c.message}" for c in conflicts))
-        self.conflicts = conflicts
-
-
-def conflicts(job: Job) -> tuple[Conflict, ...]:
-    """Everything in the job that cannot be had together, in the order of the checks below."""
+def conflicts(job: Job) -> list[Conflict]:
+    """All conflicts in the job, in the order of the checks below."""
     checks = (_image, _nodes, _process, _paths, _variables, _shm)
-    return tuple(conflict for check in checks for conflict in check(job))
+    return [conflict for check in checks for conflict in check(job)]
 
 
 def _image(job: Job) -> Iterator[Conflict]:
@@ -60,7 +49,7 @@ def _nodes(job: Job) -> Iterator[Conflict]:
 
 
 def _process(job: Job) -> Iterator[Conflict]:
-    """Plain processes take no container's settings: refused, because a limit that is not kept is worse than none."""
+    """A container's settings are refused for plain processes: a limit that is not kept is worse than none."""
     if job.runtime != "process":
         return
     for rank, node in enumerate(job.nodes):
@@ -104,16 +93,15 @@ def inside(folder: str, path: str) -> bool:
 
 def _variables(job: Job) -> Iterator[Conflict]:
     seen: set[str] = set()
+    message = "is a secret too; a secret's value does not stand in the job file: leave one of them out"
     for index, secret in enumerate(job.secrets):
         if secret.name in seen:
             yield Conflict(("secrets", index), f"{secret.name} is listed twice", ("secrets",))
         seen.add(secret.name)
         if secret.name in job.env:
-            message = "is a secret too; a secret's value does not stand in the job file: leave one of them out"
             yield Conflict(("env", secret.name), message, ("env", "secrets"))
     for rank, node in enumerate(job.nodes):
         for name in sorted(seen & set(node.env)):
-            message = "is a secret too; a secret's value does not stand in the job file: leave one of them out"
             yield Conflict(("nodes", rank, "env", name), message, ("nodes", "secrets"))
 
 

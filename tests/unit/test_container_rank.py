@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import kit
+from launcher import container_scripts
 
 SHELLS = [name for name in ("dash", "bash", "busybox") if shutil.which(name)]
 
@@ -23,7 +23,7 @@ class Worker:
         self.log = root / "out" / "logs" / "rank-3.log"
         self.log.parent.mkdir(parents=True)
         (root / "kit" / "home").mkdir(parents=True)
-        for name, text in kit.scripts().items():
+        for name, text in container_scripts.scripts().items():
             (root / "kit" / name).write_bytes(text)
         self.env = {"PATH": os.environ["PATH"], "RANK": "3", "LAUNCHER_OUTPUT": str(root / "out")}
         self.shell = [shutil.which(shell) or ""]

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Sourced by entry.sh and within.sh, which set our_kit: the variables that a job's processes have beyond the container's
-# own. Where it cannot, it says so and ends the shell with exit code 73.
+# Sourced by entry.sh and within.sh, which set our_kit: sets the variables that a job's processes have beyond the
+# container's own. If it cannot, it prints why and ends the shell with exit code 73.
 
 refuse() {
     echo "launcher: node $LAUNCHER_NODE: $1" >&2
     exit 73
 }
 
-# --- secrets: a file's bytes are the value. The x saves trailing newlines from the substitution; nothing is evaluated.
+# --- secrets: a file's bytes are the value. The x keeps the substitution from dropping trailing newlines.
 if [ -d "$our_kit/secrets" ] && ! ls "$our_kit/secrets" >/dev/null 2>&1; then
     refuse "cannot read the secrets in $our_kit/secrets as uid $(id -u)"
 fi
@@ -22,7 +22,7 @@ for our_file in "$our_kit"/secrets/*; do
 done
 unset our_value
 
-# --- a home, a name and caches, for a uid that the image does not know (getpass and torch's compiler fail without)
+# --- a home, a name and caches, for a uid that the image does not know (getpass and torch's compiler need them)
 if ! { [ -n "$HOME" ] && [ -d "$HOME" ] && [ -w "$HOME" ]; }; then export HOME="$our_kit/home"; fi
 if [ -z "$USER" ]; then USER=$(id -un 2>/dev/null) || USER=uid$(id -u); fi
 export USER LOGNAME="${LOGNAME:-$USER}"

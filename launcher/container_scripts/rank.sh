@@ -1,6 +1,6 @@
 #!/bin/sh
-# sh rank.sh ARGV...: becomes ARGV, one worker, and copies what it says to logs/rank-RANK.log as well as to the stdout
-# that it was given. It is exec'd, so the pid and the signals that torchrun knows are the worker's own.
+# sh rank.sh ARGV...: becomes ARGV, one worker, whose output goes to logs/rank-RANK.log as well as to stdout. ARGV is
+# exec'd, so the pid that torchrun started and signals is the worker's own.
 
 case $0 in
     /*) our_kit=${0%/*} ;;
@@ -13,9 +13,9 @@ if ! mkfifo -m 600 "$our_pipe"; then
     echo "launcher: no log of its own for rank $RANK: cannot make a pipe in $our_kit/home" >&2
     exec "$@"
 fi
-# tee ends when the worker and its children have closed the pipe. It is nobody's child here (the worker may wait for any
-# of its own), ignores what stops the job, and, where setsid exists, is not in the process group that torchrun kills.
-exec 5<>"$our_pipe" 4<"$our_pipe" 3>"$our_pipe" 5>&- # reading and writing first: no end waits for the other
+# tee ends when the worker and its children have closed the pipe. It is not the worker's child (the worker may wait for
+# any child), ignores the signals that stop the job, and, with setsid, leaves the process group that torchrun kills.
+exec 5<>"$our_pipe" 4<"$our_pipe" 3>"$our_pipe" 5>&- # reading and writing first: neither end blocks
 rm -f "$our_pipe"
 (
     (

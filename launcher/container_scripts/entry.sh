@@ -1,14 +1,14 @@
 #!/bin/sh
-# sh entry.sh ARGV...: runs ARGV, the one program that a container was made for, and leaves behind what it said and how
-# it ended. POSIX sh with coreutils or busybox, as any uid. Needs LAUNCHER_OUTPUT and LAUNCHER_NODE; LAUNCHER_TIMEOUT
-# (whole seconds from the first start, over restarts) and LAUNCHER_HANG_TIMEOUT (seconds in which no log and no metrics of
-# the output folder grow) are optional. Below LAUNCHER_OUTPUT it keeps, for this node:
-#   logs/NODE.log         stdout and stderr, merged in order, appended over restarts
+# sh entry.sh ARGV...: runs ARGV, the container's one program, and records its output and how it ended. POSIX sh with
+# coreutils or busybox, as any uid. Needs LAUNCHER_OUTPUT and LAUNCHER_NODE; optional are LAUNCHER_TIMEOUT (whole seconds
+# since the first start, across restarts) and LAUNCHER_HANG_TIMEOUT (seconds in which no log and no metrics of the
+# output folder grow). Below LAUNCHER_OUTPUT it keeps, for this node:
+#   logs/NODE.log         stdout and stderr, merged in order, appended across restarts
 #   logs/NODE.clock       `<epoch seconds> <bytes of the log by then>`, at most once a second, while the log grows
 #   state/NODE.attempts   `start <epoch>` and `exit <code> <epoch>`
-# The program finds our pid in LAUNCHER_ENTRY: SIGQUIT makes us ask every rank where it stands, which ends it.
-# Exit code: ARGV's own, 128+n where signal n ended it, 124 at the time limit, 125 after a hang, 73 where the output
-# cannot be written. Every variable here begins with our_, so that none of the job's environment is overwritten.
+# The program finds this script's pid in LAUNCHER_ENTRY: on SIGQUIT every rank prints its stack and ends.
+# Exit code: ARGV's own, 128+n if signal n ended it, 124 at the time limit, 125 after a hang, 73 if the output cannot be
+# written. Every variable here begins with our_, so that none of the job's environment is overwritten.
 
 case $0 in
     /*) our_kit=${0%/*} ;;
@@ -19,8 +19,8 @@ our_clock=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.clock
 our_attempts=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.attempts
 our_patience=10 # seconds from the ranks' stacks to SIGKILL after a hang
 our_grace=30 # seconds from SIGTERM to SIGKILL at the time limit
-our_mark=$LAUNCHER_RUN/$LAUNCHER_NODE # in LAUNCHER_JOB of all the program's processes
-our_drain=3  # seconds that processes left behind may keep the log open
+our_mark=$LAUNCHER_RUN/$LAUNCHER_NODE # the value of LAUNCHER_JOB in all of the program's processes
+our_drain=3  # seconds that orphaned processes may keep the log open
 
 . "$our_kit/environment.sh"
 
@@ -31,11 +31,11 @@ cannot_write() {
 }
 mkdir -p "$LAUNCHER_OUTPUT/logs" "$LAUNCHER_OUTPUT/state" "$LAUNCHER_OUTPUT/errors" 2>/dev/null || cannot_write
 for our_file in "$our_log" "$our_clock" "$our_attempts"; do
-    command : 2>/dev/null >>"$our_file" || cannot_write # command: a plain `:` that cannot write ends the shell
+    command : 2>/dev/null >>"$our_file" || cannot_write # without `command`, a failing redirection of `:` ends the shell
 done
 
-# --- one pipe for stdout and stderr keeps their order; tee outlives every signal that is meant for the job. Opened for
-# reading and writing first: then neither end waits for the other, and nothing hangs should this shell be killed here.
+# --- one pipe for stdout and stderr keeps their order; tee ignores every signal that is meant for the job. The pipe is
+# opened for reading and writing first: then neither end blocks, and nothing hangs if this shell is killed here.
 our_pipe=$our_kit/home/.entry.$$
 if [ -e "$our_pipe" ]; then rm -f "$our_pipe"; fi
 mkfifo -m 600 "$our_pipe" || refuse "cannot make a pipe in $our_kit/home as uid $(id -u)"
@@ -48,16 +48,16 @@ rm -f "$our_pipe"
 our_tee=$!
 exec 4<&-
 
-# --- the clock. One look at the log: `<time of the last write> <bytes>`; GNU and busybox know -c, BSD knows -f.
+# --- the clock. look prints `<time of the last write> <bytes>` of the log; -c is GNU's and busybox's option, -f BSD's.
 if stat -c '%Y %s' "$our_log" >/dev/null 2>&1; then
     look() { stat -c '%Y %s' "$our_log"; }
 else
     look() { stat -f '%m %z' "$our_log"; }
 fi
 
-# In the background, once a second: the clock, the time limit, and the end of a tee that others hold open. It is ended
-# by SIGKILL, which cannot get lost in a shell that is just starting; its sleep ends by itself. What shows a job's life
-# is what it writes: the sizes of all logs and of the metrics.
+# In the background, once a second: the clock, the time limit, the hang timeout, and the end of a tee whose pipe orphaned
+# processes hold open. It is ended by SIGKILL, which a starting shell cannot lose; its sleep ends by itself. A job counts
+# as alive while it writes: the sizes of all logs and of the metrics show that.
 signs() {
     (cd "$LAUNCHER_OUTPUT" && ls -ln logs/*.log metrics.jsonl 2>/dev/null)
 }
@@ -91,10 +91,10 @@ tick() {
 }
 
 note() {
-    (echo "$* $(date +%s)" >>"$our_attempts") 2>/dev/null # the job goes on on a full disk
+    (echo "$* $(date +%s)" >>"$our_attempts") 2>/dev/null # a full disk must not end the job
 }
 
-# --- signals: TERM and INT are passed on once each, for an engine and a person may both ask; others every time
+# --- signals: TERM and INT are forwarded once each, as both the engine and a user may send them; others every time
 forward() {
     our_caught=1
     case $our_sent in *$1*) return ;; esac
@@ -110,13 +110,13 @@ over() {
     echo "launcher: time limit of $LAUNCHER_TIMEOUT s reached" >&3
 }
 at_limit() {
-    over # should that block, for nobody reads the log, then there is still the SIGKILL of tick
+    over # if this blocks because nothing reads the log, the SIGKILL of tick still comes
     forward TERM
 }
-# Every rank's Python says where it stands and ends (PYTHONFAULTHANDLER); torchrun has no RANK and sees them end.
+# Every rank's Python prints its stack and ends (PYTHONFAULTHANDLER); torchrun has no RANK and sees them end.
 stacks() {
     our_caught=1
-    for our_name in /proc/[0-9]*; do # plain processes see those of other runs and nodes there, too
+    for our_name in /proc/[0-9]*; do # plain processes also see those of other runs and nodes
         tr '\0' '\n' <"$our_name/environ" 2>/dev/null | grep -qxF "LAUNCHER_JOB=$our_mark" || continue
         tr '\0' '\n' <"$our_name/environ" 2>/dev/null | grep -q '^RANK=' || continue
         kill -s ABRT "${our_name#/proc/}" 2>/dev/null
@@ -127,11 +127,11 @@ at_hang() {
     echo "launcher: no output and no step for $LAUNCHER_HANG_TIMEOUT s; where its ranks stand:" >&3
     stacks
 }
-# A shell starts background commands with SIGINT ignored, which in Python means: no KeyboardInterrupt. Where env cannot
-# undo that, SIGINT is passed on as SIGTERM.
+# A shell starts background commands with SIGINT ignored, so Python would raise no KeyboardInterrupt. If env cannot undo
+# that, SIGINT is forwarded as SIGTERM.
 our_interrupt=TERM
 case $1 in
-    -* | *=*) ;; # env would take it for its own
+    -* | *=*) ;; # env would parse it as its own option or variable
     *)
         if env --default-signal=INT,QUIT true 2>/dev/null; then
             our_interrupt=INT
@@ -141,7 +141,7 @@ case $1 in
 esac
 
 # --- the program
-[ -z "$TORCHELASTIC_ERROR_FILE" ] || rm -f "$TORCHELASTIC_ERROR_FILE" # an earlier attempt's failure is not ours
+[ -z "$TORCHELASTIC_ERROR_FILE" ] || rm -f "$TORCHELASTIC_ERROR_FILE" # of an earlier attempt
 note start
 our_child='' our_sent='' our_end='' our_over='' our_hung='' our_code=0
 if [ -n "$LAUNCHER_TIMEOUT" ]; then
@@ -151,18 +151,18 @@ fi
 if [ -n "$our_end" ] && [ "$(date +%s)" -ge "$our_end" ]; then
     over
 else
-    (LAUNCHER_JOB=$our_mark LAUNCHER_ENTRY=$$ && export LAUNCHER_JOB LAUNCHER_ENTRY && exec "$@") >&3 2>&1 3>&- & # exec: a program, never a function of this script
+    (LAUNCHER_JOB=$our_mark LAUNCHER_ENTRY=$$ && export LAUNCHER_JOB LAUNCHER_ENTRY && exec "$@") >&3 2>&1 3>&- & # exec: never a function of this script
     our_child=$!
-    # Not earlier: a shell that is just becoming the program would still have these traps, and swallow a signal.
+    # Not earlier: until exec the child shell would still have these traps, and swallow a signal.
     trap 'forward TERM' TERM
     trap 'forward $our_interrupt' INT
     trap at_limit ALRM
     trap at_hang VTALRM
     trap stacks QUIT
     for our_name in HUP USR1 USR2; do trap "pass $our_name" $our_name; done
-    (tick) >>"$our_clock" 2>/dev/null 3>&- & # a subshell: a function alone would keep a copy of fd 3 open
+    (tick) >>"$our_clock" 2>/dev/null 3>&- & # in a subshell: the function alone would keep a copy of fd 3 open
     our_ticker=$!
-    # A trap interrupts `wait`, whose status is then the signal's, not the child's: wait again. 127: had ended before.
+    # A trap interrupts `wait`, whose status is then the signal's and not the child's: wait again. 127: it ended before.
     while :; do
         our_caught=''
         wait $our_child
@@ -172,13 +172,13 @@ else
     done
 fi
 
-# --- the end: tee has the last bytes when nobody holds the pipe any more, or when those left behind had their time
+# --- the end: tee has the last bytes once every process has closed the pipe, or after our_drain seconds
 trap '' HUP INT QUIT TERM USR1 USR2 ALRM VTALRM
 exec 3>&-
-wait $our_tee 2>/dev/null # shells tell there of a job that was killed
+wait $our_tee 2>/dev/null # where shells report a killed job
 if [ -n "$our_child" ]; then
     kill -s KILL "$our_ticker"
-    wait "$our_ticker" 2>/dev/null # so that its note does not come after ours
+    wait "$our_ticker" 2>/dev/null # so that its last line does not come after ours
 fi
 [ -z "$our_hung" ] || our_code=125
 [ -z "$our_over" ] || our_code=124
