@@ -10,8 +10,8 @@ from launcher.cli.bars import bars
 from launcher.cli.news import News, way_back
 from launcher.cli.options import Wishes
 from launcher.errors import GpuInUse, LauncherError, NodesFailed
+from launcher.image.image_locations import Log as Say
 from launcher.image.lock import path_beside
-from launcher.image.places import Say
 from launcher.job.dump import dump_job
 from launcher.job.models import Job
 from launcher.logs.lines import Masker
