@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import report
+from launcher.image.distribution import provide
 from launcher.image.export import export
-from launcher.image.places import Places
-from launcher.image.spread import bring
-from launcher.image.stores import store
+from launcher.image.image_locations import ImageLocations, image_store
 from launcher.node.connect import caller_engine, connect
 from tests.bed import cluster
 from tests.bed.bed import Bed
@@ -105,13 +104,13 @@ def measure(bed: Bed, count: int) -> dict[str, Any]:
     found: dict[str, Any] = {"nodes": count}
     with caller_engine() as local, connect(hosts, ssh_config=bed.ssh_config) as fleet:
         assert local is not None
-        info, more = store(local).inspect(FIRST), store(local).inspect(SECOND)
+        info, more = image_store(local).inspect(FIRST), image_store(local).inspect(SECOND)
         assert info is not None
         assert more is not None
         found["changed_bytes"] = sum(map(len, export(local, more, len(info.layers))))
 
         def ours(name: str) -> int:
-            return max(bring(name, Places(fleet.engines, local), print_nothing).shipped.values(), default=0)
+            return max(provide(name, ImageLocations(fleet.engines, local), print_nothing).shipped.values(), default=0)
 
         clear(bed)
         for what, name in (("first", FIRST), ("delta", SECOND)):

@@ -1,4 +1,4 @@
-"""A bar a node while an image is on its way."""
+"""A progress bar per node while an image is sent."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from launcher.cli.options import interactive
-from launcher.image.progress import Progress as Sent
-from launcher.image.progress import Tell, silent
+from launcher.image.image_locations import OnProgress, no_progress
+from launcher.image.image_locations import Progress as Sent
 
-if TYPE_CHECKING:  # rich is loaded when the first byte travels, and in most starts none does
+if TYPE_CHECKING:  # rich is loaded when the first byte is sent, and most starts send none
     from rich.progress import Progress, TaskID
 
 
 @contextmanager
-def bars() -> Iterator[Tell]:
-    """A bar a node with bytes and the time that is left, where a person is watching."""
+def bars() -> Iterator[OnProgress]:
+    """Show bytes and the time that is left, on a terminal only."""
     if not interactive():
-        yield silent
+        yield no_progress
         return
     shown: list[Progress] = []
     tasks: dict[str, TaskID] = {}
-    lock = threading.Lock()  # every node has a thread that tells
+    lock = threading.Lock()  # each node is reported by a thread of its own
     with ExitStack() as stack:
 
-        def tell(sent: Sent) -> None:
+        def show(sent: Sent) -> None:
             with lock:
                 if not shown:
                     shown.append(stack.enter_context(_progress()))
@@ -34,7 +34,7 @@ def bars() -> Iterator[Tell]:
                     tasks[sent.node] = shown[0].add_task(sent.node, total=sent.total)
             shown[0].update(tasks[sent.node], completed=sent.total if sent.done else sent.sent)
 
-        yield tell
+        yield show
 
 
 def _progress() -> Progress:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -14,8 +15,10 @@ from rich.markup import escape
 from launcher.cli import options
 from launcher.errors import NodesFailed, UsageError
 from launcher.node.connect import connect
+from launcher.node.engine import ImageInfo
+from launcher.node.parallel import run_all
 from launcher.records import store
-from launcher.run.clean import Dirt, find, remove
+from launcher.run.leftovers import Leftovers, find_leftovers, remove_leftovers
 
 
 def clean(
@@ -24,19 +27,19 @@ def clean(
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """Images that we made and nobody uses, and output folders (checkpoints too) of runs without a container.
+    """Images that launcher built and nothing uses, and output folders (checkpoints too) of runs without a container.
 
-    Default nodes: those of the runs on record here. Without a terminal and without --yes it only lists.
+    Default nodes: those of the runs recorded here. Without a terminal and without --yes it only lists.
     """
     hosts = options.hosts(nodes) or _known_hosts()
     with connect([(host, host) for host in hosts], ssh_config=ssh_config, allow_failures=True) as fleet:
-        found = fleet.each(find)
+        found = fleet.each(find_leftovers)
         if json:
-            typer.echo(json_.dumps([_row(dirt) for dirt in found], indent=2))
+            typer.echo(json_.dumps([_row(leftovers) for leftovers in found], indent=2))
         else:
             _print(found)
-        if any(dirt.images or dirt.outputs for dirt in found) and _agreed(yes=yes):
-            fleet.each(lambda engine: remove(next(dirt for dirt in found if dirt.engine is engine)))
+        if any(found) and _confirmed(yes=yes):
+            run_all([partial(remove_leftovers, leftovers) for leftovers in found])
             typer.echo("removed", err=True)
         if fleet.failed:
             raise NodesFailed(list(fleet.failed.values()), of=len(hosts))
@@ -45,11 +48,11 @@ def clean(
 def _known_hosts() -> list[str]:
     hosts = dict.fromkeys(node.host for record in store.records() for node in record.nodes())
     if not hosts:
-        raise UsageError("launcher clean", "no run is on record here", "name the nodes: --nodes a,b")
+        raise UsageError("launcher clean", "no run is recorded here", "name the nodes: --nodes a,b")
     return list(hosts)
 
 
-def _agreed(*, yes: bool) -> bool:
+def _confirmed(*, yes: bool) -> bool:
     if yes:
         return True
     if not sys.stdin.isatty():
@@ -58,20 +61,25 @@ def _agreed(*, yes: bool) -> bool:
     return typer.confirm("Remove all of it?")
 
 
-def _row(dirt: Dirt) -> dict[str, object]:
+def _row(leftovers: Leftovers) -> dict[str, object]:
     return {
-        "node": dirt.engine.node,
-        "images": [{"name": image.name, "bytes": image.image.size} for image in dirt.images],
-        "outputs": [{"path": out.path, "files": out.files, "bytes": out.size} for out in dirt.outputs],
+        "node": leftovers.engine.node,
+        "images": [{"name": _name(image), "bytes": image.size} for image in leftovers.images],
+        "outputs": [{"path": out.path, "files": out.files, "bytes": out.size} for out in leftovers.outputs],
     }
 
 
-def _print(found: Sequence[Dirt]) -> None:
+def _name(image: ImageInfo) -> str:
+    return ", ".join(image.tags) or image.id[7:19]
+
+
+def _print(found: Sequence[Leftovers]) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    for dirt in found:
-        for image in dirt.images:
-            console.print(f"{escape(dirt.engine.node)}: image {escape(image.name)}  {image.image.size >> 20} MiB")
-        for out in dirt.outputs:
-            console.print(f"{escape(dirt.engine.node)}: {escape(out.path)}  {out.files} files, {out.size >> 20} MiB")
-    if not any(dirt.images or dirt.outputs for dirt in found):
+    for leftovers in found:
+        node = escape(leftovers.engine.node)
+        for image in leftovers.images:
+            console.print(f"{node}: image {escape(_name(image))}  {image.size >> 20} MiB")
+        for out in leftovers.outputs:
+            console.print(f"{node}: {escape(out.path)}  {out.files} files, {out.size >> 20} MiB")
+    if not any(found):
         console.print("nothing left over")

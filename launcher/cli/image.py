@@ -17,13 +17,12 @@ from launcher.cli import options
 from launcher.cli.bars import bars
 from launcher.errors import ImageUnfit, UsageError
 from launcher.image.ensure import ensure
-from launcher.image.labels import MADE, OCI_BASE_NAME
+from launcher.image.faults import Report
+from launcher.image.image_locations import ImageOnNodes, image_store
 from launcher.image.lock import path_beside
-from launcher.image.places import ImageOnNodes
+from launcher.image.names import OCI_BASE_NAME, RECIPE
 from launcher.image.probe import full_report
-from launcher.image.report import Report
-from launcher.image.stores import store
-from launcher.image.verify import Verdict, verify
+from launcher.image.repair import Verdict, verify
 from launcher.image.versions import Release, release, releases
 from launcher.job.loader import load_job
 from launcher.job.models import Job
@@ -39,7 +38,7 @@ def build(
     sets: options.Sets = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """Make the job's image where it is built: on this machine's engine, without one on the first node."""
+    """Build the job's image: on this machine's engine, without one on the first node."""
     loaded = _with_image(load_job(job, sets or []))
     with ExitStack() as stack:
         local = stack.enter_context(caller_engine())
@@ -56,7 +55,7 @@ def ship(
     nodes: options.JobNodes = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """The job's image on every node, built if it must be: only layers that a node lacks travel."""
+    """Send the job's image to every node, built if it must be: only layers that a node lacks are sent."""
     loaded = _with_image(load_job(job, sets or [], options.hosts(nodes)))
     with connect(_hosts(loaded), ssh_config=ssh_config) as fleet, caller_engine() as local:
         _report(_ensured(loaded, job, fleet.engines, local))
@@ -65,7 +64,7 @@ def ship(
 @image.command(name="verify")
 def verify_(
     tag: Annotated[str, typer.Argument(metavar="JOB|TAG", help="A job file, or an image.")],
-    node: Annotated[str | None, typer.Option(help="On this node's engine instead of this machine's.")] = None,
+    node: Annotated[str | None, typer.Option(help="Use this node's engine instead of this machine's.")] = None,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
@@ -76,9 +75,9 @@ def verify_(
         else:
             engine = _needed(stack.enter_context(caller_engine()))
         name = _named(tag, engine)
-        info = store(engine).inspect(name)
+        info = image_store(engine).inspect(name)
         if info is None:
-            raise ImageUnfit(name, f"is not on {engine.node}", "launcher image build JOB makes a job's image")
+            raise ImageUnfit(name, f"is not on {engine.node}", "launcher image build JOB builds a job's image")
         verdict = verify(engine, info, name, _before(engine, info))
     if json:
         typer.echo(json_.dumps({"image": name, "rows": verdict.rows(), "faults": verdict.faults()}, indent=2))
@@ -94,9 +93,9 @@ def list_(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """NVIDIA's PyTorch releases with what is known of them, and the images that we made on this machine."""
+    """NVIDIA's PyTorch releases with what is known of them, and the images that launcher built on this machine."""
     if tag is not None and release(tag) is None:
-        raise UsageError("--tag", f"{tag}: no such release is documented", "any tag can be used: it is looked into")
+        raise UsageError("--tag", f"{tag}: no such release is documented", "any tag can be used: the image is probed")
     rows: Sequence[Release] = [found] if tag is not None and (found := release(tag)) else releases()
     if json:
         typer.echo(json_.dumps([_row(row) for row in rows], indent=2))
@@ -108,12 +107,12 @@ def list_(
         table.add_row(row.tag, row.torch, row.torchvision, row.cuda, row.python, row.driver, row.mismatch)
     console = Console(highlight=False)
     console.print(table)
-    for made in _made_here() if tag is None else ():
-        console.print(f"made here: {escape(', '.join(made.tags) or made.id[:19])}  {made.size >> 20} MiB")
+    for built in _built_here() if tag is None else ():
+        console.print(f"built here: {escape(', '.join(built.tags) or built.id[:19])}  {built.size >> 20} MiB")
 
 
 def table_of(verdict: Verdict) -> Table:
-    """Before | after where there is something to compare with."""
+    """Before | after if there is something to compare with."""
     table = Table(box=None, pad_edge=False, header_style="bold", title=verdict.image, title_justify="left")
     compared = verdict.before is not None
     for column in ("", "before", "after") if compared else ("", "now"):
@@ -126,7 +125,7 @@ def table_of(verdict: Verdict) -> Table:
 def _ensured(job: Job, file: Path, nodes: Sequence[Engine], local: Engine | None) -> ImageOnNodes:
     assert job.image is not None
     err = Console(stderr=True, highlight=False, soft_wrap=True)
-    with bars() as tell:
+    with bars() as on_progress:
         return ensure(
             job.image,
             nodes,
@@ -134,7 +133,7 @@ def _ensured(job: Job, file: Path, nodes: Sequence[Engine], local: Engine | None
             lambda text: err.print(f"[dim]launcher:[/] {escape(text)}"),
             job=job.name,
             mounted=bool(job.mounts),
-            tell=tell,
+            on_progress=on_progress,
             lock_file=path_beside(file),
         )
 
@@ -164,7 +163,7 @@ def _needed(engine: Engine | None) -> Engine:
 
 
 def _named(tag: str, engine: Engine) -> str:
-    """The image that a job file means, or the tag itself."""
+    """The image of a job file, or the tag itself."""
     if not tag.endswith((".yaml", ".yml")) or not Path(tag).exists():
         return tag
     return _ensured(_with_image(load_job(tag)), Path(tag), [engine], engine).reference
@@ -172,13 +171,13 @@ def _named(tag: str, engine: Engine) -> str:
 
 def _before(engine: Engine, info: ImageInfo) -> Report | None:
     base = info.labels.get(OCI_BASE_NAME, "")
-    found = store(engine).inspect(base) if base else None
+    found = image_store(engine).inspect(base) if base else None
     return full_report(engine, found, base) if found else None
 
 
-def _made_here() -> list[ImageInfo]:
+def _built_here() -> list[ImageInfo]:
     with caller_engine() as engine:
-        return list(store(engine).list({MADE: None})) if engine else []
+        return list(image_store(engine).list({RECIPE: None})) if engine else []
 
 
 def _row(row: Release) -> dict[str, str]:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from launcher.errors import ImageUnfit
-from launcher.image import diagnose, versions
-from launcher.image.report import Report
+from launcher.image import versions
+from launcher.image.faults import Fault, Report, find_faults, find_notes
 
 
 class Method(str, Enum):
-    """How torchvision is put right; images/install.sh has the commands."""
+    """How torchvision is repaired; images/install.sh has the commands."""
 
     KEEP = "keep"
     WHEEL = "wheel"
@@ -31,7 +31,7 @@ class Decision:
 
     @classmethod
     def of_step(cls, step: str, why: str, notes: tuple[str, ...] = ()) -> Decision:
-        """The decision that was written down as this step."""
+        """The decision that a lock file recorded as this step."""
         method, version, extra = (*step.split(), "", "")[:3]
         source = method == Method.SOURCE.value
         return cls(Method(method), why, version, "" if source else extra, extra if source else "", notes)
@@ -44,15 +44,15 @@ class Decision:
 def decide(asked: str, report: Report, image: str, mounted: bool = False) -> Decision:
     """`asked`: auto, keep or X.Y.Z. `mounted`: the job mounts folders, from which torch may come.
 
-    Raises ImageUnfit where the image cannot be made to work, naming the fault.
+    Raises ImageUnfit, naming the fault, if the image cannot be made to work.
     """
     if asked == "keep":
         return Decision(Method.KEEP, "the job says keep: nothing was checked")
-    faults = diagnose.faults(report)
-    notes = tuple(diagnose.notes(report))
-    _refuse_what_torchvision_cannot_cure(faults, image, mounted)
+    faults = find_faults(report)
+    notes = tuple(find_notes(report))
+    _refuse_what_torchvision_cannot_fix(faults, image, mounted)
     if not report.torch_folder:
-        return Decision(Method.KEEP, "torch is not in the image: what the job mounts is used as it is")
+        return Decision(Method.KEEP, "torch is not in the image: the job's mounts are used as they are")
     if asked == "auto":
         if not faults:
             return Decision(
@@ -60,11 +60,13 @@ def decide(asked: str, report: Report, image: str, mounted: bool = False) -> Dec
             )
         return _repair(report, image, "; ".join(map(str, faults)))
     if not faults and versions.numbers(report.torchvision) == versions.numbers(asked):
-        return Decision(Method.KEEP, f"torchvision {report.torchvision} is there and works", notes=notes)
-    return _install(asked, report, image, f"the job asks for torchvision {asked}, the base has {_there(report)}")
+        return Decision(Method.KEEP, f"torchvision {report.torchvision} is installed and works", notes=notes)
+    return _install(
+        asked, report, image, f"the job asks for torchvision {asked}, the base has {report.torchvision or 'none'}"
+    )
 
 
-def _refuse_what_torchvision_cannot_cure(faults: list[diagnose.Fault], image: str, mounted: bool) -> None:
+def _refuse_what_torchvision_cannot_fix(faults: list[Fault], image: str, mounted: bool) -> None:
     for fault in faults:
         if fault.part == "torchvision" or (fault.part == "torch" and not fault.error and mounted):
             continue
@@ -77,18 +79,18 @@ def _refuse_what_torchvision_cannot_cure(faults: list[diagnose.Fault], image: st
 
 
 def _repair(report: Report, image: str, why: str) -> Decision:
-    """The torchvision that belongs to this torch, in the way that this torch allows."""
+    """Install the torchvision that belongs to this torch, in the way that this torch allows."""
     torch = versions.numbers(report.torch)
     version = versions.torchvision_for(report.torch)
     if version is None or torch is None:
         raise ImageUnfit(
             f"image {image}",
             f"{why}; no torchvision is known for torch {report.torch}",
-            "set image.torchvision to the version that you know to fit",
+            "set image.torchvision to a version that is known to fit",
         )
-    there = versions.numbers(report.torchvision)
-    if not versions.published(report.torch) and torch < (1, 2, 0) and there is not None and there < (0, 3, 0):
-        # Nothing is lost: that torchvision had no compiled operators either, and a compiler is not needed.
+    installed = versions.numbers(report.torchvision)
+    if not versions.published(report.torch) and torch < (1, 2, 0) and installed is not None and installed < (0, 3, 0):
+        # The installed torchvision has no compiled operators either, and this one needs no compiler.
         version = versions.PURE_PYTHON
     return _install(version, report, image, why)
 
@@ -112,7 +114,7 @@ def _install(version: str, report: Report, image: str, why: str) -> Decision:
     if lacking:
         raise ImageUnfit(
             f"image {image}",
-            f"{why}; torch {report.torch} is no published release, so torchvision must be built from source, "
+            f"{why}; torch {report.torch} is not a published release, so torchvision must be built from source, "
             f"and the image lacks {' and '.join(lacking)}",
             "use a base with a compiler, or one whose torchvision works",
         )
@@ -120,7 +122,3 @@ def _install(version: str, report: Report, image: str, why: str) -> Decision:
     if report.cuda and "nvcc" not in report.tools:
         notes = ("the image has no nvcc: torchvision's operators will run on the CPU only",)
     return Decision(Method.SOURCE, why, version, folder=folder, notes=notes)
-
-
-def _there(report: Report) -> str:
-    return report.torchvision or "none"

@@ -1,4 +1,4 @@
-"""From what a job says about its image to one image that is proven the same on every node."""
+"""From a job's image section to one image that is proven the same on every node."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.image import lock
+from launcher.image.distribution import provide, provide_from
+from launcher.image.image_locations import ImageLocations, ImageOnNodes, Log, OnProgress, no_progress
 from launcher.image.lock import Lock
-from launcher.image.places import ImageOnNodes, Places, Say, look
-from launcher.image.progress import Tell, silent
-from launcher.image.spread import bring, spread
 from launcher.job.models import Image
 from launcher.node.engine import Engine
 
@@ -19,79 +18,67 @@ def ensure(
     image: Image,
     nodes: Sequence[Engine],
     local: Engine | None,
-    say: Say,
+    log: Log,
     *,
     job: str,
     mounted: bool = False,
-    tell: Tell = silent,
+    on_progress: OnProgress = no_progress,
     lock_file: Path | None = None,
 ) -> ImageOnNodes:
-    """The job's image on every node, the same everywhere; built where it must be.
+    """The job's image on every node, the same everywhere; built if it must be.
 
-    Nothing to do costs one round trip for `ref` and with a lock file, else two.
+    If there is nothing to do this costs one round trip for `ref` and with a lock file, otherwise two.
 
-    local: the caller's own Docker, None where he has none (then the first node that has the base builds).
+    local: the caller's own Docker, None without one (then the first node that has the base builds).
     mounted: the job mounts folders into its containers, from which torch may come.
-    lock_file: pins the base and what was done to it (lock.path_beside); read where it fits the job, else written anew.
+    lock_file: pins the base and what was done to it (lock.path_beside); read if it fits the job, otherwise rewritten.
     Raises ImageUnfit, ImageBuildFailed, ImageShipFailed, NodesFailed; JobInvalid for a broken lock file.
     """
-    places = Places(nodes, local)
+    locations = ImageLocations(nodes, local)
     if image.ref is not None:
-        return bring(image.ref, places, say, tell)
+        return provide(image.ref, locations, log, on_progress)
     locked = lock.read(lock_file) if lock_file is not None else None
     if locked is not None and not locked.fits(image):
-        say(f"{lock_file} was made for another image section: it is written anew")
+        log(f"{lock_file} was made for another image section: rewriting it")
         locked = None
-    done = _as_locked(locked, places, say, tell) if locked is not None else None
+    done = _as_locked(locked, locations, log, on_progress) if locked is not None else None
     if done is not None:
         return done
-    return _made(image, places, say, job, mounted, tell, lock_file, locked)
 
+    from launcher.image.repair import carry_out, plan_repair  # a third of the package, and most starts need none
 
-def _made(
-    image: Image,
-    places: Places,
-    say: Say,
-    job: str,
-    mounted: bool,
-    tell: Tell,
-    lock_file: Path | None,
-    locked: Lock | None,
-) -> ImageOnNodes:
-    """Look into the base, build what must be built, bring it to the nodes, write down what it was."""
-    from launcher.image.prepare import make, prepare  # a third of the package, and most starts have their image
-
-    prepared = prepare(image, places, say, mounted=mounted, locked=locked)
-    builder, info, built = prepared.builder, prepared.info, False
-    name = prepared.base if prepared.recipe.changes_nothing else prepared.recipe.tag(job)
-    found = look(name, places)
-    if not prepared.recipe.changes_nothing:
-        holders = places.holders(found)
-        built = not holders
-        if not built:
-            say(f"image {name}: made from {prepared.base}: {prepared.decision.why}")
-        builder, info = holders[0] if holders else (builder, make(prepared, name, job, places, say))
-        found = look(name, places) if built else found
-    _say_notes(name, prepared.decision.notes, say)
-    done = spread(name, found, builder, info, places, say, tell)
+    repair = plan_repair(image, locations, log, mounted=mounted, locked=locked)
+    source, info, built = repair.builder, repair.info, False
+    name = repair.base if repair.recipe.changes_nothing else repair.recipe.tag(job)
+    found = locations.find(name)
+    if not repair.recipe.changes_nothing:
+        sources = locations.sources(found)
+        if sources:
+            log(f"image {name}: made from {repair.base}: {repair.decision.why}")
+            source, info = sources[0]
+        else:
+            info, built = carry_out(repair, name, job, locations, log), True
+            found = locations.find(name)
+    _log_notes(name, repair.decision.notes, log)
+    done = provide_from(source, info, name, found, locations, log, on_progress)
     if lock_file is not None:
-        lock.write(lock_file, prepared.lock(name, info.id))
-    return dataclasses.replace(done, built=built, why=prepared.decision.why)
+        lock.write(lock_file, repair.lock(name, info.id))
+    return dataclasses.replace(done, built=built, why=repair.decision.why)
 
 
-def _as_locked(locked: Lock, places: Places, say: Say, tell: Tell) -> ImageOnNodes | None:
-    """The very image that was locked, where anybody still has it; whatever its name means by now."""
-    found = look(locked.image_id, places)
-    holders = places.holders(found)
-    if not holders:
+def _as_locked(locked: Lock, locations: ImageLocations, log: Log, on_progress: OnProgress) -> ImageOnNodes | None:
+    """The very image that was locked, even if its name means another one now; None if no engine has it."""
+    found = locations.find(locked.image_id)
+    sources = locations.sources(found)
+    if not sources:
         return None
     if locked.image != locked.base:
-        say(f"image {locked.image}: as locked, made from {locked.base}: {locked.why}")
-    _say_notes(locked.image, locked.notes, say)
-    done = spread(locked.image, found, *holders[0], places, say, tell)
+        log(f"image {locked.image}: as locked, made from {locked.base}: {locked.why}")
+    _log_notes(locked.image, locked.notes, log)
+    done = provide_from(*sources[0], locked.image, found, locations, log, on_progress)
     return dataclasses.replace(done, why=f"as locked: {locked.why}")
 
 
-def _say_notes(name: str, notes: Sequence[str], say: Say) -> None:
+def _log_notes(name: str, notes: Sequence[str], log: Log) -> None:
     for note in notes:
-        say(f"image {name}: note: {note}")
+        log(f"image {name}: note: {note}")

@@ -1,8 +1,8 @@
-"""An image out of an engine's store, as an archive for `docker load`: layer by layer where that can be, else whole.
+"""An image read out of an engine's store, as an archive for `docker load`: layer by layer if possible, otherwise whole.
 
 `docker save` of an engine's classic store first writes the whole image to disk. On the caller's own machine we read the
-layers themselves instead (images/pack.py): directly where we may, else through a container of the image that sees the
-store read-only. Whatever does not fit falls back to `docker save`, which knows every store.
+layers themselves instead (images/pack.py): directly if we may, otherwise through a container of the image that sees the
+store read-only. Where neither works `docker save` is used, which knows every store.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import ImageShipFailed
-from launcher.image import assets
+from launcher.image.names import asset
 from launcher.model import labels
 from launcher.node.engine import Engine, ImageInfo
 
 PIECE = 1 << 20
 WHOLE = 1 << 62  # a chunk that no image fills
-PARTIAL = "launcher.image.partial"  # label that images/pack.py gives: the id of the image that it is the lower part of
 CLI_TIMEOUT = 20.0
 STORE_COMMAND = ["docker", "info", "--format", "{{.DockerRootDir}}\n{{.Driver}}"]
 LOCAL = "local"  # Engine.host of the caller's own machine
@@ -42,7 +41,7 @@ def export(source: Engine, info: ImageInfo, known: int = 0, chunk: int = WHOLE) 
     """The archive of an image; the first `known` of its layers may be missing. Close it to end the reading early.
 
     It may come as several archives, each of `chunk` bytes or a little more, the lower layers first: all but the last
-    are images labelled PARTIAL of what came so far. Raises ImageShipFailed, also in the middle.
+    are images, labelled names.PARTIAL, of the layers so far. Raises ImageShipFailed, also in the middle.
     """
     if source.host == LOCAL:
         began = False
@@ -56,7 +55,7 @@ def export(source: Engine, info: ImageInfo, known: int = 0, chunk: int = WHOLE) 
 
 
 def _packed(info: ImageInfo, known: int, chunk: int) -> Generator[bytes, None, None]:
-    """By images/pack.py; nothing at all where this machine's store is not one that it reads."""
+    """By images/pack.py; nothing at all if it cannot read this machine's store."""
     store = classic_store()
     if store is None:
         return
@@ -67,33 +66,34 @@ def _packed(info: ImageInfo, known: int, chunk: int) -> Generator[bytes, None, N
 
 
 def read_directly(image: str, store: Store, known: int, chunk: int = WHOLE) -> Generator[bytes, None, None]:
-    """As a user who may read the engine's files. Nothing at all where they are not laid out as expected."""
-    argv = [sys.executable, "-c", assets.text("pack.py"), str(store.root), image, str(known), str(chunk)]
+    """As a user who may read the engine's files. Nothing at all if they are not laid out as expected."""
+    argv = [sys.executable, "-c", asset("pack.py"), str(store.root), image, str(known), str(chunk)]
     with _running(argv, subprocess.PIPE) as process:
         assert process.stdout is not None
         yield from _pieces(process.stdout.fileno(), process)
 
 
 def read_in_container(image: str, store: Store, known: int, chunk: int = WHOLE) -> Generator[bytes, None, None]:
-    """As a user who may use the engine, through a container of that very image. Nothing where it cannot do it."""
+    """As a user who may use the engine, through a container of that very image. Nothing if that fails."""
     with tempfile.TemporaryDirectory(prefix="launcher-pack-") as folder:
         pipe = Path(folder) / "pipe"
         os.mkfifo(pipe)
-        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # waits for no writer: the container may never start
-        try:
-            with _running(container_argv(image, store, str(pipe), known, chunk), subprocess.DEVNULL) as process:
-                while not select.select([reader], [], [], 0.1)[0]:
-                    if process.poll() is not None:
-                        return
-                os.set_blocking(reader, True)
-                yield from _pieces(reader, process)
-        finally:
-            os.close(reader)
+        argv = container_argv(image, store, str(pipe), known, chunk)
+        # Not blocking: the container may never start. Closed before it is waited for: so that its writing ends.
+        with (
+            _running(argv, subprocess.DEVNULL) as process,
+            os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as reader,
+        ):
+            while not select.select([reader], [], [], 0.1)[0]:
+                if process.poll() is not None:
+                    return
+            os.set_blocking(reader.fileno(), True)
+            yield from _pieces(reader.fileno(), process)
 
 
 def container_argv(image: str, store: Store, pipe: str, known: int, chunk: int) -> list[str]:
     """A container of the image itself that sees the engine's store read-only, and a pipe, and nothing else."""
-    argv = ["docker", "run", "--rm", "--log-driver", "none", "--network", "none", "--read-only"]
+    argv = ["docker", "run", "--rm", "--init", "--log-driver", "none", "--network", "none", "--read-only"]
     argv += ["--mount", f"type=bind,src={pipe},dst=/pipe", *seeing(store), image]
     return [*argv, *packing(image, str(known), str(chunk), "/pipe")]
 
@@ -109,35 +109,29 @@ def seeing(store: Store) -> list[str]:
 
 
 def packing(image: str, *arguments: str) -> list[str]:
-    """What such a container runs: images/pack.py, with whatever Python the image has."""
+    """What such a container runs: images/pack.py, with the image's own Python."""
     find = 'for p in python3 python; do command -v "$p" >/dev/null && exec "$p" -c "$0" "$@"; done; exit 3'
-    return ["-c", find, assets.text("pack.py"), "/engine", image, *arguments]
+    return ["-c", find, asset("pack.py"), "/engine", image, *arguments]
 
 
 def classic_store() -> Store | None:
-    """This machine's engine's store; None where it has another kind."""
+    """The store of this machine's engine; None if it is of another kind."""
     try:
-        done = subprocess.run(
-            STORE_COMMAND,
-            capture_output=True,
-            text=True,
-            timeout=CLI_TIMEOUT,
-            check=False,
-        )
+        done = subprocess.run(STORE_COMMAND, capture_output=True, text=True, timeout=CLI_TIMEOUT, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return parse_store(done.stdout) if done.returncode == 0 else None
 
 
-def parse_store(said: str) -> Store | None:
-    """The classic store that STORE_COMMAND tells of; None for another kind."""
-    root, _, driver = said.strip().partition("\n")
+def parse_store(output: str) -> Store | None:
+    """The classic store in the output of STORE_COMMAND; None for another kind."""
+    root, _, driver = output.strip().partition("\n")
     return Store(Path(root), driver) if driver in ("overlay2", "fuse-overlayfs") and root else None
 
 
 @contextmanager
 def _running(argv: list[str], stdout: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is over when this is, however it ends."""
+    """A process that has ended when this has."""
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE)
     try:
         yield process
@@ -148,7 +142,7 @@ def _running(argv: list[str], stdout: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _pieces(descriptor: int, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-    """Everything that is written there; raises ImageShipFailed where it broke off after a beginning."""
+    """Everything that is written there. Raises ImageShipFailed if the process fails after writing some of it."""
     began = False
     while piece := os.read(descriptor, PIECE):
         began = True
@@ -156,4 +150,4 @@ def _pieces(descriptor: int, process: subprocess.Popen[bytes]) -> Iterator[bytes
     code = process.wait()
     if code != 0 and began:
         words = process.stderr.read().decode(errors="replace").strip() if process.stderr else ""
-        raise ImageShipFailed("this machine", f"reading the image's layers broke off: {words or code}", "try again")
+        raise ImageShipFailed("this machine", f"reading the image's layers failed: {words or code}", "try again")

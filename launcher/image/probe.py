@@ -1,4 +1,4 @@
-"""What a container of an image can do, asked of the image itself; the answers are kept by image id."""
+"""What a container of an image can do, found by running images/probe.py in one; the answers are kept by image id."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.errors import ImageUnfit
-from launcher.image import assets, cache
-from launcher.image.report import MARK, Report, from_json
+from launcher.image.faults import Report
+from launcher.image.names import asset
 from launcher.model import labels
 from launcher.model.container import ContainerSpec, Layout, Mount
 from launcher.model.facts import ImageFacts, Launch
+from launcher.node import cache
 from launcher.node.engine import Engine, ImageInfo
 
+MARK = "LAUNCHER-PROBE "  # images/probe.py prints it in front of its JSON
 MOUNTED_MAX_AGE = 600.0  # seconds: what lies under a mount may change without the image changing
 FAST_TIMEOUT = 60.0
 FULL_TIMEOUT = 300.0
-# python3, else python; an image without either is an answer, not a failure
+# python3, else python; an image without either is a result, not a failure
 FIND_PYTHON = (
     'for p in python3 python; do if command -v "$p" >/dev/null 2>&1; then exec "$p" -c "$0" "$p" "$@"; fi; done; '
     f"""echo; echo '{MARK}{{"python": ""}}'"""
@@ -29,7 +31,7 @@ FIND_PYTHON = (
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a job's containers have besides the image, as far as it decides what Python finds in there."""
+    """What else decides what Python finds in a job's containers."""
 
     mounts: tuple[Mount, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -41,47 +43,47 @@ NOTHING = Surroundings()
 
 
 def image_facts(engine: Engine, reference: str, surroundings: Surroundings = NOTHING) -> ImageFacts:
-    """What the plan must know of an image; for plain processes, of the Python that runs us.
+    """What the plan must know of an image; for plain processes, of the Python that runs the launcher.
 
-    A warm call costs one `inspect`: for good where torch lies in the image, for MOUNTED_MAX_AGE seconds where it lies
-    under a mount (or is missing, where a mount could bring it). Raises ImageUnfit where the node does not have the
-    image or nothing can be run in it.
+    A warm call costs one `inspect`: forever if torch is in the image, for MOUNTED_MAX_AGE seconds if it is under a
+    mount (or is missing and a mount could bring it). Raises ImageUnfit if the node lacks the image or nothing can be
+    run in it.
     """
     if engine.images is None:
         found = probe_here(engine, surroundings.env)
         return _facts("", "", (), found)
     info = engine.images.inspect(reference)
     if info is None:
-        raise ImageUnfit(engine.node, f"has no image {reference}", "launcher image ship JOB brings it there")
+        raise ImageUnfit(engine.node, f"has no image {reference}", "launcher image ship JOB sends it there")
     view = [[mount.source, mount.target] for mount in surroundings.mounts]
     where = [engine.host, view] if view else []  # the same path may hold other things on another node
-    name = cache.key("facts", 1, info.id, where, dict(surroundings.env), surroundings.user, assets.text("probe.py"))
+    name = cache.key("facts", 1, info.id, where, dict(surroundings.env), surroundings.user, asset("probe.py"))
     kept = cache.get("facts", name)
-    if kept is not None and _lies_in_image(kept, surroundings):
-        return _facts(reference, info.id, info.entrypoint, from_json(kept))
+    if kept is not None and _in_image(kept, surroundings):
+        return _facts(reference, info.id, info.entrypoint, Report.from_json(kept))
     kept = cache.get("facts", name, MOUNTED_MAX_AGE)
     if kept is None:
         kept = run(engine, info.id, "facts", surroundings, reference=reference)
         cache.put("facts", name, kept)
-    return _facts(reference, info.id, info.entrypoint, from_json(kept))
+    return _facts(reference, info.id, info.entrypoint, Report.from_json(kept))
 
 
 def full_report(engine: Engine, info: ImageInfo, reference: str) -> Report:
-    """Everything, with torch and torchvision imported and tried, on a GPU too where the node has one.
+    """Everything, with torch and torchvision imported and tried, on a GPU too if the node has one.
 
-    A warm call costs nothing. Raises ImageUnfit where nothing can be run in the image.
+    A warm call costs nothing. Raises ImageUnfit if nothing can be run in the image.
     """
-    name = cache.key("full", 2, info.id, engine.host, assets.text("probe.py"))
+    name = cache.key("full", 2, info.id, engine.host, asset("probe.py"))
     kept = cache.get("full", name)
     if kept is None:
         gpus, driver = _a_gpu(engine)
         kept = run(engine, info.id, "full", NOTHING, reference=reference, gpus=gpus, driver=driver)
         cache.put("full", name, kept)
-    return from_json(kept)
+    return Report.from_json(kept)
 
 
 def _a_gpu(engine: Engine) -> tuple[tuple[str, ...], str]:
-    """One of the node's GPUs (UUID) and how its engine gives it; nothing where it has or gives none."""
+    """One of the node's GPUs (UUID) and the engine's way to grant it; empty without a GPU, or a way."""
     node = engine.facts()
     if not node.gpus or node.engine is None:
         return (), ""
@@ -93,9 +95,9 @@ def _a_gpu(engine: Engine) -> tuple[tuple[str, ...], str]:
 
 
 def probe_here(engine: Engine, env: Mapping[str, str]) -> Report:
-    """The facts of the Python that runs the launcher, which is the one that plain processes run in."""
-    argv = (sys.executable, "-c", assets.text("probe.py"), sys.executable, "facts")
-    return from_json(_outcome(engine, _spec("", argv, Surroundings(env=env)), FAST_TIMEOUT, sys.executable))
+    """The facts of the Python that runs the launcher: plain processes run in the same."""
+    argv = (sys.executable, "-c", asset("probe.py"), sys.executable, "facts")
+    return Report.from_json(_outcome(engine, _spec("", argv, Surroundings(env=env)), FAST_TIMEOUT, sys.executable))
 
 
 def run(
@@ -109,7 +111,7 @@ def run(
     driver: str = "",
 ) -> dict[str, Any]:
     """Run images/probe.py in a short container of `image` (an id): its JSON object. Raises ImageUnfit."""
-    argv = ("sh", "-c", FIND_PYTHON, assets.text("probe.py"), mode)
+    argv = ("sh", "-c", FIND_PYTHON, asset("probe.py"), mode)
     spec = _spec(image, argv, surroundings, gpus, driver)
     return _outcome(engine, spec, FULL_TIMEOUT if mode == "full" else FAST_TIMEOUT, reference)
 
@@ -142,16 +144,16 @@ def _outcome(engine: Engine, spec: ContainerSpec, timeout: float, reference: str
     last = output.decode("utf-8", "replace").strip().splitlines()[-5:]
     raise ImageUnfit(
         f"image {reference} on {engine.node}",
-        f"its Python could not be asked (exit code {code}): {' | '.join(last) or 'no output'}",
+        f"its Python could not be probed (exit code {code}): {' | '.join(last) or 'no output'}",
         "the image must have a working sh and Python 3.6 or later; try: launcher shell JOB",
     )
 
 
-def _lies_in_image(found: Mapping[str, Any], view: Surroundings) -> bool:
-    place = str(found.get("torch_folder", ""))
-    if not place:
+def _in_image(found: Mapping[str, Any], view: Surroundings) -> bool:
+    folder = str(found.get("torch_folder", ""))
+    if not folder:
         return not view.mounts
-    return not any(f"{place}/".startswith(mount.target.rstrip("/") + "/") for mount in view.mounts)
+    return not any(f"{folder}/".startswith(mount.target.rstrip("/") + "/") for mount in view.mounts)
 
 
 def _facts(reference: str, image: str, entrypoint: tuple[str, ...], found: Report) -> ImageFacts:

@@ -7,18 +7,17 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from launcher.image import assets
+from launcher.image.names import asset
 
-# A release as published: 2.6.0, 2.6.0+cu124, 2.6.0+cpu. Everything else was built from a snapshot by somebody.
+# A published release: 2.6.0, 2.6.0+cu124, 2.6.0+cpu. Every other version was built from a snapshot.
 _PUBLISHED = re.compile(r"\d+\.\d+\.\d+(?:\.post\d+)?(?:\+(cpu|cu\d+|rocm[\d.]+|xpu))?")
 _NUMBERS = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
-_NVIDIA = re.compile(r"(?:^|/)nvidia/pytorch:(\d\d\.\d\d)")
 VGG_ADAPTIVE = (0, 2, 2)  # the first torchvision whose VGG takes images smaller than 224 (pytorch/vision PR 747)
 PURE_PYTHON = "0.2.2.post3"  # the newest torchvision without compiled operators: fits any torch
 
 
 def numbers(version: str) -> tuple[int, int, int] | None:
-    """(major, minor, patch) at the start of a version, however it goes on: 2.6.0a0+ecf3bae40a.nv25.01, 1.1.0commit."""
+    """(major, minor, patch) at the start of a version, whatever follows: 2.6.0a0+ecf3bae40a.nv25.01, 1.1.0commit."""
     found = _NUMBERS.match(version.strip())
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
 
@@ -35,10 +34,10 @@ def variant(torch: str) -> str:
 
 
 def torchvision_for(torch: str) -> str | None:
-    """The torchvision release X.Y.Z that belongs to a torch version; None for a version that makes no sense.
+    """The torchvision release X.Y.Z that belongs to a torch version; None for an unrecognised version.
 
     A published patch release has its own row, everything else goes by the minor version. 1.14 became 2.0. Beyond the
-    table: torch 2.N has gone with torchvision 0.(N + 15) since 2.0.
+    table: torch 2.N has been paired with torchvision 0.(N + 15) since 2.0.
     """
     wanted = numbers(torch)
     if wanted is None:
@@ -88,7 +87,7 @@ class Release:
 
     @property
     def mismatch(self) -> str:
-        """What is known to differ from the official pair: by itself a note, not a fault."""
+        """A torchvision that is not the official pair: by itself a note, not a fault."""
         if not self.torch or not self.torchvision or belong_together(self.torch, self.torchvision) is not False:
             return ""
         return f"torchvision {self.torchvision}, official for torch {'.'.join(self.torch.split('.')[:2])}: {self.pair}"
@@ -101,19 +100,13 @@ def releases() -> tuple[Release, ...]:
 
 
 def release(tag: str) -> Release | None:
-    """By tag, with or without `-py3` and what stands before the colon."""
-    month = tag.rpartition(":")[2].partition("@")[0].removesuffix("-py3")
+    """By tag, with or without `-py3` and the repository."""
+    month = tag.partition("@")[0].rpartition(":")[2].removesuffix("-py3")
     return next((row for row in releases() if row.tag.removesuffix("-py3") == month), None)
 
 
-def release_of(reference: str) -> Release | None:
-    """The documented release that a reference names; None for other images and undocumented months."""
-    found = _NVIDIA.search(reference)
-    return release(found[1]) if found else None
-
-
 def _rows(name: str) -> list[dict[str, str]]:
-    lines = [line for line in assets.text(name).splitlines() if not line.startswith("#")]
+    lines = [line for line in asset(name).splitlines() if not line.startswith("#")]
     return list(csv.DictReader(lines))
 
 

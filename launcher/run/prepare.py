@@ -1,4 +1,4 @@
-"""From a job to its plan: look at the nodes, make the image the same on all of them, try the ways between them."""
+"""From a job to its plan: the nodes' facts, the same image on all of them, addresses at which they reach each other."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import dataclasses
 import getpass
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from launcher.image.ensure import ensure
+from launcher.image.image_locations import Log, OnProgress, no_progress
 from launcher.image.probe import Surroundings, image_facts
-from launcher.image.progress import Tell, silent
 from launcher.job.models import Job
 from launcher.model.container import WANTED_ULIMITS
 from launcher.model.facts import ImageFacts, NodeFacts
@@ -29,47 +29,47 @@ def prepare(
     job: Job,
     fleet: Fleet,
     code: str,
-    say: Callable[[str], None],
-    tell: Tell = silent,
+    log: Log,
+    on_progress: OnProgress = no_progress,
     facts: Sequence[NodeFacts] | None = None,
     lock_file: Path | None = None,
 ) -> Plan:
     """The plan of a run on the machines as they are now; the image is on every node when this returns.
 
-    code: the digest of the code. say: news, a line each. tell: how far an image is on its way. facts: where somebody
-    has looked at the nodes already. lock_file: pins what the job's base is. Raises NodesFailed, ImageUnfit and the
-    like; nothing but the image has been touched then.
+    code: digest of the code archive. facts: the nodes' facts, if the caller has them already. lock_file: pins the job's
+    base image. Raises NodesFailed, ImageUnfit and the like; nothing but the image has been touched then.
     """
     facts = fleet.facts() if facts is None else facts
-    (image, facts), meeting = run_both(
-        partial(make_image, job, fleet, facts, say, tell, lock_file), partial(meet, job, fleet, facts)
+    (image, facts), rendezvous = run_both(
+        partial(make_image, job, fleet, facts, log, on_progress, lock_file),
+        partial(choose_rendezvous, job, fleet, facts),
     )
-    return _plan(job, facts, image, meeting, code)
+    return _plan(job, facts, image, rendezvous, code)
 
 
 def preview(job: Job, fleet: Fleet, code: str) -> Plan:
-    """The plan as `prepare` would make it now, but no image is built, sent or pulled for it."""
+    """The plan as `prepare` would make it now, but no image is built, sent or pulled."""
     facts = fleet.facts()
     image, facts, notes = image_as_it_is(job, fleet, facts)
-    plan = _plan(job, facts, image, meet(job, fleet, facts), code)
+    plan = _plan(job, facts, image, choose_rendezvous(job, fleet, facts), code)
     return dataclasses.replace(plan, warnings=(*notes, *plan.warnings))
 
 
-def _plan(job: Job, facts: Sequence[NodeFacts], image: ImageFacts, meeting: Rendezvous, code: str) -> Plan:
+def _plan(job: Job, facts: Sequence[NodeFacts], image: ImageFacts, rendezvous: Rendezvous, code: str) -> Plan:
     return build.build(
         job,
         new_run_id(job.name),
         facts,
         image,
-        meeting,
+        rendezvous,
         code=code,
         owner=f"{getpass.getuser()}@{socket.gethostname()}",
         created=int(time.time()),
     )
 
 
-def meet(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Rendezvous:
-    """Where the ranks will meet, seen to be reachable."""
+def choose_rendezvous(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Rendezvous:
+    """Where the ranks will meet, proven to be reachable."""
     if job.runtime == "process":
         return on_one_machine(len(job.nodes), job.port)
     addresses = [entry.address for entry in job.nodes]
@@ -80,24 +80,24 @@ def meet(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Rendezvous:
 def image_as_it_is(
     job: Job, fleet: Fleet, facts: Sequence[NodeFacts]
 ) -> tuple[ImageFacts, list[NodeFacts], tuple[str, ...]]:
-    """What the nodes can tell of the image without a change to any; the last are the things that had to be assumed."""
+    """What the nodes know of the image without a change to any; the last are notes on what had to be assumed."""
     if job.runtime == "process" or job.image is None:
         return image_facts(fleet.engines[0], "", Surroundings(env=job.env)), list(facts), ()
     name = job.image.ref or job.image.base or ""
-    there = fleet.each(lambda engine: engine.images.inspect(name) if engine.images else None)
+    found = fleet.each(lambda engine: engine.images.inspect(name) if engine.images else None)
     granted = fleet.each(
-        lambda engine: engine.granted_ulimits(name) if there[fleet.engines.index(engine)] else WANTED_ULIMITS
+        lambda engine: engine.granted_ulimits(name) if found[fleet.engines.index(engine)] else WANTED_ULIMITS
     )
     limited = [dataclasses.replace(node, ulimits=limits) for node, limits in zip(facts, granted, strict=True)]
-    if there[0] is None:
-        note = f"image {name} is not on {fleet.engines[0].node} yet; what it can do is assumed"
+    if found[0] is None:
+        note = f"image {name} is not on {fleet.engines[0].node} yet; its properties are assumed"
         return assumed_image(job), limited, (note,)
-    notes = () if job.image.ref else (f"what the image can do is read from its base {name}; up repairs it if it must",)
+    notes = () if job.image.ref else (f"the image's properties are those of its base {name}; up repairs it if it must",)
     return image_facts(fleet.engines[0], name, _surroundings(job, facts[0])), limited, notes
 
 
 def _surroundings(job: Job, master: NodeFacts) -> Surroundings:
-    """What the containers of the first node see besides the image."""
+    """What the first node's containers get besides the image."""
     rootless = master.engine is not None and master.engine.rootless
     return Surroundings(
         mounts=job.mounts,
@@ -111,8 +111,8 @@ def make_image(
     job: Job,
     fleet: Fleet,
     facts: Sequence[NodeFacts],
-    say: Callable[[str], None],
-    tell: Tell,
+    log: Log,
+    on_progress: OnProgress,
     lock_file: Path | None = None,
 ) -> tuple[ImageFacts, list[NodeFacts]]:
     """The job's image on every node, what it can do, and the facts with the limits that its containers are granted."""
@@ -123,15 +123,18 @@ def make_image(
             job.image,
             fleet.engines,
             local,
-            say,
+            log,
             job=job.name,
             mounted=bool(job.mounts),
-            tell=tell,
+            on_progress=on_progress,
             lock_file=lock_file,
         )
-    granted = fleet.each(lambda engine: engine.granted_ulimits(image.ids[engine.node]))
+    granted, found = run_both(
+        partial(fleet.each, lambda engine: engine.granted_ulimits(image.ids[engine.node])),
+        partial(image_facts, fleet.engines[0], image.reference, _surroundings(job, facts[0])),
+    )
     limited = [
         dataclasses.replace(node, ulimits=limits, image=image.ids[engine.node])
         for engine, node, limits in zip(fleet.engines, facts, granted, strict=True)
     ]
-    return image_facts(fleet.engines[0], image.reference, _surroundings(job, facts[0])), limited
+    return found, limited

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from launcher.image.build import has_buildx
+from launcher.image.builder import has_buildx
 from tests.bed.images import image_id
 from tests.bed.shell import run
 

@@ -9,9 +9,9 @@ import pytest
 
 from launcher.errors import ImageUnfit
 from launcher.image import lock
+from launcher.image.distribution import provide
 from launcher.image.ensure import ensure
-from launcher.image.places import Places
-from launcher.image.spread import bring
+from launcher.image.image_locations import ImageLocations
 from launcher.job.models import Image
 from launcher.node.connect import caller_engine, connect
 from tests.bed import registry
@@ -20,7 +20,7 @@ from tests.bed.host import docker
 pytestmark = pytest.mark.bed
 
 
-class Say(list):
+class Log(list):
     def __call__(self, line):
         self.append(line)
 
@@ -76,9 +76,9 @@ def test_every_node_pulls_the_same_digest_with_a_login_that_stays_here(
 ):
     served, name, port = published
     log_in(tmp_path, monkeypatch, port)
-    said = Say()
+    said = Log()
     with engines_of(clean_bed) as fleet:
-        done = bring(name, Places(fleet.engines, local), said)
+        done = provide(name, ImageLocations(fleet.engines, local), said)
         assert done.shipped == {}
         assert {engine.images.inspect(name).id for engine in fleet.engines} == {done.id}
     assert any(f"@{served.digest}" in line for line in said)
@@ -90,7 +90,7 @@ def test_every_node_pulls_the_same_digest_with_a_login_that_stays_here(
 def test_without_a_login_the_registrys_refusal_is_told(clean_bed, local, published, tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     with engines_of(clean_bed) as fleet, pytest.raises(ImageUnfit, match="docker login") as refusal:
-        bring(published[1], Places(fleet.engines, local), Say())
+        provide(published[1], ImageLocations(fleet.engines, local), Log())
     assert refusal.value.exit_code == 4
 
 
@@ -102,7 +102,7 @@ def test_a_node_that_lacks_what_the_caller_has_from_a_registry_pulls_it_too(
     local.images.pull(name, {"username": registry.USER, "password": registry.PASSWORD})
     try:
         with engines_of(clean_bed) as fleet:
-            done = bring(name, Places(fleet.engines, local), Say())
+            done = provide(name, ImageLocations(fleet.engines, local), Log())
         assert done.shipped == {}
     finally:
         docker("image", "rm", "-f", name)
@@ -115,14 +115,14 @@ def test_a_lock_file_pins_a_base_whose_tag_moves(clean_bed, local, published, tm
     asked = Image.model_validate({"base": name, "torchvision": "keep"})
     path = lock.path_beside(tmp_path / "job.yaml")
     with engines_of(clean_bed) as fleet:
-        first = ensure(asked, fleet.engines, None, Say(), job="pull-test", lock_file=path)
+        first = ensure(asked, fleet.engines, None, Log(), job="pull-test", lock_file=path)
         locked = lock.read(path)
         assert (locked.base_digest, locked.base_id) == (served.digest, first.id)
         for engine in fleet.engines:
             engine.images.tag("launcher-bed-train", name)  # the tag is another image now
-        again = ensure(asked, fleet.engines, None, Say(), job="pull-test", lock_file=path)
+        again = ensure(asked, fleet.engines, None, Log(), job="pull-test", lock_file=path)
         assert again.id == first.id
         for engine in fleet.engines:
             engine.images.remove(first.id)
-        pulled = ensure(asked, fleet.engines, None, Say(), job="pull-test", lock_file=path)
+        pulled = ensure(asked, fleet.engines, None, Log(), job="pull-test", lock_file=path)
         assert pulled.id == first.id  # by digest, although the tag says otherwise

@@ -9,10 +9,10 @@ import uuid
 import pytest
 
 from launcher.errors import LauncherError
-from launcher.image import relay
-from launcher.image.places import Places
-from launcher.image.serve import serving, take, way
-from launcher.image.spread import bring
+from launcher.image import peers
+from launcher.image.distribution import provide
+from launcher.image.image_locations import ImageLocations
+from launcher.image.peers import pull_archive, reachable_address, start_peer
 from launcher.node.connect import caller_engine, connect
 from tests.bed import cluster, faults
 from tests.bed.bed import Bed
@@ -50,7 +50,7 @@ def image(four, tmp_path):
         four.run(node, "docker", "image", "prune", "-f", check=False)
 
 
-class Say(list):
+class Log(list):
     def __call__(self, line):
         self.append(line)
 
@@ -74,53 +74,53 @@ def clean(bed):
 
 
 def test_four_nodes_and_one_image_over_the_uplink(four, fleet, image, monkeypatch):
-    monkeypatch.setenv(relay.VARIABLE, "4")
-    monkeypatch.setattr(relay, "CHUNK", SIZE // 3)  # several parts
-    said = Say()
+    monkeypatch.setenv(peers.VARIABLE, "4")
+    monkeypatch.setattr(peers, "CHUNK", SIZE // 3)  # several parts
+    said = Log()
     with caller_engine() as local:
-        done = bring(image, Places(fleet.engines, local), said)
+        done = provide(image, ImageLocations(fleet.engines, local), said)
         assert ids(four, image) == {done.id} == {local.images.inspect(image).id}
     print("\n".join(said))
     assert sorted(done.shipped) == ["node1", "node2", "node3", "node4"]
     assert SIZE < sum(done.shipped.values()) < 1.02 * SIZE
-    assert sum("has it from node" in line for line in said) == 3
+    assert sum("pulled it from node" in line for line in said) == 3
     clean(four)
 
 
 def test_a_node_that_has_it_already_serves_and_nothing_leaves_from_here(four, fleet, image, monkeypatch):
-    monkeypatch.setenv(relay.VARIABLE, "3")
+    monkeypatch.setenv(peers.VARIABLE, "3")
     with caller_engine() as local:
-        bring(image, Places(fleet.engines[2:3], local), Say())
-        done = bring(image, Places(fleet.engines, local), Say())
+        provide(image, ImageLocations(fleet.engines[2:3], local), Log())
+        done = provide(image, ImageLocations(fleet.engines, local), Log())
     assert done.shipped == {"node1": 0, "node2": 0, "node4": 0}
     assert ids(four, image) == {done.id}
     clean(four)
 
 
 def test_a_node_that_reaches_no_other_is_served_from_here(four, fleet, image, monkeypatch):
-    monkeypatch.setenv(relay.VARIABLE, "4")
-    said = Say()
+    monkeypatch.setenv(peers.VARIABLE, "4")
+    said = Log()
     with faults.partition(four, four.nodes[3], four.nodes[0]), caller_engine() as local:
-        done = bring(image, Places(fleet.engines, local), said)
+        done = provide(image, ImageLocations(fleet.engines, local), said)
     assert ids(four, image) == {done.id}
     print("\n".join(said))
     assert sum(sent > 0 for sent in done.shipped.values()) <= 2
-    assert done.shipped["node4"] > SIZE or any("node4 has it from node" in line for line in said)
+    assert done.shipped["node4"] > SIZE or any("node4 pulled it from node" in line for line in said)
     clean(four)
 
 
 def test_a_first_node_that_goes_away_is_named_and_the_others_have_it(four, fleet, image, monkeypatch):
-    monkeypatch.setenv(relay.VARIABLE, "4")
+    monkeypatch.setenv(peers.VARIABLE, "4")
     once = threading.Event()
     with contextlib.ExitStack() as healing, caller_engine() as local:
 
-        def tell(progress):
+        def on_progress(progress):
             if progress.node == "node1" and progress.sent * 2 > progress.total and not once.is_set():
                 once.set()
                 healing.enter_context(faults.without_engine(four, four.nodes[0]))
 
         with pytest.raises(LauncherError, match="node1"):
-            bring(image, Places(fleet.engines, local), Say(), tell)
+            provide(image, ImageLocations(fleet.engines, local), Log(), on_progress)
     found = [four.run(node, "docker", "image", "inspect", image, check=False).returncode for node in four.nodes[:4]]
     assert found == [1, 0, 0, 0]
 
@@ -128,19 +128,19 @@ def test_a_first_node_that_goes_away_is_named_and_the_others_have_it(four, fleet
 def test_who_does_not_know_the_token_gets_nothing(four, fleet, image):
     server, client = fleet.engines[:2]
     with caller_engine() as local:
-        done = bring(image, Places([server], local), Say())
-    with serving(server, done.id, [four.nodes[0].address]) as open_:
-        address = way(client, open_)
+        done = provide(image, ImageLocations([server], local), Log())
+    with contextlib.closing(start_peer(server, done.id, [four.nodes[0].address])) as peer:
+        address = reachable_address(client, peer)
         assert address == four.nodes[0].address
         stranger = (
-            f'exec 3<>/dev/tcp/{address}/{open_.port}; read -r hello <&3; echo "$hello"; '
+            f'exec 3<>/dev/tcp/{address}/{peer.port}; read -r hello <&3; echo "$hello"; '
             "echo 0000 0 1000000 >&3; wc -c <&3"
         )
         hello, sent = four.run(four.nodes[1], "bash", "-c", stranger).stdout.split()
-        assert hello == open_.greeting
+        assert hello == peer.greeting
         assert sent == "0"
-        assert open_.token not in four.run(four.nodes[0], "ps", "axww").stdout
-        take(client, open_, address, 0, 1 << 40)
+        assert peer.token not in four.run(four.nodes[0], "ps", "axww").stdout
+        pull_archive(client, peer, address, 0, 1 << 40)
         assert four.docker(four.nodes[1], "images", "-aq", "--no-trunc").split().count(done.id) == 1
     clean_names = four.docker(four.nodes[0], "ps", "-aq")
     assert not clean_names

@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 from launcher.errors import ImageBuildFailed, ImageUnfit
-from launcher.image import labels
-from launcher.image.build import has_buildx
+from launcher.image import names
+from launcher.image.builder import has_buildx
 from launcher.image.ensure import ensure
-from launcher.image.places import Places
-from launcher.image.prepare import prepare
+from launcher.image.faults import Report
+from launcher.image.image_locations import ImageLocations
 from launcher.image.probe import full_report
-from launcher.image.verify import verify
+from launcher.image.repair import Verdict, plan_repair, verify
 from launcher.job.models import Image
 from launcher.node.connect import caller_engine, connect
 from tests.bed import standins
@@ -38,7 +38,7 @@ def local(bed):
     with caller_engine() as engine:
         assert engine is not None
         yield engine
-        for made in engine.images.list({labels.JOB: JOB}):
+        for made in engine.images.list({names.JOB: JOB}):
             docker("image", "rm", "-f", made.id)
 
 
@@ -47,7 +47,7 @@ def faulty(bed):
     return standins.faulty()
 
 
-class Say(list):
+class Log(list):
     def __call__(self, line):
         self.append(line)
 
@@ -58,38 +58,38 @@ def image(**keys):
 
 def test_a_base_without_torch_is_refused(local):
     with pytest.raises(ImageUnfit, match="launcher-bed-train: the image has no torch") as refusal:
-        prepare(image(base="launcher-bed-train"), Places([local], local), Say())
+        plan_repair(image(base="launcher-bed-train"), ImageLocations([local], local), Log())
     assert refusal.value.exit_code == 4
     assert "keep" in refusal.value.next_step
 
 
 def test_a_base_that_does_not_exist_is_refused(local):
     with pytest.raises(ImageUnfit, match="nonexistent") as refusal:
-        prepare(image(base="registry.invalid/nonexistent:1"), Places([local], local), Say())
+        plan_repair(image(base="registry.invalid/nonexistent:1"), ImageLocations([local], local), Log())
     assert refusal.value.next_step
 
 
 def test_packages_on_a_base_that_is_kept_build_once_and_name_the_same_image_again(local):
     asked = image(base="launcher-bed-train", torchvision="keep", packages=["six"])
-    said = Say()
+    said = Log()
     first = ensure(asked, [local], local, said, job=JOB)
-    again = ensure(asked, [local], local, Say(), job=JOB)
+    again = ensure(asked, [local], local, Log(), job=JOB)
     assert first.built
     assert not again.built
     assert again.id == first.id
     assert any("install.sh packages" in line for line in said)  # the builder's own lines
     docker("image", "rm", first.reference)
-    assert ensure(asked, [local], local, Say(), job=JOB).id == first.id  # the builder's cache gives the same id
+    assert ensure(asked, [local], local, Log(), job=JOB).id == first.id  # the builder's cache gives the same id
     info = local.images.inspect(first.reference)
-    assert info.labels[labels.OCI_BASE_NAME] == "launcher-bed-train"
-    assert info.labels[labels.WHY] == "the job says keep: nothing was checked"
+    assert info.labels[names.OCI_BASE_NAME] == "launcher-bed-train"
+    assert info.labels[names.WHY] == "the job says keep: nothing was checked"
 
 
 def test_the_classic_builder_on_a_node_makes_it_where_the_caller_has_no_docker(clean_bed):
     hosts = [(node.alias, node.alias) for node in clean_bed.nodes[:2]]
     asked = image(base="launcher-bed-train", torchvision="keep", packages=["six"])
     with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet:
-        done = ensure(asked, fleet.engines, None, Say(), job=JOB)
+        done = ensure(asked, fleet.engines, None, Log(), job=JOB)
         assert done.built
         assert list(done.shipped) == ["node2"]
         for engine in fleet.engines:
@@ -102,7 +102,7 @@ def test_a_failed_build_shows_the_builders_own_words(local):
     with pytest.raises(
         ImageBuildFailed, match="No matching distribution found for surely-no-such-package-0"
     ) as failure:
-        ensure(asked, [local], local, Say(), job=JOB)
+        ensure(asked, [local], local, Log(), job=JOB)
     assert failure.value.exit_code == 4
 
 
@@ -110,18 +110,18 @@ def test_a_failed_build_shows_the_builders_own_words(local):
 @pytest.mark.timeout(1800)
 def test_vgg_without_adaptive_pool_is_named_and_repaired_and_torch_stays(local, faulty):
     asked = image(base=faulty)
-    prepared = prepare(asked, Places([local], local), Say())
-    assert prepared.decision.step == "wheel 0.29.1 cu130"
-    assert "VGG without adaptive pool: torchvision 0.2.1 < 0.2.2" in prepared.decision.why
-    done = ensure(asked, [local], local, Say(), job=JOB)
+    repair = plan_repair(asked, ImageLocations([local], local), Log())
+    assert repair.decision.step == "wheel 0.29.1 cu130"
+    assert "VGG without adaptive pool: torchvision 0.2.1 < 0.2.2" in repair.decision.why
+    done = ensure(asked, [local], local, Log(), job=JOB)
     info = local.images.inspect(done.reference)
-    verdict = verify(local, info, done.reference, full_report(local, prepared.info, faulty))
+    verdict = verify(local, info, done.reference, full_report(local, repair.info, faulty))
     rows = {what: (before, after) for what, before, after in verdict.rows()}
     assert re.search("mat1 and mat2 shapes cannot be multiplied", rows["VGG16 on 32x32"][0])
     assert rows["VGG16 on 32x32"][1] == "ok"
     assert rows["torchvision"] == ("0.2.1", "0.29.1+cu130")
     assert rows["torch"][0] == rows["torch"][1] == "2.14.1+cu130"
-    assert info.labels[labels.TORCHVISION] == "0.29.1"
+    assert info.labels[names.TORCHVISION] == "0.29.1"
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_vgg_without_adaptive_pool_is_named_and_repaired_and_torch_stays(local, 
 @pytest.mark.parametrize(("asked", "there"), [("auto", "0.29.1+cu130"), ("0.29.0", "0.29.0+cu130")])
 def test_no_torchvision_gets_one(local, faulty, asked, there):
     base = standins.on_top(faulty, "launcher-bed-faulty:none", "RUN pip uninstall -y torchvision")
-    done = ensure(image(base=base, torchvision=asked), [local], local, Say(), job=JOB)
+    done = ensure(image(base=base, torchvision=asked), [local], local, Log(), job=JOB)
     info = local.images.inspect(done.reference)
     assert full_report(local, info, done.reference).torchvision == there
 
@@ -139,7 +139,7 @@ def test_no_torchvision_gets_one(local, faulty, asked, there):
 def test_an_image_without_pip_is_refused_by_name(local, faulty):
     base = standins.on_top(faulty, "launcher-bed-faulty:no-pip", "RUN rm -rf /usr/lib/python3/dist-packages/pip*")
     with pytest.raises(ImageUnfit, match="has no pip to install torchvision"):
-        prepare(image(base=base), Places([local], local), Say())
+        plan_repair(image(base=base), ImageLocations([local], local), Log())
 
 
 @pytest.mark.slow
@@ -155,12 +155,12 @@ def test_cpu_torch_with_a_wheel_for_cuda_is_named(local, bed, tmp_path):
         TORCHVISION="torchvision==0.28.0",
         OTHERS="pillow",
     )
-    prepared = prepare(image(base=base), Places([local], local), Say())
-    assert "operator torchvision::nms does not exist" in prepared.decision.why
-    assert "built for CPU, torchvision 0.28.0" in prepared.decision.why
-    assert prepared.decision.step == "wheel 0.28.0 cpu"
+    repair = plan_repair(image(base=base), ImageLocations([local], local), Log())
+    assert "operator torchvision::nms does not exist" in repair.decision.why
+    assert "built for CPU, torchvision 0.28.0" in repair.decision.why
+    assert repair.decision.step == "wheel 0.28.0 cpu"
     try:
-        done = ensure(image(base=base), [local], local, Say(), job=JOB)
+        done = ensure(image(base=base), [local], local, Log(), job=JOB)
     except ImageBuildFailed as refusal:  # no way to PyTorch's own index, which alone has that wheel
         assert "No matching distribution found for torchvision==0.28.0+cpu" in str(refusal)  # noqa: PT017
         assert refusal.exit_code == 4  # noqa: PT017
@@ -174,13 +174,13 @@ def test_torchvision_newer_than_torch_is_named_and_repaired(local, bed):
     base = standins.faulty(
         "launcher-bed-faulty:newer", TORCH="torch==2.10.0", TORCHVISION="torchvision==0.29.1", OTHERS="pillow"
     )
-    prepared = prepare(image(base=base), Places([local], local), Say())
-    assert "torchvision 0.29.1+cu130 was built for another CUDA" in prepared.decision.why
-    assert "0.25.0 belongs to torch 2.10.0" in prepared.decision.why
-    done = ensure(image(base=base), [local], local, Say(), job=JOB)
+    repair = plan_repair(image(base=base), ImageLocations([local], local), Log())
+    assert "torchvision 0.29.1+cu130 was built for another CUDA" in repair.decision.why
+    assert "0.25.0 belongs to torch 2.10.0" in repair.decision.why
+    done = ensure(image(base=base), [local], local, Log(), job=JOB)
     report = full_report(local, local.images.inspect(done.reference), done.reference)
     assert report.torchvision.startswith("0.25.0")
-    assert report.torch == full_report(local, prepared.info, base).torch
+    assert report.torch == full_report(local, repair.info, base).torch
 
 
 @pytest.mark.slow
@@ -190,7 +190,7 @@ def test_what_is_unusual_and_works_is_said_each_time_and_nothing_is_built(local,
     line += " && python3 -m pip install --no-deps torchvision==0.2.2.post3"
     base = standins.on_top(faulty, "launcher-bed-faulty:unusual", line)
     for _ in range(2):  # looked into, then as the lock file has it
-        said = Say()
+        said = Log()
         done = ensure(image(base=base), [local], local, said, job=JOB, lock_file=tmp_path / "x.lock.json")
         assert done.reference == base
         assert any("note: torchvision 0.2.2 is not the official pair" in text for text in said)
@@ -216,7 +216,7 @@ def test_the_whole_way_from_the_original_error_to_a_trained_vgg(clean_bed, local
     for name in ("bed_vgg16.yaml", "data/digits.tar"):
         (tmp_path / "jobs" / name).write_bytes((ROOT / "jobs" / name).read_bytes())
     shutil.copytree(ROOT / "train", tmp_path / "train", ignore=shutil.ignore_patterns("__pycache__"))
-    for made in local.images.list({labels.JOB: "bed-vgg16"}):  # of an earlier test run
+    for made in local.images.list({names.JOB: "bed-vgg16"}):  # of an earlier test run
         docker("image", "rm", "-f", made.id)
     done = cli("up", "jobs/bed_vgg16.yaml", timeout=1500)
     assert "building on this machine from launcher-bed-faulty: VGG without adaptive pool" in done.stderr
@@ -237,10 +237,7 @@ def test_the_whole_way_from_the_original_error_to_a_trained_vgg(clean_bed, local
 
 def test_equal_reports_mean_nothing_was_replaced(local):
     """The proof that torch stayed is by its whole build string, not by its version number."""
-    from launcher.image.report import Report
-    from launcher.image.verify import Verdict
-
-    before = dataclasses.replace(Report.empty(), python="python3", torch="2.6.0a0+ecf3bae40a.nv25.01", torch_folder="")
+    before = Report(python="python3", torch="2.6.0a0+ecf3bae40a.nv25.01")
     after = dataclasses.replace(before, torch="2.6.0")
     assert "torch was replaced: 2.6.0a0+ecf3bae40a.nv25.01 before, 2.6.0 now" in Verdict("x", after, before).faults()
 

@@ -10,12 +10,13 @@ import uuid
 
 import pytest
 
-from launcher.errors import ImageShipFailed, ImageUnfit, LauncherError, NodeUnreachable
-from launcher.image import export, leftovers
-from launcher.image.places import Places
-from launcher.image.ship import ship
-from launcher.image.spread import bring
+from launcher.errors import ImageShipFailed, ImageUnfit, NodesFailed, NodeUnreachable
+from launcher.image import export
+from launcher.image.distribution import provide
+from launcher.image.image_locations import ImageLocations
+from launcher.image.push import push
 from launcher.node.connect import caller_engine, connect
+from launcher.run.leftovers import find_leftovers, remove_leftovers, unused_images
 from tests.bed import faults
 from tests.bed.host import docker
 
@@ -77,28 +78,28 @@ def untagged(bed, node):
     return bed.docker(node, "images", "-q", "--filter", "dangling=true").split()
 
 
-class Say(list):
+class Log(list):
     def __call__(self, line):
         self.append(line)
 
 
 def test_only_what_the_nodes_lack_travels_and_the_same_image_is_everywhere(clean_bed, engines, local, make):
     name = make(20, 5)
-    done = bring(name, Places(engines, local), Say())
+    done = provide(name, ImageLocations(engines, local), Log())
     assert set(ids(clean_bed, name)) == {done.id} == {docker("image", "inspect", "-f", "{{.Id}}", name)}
     for sent in done.shipped.values():
         assert 25 * MIB < sent <= 25 * MIB * 1.02  # Debian's 145 MB are there already
 
     began = time.monotonic()
-    again = bring(name, Places(engines, local), Say())
+    again = provide(name, ImageLocations(engines, local), Log())
     assert time.monotonic() - began < 1
     assert again.shipped == {}
 
 
 def test_one_more_layer_costs_that_layer(engines, local, make):
     first = make(20)
-    bring(first, Places(engines, local), Say())
-    done = bring(make(2, base=first), Places(engines, local), Say())
+    provide(first, ImageLocations(engines, local), Log())
+    done = provide(make(2, base=first), ImageLocations(engines, local), Log())
     assert all(2 * MIB < sent <= 2 * MIB * 1.05 for sent in done.shipped.values())
 
 
@@ -108,7 +109,7 @@ def test_a_layer_that_comes_twice(engines, local, make, tmp_path):
     (tmp_path / "Dockerfile").write_text(f"FROM {make(1)}\nRUN touch -d @0 /x\nRUN rm /x\nRUN touch -d @0 /x\n")
     subprocess.run(["docker", "build", "-q", "-t", name, str(tmp_path)], check=True, capture_output=True)
     try:
-        done = bring(name, Places(engines, local), Say())
+        done = provide(name, ImageLocations(engines, local), Log())
         assert len(done.shipped) == 2
     finally:
         docker("image", "rm", name)
@@ -120,12 +121,12 @@ def test_a_big_image_goes_in_parts_and_goes_on_after_a_cut_where_it_was(clean_be
     node = clean_bed.nodes[0]
     cut = threading.Event()
 
-    def tell(progress):
+    def on_progress(progress):
         if progress.node == "node1" and progress.sent > 75 * MIB and not cut.is_set():
             cut.set()
             faults.kill_ssh_sessions(clean_bed, node)
 
-    sent = ship(local, info, name, engines, tell, chunk=25 * MIB)
+    sent = push(local, info, name, engines, on_progress, chunk=25 * MIB)
     assert cut.is_set()
     assert set(ids(clean_bed, name)) == {info.id}
     assert sent["node2"] < 91 * MIB
@@ -135,27 +136,26 @@ def test_a_big_image_goes_in_parts_and_goes_on_after_a_cut_where_it_was(clean_be
 
 
 def test_parts_of_an_image_whose_node_went_away_are_leftovers(clean_bed, engines, local, make, monkeypatch):
-    monkeypatch.setattr("launcher.image.ship.TELL_EVERY", 0)  # at every piece: the cut is never too late
+    monkeypatch.setattr("launcher.image.push.PROGRESS_INTERVAL", 0)  # at every piece: the cut is never too late
     name = make(20, 20, 20, 20)
     info = local.images.inspect(name)
     node = clean_bed.nodes[0]
     with contextlib.ExitStack() as healing:
         once = threading.Event()
 
-        def tell(progress):
+        def on_progress(progress):
             if progress.sent > 50 * MIB and not once.is_set():
                 once.set()
                 healing.enter_context(faults.without_sshd(clean_bed, node))
 
-        with pytest.raises(LauncherError, match="node1"):
-            ship(local, info, name, engines[:1], tell, chunk=10 * MIB)
+        with pytest.raises(NodesFailed, match="node1"):
+            push(local, info, name, engines[:1], on_progress, chunk=10 * MIB)
     with connect([(node.alias, node.alias)], ssh_config=clean_bed.ssh_config) as fleet:
-        parts = leftovers.unused(fleet.engines[0])
+        parts = unused_images(fleet.engines[0])
         assert parts
-        for part in parts:
-            assert not part.image.tags
-            leftovers.remove(fleet.engines[0], part)
-        assert leftovers.unused(fleet.engines[0]) == ()
+        assert not any(part.tags for part in parts)
+        remove_leftovers(find_leftovers(fleet.engines[0]))
+        assert unused_images(fleet.engines[0]) == []
     assert not untagged(clean_bed, node)
 
 
@@ -163,9 +163,9 @@ def test_a_node_without_the_image_gets_it_from_another_node_where_the_caller_has
     clean_bed, engines, local, make
 ):
     name = make(5)
-    bring(name, Places(engines[:1], local), Say())
-    said = Say()
-    done = bring(name, Places(engines), said)
+    provide(name, ImageLocations(engines[:1], local), Log())
+    said = Log()
+    done = provide(name, ImageLocations(engines), said)
     assert list(done.shipped) == ["node2"]
     assert any("from node1 to node2" in line for line in said)
     assert len(set(ids(clean_bed, name))) == 1
@@ -173,17 +173,17 @@ def test_a_node_without_the_image_gets_it_from_another_node_where_the_caller_has
 
 def test_the_callers_image_replaces_another_one_of_the_same_name_and_says_so(clean_bed, engines, local, make):
     name = make(1)
-    bring(name, Places(engines, local), Say())
+    provide(name, ImageLocations(engines, local), Log())
     make(1, name=name)
-    said = Say()
-    done = bring(name, Places(engines, local), said)
+    said = Log()
+    done = provide(name, ImageLocations(engines, local), said)
     assert set(ids(clean_bed, name)) == {done.id}
     assert any("node1, node2 had another" in line for line in said)
 
 
 def test_nobody_has_it_and_no_registry_could(engines, local):
     with pytest.raises(ImageUnfit, match="neither on node1, node2 nor on this machine") as refusal:
-        bring("launcher/none:0123", Places(engines, local), Say())
+        provide("launcher/none:0123", ImageLocations(engines, local), Log())
     assert refusal.value.exit_code == 4
     assert refusal.value.next_step
 
@@ -215,18 +215,20 @@ def at_half(action):
     """Do it once, when half of the image has travelled."""
     once = threading.Event()
 
-    def tell(progress):
+    def on_progress(progress):
         if progress.sent * 2 > progress.total and not once.is_set():
             once.set()
             action()
 
-    return tell
+    return on_progress
 
 
 def test_a_cut_in_the_middle_is_got_over(clean_bed, engines, local, make):
     name = make(60, 60)
     node = clean_bed.nodes[0]
-    done = bring(name, Places(engines, local), Say(), at_half(lambda: faults.kill_ssh_sessions(clean_bed, node)))
+    done = provide(
+        name, ImageLocations(engines, local), Log(), at_half(lambda: faults.kill_ssh_sessions(clean_bed, node))
+    )
     assert set(ids(clean_bed, name)) == {done.id}
     assert not untagged(clean_bed, node)
     assert done.shipped["node1"] > done.shipped["node2"]  # what was sent in vain is counted too
@@ -244,9 +246,9 @@ def test_a_node_that_goes_away_is_named_keeps_nothing_half_and_gets_it_by_a_seco
         def break_it():
             healing.enter_context(broken(clean_bed, node))
 
-        with pytest.raises(LauncherError) as failure:
-            bring(name, Places(engines, local), Say(), at_half(break_it))
-    assert isinstance(failure.value, (ImageShipFailed, NodeUnreachable))
+        with pytest.raises(NodesFailed) as failure:
+            provide(name, ImageLocations(engines, local), Log(), at_half(break_it))
+    assert isinstance(failure.value.errors[0], (ImageShipFailed, NodeUnreachable))
     assert "node1" in str(failure.value)
     assert "node2" not in str(failure.value)
     assert ids_or_none(clean_bed, clean_bed.nodes[1], name)  # the other one has it
@@ -254,7 +256,7 @@ def test_a_node_that_goes_away_is_named_keeps_nothing_half_and_gets_it_by_a_seco
     assert not untagged(clean_bed, node)
     hosts = [(n.alias, n.alias) for n in clean_bed.nodes[:2]]
     with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet:
-        done = bring(name, Places(fleet.engines, local), Say())
+        done = provide(name, ImageLocations(fleet.engines, local), Log())
     assert list(done.shipped) == ["node1"]
     assert set(ids(clean_bed, name)) == {done.id}
 
@@ -268,8 +270,8 @@ def test_a_full_disk_is_named_and_the_other_node_is_served(clean_bed, local, mak
     node = clean_bed.nodes[0]
     hosts = [(n.alias, n.alias) for n in clean_bed.nodes[:2]]
     with faults.small_data_root(clean_bed, node, "90m"):
-        with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet, pytest.raises(ImageShipFailed) as failure:
-            bring(name, Places(fleet.engines, local), Say())
+        with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet, pytest.raises(NodesFailed) as failure:
+            provide(name, ImageLocations(fleet.engines, local), Log())
         assert "node1" in str(failure.value)
         assert "disk is full" in str(failure.value)
         assert not clean_bed.docker(node, "images", "-aq")
@@ -277,4 +279,4 @@ def test_a_full_disk_is_named_and_the_other_node_is_served(clean_bed, local, mak
         assert int(used) < 20
     assert ids_or_none(clean_bed, clean_bed.nodes[1], name)
     with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet:
-        assert list(bring(name, Places(fleet.engines, local), Say()).shipped) == ["node1"]
+        assert list(provide(name, ImageLocations(fleet.engines, local), Log()).shipped) == ["node1"]

@@ -6,10 +6,9 @@ import subprocess
 
 import pytest
 
+from launcher.image.distribution import provide
 from launcher.image.ensure import ensure
-from launcher.image.places import Places
-from launcher.image.spread import bring
-from launcher.image.stores import same
+from launcher.image.image_locations import ImageLocations, same_image
 from launcher.job.models import Image
 from launcher.node.connect import caller_engine, connect
 from tests.bed import faults, host
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.bed
 NAME = "launcher-test-stores:1"
 
 
-class Say(list):
+class Log(list):
     def __call__(self, line):
         self.append(line)
 
@@ -59,17 +58,17 @@ def hosts(bed, *ranks):
 
 def test_both_get_the_same_image_under_their_own_ids(mixed, image):
     with connect(hosts(mixed, 0, 1), ssh_config=mixed.ssh_config) as fleet, caller_engine() as local:
-        places = Places(fleet.engines, local)
+        places = ImageLocations(fleet.engines, local)
         assert [engine.images.fills_in() for engine in fleet.engines] == [True, False]
-        done = bring(image, places, Say())
+        done = provide(image, places, Log())
         assert done.ids["node1"] == local.images.inspect(image).id == done.id
         assert done.ids["node2"] != done.id
         assert done.ids["node2"] == mixed.docker(mixed.nodes[1], "image", "inspect", "-f", "{{.Id}}", image)
         assert done.shipped["node1"] < 4 << 20 < done.shipped["node2"]  # a containerd store wants all layers
-        again = bring(image, places, Say())
+        again = provide(image, places, Log())
         assert again.shipped == {}
         assert again.ids == done.ids
-        renamed = ensure(Image(ref=done.id), fleet.engines, local, Say(), job="x")  # an id that node2 does not know
+        renamed = ensure(Image(ref=done.id), fleet.engines, local, Log(), job="x")  # an id that node2 does not know
         assert renamed.shipped == {}
         assert renamed.ids == done.ids
 
@@ -84,11 +83,11 @@ def test_another_configuration_is_another_image(mixed, image, tmp_path):
     )
     with connect(hosts(mixed, 1), ssh_config=mixed.ssh_config) as fleet, caller_engine() as local:
         try:
-            bring(other, Places(fleet.engines, local), Say())
+            provide(other, ImageLocations(fleet.engines, local), Log())
             theirs, [node] = local.images.inspect(image), fleet.engines
-            assert not same(node.images.inspect(other), theirs)
-            assert same(node.images.inspect(other), local.images.inspect(other))
-            assert list(bring(image, Places(fleet.engines, local), Say()).shipped) == ["node2"]
+            assert not same_image(node.images.inspect(other), theirs)
+            assert same_image(node.images.inspect(other), local.images.inspect(other))
+            assert list(provide(image, ImageLocations(fleet.engines, local), Log()).shipped) == ["node2"]
         finally:
             local.images.remove(other)
 
@@ -97,10 +96,10 @@ def test_from_a_containerd_store_to_a_classic_one(mixed, image):
     """The caller has no Docker; node2 is the one that has the image."""
     with caller_engine() as local:
         with connect(hosts(mixed, 1), ssh_config=mixed.ssh_config) as fleet:
-            bring(image, Places(fleet.engines, local), Say())
+            provide(image, ImageLocations(fleet.engines, local), Log())
         theirs = local.images.inspect(image)
         with connect(hosts(mixed, 0, 1), ssh_config=mixed.ssh_config) as fleet:
-            done = bring(image, Places(fleet.engines), Say())
+            done = provide(image, ImageLocations(fleet.engines), Log())
             assert list(done.shipped) == ["node1"]
             assert done.ids["node1"] == theirs.id
 

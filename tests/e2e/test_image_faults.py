@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.image.export import PARTIAL
+from launcher.image.names import PARTIAL
 from tests.bed import faults
 from tests.bed.bed import Bed, Node
 from tests.e2e.cli import Cli

@@ -4,8 +4,7 @@ import pytest
 
 from launcher.errors import ImageUnfit
 from launcher.image.decide import Method, decide
-from launcher.image.diagnose import faults, notes
-from launcher.image.report import from_json
+from launcher.image.faults import Report, find_faults, find_notes
 
 SHAPES = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x512 and 25088x4096)"
 NO_NMS = "RuntimeError: operator torchvision::nms does not exist"
@@ -26,7 +25,7 @@ def report(
 ):
     """What a full probe of an image with these versions says; checks not named went well."""
     found = {"import_torch": {"ok": True, "cuda": cuda}, "import_torchvision": OK, "nms": OK, "vgg16": OK} | checks
-    return from_json(
+    return Report.from_json(
         {
             "python": "python3",
             "python_version": "3.12.3",
@@ -51,12 +50,12 @@ def test_a_minor_difference_alone_is_a_note_not_a_fault():
     decision = decide("auto", nvidia, "x")
     assert decision.method is Method.KEEP
     assert "0.23.0" in decision.notes[0]
-    assert faults(nvidia) == []
+    assert find_faults(nvidia) == []
 
 
 def test_vgg_without_adaptive_pool_is_named_and_repaired_with_the_pair_of_this_torch():
     old = report(torchvision="0.2.1", nms={"ok": True, "absent": True}, vgg16=bad(SHAPES))
-    [fault] = faults(old)
+    [fault] = find_faults(old)
     assert (
         str(fault)
         == "VGG without adaptive pool: torchvision 0.2.1 < 0.2.2 feeds its classifier from 224x224 images only"
@@ -78,7 +77,7 @@ def test_the_original_nvidia_image_gets_the_pure_python_release():
 @pytest.mark.parametrize("library", [NO_CUDA, NO_CUDART])
 def test_cpu_torch_with_a_cuda_wheel_is_named_and_gets_the_cpu_wheel(library):
     mixed = report("2.13.0+cpu", "0.28.0", cuda="", import_torchvision=bad(NO_NMS), library=bad(library))
-    [fault] = faults(mixed)
+    [fault] = find_faults(mixed)
     assert "operator torchvision::nms does not exist" in str(fault)
     assert "torch 2.13.0+cpu is built for CPU, torchvision 0.28.0 is a wheel for CUDA" in str(fault)
     assert decide("auto", mixed, "x").step == "wheel 0.28.0 cpu"
@@ -92,7 +91,7 @@ def test_a_cpu_torch_that_does_not_say_so_gets_the_cpu_wheel_too():
 def test_torchvision_newer_than_torch():
     symbol = "ImportError: /x/_C.so: undefined symbol: _ZN3c106detail14torchCheckFail"
     newer = report("2.6.0+cu124", "0.29.1", "12.4", import_torchvision=bad(NO_NMS), library=bad(symbol))
-    [fault] = faults(newer)
+    [fault] = find_faults(newer)
     assert "0.29.1 was built for another torch; 0.21.0 belongs to torch 2.6.0+cu124" in str(fault)
     assert symbol in fault.error
     assert decide("auto", newer, "x").step == "wheel 0.21.0 cu124"
@@ -100,7 +99,7 @@ def test_torchvision_newer_than_torch():
 
 def test_another_cuda_runtime_is_named():
     runtime = "ImportError: libcudart.so.9.0: cannot open shared object file: No such file or directory"
-    [fault] = faults(report("1.1.0a0+0885dd28", "0.3.0", "10.1", import_torchvision=bad(runtime)))
+    [fault] = find_faults(report("1.1.0a0+0885dd28", "0.3.0", "10.1", import_torchvision=bad(runtime)))
     assert "built for another CUDA: libcudart.so.9.0 is missing" in str(fault)
 
 
@@ -109,7 +108,9 @@ def test_no_torchvision_at_all():
 
 
 def test_a_missing_requirement_is_named():
-    [fault] = faults(report(torchvision="0.2.1", import_torchvision=bad("ModuleNotFoundError: No module named 'six'")))
+    [fault] = find_faults(
+        report(torchvision="0.2.1", import_torchvision=bad("ModuleNotFoundError: No module named 'six'"))
+    )
     assert str(fault) == "torchvision 0.2.1 cannot be imported: its requirement six is not installed"
 
 
@@ -138,13 +139,13 @@ def test_an_exact_version(asked, step):
 
 
 def test_keep_checks_nothing():
-    assert decide("keep", from_json({"python": ""}), "x").method is Method.KEEP
+    assert decide("keep", Report.from_json({"python": ""}), "x").method is Method.KEEP
 
 
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (from_json({"python": ""}), "the image has no Python"),
+        (Report.from_json({"python": ""}), "the image has no Python"),
         (report(torch="", torchvision=""), "the image has no torch"),
         (
             report(import_torch=bad("ImportError: libcudart.so.13: cannot open")),
@@ -163,7 +164,9 @@ def test_what_cannot_be_cured_is_refused_with_its_name(found, words):
 
 
 def test_no_pip_is_refused_only_where_something_must_be_installed():
-    without = from_json({"python": "python3", "torch": "2.14.1", "torch_folder": "/t", "checks": {"import_torch": OK}})
+    without = Report.from_json(
+        {"python": "python3", "torch": "2.14.1", "torch_folder": "/t", "checks": {"import_torch": OK}}
+    )
     with pytest.raises(ImageUnfit, match="no pip"):
         decide("auto", without, "x")
 
@@ -174,4 +177,4 @@ def test_torch_from_a_mount_is_left_alone():
 
 def test_a_torchvision_without_operators_is_a_note():
     pure = report("1.1.0a0+0885dd28", "0.2.2.post3", "10.1", nms={"ok": True, "absent": True})
-    assert any("no operators" in note for note in notes(pure))
+    assert any("no operators" in note for note in find_notes(pure))

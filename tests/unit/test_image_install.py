@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.image import assets
+from launcher.image.names import asset
 
 SCRIPT = Path(__file__).parents[2] / "images" / "install.sh"
 PYTHON = f"""#!/bin/sh
@@ -156,14 +156,14 @@ def test_an_unknown_step_is_refused(install):
 
 def test_the_dockerfile_keeps_to_the_rules_that_matter():
     """hadolint DL3006, DL3007 (no latest), DL3020 (no ADD), DL3042 (no cache), DL3002 (the base's own user last)."""
-    lines = [line for line in assets.text("Dockerfile").splitlines() if line and not line.startswith("#")]
+    lines = [line for line in asset("Dockerfile").splitlines() if line and not line.startswith("#")]
     words = [line.split()[0] for line in lines if not line.startswith(" ")]
     assert words[:2] == ["ARG", "FROM"]
     assert not {"ADD", "MAINTAINER"} & set(words)
-    assert ":latest" not in assets.text("Dockerfile")
+    assert ":latest" not in asset("Dockerfile")
     assert lines[-1] == "USER ${RUN_USER}"
-    assert "--mount" not in assets.text("Dockerfile")  # the classic builder builds it too
-    assert "PIP_NO_CACHE_DIR=1" in assets.text("install.sh")
+    assert "--mount" not in asset("Dockerfile")  # the classic builder builds it too
+    assert "PIP_NO_CACHE_DIR=1" in asset("install.sh")
 
 
 def test_scripts_parse_in_a_plain_shell():

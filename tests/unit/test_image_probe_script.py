@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.image import diagnose, verify
-from launcher.image.report import MARK, from_json
+from launcher.image.faults import Report, find_faults
+from launcher.image.probe import MARK
+from launcher.image.repair import Verdict
 
 SCRIPT = Path(__file__).parents[2] / "images" / "probe.py"
 RUN_PY = """
@@ -40,7 +41,7 @@ def probe(tmp_path):
             capture_output=True, text=True, timeout=60, env={"PYTHONPATH": str(tmp_path)}, check=True,
         )  # fmt: skip
         [line] = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-        return from_json(json.loads(line[len(MARK) :]))
+        return Report.from_json(json.loads(line[len(MARK) :]))
 
     return run
 
@@ -57,7 +58,7 @@ def test_a_look_reads_versions_and_options_and_imports_nothing(probe):
     found = probe("facts", TORCH)
     assert (found.torch, found.run, found.launch) == ("2.6.0a0+ecf3bae40a.nv25.01", True, False)
     assert found.flags == {"nnodes", "nproc_per_node", "module", "no_python"}
-    assert not found.full
+    assert not found.checks
 
 
 def test_torch_before_torchrun(probe):
@@ -73,7 +74,7 @@ def test_torch_before_torchrun(probe):
 def test_no_torch(probe):
     found = probe("full", {})
     assert (found.torch, found.run, found.launch) == ("", False, False)
-    assert str(diagnose.faults(found)[0]) == "the image has no torch"
+    assert str(find_faults(found)[0]) == "the image has no torch"
 
 
 def test_a_version_type_annotated_as_newer_torchvisions_do(probe):
@@ -88,7 +89,7 @@ def test_a_library_that_crashes_is_a_finding_not_an_end(probe):
     }
     found = probe("full", crash)
     assert found.checks["import_torch"].error == "crashed with signal 11 (SIGSEGV)"
-    assert "cannot be imported: crashed with signal 11" in str(diagnose.faults(found)[0])
+    assert "cannot be imported: crashed with signal 11" in str(find_faults(found)[0])
 
 
 def test_a_package_that_exits_is_a_finding_too(probe):
@@ -108,9 +109,9 @@ def test_the_real_torch_of_this_environment_passes():
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "python3", "full"], capture_output=True, text=True, timeout=120, check=True
     )
-    found = from_json(json.loads(done.stdout.split(MARK)[1]))
+    found = Report.from_json(json.loads(done.stdout.split(MARK)[1]))
     if not found.torch:
         pytest.skip("no torch in this environment")
-    verdict = verify.Verdict("this environment", found)
+    verdict = Verdict("this environment", found)
     verdict.check()
     assert ("VGG16 on 32x32", "", "ok") in verdict.rows()

@@ -4,12 +4,13 @@ import csv
 
 import pytest
 
-from launcher.image import assets, versions
-from launcher.image.versions import belong_together, numbers, published, release, release_of, torchvision_for, variant
+from launcher.image import versions
+from launcher.image.names import asset
+from launcher.image.versions import belong_together, numbers, published, release, torchvision_for, variant
 
 
 def rows(name):
-    return list(csv.DictReader(line for line in assets.text(name).splitlines() if not line.startswith("#")))
+    return list(csv.DictReader(line for line in asset(name).splitlines() if not line.startswith("#")))
 
 
 PATCHES = [(row["torch"], row["torchvision"]) for row in rows("torchvision.csv") if row["level"] == "patch"]
@@ -95,10 +96,9 @@ def test_known_mismatches_of_nvidia_releases(tag, differs):
 
 
 def test_releases_are_found_by_reference():
-    assert release_of("nvcr.io/nvidia/pytorch:26.09-py3").cuda == "13.4"
-    assert release_of("nvcr.io/nvidia/pytorch:26.09-py3@sha256:" + "0" * 64).tag == "26.09-py3"
-    assert release_of("nvcr.io/nvidia/pytorch:99.01-py3") is None
-    assert release_of("pytorch/pytorch:2.4.0") is None
+    assert release("nvcr.io/nvidia/pytorch:26.09-py3").cuda == "13.4"
+    assert release("nvcr.io/nvidia/pytorch:26.09-py3@sha256:" + "0" * 64).tag == "26.09-py3"
+    assert release("nvcr.io/nvidia/pytorch:99.01-py3") is None
 
 
 def test_pairs():

@@ -3,23 +3,23 @@
 import gzip
 import random
 
-from launcher.image import link
+from launcher.image import push
 
 
 def test_a_compressed_stream_is_gzip_of_the_same_bytes():
     pieces = [random.Random(n).randbytes(1000) + bytes(50_000) for n in range(20)]
-    squeezed = b"".join(link.compressed(pieces))
+    squeezed = b"".join(push.compressed(pieces))
     assert gzip.decompress(squeezed) == b"".join(pieces)
     assert len(squeezed) < 50_000
 
 
 def test_a_link_counts_as_slow_when_it_was_seen_to_be(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert not link.is_slow("gpu-a")
-    link.remember("gpu-a", 100_000_000, 10)  # 10 MB/s
-    assert link.is_slow("gpu-a")
-    link.remember("gpu-a", 1000, 10)  # too little to tell
-    assert link.is_slow("gpu-a")
-    link.remember("gpu-a", 100_000_000, 1)
-    assert not link.is_slow("gpu-a")
-    assert not link.is_slow("gpu-b")
+    assert not push.is_slow("gpu-a")
+    push.remember_link("gpu-a", 100_000_000, 10)  # 10 MB/s
+    assert push.is_slow("gpu-a")
+    push.remember_link("gpu-a", 1000, 10)  # too little to tell
+    assert push.is_slow("gpu-a")
+    push.remember_link("gpu-a", 100_000_000, 1)
+    assert not push.is_slow("gpu-a")
+    assert not push.is_slow("gpu-b")

@@ -1,4 +1,4 @@
-"""Small JSON answers kept on the caller's side, so that a warm `up` asks nothing twice. Losing them costs time only."""
+"""Small JSON answers kept on the caller's side, so that a warm `up` asks nothing twice. Losing them costs only time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +23,32 @@ def key(*parts: Any) -> str:
 
 
 def get(kind: str, name: str, max_age: float | None = None) -> Any:
-    """The answer kept under this name, None where there is none or it is older than `max_age` seconds."""
+    """The answer kept under this name; None if there is none, or it is unreadable or older than `max_age` seconds."""
     path = folder() / kind / f"{name}.json"
     try:
         if max_age is not None and not 0 <= time.time() - path.stat().st_mtime < max_age:
             return None
         return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+    except (OSError, ValueError):
         return None
 
 
-def put(kind: str, name: str, answer: Mapping[str, Any]) -> None:
-    """Keep an answer; whole or not at all. A folder that cannot be written is no reason to fail."""
+def put(kind: str, name: str, answer: Any) -> None:
+    """Keep an answer. A folder that cannot be written is no reason to fail."""
     path = folder() / kind / f"{name}.json"
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(answer, sort_keys=True), encoding="utf-8")
+        write_whole(path, json.dumps(answer, sort_keys=True))
+    except OSError:
+        return
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all. Raises OSError."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError:
         partial.unlink(missing_ok=True)
+        raise

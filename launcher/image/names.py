@@ -1,9 +1,24 @@
-"""The names of images: their parts, and whether a registry could know them."""
+"""What images are called: references and their parts, the labels that we give, and the files that we build with."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+# Labels. Every container of an image shows them too, so none is a label of launcher.model.labels.
+RECIPE = "launcher.image.recipe"  # digest of the recipe: marks images that we built
+JOB = "launcher.image.job"
+TORCH = "launcher.image.torch"
+TORCHVISION = "launcher.image.torchvision"
+STEP = "launcher.image.step"
+WHY = "launcher.image.why"
+BASE_ID = "launcher.image.base-id"
+PARTIAL = "launcher.image.partial"  # images/pack.py gives it: the id of the image that this is the lower part of
+OCI_BASE_NAME = "org.opencontainers.image.base.name"
+OCI_BASE_DIGEST = "org.opencontainers.image.base.digest"
+OCI_TITLE = "org.opencontainers.image.title"
 
 OURS = "launcher/"  # what we build is named launcher/<job>:<digest>; no registry has it
 _ID = re.compile(r"(sha256:)?[0-9a-f]{64}|[0-9a-f]{12}")
@@ -31,7 +46,7 @@ class Reference:
 
 
 def parse(text: str) -> Reference | None:
-    """The parts of a reference; None for an image id and for what is no reference at all."""
+    """The parts of a reference; None for an image id and for invalid references."""
     if _ID.fullmatch(text):
         return None
     rest, _, digest = text.partition("@")
@@ -47,6 +62,12 @@ def parse(text: str) -> Reference | None:
 
 
 def in_registry(text: str) -> bool:
-    """Whether it is worth asking a registry: a reference, and not of a name that only we give."""
+    """Whether a registry could have it: a valid reference, and not one of our own names."""
     found = parse(text)
     return found is not None and not (not found.registry and found.name.startswith(OURS))
+
+
+@cache
+def asset(name: str) -> str:
+    """The text of `images/NAME`, from a checkout or from the installed wheel."""
+    return files("images").joinpath(name).read_text(encoding="utf-8")

@@ -1,9 +1,9 @@
 """`docker save` archives as streams: read member by member, and passed on without the layers that the other side has.
 
-An engine that loads an archive never opens the layers it has already, so those may be missing from it. Engines from
-25 on name a layer `blobs/sha256/<diff id>`; earlier ones `<v1 id>/layer.tar`, where the v1 id of every layer but the
-last follows from the diff ids alone (moby 20.10, image/v1/imagev1.go CreateID, image/tarexport/save.go saveImage).
-A layer that is not recognised is passed on: more bytes, never a wrong image.
+An engine that loads an archive never opens layers that it has, so they may be missing. Engines from 25 on name a layer
+`blobs/sha256/<diff id>`; earlier ones `<v1 id>/layer.tar`, where the v1 id of every layer but the last follows from the
+diff ids alone (moby 20.10, image/v1/imagev1.go CreateID, image/tarexport/save.go saveImage). A layer that is not
+recognised is passed on: more bytes, never a wrong image.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ def members(pieces: Iterable[bytes]) -> Iterator[Member]:
 
 
 def end() -> bytes:
-    """What closes a tar archive."""
+    """The blocks that close a tar archive."""
     return _ZERO * 2
 
 
 def layer_names(layers: Sequence[str], known: int) -> frozenset[str]:
     """Names of the members that may be left out for a store that has the first `known` of these layers (diff ids).
 
-    A layer that comes again further up stays: older engines write it once and link to it.
+    A layer that is repeated further up stays: older engines write it once and link to it.
     """
     again = set(layers[known:])
     names = set()
@@ -143,7 +143,7 @@ class _Source:
             yield bytes(part)
 
     def ended(self) -> bool:
-        """Whether nothing comes any more."""
+        """Whether the stream has ended."""
         while not self._rest:
             piece = next(self._pieces, None)
             if piece is None:

@@ -5,10 +5,12 @@ import dataclasses
 import pytest
 
 from launcher.errors import ImageBuildFailed
-from launcher.image import pip_settings, reference
-from launcher.image.build import buildx_argv, context_archive
+from launcher.image import names
+from launcher.image.builder import Recipe, buildx_argv, context_archive, pip_authority, pip_index
 from launcher.image.decide import Decision, Method
-from launcher.image.recipe import Recipe, labels_of
+from launcher.image.repair import Repair
+from launcher.job.models import Image
+from launcher.node.engine import ImageInfo
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -24,18 +26,18 @@ DIGEST = "sha256:" + "a" * 64
     ],
 )
 def test_parts_of_a_reference(text, parts):
-    found = reference.parse(text)
+    found = names.parse(text)
     assert (found.registry, found.name, found.tag, found.digest) == parts
 
 
 @pytest.mark.parametrize("text", [DIGEST, "a" * 64, "0123456789ab", "UPPER/case", "x:bad tag", "x@sha256:short", ""])
 def test_what_no_registry_could_know(text):
-    assert not reference.in_registry(text)
+    assert not names.in_registry(text)
 
 
 def test_our_own_names_are_in_no_registry():
-    assert not reference.in_registry("launcher/demo:0123")
-    assert reference.in_registry("registry.example/launcher/demo:0123")
+    assert not names.in_registry("launcher/demo:0123")
+    assert names.in_registry("registry.example/launcher/demo:0123")
 
 
 RECIPE = Recipe(base_id=DIGEST, step="wheel 0.29.1 cu130", packages=("six", "attrs>=20"), user="")
@@ -70,7 +72,9 @@ def test_a_context_is_the_same_bytes_each_time():
 
 def test_labels_say_where_it_comes_from_and_why():
     decision = Decision(Method.WHEEL, "VGG without adaptive pool", "0.29.1", "cu130")
-    found = labels_of(RECIPE, "demo", "nvcr.io/nvidia/pytorch:26.09-py3", DIGEST, "2.14.1+cu130", "0.2.1", decision)
+    base = "nvcr.io/nvidia/pytorch:26.09-py3"
+    info = ImageInfo(DIGEST, (base,), (f"nvcr.io/nvidia/pytorch@{DIGEST}",), "amd64", {}, (), {}, (), 0)
+    found = Repair(Image(base=base), base, None, info, "2.14.1+cu130", "0.2.1", decision, RECIPE).labels("demo")
     assert found["org.opencontainers.image.base.name"] == "nvcr.io/nvidia/pytorch:26.09-py3"
     assert found["org.opencontainers.image.base.digest"] == DIGEST
     assert found["launcher.image.torchvision"] == "0.29.1"
@@ -79,16 +83,16 @@ def test_labels_say_where_it_comes_from_and_why():
 
 def test_a_password_in_the_index_address_is_refused_because_an_image_would_tell_it():
     with pytest.raises(ImageBuildFailed, match="PIP_INDEX_URL") as refusal:
-        pip_settings.index({"PIP_INDEX_URL": "https://user:hunter2@index.example/simple"})
+        pip_index({"PIP_INDEX_URL": "https://user:hunter2@index.example/simple"})
     assert "hunter2" not in str(refusal.value)
-    assert pip_settings.index({"PIP_INDEX_URL": "https://index.example/simple", "PIP_EXTRA_INDEX_URL": " "}) == (
+    assert pip_index({"PIP_INDEX_URL": "https://index.example/simple", "PIP_EXTRA_INDEX_URL": " "}) == (
         ("PIP_INDEX_URL", "https://index.example/simple"),
     )
 
 
 def test_certificates_of_the_callers_pip(tmp_path):
     (tmp_path / "ca").write_text("PEM")
-    assert pip_settings.authority({"PIP_CERT": str(tmp_path / "ca")}) == "PEM"
-    assert pip_settings.authority({}) == ""
+    assert pip_authority({"PIP_CERT": str(tmp_path / "ca")}) == "PEM"
+    assert pip_authority({}) == ""
     with pytest.raises(ImageBuildFailed, match="PIP_CERT"):
-        pip_settings.authority({"PIP_CERT": str(tmp_path / "missing")})
+        pip_authority({"PIP_CERT": str(tmp_path / "missing")})

@@ -1,12 +1,13 @@
-"""From what the probe tried to what is wrong, in words that a user can act on."""
+"""What the probe found in an image, and what is wrong with it in words that a user can act on."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from launcher.image import versions
-from launcher.image.report import Report
 
 _SHAPES = re.compile(r"(?:mat1 and mat2 shapes cannot be multiplied|size mismatch)")
 _MISSING_LIBRARY = re.compile(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
@@ -15,8 +16,55 @@ _MISSING_MODULE = re.compile(r"No module named '?([\w.]+)'?")
 
 
 @dataclass(frozen=True)
+class Check:
+    """One thing that was tried. absent: there is nothing to try, as with operators before torchvision 0.3."""
+
+    ok: bool
+    error: str = ""
+    absent: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """What images/probe.py prints; from `pip` on by a full probe only."""
+
+    python: str  # name of the interpreter; "" if the image has none
+    python_version: str = ""
+    torch: str = ""  # as torch/version.py says, "" if there is none
+    torch_folder: str = ""
+    torchvision: str = ""
+    torchvision_folder: str = ""
+    run: bool = False
+    launch: bool = False
+    flags: frozenset[str] = frozenset()
+    pip: str = ""
+    tools: tuple[str, ...] = ()
+    source_tree: str = ""
+    cuda: str = ""  # of torch
+    checks: Mapping[str, Check] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Report:
+        checks: Mapping[str, Mapping[str, Any]] = found.get("checks") or {}
+        texts = ("python_version", "torch", "torch_folder", "torchvision", "torchvision_folder", "pip", "source_tree")
+        return cls(
+            python=found["python"],
+            run=bool(found.get("run")),
+            launch=bool(found.get("launch")),
+            flags=frozenset(found.get("flags", ())),
+            tools=tuple(found.get("tools", ())),
+            cuda=checks.get("import_torch", {}).get("cuda", ""),
+            checks={
+                name: Check(bool(check.get("ok")), check.get("error", ""), bool(check.get("absent")))
+                for name, check in checks.items()
+            },
+            **{name: found.get(name, "") for name in texts},
+        )
+
+
+@dataclass(frozen=True)
 class Fault:
-    """`what` fails, `why` as far as it shows, `error` in the image's words. `part`: python, torch or torchvision."""
+    """`what` fails, `why` if that is known, `error` in the image's own words. part: python, torch or torchvision."""
 
     part: str
     what: str
@@ -27,13 +75,13 @@ class Fault:
         return self.what + (f": {self.why}" if self.why else "")
 
 
-def faults(report: Report) -> list[Fault]:
+def find_faults(report: Report) -> list[Fault]:
     """What does not work, by a full probe; empty where everything does."""
     if not report.python:
         return [Fault("python", "the image has no Python", "neither python3 nor python is on its PATH")]
     if not report.torch_folder:
         return [Fault("torch", "the image has no torch")]
-    assert report.checks is not None, "only a full probe tells"
+    assert report.checks, "only a full probe can tell"
     torch = report.checks.get("import_torch")
     if torch is None or not torch.ok:
         error = torch.error if torch is not None else ""
@@ -47,34 +95,36 @@ def faults(report: Report) -> list[Fault]:
     for name in ("nms", "nms_gpu"):
         check = report.checks.get(name)
         if check is not None and not check.ok:
-            place = "on the GPU" if name == "nms_gpu" else "on the CPU"
-            found.append(Fault("torchvision", f"torchvision.ops.nms fails {place}", _pairing(report), check.error))
+            device = "GPU" if name == "nms_gpu" else "CPU"
+            found.append(
+                Fault("torchvision", f"torchvision.ops.nms fails on the {device}", _pairing(report), check.error)
+            )
     vgg = report.checks.get("vgg16")
     if vgg is not None and not vgg.ok:
         found.append(_vgg_fault(report, vgg.error))
     return found
 
 
-def notes(report: Report) -> list[str]:
-    """What is unusual and yet no fault."""
+def find_notes(report: Report) -> list[str]:
+    """What is unusual but not a fault."""
     if not report.torch or not report.torchvision:
         return []
-    said = []
+    found = []
     if versions.belong_together(report.torch, report.torchvision) is False:
         official = versions.torchvision_for(report.torch)
-        said.append(
+        found.append(
             f"torchvision {report.torchvision} is not the official pair of torch {report.torch} ({official}); "
-            "what was tried works, as in images whose torchvision was built against that very torch"
+            "all checks pass, as in images whose torchvision was built against that very torch"
         )
-    nms = (report.checks or {}).get("nms")
+    nms = report.checks.get("nms")
     if nms is not None and nms.absent:
-        said.append(f"torchvision {report.torchvision} has no operators (nms, roi_align): they came with 0.3")
-    return said
+        found.append(f"torchvision {report.torchvision} has no operators (nms, roi_align): they were added in 0.3")
+    return found
 
 
 def _import_fault(report: Report, error: str) -> Fault:
-    """torchvision hides why its library did not load: the probe's `library` check shows it."""
-    library = (report.checks or {}).get("library")
+    """torchvision hides why its library failed to load; the probe's `library` check shows it."""
+    library = report.checks.get("library")
     hidden = library.error if library is not None and not library.ok else ""
     what = f"torchvision {report.torchvision} cannot be imported"
     if "operator torchvision::nms does not exist" in error:
@@ -85,15 +135,15 @@ def _import_fault(report: Report, error: str) -> Fault:
 
 
 def _library_cause(report: Report, error: str) -> str:
-    missing, there = _MISSING_LIBRARY.search(error), f"torchvision {report.torchvision}"
+    missing, installed = _MISSING_LIBRARY.search(error), f"torchvision {report.torchvision}"
     if missing and not report.cuda and _CUDA_LIBRARY.search(missing[1]):
-        return f"torch {report.torch} is built for CPU, {there} is a wheel for CUDA"
+        return f"torch {report.torch} is built for CPU, {installed} is a wheel for CUDA"
     if missing and "cudart" in missing[1]:
-        return f"{there} was built for another CUDA: {missing[1]} is missing; {_official(report)}"
+        return f"{installed} was built for another CUDA: {missing[1]} is missing; {_official(report)}"
     if missing:
         return f"{missing[1]} is missing"
     if not report.cuda and "undefined symbol" not in error and "nms" in error:
-        return f"torch {report.torch} is built for CPU, {there} is a wheel for CUDA"
+        return f"torch {report.torch} is built for CPU, {installed} is a wheel for CUDA"
     return _import_cause(error) or _pairing(report)
 
 
@@ -115,8 +165,8 @@ def _official(report: Report) -> str:
 
 
 def _vgg_fault(report: Report, error: str) -> Fault:
-    there = versions.numbers(report.torchvision)
-    if there is not None and there < versions.VGG_ADAPTIVE and _SHAPES.search(error):
+    version = versions.numbers(report.torchvision)
+    if version is not None and version < versions.VGG_ADAPTIVE and _SHAPES.search(error):
         why = f"torchvision {report.torchvision} < 0.2.2 feeds its classifier from 224x224 images only"
         return Fault("torchvision", "VGG without adaptive pool", why, error)
     return Fault("torchvision", "torchvision's VGG16 fails on a 32x32 image", _import_cause(error), error)

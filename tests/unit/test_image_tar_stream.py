@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.image import archive
+from launcher.image import tar_stream
 
 
 def tar(members, form=tarfile.PAX_FORMAT, **fields):
@@ -36,10 +36,10 @@ def passed_on(data, leave_out=frozenset(), pieces=(1 << 16,)):
     """What comes out when every member but some is passed on."""
     out = [
         member.head + b"".join(member.body)
-        for member in archive.members(cut(data, pieces))
+        for member in tar_stream.members(cut(data, pieces))
         if member.name not in leave_out
     ]
-    return b"".join(out) + archive.end()
+    return b"".join(out) + tar_stream.end()
 
 
 def contents(data):
@@ -66,18 +66,18 @@ def test_every_member_passes_unchanged_however_the_stream_is_cut(members, pieces
 def test_long_names_and_fractional_times_as_go_writes_them():
     name = "blobs/sha256/" + "a" * 150
     data = tar({name: b"content"}, mtime=1.5)
-    [member] = archive.members([data])
+    [member] = tar_stream.members([data])
     assert (member.name, member.size) == (name, 7)
 
 
 def test_a_member_that_is_not_read_is_skipped():
     data = tar({"a": b"x" * 5000, "b": b"y"})
-    assert [member.name for member in archive.members([data])] == ["a", "b"]
+    assert [member.name for member in tar_stream.members([data])] == ["a", "b"]
 
 
 def test_archives_that_follow_each_other_are_told_apart():
     both = tar({"a": b"1", "b": b"2"}) + tar({"a": b"3"})
-    assert [(member.archive, member.name) for member in archive.members(cut(both, [700]))] == [
+    assert [(member.archive, member.name) for member in tar_stream.members(cut(both, [700]))] == [
         (0, "a"),
         (0, "b"),
         (1, "a"),
@@ -86,7 +86,7 @@ def test_archives_that_follow_each_other_are_told_apart():
 
 @pytest.mark.parametrize("kept", [700, 513, 100])
 def test_a_stream_that_breaks_off_is_an_error(kept):
-    with pytest.raises(archive.TruncatedError):
+    with pytest.raises(tar_stream.TruncatedError):
         passed_on(tar({"a": b"x" * 1000})[:kept])
 
 
@@ -98,7 +98,7 @@ def test_v1_names_are_those_of_a_real_engine():
         "sha256:7fbe087a0c9e007d163427ecaa010f7c001bb1e1e197e1e42ae680093196699d",
         "sha256:fe8d641772996c656ed0a0bec0708def88cc4d98c893506c91389a78901975ed",
     ]
-    assert archive.v1_ids(layers) == [
+    assert tar_stream.v1_ids(layers) == [
         "14371db4341e8ae0afddfbccae71c7a39eb9ffbffc02d67b737cc7bcc1e51e44",
         "3cc7daac1c2de298bf870ab95b9c01c9f1ee279b051d48042ebb8cfcfcfe3bdd",
         "4d8b7067ed3f77ba19010d74b75c88284a1e5facafec4f27f260ada67aa944a5",
@@ -113,24 +113,24 @@ def diff(number):
 def test_known_layers_are_left_out_and_the_rest_is_passed_on():
     layers = [diff(i) for i in range(4)]
     data = tar({f"blobs/sha256/{layer[7:]}": layer.encode() for layer in layers} | {"manifest.json": b"[]"})
-    left = contents(passed_on(data, archive.layer_names(layers, 2)))
+    left = contents(passed_on(data, tar_stream.layer_names(layers, 2)))
     assert set(left) == {f"blobs/sha256/{layer[7:]}" for layer in layers[2:]} | {"manifest.json"}
 
 
 def test_a_known_layer_that_comes_again_is_kept():
     """Engines write it once; the second place would find nothing."""
     layers = [diff(1), diff(2), diff(1)]
-    names = archive.layer_names(layers, 2)
+    names = tar_stream.layer_names(layers, 2)
     assert f"blobs/sha256/{diff(1)[7:]}" not in names
     assert f"blobs/sha256/{diff(2)[7:]}" in names
 
 
 def test_nothing_is_left_out_for_a_store_that_has_nothing():
-    assert archive.layer_names([diff(1), diff(2)], 0) == frozenset()
+    assert tar_stream.layer_names([diff(1), diff(2)], 0) == frozenset()
 
 
 def test_common_layers_count_from_the_base_up():
     layers = [diff(1), diff(2), diff(3)]
-    assert archive.common(layers, []) == 0
-    assert archive.common(layers, [[diff(2), diff(3)], [diff(1), diff(9)], [diff(1), diff(2)]]) == 2
-    assert archive.common(layers, [[*layers, diff(4)]]) == 3
+    assert tar_stream.common(layers, []) == 0
+    assert tar_stream.common(layers, [[diff(2), diff(3)], [diff(1), diff(9)], [diff(1), diff(2)]]) == 2
+    assert tar_stream.common(layers, [[*layers, diff(4)]]) == 3

@@ -1,0 +1,224 @@
+"""Building an image from its recipe: by `docker buildx` on this machine, by an engine's classic builder anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import tarfile
+import tempfile
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from launcher.errors import ImageBuildFailed
+from launcher.image.decide import Method
+from launcher.image.image_locations import Log, image_store
+from launcher.image.names import OURS, asset
+from launcher.node.engine import Engine, ImageInfo
+
+CONTEXT = ("Dockerfile", "install.sh")  # of images/, besides what the recipe writes itself
+NETWORK = "LAUNCHER_BUILD_NETWORK"  # host (the default: pip may need this machine's own network) | default
+PIP_INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST")
+DOCKER_CLI_TIMEOUT = 30.0
+LAST_LINES = 30
+# What an engine says when it does not grant the host's network to builds
+NO_HOST_NETWORK = ("network.host is not allowed", "user namespaces", "host network namespace")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that goes into an image. How the package index is reached does not count for its name."""
+
+    base_id: str
+    step: str  # words for `install.sh torchvision`
+    packages: tuple[str, ...]
+    user: str  # what the base runs as
+    index: tuple[tuple[str, str], ...] = ()  # pip's settings of the caller, by variable
+    authority: str = ""  # certificates that pip needs, PEM
+
+    @property
+    def digest(self) -> str:
+        """24 hex digits over every input that decides what is in the image, our own files included."""
+        parts = [self.base_id, self.step, self.packages, self.user]
+        files = [asset(name) for name in CONTEXT]
+        return hashlib.sha256(json.dumps([parts, files]).encode()).hexdigest()[:24]
+
+    @property
+    def changes_nothing(self) -> bool:
+        return self.step == Method.KEEP.value and not self.packages
+
+    def tag(self, job: str) -> str:
+        """`launcher/<job>:<digest>`."""
+        return f"{OURS}{job}:{self.digest}"
+
+    def files(self) -> Mapping[str, str]:
+        """The build context by file name."""
+        context = {name: asset(name) for name in CONTEXT}
+        context["requirements.txt"] = "".join(f"{line}\n" for line in self.packages)
+        if self.authority:
+            context["ca.crt"] = self.authority
+        return context
+
+    def arguments(self, base: str) -> dict[str, str]:
+        """The build arguments. base: the base's name in the builder's own store."""
+        user = self.user or "root"
+        return {"BASE_IMAGE": base, "TORCHVISION": self.step, "RUN_USER": user, **dict(self.index)}
+
+
+def pip_index(environment: Mapping[str, str] = os.environ) -> tuple[tuple[str, str], ...]:
+    """The caller's own settings of pip's index, which a build needs to reach the same one.
+
+    Raises ImageBuildFailed for an address with a password: it would stay readable in the image's history.
+    """
+    settings = [(name, environment.get(name, "").strip()) for name in PIP_INDEX_VARIABLES]
+    for name, value in settings:
+        if any(urlsplit(address).password for address in value.split()):
+            raise ImageBuildFailed(
+                f"environment variable {name}",
+                "contains a password, which would be readable by everyone who has the image",
+                "use an index that needs none, or build the image elsewhere and give it as image.ref",
+            )
+    return tuple((name, value) for name, value in settings if value)
+
+
+def pip_authority(environment: Mapping[str, str] = os.environ) -> str:
+    """The certificates that the caller's pip trusts (PIP_CERT), "" for pip's own."""
+    path = environment.get("PIP_CERT", "").strip()
+    if not path:
+        return ""
+    try:
+        return Path(path).read_text(encoding="ascii", errors="ignore")
+    except OSError as error:
+        raise ImageBuildFailed(
+            "environment variable PIP_CERT", f"{path} cannot be read: {error.strerror}", "correct or unset it"
+        ) from error
+
+
+def build(
+    recipe: Recipe, tag: str, labels: Mapping[str, str], engine: Engine, base: ImageInfo, *, local: bool, log: Log
+) -> ImageInfo:
+    """Build on `engine`, whose store has `base`; the image, named `tag` there. local: it is this machine's engine.
+
+    Raises ImageBuildFailed with the last lines of the builder's output.
+    """
+    store = image_store(engine)
+    name = f"{OURS}base:{base.id.partition(':')[2][:24]}"  # builders look up an id or a digest in a registry
+    store.tag(base.id, name)
+    network = "" if os.environ.get(NETWORK, "host") == "default" else "host"
+    try:
+        try:
+            _build(recipe, tag, labels, engine, name, network, local=local, log=log)
+        except ImageBuildFailed as error:
+            if not network or not any(words in str(error) for words in NO_HOST_NETWORK):
+                raise
+            log("the engine does not grant its host's network to builds: building with its own network")
+            _build(recipe, tag, labels, engine, name, "", local=local, log=log)
+    finally:
+        if base.tags or base.repo_digests:  # otherwise this name is all that keeps the base
+            store.remove(name)
+    built = store.inspect(tag)
+    if built is None:
+        raise ImageBuildFailed(engine.node, f"the build succeeded but {tag} is missing", "look at the engine's log")
+    return built
+
+
+def has_buildx() -> bool:
+    """Whether this machine's Docker CLI can build with BuildKit."""
+    try:
+        done = subprocess.run(
+            ["docker", "buildx", "version"], capture_output=True, timeout=DOCKER_CLI_TIMEOUT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def buildx_argv(
+    folder: str, tag: str, arguments: Mapping[str, str], labels: Mapping[str, str], network: str, builder: str
+) -> list[str]:
+    """The command line of a build with the engine's own BuildKit, which sees the engine's images."""
+    argv = ["docker", "buildx", "build", "--builder", builder, "--load", "--progress", "plain", "--tag", tag]
+    if network:
+        argv += ["--network", network]
+    for key, value in arguments.items():
+        argv += ["--build-arg", f"{key}={value}"]
+    for key, value in labels.items():
+        argv += ["--label", f"{key}={value}"]
+    return [*argv, folder]
+
+
+def context_archive(files: Mapping[str, str], mode: int = 0o644) -> bytes:
+    """Files as a tar archive, the same bytes for the same files."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, text in sorted(files.items()):
+            data = text.encode()
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            member.mode = mode
+            archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def _build(
+    recipe: Recipe,
+    tag: str,
+    labels: Mapping[str, str],
+    engine: Engine,
+    base: str,
+    network: str,
+    *,
+    local: bool,
+    log: Log,
+) -> None:
+    arguments = recipe.arguments(base)
+
+    def log_line(line: str) -> None:
+        if line.strip():
+            log(line)
+
+    if not local or not has_buildx():
+        context = context_archive(recipe.files())
+        store = image_store(engine)
+        store.build(context, tag=tag, arguments=arguments, labels=labels, network=network, say=log_line)
+        return
+    with tempfile.TemporaryDirectory(prefix="launcher-build-") as folder:
+        for name, text in recipe.files().items():
+            path = Path(folder) / name
+            path.write_text(text, encoding="utf-8")
+            os.utime(path, (0, 0))
+        _run_buildx(buildx_argv(folder, tag, arguments, labels, network, _own_builder()), log_line)
+
+
+def _own_builder() -> str:
+    """The builder that is the engine itself, named like the CLI's context: others do not see the engine's images."""
+    done = subprocess.run(
+        ["docker", "context", "show"], capture_output=True, text=True, timeout=DOCKER_CLI_TIMEOUT, check=False
+    )
+    return done.stdout.strip() or "default"
+
+
+def _run_buildx(argv: list[str], log: Log) -> None:
+    last: deque[str] = deque(maxlen=LAST_LINES)
+    with subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                last.append(line.rstrip())
+                log(line.rstrip())
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode != 0:
+        raise ImageBuildFailed(
+            "image build",
+            f"docker buildx ended with exit code {process.returncode}; its last lines:\n    " + "\n    ".join(last),
+            "the first error among these lines is the cause",
+        )

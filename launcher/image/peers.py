@@ -1,0 +1,231 @@
+"""An image to many nodes: pushed once over the launcher's uplink, then nodes that have it serve it to the others.
+
+Nothing is installed: images/pack.py runs in a container of the image itself and reads the engine's store, and a client
+pulls the archive with bash and `docker load`. Each side proves to the other that it knows the token, which is made for
+this one occasion and is on no command line; the layers travel unencrypted, as the ranks' own traffic does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from launcher.errors import ImageShipFailed, LauncherError, NodesFailed, UsageError
+from launcher.image.builder import context_archive
+from launcher.image.export import STORE_COMMAND, packing, parse_store, seeing
+from launcher.image.image_locations import Log, OnProgress, Progress, find_same
+from launcher.image.push import CHUNK, give_name, is_slow, push, survey
+from launcher.model.facts import Reach
+from launcher.node.engine import Engine, ImageInfo
+from launcher.node.parallel import run_all, run_all_settled
+from launcher.plan.rendezvous import candidates
+
+VARIABLE = "LAUNCHER_IMAGE_RELAY"  # how many nodes must lack an image before nodes serve one another; 0: never
+MANY = 5
+MANY_ON_SLOW_LINKS = 3
+ENOUGH = 64 << 20  # bytes: less is sent in the time that it takes to start a peer
+CLIENTS = 2  # of one peer at a time
+TOKEN_FILE = "launcher-token"  # noqa: S105 - its path in the peer's container
+START_TIMEOUT = 30.0
+REACH_TIMEOUT = 3.0
+PULL_TIMEOUT = 4 * 3600.0  # seconds for one archive
+PULLED = "launcher: pulled"
+_PORT = re.compile(rb"^PORT (\d+)$", re.MULTILINE)
+# On the client. $1, $2: address and port, $3: how the peer greets, $4: KNOWN, $5: CHUNK; stdin: the token
+_PULL = f"""
+exec 3<>"/dev/tcp/$1/$2" || exit
+IFS= read -r -t 30 hello <&3
+[ "$hello" = "$3" ] || {{ echo "another program answers at $1 port $2"; exit; }}
+IFS= read -r token
+printf "%s %s %s\\n" "$token" "$4" "$5" >&3
+docker load --quiet <&3 && echo "{PULLED}"
+"""
+
+
+def push_or_relay(
+    source: Engine,
+    info: ImageInfo,
+    name: str,
+    targets: Sequence[Engine],
+    have: Sequence[Engine],
+    log: Log,
+    on_progress: OnProgress,
+) -> Mapping[str, int]:
+    """Image `info` of `source` to all targets: bytes sent from here, by node; none to those that a peer served.
+
+    have: nodes that have it already. Whatever fails between the nodes, the launcher pushes itself. Raises NodesFailed.
+    """
+    if not _worthwhile(info, targets):
+        return push(source, info, name, targets, on_progress)
+    sources, rest = list(have), list(targets)
+    sent, errors = dict.fromkeys((engine.node for engine in targets), 0), list[LauncherError]()
+
+    def push_to(engines: Sequence[Engine]) -> bool:
+        try:
+            sent.update(push(source, info, name, engines, on_progress))
+        except LauncherError as error:  # raised at the end: the others get the image first
+            errors.append(error)
+            return False
+        return True
+
+    while rest and not sources:
+        first = rest.pop(0)
+        log(f"image {name}: {first.node} gets it first and serves the other nodes")
+        if push_to([first]):
+            sources.append(first)
+    left = pull_from_peers(sources, info, name, rest, log, on_progress) if rest else []
+    if left:
+        log(f"image {name}: the launcher sends it to {', '.join(engine.node for engine in left)}")
+        push_to(left)
+    if errors:
+        raise NodesFailed(errors, of=len(targets))
+    return sent
+
+
+def _worthwhile(info: ImageInfo, targets: Sequence[Engine]) -> bool:
+    least = os.environ.get(VARIABLE, "")
+    if least and not least.isdigit():
+        raise UsageError(VARIABLE, f"{least} is not a number of nodes", "0 for never")
+    slow = any(is_slow(engine.host) for engine in targets)
+    many = int(least) if least else MANY_ON_SLOW_LINKS if slow else MANY
+    return 0 < many <= len(targets) and survey(targets[0], info).total >= ENOUGH
+
+
+def pull_from_peers(
+    sources: Sequence[Engine],
+    info: ImageInfo,
+    name: str,
+    targets: Sequence[Engine],
+    log: Log,
+    on_progress: OnProgress,
+) -> list[Engine]:
+    """In rounds: each node that has the image serves CLIENTS others, which then serve too. Returns those left over."""
+    engines = (*sources, *targets)
+    facts = dict(zip(engines, run_all([engine.facts for engine in engines]), strict=True))
+    waiting, left = list(targets), list[Engine]()
+    peers, joining = list[Peer](), list(sources)
+
+    def start(engine: Engine) -> Peer:
+        others = [facts[other] for other in targets if other is not engine]
+        return start_peer(engine, info.id, candidates([facts[engine], *others]))
+
+    try:
+        while waiting:
+            for engine, outcome in zip(joining, run_all_settled([partial(start, e) for e in joining]), strict=True):
+                if isinstance(outcome, Peer):
+                    peers.append(outcome)
+                else:
+                    log(f"image {name}: {engine.node} cannot serve it: {outcome.what}")
+            if not peers:
+                return [*left, *waiting]
+            count = len(peers) * CLIENTS
+            clients, waiting = waiting[:count], waiting[count:]
+            pairs = [(client, peers[place % len(peers)]) for place, client in enumerate(clients)]
+            outcomes = run_all_settled([partial(_pull_all, *pair, info, name, on_progress) for pair in pairs])
+            joining = []
+            for (client, peer), error in zip(pairs, outcomes, strict=True):
+                (left if error else joining).append(client)
+                log(f"image {name}: {client.node} {error.what if error else f'pulled it from {peer.engine.node}'}")
+        return left
+    finally:
+        run_all_settled([peer.close for peer in peers])
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A node that serves an image, and where."""
+
+    engine: Engine
+    addresses: Sequence[str]  # best first
+    port: int
+    token: str
+    container: ExitStack
+
+    @property
+    def greeting(self) -> str:
+        return hashlib.sha256(f"launcher {self.token}".encode()).hexdigest()
+
+    def close(self) -> None:
+        self.container.close()
+
+
+def start_peer(engine: Engine, image: str, addresses: Sequence[str]) -> Peer:
+    """Let the node serve `image`, an id of its classic store. Raises LauncherError if it cannot."""
+    store = parse_store(engine.sh(shlex.join(STORE_COMMAND)).decode(errors="replace"))
+    if store is None:
+        raise ImageShipFailed(engine.node, "keeps its images in a way that cannot be read layer by layer")
+    name, token = f"launcher-serve-{secrets.token_hex(6)}", secrets.token_hex(32)
+    argv = ["docker", "create", "--name", name, "--network", "host", *seeing(store), image]
+    create = shlex.join([*argv, *packing(image, "serve", f"/{TOKEN_FILE}")])
+
+    def remove() -> None:
+        with contextlib.suppress(LauncherError):  # without a connection, the guard on the node removes the container
+            engine.sh('docker rm -f -v "$1" 2>&1', name)
+
+    with ExitStack() as container:
+        container.callback(remove)
+        container.enter_context(engine.guard(name))
+        printed = engine.sh(f"{create} 2>&1").strip()
+        if not re.fullmatch(rb"[0-9a-f]{64}", printed.rpartition(b"\n")[2]):
+            words = printed[-300:].decode(errors="replace")
+            raise ImageShipFailed(engine.node, f"no container to serve from: {words}")
+        engine.put(name, context_archive({TOKEN_FILE: token}, mode=0o400))
+        engine.start(name)
+        return Peer(engine, addresses, _port(engine, name), token, container.pop_all())
+
+
+def _port(engine: Engine, name: str) -> int:
+    deadline = time.monotonic() + START_TIMEOUT
+    while True:
+        printed = engine.logs(name)
+        if found := _PORT.search(printed):
+            return int(found[1])
+        ended = [state for state in engine.list({}) if state.name == name and state.phase.ended]
+        if ended or time.monotonic() > deadline:
+            words = printed[-300:].decode(errors="replace") or "no output"
+            raise ImageShipFailed(engine.node, f"does not serve: {words}")
+        time.sleep(0.1)  # an engine's log cannot be waited for
+
+
+def _pull_all(client: Engine, peer: Peer, info: ImageInfo, name: str, on_progress: OnProgress) -> None:
+    """Part after part, each resuming after the previous one."""
+    address = reachable_address(client, peer)
+    if address is None:
+        where = f"{', '.join(peer.addresses)} port {peer.port}"
+        raise ImageShipFailed(client.node, f"does not reach {peer.engine.node} at {where}")
+    before, layers = -1, max(1, len(info.layers))
+    while find_same(client, info) is None:
+        target = survey(client, info)
+        if target.known <= before:
+            raise ImageShipFailed(client.node, f"pulled a part from {peer.engine.node} and does not have it now")
+        on_progress(Progress(client.node, target.known * info.size // layers, info.size))
+        before = target.known
+        pull_archive(client, peer, address, target.known, 1 << 50 if target.whole else CHUNK)
+    give_name(client, info, name)
+    on_progress(Progress(client.node, info.size, info.size, done=True))
+
+
+def reachable_address(client: Engine, peer: Peer) -> str | None:
+    """The first of the peer's addresses that this node reaches; None if there is none, or we may not try."""
+    reached = (ip for ip in peer.addresses if client.reach(ip, peer.port, REACH_TIMEOUT) is Reach.OPEN)
+    return next(reached, None)
+
+
+def pull_archive(client: Engine, peer: Peer, address: str, known: int, chunk: int) -> None:
+    """One archive from the peer into this node's store: layers from `known` on. Raises ImageShipFailed."""
+    # sh reads this from its standard input, so the token is on no command line
+    script = f"exec bash -c {shlex.quote(_PULL)} bash \"$@\" 2>&1 <<'END'\n{peer.token}\nEND\n"
+    arguments = (address, str(peer.port), peer.greeting, str(known), str(chunk))
+    printed = client.sh(script, *arguments, timeout=PULL_TIMEOUT).decode(errors="replace").strip()
+    if not printed.endswith(PULLED):
+        words = printed[-300:] or "the connection broke off"
+        raise ImageShipFailed(client.node, f"did not get it from {peer.engine.node}: {words}")

@@ -1,0 +1,201 @@
+"""An image pushed to every engine that lacks it: read once, sent to all at once, without the layers that they have."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from launcher.errors import ImageShipFailed, LauncherError, NodesFailed, NoRoom
+from launcher.image import tar_stream
+from launcher.image.export import WHOLE
+from launcher.image.fanout import Channel, read_once
+from launcher.image.image_locations import OnProgress, Progress, find_same, image_store, no_progress
+from launcher.image.names import PARTIAL
+from launcher.node import cache
+from launcher.node.engine import Engine, ImageInfo
+from launcher.node.parallel import in_background, run_all, run_all_settled
+
+CHUNK = 1 << 30
+PROGRESS_INTERVAL = 0.1  # seconds between two reports of one node's progress
+SLOW_LINK = 12.5e6  # bytes/s, a 100 Mb/s link: one core compresses some 80 MB/s to less than half
+LINK_MAX_AGE = 86400.0  # seconds for which a measured link is believed
+LINK_ENOUGH = 8 << 20  # bytes below which a measurement says nothing
+_GZIP = 31  # zlib's window bits for a gzip stream, which `docker load` recognises by itself
+
+
+@dataclass(frozen=True)
+class Target:
+    """A node that lacks the image."""
+
+    engine: Engine
+    leave_out: frozenset[str]  # members of the archive that it does not need
+    known: int  # how many of the layers, from the base up, it has
+    total: int  # bytes, estimated
+    whole: bool = False  # it takes nothing but the whole image in one archive
+
+
+@dataclass
+class Transfer:
+    """How the sending to one node went."""
+
+    target: Target
+    sent: int = 0  # bytes
+    complete: bool = False  # every byte was taken
+    taken: float = 0.0  # when, by the monotonic clock
+    error: LauncherError | None = None
+
+    @property
+    def node(self) -> str:
+        return self.target.engine.node
+
+
+def push(
+    source: Engine,
+    info: ImageInfo,
+    reference: str,
+    engines: Sequence[Engine],
+    on_progress: OnProgress = no_progress,
+    chunk: int = CHUNK,
+) -> Mapping[str, int]:
+    """Send image `info` of `source` to every engine of `engines` and name it `reference` there: bytes sent, by node.
+
+    What is bigger than `chunk` bytes goes in parts of about that size, so that a node needs no room for twice the image
+    and resumes after a cut. Parts carry the label PARTIAL; they stay on a node that fails, for the next try, but not if
+    its disk is full.
+    The image gets its name only when its id was seen on the node. Every node has a second try: after a cut with what it
+    lacks then, after refusing an archive without the layers that it should have with the whole one. Raises NodesFailed,
+    naming every node that did not get it; the others have it then.
+    """
+    targets = run_all([partial(survey, engine, info) for engine in engines])
+    transfers = _send(source, info, reference, targets, on_progress, chunk)
+    last = {transfer.node: transfer for transfer in transfers}
+    retries = run_all_settled([partial(_second_target, transfer, info) for transfer in transfers])
+    again = [target for target in retries if isinstance(target, Target)]
+    if again:
+        second = _send(source, info, reference, again, on_progress, chunk)
+        transfers += second
+        last.update({transfer.node: transfer for transfer in second})
+    errors = [error for engine in engines if (error := last[engine.node].error) is not None]
+    if errors:
+        raise NodesFailed(errors, of=len(engines))
+    return {node: sum(transfer.sent for transfer in transfers if transfer.node == node) for node in last}
+
+
+def survey(engine: Engine, info: ImageInfo) -> Target:
+    """Which layers of an image this engine has already, through any of its images, if its store can use them."""
+    store = image_store(engine)
+    if not store.fills_in():
+        return Target(engine, frozenset(), 0, info.size, whole=True)
+    theirs = store.list({})
+    known = tar_stream.common(info.layers, [image.layers for image in theirs])
+    shared = max((i.size for i in theirs if known and tuple(i.layers) == info.layers[: len(i.layers)]), default=0)
+    return Target(engine, tar_stream.layer_names(info.layers, known), known, max(0, info.size - shared))
+
+
+def _second_target(transfer: Transfer, info: ImageInfo) -> Target | None:
+    """What to send in a second try; None if there is no need or no hope."""
+    if transfer.error is None or isinstance(transfer.error, NoRoom):
+        return None
+    if transfer.complete:
+        return Target(transfer.target.engine, frozenset(), 0, info.size, whole=True)
+    return survey(transfer.target.engine, info)
+
+
+def _send(
+    source: Engine, info: ImageInfo, reference: str, targets: Sequence[Target], on_progress: OnProgress, chunk: int
+) -> list[Transfer]:
+    """One reading for all that take parts, then one for all that take only the whole image."""
+    transfers = [Transfer(target) for target in targets]
+    for size, whole in ((chunk, False), (WHOLE, True)):
+        group = [transfer for transfer in transfers if transfer.target.whole is whole]
+        if not group:
+            continue
+        channels = [Channel(transfer.target.known, transfer.target.leave_out) for transfer in group]
+        receivers = [
+            in_background(partial(_receive, transfer, channel, info, reference, on_progress))
+            for transfer, channel in zip(group, channels, strict=True)
+        ]
+        read_once(source, info, channels, size)
+        for receiver in receivers:
+            receiver()
+    return transfers
+
+
+def _receive(transfer: Transfer, channel: Channel, info: ImageInfo, reference: str, on_progress: OnProgress) -> None:
+    """Load what comes, check that it is the same image, and only then give it its name."""
+    engine = transfer.target.engine
+    try:
+        for archive in channel.archives():
+            transfer.complete = False
+            before, began = transfer.sent, time.monotonic()
+            pieces = compressed(archive) if is_slow(engine.host) else archive
+            image_store(engine).load(_counted(pieces, transfer, on_progress))
+            remember_link(engine.host, transfer.sent - before, transfer.taken - began)
+        give_name(engine, info, reference)
+        on_progress(Progress(transfer.node, transfer.sent, transfer.sent, done=True))
+    except LauncherError as error:
+        transfer.error = error
+        if isinstance(error, NoRoom):  # after other failures they save the next try what they hold
+            with contextlib.suppress(
+                LauncherError
+            ):  # the first error is the one to report; `launcher clean` finds them
+                _remove_parts(engine, info)
+    finally:
+        channel.give_up()
+
+
+def give_name(engine: Engine, info: ImageInfo, reference: str) -> None:
+    """Name the image if it is really there; its parts are not needed any more."""
+    theirs = find_same(engine, info)
+    if theirs is None:
+        raise ImageShipFailed(
+            engine.node,
+            f"took the archive of {reference} but does not have image {info.id[:19]} now",
+            "look at the engine's log on that node, then try again",
+        )
+    if reference != info.id:
+        image_store(engine).tag(theirs.id, reference)
+    _remove_parts(engine, info)
+
+
+def _remove_parts(engine: Engine, info: ImageInfo) -> None:
+    store = image_store(engine)
+    for part in store.list({PARTIAL: info.id}):
+        store.remove(part.id)
+
+
+def _counted(pieces: Iterable[bytes], transfer: Transfer, on_progress: OnProgress) -> Iterator[bytes]:
+    reported = 0.0
+    for piece in pieces:
+        yield piece
+        transfer.sent += len(piece)
+        now = time.monotonic()
+        if now - reported >= PROGRESS_INTERVAL:
+            reported = now
+            on_progress(Progress(transfer.node, transfer.sent, max(transfer.target.total, transfer.sent)))
+    transfer.complete, transfer.taken = True, time.monotonic()
+
+
+def is_slow(host: str) -> bool:
+    """Whether the last image went to this host so slowly that compressing the next one pays."""
+    known = cache.get("link", cache.key(host), LINK_MAX_AGE)
+    return known is not None and float(known["rate"]) < SLOW_LINK
+
+
+def remember_link(host: str, sent: int, seconds: float) -> None:
+    """What was measured: bytes on the wire, and how long they took."""
+    if sent >= LINK_ENOUGH and seconds > 0:
+        cache.put("link", cache.key(host), {"rate": sent / seconds})
+
+
+def compressed(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The same as a gzip stream, at the fastest level, which gains most of what there is to gain in an image."""
+    compressor = zlib.compressobj(1, zlib.DEFLATED, _GZIP)
+    for piece in pieces:
+        if less := compressor.compress(piece):
+            yield less
+    yield compressor.flush()

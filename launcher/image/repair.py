@@ -1,0 +1,189 @@
+"""Repairing a base: what must be built, the building, and the proof that the result works with the very same torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.errors import ImageUnfit
+from launcher.image import names
+from launcher.image.builder import Recipe, build, pip_authority, pip_index
+from launcher.image.decide import Decision, Method, decide
+from launcher.image.distribution import pull
+from launcher.image.faults import Report, find_faults
+from launcher.image.image_locations import ImageLocations, Log, image_store
+from launcher.image.lock import Lock
+from launcher.image.probe import full_report
+from launcher.job.models import Image
+from launcher.node.engine import Engine, ImageInfo
+
+CHECKS = {
+    "import_torch": "import torch",
+    "import_torchvision": "import torchvision",
+    "nms": "ops.nms",
+    "nms_gpu": "ops.nms on the GPU",
+    "vgg16": "VGG16 on 32x32",
+}
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What is to be built and where, or that the base is used as it is (`recipe.changes_nothing`)."""
+
+    asked: Image
+    base: str
+    builder: Engine
+    info: ImageInfo  # of the base on the builder
+    torch: str  # of the base; "" if it was not probed
+    torchvision: str
+    decision: Decision
+    recipe: Recipe
+
+    @property
+    def base_digest(self) -> str:
+        """The base's digest in its registry; "" if it came from none."""
+        wanted = names.parse(self.base)
+        repository = wanted.repository if wanted else ""
+        digests = (name.partition("@") for name in self.info.repo_digests)
+        return next((digest for name, _, digest in digests if name == repository), "")
+
+    def labels(self, job: str) -> dict[str, str]:
+        """Labels of the built image: where it comes from and why."""
+        found = {
+            names.RECIPE: self.recipe.digest,
+            names.JOB: job,
+            names.TORCH: self.torch,
+            names.TORCHVISION: self.decision.version or self.torchvision,
+            names.STEP: self.decision.step,
+            names.WHY: self.decision.why,
+            names.BASE_ID: self.recipe.base_id,
+            names.OCI_BASE_NAME: self.base,
+            names.OCI_BASE_DIGEST: self.base_digest,
+            names.OCI_TITLE: f"launcher image of job {job}",
+        }
+        return {key: value for key, value in found.items() if value}
+
+    def lock(self, image: str, image_id: str) -> Lock:
+        """What to write beside the job when it is done."""
+        return Lock(
+            base=self.base,
+            torchvision_asked=self.asked.torchvision,
+            packages=tuple(self.asked.packages),
+            base_id=self.info.id,
+            base_digest=self.base_digest,
+            user=self.info.user,
+            torch=self.torch,
+            torchvision=self.decision.version or self.torchvision,
+            step=self.decision.step,
+            why=self.decision.why,
+            notes=self.decision.notes,
+            image=image,
+            image_id=image_id,
+        )
+
+
+def plan_repair(
+    image: Image, locations: ImageLocations, log: Log, *, mounted: bool = False, locked: Lock | None = None
+) -> Repair:
+    """Find the base, probe it, decide. Nothing is changed, except that a missing base is pulled.
+
+    locked: the base and the decision of a lock file. Raises ImageUnfit.
+    """
+    assert image.base is not None, "an image given by ref is not built"
+    builder, info = _find_base(image.base, locations, log, locked)
+    torch = torchvision = ""
+    if locked is not None:
+        torch, torchvision = locked.torch, locked.torchvision
+        decision = Decision.of_step(locked.step, locked.why, locked.notes)
+    elif image.torchvision == "keep":
+        decision = Decision(Method.KEEP, "the job says keep: nothing was checked")
+    else:
+        report = full_report(builder, info, image.base)
+        torch, torchvision = report.torch, report.torchvision
+        decision = decide(image.torchvision, report, image.base, mounted)
+    recipe = Recipe(info.id, decision.step, tuple(image.packages), info.user, pip_index(), pip_authority())
+    return Repair(image, image.base, builder, info, torch, torchvision, decision, recipe)
+
+
+def carry_out(repair: Repair, tag: str, job: str, locations: ImageLocations, log: Log) -> ImageInfo:
+    """Build and verify on the builder. Raises ImageBuildFailed, ImageUnfit."""
+    builder = repair.builder
+    log(f"image {tag}: building on {locations.describe(builder)} from {repair.base}: {repair.decision.why}")
+    local = builder is locations.local
+    built = build(repair.recipe, tag, repair.labels(job), builder, repair.info, local=local, log=log)
+    if repair.torch:
+        verdict = verify(builder, built, tag, full_report(builder, repair.info, repair.base))
+        for what, before, after in verdict.rows():
+            if before != after:
+                log(f"image {tag}: {what}: {before} -> {after}")
+        verdict.check()
+    return built
+
+
+def _find_base(base: str, locations: ImageLocations, log: Log, locked: Lock | None) -> tuple[Engine, ImageInfo]:
+    """The builder: the first engine that has the base; if none has, the caller's or the first node's pulls it."""
+    sources = locations.sources(locations.find(base if locked is None else locked.base_id))
+    if sources:
+        return sources[0]
+    builder = locations.local or locations.nodes[0]
+    name = base
+    if locked is not None:
+        wanted = names.parse(base)
+        if wanted is None or not locked.base_digest:
+            raise ImageUnfit(
+                f"image {base}",
+                f"the one that the lock file names, {locked.base_id[:19]}, is no longer on any of these machines",
+                "remove the lock file to take the base as it is now",
+            )
+        name = wanted.at(locked.base_digest)
+    pull(name, [builder], locations, log)
+    info = image_store(builder).inspect(name)
+    if info is None:
+        raise ImageUnfit(
+            f"image {base}", f"was pulled on {locations.describe(builder)} but is missing now", "try again"
+        )
+    return builder, info
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an image does, beside what its base did if there is one."""
+
+    image: str
+    after: Report
+    before: Report | None = None
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """(what, before, after), ready for a table; `before` is "" if there is nothing to compare with."""
+        before = _values(self.before) if self.before is not None else {}
+        return [(name, before.get(name, ""), value) for name, value in _values(self.after).items()]
+
+    def faults(self) -> list[str]:
+        """What is wrong with it; empty if everything works."""
+        found = [str(fault) + (f" [{fault.error}]" if fault.error else "") for fault in find_faults(self.after)]
+        if self.before is not None and self.before.torch != self.after.torch:
+            found.append(f"torch was replaced: {self.before.torch} before, {self.after.torch or 'none'} now")
+        return found
+
+    def check(self) -> None:
+        """Raises ImageUnfit if something is wrong."""
+        found = self.faults()
+        if found:
+            raise ImageUnfit(f"image {self.image}", "; ".join(found), "launcher image verify shows what was tried")
+
+
+def verify(engine: Engine, info: ImageInfo, name: str, before: Report | None = None) -> Verdict:
+    """Try the image in a container on `engine`; a warm call costs nothing. Raises ImageUnfit if nothing runs in it."""
+    return Verdict(name, full_report(engine, info, name), before)
+
+
+def _values(report: Report) -> dict[str, str]:
+    shown = {
+        "python": report.python_version or "none",
+        "torch": report.torch or "none",
+        "CUDA of torch": report.cuda or "none",
+        "torchvision": report.torchvision or "none",
+    }
+    for name, check in report.checks.items():
+        if name in CHECKS:
+            shown[CHECKS[name]] = ("absent" if check.absent else "ok") if check.ok else check.error.splitlines()[0]
+    return shown

@@ -1,0 +1,68 @@
+"""What old runs left on a node: images that we built and nothing uses, output folders of runs without a container."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.image import names
+from launcher.image.image_locations import image_store
+from launcher.model import labels
+from launcher.model.plan import is_run_id
+from launcher.node.engine import Engine, ImageInfo
+
+
+@dataclass(frozen=True)
+class OldOutput:
+    """A run's output folder on a node. size: bytes of its files, checkpoints included."""
+
+    path: str
+    files: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """What one node still has of ended runs."""
+
+    engine: Engine
+    images: Sequence[ImageInfo]
+    outputs: Sequence[OldOutput]
+
+    def __bool__(self) -> bool:
+        return bool(self.images or self.outputs)
+
+
+def find_leftovers(engine: Engine) -> Leftovers:
+    """Change nothing. A run with a container on the node, running or ended, is left out: that is for `down`."""
+    home = posixpath.join(engine.facts().home, ".launcher")
+    alive = {state.labels[labels.RUN] for state in engine.list({labels.RUN: None})}
+    found: dict[str, list[int]] = {}
+    for entry in engine.files.scan(home):
+        run = entry.path.partition("/")[0]
+        if is_run_id(run) and run not in alive:
+            found.setdefault(run, []).append(entry.size)
+    outputs = [OldOutput(posixpath.join(home, run), len(sizes), sum(sizes)) for run, sizes in sorted(found.items())]
+    return Leftovers(engine, unused_images(engine), outputs)
+
+
+def unused_images(engine: Engine) -> list[ImageInfo]:
+    """Images that we built and parts of images that never became whole, without a container of them.
+
+    An image that the user gave another name is the user's.
+    """
+    if engine.images is None:
+        return []
+    built = [*engine.images.list({names.RECIPE: None}), *engine.images.list({names.PARTIAL: None})]
+    used = {container.image for container in engine.list({})} if built else set()
+    return [image for image in built if image.id not in used and all(tag.startswith(names.OURS) for tag in image.tags)]
+
+
+def remove_leftovers(leftovers: Leftovers) -> None:
+    """Remove what was found, and only that. A layer that another image needs stays."""
+    for image in leftovers.images:
+        for name in image.tags or (image.id,):
+            image_store(leftovers.engine).remove(name)
+    for output in leftovers.outputs:
+        leftovers.engine.files.remove_tree(output.path)

@@ -1,0 +1,78 @@
+"""A Ctrl-C during image work ends the program at once, not when the step that a node is at has ended."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+STEP = 6  # seconds
+# Engines whose slow step is the one that argv[1] names; `ready` is printed when it has begun
+PROGRAM = f"""
+import io, os, sys, tarfile, time
+from launcher.image.ensure import ensure
+from launcher.job.models import Image
+from launcher.node.engine import ImageInfo
+
+LAYERS = ("sha256:" + "a" * 64,)
+INFO = ImageInfo("sha256:" + "b" * 64, ("x:1",), (), "amd64", {{}}, (), {{}}, LAYERS, 1000)
+
+def slow(step):
+    if sys.argv[1] == step:
+        os.write(1, b"ready\\n")
+        time.sleep({STEP})
+
+class Store:
+    def __init__(self, has):
+        self.has = has
+
+    def inspect(self, name):
+        if not self.has:
+            slow("inspect")
+        return INFO if self.has else None
+
+    def list(self, labels):
+        slow("survey")
+        return []
+
+    def fills_in(self):
+        return True
+
+    def save(self, name):
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w") as out:
+            out.addfile(tarfile.TarInfo("x"))
+        yield archive.getvalue()
+        slow("save")
+
+    def load(self, pieces):
+        slow("load")
+        for _ in pieces:
+            pass
+
+class Node:
+    def __init__(self, node, has):
+        self.node = self.host = node
+        self.images = Store(has)
+
+ensure(Image(ref="x:1"), [Node(n, has=n == "a") for n in "abc"[: int(sys.argv[2])]], None, print, job="x")
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "nodes"),
+    [("inspect", 2), ("inspect", 3), ("survey", 2), ("survey", 3), ("save", 3), ("load", 2), ("load", 3)],
+)
+def test_a_ctrl_c_ends_image_work_at_once(step, nodes, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, step, str(nodes)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={"XDG_CACHE_HOME": str(tmp_path)},
+    )  # fmt: skip
+    lines = iter(process.stdout.readline, "")
+    assert any(line == "ready\n" for line in lines), process.communicate()[1]
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=3 * STEP)
+    assert time.monotonic() - began < 1, err
+    assert "KeyboardInterrupt" in err
