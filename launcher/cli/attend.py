@@ -7,8 +7,8 @@ import random
 import time
 
 from launcher.cli.bars import bars
-from launcher.cli.news import News, way_back
-from launcher.cli.options import Wishes
+from launcher.cli.options import UpOptions
+from launcher.cli.reporter import Reporter, way_back
 from launcher.errors import GpuInUse, LauncherError, NodesFailed
 from launcher.image.lock import path_beside
 from launcher.image.places import Say
@@ -27,17 +27,17 @@ from launcher.run.state import RunState
 WAIT_FOR_GPUS = 3.0  # seconds between two tries
 
 
-def attend(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], wishes: Wishes) -> int | None:
+def attend(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], wishes: UpOptions) -> int | None:
     """Start the run and go along with it; the exit code, None where it was left running."""
     notify = read_settings(settings_file(os.environ)).notify  # now: what is wrong in it is told before anything starts
-    say = News().say
+    say = Reporter().say
     record = launch(job, fleet, code, secrets, say, wishes)
     if wishes.detach:
         say(f"{record.run} is running. Follow it: launcher logs {record.run}")
         return None
     try:
+        from launcher.cli.console import Screen
         from launcher.cli.follow import follow  # loaded while the containers come up
-        from launcher.cli.screen import Screen
     except KeyboardInterrupt:
         say(way_back(record.run))
         return None
@@ -45,7 +45,7 @@ def attend(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], wish
         return follow(record, fleet, screen, notify)
 
 
-def launch(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], say: Say, wishes: Wishes) -> Record:
+def launch(job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], say: Say, wishes: UpOptions) -> Record:
     """Image, plan, record, start; the record of a run that never started says why."""
     with bars() as tell:
         pin = None if wishes.file is None else path_beside(wishes.file)

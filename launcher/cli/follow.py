@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 
-from launcher.cli.news import way_back
-from launcher.cli.screen import Screen
+from launcher.cli.console import Screen
+from launcher.cli.reporter import way_back
 from launcher.errors import StoppedByUser
 from launcher.node.connect import Fleet
 from launcher.node.parallel import uninterrupted

@@ -58,7 +58,7 @@ def up(
     code, group = 0, new_run_id(loaded.name)
     places: list[Membership | None] = [Membership(group, variant_name(variant)) for variant in loaded.sweep]
     for variant, place in zip(expand_sweep(loaded), places or [None], strict=True):
-        ended = run_one(variant, options.Wishes(detach, earlier, wait, place, job), ssh_config)
+        ended = run_one(variant, options.UpOptions(detach, earlier, wait, place, job), ssh_config)
         code = max(code, ended or 0)
         if ended in (None, StoppedByUser.exit_code):  # the user has left, or does not want the rest either
             break
@@ -74,7 +74,7 @@ def _earlier(text: str) -> RunId:
     return find(text).run
 
 
-def run_one(job: Job, wishes: options.Wishes, ssh_config: Path | None) -> int | None:
+def run_one(job: Job, wishes: options.UpOptions, ssh_config: Path | None) -> int | None:
     """One run of one job; its exit code, None where it was left running."""
     check_files(job, Path.cwd(), os.environ)
     secrets = read_secrets(job, Path.cwd(), os.environ)
@@ -88,7 +88,7 @@ class Attend(Protocol):
     """launcher.cli.attend.attend"""
 
     def __call__(
-        self, job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], wishes: options.Wishes
+        self, job: Job, fleet: Fleet, code: Snapshot, secrets: dict[str, str], wishes: options.UpOptions
     ) -> int | None: ...
 
 
