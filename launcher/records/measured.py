@@ -19,7 +19,7 @@ class Measured:
     """One run. Accuracies are percent, None where nothing was validated."""
 
     run: str
-    label: str  # what sets the run apart: its variant in a sweep, else its job's name
+    label: str  # what tells the run from those it is compared with (records.groups.labels)
     method: str  # single, ddp, ...
     devices: int  # workers at the same training: processes, or replicas inside one
     batch: int  # images a step, of all workers
@@ -118,14 +118,14 @@ def top1(epoch: Line) -> float | None:
     return number(val.get("top1")) if isinstance(val, Mapping) else None
 
 
-def read(paths: RunPaths, variant: str | None) -> Measured:
+def read(paths: RunPaths, label: str) -> Measured:
     """The run's figures. Raises RunUnknown where it left none."""
     try:
         text = paths.metrics.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise _nothing(paths.run, "has no metrics.jsonl here") from None
     lines = [line for line in map(_parse, text.splitlines()) if line is not None]
-    return measure(lines, paths.run, variant or paths.run[:-21])
+    return measure(lines, paths.run, label)
 
 
 def measure(lines: Iterable[Line], run: str, label: str) -> Measured:
