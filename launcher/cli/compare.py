@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as json_
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +14,7 @@ from launcher.cli import options
 from launcher.errors import UsageError
 from launcher.records.compare import compare as compare_
 from launcher.records.compare import markdown
-from launcher.records.groups import select
+from launcher.records.groups import labels, select
 from launcher.records.measured import read
 from launcher.records.store import find, write_atomic
 
@@ -37,15 +39,17 @@ def compare(
 ) -> None:
     """A Markdown table. Each run is measured against the one with the fewest devices at its model and global batch."""
     if plot is not None and plot.suffix.lower() not in FORMS:
-        raise UsageError(str(plot), "is no kind of picture we make", "call it something.png or something.svg")
-    measured = [read(record.paths, variant) for record, variant in select(runs)]
+        raise UsageError(str(plot), "unsupported image format", "call it something.png or something.svg")
+    chosen = select(runs)
+    measured = [read(record.paths, label) for (record, _), label in zip(chosen, labels(chosen), strict=True)]
     base = None
     if baseline is not None:
         base = find(baseline).run
         if base not in {run.run for run in measured}:
             raise UsageError(base, "is not among the runs that are compared", "name it among them too")
     rows = compare_(measured, base)
-    typer.echo(json_.dumps([row.to_dict() for row in rows], indent=2) if json else markdown(rows))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    typer.echo(json_.dumps([row.to_dict() for row in rows], indent=2) if json else markdown(rows, width))
     if plot is not None:
         from launcher.records.plot import draw
 

@@ -6,8 +6,8 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 
-from launcher.cli.news import way_back
-from launcher.cli.screen import Screen
+from launcher.cli.console import Screen
+from launcher.cli.reporter import way_back
 from launcher.errors import StoppedByUser
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine

@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 
 from launcher.cli import options
+from launcher.cli.console import Screen
 from launcher.cli.follow import follow as follow_
-from launcher.cli.screen import Screen
 from launcher.errors import LauncherError, NodesFailed, UsageError
 from launcher.job.files import read_secrets
 from launcher.job.loader import load_job

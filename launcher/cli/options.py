@@ -47,11 +47,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What `up` is asked for besides the job. resume: an earlier run, whose checkpoints it begins with.
+class UpOptions:
+    """The options of one run that `up` starts.
 
-    wait: for GPUs that another run has. place: in a group, where the run is one of several variants. file: the job
-    file, beside which its image is pinned.
+    resume: an earlier run, whose checkpoints it begins with. wait: for GPUs that another run has. place: in a group,
+    where the run is one of several variants. file: the job file, beside which its image is pinned.
     """
 
     detach: bool = False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from launcher.cli import options
+from launcher.errors import UsageError
 from launcher.job.files import check_files, code_folder
 from launcher.job.loader import load_job
 from launcher.model.plan import Plan
+from launcher.node.docker.docker_run import docker_run, pasteable
 from launcher.plan.offline import offline
 from launcher.records.snapshot import snapshot
 
@@ -23,11 +27,14 @@ def plan(
     sets: options.Sets = None,
     nodes: options.JobNodes = None,
     offline_: Annotated[bool, typer.Option("--offline", help="Touch no node; assume what a look would tell.")] = False,
+    docker: Annotated[bool, typer.Option("--docker", help="As `docker run` commands, one a node.")] = False,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
     """Nothing is started, built or sent; without --offline the nodes are looked at."""
     loaded = load_job(job, sets or [], options.hosts(nodes))
+    if docker and loaded.runtime != "docker":
+        raise UsageError("--docker", f"the job has runtime: {loaded.runtime}", "leave it out: `launcher plan JOB`")
     check_files(loaded, Path.cwd(), os.environ)
     code = snapshot(code_folder(loaded, Path.cwd()))
     if offline_:
@@ -40,8 +47,26 @@ def plan(
             made = preview(loaded, fleet, code.digest)
     if json:
         typer.echo(made.to_json())
+    elif docker:
+        typer.echo(docker_lines(made))
     else:
         show(made, Console(highlight=False, soft_wrap=True))
+
+
+def docker_lines(plan: Plan) -> str:
+    """A shell script, node by node. What `up` does besides stands in its comments."""
+    first = plan.nodes[0].container
+    text = (
+        "# `up` creates these containers, copies the code and its own scripts into them\n"
+        f"# ({first.layout.code}, {first.layout.kit}; by hand: docker create, docker cp),\n"
+        "# then starts them: all or none.\n"
+    )
+    text += "".join(f"# warning: {' '.join(warning.split())}\n" for warning in plan.warnings)
+    for node in plan.nodes:
+        spec = replace(node.container, image=node.container.image or plan.image)  # no id is known offline
+        text += f"\n# {node.node}, node rank {node.rank}\nmkdir -p {shlex.quote(spec.output_dir)}\n"
+        text += pasteable(docker_run(spec)) + "\n"
+    return text
 
 
 def show(plan: Plan, console: Console) -> None:

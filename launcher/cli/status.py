@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json as json_
 import time
-from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -16,17 +17,19 @@ from rich.text import Text
 
 from launcher.cli import options
 from launcher.cli.logs import known_secrets
-from launcher.cli.screen import duration, top1
 from launcher.logs.lines import Masker
 from launcher.model import labels
 from launcher.node.connect import connect
 from launcher.records import store
+from launcher.records.measured import duration, number, top1
 from launcher.run.locate import Attached, attach, on_nodes
-from launcher.run.look import look
 from launcher.run.state import of_containers
+from launcher.run.status import NodeStatus, RunStatus, run_status
+from launcher.run.utilization import Utilization
 
 REFRESH = 2.0
-LAST_LINE = 60  # characters of it that a table of a narrow terminal still shows
+NARROW = 12  # columns of the last line below which it is left out, and then others from the right
+LONGEST_NAME = 24  # columns of a node's name: `user@host.example.org:22` may be one
 
 
 def status(
@@ -40,127 +43,116 @@ def status(
     console = Console(highlight=False)
     with attach(run, options.hosts(nodes), ssh_config) as attached:
         masker = Masker(known_secrets(attached.record))
-        seen = _watch(attached, masker, console) if watch and not json else _masked(look(attached), masker)
+        seen = _watch(attached, masker, console) if watch and not json else _masked(run_status(attached), masker)
         if json:
-            typer.echo(json_.dumps(seen, indent=2))
+            typer.echo(seen.to_json())
         elif not watch:
-            console.print(_render(seen))
-        reasons = [str(row["reason"]) for row in seen["nodes"] if "reason" in row]
+            console.print(render(seen, console.width))
+        reasons = [node.reason for node in seen.nodes if node.reason is not None]
         for reason in reasons:
             typer.echo(reason, err=True)
         if reasons:
             raise typer.Exit(3)
 
 
-def _masked(seen: dict[str, Any], masker: Masker) -> dict[str, Any]:
-    return {
-        **seen,
-        "nodes": [{**row, **({"last": masker(row["last"])} if "last" in row else {})} for row in seen["nodes"]],
+def _masked(seen: RunStatus, masker: Masker) -> RunStatus:
+    return replace(seen, nodes=tuple(replace(node, last=masker(node.last)) for node in seen.nodes))
+
+
+def render(seen: RunStatus, width: int) -> RenderableType:
+    """The run and how far it is, then a line a node; columns with nothing to say are left out.
+
+    Where the terminal is too narrow for all, the last line of the log gives way first, then columns from the right.
+    """
+    rows = [_cells(node) for node in seen.nodes]
+    needed = {
+        name: max(cell_len(name), *(cell_len(row[name]) for row in rows))
+        for name in (rows[0] if rows else ())
+        if name in ALWAYS or any(row[name] for row in rows)
     }
-
-
-def _render(seen: Mapping[str, Any]) -> RenderableType:
-    """The table, without the columns that have nothing to say here."""
-    rows = [_cells(row, seen["progress"]) for row in seen["nodes"]]
-    shown = [column for column in COLUMNS if column in ALWAYS or any(str(cells[column]) for cells in rows)]
+    room = width
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in shown:
-        table.add_column(column, no_wrap=column in ("last line", *ALWAYS), overflow="ellipsis")
-    for cells in rows:
-        table.add_row(*(cells[column] for column in shown))
-    state = str(seen["state"])
-    head = Text(f"{seen['run']}  ", style="bold") + Text(state, style=_STYLES.get(state, ""))
+    for name, wanted in needed.items():
+        columns = min(wanted, LONGEST_NAME if name == "node" else width)
+        if name not in ALWAYS and room < (min(columns, NARROW) if name == "last line" else columns):
+            continue
+        table.add_column(name, no_wrap=True, overflow="ellipsis", width=max(1, min(columns, room)))
+        room -= columns + 2
+    for row in rows:
+        cells = {name: Text(text) for name, text in row.items()}
+        cells["state"].stylize(_STYLES.get(row["state"], ""))
+        table.add_row(*(cells[str(column.header)] for column in table.columns))
+    head = Text(f"{seen.run}  ", style="bold") + Text(seen.state, style=_STYLES.get(seen.state, ""))
     why = [
-        Text(f"{row['node']}: restart {place} after {reason}", style="yellow")
-        for row in seen["nodes"]
-        for place, reason in enumerate(row.get("restarted") or (), 1)
+        Text(f"{node.node}: restart {place} after {reason}", style="yellow")
+        for node in seen.nodes
+        for place, reason in enumerate(node.restarted, 1)
     ]
-    return Group(head, table, *why)
+    return Group(head, *_progress(seen), table, *why)
 
 
-def _cells(row: Mapping[str, Any], progress: Mapping[str, Any]) -> dict[str, Text | str]:
-    """How far the run is stands in the row of rank 0, which tells it for all of them."""
-    state = str(row["state"])
-    step = progress if row.get("node_rank") == 0 else {}
-    return {
-        "node": Text(str(row["node"])),
-        "ranks": _span(row.get("ranks")),
-        "state": Text(state, style=_STYLES.get(state, "")),
-        "exit": _exit(row),
-        "restarts": str(row.get("restarts") or 0),
-        "age": duration(row["age"]) if row.get("age") is not None else "",
-        "epoch": _of(step, "epoch", "epochs"),
-        "step": _of(step, "step", "steps"),
-        "images/s": _short(step.get("images_per_s", "")),
-        "data wait": _percent(step.get("data_wait")),
-        "loss": _short(step.get("loss", "")),
-        "GPUs": _gpus(row),
-        "memory": _memory(row.get("use")),
-        "last line": Text(str(row.get("last") or "")[:LAST_LINE]),
-    }
+def _progress(seen: RunStatus) -> list[Text]:
+    """`epoch 2/6  step 7/9  910 images/s  ETA 0:12  loss 0.3121  data wait 25%`"""
+    if seen.progress is None:
+        return []
+    parts = seen.progress.parts()
+    loss, wait = (number(seen.progress.last.get(key)) for key in ("loss", "data_wait"))
+    parts += [] if loss is None else [f"loss {loss:.4g}"]
+    parts += [] if wait is None else [f"data wait {wait:.0%}"]
+    return [Text("  ".join(parts), style="cyan")]
 
 
-COLUMNS = (
-    *("node", "ranks", "state", "exit", "restarts", "age", "epoch", "step", "images/s", "data wait", "loss"),
-    *("GPUs", "memory", "last line"),
-)
-ALWAYS = ("node", "ranks", "state", "restarts")
+ALWAYS = ("state", "node", "ranks", "restarts")
 _STYLES = {"running": "green", "done": "green", "failed": "red", "unreachable": "red", "stopped": "yellow"}
 
 
-def _span(ranks: Sequence[int] | None) -> str:
-    if not ranks:
+def _cells(node: NodeStatus) -> dict[str, str]:
+    """By column, in their order: what matters least stands on the right."""
+    return {
+        "state": node.state,
+        "node": node.node,
+        "ranks": _span(node.ranks),
+        "restarts": str(node.restarts),
+        "exit": ("" if node.exit_code is None else str(node.exit_code)) + (" OOM" if node.oom_killed else ""),
+        "age": "" if node.age is None else duration(node.age),
+        "GPUs": _gpus(node),
+        "memory": _memory(node.use),
+        "last line": "".join(char if char.isprintable() else " " for char in node.last),
+    }
+
+
+def _span(ranks: tuple[int, int] | None) -> str:
+    if ranks is None:
         return ""
     low, high = ranks
     return str(low) if low == high else f"{low}-{high}"
 
 
-def _exit(row: Mapping[str, Any]) -> str:
-    code = row.get("exit_code")
-    return ("" if code is None else str(code)) + (" OOM" if row.get("oom_killed") else "")
-
-
-def _of(progress: Mapping[str, Any], now: str, all_: str) -> str:
-    if now not in progress:
-        return ""
-    return f"{progress[now]}/{progress[all_]}" if all_ in progress else str(progress[now])
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _percent(share: object) -> str:
-    return f"{share:.0%}" if isinstance(share, (int, float)) else ""
-
-
-def _gpus(row: Mapping[str, Any]) -> str:
+def _gpus(node: NodeStatus) -> str:
     """`8: 91-98 %, 14.2/16 GiB`."""
-    count = len(row.get("gpus", []))
-    seen = (row.get("use") or {}).get("gpus", [])
-    busy = sorted(gpu["busy"] for gpu in seen if gpu["busy"] is not None)
-    fullest = max((gpu for gpu in seen if gpu["memory"] is not None), key=lambda gpu: int(gpu["memory"]), default=None)
-    if not busy or fullest is None:
+    count = len(node.gpus)
+    seen = () if node.use is None else node.use.gpus
+    busy = sorted(gpu.busy for gpu in seen if gpu.busy is not None)
+    used, total = max(((gpu.memory, gpu.memory_total or 0) for gpu in seen if gpu.memory is not None), default=(0, 0))
+    if not busy or not total:
         return str(count) if count else ""
     share = f"{busy[0]}" if busy[0] == busy[-1] else f"{busy[0]}-{busy[-1]}"
-    return f"{count}: {share} %, {fullest['memory'] / 1024:.1f}/{(fullest['memory_total'] or 0) / 1024:.0f} GiB"
+    return f"{count}: {share} %, {used / 1024:.1f}/{total / 1024:.0f} GiB"
 
 
-def _memory(seen: Mapping[str, Any] | None) -> str:
-    if not seen or not seen["memory_total"]:
-        return ""
-    return f"{seen['memory'] / 2**30:.1f}/{seen['memory_total'] / 2**30:.0f} GiB"
+def _memory(seen: Utilization | None) -> str:
+    return f"{seen.memory / 2**30:.1f}/{seen.memory_total / 2**30:.0f} GiB" if seen and seen.memory_total else ""
 
 
-def _watch(attached: Attached, masker: Masker, console: Console) -> dict[str, Any]:
+def _watch(attached: Attached, masker: Masker, console: Console) -> RunStatus:
     """Until the run has ended, or Ctrl-C; what was seen last."""
-    seen = _masked(look(attached), masker)
-    with Live(_render(seen), console=console, auto_refresh=False) as live:
+    seen = _masked(run_status(attached), masker)
+    with Live(render(seen, console.width), console=console, auto_refresh=False) as live:
         try:
-            while seen["state"] not in ("done", "failed", "stopped", "lost", "removed"):
+            while not seen.ended:
                 time.sleep(REFRESH)
-                seen = _masked(look(attached), masker)
-                live.update(_render(seen), refresh=True)
+                seen = _masked(run_status(attached, again=True), masker)
+                live.update(render(seen, console.width), refresh=True)
         except KeyboardInterrupt:
             pass
     return seen

@@ -68,7 +68,7 @@ def up(
     code, group = 0, new_run_id(loaded.name)
     places: list[Membership | None] = [Membership(group, variant_name(variant)) for variant in loaded.sweep]
     for variant, place in zip(expand_sweep(loaded), places or [None], strict=True):
-        ended = run_one(variant, options.Wishes(detach, earlier, wait, place, job), ssh_config)
+        ended = run_one(variant, options.UpOptions(detach, earlier, wait, place, job), ssh_config)
         code = max(code, ended or 0)
         if ended in (None, StoppedByUser.exit_code):  # the user has left, or does not want the rest either
             break
@@ -84,18 +84,18 @@ def _earlier(text: str) -> RunId:
     return find(text).run
 
 
-def run_one(job: Job, wishes: options.Wishes, ssh_config: Path | None) -> int | None:
+def run_one(job: Job, wishes: options.UpOptions, ssh_config: Path | None) -> int | None:
     """One run of one job, from the file to its end; the exit code, None where it was left running."""
     check_files(job, Path.cwd(), os.environ)
     secrets = read_secrets(job, Path.cwd(), os.environ)
     packed = in_background(lambda: _pack(job))
     with connect([(entry.name, entry.host) for entry in job.nodes], job.runtime, ssh_config, ping=False) as fleet:
         code = packed()
-        from launcher.cli.news import News
+        from launcher.cli.reporter import Reporter
         from launcher.records.store import Record
         from launcher.run.notice import read_settings, settings_file
 
-        say = News().say
+        say = Reporter().say
         notify = read_settings(settings_file(os.environ)).notify  # now: an error in it is told before anything starts
         plan = _plan(job, fleet, code, say, wishes)
         record = Record.create(plan, dump_job(job), code.archive)
@@ -118,7 +118,7 @@ def _pack(job: Job) -> Snapshot:
     return snapshot(code_folder(job, Path.cwd()))
 
 
-def _plan(job: Job, fleet: Fleet, code: Snapshot, say: Say, wishes: options.Wishes) -> Plan:
+def _plan(job: Job, fleet: Fleet, code: Snapshot, say: Say, wishes: options.UpOptions) -> Plan:
     from launcher.cli.bars import bars
     from launcher.image.lock import path_beside
     from launcher.run.prepare import prepare
@@ -138,7 +138,7 @@ def _start(
     code: Snapshot,
     secrets: Mapping[str, str],
     say: Say,
-    wishes: options.Wishes,
+    wishes: options.UpOptions,
 ) -> None:
     """The record of a run that never started says why."""
     from launcher.records.groups import GROUPED
@@ -166,15 +166,15 @@ def _follow(record: Record, fleet: Fleet, masker: Masker, notify: Notify) -> int
     """The exit code, None where the run was left running."""
     try:
         from launcher.cli import follow  # loaded while the containers come up
-        from launcher.cli.screen import Screen
+        from launcher.cli.console import Screen
         from launcher.records.paths import NodePaths
         from launcher.run.follow import Followed
         from launcher.run.state import RunState
         from launcher.run.stop import stop
     except KeyboardInterrupt:
-        from launcher.cli.news import News, way_back
+        from launcher.cli.reporter import Reporter, way_back
 
-        News().say(way_back(record.run))
+        Reporter().say(way_back(record.run))
         return None
     nodes = record.nodes()
     shown = [Followed(nodes[0], NodePaths(nodes[0].output, nodes[0].name).log)]

@@ -15,6 +15,7 @@ from launcher.plan.rendezvous import on_one_machine
 # TEST-NET-1 (RFC 5737): addresses that are nobody's
 _NETWORK = "192.0.2"
 _USER = 1000
+GPUS = 8  # of a node whose job says `all`
 MODERN_FLAGS = frozenset({"no_python", "rdzv_backend", "max_restarts", "log_dir"})
 
 
@@ -29,8 +30,10 @@ def offline(job: Job, code: str) -> Plan:
         own = tuple(entry.address or f"{_NETWORK}.{rank + 1}" for rank, entry in enumerate(job.nodes))
         meeting = Rendezvous(own[0], job.port, own, ("eth0",) * count, probed=True)
     plan = build.build(job, f"{job.name}-00000000-000000-0000", facts, image, meeting, code=code, owner="", created=0)
-    note = "offline: addresses, interfaces, users, GPUs and the image's abilities are assumed, no node was asked"
-    return dataclasses.replace(plan, warnings=(note, *plan.warnings))
+    notes = ["offline: addresses, interfaces, users, GPUs and the image's abilities are assumed, no node was asked"]
+    if unknown := [entry.name for entry in job.nodes if job.gpus_of(entry) == "all"]:
+        notes.append(f"gpus: all is taken for {GPUS} GPUs a machine ({', '.join(unknown)})")
+    return dataclasses.replace(plan, warnings=(*notes, *plan.warnings))
 
 
 def assumed_image(job: Job) -> ImageFacts:
@@ -47,10 +50,11 @@ def assumed_image(job: Job) -> ImageFacts:
 
 
 def _gpus(request: Gpus) -> tuple[Gpu, ...]:
-    """Those that the job names or counts; `all` is not known without a look."""
-    if isinstance(request, str):
+    """Those that the job names or counts; how many are `all` is not known without a look."""
+    if request == "none":
         return ()
-    wanted = range(request) if isinstance(request, int) else request
+    count = GPUS if request == "all" else request
+    wanted = range(count) if isinstance(count, int) else count
     return tuple(
         Gpu(i, f"GPU-assumed-{i}", "", 0, "") if isinstance(i, int) else Gpu(place, str(i), "", 0, "")
         for place, i in enumerate(wanted)

@@ -89,20 +89,11 @@ def _row(run: Measured, base: Measured) -> Row:
 
 
 HEAD = (
-    "run",
-    "method",
-    "world",
-    "batch",
-    "s/batch",
-    "images/s",
-    "accuracy %",
-    "best %",
-    "train %",
-    "time s",
-    "speed-up",
-    "efficiency",
-    "parallel",
+    *("run", "method", "world", "batch", "s/batch", "images/s", "accuracy %", "best %", "train %", "time s"),
+    *("speed-up", "efficiency", "parallel"),
 )
+# What a narrow terminal is spared, in this order
+EXPENDABLE = ("train %", "best %", "parallel", "s/batch", "efficiency", "time s", "method", "batch", "world")
 
 
 def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
@@ -134,17 +125,27 @@ def _or_dash(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """A table that is readable as it is and in any Markdown viewer; numbers to the right."""
+def markdown(rows: Sequence[Row], width: int | None = None) -> str:
+    """A table that is readable as it is and in any Markdown viewer; numbers to the right.
+
+    width: of a terminal, in which it must fit; then columns are left out, the least telling first, and named below.
+    """
     table = [[cell.replace("|", "\\|") for cell in line] for line in cells(rows)]
     widths = [max(len(line[column]) for line in table) for column in range(len(HEAD))]
+    kept = list(range(len(HEAD)))
+    for name in EXPENDABLE:
+        if width is None or sum(widths[column] + 3 for column in kept) + 1 <= width:
+            break
+        kept.remove(HEAD.index(name))
 
     def line(row: Sequence[str]) -> str:
-        padded = (c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        padded = (row[c].ljust(widths[c]) if c < 2 else row[c].rjust(widths[c]) for c in kept)
         return "| " + " | ".join(padded) + " |"
 
-    rule = "|" + "|".join("-" * (w + 2) if i < 2 else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
+    rule = "|" + "|".join("-" * (widths[c] + 2) if c < 2 else "-" * (widths[c] + 1) + ":" for c in kept) + "|"
     text = "\n".join([line(table[0]), rule, *(line(row) for row in table[1:])])
+    if len(kept) < len(HEAD):
+        text += "\n\nnot shown here: " + ", ".join(name for c, name in enumerate(HEAD) if c not in kept)
     if any(not row.same_batch for row in rows):
         text += "\n\n~ against a run with another global batch: images a second are compared"
     return text

@@ -1,16 +1,23 @@
-"""Which runs a comparison means: a group is what one `up` of a job with a sweep started."""
+"""Which runs a comparison means, and what it calls each. A group is what one `up` of a job with a sweep started."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from launcher.errors import LauncherError
+from launcher.job.loader import load_job
+from launcher.job.overrides import variant_name
+from launcher.job.scalars import Args, ArgValue
 from launcher.model.plan import Membership
 from launcher.records.paths import RUNS
-from launcher.records.store import Record, find, records
+from launcher.records.store import Record, created, find, records
 
 GROUPED = "group"  # the event with the fields of Membership
+_MOST = 3  # settings in a label
+_LONGEST = 24  # characters of a setting's value
 
 
 def membership(record: Record) -> Membership | None:
@@ -46,3 +53,63 @@ def _latest_group(job: str, places: Sequence[tuple[Record, Membership | None]]) 
     """The group of the job's latest run, if it has one."""
     of_job = [place for record, place in places if record.run[:-21] == job]
     return of_job[-1].group if of_job and of_job[-1] else None
+
+
+def labels(chosen: Sequence[tuple[Record, str | None]]) -> list[str]:
+    """What to call each run: its variant in a sweep, else its job. Runs that would be called the same are told apart.
+
+    By the settings in which their job files differ (`batch_size=64`), and where these are the same by their date.
+    """
+    names = [variant or record.run[:-21] for record, variant in chosen]
+    found = list(names)
+    for name, count in Counter(names).items():
+        same = [place for place, other in enumerate(names) if other == name]
+        settings = {place: _settings(chosen[place][0]) for place in same if count > 1}
+        known = dict.fromkeys(key for one in settings.values() for key in one)
+        keys = [key for key in known if len({one.get(key) for one in settings.values()}) > 1]
+        if "nodes" in keys:
+            keys = [key for key in keys if key != "hosts"]
+        if keys:
+            for place, one in settings.items():
+                words = variant_name({key: _short(one.get(key, "default")) for key in keys[:_MOST]})
+                found[place] = words if count == len(names) else f"{name} {words}"
+    for more in (_date, lambda run: run[-4:]):
+        counts = Counter(found)
+        found = [
+            label if counts[label] == 1 else f"{label} {more(record.run)}"
+            for label, (record, _) in zip(found, chosen, strict=True)
+        ]
+    return found
+
+
+def _date(run: str) -> str:
+    """`2026-01-31 12:00:00`, UTC."""
+    day, time = created(run).split("-")
+    return f"{day[:4]}-{day[4:6]}-{day[6:]} {time[:2]}:{time[2:4]}:{time[4:]}"
+
+
+def _settings(record: Record) -> dict[str, ArgValue]:
+    """What a run was started with, from its own job.yaml; {} where that is missing or of another version."""
+    try:
+        job = load_job(record.paths.job)
+    except LauncherError:
+        return {}
+    args: Args = job.run.args
+    named = args if isinstance(args, Mapping) else {"args": args}
+    image = job.image and (job.image.ref or job.image.base)
+    others = {
+        "nodes": str(len(job.nodes)),
+        "hosts": ",".join(node.host for node in job.nodes),
+        "gpus": str(job.gpus),
+        "processes": str(job.processes),
+        "image": image or "",
+        **job.env,
+    }
+    return {key.replace("-", "_"): value for key, value in {**named, **others}.items()}
+
+
+def _short(value: ArgValue) -> ArgValue:
+    text = ",".join(value) if isinstance(value, tuple) else value
+    if not isinstance(text, str):
+        return text
+    return text if len(text) <= _LONGEST else "…" + text[1 - _LONGEST :]

@@ -1,10 +1,11 @@
-"""What a run measured, read from its metrics.jsonl: how it worked, how fast, and how well it learnt."""
+"""What a run measured, read from its metrics.jsonl: how it worked, how fast, how well it learnt, how far it is."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from launcher.errors import RunUnknown
@@ -18,7 +19,7 @@ class Measured:
     """One run. Accuracies are percent, None where nothing was validated."""
 
     run: str
-    label: str  # what sets the run apart: its variant in a sweep, else its job's name
+    label: str  # what tells the run from those it is compared with (records.groups.labels)
     method: str  # single, ddp, ...
     devices: int  # workers at the same training: processes, or replicas inside one
     batch: int  # images a step, of all workers
@@ -36,14 +37,95 @@ class Measured:
         return self.batch / self.images_per_s
 
 
-def read(paths: RunPaths, variant: str | None) -> Measured:
+@dataclass(frozen=True)
+class TrainingProgress:
+    """How far a training is, from two lines of kind "step": an early one, for the pace, and the latest."""
+
+    first: Line
+    last: Line
+
+    @property
+    def epoch(self) -> str:
+        """`2/6`; "" where the trainer does not tell."""
+        return _of(self.last, "epoch", "epochs")
+
+    @property
+    def step(self) -> str:
+        return _of(self.last, "step", "steps")
+
+    @property
+    def images_per_s(self) -> float | None:
+        return number(self.last.get("images_per_s"))
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds until the last step at the pace between the two lines; None where that cannot be known."""
+        values = [
+            number(line.get(key)) for line, key in ((self.last, "step"), (self.last, "steps"), (self.first, "step"))
+        ]
+        took = (number(self.last.get("time")) or 0.0) - (number(self.first.get("time")) or 0.0)
+        step, steps, before = values
+        if step is None or steps is None or before is None or step <= before or took <= 0:
+            return None
+        return took / (step - before) * max(0.0, steps - step)
+
+    def parts(self) -> list[str]:
+        """What a person is shown of it, in the order of importance."""
+        speed, eta = self.images_per_s, self.eta
+        return [
+            *([f"epoch {self.epoch}"] if self.epoch else []),
+            *([f"step {self.step}"] if self.step else []),
+            *([] if speed is None else [f"{speed:,.0f} images/s"]),
+            *([] if eta is None else [f"ETA {duration(eta)}"]),
+        ]
+
+
+def training_progress(lines: Sequence[Line]) -> TrainingProgress | None:
+    """From lines of a metrics.jsonl in order; None without a step. A restart begins a new pace."""
+    steps = [line for line in lines if line.get("kind", "step") == "step" and number(line.get("step")) is not None]
+    if not steps:
+        return None
+    first = steps[0]
+    for before, after in pairwise(steps):
+        if (number(after["step"]) or 0) <= (number(before["step"]) or 0):
+            first = after
+    return TrainingProgress(first, steps[-1])
+
+
+def _of(line: Line, now: str, all_: str) -> str:
+    if number(line.get(now)) is None:
+        return ""
+    return f"{line[now]}" if number(line.get(all_)) is None else f"{line[now]}/{line[all_]}"
+
+
+def number(value: object) -> float | None:
+    """None for what is none: the file belongs to the user's program, which may write NaN or text."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) < 1e15:
+        return None
+    return float(value)
+
+
+def duration(seconds: float) -> str:
+    """`1:02:11`, `2:11`."""
+    whole = int(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def top1(epoch: Line) -> float | None:
+    """Validation accuracy in percent, from an epoch's line; None where it has none."""
+    val = epoch.get("val")
+    return number(val.get("top1")) if isinstance(val, Mapping) else None
+
+
+def read(paths: RunPaths, label: str) -> Measured:
     """The run's figures. Raises RunUnknown where it left none."""
     try:
         text = paths.metrics.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise _nothing(paths.run, "has no metrics.jsonl here") from None
     lines = [line for line in map(_parse, text.splitlines()) if line is not None]
-    return measure(lines, paths.run, variant or paths.run[:-21])
+    return measure(lines, paths.run, label)
 
 
 def measure(lines: Iterable[Line], run: str, label: str) -> Measured:

@@ -1,42 +1,35 @@
-"""One self-contained HTML page of a comparison, to share: the table and the picture, no script, nothing to load."""
+"""One self-contained HTML page of a comparison, to share: a table to sort, curves to point at, nothing to load."""
 
 from __future__ import annotations
 
 import html
+import json
 from collections.abc import Sequence
+from importlib import resources
+from math import isfinite
 
 from launcher.records.compare import Row, cells
-from launcher.records.plot import draw
-
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 1300px; padding: 0 1em; color: #222; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-.wide { overflow-x: auto; }
-th, td { padding: .3em .5em; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
-th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left; }
-svg { width: 100%; height: auto; }
-"""
 
 
 def page(rows: Sequence[Row], title: str) -> str:
-    """The page. Raises UsageError where matplotlib is missing."""
+    """The page: page.html with the table, which needs no script, and the figures for its curves."""
     head, *body = cells(rows)
-    table = _line("th", head) + "".join(_line("td", line) for line in body)
-    svg = draw(rows, "svg").decode()
-    picture = svg[svg.index("<svg") :]  # without the XML declaration, which HTML does not know
     runs = "".join(
         f"<li>{html.escape(row.measured.label)}: <code>{html.escape(row.measured.run)}</code>"
         f"{', against <code>' + html.escape(row.against) + '</code>' if row.against else ''}</li>"
         for row in rows
     )
-    name = html.escape(title)
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
-        f"<style>{STYLE}</style></head>"
-        f'<body><h1>{name}</h1><div class="wide"><table>{table}</table></div>'
-        f"<p>~ against a run with another global batch: images a second are compared.</p>{picture}<h2>Runs</h2>"
-        f"<ul>{runs}</ul></body></html>\n"
-    )
+    figures = [row.to_dict() | {"losses": [p for p in row.measured.losses if isfinite(p[1])]} for row in rows]
+    parts = {
+        "title": html.escape(title),
+        "table": f"<thead>{_line('th', head)}</thead><tbody>{''.join(_line('td', line) for line in body)}</tbody>",
+        "runs": runs,
+        "data": json.dumps(figures).replace("<", "\\u003c"),  # no name in it can end the script
+    }
+    text = resources.files("launcher.records").joinpath("page.html").read_text(encoding="utf-8")
+    for name, part in parts.items():  # no part can hold another's mark: their < are escaped
+        text = text.replace(f"<!--{name}-->", part)
+    return text
 
 
 def _line(tag: str, row: Sequence[str]) -> str:

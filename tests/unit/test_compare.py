@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from launcher.errors import RunUnknown
 from launcher.records.compare import amdahl, cells, compare, efficiency, markdown, speed_up
-from launcher.records.groups import select
+from launcher.records.groups import labels, select
 from launcher.records.measured import Measured, measure, steady_rate
+from launcher.records.paths import RunPaths
+from launcher.records.store import Record
 
 IDS = [f"sweep-20261121-12000{i}-000{i}" for i in range(4)]
 
@@ -115,6 +117,53 @@ def test_markdown_is_a_table_of_equal_widths() -> None:
     assert len({len(line.replace("\\|", "  ")) for line in table.splitlines()}) == 1
     assert "a\\|b" in table
     assert note.startswith("~ against a run with another global batch")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_terminal_gets_the_columns_that_fit_and_the_names_of_the_others(width: int) -> None:
+    runs = [
+        timed("batch_size=64", "single", 1, 64, 0.742, accuracy=97.1, best=98.2, seconds=61.2),
+        timed("batch_size=128", "ddp", 4, 512, 0.378, accuracy=96.4, best=96.4, seconds=30.5),
+    ]
+    table, *notes = markdown(compare(runs), width).split("\n\n")
+    head, *rest = table.splitlines()
+    assert {len(line) for line in rest} == {len(head)}
+    assert len(head) <= width
+    assert all(f" {name} " in head for name in ("run", "images/s", "accuracy %", "speed-up"))
+    assert [row.split()[1] for row in rest[1:]] == ["batch_size=64", "batch_size=128"]
+    hidden = notes[0].removeprefix("not shown here: ").split(", ")
+    assert {name.strip() for name in head.strip("|").split("|")} | set(hidden) == set(cells([])[0])
+    assert "not shown" not in markdown(compare(runs))
+
+
+def test_runs_of_one_job_are_called_by_what_differs(tmp_path: Path) -> None:
+    def chosen(*texts: str) -> list[tuple[Record, str | None]]:
+        found = []
+        for place, text in enumerate(texts):
+            name = text.split("\n")[0].removeprefix("name: ")
+            folder = tmp_path / f"{name}-20261121-12000{place}-{len(list(tmp_path.iterdir())):04x}"
+            folder.mkdir()
+            (folder / "job.yaml").write_text(text)
+            found.append((Record(RunPaths(folder)), None))
+        return found
+
+    def job(nodes: str = "a", name: str = "quick", **args: object) -> str:
+        run = json.dumps({"module": "train", "args": {"data": "d", **args}})
+        return f"name: {name}\nimage: {{ref: i}}\nnodes: [{nodes}]\nrun: {run}\n"
+
+    assert labels(chosen(job(batch_size=64), job(batch_size=128))) == ["batch_size=64", "batch_size=128"]
+    assert labels(chosen(job(), job(**{"batch-size": 8}))) == ["batch_size=default", "batch_size=8"]
+    assert labels(chosen(job(), job("a, b"))) == ["nodes=1", "nodes=2"]
+    assert labels(chosen(job("a"), job("b"))) == ["hosts=a", "hosts=b"]
+    assert labels(chosen(job(), job())) == ["quick 2026-11-21 12:00:00", "quick 2026-11-21 12:00:01"]
+    assert labels(chosen(job(lr=1), job(lr=1), job(lr=2))) == [
+        *("lr=1 2026-11-21 12:00:00", "lr=1 2026-11-21 12:00:01", "lr=2")
+    ]
+    assert labels(chosen(job(lr=1), job(lr=2), job(name="other"))) == ["quick lr=1", "quick lr=2", "other"]
+    assert labels(chosen(job(data="/data/" + "x" * 90), job())) == ["data=…" + "x" * 23, "data=d"]
+    assert labels(chosen("name: quick\nbroken: [", "name: quick\n")) == [
+        *("quick 2026-11-21 12:00:00", "quick 2026-11-21 12:00:01")
+    ]
 
 
 def record(runs: Path, run: str, group: str | None, variant: str = "") -> None:

@@ -273,10 +273,12 @@ def test_offline_needs_no_node_and_says_what_is_assumed() -> None:
 
 
 def test_offline_gives_each_node_the_gpus_that_the_job_names() -> None:
-    for request, count in ((2, 2), ([1, 3], 2), (["GPU-a"], 1), ("all", 0), ("none", 0)):
+    for request, count in ((2, 2), ([1, 3], 2), (["GPU-a"], 1), ("all", 8), ("none", 0)):
         plan = offline(job(2, gpus=request), "c0de")
         assert [len(n.container.gpus) for n in plan.nodes] == [count, count], request
         assert [n.processes for n in plan.nodes] == [max(1, count)] * 2
+        assumed = [warning for warning in plan.warnings if "taken for 8 GPUs" in warning]
+        assert assumed == (["gpus: all is taken for 8 GPUs a machine (gpu-0, gpu-1)"] if request == "all" else [])
 
 
 def test_ranks_are_counted_over_nodes() -> None:

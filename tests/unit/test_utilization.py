@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.run.use import GpuUse, Use, parse
+from launcher.run.utilization import GpuUtilization, Utilization, parse
 
 SAID = b"""Welcome to gpu-a!
 MemTotal:       1000 kB
@@ -18,8 +18,8 @@ Failed to initialize NVML: Driver/library version mismatch
 
 
 def test_the_runs_own_gpus_in_its_order() -> None:
-    assert parse(SAID, ["GPU-2", "GPU-1"]) == Use(
-        (GpuUse("GPU-2", None, None, 16384), GpuUse("GPU-1", 98, 14000, 16384)), 750 * 1024, 1000 * 1024
+    assert parse(SAID, ["GPU-2", "GPU-1"]) == Utilization(
+        (GpuUtilization("GPU-2", None, None, 16384), GpuUtilization("GPU-1", 98, 14000, 16384)), 750 * 1024, 1000 * 1024
     )
 
 

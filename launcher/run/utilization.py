@@ -1,15 +1,12 @@
-"""How busy a node is at this moment: its GPUs and its memory, by one short look."""
+"""How busy a node is at this moment: its GPUs and its memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.node.engine import Engine
-
-LIMIT = 20.0
 _MAX_DIGITS = 15
-_SCRIPT = """
+SCRIPT = """
 grep -E '^Mem(Total|Available):' /proc/meminfo
 if command -v nvidia-smi >/dev/null; then
   nvidia-smi --query-gpu=uuid,utilization.gpu,memory.used,memory.total --format=csv,noheader,nounits
@@ -18,7 +15,7 @@ fi
 
 
 @dataclass(frozen=True)
-class GpuUse:
+class GpuUtilization:
     """busy: percent of the last second or so; memory in MiB. None where the driver does not tell."""
 
     uuid: str
@@ -28,23 +25,18 @@ class GpuUse:
 
 
 @dataclass(frozen=True)
-class Use:
+class Utilization:
     """memory and memory_total: the node's own, in bytes; 0 where it does not tell."""
 
-    gpus: tuple[GpuUse, ...]
+    gpus: tuple[GpuUtilization, ...]
     memory: int
     memory_total: int
 
 
-def look(engine: Engine, uuids: Sequence[str]) -> Use:
-    """`uuids`: the GPUs that are asked about. Raises NodeUnreachable, NodeUnfit."""
-    return parse(engine.sh(_SCRIPT, timeout=LIMIT), uuids)
-
-
-def parse(text: bytes, uuids: Sequence[str]) -> Use:
-    """What is none of it (a login shell's noise, an error of the driver) is passed over."""
+def parse(text: bytes, uuids: Sequence[str]) -> Utilization:
+    """From what SCRIPT printed, of these GPUs. Other lines (of a login shell, an error of the driver) are ignored."""
     memory: dict[str, int] = {}
-    gpus: dict[str, GpuUse] = {}
+    gpus: dict[str, GpuUtilization] = {}
     for line in text.decode("utf-8", "replace").splitlines():
         name, colon, value = line.partition(":")
         if colon and name in ("MemTotal", "MemAvailable"):
@@ -52,10 +44,10 @@ def parse(text: bytes, uuids: Sequence[str]) -> Use:
             continue
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 4 and cells[0] in uuids:
-            gpus[cells[0]] = GpuUse(cells[0], *(_number(cell) for cell in cells[1:]))
+            gpus[cells[0]] = GpuUtilization(cells[0], *(_number(cell) for cell in cells[1:]))
     total = memory.get("MemTotal", 0)
     free = min(total, memory.get("MemAvailable", total))
-    return Use(tuple(gpus[uuid] for uuid in uuids if uuid in gpus), total - free, total)
+    return Utilization(tuple(gpus[uuid] for uuid in uuids if uuid in gpus), total - free, total)
 
 
 def _number(text: str) -> int | None:

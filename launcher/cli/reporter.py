@@ -12,8 +12,8 @@ if TYPE_CHECKING:  # rich is loaded where it is first needed, which in a start i
     from rich.console import Console
 
 
-class News:
-    """Plain lines where nobody is watching."""
+class Reporter:
+    """Plain lines where stderr is no terminal."""
 
     @cached_property
     def err(self) -> Console:
@@ -32,5 +32,5 @@ class News:
 
 
 def way_back(run: str) -> str:
-    """Of a run that goes on without us."""
+    """How to return to a run that goes on without the launcher."""
     return f"left {run} running. Come back: launcher logs {run}   stop it: launcher down {run}"

@@ -1,18 +1,19 @@
-"""What a person sees of a running job: the master's lines on stdout, news and one progress line on stderr."""
+"""What a person sees of a running job: its output on stdout, the launcher's reports and a progress line on stderr."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from launcher.cli.held import Held
-from launcher.cli.news import News
 from launcher.cli.options import interactive
+from launcher.cli.reporter import Reporter
 from launcher.logs.lines import Lines, Masker
-from launcher.run.diagnose import Failure
+from launcher.records.measured import TrainingProgress, top1, training_progress
+from launcher.run.diagnose import TRACEBACK, Failure
 from launcher.run.finish import Outcome
 from launcher.run.messages import Message, NodeBack, NodeEnded, NodeGone, NodeLost, NodeRestarted, Output, Progress
 from launcher.run.state import RunState
@@ -21,18 +22,56 @@ if TYPE_CHECKING:  # rich is loaded where it is first needed, which in a start i
     from rich.console import Console
     from rich.live import Live
 
+HOLD = 10.0  # seconds for which a traceback is held back
+HOLD_LINES = 2000  # a program that prints more after a traceback goes on
 
-class Screen(News):
-    """Shows messages of a watch. Output goes to stdout line by line, unchanged but for masked secrets."""
+
+class TracebackBuffer:
+    """Holds back lines from a traceback on, until it is known whether the run ends by it.
+
+    If the run fails meanwhile, the first failure is shown before them, which may be another rank's; if it goes on, the
+    traceback did not matter.
+    """
+
+    def __init__(self) -> None:
+        self.failing = False  # a node has failed: what comes now belongs to that
+        self._lines: list[str] = []
+        self._since = 0.0
+
+    def sift(self, lines: Sequence[str], now: float) -> list[str]:
+        """What can be shown at that time (of time.monotonic()), of these lines and of those held back."""
+        shown: list[str] = []
+        if not self._lines:
+            heads = (place for place, line in enumerate(lines) if line.rstrip().endswith(TRACEBACK))
+            first = next(heads, len(lines))
+            shown, lines = list(lines[:first]), lines[first:]
+            self._since = now
+        self._lines += lines
+        if len(self._lines) > HOLD_LINES or (now - self._since > HOLD and not self.failing):
+            shown += self.flush()
+        return shown
+
+    def flush(self) -> list[str]:
+        """All that were held back."""
+        lines, self._lines = self._lines, []
+        return lines
+
+
+class Screen(Reporter):
+    """Shows messages of a watch.
+
+    Output goes to stdout line by line, unchanged but for masked secrets. While a person follows it on a terminal, lines
+    are cut to its width; a file or a pipe gets them whole, as do runs/<id>/logs/.
+    """
 
     def __init__(self, masker: Masker | None = None, *, prefix: bool = False) -> None:
         """prefix: begin each line with its node's name, where several are shown."""
         self.mask = masker or Masker()
         self._prefix = prefix
         self._lines: dict[str, Lines] = {}
-        self._progress = ProgressLine()
+        self._progress: TrainingProgress | None = None
         self._live: Live | None = None
-        self._held = Held()
+        self._held = TracebackBuffer()
 
     def __enter__(self) -> Screen:
         return self
@@ -64,7 +103,7 @@ class Screen(News):
     def finish(self) -> None:
         """Print what is left and take the progress line away."""
         self._end_lines()
-        self._write(self._held.let_go())
+        self._write(self._held.flush())
         self._hide()
 
     def conclude(self, outcome: Outcome) -> None:
@@ -73,7 +112,7 @@ class Screen(News):
         A failure comes before what all ranks said of it, which a terminal is spared; a file or a pipe gets every line.
         """
         self._end_lines()
-        late = self._held.let_go()
+        late = self._held.flush()
         if outcome.failure is None:
             self._write(late)
         self._hide()
@@ -97,11 +136,12 @@ class Screen(News):
             return
         self._write(self._held.sift([], time.monotonic()))
         if isinstance(message, Progress):
-            self._progress.update(message.fields, time.time())
-            if self._live is not None:
+            before = () if self._progress is None else (self._progress.first, self._progress.last)
+            self._progress = training_progress([*before, {"time": time.time(), **message.fields}])
+            if self._live is not None and self._progress is not None:
                 from rich.text import Text
 
-                self._live.update(Text(self._progress.render(), style="cyan"))
+                self._live.update(Text("  ".join(self._progress.parts()), style="cyan"))
         elif isinstance(message, NodeEnded):
             if message.state.exit_code != 0:
                 self._held.failing = True
@@ -109,7 +149,7 @@ class Screen(News):
         elif isinstance(message, NodeLost):
             self.say(f"{message.node}: no connection, trying again; the run goes on there ({message.reason})")
         elif isinstance(message, NodeRestarted):
-            self._write(self._held.let_go())  # the run did not end by it
+            self._write(self._held.flush())  # the run did not end by it
             self.say(f"{message.node}: started again (restart {message.restarts}; before: {message.why})")
         elif isinstance(message, NodeBack):
             self.say(f"{message.node}: connected again")
@@ -123,63 +163,30 @@ class Screen(News):
     def _write(self, lines: list[str]) -> None:
         if not lines:
             return
-        text = "".join(f"{self.mask(line)}\n" for line in lines)
+        lines = [self.mask(line) for line in lines]
         if self._live is not None:
             self._live.stop()  # the line below must not be written over
+            if sys.stdout.isatty():
+                width = os.get_terminal_size(sys.stdout.fileno()).columns
+                lines = [shorten(line, width) for line in lines]
+        text = "".join(f"{line}\n" for line in lines)
         sys.stdout.write(text)
         sys.stdout.flush()
         if self._live is not None:
             self._live.start()
 
 
-class ProgressLine:
-    """`epoch 2/6  step 1200/15018  910 images/s  ETA 1:02:11` from the lines of metrics.jsonl."""
+def shorten(line: str, width: int) -> str:
+    """The line in at most `width` columns, an ellipsis at the end of what does not fit; then without its colours."""
+    if len(line) <= width and line.isascii() and line.isprintable():
+        return line
+    from rich.text import Text
 
-    def __init__(self) -> None:
-        self._last: Mapping[str, Any] = {}
-        self._first: tuple[float, float] | None = None  # (time, step) of the first line seen
-        self._eta: float | None = None
-
-    def update(self, fields: Mapping[str, Any], now: float) -> None:
-        if "step" not in fields:
-            return
-        self._last = fields
-        step, steps = _number(fields.get("step")), _number(fields.get("steps"))
-        at = _number(fields.get("time")) or now
-        if step is None or steps is None:
-            return
-        if self._first is None or step < self._first[1]:
-            self._first = (at, step)
-            return
-        took, done = at - self._first[0], step - self._first[1]
-        if took > 0 and done > 0:
-            self._eta = took / done * max(0.0, steps - step)
-
-    def render(self) -> str:
-        last = self._last
-        if not last:
-            return ""
-        parts = []
-        if "epoch" in last:
-            parts.append(f"epoch {last['epoch']}" + (f"/{last['epochs']}" if "epochs" in last else ""))
-        parts.append(f"step {last['step']}" + (f"/{last['steps']}" if "steps" in last else ""))
-        speed = _number(last.get("images_per_s"))
-        if speed is not None:
-            parts.append(f"{speed:,.0f} images/s")
-        if self._eta is not None:
-            parts.append(f"ETA {duration(self._eta)}")
-        return "  ".join(parts)
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def duration(seconds: float) -> str:
-    """`1:02:11`, `2:11`."""
-    whole = int(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+    text = Text.from_ansi(line.expandtabs())
+    if width <= 0 or text.cell_len <= width:  # 0: a terminal that does not tell its size
+        return line
+    text.truncate(width, overflow="ellipsis")
+    return text.plain.replace("\n", " ")
 
 
 def print_failure(console: Console, failure: Failure, mask: Callable[[str], str]) -> None:
@@ -195,12 +202,6 @@ def print_failure(console: Console, failure: Failure, mask: Callable[[str], str]
         console.print(f"  -> {escape(failure.cure)}")
 
 
-def top1(epoch: Mapping[str, Any]) -> float | None:
-    """Validation accuracy in percent, from an epoch's line of metrics.jsonl; None where it has none."""
-    val = epoch.get("val")
-    return _number(val.get("top1")) if isinstance(val, Mapping) else None
-
-
 def print_outcome(console: Console, outcome: Outcome, mask: Callable[[str], str]) -> None:
     from rich.markup import escape
 
@@ -208,7 +209,7 @@ def print_outcome(console: Console, outcome: Outcome, mask: Callable[[str], str]
         print_failure(console, outcome.failure, mask)
         victims = [str(node["node"]) for node in outcome.nodes if node["victim"]]
         if victims:
-            console.print(f"[dim]ended because of it, not to blame: {escape(', '.join(victims))}[/]")
+            console.print(f"[dim]terminated as a consequence: {escape(', '.join(victims))}[/]")
         console.print(f"[dim]everything that was printed: runs/{outcome.run}/logs/[/]")
     if outcome.state is RunState.DONE:
         accuracy = top1(outcome.last)

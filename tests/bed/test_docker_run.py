@@ -1,0 +1,76 @@
+"""`launcher plan --docker`: the printed line, pasted into a node's shell, makes the container that `up` would make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launcher.model.container import ContainerSpec, Layout, Mount
+from launcher.node.connect import connect
+from launcher.node.docker.docker_run import docker_run, pasteable
+from launcher.node.engine import Engine
+from tests.bed.bed import Bed
+from tests.bed.settings import TRAIN_IMAGE
+
+pytestmark = pytest.mark.bed
+OUTPUT = "/home/trainer/.launcher/docker-run"
+PLAIN = ContainerSpec(
+    name="launcher-pasted",
+    image=TRAIN_IMAGE,
+    argv=("sh", "-c", 'echo "$WORDS" $(id -u) "$PWD" && ls /output'),
+    env={"WORDS": 'it\'s "two\nlines"', "EMPTY": ""},
+    labels={"launcher.run": "t", "launcher.purpose": "run"},
+    layout=Layout("/workspace/code", "/output", "/.launcher"),
+    output_dir=OUTPUT,
+    user="1001:1001",
+)
+FULL = replace(
+    PLAIN,
+    groups=(4, 27),
+    mounts=(Mount("/etc", "/host,etc", read_only=True),),
+    ipc="private",
+    ulimits=(("nofile", 4096),),
+    devices=("/dev/null:/dev/zilch:r",),
+    cap_add=("SYS_NICE",),
+    extra_hosts={"db": "10.0.0.9"},
+    shm_size=1 << 26,
+    memory=1 << 28,
+    cpus=0.5,
+    restarts=2,
+)
+
+
+@pytest.fixture
+def engine(clean_bed: Bed) -> Iterator[Engine]:
+    with connect([("a", "node1")], "docker", clean_bed.ssh_config) as fleet:
+        fleet.engines[0].files.make_dir(OUTPUT)
+        yield fleet.engines[0]
+
+
+def inspected(bed: Bed, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(bed.sh(bed.nodes[0], f"docker inspect {name}"))[0]
+    config = found["Config"]
+    program = [*(config.pop("Entrypoint") or []), *(config.pop("Cmd") or [])]
+    for own in ("Hostname", "AttachStdout", "AttachStderr"):  # -d says what becomes of them
+        config.pop(own, None)
+    config["Env"].sort()
+    return {"Program": program, "Config": config, "HostConfig": found["HostConfig"]}
+
+
+@pytest.mark.parametrize("spec", [PLAIN, FULL], ids=["plain", "full"])
+def test_a_pasted_line_makes_the_container_that_up_makes(bed: Bed, engine: Engine, spec: ContainerSpec) -> None:
+    bed.sh(bed.nodes[0], pasteable(docker_run(spec)))
+    engine.create(replace(spec, name="launcher-created"))
+    pasted, created = inspected(bed, "launcher-pasted"), inspected(bed, "launcher-created")
+    assert pasted == created
+
+
+def test_a_pasted_line_runs(bed: Bed, engine: Engine) -> None:
+    bed.sh(bed.nodes[0], f"touch {OUTPUT}/here; " + pasteable(docker_run(PLAIN)))
+    state = engine.wait("launcher-pasted", 30)
+    assert state.exit_code == 0
+    assert engine.logs("launcher-pasted") == b'it\'s "two\nlines" 1001 /workspace/code\nhere\n'

@@ -1,0 +1,190 @@
+"""The screen of a running job: tracebacks held back, long lines cut to a terminal, the progress line."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from launcher.cli import console
+from launcher.cli.console import HOLD, HOLD_LINES, Screen, TracebackBuffer, shorten
+from launcher.model.container import ContainerState, Phase
+from launcher.records.measured import training_progress
+from launcher.run.diagnose import Failure
+from launcher.run.finish import Outcome
+from launcher.run.messages import NodeEnded, NodeRestarted, Output
+from launcher.run.state import RunState
+
+STRANGE = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+HEAD = "[rank0]: Traceback (most recent call last):"
+ENDED = ContainerState("1", "c", "", {}, Phase.EXITED, 1, oom_killed=False, restarts=0, started=0, finished=1)
+FAILED = Outcome("r-1", RunState.FAILED, Failure("gpu-b", 1, 1, "raised KeyError", "", "KeyError: 'dog'"))
+
+
+def test_what_comes_before_a_traceback_is_shown_at_once() -> None:
+    buffer = TracebackBuffer()
+    assert buffer.sift(["step 1", HEAD, "  File"], 0) == ["step 1"]
+    assert buffer.sift(["step 2"], HOLD) == []
+    assert buffer.flush() == [HEAD, "  File", "step 2"]
+    assert buffer.sift(["step 3"], HOLD) == ["step 3"]
+
+
+def test_a_program_that_goes_on_is_shown_again_though_it_never_pauses() -> None:
+    buffer = TracebackBuffer()
+    shown = [buffer.sift([HEAD] if at == 0 else [f"step {at}"], at / 10) for at in range(200)]
+    assert shown[100] == []
+    assert shown[101] == [HEAD, *(f"step {at}" for at in range(1, 102))]
+    assert shown[102:] == [[f"step {at}"] for at in range(102, 200)]
+
+
+def test_a_node_that_has_failed_keeps_it_back_until_the_end() -> None:
+    buffer = TracebackBuffer()
+    buffer.failing = True
+    assert buffer.sift([HEAD], 0) == []
+    assert buffer.sift([], 100 * HOLD) == []
+
+
+def test_no_more_is_buffer_than_the_limit() -> None:
+    buffer = TracebackBuffer()
+    buffer.failing = True
+    lines = [HEAD, *map(str, range(HOLD_LINES))]
+    assert buffer.sift(lines, 0) == lines
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.sampled_from([HEAD, "a", "b", ""]), max_size=5), st.floats(0, 20))),
+    st.booleans(),
+)
+def test_every_line_once_and_in_order(pieces: list[tuple[list[str], float]], failing: bool) -> None:
+    buffer, now, shown = TracebackBuffer(), 0.0, []
+    buffer.failing = failing
+    for lines, pause in pieces:
+        now += pause
+        shown += buffer.sift(lines, now)
+    assert shown + buffer.flush() == [line for lines, _ in pieces for line in lines]
+
+
+def said(*lines: str) -> Output:
+    return Output("gpu-a", "".join(f"{line}\n" for line in lines).encode())
+
+
+def test_the_screen_shows_a_chatty_job_again_in_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "HOLD", 0.0)
+    screen = Screen()
+    screen.show(said(HEAD))
+    screen.show(said("step 2"))  # another output, not the Tick of a pause
+    assert capsys.readouterr().out == f"{HEAD}\nstep 2\n"
+
+
+def test_a_restart_shows_what_was_before_it(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen()
+    screen.show(said(HEAD, "KeyError: 'dog'"))
+    assert capsys.readouterr().out == ""
+    screen.show(NodeRestarted("gpu-a", 1, "exit code 1"))
+    assert capsys.readouterr().out == f"{HEAD}\nKeyError: 'dog'\n"
+    screen.show(said("step 2"))
+    assert capsys.readouterr().out == "step 2\n"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_is_shown_the_first_failure_alone_and_a_pipe_every_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    screen = Screen()
+    screen.show(said("step 1", HEAD, "a victim's words"))
+    screen.show(NodeEnded("gpu-a", ENDED))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    screen.conclude(FAILED)
+    screen.finish()
+    seen = capsys.readouterr()
+    assert "KeyError: 'dog'" in seen.err
+    assert seen.out == ("step 1\n" if terminal else f"step 1\n{HEAD}\na victim's words\n")
+
+
+LINE = (
+    "Epoch: [12][1200/1502] Loss 0.1234 (0.2345) Acc@1 98.44 (97.31) Acc@5 100.00 (99.90) "
+    "LR 0.016 images/s 1910.5 data 12%"
+)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize(
+    ("line", "plain"),
+    [(LINE, LINE), (f"\x1b[32m{LINE}\x1b[0m", LINE), ("世" * 61, "世" * 61), ("a\tb" * 20, None)],
+    ids=["trainer", "coloured", "wide", "tabs"],
+)
+def test_a_line_fits_a_terminal(width: int, line: str, plain: str | None) -> None:
+    shown = shorten(line, width)
+    assert shown == line or cell_len(shown) <= width
+    if plain is not None:
+        whole = cell_len(plain) <= width
+        assert shown == line if whole else plain.startswith(shown[:-1].rstrip())
+        assert whole or shown.endswith("…")
+
+
+@given(st.text(alphabet=st.characters(exclude_characters="\n"), max_size=200), st.integers(1, 120))
+def test_nothing_that_a_program_prints_is_too_strange(line: str, width: int) -> None:
+    shown = shorten(line, width)
+    assert shown == line or cell_len(shown) <= width
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_live_terminal_gets_its_width_and_a_pipe_every_character(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("os.get_terminal_size", lambda _=1: os.terminal_size((width, 30)))
+    monkeypatch.setattr("sys.stderr", Terminal())
+    screen = Screen()
+    with screen.live():
+        screen.show(said(LINE))
+    assert capsys.readouterr().out == LINE + "\n"
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    with screen.live():
+        screen.show(said(LINE))
+        screen.show(said("short"))
+    first, second = terminal.getvalue().splitlines()
+    assert second == "short"
+    assert len(first) <= width
+    assert first == LINE or first.endswith("…")
+
+
+def step(at: float, step: int, **more: object) -> dict[str, object]:
+    return {"kind": "step", "time": at, "step": step, "steps": 1000, "epoch": 2, "epochs": 6, **more}
+
+
+def test_progress_tells_epoch_step_speed_and_the_time_left() -> None:
+    lines = [{"kind": "start"}, step(10, 100), step(20, 200, images_per_s=1910.5), {"kind": "epoch", "step": 200}]
+    seen = training_progress(lines)
+    assert seen is not None
+    assert seen.parts() == ["epoch 2/6", "step 200/1000", "1,910 images/s", "ETA 1:20"]
+
+
+def test_a_restart_begins_a_new_pace() -> None:
+    again = training_progress([step(0, 100), step(1, 900), step(100, 50), step(110, 100)])
+    assert again is not None
+    assert again.eta == pytest.approx(180)
+
+
+KEYS = st.sampled_from(["step", "steps", "epoch", "time", "images_per_s"])
+
+
+@given(st.lists(st.dictionaries(KEYS, STRANGE), max_size=4))
+def test_no_metrics_of_a_program_are_too_strange(lines: list[dict[str, object]]) -> None:
+    seen = training_progress([{"kind": "step", **line} for line in lines])
+    assert seen is None or all(part.isprintable() for part in seen.parts())

@@ -1,0 +1,95 @@
+"""The table of `launcher status` at the widths that terminals have."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from launcher.cli.status import render
+from launcher.records.measured import TrainingProgress
+from launcher.run.status import NodeStatus, RunStatus
+from launcher.run.utilization import GpuUtilization, Utilization
+
+LINE = "Epoch: [12][1200/1502] Loss 0.1234 (0.2345) Acc@1 98.44 (97.31) Acc@5 100.00 (99.90) images/s 1910.5 data 12%"
+USE = Utilization((GpuUtilization("GPU-1", 97, 14540, 16384),), 21 << 30, 64 << 30)
+
+
+def node(rank: int, **changes: object) -> NodeStatus:
+    known = NodeStatus(
+        f"gpu-{rank}", "running", None, f"gpu-{rank}", rank, (rank, rank), age=3731.0, container=f"c{rank}", last=LINE
+    )
+    return replace(known, **changes)  # type: ignore[arg-type]
+
+
+STEPS = TrainingProgress(
+    {"kind": "step", "time": 100.0, "step": 1000},
+    {"kind": "step", "time": 200.0, "step": 2000, "steps": 15018, "epoch": 2, "epochs": 6, "images_per_s": 910.4}
+    | {"loss": 0.31415926, "data_wait": 0.12},
+)
+CPU = RunStatus("digits-20260131-120000-00aa", "running", STEPS, (node(0), node(1)), None)
+FULL = replace(CPU, nodes=tuple(node(rank, gpus=("GPU-1",), use=USE, restarts=1) for rank in range(2)))
+
+
+def shown(seen: RunStatus, width: int) -> list[str]:
+    file = io.StringIO()
+    Console(file=file, width=width, highlight=False).print(render(seen, width))
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("seen", [CPU, FULL], ids=["without GPUs", "with GPUs"])
+def test_state_comes_first_and_the_last_line_gives_way(seen: RunStatus, width: int) -> None:
+    run, progress, head, *rows = shown(seen, width)
+    assert run == "digits-20260131-120000-00aa  running"
+    assert progress == "epoch 2/6  step 2000/15018  910 images/s  ETA 21:41  loss 0.3142  data wait 12%"
+    assert head.split()[:5] == ["state", "node", "ranks", "restarts", "age"]
+    for rank, row in enumerate(rows):
+        assert row.split()[:5] == ["running", f"gpu-{rank}", str(rank), str(seen.nodes[rank].restarts), "1:02:11"]
+        assert len(row) <= width
+        if seen is FULL:
+            assert "1: 97 %, 14.2/16 GiB  21.0/64 GiB" in row
+        if seen is CPU or width > 80:
+            assert row.endswith("…")
+            assert "Epoch: [" in row
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_line_that_fits_is_whole_and_nothing_is_added(width: int) -> None:
+    one = replace(CPU, nodes=(node(0, last="loss is nan"),), progress=None)
+    _, head, row = shown(one, width)
+    assert head.split() == ["state", "node", "ranks", "restarts", "age", "last", "line"]
+    assert row == "running  gpu-0  0      0         1:02:11  loss is nan"
+
+
+def test_what_does_not_fit_goes_from_the_right() -> None:
+    head = next(line for line in shown(FULL, 65) if line.startswith("state"))
+    assert head.split() == ["state", "node", "ranks", "restarts", "age", "GPUs"]
+    long = replace(FULL, nodes=(node(0, node="ada@a-rather-long-name.example.org:22"),))
+    assert all(len(row) <= 40 for row in shown(long, 40))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_ends_and_unreachable_nodes_say_why(width: int) -> None:
+    nodes = (
+        node(0, state="exited", exit_code=137, oom_killed=True, restarts=1, restarted=("exit code 1 after 8 s",)),
+        NodeStatus("gpu-1", "unreachable", "node gpu-1: does not answer"),
+    )
+    text = "\n".join(shown(replace(CPU, state="failed", nodes=nodes), width))
+    assert "exited       gpu-0  0      1         137 OOM  1:02:11" in text
+    assert "unreachable  gpu-1" in text
+    assert "gpu-0: restart 1 after exit code 1 after 8 s" in text
+
+
+def test_what_a_node_prints_moves_no_cursor() -> None:
+    assert "\x1b" not in "".join(shown(replace(CPU, nodes=(node(0, last="a\x1b[2Jb\x07"),)), 80))
+
+
+def test_json_has_what_the_table_has() -> None:
+    seen = json.loads(FULL.to_json())
+    assert (seen["progress"]["step"], round(seen["progress"]["eta"])) == (2000, 1302)
+    assert seen["nodes"][1]["use"]["gpus"][0]["busy"] == 97
+    assert {"run", "state", "progress", "nodes", "result"} == set(seen)
