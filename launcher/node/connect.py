@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -11,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from launcher.errors import EngineUnavailable, LauncherError, NodesFailed
+from launcher.errors import LauncherError, NodesFailed
 from launcher.model.facts import NodeFacts
 from launcher.node.docker import DIAL_STDIO
 from launcher.node.engine import Engine
@@ -22,7 +21,6 @@ from launcher.node.ssh.node import Ssh
 from launcher.node.ssh.pool import CONNECT_TIMEOUT, SshPool
 
 if TYPE_CHECKING:  # not loaded for plain processes
-    from launcher.node.docker.bulk import Bulk
     from launcher.node.docker.engine import DockerEngine
 
 T = TypeVar("T")
@@ -114,48 +112,22 @@ def caller_engine() -> Iterator[DockerEngine | None]:
 
 def docker_over_ssh(ssh: Ssh) -> DockerEngine:
     """Connects when first used."""
-    from launcher.node.docker.dialstdio import dial
+    from launcher.node.docker.channel import dial_over_ssh
     from launcher.node.docker.engine import DockerEngine
 
-    def make_bulk() -> Bulk:
-        from launcher.node.docker.bulk import Bulk
-        from launcher.node.docker.sdk import SshClient
-
-        return Bulk(ssh.node, ssh.user, lambda: SshClient(ssh))
-
-    return DockerEngine(
-        ssh.node,
-        ssh.host,
-        SshMachine(ssh),
-        RemoteFiles(ssh),
-        partial(dial, ssh),
-        make_bulk,
-        ssh=(ssh.host, ssh.ssh_config),
-    )
+    dial = partial(dial_over_ssh, ssh.command)
+    shell = (ssh.host, ssh.ssh_config)
+    return DockerEngine(ssh.node, ssh.host, SshMachine(ssh), RemoteFiles(ssh), dial, ssh=shell)
 
 
 def local_docker(node: str) -> DockerEngine:
     """The engine of DOCKER_HOST or of the current docker context, else the usual socket."""
+    from launcher.node.docker.channel import dial_local
     from launcher.node.docker.engine import DockerEngine
-    from launcher.node.docker.wire import SocketWire, dial
     from launcher.node.local_files import LocalFiles
 
-    user = getpass.getuser()
-
-    def dial_here() -> SocketWire:
-        host = os.environ.get("DOCKER_HOST", "")
-        if host.startswith("ssh://"):
-            cure = f"name the node {host[6:]} instead"
-            raise EngineUnavailable(node, f"DOCKER_HOST is {host}, but `local` means this machine's own engine", cure)
-        return dial(os.environ)
-
-    def make_bulk() -> Bulk:
-        from launcher.node.docker.bulk import Bulk
-        from launcher.node.docker.sdk import local_sdk
-
-        return Bulk(node, user, local_sdk)
-
-    return DockerEngine(node, LOCAL, LocalMachine(node, user), LocalFiles(node), dial_here, make_bulk)
+    machine = LocalMachine(node, getpass.getuser())
+    return DockerEngine(node, LOCAL, machine, LocalFiles(node), partial(dial_local, node))
 
 
 def _open(node: str, host: str, runtime: str | None, pool: SshPool, greet: bool) -> list[Engine]:
@@ -184,7 +156,6 @@ def _open(node: str, host: str, runtime: str | None, pool: SshPool, greet: bool)
 
 def _load() -> None:
     """What docker_over_ssh needs, while the nodes shake hands."""
-    import launcher.node.docker.dialstdio
     import launcher.node.docker.engine  # noqa: F401
 
 
