@@ -16,7 +16,6 @@ from launcher.model.container import ContainerSpec, Layout, Mount, Phase
 from launcher.model.facts import Reach
 from launcher.node.connect import Fleet, connect
 from launcher.node.docker.engine import DockerEngine
-from launcher.node.hub.loop import HUB
 from tests.bed import faults
 from tests.bed.bed import Bed
 from tests.bed.settings import TRAIN_IMAGE
@@ -321,7 +320,6 @@ def test_calls_come_back_after_the_engine_was_restarted(bed: Bed, fleet: Fleet, 
 
 
 def test_nothing_is_left_open(bed: Bed) -> None:
-    HUB.soon(lambda: None)  # its thread stays, once it was needed
     before = threading.active_count()
     with connect([("a", "node1"), ("b", "node2")], "docker", bed.ssh_config) as fleet:
         fleet.each(lambda engine: engine.facts())

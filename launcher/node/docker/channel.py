@@ -11,12 +11,13 @@ import os
 import shlex
 import socket
 import subprocess
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import paramiko
+from urllib3.util import wait_for_read
 
 from launcher.errors import EngineUnavailable
 from launcher.node.docker import DIAL_STDIO
@@ -38,26 +39,32 @@ class DialFailed(ConnectionError):  # noqa: N818 - inside launcher.node only
         self.words = words
 
 
-class DialStdio(ABC):
-    """A running dial-stdio as the socket that http.client expects."""
+class DialStdio:
+    """A running dial-stdio as the socket that http.client expects.
 
-    def __init__(self, stream: paramiko.Channel | socket.socket) -> None:
+    `exit_of`: its exit code and stderr, None where it has not ended by itself. `hang_up` may be called twice.
+    """
+
+    def __init__(
+        self,
+        stream: paramiko.Channel | socket.socket,
+        exit_of: Callable[[], tuple[int, bytes] | None],
+        hang_up: Callable[[], None],
+    ) -> None:
         self._stream = stream
+        self._exit_of = exit_of
+        self._hang_up = hang_up
         self._answered = False
         self._closing = False
         self._readers = 0
 
     @property
-    @abstractmethod
     def idle(self) -> bool:
         """Still open with nothing unread: fit for another request."""
-
-    @abstractmethod
-    def _exit(self) -> tuple[int, str] | None:
-        """Exit code and stderr of dial-stdio; None where it has not ended by itself."""
-
-    @abstractmethod
-    def _hang_up(self) -> None: ...
+        stream = self._stream
+        if isinstance(stream, socket.socket):
+            return not wait_for_read(stream, timeout=0)
+        return not (stream.closed or stream.eof_received or stream.recv_ready())
 
     def sendall(self, data: bytes) -> None:
         """Raises DialFailed, ConnectionResetError, TimeoutError."""
@@ -107,8 +114,10 @@ class DialStdio(ABC):
 
     def _failure(self, why: str) -> ConnectionError:
         """What dial-stdio said when it ended without an answer; else that the connection was lost."""
-        ended = None if self._answered else self._exit()
-        return DialFailed(*ended) if ended else ConnectionResetError(f"the connection to the engine was lost: {why}")
+        ended = None if self._answered else self._exit_of()
+        if ended is None:
+            return ConnectionResetError(f"the connection to the engine was lost: {why}")
+        return DialFailed(ended[0], ended[1].decode(errors="replace").strip())
 
 
 class _Response(io.RawIOBase):
@@ -132,83 +141,20 @@ class _Response(io.RawIOBase):
             self._source.reader_closed()
 
 
-class ChannelSocket(DialStdio):
-    """dial-stdio on a node, over an ssh channel."""
-
-    def __init__(self, session: Session) -> None:
-        super().__init__(session.channel)
-        self._session = session
-        self._channel = session.channel
-
-    @property
-    def idle(self) -> bool:
-        return not (self._channel.closed or self._channel.eof_received or self._channel.recv_ready())
-
-    def _exit(self) -> tuple[int, str] | None:
-        if not self._channel.status_event.wait(_EXIT_TIMEOUT) or not self._channel.get_transport().is_active():
-            return None
-        words = b""
-        while piece := self._channel.recv_stderr(4096):
-            words += piece
-        return self._channel.exit_status, words.decode(errors="replace").strip()
-
-    def _hang_up(self) -> None:
-        self._session.close()
-
-
-class ProgramSocket(DialStdio):
-    """dial-stdio on this machine."""
-
-    def __init__(self) -> None:
-        """Raises DialFailed where there is no docker program."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self._program = subprocess.Popen(
-                    shlex.split(DIAL_STDIO),
-                    stdin=theirs.fileno(),
-                    stdout=theirs.fileno(),
-                    stderr=subprocess.PIPE,
-                    start_new_session=True,  # a Ctrl-C is for us
-                )
-            except OSError as error:
-                ours.close()
-                raise DialFailed(127, str(error)) from error
-        super().__init__(ours)
-        self._socket = ours
-
-    @property
-    def idle(self) -> bool:
-        self._socket.settimeout(0)  # the client sets its own before each request
-        try:
-            self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
-
-    def _exit(self) -> tuple[int, str] | None:
-        try:
-            words = self._program.communicate(timeout=_EXIT_TIMEOUT)[1]
-        except (subprocess.TimeoutExpired, ValueError):  # ValueError: it was closed meanwhile
-            return None
-        return self._program.returncode, words.decode(errors="replace").strip()
-
-    def _hang_up(self) -> None:
-        self._socket.close()
-        self._program.kill()
-        self._program.wait()
-        assert self._program.stderr is not None
-        self._program.stderr.close()
-
-
 Connection: TypeAlias = socket.socket | DialStdio
 
 
-def dial_over_ssh(command: Callable[[str], Session]) -> ChannelSocket:
+def dial_over_ssh(command: Callable[[str], Session]) -> DialStdio:
     """`command`: that of a node's Ssh. Raises NodeUnreachable."""
-    return ChannelSocket(command(DIAL_STDIO))
+    session = command(DIAL_STDIO)
+    channel = session.channel
+
+    def exit_of() -> tuple[int, bytes] | None:
+        if not channel.status_event.wait(_EXIT_TIMEOUT) or not channel.get_transport().is_active():
+            return None
+        return channel.exit_status, b"".join(iter(partial(channel.recv_stderr, 4096), b""))
+
+    return DialStdio(channel, exit_of, session.close)
 
 
 def dial_local(node: str, environment: Mapping[str, str] = os.environ) -> Connection:
@@ -224,7 +170,7 @@ def dial_local(node: str, environment: Mapping[str, str] = os.environ) -> Connec
     if host.startswith(_UNIX):
         return _unix_socket(host.removeprefix(_UNIX))
     if host or _context(environment):
-        return ProgramSocket()
+        return _program()
     return _unix_socket(SOCKET)
 
 
@@ -237,6 +183,39 @@ def _unix_socket(path: str) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def _program() -> DialStdio:
+    """Raises DialFailed where there is no docker program."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            program = subprocess.Popen(
+                shlex.split(DIAL_STDIO),
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # a Ctrl-C is for us
+            )
+        except OSError as error:
+            ours.close()
+            raise DialFailed(127, str(error)) from error
+
+    def exit_of() -> tuple[int, bytes] | None:
+        try:
+            words = program.communicate(timeout=_EXIT_TIMEOUT)[1]
+        except (subprocess.TimeoutExpired, ValueError):  # ValueError: it was closed meanwhile
+            return None
+        return program.returncode, words
+
+    def hang_up() -> None:
+        ours.close()
+        program.kill()
+        program.wait()
+        assert program.stderr is not None
+        program.stderr.close()
+
+    return DialStdio(ours, exit_of, hang_up)
 
 
 def _context(environment: Mapping[str, str]) -> str:

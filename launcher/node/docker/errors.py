@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import re
-from collections.abc import Iterator
 
 import docker.errors
 import requests
@@ -13,12 +12,12 @@ import urllib3.exceptions
 from launcher.errors import EngineFailed, EngineForbidden, EngineUnavailable, LauncherError, NameTaken, NodeUnfit
 from launcher.node.docker.channel import DialFailed
 
-SDK_ERRORS = (
-    *(docker.errors.DockerException, docker.errors.StreamParseError, requests.RequestException),
-    *(urllib3.exceptions.HTTPError, OSError, EOFError),
-    *(LookupError, TypeError, ValueError, AttributeError),  # what reading an answer of another shape raises
-)
+# what reading an answer of another shape raises
 _MALFORMED = (docker.errors.StreamParseError, LookupError, TypeError, ValueError, AttributeError)
+SDK_ERRORS = (
+    *(docker.errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError),
+    *(OSError, EOFError, *_MALFORMED),
+)
 _NO_ENGINE = (DialFailed, PermissionError, FileNotFoundError, ConnectionRefusedError)
 _TIMEOUTS = (TimeoutError, requests.Timeout, urllib3.exceptions.TimeoutError, urllib3.exceptions.EmptyPoolError)
 _CUT = (ConnectionError, http.client.IncompleteRead)
@@ -35,7 +34,7 @@ def unwrap_sdk_error(error: Exception) -> Exception:
     """
     if isinstance(error, _MALFORMED):
         return error
-    causes = list(_chain(error))
+    causes = _causes(error)
     for cause in causes:
         if isinstance(cause, (LauncherError, docker.errors.APIError, *_NO_ENGINE)):
             return cause
@@ -79,6 +78,15 @@ def explain(node: str, user: str, doing: str, error: Exception) -> LauncherError
     )
 
 
+def _causes(error: BaseException) -> list[BaseException]:
+    """An exception and all that it was made of: requests and urllib3 put the cause into args, reason or __context__."""
+    found = [error]
+    for one in found:  # grows meanwhile
+        inner = (one.__cause__, one.__context__, getattr(one, "reason", None), *one.args)
+        found += [item for item in inner if isinstance(item, BaseException) and item not in found]
+    return found
+
+
 def malformed_response(node: str, doing: str, error: BaseException) -> EngineFailed:
     """Our error for an answer that is none of the Engine API's."""
     return EngineFailed(
@@ -86,20 +94,6 @@ def malformed_response(node: str, doing: str, error: BaseException) -> EngineFai
         f"could not {doing}: unexpected response from the Docker API ({type(error).__name__}: {error})",
         "is it Docker's own engine, without a proxy in between? on the node: docker version",
     )
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception and all that it was made of: requests and urllib3 put the cause into args, reason or __context__."""
-    seen: set[int] = set()
-    todo: list[BaseException] = [error]
-    while todo:
-        one = todo.pop(0)
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        yield one
-        inner = [one.__cause__, one.__context__, getattr(one, "reason", None), *one.args]
-        todo += [item for item in inner if isinstance(item, BaseException)]
 
 
 def _no_engine(node: str, user: str, words: str, *, no_command: bool) -> LauncherError:
