@@ -6,7 +6,6 @@ What a runtime does not need is not loaded: plain processes get on without param
 from __future__ import annotations
 
 import getpass
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from launcher.errors import EngineUnavailable, LauncherError, NodesFailed
+from launcher.errors import LauncherError, NodesFailed
 from launcher.model.facts import NodeFacts
 from launcher.node.engine import Engine
 from launcher.node.files import NodeFiles
@@ -23,7 +22,6 @@ from launcher.node.parallel import in_background, run_all, run_all_settled
 from launcher.node.ssh.config import CONNECT_TIMEOUT, Resolver
 
 if TYPE_CHECKING:
-    from launcher.node.docker.bulk import Bulk
     from launcher.node.docker.engine import DockerEngine
     from launcher.node.ssh.commands import Ssh
     from launcher.node.ssh.connection import SshPool
@@ -116,50 +114,21 @@ def caller_engine() -> Iterator[DockerEngine | None]:
 
 def docker_over_ssh(ssh: Ssh) -> DockerEngine:
     """Connects when first used."""
-    from launcher.node.docker.dialstdio import dial
+    from launcher.node.docker.channel import dial_over_ssh
     from launcher.node.docker.engine import DockerEngine
     from launcher.node.ssh.machine import SshMachine
 
-    def make_bulk() -> Bulk:
-        from launcher.node.docker.bulk import Bulk
-        from launcher.node.docker.sdk import SshClient
-
-        return Bulk(ssh.node, ssh.user, lambda: SshClient(ssh))
-
-    machine = SshMachine(ssh)
-    return DockerEngine(
-        ssh.node,
-        ssh.host,
-        machine,
-        NodeFiles(machine),
-        partial(dial, ssh),
-        make_bulk,
-        ssh=(ssh.host, ssh.ssh_config),
-    )
+    machine, dial = SshMachine(ssh), partial(dial_over_ssh, ssh.command)
+    return DockerEngine(ssh.node, ssh.host, machine, NodeFiles(machine), dial, ssh=(ssh.host, ssh.ssh_config))
 
 
 def local_docker(node: str) -> DockerEngine:
     """The engine of DOCKER_HOST or of the current docker context, else the usual socket."""
+    from launcher.node.docker.channel import dial_local
     from launcher.node.docker.engine import DockerEngine
-    from launcher.node.docker.wire import SocketWire, dial
 
-    user = getpass.getuser()
-
-    def dial_here() -> SocketWire:
-        host = os.environ.get("DOCKER_HOST", "")
-        if host.startswith("ssh://"):
-            cure = f"name the node {host[6:]} instead"
-            raise EngineUnavailable(node, f"DOCKER_HOST is {host}, but `local` means this machine's own engine", cure)
-        return dial(os.environ)
-
-    def make_bulk() -> Bulk:
-        from launcher.node.docker.bulk import Bulk
-        from launcher.node.docker.sdk import local_sdk
-
-        return Bulk(node, user, local_sdk)
-
-    machine = LocalMachine(node, user)
-    return DockerEngine(node, LOCAL, machine, NodeFiles(machine), dial_here, make_bulk)
+    machine = LocalMachine(node, getpass.getuser())
+    return DockerEngine(node, LOCAL, machine, NodeFiles(machine), partial(dial_local, node))
 
 
 def _make_pool(hosts: Sequence[str], ssh_config: str | None, timeout: float) -> SshPool:
@@ -175,7 +144,6 @@ def _make_pool(hosts: Sequence[str], ssh_config: str | None, timeout: float) -> 
 
 def _load() -> None:
     """What docker_over_ssh needs, while the nodes shake hands."""
-    import launcher.node.docker.dialstdio
     import launcher.node.docker.engine
     import launcher.node.ssh.machine  # noqa: F401
 

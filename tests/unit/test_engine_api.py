@@ -1,7 +1,8 @@
-"""Requests to an engine over real sockets: kept alive, shared, cut, late; and the way to this machine's own."""
+"""Requests to an engine over real sockets: kept alive, shared, cut, late, torn; and the way to this machine's own."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -11,23 +12,30 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.node.docker.api import CONNECTIONS, Api, Missing, Refused, segment, unframed
-from launcher.node.docker.dialstdio import DialFailed
-from launcher.node.docker.wire import SocketWire, dial
+from launcher.errors import EngineFailed, EngineForbidden, EngineUnavailable, LauncherError
+from launcher.node.docker.channel import Connection, DialFailed, DialStdio, dial_local
+from launcher.node.docker.client import CONNECTIONS, Dial, DockerClient, checked, found
+from launcher.node.docker.images import DockerImages
 from launcher.node.parallel import run_all
+
+OK = b"HTTP/1.1 200 OK\r\n"
+PONG = OK + b"Api-Version: 1.41\r\nContent-Length: 2\r\n\r\nOK"
 
 
 class Engine(BaseHTTPRequestHandler):
-    """Tells what it was asked, and does as the path says."""
+    """Answers with what it was asked, and does as the path says."""
 
     protocol_version = "HTTP/1.1"
+    version: ClassVar[str] = "1.41"
     connections: ClassVar[list[object]] = []
+    asked: ClassVar[list[str]] = []
+    gone: ClassVar[threading.Event] = threading.Event()
 
     def setup(self) -> None:
         super().setup()
@@ -35,6 +43,7 @@ class Engine(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.asked.append(self.path)
         status, words = 200, json.dumps([self.command, self.path, body.decode()]).encode()
         if self.path == "/none":
             status, words = 404, json.dumps({"message": "No such container: x"}).encode()
@@ -42,17 +51,34 @@ class Engine(BaseHTTPRequestHandler):
             status, words = 502, b"<h1>Bad Gateway</h1>"
         elif self.path == "/slow":
             time.sleep(0.5)
-        elif self.path == "/cut":
+        elif self.path == "/cut" or (self.path == "/cut-once" and self.asked.count(self.path) == 1):
             self.close_connection = True
             return
         elif self.path == "/last":
             self.close_connection = True
-        self.send_response(status)
+        elif self.path.endswith("/get"):
+            self._endless()
+            return
+        self.send_response(302 if self.path == "/elsewhere" else status)
+        self.send_header("Api-Version", type(self).version)
         self.send_header("Content-Length", str(len(words)))
+        if self.path == "/elsewhere":
+            self.send_header("Location", "https://elsewhere.test/here")
         if self.path == "/goodbye":
             self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(words)
+
+    def _endless(self) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        try:
+            while True:
+                self.wfile.write(b"1000\r\n" + b"x" * 4096 + b"\r\n")
+        except OSError:
+            self.close_connection = True
+            self.gone.set()
 
     do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815 - so http.server wants them
 
@@ -61,7 +87,7 @@ class Engine(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Callable[[], SocketWire]]:
+def dial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dial]:
     class Unix(ThreadingHTTPServer):
         address_family = socket.AF_UNIX
 
@@ -72,110 +98,242 @@ def server(tmp_path: Path) -> Iterator[Callable[[], SocketWire]]:
         def get_request(self) -> tuple[socket.socket, str]:
             return self.socket.accept()[0], "caller"
 
-    Engine.connections.clear()
+    for seen in (Engine.connections, Engine.asked):
+        seen.clear()
+    Engine.gone.clear()
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     path = str(tmp_path / "engine.sock")
     with Unix(path, Engine) as unix:  # type: ignore[arg-type]
         threading.Thread(target=unix.serve_forever, daemon=True).start()
-        yield lambda: dial({"DOCKER_HOST": f"unix://{path}"})
+        yield lambda: dial_local("a", {"DOCKER_HOST": f"unix://{path}"})
         unix.shutdown()
 
 
-def test_what_is_sent_and_what_comes_back(server: Callable[[], SocketWire]) -> None:
-    api = Api(server)
-    assert api.get("/info", {"all": "1", "filters": '{"a": ["b c"]}'}) == [
-        "GET",
-        "/info?all=1&filters=%7B%22a%22%3A+%5B%22b+c%22%5D%7D",
-        "",
-    ]
-    assert json.loads(api.post("/containers/create", {"name": "x"}, {"Image": "i"}))[2] == '{"Image": "i"}'
-    api.put("/containers/x/archive", {"path": "/"}, b"tar")
-    api.delete("/containers/x")
+@pytest.fixture
+def client(dial: Dial) -> Iterator[DockerClient]:
+    made = DockerClient("a", "me", dial)
+    yield made
+    made.close()
+
+
+def get(client: DockerClient, path: str, timeout: float = 60) -> Any:
+    return client.ask(f"get {path}", lambda api: checked(api.get(f"{api.base_url}{path}", timeout=timeout)).json())
+
+
+def test_what_is_sent_and_what_comes_back(client: DockerClient) -> None:
+    made = client.ask("create", lambda api: api.create_container_from_config({"Image": "i"}, "x"))
+    assert made == ["POST", "/v1.41/containers/create?name=x", '{"Image": "i"}']
+    listed = client.ask("list", lambda api: api.containers(all=True, filters={"label": ["a=b c"]}))
+    assert "filters=%7B%22label%22%3A+%5B%22a%3Db+c%22%5D%7D" in listed[1]
+    client.ask("put", lambda api: api.put_archive("x", "/", b"tar"))
+    client.ask("remove", lambda api: api.remove_container("x"))
     assert len(Engine.connections) == 1
-    api.close()
 
 
-def test_many_at_once_share_few_connections(server: Callable[[], SocketWire]) -> None:
-    api = Api(server)
-    answers = run_all([lambda n=n: api.get(f"/{n}") for n in range(40)])
+@pytest.mark.parametrize("version", ["1.41", "1.52"])
+def test_its_version_is_asked_once_and_used(
+    client: DockerClient, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "version", version)
+    for _ in range(2):
+        assert client.ask("inspect", lambda api: api.inspect_container("x"))[1] == f"/v{version}/containers/x/json"
+    assert Engine.asked.count("/_ping") == 1
+
+
+@pytest.mark.parametrize("version", ["", "1.41/../..", "one"])
+def test_what_is_no_version_is_refused(client: DockerClient, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "version", version)
+    with pytest.raises(EngineFailed, match=r"a: .*unexpected response from the Docker API"):
+        client.ping()
+
+
+def test_no_proxy_and_no_redirect_has_a_say(client: DockerClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert get(client, "/info")[1] == "/info"
+    assert get(client, "/elsewhere")[1] == "/here"  # of the same engine
+    assert len(Engine.connections) == 1
+
+
+@pytest.mark.parametrize("settings_", ["[]", '{"auths": {"x": 3}}'])
+def test_wrong_settings_of_docker_here_are_named(client: DockerClient, tmp_path: Path, settings_: str) -> None:
+    (tmp_path / "config.json").write_text(settings_)
+    with pytest.raises(EngineFailed, match=r"config\.json"):
+        client.ping()
+
+
+def test_many_at_once_share_few_connections(client: DockerClient) -> None:
+    answers = run_all([lambda n=n: get(client, f"/{n}") for n in range(40)])
     assert [answer[1] for answer in answers] == [f"/{n}" for n in range(40)]
     assert len(Engine.connections) <= CONNECTIONS
-    api.close()
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "words"), [("/none", 404, "No such container: x"), ("/proxy", 502, "Bad Gateway")]
-)
-def test_a_refusal_has_its_words_and_costs_no_connection(
-    server: Callable[[], SocketWire], path: str, status: int, words: str
-) -> None:
-    api = Api(server)
+def test_a_list_is_asked_at_once_and_what_is_gone_is_left_out(client: DockerClient) -> None:
+    began = time.monotonic()
+    assert len(found(lambda path: get(client, path), ["/slow"] * CONNECTIONS)) == CONNECTIONS
+    assert time.monotonic() - began < 0.5 * CONNECTIONS
+    assert found(lambda name: None if name == "b" else name, ["a", "b", *"c" * 9]) == ["a", *"c" * 9]
+    assert found(str, []) == []
+
+
+def test_a_connection_is_not_waited_for_without_end(client: DockerClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.ping()
+    monkeypatch.setattr("launcher.node.docker.client._POOL_TIMEOUT", 0.1)
+    threads = [threading.Thread(target=get, args=(client, "/slow")) for _ in range(CONNECTIONS)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    with pytest.raises(EngineUnavailable, match=r"a: .*no answer"):
+        get(client, "/info")
+    for thread in threads:
+        thread.join()
+    assert get(client, "/info")[1] == "/info"
+
+
+@pytest.mark.parametrize(("path", "words"), [("/none", "No such container: x"), ("/proxy", "Bad Gateway")])
+def test_a_refusal_has_its_words_and_costs_no_connection(client: DockerClient, path: str, words: str) -> None:
     for _ in range(3):
-        with pytest.raises(Refused) as refused:
-            api.get(path)
-        assert refused.value.status == status
-        assert isinstance(refused.value, Missing) == (status == 404)
-        assert words in refused.value.words
+        with pytest.raises(EngineFailed, match=words):
+            get(client, path)
     assert len(Engine.connections) == 1
-    api.close()
 
 
 @pytest.mark.parametrize("path", ["/goodbye", "/last"])
-def test_a_connection_that_the_engine_has_closed_is_not_used_again(server: Callable[[], SocketWire], path: str) -> None:
-    api = Api(server)
+def test_a_connection_that_the_engine_has_closed_is_not_used_again(client: DockerClient, path: str) -> None:
     for _ in range(2):
-        assert api.get(path)[1] == path
+        assert get(client, path)[1] == path
         time.sleep(0.05)
     assert len(Engine.connections) == 2
-    api.close()
+    assert Engine.asked.count(path) == 2
 
 
-def test_a_cut_and_a_late_answer_end_the_connection_only(server: Callable[[], SocketWire]) -> None:
-    api = Api(server)
-    with pytest.raises(ConnectionError):
-        api.get("/cut")
-    with pytest.raises(TimeoutError):
-        api.post("/slow", timeout=0.1)
-    assert api.get("/info")[1] == "/info"  # and not the late answer
-    api.close()
+def test_a_request_whose_connection_died_is_asked_once_more(client: DockerClient) -> None:
+    assert get(client, "/cut-once")[1] == "/cut-once"
+    with pytest.raises(EngineUnavailable, match="broke"):
+        get(client, "/cut")
+    assert Engine.asked.count("/cut") == 2
 
 
-def test_a_connection_beside_a_thousand_others() -> None:
+def test_a_late_answer_ends_its_connection(client: DockerClient) -> None:
+    with pytest.raises(EngineUnavailable, match="no answer"):
+        get(client, "/slow", timeout=0.1)
+    assert Engine.asked.count("/slow") == 1
+    assert get(client, "/info")[1] == "/info"  # and not the late answer
+
+
+def test_a_save_that_is_given_up_ends_its_connection(client: DockerClient) -> None:
+    images = DockerImages("a", client)
+    for _ in range(CONNECTIONS + 1):
+        Engine.gone.clear()
+        pieces = images.save("big")
+        assert next(pieces).startswith(b"x")
+        pieces.close()  # type: ignore[attr-defined]
+        assert Engine.gone.wait(5)
+    assert get(client, "/info")[1] == "/info"
+
+
+def test_a_connection_beside_a_thousand_others(dial: Dial) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     number = 1500  # select() knows none above 1023
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, number + 1), hard))
-    ours, theirs = socket.socketpair()
+
+    def high() -> socket.socket:
+        with dial() as low:  # type: ignore[union-attr]
+            return socket.socket(fileno=os.dup2(low.fileno(), number))
+
+    client = DockerClient("a", "me", high)
     try:
-        wire = SocketWire(socket.socket(fileno=os.dup2(ours.fileno(), number)))
-        assert wire.idle
-        theirs.close()
-        assert not wire.idle
-        wire.close()
+        for _ in range(3):
+            assert get(client, "/info")[1] == "/info"
+        assert len(Engine.connections) == 1
     finally:
-        ours.close()
+        client.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_name_is_one_piece_of_a_path() -> None:
-    assert segment("../../x?y#z") == "..%2F..%2Fx%3Fy%23z"
+def saying(data: bytes) -> Dial:
+    """An engine that says this whatever it is asked, after it was pinged."""
+    dialled: list[socket.socket] = []
+
+    def dial() -> Connection:
+        ours, theirs = socket.socketpair()
+        dialled.append(ours)
+        answers = [PONG, data] if len(dialled) == 1 else [data]
+
+        def speak() -> None:
+            with theirs, contextlib.suppress(OSError):  # the client does not wait for all of it
+                for answer in answers:
+                    if not theirs.recv(1 << 16):
+                        return
+                    theirs.sendall(answer)
+
+        threading.Thread(target=speak, daemon=True).start()
+        return ours
+
+    return dial
 
 
-frames = st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=20)), max_size=5)
+def answered(data: bytes) -> bytes:
+    client = DockerClient("a", "me", saying(data))
+    try:
+        return client.ask("ask", lambda api: checked(api.get(f"{api.base_url}/x", timeout=5)).content)
+    finally:
+        client.close()
 
 
-@given(frames)
-def test_a_log_without_its_frames(frames: list[tuple[int, bytes]]) -> None:
-    framed = b"".join(bytes([stream, 0, 0, 0]) + len(text).to_bytes(4, "big") + text for stream, text in frames)
-    assert unframed(framed) == b"".join(text for _, text in frames)
+@pytest.mark.parametrize(
+    ("data", "content"),
+    [
+        (OK + b"Content-Length: 2\r\n\r\nhi", b"hi"),
+        (OK + b"Content-Length: 0\r\n\r\n", b""),
+        (OK + b"transfer-encoding: chunked\r\n\r\n2\r\nhi\r\n1\r\n!\r\n0\r\n\r\n", b"hi!"),
+        (OK + b"\r\nhi there", b"hi there"),  # its end is the connection's
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\n{}", b"{}"),
+    ],
+)
+def test_answers(data: bytes, content: bytes) -> None:
+    assert answered(data) == content
 
 
-@given(st.binary(max_size=40))
-def test_a_log_of_anything(log: bytes) -> None:
-    assert len(unframed(log)) <= len(log)
+@pytest.mark.parametrize(
+    "data",
+    [b"", OK + b"Content-Length: 5\r\n\r\nhi", OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n"[:-3]],
+)
+def test_one_that_is_torn_is_a_lost_connection(data: bytes) -> None:
+    with pytest.raises(EngineUnavailable, match=r"a: .*connection to its container engine broke"):
+        answered(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
+        OK + b"X: " + b"x" * (1 << 19),
+        OK + b"X: x\r\n" * 200,
+    ],
+)
+def test_what_is_no_answer_is_an_unexpected_response(data: bytes) -> None:
+    with pytest.raises(EngineFailed, match=r"a: .*unexpected response from the Docker API"):
+        answered(data)
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_no_bytes_break_it(data: bytes) -> None:
+    for whole in (data, OK + data, OK + b"Transfer-Encoding: chunked\r\n\r\n" + data):
+        with contextlib.suppress(LauncherError):
+            answered(whole)
 
 
 def test_no_engine_here(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        dial({"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
+        dial_local("a", {"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
+
+
+def test_the_engine_of_another_machine_is_not_local() -> None:
+    with pytest.raises(EngineUnavailable, match="name the node gpu-b instead"):
+        dial_local("a", {"DOCKER_HOST": "ssh://gpu-b"})
 
 
 @pytest.fixture
@@ -192,41 +350,74 @@ def docker_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
     return be
 
 
+HEAR = "while read -r line && [ ${#line} -gt 1 ]; do :; done\n"
+DIAL = '[ "$*" = "system dial-stdio" ] || exit 9\n'
+
+
 @pytest.mark.parametrize("how", ["DOCKER_CONTEXT", "settings", "DOCKER_HOST"])
 def test_another_context_is_dockers_own_business(how: str, tmp_path: Path, docker_here: Callable[[str], None]) -> None:
     docker_here(
-        '[ "$*" = "system dial-stdio" ] || exit 9\n'
-        "while read -r line && [ ${#line} -gt 1 ]; do :; done\n"
-        "printf 'HTTP/1.1 200 OK\\r\\nContent-Length: 2\\r\\n\\r\\n[]'; read -r rest"
+        f"{DIAL}echo x >>{tmp_path}/calls\n{HEAR}"
+        "printf 'HTTP/1.1 200 OK\\r\\nApi-Version: 1.41\\r\\nContent-Length: 2\\r\\n\\r\\nOK'\n"
+        f"{HEAR}printf 'HTTP/1.1 200 OK\\r\\nContent-Length: 2\\r\\n\\r\\n[]'; read -r rest"
     )
     environment = {"DOCKER_CONFIG": str(tmp_path)}
     if how == "settings":
         (tmp_path / "config.json").write_text('{"currentContext": "desktop"}')
     else:
         environment[how] = "tcp://10.1.2.3:2376" if how == "DOCKER_HOST" else "desktop"
-    api = Api(lambda: dial(environment))
-    assert api.get("/containers/json") == []
-    api.close()
+    client = DockerClient("a", "me", lambda: dial_local("a", environment))
+    assert client.ask("list", lambda api: api.containers()) == []
+    assert (tmp_path / "calls").read_text() == "x\n"
+    client.close()
 
 
 def test_what_docker_here_says_against_it(docker_here: Callable[[str], None]) -> None:
     docker_here("echo permission denied >&2; exit 1")
-    with pytest.raises(DialFailed) as failed:
-        Api(lambda: dial({"DOCKER_CONTEXT": "other"})).get("/info")
-    assert (failed.value.code, failed.value.words) == (1, "permission denied")
+    client = DockerClient("a", "me", lambda: dial_local("a", {"DOCKER_CONTEXT": "other"}))
+    with pytest.raises(EngineForbidden, match="usermod -aG docker me"):
+        client.ping()
+
+
+def test_an_engine_that_goes_after_an_answer_is_a_lost_connection(
+    tmp_path: Path, docker_here: Callable[[str], None]
+) -> None:
+    docker_here(
+        f"cd {tmp_path}; echo x >>calls; {HEAR}[ $(wc -l <calls) = 1 ] || exit 3\n"
+        "printf 'HTTP/1.1 200 OK\\r\\nApi-Version: 1.41\\r\\nContent-Length: 2\\r\\n\\r\\nOK'\n"
+        f"{HEAR}echo gone >&2; exit 1"
+    )
+    client = DockerClient("a", "me", lambda: dial_local("a", {"DOCKER_CONTEXT": "other"}))
+    client.ping()
+    with pytest.raises(EngineUnavailable, match="does not answer"):  # so says the second dial-stdio
+        client.ask("ask", lambda api: api.info())
+    assert (tmp_path / "calls").read_text() == "x\n" * 2
 
 
 def test_no_docker_command_for_a_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DialFailed) as failed:
-        dial({"DOCKER_CONTEXT": "other"})
+        dial_local("a", {"DOCKER_CONTEXT": "other"})
     assert failed.value.code == 127
 
 
-@pytest.mark.parametrize("settings", ["{}", "no json", "[]", '{"currentContext": "default"}', None])
-def test_no_context_is_the_usual_socket(settings: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if settings is not None:
-        (tmp_path / "config.json").write_text(settings)
-    monkeypatch.setattr("launcher.node.docker.wire._SOCKET", str(tmp_path / "usual.sock"))
+@pytest.mark.parametrize("settings_", ["{}", "no json", "[]", '{"currentContext": "default"}', None])
+def test_no_context_is_the_usual_socket(settings_: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if settings_ is not None:
+        (tmp_path / "config.json").write_text(settings_)
+    monkeypatch.setattr("launcher.node.docker.channel.SOCKET", str(tmp_path / "usual.sock"))
     with pytest.raises(FileNotFoundError):
-        dial({"DOCKER_CONFIG": str(tmp_path)})
+        dial_local("a", {"DOCKER_CONFIG": str(tmp_path)})
+
+
+def test_a_program_that_still_waits_is_idle(docker_here: Callable[[str], None]) -> None:
+    docker_here("read -r line; echo early; sleep 60")
+    wire = dial_local("a", {"DOCKER_CONTEXT": "other"})
+    assert isinstance(wire, DialStdio)
+    assert wire.idle
+    wire.sendall(b"x\n")
+    deadline = time.monotonic() + 5
+    while wire.idle and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not wire.idle
+    wire.close()

@@ -75,11 +75,6 @@ def test_no_command_imports_torch() -> None:
     assert not imported_by(code) & {"torch", "torchvision", "tensorboard", "train", "numpy"}
 
 
-def test_docker_py_is_for_images_alone() -> None:
-    code = "import launcher.cli.follow, launcher.cli.up, launcher.node.docker.engine, launcher.node.docker.wire"
-    assert not imported_by(code) & {"docker", "requests", "urllib3"}
-
-
 def test_plain_processes_need_neither_docker_nor_paramiko(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("name: none\nruntime: process\nnodes: [local, local]\nrun: {command: ['true']}\n")

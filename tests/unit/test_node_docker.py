@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http.client import LineTooLong
 from typing import Any
 
 import docker.errors
@@ -22,10 +23,8 @@ from launcher.errors import (
 )
 from launcher.model.container import ContainerSpec, Layout, Mount, Phase
 from launcher.model.facts import Reach
-from launcher.node.docker.api import Refused
-from launcher.node.docker.dialstdio import DialFailed
-from launcher.node.docker.errors import explain, is_lost
-from launcher.node.docker.sdk import plainly
+from launcher.node.docker.channel import DialFailed
+from launcher.node.docker.errors import explain, is_lost, unwrap_sdk_error
 from launcher.node.docker.values import container_request, container_state, device, engine_facts, image_info, timestamp
 from launcher.node.ssh.machine import refusal
 
@@ -257,7 +256,8 @@ def wrapped(inner: Exception) -> requests.ConnectionError:
 def api_error(status: int, words: str) -> docker.errors.APIError:
     response = requests.Response()
     response.status_code = status
-    return docker.errors.APIError("failed", response=response, explanation=words)
+    kind = docker.errors.NotFound if status == 404 else docker.errors.APIError
+    return kind("failed", response=response, explanation=words)
 
 
 @pytest.mark.parametrize(
@@ -281,16 +281,18 @@ def api_error(status: int, words: str) -> docker.errors.APIError:
         (ConnectionRefusedError(111, "Connection refused"), EngineUnavailable, "systemctl"),
         (TimeoutError("timed out"), EngineUnavailable, "no answer"),
         (NodeUnreachable("n", "gone", ""), NodeUnreachable, "gone"),
-        (Refused(409, 'Conflict. The container name "/x" is already in use by container "y".'), NameTaken, "x"),
+        (api_error(409, 'Conflict. The container name "/x" is already in use by container "y".'), NameTaken, "x"),
         (
-            Refused(400, 'invalid mount config for type "bind": bind source path does not exist: /data/imagenet'),
+            api_error(400, 'invalid mount config for type "bind": bind source path does not exist: /data/imagenet'),
             NodeUnfit,
             "/data/imagenet",
         ),
-        (Refused(500, 'could not select device driver "nvidia" with capabilities: [[gpu]]'), NodeUnfit, "Toolkit"),
-        (Refused(500, "write /x: no space left on device"), NodeUnfit, "disk is full"),
-        (Refused(404, "No such image: x"), NodeUnfit, "launcher image ship"),
-        (Refused(500, "something else"), EngineFailed, "something else"),
+        (api_error(500, 'could not select device driver "nvidia" with capabilities: [[gpu]]'), NodeUnfit, "Toolkit"),
+        (api_error(500, "write /x: no space left on device"), NodeUnfit, "disk is full"),
+        (api_error(404, "No such image: x"), NodeUnfit, "launcher image ship"),
+        (api_error(500, "something else"), EngineFailed, "something else"),
+        (docker.errors.InvalidVersion("too old"), EngineFailed, "could not create a container: too old"),
+        (KeyError("Id"), EngineFailed, "unexpected response from the Docker API (KeyError: 'Id')"),
     ],
 )
 def test_every_failure_has_its_kind_its_node_and_a_cure(
@@ -305,9 +307,9 @@ def test_every_failure_has_its_kind_its_node_and_a_cure(
 
 def test_only_a_broken_connection_is_tried_again() -> None:
     assert is_lost(ConnectionResetError("reset"))
-    assert is_lost(EOFError())
+    assert is_lost(unwrap_sdk_error(EOFError()))
     assert not is_lost(DialFailed(1, "permission denied"))
-    assert not is_lost(Refused(500, "x"))
+    assert not is_lost(api_error(500, "x"))
     assert not is_lost(TimeoutError())
 
 
@@ -324,14 +326,17 @@ def test_only_a_broken_connection_is_tried_again() -> None:
         ),
         (requests.ReadTimeout("read timed out"), TimeoutError()),
         (requests.ConnectionError(urllib3.exceptions.ReadTimeoutError(None, "", "timed out")), TimeoutError()),  # type: ignore[arg-type]
-        (api_error(500, "no space left on device"), Refused(500, "no space left on device")),
-        (docker.errors.ImageNotFound("No such image: x"), Refused(404, "No such image: x")),
+        (urllib3.exceptions.EmptyPoolError(None, "full"), TimeoutError()),  # type: ignore[arg-type]
+        (wrapped(LineTooLong("header line")), ValueError()),
+        (requests.JSONDecodeError("no JSON", "{", 0), requests.JSONDecodeError("no JSON", "{", 0)),
+        (docker.errors.InvalidVersion("too old"), docker.errors.InvalidVersion("too old")),
+        (api_error(500, "no space left on device"), api_error(500, "no space left on device")),
     ],
 )
 def test_what_docker_py_has_wrapped_up(error: Exception, plain: Exception) -> None:
-    found = plainly(error)
+    found = unwrap_sdk_error(error)
     assert type(found) is type(plain)
-    assert not plain.args or found.args == plain.args
+    assert not plain.args or str(found) == str(plain)
 
 
 @pytest.mark.parametrize(

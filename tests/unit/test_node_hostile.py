@@ -24,7 +24,6 @@ from launcher.errors import LauncherError, NodeUnreachable
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
 from launcher.node.docker.engine import DockerEngine
-from launcher.node.docker.wire import SocketWire
 from launcher.node.engine import Span
 from launcher.node.files import NodeFiles, parse_scan
 from launcher.node.machine import LocalMachine
@@ -192,6 +191,7 @@ class Answers(BaseHTTPRequestHandler):
     """An engine that says whatever it was told to."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     body: bytes = b""
     status = 200
 
@@ -199,6 +199,7 @@ class Answers(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         body = type(self).body
         self.send_response(type(self).status)
+        self.send_header("Api-Version", "1.41")
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -215,11 +216,11 @@ def engine() -> Iterator[DockerEngine]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
-    def dial() -> SocketWire:
-        return SocketWire(socket.create_connection(("127.0.0.1", server.server_port)))
+    def dial() -> socket.socket:
+        return socket.create_connection(("127.0.0.1", server.server_port))
 
-    machine, files = LocalMachine("gpu-a", "me"), NodeFiles(LocalMachine("gpu-a", "me"))
-    found = DockerEngine("gpu-a", "gpu-a", machine, files, dial, lambda: pytest.fail("no image is carried here"))
+    machine = LocalMachine("gpu-a", "me")
+    found = DockerEngine("gpu-a", "gpu-a", machine, NodeFiles(machine), dial)
     yield found
     found.close()
     server.shutdown()
@@ -266,6 +267,12 @@ def test_an_engine_that_answers_anything(engine: DockerEngine, body: bytes, stat
         lambda: engine.images.list({"launcher.run": None}),
         lambda: engine.stop("c", 1),
         lambda: engine.logs("c"),
+        lambda: engine.wait("c", 0.01),
+        lambda: engine.remove("c"),
+        lambda: engine.images.pull("image"),
+        lambda: engine.images.digest("image"),
+        lambda: list(engine.images.save("image")),
+        lambda: engine.images.load([b"x"]),
     ):
         refused = None
         try:

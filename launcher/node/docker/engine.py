@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from http import HTTPStatus
+
+from docker import APIClient
+from docker.errors import APIError, NotFound
 
 from launcher.errors import EngineFailed, NameTaken, NodeUnfit
 from launcher.model import labels as names
 from launcher.model.container import WANTED_ULIMITS, ContainerSpec, ContainerState, Layout, Phase
 from launcher.model.facts import NodeFacts, Reach
 from launcher.node import docker_exec, shm_cleanup
-from launcher.node import facts as look
+from launcher.node import facts as node_facts
 from launcher.node.docker import ulimits
-from launcher.node.docker.api import API_TIMEOUT, Api, Missing, Refused, segment, unframed
-from launcher.node.docker.calls import Calls
-from launcher.node.docker.errors import NONSENSE, nonsense
-from launcher.node.docker.exchange import Wire
-from launcher.node.docker.images import DockerImages, label_filter
-from launcher.node.docker.values import container_request, container_state, engine_facts
+from launcher.node.docker.client import Dial, DockerClient, found
+from launcher.node.docker.errors import SDK_ERRORS, malformed_response
+from launcher.node.docker.images import DockerImages
+from launcher.node.docker.values import container_request, container_state, engine_facts, label_filter
 from launcher.node.engine import Files, Images
 from launcher.node.machine import Machine, run_script
 from launcher.node.parallel import run_both
-
-if TYPE_CHECKING:  # it loads docker-py
-    from launcher.node.docker.bulk import Bulk
 
 _FACTS_TIMEOUT = 60.0
 _REMOVAL_TIMEOUT = 60
@@ -41,7 +38,7 @@ _Answer = Mapping[str, object]
 class DockerEngine:
     """Implements Engine. Every call may be repeated: what is done already is no error.
 
-    `dial` makes a connection; `make_bulk` what carries whole images. Both are called when first needed.
+    `dial` makes a connection when one is needed. `ssh`: (host, ssh config) where the OpenSSH client may load images.
     """
 
     def __init__(
@@ -50,21 +47,20 @@ class DockerEngine:
         host: str,
         machine: Machine,
         files: Files,
-        dial: Callable[[], Wire],
-        make_bulk: Callable[[], Bulk],
+        dial: Dial,
         ssh: tuple[str, str | None] | None = None,
     ) -> None:
         self.node = node
         self.host = host
         self.machine = machine
         self.files = files
-        self._call = Calls(node, machine, Api(dial))
-        self._images = DockerImages(node, self._call, make_bulk, ssh)
+        self._client = DockerClient(node, machine.user, dial)
+        self._images = DockerImages(node, self._client, ssh)
         self._identity: tuple[str, str] | None = None  # the engine's id and version, once it was asked
 
     def open(self) -> None:
         """Make sure that the engine answers. Raises NodeUnreachable, EngineUnavailable, EngineForbidden, ..."""
-        self._call("talk to the engine", lambda api: api.read("/_ping"))
+        self._client.ping()
 
     @property
     def images(self) -> Images:
@@ -72,45 +68,45 @@ class DockerEngine:
 
     def facts(self, images: Sequence[str] = ()) -> NodeFacts:
         """Raises NodeUnfit when the script did not run to its end, NodeUnreachable, EngineUnavailable."""
-        (info, found), done = run_both(
+        (info, present), done = run_both(
             lambda: self._engine_answers(images),
-            lambda: run_script(self.machine, look.script(), timeout=_FACTS_TIMEOUT),
+            lambda: run_script(self.machine, node_facts.script(), timeout=_FACTS_TIMEOUT),
         )
-        seen = look.parse(done.out)
+        seen = node_facts.parse(done.out)
         if not seen.complete or seen.uid < 0 or not seen.home:
             raise NodeUnfit(
                 self.node,
-                f"its shell does not run our look at it (exit code {done.code}): {done.complaint[-300:]}",
+                f"its shell does not run our script (exit code {done.code}): {done.complaint[-300:]}",
                 f"`echo 'echo works' | ssh {self.host} sh -s` must print works",
             )
         try:
-            engine = engine_facts(info, found, seen.docker_disk_free)
-        except NONSENSE as error:
-            raise nonsense(self.node, "learn what its engine is", error) from error
-        if engine.root_dir and engine.root_dir != look.DOCKER_ROOT:
+            engine = engine_facts(info, present, seen.docker_disk_free)
+        except SDK_ERRORS as error:
+            raise malformed_response(self.node, "ask the engine what it is", error) from error
+        if engine.root_dir and engine.root_dir != node_facts.DOCKER_ROOT:
             elsewhere = self.machine.run(["df", "-Pk", "--", engine.root_dir])
-            engine = replace(engine, disk_free=look.free_space(elsewhere.out))
-        return look.node_facts(self.node, self.host, seen, done.started, done.first, engine)
+            engine = replace(engine, disk_free=node_facts.free_space(elsewhere.out))
+        return node_facts.node_facts(self.node, self.host, seen, done.started, done.first, engine)
 
     def create(self, spec: ContainerSpec) -> str:
         """Raises NameTaken, NodeUnfit (no image, no GPU, a mount's source is missing), EngineFailed."""
         body = container_request(spec)
         asked = 0
 
-        def ask(api: Api) -> str:
+        def ask(api: APIClient) -> str:
             nonlocal asked
             asked += 1
             try:
-                return str(json.loads(api.post("/containers/create", {"name": spec.name}, body))["Id"])
-            except Refused as refusal:
+                return str(api.create_container_from_config(body, spec.name)["Id"])
+            except APIError as refusal:
                 # the answer to the first try may have been lost on the way
-                if asked > 1 and refusal.status == 409:
-                    found = container_state(api.get(f"{_path(spec.name)}/json"))
-                    if found.phase is Phase.CREATED and dict(spec.labels).items() <= dict(found.labels).items():
-                        return found.id
+                if asked > 1 and refusal.status_code == HTTPStatus.CONFLICT:
+                    holder = container_state(api.inspect_container(spec.name))
+                    if holder.phase is Phase.CREATED and dict(spec.labels).items() <= dict(holder.labels).items():
+                        return holder.id
                 raise
 
-        return self._call(f"create container {spec.name}", ask)
+        return self._client.ask(f"create container {spec.name}", ask)
 
     def claim(self, name: str, image: str, labels: Mapping[str, str]) -> ContainerState | None:
         """The engine gives a container's name to one only. Raises EngineFailed, NodeUnfit."""
@@ -125,71 +121,63 @@ class DockerEngine:
                 return None
 
     def put(self, container: str, archive: bytes) -> None:
-        query = {"path": "/"}
-        self._call(f"put files into {container}", lambda api: api.put(f"{_path(container)}/archive", query, archive))
+        self._client.ask(f"put files into {container}", lambda api: api.put_archive(container, "/", archive))
 
     def start(self, container: str) -> None:
-        self._call(f"start {container}", lambda api: api.post(f"{_path(container)}/start"))
+        self._client.ask(f"start {container}", lambda api: api.start(container))
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
-        query = {"all": "1", **label_filter(labels)}
+        def ask(api: APIClient) -> Sequence[str]:
+            return [str(container["Id"]) for container in api.containers(all=True, filters=label_filter(labels))]
 
-        def ask(api: Api) -> Sequence[str]:
-            return [str(container["Id"]) for container in api.get("/containers/json", query)]
-
-        states = []
-        for container in self._call("list containers", ask):
-            state = self._look(container)
-            if state is not None:  # None: gone since the list was made
-                states.append(state)
-        return states
+        return found(self._look, self._client.ask("list containers", ask))
 
     def inspect(self, container: str) -> ContainerState:
         """Raises EngineFailed when there is no such container."""
         state = self._look(container)
         if state is None:
-            raise EngineFailed(self.node, f"container {container} is gone", "somebody removed it: see `docker events`")
+            raise EngineFailed(
+                self.node, f"container {container} is gone", "it was removed: see `docker events` on the node"
+            )
         return state
 
     def wait(self, container: str, timeout: float) -> ContainerState:
         """Comes back to a node that was away, within the time limit. Raises EngineFailed when the container is gone."""
         deadline = time.monotonic() + timeout
         while True:
-            state = self._call.patiently(lambda: self.inspect(container), deadline)
+            state = self._client.until_there(lambda: self.inspect(container), deadline)
             left = deadline - time.monotonic()
             if state.phase.ended or left <= 0:
                 return state
             asked = time.monotonic()
             if state.phase is Phase.CREATED:  # `not-running` is true of it now, and its start would be missed
-                self._call.until(container, "next-exit", min(left, 1.0))
+                self._client.wait(container, "next-exit", min(left, 1.0))
             else:
-                self._call.until(container, "not-running", left)
+                self._client.wait(container, "not-running", left)
             if time.monotonic() - asked < 0.1:  # an engine that answers at once while the container restarts
-                self._call.pause(min(0.1, left))
+                self._client.pause(min(0.1, left))
 
     def stop(self, container: str, grace: float) -> ContainerState:
         seconds = max(0, math.ceil(grace))
-        path, query, limit = f"{_path(container)}/stop", {"t": seconds}, API_TIMEOUT + seconds
-        self._call(f"stop {container}", lambda api: api.post(path, query, timeout=limit))
+        self._client.ask(f"stop {container}", lambda api: api.stop(container, timeout=seconds))
         return self.inspect(container)
 
     def signal(self, container: str, name: str) -> None:
-        def ask(api: Api) -> None:
+        def ask(api: APIClient) -> None:
             try:
-                api.post(f"{_path(container)}/kill", {"signal": f"SIG{name}"})
-            except Refused as refusal:
-                if refusal.status not in (404, 409):  # it is gone, or has ended
+                api.kill(container, f"SIG{name}")
+            except APIError as refusal:
+                if refusal.status_code not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):  # it is gone, or has ended
                     raise
 
-        self._call(f"send SIG{name} to {container}", ask)
+        self._client.ask(f"send SIG{name} to {container}", ask)
 
     def remove(self, container: str) -> None:
         """Its anonymous volumes go with it. Raises EngineFailed for one that still runs."""
         self._remove(container, force=False)
 
     def logs(self, container: str, tail: int = 200) -> bytes:
-        path, query = f"{_path(container)}/logs", {"stdout": "1", "stderr": "1", "tail": tail}
-        return self._call(f"read the log of {container}", lambda api: unframed(api.read(path, query)))
+        return self._client.ask(f"read the log of {container}", lambda api: bytes(api.logs(container, tail=tail)))
 
     def interact(self, container: str, argv: Sequence[str], *, terminal: bool) -> int:
         """Raises NodeUnreachable, NodeUnfit."""
@@ -245,27 +233,26 @@ class DockerEngine:
         return self.machine.ssh_port()
 
     def close(self) -> None:
-        self._call.close()
-        self._images.close()
+        self._client.close()
 
     def _engine_answers(self, images: Sequence[str]) -> tuple[_Answer, Sequence[str]]:
-        found = [image.id for reference in images if (image := self._images.inspect(reference)) is not None]
+        present = [image.id for image in found(self._images.inspect, images)]
 
-        def ask(api: Api) -> _Answer:
-            info: _Answer = api.get("/info")
+        def ask(api: APIClient) -> _Answer:
+            info = api.info()
             self._identity = str(info.get("ID", "")), str(info.get("ServerVersion", ""))
             return info
 
-        return self._call("ask the engine what it is", ask), found
+        return self._client.ask("ask the engine what it is", ask), present
 
     def _look(self, container: str) -> ContainerState | None:
-        def ask(api: Api) -> ContainerState | None:
+        def ask(api: APIClient) -> ContainerState | None:
             try:
-                return container_state(api.get(f"{_path(container)}/json"))
-            except Missing:
+                return container_state(api.inspect_container(container))
+            except NotFound:
                 return None
 
-        return self._call(f"look at {container}", ask)
+        return self._client.ask(f"inspect {container}", ask)
 
     def _starts_with(self, image: str, limits: Sequence[tuple[str, int]]) -> bool:
         bare = _bare(f"launcher-probe-{secrets.token_hex(6)}", image, {names.PURPOSE: "probe"})
@@ -281,22 +268,18 @@ class DockerEngine:
         return True
 
     def _remove(self, container: str, *, force: bool) -> None:
-        def ask(api: Api) -> None:
+        def ask(api: APIClient) -> None:
             try:
-                api.delete(_path(container), {"v": "1", "force": "1" if force else "0"})
-            except Missing:
+                api.remove_container(container, v=True, force=force)
+            except NotFound:
                 return
-            except Refused as refusal:
-                if refusal.status != 409 or "already in progress" not in refusal.words:
+            except APIError as refusal:
+                if refusal.status_code != HTTPStatus.CONFLICT or "already in progress" not in str(refusal.explanation):
                     raise
-                with contextlib.suppress(Missing):  # gone before we could wait for it
-                    api.post(f"{_path(container)}/wait", {"condition": "removed"}, timeout=_REMOVAL_TIMEOUT)
+                with contextlib.suppress(NotFound):  # gone before we could wait for it
+                    api.wait(container, timeout=_REMOVAL_TIMEOUT, condition="removed")
 
-        self._call(f"remove {container}", ask)
-
-
-def _path(container: str) -> str:
-    return f"/containers/{segment(container)}"
+        self._client.ask(f"remove {container}", ask)
 
 
 def _bare(name: str, image: str, labels: Mapping[str, str]) -> ContainerSpec:

@@ -2,36 +2,73 @@
 
 from __future__ import annotations
 
+import http.client
 import re
 
-from launcher.errors import EngineFailed, EngineForbidden, EngineUnavailable, LauncherError, NameTaken, NodeUnfit
-from launcher.node.docker.api import Refused
-from launcher.node.docker.dialstdio import DialFailed
+import docker.errors
+import requests
+import urllib3.exceptions
 
-FAILURES = (Refused, EOFError, OSError)
-NONSENSE = (LookupError, TypeError, ValueError, AttributeError)  # what reading an answer of another shape raises
-_LOST = (ConnectionError, EOFError)
-NOBODY_THERE = (DialFailed, PermissionError, FileNotFoundError, ConnectionRefusedError)
+from launcher.errors import EngineFailed, EngineForbidden, EngineUnavailable, LauncherError, NameTaken, NodeUnfit
+from launcher.node.docker.channel import DialFailed
+
+# what reading an answer of another shape raises
+_MALFORMED = (docker.errors.StreamParseError, LookupError, TypeError, ValueError, AttributeError)
+SDK_ERRORS = (
+    *(docker.errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError),
+    *(OSError, EOFError, *_MALFORMED),
+)
+_NO_ENGINE = (DialFailed, PermissionError, FileNotFoundError, ConnectionRefusedError)
+_TIMEOUTS = (TimeoutError, requests.Timeout, urllib3.exceptions.TimeoutError, urllib3.exceptions.EmptyPoolError)
+_CUT = (ConnectionError, http.client.IncompleteRead)
 _FORBIDDEN = re.compile(r"permission denied|operation not permitted", re.IGNORECASE)
 _ABSENT = re.compile(r"cannot connect|connection refused|no such file|is the docker daemon running", re.IGNORECASE)
 _NO_COMMAND = re.compile(r"not found|no such file or directory: .*docker|unknown command|not a docker command", re.I)
 
 
+def unwrap_sdk_error(error: Exception) -> Exception:
+    """What docker-py, requests and urllib3 have wrapped up.
+
+    A LauncherError, docker's APIError or another of its own, TimeoutError, ConnectionError, an OSError that says that
+    no engine is there, or what reading a malformed response raised.
+    """
+    if isinstance(error, _MALFORMED):
+        return error
+    causes = _causes(error)
+    for cause in causes:
+        if isinstance(cause, (LauncherError, docker.errors.APIError, *_NO_ENGINE)):
+            return cause
+    if any(isinstance(cause, _TIMEOUTS) for cause in causes):
+        return TimeoutError(str(error))
+    if isinstance(error, docker.errors.DockerException):
+        return error
+    for cause in causes:
+        if isinstance(cause, http.client.HTTPException) and not isinstance(cause, _CUT):
+            return ValueError(f"no HTTP: {cause!r}")
+    return ConnectionError(str(error))
+
+
 def is_lost(error: BaseException) -> bool:
     """The connection broke under the request: asking again on a new one may work."""
-    return isinstance(error, _LOST) and not isinstance(error, NOBODY_THERE)
+    return isinstance(error, ConnectionError) and not isinstance(error, _NO_ENGINE)
 
 
-def explain(node: str, user: str, doing: str, error: BaseException) -> LauncherError:
-    """Our error for it; `doing` completes "could not ..."."""
+def explain(node: str, user: str, doing: str, error: Exception) -> LauncherError:
+    """Our error for one that was unwrapped; `doing` completes "could not ..."."""
     if isinstance(error, LauncherError):
         return error
     if isinstance(error, DialFailed):
-        return _engine(node, user, error.words, no_command=error.code == 127 or bool(_NO_COMMAND.search(error.words)))
-    if isinstance(error, NOBODY_THERE):
-        return _engine(node, user, str(error), no_command=False)
-    if isinstance(error, Refused):
+        return _no_engine(
+            node, user, error.words, no_command=error.code == 127 or bool(_NO_COMMAND.search(error.words))
+        )
+    if isinstance(error, _NO_ENGINE):
+        return _no_engine(node, user, str(error), no_command=False)
+    if isinstance(error, docker.errors.APIError):
         return _refused(node, doing, error)
+    if isinstance(error, _MALFORMED):
+        return malformed_response(node, doing, error)
+    if isinstance(error, docker.errors.DockerException):
+        return EngineFailed(node, f"could not {doing}: {error}")
     if isinstance(error, TimeoutError):
         return EngineUnavailable(
             node, f"its container engine gave no answer: could not {doing}", "is the node overloaded, or its disk full?"
@@ -41,16 +78,25 @@ def explain(node: str, user: str, doing: str, error: BaseException) -> LauncherE
     )
 
 
-def nonsense(node: str, doing: str, error: BaseException) -> EngineFailed:
+def _causes(error: BaseException) -> list[BaseException]:
+    """An exception and all that it was made of: requests and urllib3 put the cause into args, reason or __context__."""
+    found = [error]
+    for one in found:  # grows meanwhile
+        inner = (one.__cause__, one.__context__, getattr(one, "reason", None), *one.args)
+        found += [item for item in inner if isinstance(item, BaseException) and item not in found]
+    return found
+
+
+def malformed_response(node: str, doing: str, error: BaseException) -> EngineFailed:
     """Our error for an answer that is none of the Engine API's."""
     return EngineFailed(
         node,
-        f"could not {doing}: its engine's answer makes no sense ({type(error).__name__}: {error})",
+        f"could not {doing}: unexpected response from the Docker API ({type(error).__name__}: {error})",
         "is it Docker's own engine, without a proxy in between? on the node: docker version",
     )
 
 
-def _engine(node: str, user: str, words: str, *, no_command: bool) -> LauncherError:
+def _no_engine(node: str, user: str, words: str, *, no_command: bool) -> LauncherError:
     if _FORBIDDEN.search(words):
         return EngineForbidden(
             node,
@@ -70,14 +116,14 @@ def _engine(node: str, user: str, words: str, *, no_command: bool) -> LauncherEr
     )
 
 
-def _refused(node: str, doing: str, error: Refused) -> LauncherError:
-    words, status = error.words, error.status
+def _refused(node: str, doing: str, error: docker.errors.APIError) -> LauncherError:
+    words, status = str(error.explanation or error).strip(), error.status_code
     if status == 409 and "name" in words and "in use" in words:
         return NameTaken(node, f"could not {doing}: {words}", "see what it is: launcher status")
     source = re.search(r"bind source path does not exist: (.+)", words)
     if source:
         return NodeUnfit(node, f"the mount's source {source.group(1)} is not there", "make it, or change `mounts`")
-    if status == 404 and "No such image" in words:
+    if isinstance(error, docker.errors.NotFound) and "No such image" in words:
         return NodeUnfit(node, f"it has no such image: {words}", "ship it: launcher image ship")
     if "could not select device driver" in words or "nvidia-container-cli" in words:
         return NodeUnfit(

@@ -4,54 +4,62 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
+import io
 import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
+from urllib.parse import quote
 
-from launcher.errors import ImageShipFailed, NoRoom
-from launcher.node.docker.api import Api, Missing, image_path
-from launcher.node.docker.calls import Calls
-from launcher.node.docker.values import image_info
+from docker import APIClient
+from docker.errors import NotFound
+from docker.utils import parse_repository_tag
+
+from launcher.errors import ImageBuildFailed, ImageShipFailed, ImageUnfit, NoRoom
+from launcher.node.docker.client import TRANSFER_TIMEOUT, DockerClient, checked, found
+from launcher.node.docker.errors import SDK_ERRORS
+from launcher.node.docker.values import image_info, label_filter
 from launcher.node.engine import ImageInfo
 from launcher.node.ssh.config import open_ssh_argv
 
-if TYPE_CHECKING:  # it loads docker-py
-    from launcher.node.docker.bulk import Bulk
-
 _ALIVE = ("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
+_PIECE = 1 << 20
+_PULL_CURE = "check its spelling, the node's way to the registry, and `docker login` on this machine"
 
 
 class DockerImages:
-    """Implements Images. `ssh`: (host, ssh config) where the OpenSSH client may carry bulk bytes to the node."""
+    """Implements Images. `ssh`: (host, ssh config) where the OpenSSH client may load images."""
 
-    def __init__(
-        self, node: str, call: Calls, make_bulk: Callable[[], Bulk], ssh: tuple[str, str | None] | None = None
-    ) -> None:
+    def __init__(self, node: str, client: DockerClient, ssh: tuple[str, str | None] | None = None) -> None:
         self._node = node
-        self._call = call
-        self._make_bulk = make_bulk
-        self._made: Bulk | None = None
+        self._client = client
         self._ssh = ssh
         self._classic: bool | None = None
 
     def inspect(self, reference: str) -> ImageInfo | None:
-        def ask(api: Api) -> ImageInfo | None:
+        def ask(api: APIClient) -> ImageInfo | None:
             try:
-                return image_info(api.get(f"{image_path(reference)}/json"))
-            except Missing:
+                return image_info(api.inspect_image(reference))
+            except NotFound:
                 return None
 
-        return self._call(f"look at image {reference}", ask)
+        return self._client.ask(f"inspect image {reference}", ask)
 
     def pull(self, reference: str, login: Mapping[str, str] | None = None) -> None:
-        self._bulk().pull(reference, login)
+        repository, tag = parse_repository_tag(reference)
+        with self._client.transfer(f"pull {reference}", ImageUnfit) as api:
+            # without a login of ours docker-py would look for one of its own: {} says that there is none
+            events = api.pull(repository, tag=tag or "latest", stream=True, decode=True, auth_config=dict(login or {}))
+            failure = _follow(events)
+        if failure:
+            raise ImageUnfit(self._node, f"could not pull {reference}: {failure}", _PULL_CURE)
 
     def digest(self, reference: str, login: Mapping[str, str] | None = None) -> str:
-        return self._bulk().digest(reference, login)
+        with self._client.transfer(f"ask the registry for {reference}", ImageUnfit) as api:
+            answer = api.inspect_distribution(reference, auth_config=dict(login or {}))
+            return str(answer["Descriptor"]["digest"])
 
     def build(
         self,
@@ -63,11 +71,41 @@ class DockerImages:
         network: str,
         say: Callable[[str], None],
     ) -> str:
-        return self._bulk().build(context, tag=tag, arguments=arguments, labels=labels, network=network, say=say)
+        lines: list[str] = []
+
+        def hear(event: Mapping[str, Any]) -> None:
+            for line in str(event.get("stream", "")).splitlines():
+                lines.append(line)
+                say(line)
+
+        with self._client.transfer(f"build {tag}", ImageBuildFailed) as api:
+            events = api.build(
+                fileobj=io.BytesIO(context),
+                custom_context=True,
+                tag=tag,
+                buildargs=dict(arguments),
+                labels=dict(labels),
+                network_mode=network or None,
+                rm=True,
+                forcerm=True,
+                decode=True,
+            )
+            failure = _follow(events, hear)
+            if failure:
+                raise ImageBuildFailed(self._node, "\n".join([f"could not build {tag}:", *lines[-20:], failure]))
+            return image_info(api.inspect_image(tag)).id
 
     def save(self, reference: str) -> Iterator[bytes]:
         """Raises ImageShipFailed; an archive that breaks off raises while it is read."""
-        return self._bulk().save(reference)
+        doing = f"save image {reference}"
+        with self._client.transfer(doing, ImageShipFailed) as api:
+            # get_image() gives no response that could be closed early
+            url = f"{api.base_url}/v{api.api_version}/images/{quote(reference, safe='/:@')}/get"
+            response = checked(api.get(url, stream=True, timeout=TRANSFER_TIMEOUT))
+            try:
+                yield from response.iter_content(_PIECE)
+            except SDK_ERRORS as error:
+                raise ImageShipFailed(self._node, self._client.explain(doing, error).what, "try again") from error
 
     def load(self, pieces: Iterable[bytes]) -> None:
         """Raises ImageShipFailed; whatever `pieces` raises."""
@@ -80,41 +118,26 @@ class DockerImages:
 
     def fills_in(self) -> bool:
         if self._classic is None:
-            status = self._call("ask the engine for its image store", lambda api: api.get("/info").get("DriverStatus"))
-            self._classic = not any("io.containerd.snapshotter" in str(entry) for entry in status or ())
+            info = self._client.ask("ask the engine for its image store", lambda api: api.info().get("DriverStatus"))
+            self._classic = not any("io.containerd.snapshotter" in str(entry) for entry in info or ())
         return self._classic
 
     def tag(self, image: str, reference: str) -> None:
-        repository, colon, tag = reference.rpartition(":")
-        if not colon or "/" in tag:  # a registry's port, if anything
-            repository, tag = reference, "latest"
-        query = {"repo": repository, "tag": tag}
-        self._call(f"tag image {image}", lambda api: api.post(f"{image_path(image)}/tag", query))
+        repository, tag = parse_repository_tag(reference)
+        self._client.ask(f"tag image {image}", lambda api: api.tag(image, repository, tag or "latest"))
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ImageInfo]:
-        wanted = label_filter(labels)
+        def ask(api: APIClient) -> Sequence[str]:
+            return [str(image["Id"]) for image in api.images(filters=label_filter(labels) if labels else None)]
 
-        def ask(api: Api) -> Sequence[str]:
-            return [str(image["Id"]) for image in api.get("/images/json", wanted if labels else None)]
-
-        looked = (self.inspect(image) for image in self._call("list images", ask))
-        return [image for image in looked if image is not None]  # gone since the list was made
+        return found(self.inspect, self._client.ask("list images", ask))
 
     def remove(self, reference: str) -> None:
-        def ask(api: Api) -> None:
-            with contextlib.suppress(Missing):
-                api.delete(image_path(reference))
+        def ask(api: APIClient) -> None:
+            with contextlib.suppress(NotFound):
+                api.remove_image(reference)
 
-        self._call(f"remove image {reference}", ask)
-
-    def close(self) -> None:
-        if self._made is not None:
-            self._made.close()
-
-    def _bulk(self) -> Bulk:
-        if self._made is None:
-            self._made = self._make_bulk()
-        return self._made
+        self._client.ask(f"remove image {reference}", ask)
 
     def _load_by_command(self, argv: Sequence[str], pieces: Iterable[bytes]) -> None:
         with tempfile.TemporaryFile() as words:
@@ -137,7 +160,8 @@ class DockerImages:
             raise self._load_failed(said or f"`docker load` ended with exit code {code}")
 
     def _load_by_api(self, pieces: Iterable[bytes]) -> None:
-        failure = self._bulk().load(pieces)
+        with self._client.transfer("load the image", ImageShipFailed) as api:
+            failure = _follow(api.load_image(piece for piece in pieces))  # requests takes a list for form fields
         if failure:
             raise self._load_failed(failure)
 
@@ -148,7 +172,13 @@ class DockerImages:
         return ImageShipFailed(self._node, words, "see whether `docker load` works there by hand")
 
 
-def label_filter(labels: Mapping[str, str | None]) -> Mapping[str, str]:
-    """As the API takes it: `name` or `name=value`."""
-    wanted = [name if value is None else f"{name}={value}" for name, value in labels.items()]
-    return {"filters": json.dumps({"label": wanted})}
+def _follow(events: Iterable[Any], hear: Callable[[Mapping[str, Any]], None] | None = None) -> str:
+    """Read progress to its end: the engine reports a failure inside of it, under status 200. Its words, else ""."""
+    failure = ""
+    for event in events:
+        if not isinstance(event, Mapping):
+            continue
+        failure = failure or str(event.get("error") or event.get("message") or "")
+        if hear:
+            hear(event)
+    return failure

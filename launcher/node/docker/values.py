@@ -94,6 +94,11 @@ def device(text: str) -> dict[str, str]:
     return {"PathOnHost": host, "PathInContainer": inside or host, "CgroupPermissions": permissions or "rwm"}
 
 
+def label_filter(labels: Mapping[str, str | None]) -> dict[str, list[str]]:
+    """As docker-py takes it: `name` or `name=value`."""
+    return {"label": [name if value is None else f"{name}={value}" for name, value in labels.items()]}
+
+
 def container_state(found: Mapping[str, Any]) -> ContainerState:
     """From GET /containers/{id}/json."""
     state = found.get("State") or {}

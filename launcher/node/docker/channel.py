@@ -1,0 +1,231 @@
+"""Connections to a Docker engine: its socket here, or `docker system dial-stdio` as a program or on an ssh channel.
+
+dial-stdio (Docker CLI >= 18.09) finds the engine as its user's `docker` does: environment, context, certificates.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shlex
+import socket
+import subprocess
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import paramiko
+from urllib3.util import wait_for_read
+
+from launcher.errors import EngineUnavailable
+from launcher.node.docker import DIAL_STDIO
+from launcher.node.ssh.commands import Session
+
+CONNECT_TIMEOUT = 60.0  # seconds, until the client sets its own
+SOCKET = "/var/run/docker.sock"
+_EXIT_TIMEOUT = 5.0
+_PIECE = 1 << 16
+_UNIX = "unix://"
+
+
+class DialFailed(ConnectionError):  # noqa: N818 - inside launcher.node only
+    """`docker system dial-stdio` ended before the engine answered: its exit code and what it wrote to stderr."""
+
+    def __init__(self, code: int, words: str) -> None:
+        super().__init__(code, words)
+        self.code = code
+        self.words = words
+
+
+class DialStdio:
+    """A running dial-stdio as the socket that http.client expects.
+
+    `exit_of`: its exit code and stderr, None where it has not ended by itself. `hang_up` may be called twice.
+    """
+
+    def __init__(
+        self,
+        stream: paramiko.Channel | socket.socket,
+        exit_of: Callable[[], tuple[int, bytes] | None],
+        hang_up: Callable[[], None],
+    ) -> None:
+        self._stream = stream
+        self._exit_of = exit_of
+        self._hang_up = hang_up
+        self._answered = False
+        self._closing = False
+        self._readers = 0
+
+    @property
+    def idle(self) -> bool:
+        """Still open with nothing unread: fit for another request."""
+        stream = self._stream
+        if isinstance(stream, socket.socket):
+            return not wait_for_read(stream, timeout=0)
+        return not (stream.closed or stream.eof_received or stream.recv_ready())
+
+    def sendall(self, data: bytes) -> None:
+        """Raises DialFailed, ConnectionResetError, TimeoutError."""
+        try:
+            # a channel's sendall copies all that is left for every packet: small pieces keep that linear
+            for start in range(0, len(data), _PIECE):
+                self._stream.sendall(data[start : start + _PIECE])
+        except TimeoutError:
+            raise
+        except (OSError, EOFError) as error:
+            raise self._failure(str(error)) from error
+
+    def receive(self, size: int) -> bytes:
+        """b"" at the end. Raises DialFailed, ConnectionResetError, TimeoutError."""
+        try:
+            data = self._stream.recv(size)
+        except TimeoutError:
+            raise
+        except (OSError, EOFError) as error:
+            raise self._failure(str(error)) from error
+        if not data and not self._answered:
+            raise self._failure("no answer")
+        self._answered = True
+        return data
+
+    def makefile(self, *_: object, **__: object) -> io.BufferedReader:
+        """http.client makes one a response and closes it after; the connection lives on for the next request."""
+        self._readers += 1
+        return io.BufferedReader(_Response(self), _PIECE)
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._stream.settimeout(seconds)
+
+    def shutdown(self, _how: int) -> None:
+        self._hang_up()
+
+    def close(self) -> None:
+        """As a socket does: http.client closes it while a response without a length is still being read."""
+        self._closing = True
+        if self._readers <= 0:
+            self._hang_up()
+
+    def reader_closed(self) -> None:
+        self._readers -= 1
+        if self._closing:
+            self.close()
+
+    def _failure(self, why: str) -> ConnectionError:
+        """What dial-stdio said when it ended without an answer; else that the connection was lost."""
+        ended = None if self._answered else self._exit_of()
+        if ended is None:
+            return ConnectionResetError(f"the connection to the engine was lost: {why}")
+        return DialFailed(ended[0], ended[1].decode(errors="replace").strip())
+
+
+class _Response(io.RawIOBase):
+    """What is read of one response."""
+
+    def __init__(self, source: DialStdio) -> None:
+        super().__init__()
+        self._source = source
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._source.receive(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._source.reader_closed()
+
+
+Connection: TypeAlias = socket.socket | DialStdio
+
+
+def dial_over_ssh(command: Callable[[str], Session]) -> DialStdio:
+    """`command`: that of a node's Ssh. Raises NodeUnreachable."""
+    session = command(DIAL_STDIO)
+    channel = session.channel
+
+    def exit_of() -> tuple[int, bytes] | None:
+        if not channel.status_event.wait(_EXIT_TIMEOUT) or not channel.get_transport().is_active():
+            return None
+        return channel.exit_status, b"".join(iter(partial(channel.recv_stderr, 4096), b""))
+
+    return DialStdio(channel, exit_of, session.close)
+
+
+def dial_local(node: str, environment: Mapping[str, str] = os.environ) -> Connection:
+    """To the engine of DOCKER_HOST, else of the docker context in use, else of the usual socket.
+
+    Raises EngineUnavailable for another machine's, PermissionError, FileNotFoundError, ConnectionRefusedError,
+    DialFailed.
+    """
+    host = environment.get("DOCKER_HOST", "")
+    if host.startswith("ssh://"):
+        cure = f"name the node {host[6:]} instead"
+        raise EngineUnavailable(node, f"DOCKER_HOST is {host}, but `local` means this machine's own engine", cure)
+    if host.startswith(_UNIX):
+        return _unix_socket(host.removeprefix(_UNIX))
+    if host or _context(environment):
+        return _program()
+    return _unix_socket(SOCKET)
+
+
+def _unix_socket(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(CONNECT_TIMEOUT)
+        connection.connect(path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _program() -> DialStdio:
+    """Raises DialFailed where there is no docker program."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            program = subprocess.Popen(
+                shlex.split(DIAL_STDIO),
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # a Ctrl-C is for us
+            )
+        except OSError as error:
+            ours.close()
+            raise DialFailed(127, str(error)) from error
+
+    def exit_of() -> tuple[int, bytes] | None:
+        try:
+            words = program.communicate(timeout=_EXIT_TIMEOUT)[1]
+        except (subprocess.TimeoutExpired, ValueError):  # ValueError: it was closed meanwhile
+            return None
+        return program.returncode, words
+
+    def hang_up() -> None:
+        ours.close()
+        program.kill()
+        program.wait()
+        assert program.stderr is not None
+        program.stderr.close()
+
+    return DialStdio(ours, exit_of, hang_up)
+
+
+def _context(environment: Mapping[str, str]) -> str:
+    """Of DOCKER_CONTEXT or of docker's own settings; "" for the default."""
+    name = environment.get("DOCKER_CONTEXT", "")
+    if not name:
+        folder = environment.get("DOCKER_CONFIG") or Path("~/.docker").expanduser()
+        try:
+            settings = json.loads(Path(folder, "config.json").read_bytes())
+            name = str(settings.get("currentContext") or "")
+        except (OSError, ValueError, AttributeError):  # docker, too, goes on without them
+            return ""
+    return "" if name == "default" else name
