@@ -161,7 +161,7 @@ def resolve(alias: str, ssh_config: str | None = None) -> Target:
     argv = query_argv(spec, ssh_config)
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SSH_G_TIMEOUT, check=False)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:  # PATH may hold anything
         if ssh_config:
             raise UsageError(
                 ssh_config, "cannot be read without the OpenSSH client", "install it (Debian: openssh-client)"
