@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import os
 import pwd
+import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.errors import UsageError
 from launcher.node.ssh.config import (
     HostSpec,
+    Resolver,
     Target,
     open_ssh_argv,
     parse_answer,
     parse_host,
     query_argv,
+    resolve,
     split_paths,
 )
 
+needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="no OpenSSH client")
 HOME = pwd.getpwuid(os.getuid()).pw_dir
 ANSWER = """user carol
 hostname 10.1.2.3
@@ -133,3 +139,46 @@ def test_bulk_bytes_go_with_the_same_config_no_question_and_a_quoted_command() -
     assert argv[:3] == ["ssh", "-F", "/my/config"]
     assert "BatchMode=yes" in argv
     assert argv[-4:] == ["23", "--", "gpu", "docker load 'a b'"]
+
+
+@needs_ssh
+def test_openssh_reads_what_only_it_understands(tmp_path: Path) -> None:
+    file, included = tmp_path / "config", tmp_path / "more"
+    included.write_text('Match exec "true"\n Port 2200\n')
+    file.write_text(f"Include {included}\nHost gpu*\n HostName %h.example.org\n User carol\n")
+    target = resolve("gpu1", str(file))
+    assert (target.hostname, target.port, target.user) == ("gpu1.example.org", 2200, "carol")
+    assert resolve("me@gpu1:23", str(file)).known_as == "[gpu1.example.org]:23"
+
+
+@needs_ssh
+def test_what_openssh_refuses_is_refused_in_its_words(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    file.write_text("Bogus yes\n")
+    with pytest.raises(UsageError, match=r"(?i)bad configuration option: bogus"):
+        resolve("gpu1", str(file))
+
+
+def test_without_an_openssh_client_its_defaults_hold_but_no_file_of_its(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    assert resolve("me@gpu1:23").port == 23
+    with pytest.raises(UsageError, match="without the OpenSSH client"):
+        resolve("gpu1", "/my/config")
+
+
+@needs_ssh
+def test_many_hosts_are_asked_about_at_once_and_each_once(tmp_path: Path) -> None:
+    file, log = tmp_path / "config", tmp_path / "log"
+    file.write_text(f'Match exec "echo %n >>{log}"\n User me\n')
+    resolver = Resolver(str(file))
+    names = [f"n{place}" for place in range(50)]
+    answers = [resolver.begin(name) for name in names * 2]
+    assert [answer().hostname for answer in answers] == names * 2
+    assert sorted(log.read_text().split()) == sorted(names)
+
+
+def test_a_refused_host_is_refused_to_everyone_that_asks() -> None:
+    resolver = Resolver(None)
+    for _ in range(2):
+        with pytest.raises(UsageError, match="no node"):
+            resolver.begin("-oProxyCommand=x")()

@@ -132,7 +132,7 @@ def test_a_remembered_host_is_known(tmp_path: Path, hash_it: bool) -> None:
     file = tmp_path / "new" / "known_hosts"
     target = Target("gpu", "10.0.0.1", port=2222, known_hosts=(str(file),), hash_known_hosts=hash_it)
     known_hosts.remember(target, "ssh-ed25519", ED)
-    assert judge(target, known_hosts.load([str(file)]), "ssh-ed25519", ED).verdict is Verdict.KNOWN
+    assert judge(target, KnownHostsFiles().load((str(file),)), "ssh-ed25519", ED).verdict is Verdict.KNOWN
     assert ("10.0.0.1" in file.read_text()) is not hash_it
 
 

@@ -7,12 +7,18 @@ that does not answer. Its base class does the rest; `_connect` and `_close` are 
 from __future__ import annotations
 
 import socket
+from typing import TYPE_CHECKING
 
 from paramiko.agent import AgentSSH
 
 
 class SocketAgent(AgentSSH):
     """Its get_keys() are keys that sign by asking the agent."""
+
+    if TYPE_CHECKING:  # paramiko's stubs leave out protected methods
+
+        def _connect(self, conn: socket.socket) -> None: ...
+        def _close(self) -> None: ...
 
     def __init__(self, path: str, timeout: float) -> None:
         """timeout: seconds for every answer. Raises OSError, paramiko.SSHException when no agent answers there."""
@@ -21,10 +27,10 @@ class SocketAgent(AgentSSH):
         try:
             connection.settimeout(timeout)
             connection.connect(path)
-            self._connect(connection)  # type: ignore[attr-defined] # the stubs leave out protected methods
+            self._connect(connection)
         except BaseException:
             connection.close()
             raise
 
     def close(self) -> None:
-        self._close()  # type: ignore[attr-defined]
+        self._close()

@@ -16,6 +16,7 @@ import paramiko
 from launcher.errors import LauncherError, NodeUnreachable
 from launcher.node.machine import Done
 from launcher.node.ssh.connection import CHANNELS, Connection, SshPool
+from launcher.node.ssh.handshake import has_ended
 
 T = TypeVar("T")
 _PIECE = 1 << 16
@@ -147,7 +148,7 @@ class Ssh:
                 channel.close()
                 raise
         except (paramiko.SSHException, EOFError, OSError) as error:
-            if transport.is_active():
+            if not has_ended(transport):
                 raise self.lost(error) from error
             raise _Died(str(error) or type(error).__name__) from error
         return Session(channel, self._connection.sessions.release), begun
@@ -173,7 +174,7 @@ class Ssh:
         try:
             return self._connection.tunnel(transport, address, port, timeout)
         except (paramiko.SSHException, EOFError, OSError) as error:
-            if transport.is_active() and isinstance(error, (paramiko.ChannelException, TimeoutError)):
+            if isinstance(error, (paramiko.ChannelException, TimeoutError)):
                 raise
             raise self.lost(error) from error
 
@@ -218,7 +219,7 @@ class Ssh:
                 )
         if not channel.status_event.wait(min(_EXIT_TIMEOUT, max(0.1, deadline - time.monotonic()))):
             raise NodeUnreachable(self.node, f"`{what}` ended without an exit status", "look at the node's sshd")
-        if channel.exit_status == -1 and not channel.get_transport().is_active():
+        if channel.exit_status == -1 and has_ended(channel.get_transport()):
             raise self.lost(EOFError(f"while `{what}` ran"))
         if feeder:
             feeder.join()

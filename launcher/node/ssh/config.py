@@ -149,27 +149,24 @@ class Resolver:
             return resolve(alias, self._ssh_config)
 
 
-def resolve(alias: str, ssh_config: str | None = None, environ: Mapping[str, str] | None = None) -> Target:
+def resolve(alias: str, ssh_config: str | None = None) -> Target:
     """How OpenSSH would reach `alias`; plain defaults where there is no ssh program and no file was named.
 
     Raises UsageError for a name or a configuration that OpenSSH refuses, NodeUnreachable when it does not answer.
     """
-    env = os.environ if environ is None else environ
     try:
         spec = parse_host(alias)
     except ValueError as error:
         raise UsageError(alias, f"no node: {error}", "write an alias of your ssh config or user@host:port") from error
     argv = query_argv(spec, ssh_config)
     try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SSH_G_TIMEOUT, check=False, env=dict(env)
-        )
-    except FileNotFoundError as error:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SSH_G_TIMEOUT, check=False)
+    except (FileNotFoundError, NotADirectoryError) as error:  # PATH may hold anything
         if ssh_config:
             raise UsageError(
                 ssh_config, "cannot be read without the OpenSSH client", "install it (Debian: openssh-client)"
             ) from error
-        return parse_answer(spec, alias, "", env)
+        return parse_answer(spec, alias, "", os.environ)
     except subprocess.TimeoutExpired as error:
         raise NodeUnreachable(
             alias, f"`ssh -G {alias}` gave no answer in {_SSH_G_TIMEOUT:g} s", "look at `Match exec` in your ssh config"
@@ -177,7 +174,7 @@ def resolve(alias: str, ssh_config: str | None = None, environ: Mapping[str, str
     if done.returncode != 0:
         words = done.stderr.decode(errors="replace").strip()
         raise UsageError(ssh_config or "ssh config", f"OpenSSH refuses it: {words}", f"try it: ssh -G {alias}")
-    return parse_answer(spec, alias, done.stdout.decode(errors="surrogateescape"), env)
+    return parse_answer(spec, alias, done.stdout.decode(errors="surrogateescape"), os.environ)
 
 
 def parse_answer(spec: HostSpec, alias: str, answer: str, environ: Mapping[str, str]) -> Target:

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import paramiko
 
@@ -31,28 +31,16 @@ _WATCH_INTERVAL = 1.0
 _BUSY_PAUSE = 0.3  # sshd drops new connections while too many are starting (MaxStartups): seconds until the next try
 
 
-@dataclass
-class _Shared:
-    """What all connections of a pool have in common."""
-
-    ssh_config: str | None
-    connect_timeout: float
-    key_files: KeyFiles = field(default_factory=KeyFiles)
-    known_hosts: KnownHostsFiles = field(default_factory=KnownHostsFiles)
-    starts: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_STARTS))
-    closed: threading.Event = field(default_factory=threading.Event)
-
-
 class Connection:
     """The connection to one ssh server. For several threads."""
 
-    def __init__(self, shared: _Shared, target: Target, hop: Connection | None) -> None:
+    def __init__(self, pool: SshPool, target: Target, hop: Connection | None) -> None:
         self.target = target
         self.hop = hop  # the jump host that it is reached through
         self.depth: int = hop.depth + 1 if hop else 0
         self.sessions = threading.Semaphore(CHANNELS)
-        self.closed = shared.closed
-        self._shared = shared
+        self.closed = pool.closed
+        self._pool = pool
         self._lock = threading.Lock()
         self._tunnels = threading.Lock()
         self._live: tuple[paramiko.Transport, Wire] | None = None
@@ -117,7 +105,7 @@ class Connection:
             wire = self._open_wire(hop, deadline)
             try:
                 queued = time.monotonic()
-                with self._shared.starts:
+                with self._pool.starts:
                     deadline += time.monotonic() - queued  # the server is not to blame for our queue
                     transport = self._start(wire, deadline)
                 with self._lock:
@@ -142,8 +130,8 @@ class Connection:
         transport = self._handshake(wire, order, deadline)
         if transport is not None:
             key = transport.get_remote_server_key()
-            known_hosts.prove(self.target, known, key.get_name(), key.asbytes(), self._shared.ssh_config)
-            authenticate(transport, self.target, self._shared.key_files, deadline)
+            known_hosts.prove(self.target, known, key.get_name(), key.asbytes(), self._pool.ssh_config)
+            authenticate(transport, self.target, self._pool.key_files, deadline)
         return transport
 
     def _open_wire(self, hop: paramiko.Transport | None, deadline: float) -> Wire:
@@ -198,7 +186,7 @@ class Connection:
 
     def _load_known_hosts(self) -> KnownHosts:
         try:
-            return self._shared.known_hosts.load((*self.target.known_hosts, *self.target.global_known_hosts))
+            return self._pool.known_hosts.load((*self.target.known_hosts, *self.target.global_known_hosts))
         except OSError as error:
             raise HostKeyUnknown(
                 self.target.alias, f"its host key cannot be checked: {error}", "make that file readable for you"
@@ -206,7 +194,7 @@ class Connection:
 
     @property
     def _timeout(self) -> float:
-        return self.target.connect_timeout or self._shared.connect_timeout
+        return self.target.connect_timeout or self._pool.connect_timeout
 
     @property
     def _where(self) -> str:
@@ -225,7 +213,11 @@ class SshPool:
         """resolver: one that was asked already, for the same config."""
         self.ssh_config = ssh_config
         self._resolver = resolver or Resolver(ssh_config)
-        self._shared = _Shared(ssh_config, connect_timeout)
+        self.connect_timeout = connect_timeout
+        self.key_files = KeyFiles()
+        self.known_hosts = KnownHostsFiles()
+        self.starts = threading.Semaphore(_STARTS)
+        self.closed = threading.Event()
         self._lock = threading.Lock()
         self._connections: dict[Target, Connection] = {}
         self._watcher: threading.Thread | None = None
@@ -252,18 +244,18 @@ class SshPool:
         jump = target.proxy_jump
         hop = self._connection(jump[-1], jump[:-1], (*before, target.key)) if jump else None
         with self._lock:
-            return self._connections.setdefault(target.key, Connection(self._shared, target, hop))
+            return self._connections.setdefault(target.key, Connection(self, target, hop))
 
     def close(self) -> None:
         """End every connection; those behind a jump host first."""
-        self._shared.closed.set()
+        self.closed.set()
         with self._lock:
             connections = sorted(self._connections.values(), key=lambda connection: -connection.depth)
         for connection in connections:
             connection.close()
 
     def _watch(self) -> None:
-        while not self._shared.closed.wait(_WATCH_INTERVAL):
+        while not self.closed.wait(_WATCH_INTERVAL):
             with self._lock:
                 connections = list(self._connections.values())
             for connection in connections:

@@ -19,6 +19,7 @@ from launcher.node.ssh.wire import Stream, Wire
 # aes128-gcm needs no separate MAC: 2 to 3 times the bytes a second of paramiko's own first choice, aes128-ctr
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr")
 _WINDOW = 8 << 20  # bytes: paramiko's 2 MiB are too few for a fast network with a long round trip
+_END_TIMEOUT = 0.2
 _MARGIN = 5.0  # seconds above our own time limit: that one is to end the wait
 _LOG = "launcher.ssh"
 CONNECT_FAILED = 2  # SSH_OPENCONNECT_FAILED, RFC 4254 5.1
@@ -81,6 +82,12 @@ def handshake(wire: Wire, host_key_algorithms: Sequence[str], deadline: float) -
     return transport
 
 
+def has_ended(transport: paramiko.Transport) -> bool:
+    """Whether the connection is what ended a channel: paramiko wakes its channels a moment before it says so itself."""
+    transport.join(_END_TIMEOUT)
+    return not transport.is_active()
+
+
 def open_tunnel(transport: paramiko.Transport, host: str, port: int, timeout: float) -> paramiko.Channel:
     """A TCP connection that the server makes for us (direct-tcpip).
 
@@ -92,13 +99,14 @@ def open_tunnel(transport: paramiko.Transport, host: str, port: int, timeout: fl
     try:
         return transport.open_channel("direct-tcpip", (host, port), ("127.0.0.1", 0), timeout=timeout)
     except paramiko.SSHException as error:
-        if not transport.is_active():
+        words = _refusals().take(transport)
+        if not words and has_ended(transport):
             raise
         if time.monotonic() - began >= timeout:
             raise TimeoutError(f"no answer in {timeout:g} s") from error
         # not always a ChannelException: another channel that was refused at the same time may have taken it
         code = error.code if isinstance(error, paramiko.ChannelException) else CONNECT_FAILED
-        raise paramiko.ChannelException(code, _refusals().take(transport)) from error
+        raise paramiko.ChannelException(code, words) from error
 
 
 def proves(stream: Stream, expect: str, timeout: float) -> bool:

@@ -17,6 +17,7 @@ import paramiko
 
 from launcher.node.parallel import in_background
 from launcher.node.ssh.commands import Ssh
+from launcher.node.ssh.handshake import has_ended
 from launcher.node.terminal import wait_through_interrupts
 
 _PIECE = 1 << 15
@@ -47,7 +48,7 @@ def run(ssh: Ssh, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[]
             wait_through_interrupts(lambda: _copy(channel.recv, _STDOUT), interrupt)
             wait_through_interrupts(errors, interrupt)
         channel.status_event.wait(_EXIT_TIMEOUT)
-        if channel.exit_status == -1 and not channel.get_transport().is_active():
+        if channel.exit_status == -1 and has_ended(channel.get_transport()):
             raise ssh.lost(EOFError(f"while `{shlex.join(argv[-3:])}` ran"))
         return channel.exit_status if channel.exit_status >= 0 else _NO_STATUS
     finally:

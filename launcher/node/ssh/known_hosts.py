@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import fnmatch
 import hashlib
 import hmac
@@ -14,7 +15,7 @@ import os
 import re
 import shlex
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -118,20 +119,12 @@ class KnownHostsFiles:
             states = [_state(file) for file in files]
             before = self._read.get(files)
             if before is None or before[0] != states:
-                before = self._read[files] = states, load(files)
+                found: list[KnownKey] = []
+                for file in files:
+                    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                        found += parse(Path(file).read_text(encoding="utf-8", errors="replace"), file)
+                before = self._read[files] = states, KnownHosts(found)
             return before[1]
-
-
-def load(files: Iterable[str]) -> KnownHosts:
-    """All keys of these files; one that is not there holds none. Raises OSError for one that cannot be read."""
-    found: list[KnownKey] = []
-    for file in files:
-        try:
-            text = Path(file).read_text(encoding="utf-8", errors="replace")
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        found += parse(text, file)
-    return KnownHosts(found)
 
 
 def _state(file: str) -> object:
