@@ -26,7 +26,7 @@ class EMA:
         decay = min(self._decay, (1 + updates) / (10 + updates))
         ours, theirs = self.model.state_dict(), model.state_dict()
         floats = [name for name, value in ours.items() if value.is_floating_point()]
-        average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]  # torch's own
         average([ours[name] for name in floats], [theirs[name] for name in floats], updates)
         for name in ours.keys() - set(floats):
             ours[name].copy_(theirs[name])

@@ -220,9 +220,7 @@ def validate(run: Run, stop: StopSignal) -> tuple[Scores, Pixels]:
     meter = Meter(world)
     mistaken = np.empty((0, run.config.image_size, run.config.image_size, 3), np.uint8)
     run.step.evaluated.eval()
-    for _ in range(
-        -(-count // world.data_shards // batch_size)
-    ):  # of the largest shard, on all ranks: all loop equally often
+    for _ in range(-(-count // world.data_shards // batch_size)):  # of the largest shard: all ranks loop equally often
         if stop.agreed():
             raise Stopped
         if (batch := next(batches, None)) is not None:
