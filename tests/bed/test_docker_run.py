@@ -12,6 +12,7 @@ import pytest
 from launcher.model.container import ContainerSpec, Layout, Mount
 from launcher.node.connect import connect
 from launcher.node.docker.docker_run import docker_run, pasteable
+from launcher.node.docker.values import container_request
 from launcher.node.engine import Engine
 from tests.bed.bed import Bed
 from tests.bed.settings import TRAIN_IMAGE
@@ -58,7 +59,9 @@ def inspected(bed: Bed, name: str) -> dict[str, Any]:
     for own in ("Hostname", "AttachStdout", "AttachStderr"):  # -d says what becomes of them
         config.pop(own, None)
     config["Env"].sort()
-    return {"Program": program, "Config": config, "HostConfig": found["HostConfig"]}
+    asked = container_request(FULL)["HostConfig"]  # docker's command line fills in engine defaults for the rest
+    host = {key: value for key in asked if (value := found["HostConfig"][key])}
+    return {"Program": program, "Config": config, "HostConfig": host}
 
 
 @pytest.mark.parametrize("spec", [PLAIN, FULL], ids=["plain", "full"])
