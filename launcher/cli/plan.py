@@ -17,7 +17,7 @@ from launcher.errors import UsageError
 from launcher.job.files import check_files, code_folder
 from launcher.job.loader import load_job
 from launcher.model.plan import Plan
-from launcher.node.docker.docker_run import docker_run, pasteable
+from launcher.node.docker.docker_run import docker_run
 from launcher.plan.offline import offline
 from launcher.records.snapshot import snapshot
 
@@ -65,7 +65,7 @@ def docker_lines(plan: Plan) -> str:
     for node in plan.nodes:
         spec = replace(node.container, image=node.container.image or plan.image)  # no id is known offline
         text += f"\n# {node.node}, node rank {node.rank}\nmkdir -p {shlex.quote(spec.output_dir)}\n"
-        text += pasteable(docker_run(spec)) + "\n"
+        text += docker_run(spec) + "\n"
     return text
 
 

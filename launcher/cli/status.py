@@ -21,7 +21,7 @@ from launcher.logs.lines import Masker
 from launcher.model import labels
 from launcher.node.connect import connect
 from launcher.records import store
-from launcher.records.measured import duration, number, top1
+from launcher.records.measured import duration, top1
 from launcher.run.locate import Attached, attach, on_nodes
 from launcher.run.state import of_containers
 from launcher.run.status import NodeStatus, RunStatus, run_status
@@ -88,18 +88,8 @@ def render(seen: RunStatus, width: int) -> RenderableType:
         for node in seen.nodes
         for place, reason in enumerate(node.restarted, 1)
     ]
-    return Group(head, *_progress(seen), table, *why)
-
-
-def _progress(seen: RunStatus) -> list[Text]:
-    """`epoch 2/6  step 7/9  910 images/s  ETA 0:12  loss 0.3121  data wait 25%`"""
-    if seen.progress is None:
-        return []
-    parts = seen.progress.parts()
-    loss, wait = (number(seen.progress.last.get(key)) for key in ("loss", "data_wait"))
-    parts += [] if loss is None else [f"loss {loss:.4g}"]
-    parts += [] if wait is None else [f"data wait {wait:.0%}"]
-    return [Text("  ".join(parts), style="cyan")]
+    progress = [] if seen.progress is None else [Text("  ".join(seen.progress.parts()), style="cyan")]
+    return Group(head, *progress, table, *why)
 
 
 ALWAYS = ("state", "node", "ranks", "restarts")

@@ -70,13 +70,16 @@ class TrainingProgress:
         return took / (step - before) * max(0.0, steps - step)
 
     def parts(self) -> list[str]:
-        """What a person is shown of it, in the order of importance."""
+        """What a person is shown of it: `epoch 2/6`, `step 7/9`, `910 images/s`, `ETA 0:12`, ..."""
         speed, eta = self.images_per_s, self.eta
+        loss, wait = (number(self.last.get(key)) for key in ("loss", "data_wait"))
         return [
             *([f"epoch {self.epoch}"] if self.epoch else []),
             *([f"step {self.step}"] if self.step else []),
             *([] if speed is None else [f"{speed:,.0f} images/s"]),
             *([] if eta is None else [f"ETA {duration(eta)}"]),
+            *([] if loss is None else [f"loss {loss:.4g}"]),
+            *([] if wait is None else [f"data wait {wait:.0%}"]),
         ]
 
 

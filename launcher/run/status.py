@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,6 @@ from launcher.logs.lines import Lines
 from launcher.model import labels
 from launcher.model.container import ContainerState
 from launcher.model.plan import plain
-from launcher.node.engine import Engine
 from launcher.node.parallel import run_all_settled, run_both
 from launcher.records.measured import TrainingProgress, training_progress
 from launcher.records.paths import NodePaths
@@ -87,100 +86,76 @@ class RunStatus:
         return json.dumps(shown | {"progress": progress}, indent=2)
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """One node: its container, None where that was removed, and what there is beside it."""
-
-    state: ContainerState | None
-    attempts: tuple[attempts.Attempt, ...]
-    last: str
-    metrics: bytes
-    use: Utilization | None
-
-
 def run_status(attached: Attached, *, again: bool = False) -> RunStatus:
     """A node that does not answer is `unreachable`, with the reason.
 
     again: the containers are listed anew; else they are as `attached` was told a moment ago.
     """
-    found = run_all_settled([partial(_ask, attached, node, again=again) for node in attached.nodes])
-    answers = {node.name: one for node, one in zip(attached.nodes, found, strict=True) if isinstance(one, _Answer)}
-    lost = dict(attached.unreachable)
-    lost |= {n.name: one for n, one in zip(attached.nodes, found, strict=True) if isinstance(one, LauncherError)}
     result = attached.record.result()
-    states = [one.state for one in answers.values() if one.state is not None]
+    ends = {str(row.get("node")): row for row in (result or {}).get("nodes", [])}
+    asked = [partial(_ask, attached, node, ends.get(node.name, {}), again=again) for node in attached.nodes]
+    found = run_all_settled(asked)
+    answers = [one for one in found if not isinstance(one, LauncherError)]
+    lost = {n.name: one for n, one in zip(attached.nodes, found, strict=True) if isinstance(one, LauncherError)}
+    states = [state for state, _, _ in answers if state is not None]
     state = of_containers(states, len(attached.nodes)).value if states else "removed"
     if result is not None and state in ("removed", "done", "failed", "lost"):
         state = str(result["state"])
-    ends = {str(row.get("node")): row for row in (result or {}).get("nodes", [])}
+    lines = [fields(line) for _, _, metrics in answers for line in metrics.splitlines()]
+    away = [NodeStatus(name, "unreachable", str(error)) for name, error in {**attached.unreachable, **lost}.items()]
     return RunStatus(
         run=attached.record.run,
         state=state,
-        progress=_progress(attached.nodes, answers),
-        nodes=(
-            *(_node(n, answers[n.name], ends.get(n.name, {})) for n in attached.nodes if n.name in answers),
-            *(NodeStatus(name, "unreachable", str(error)) for name, error in lost.items()),
-        ),
+        progress=training_progress([line for line in lines if line and line.get("kind") == "step"]),
+        nodes=(*(node for _, node, _ in answers), *away),
         result=result,
     )
 
 
-def _ask(attached: Attached, node: NodeOfRun, *, again: bool) -> _Answer:
-    """The container's state and all that is beside it, at the same time."""
-    engine, known = attached.engines[node.name], attached.states.get(node.name)
+def _ask(
+    attached: Attached, node: NodeOfRun, end: Mapping[str, Any], *, again: bool
+) -> tuple[ContainerState | None, NodeStatus, bytes]:
+    """One node: its container (None: removed), what to show, and from the master the end of its metrics.
+
+    end: what was written down of the node when the run ended, for when its container is no longer there.
+    """
+    engine, state = attached.engines[node.name], attached.states.get(node.name)
     paths = NodePaths(node.output, node.name)
-    runs = known is not None and not known.phase.ended
+    runs = "yes" if state is not None and not state.phase.ended else "no"
     word = secrets.token_hex(16)
-    arguments = (word, paths.log, paths.attempts, paths.metrics, "yes" if runs else "no")
-    state, said = run_both(
-        lambda: _state(engine, attached.record.run, node.name) if again else known,
+    arguments = (word, paths.log, paths.attempts, paths.metrics if node.rank == 0 else "", runs)
+    listed, said = run_both(
+        lambda: (
+            engine.list({labels.RUN: attached.record.run, labels.NODE: node.name, labels.PURPOSE: "run"})
+            if again
+            else []
+        ),
         lambda: engine.sh(_SCRIPT, *arguments, timeout=LIMIT),
     )
-    parts = said.split(f"{word}\n".encode())[1:]
-    log, started, metrics, use = [*parts, *[b""] * 4][:4]
-    uuids = () if state is None else _gpus(state)
-    return _Answer(
-        state, attempts.parse(started), _last_line(log), metrics, utilization.parse(use, uuids) if runs else None
-    )
-
-
-def _state(engine: Engine, run: str, node: str) -> ContainerState | None:
-    return next(iter(engine.list({labels.RUN: run, labels.NODE: node, labels.PURPOSE: "run"})), None)
-
-
-def _node(node: NodeOfRun, seen: _Answer, end: Mapping[str, Any]) -> NodeStatus:
-    """end: what was written down of the node when the run ended, for when its container is no longer there."""
-    state = seen.state
+    if again:
+        state = next(iter(listed), None)
     row = NodeStatus(node.name, "removed", None, node.host, node.rank, (node.ranks.start, node.ranks.stop - 1))
+    log, started, metrics, use = [*said.split(f"{word}\n".encode()), *[b""] * 4][1:5]
     if state is None:
         kept = ("exit_code", "oom_killed", "restarts", "restarted")
-        return dataclasses.replace(row, **{key: end[key] for key in kept if end.get(key) is not None})
+        return None, replace(row, **{key: end[key] for key in kept if end.get(key) is not None}), metrics
     until = state.finished if state.phase.ended and state.finished else time.time()
-    return dataclasses.replace(
+    gpus = tuple(uuid for uuid in state.labels.get(labels.GPUS, "").split(labels.SPLIT) if uuid)
+    seen = attempts.parse(started)
+    row = replace(
         row,
         state=state.phase.value,
         exit_code=state.exit_code,
         oom_killed=state.oom_killed,
-        restarts=max(0, len(seen.attempts) - 1),
-        restarted=tuple(attempts.reasons(seen.attempts)),
+        restarts=max(0, len(seen) - 1),
+        restarted=tuple(attempts.reasons(seen)),
         age=round(until - state.started, 1) if state.started else None,
-        gpus=_gpus(state),
+        gpus=gpus,
         container=state.name,
-        use=seen.use,
-        last=seen.last,
+        use=utilization.parse(use, gpus) if runs == "yes" else None,
+        last=_last_line(log),
     )
-
-
-def _gpus(state: ContainerState) -> tuple[str, ...]:
-    return tuple(uuid for uuid in state.labels.get(labels.GPUS, "").split(labels.SPLIT) if uuid)
-
-
-def _progress(nodes: tuple[NodeOfRun, ...], answers: Mapping[str, _Answer]) -> TrainingProgress | None:
-    """From the end of the master's metrics."""
-    if not nodes or nodes[0].rank != 0 or nodes[0].name not in answers:
-        return None
-    lines = [fields(line) for line in answers[nodes[0].name].metrics.splitlines()]
-    return training_progress([line for line in lines if line and line.get("kind") == "step"])
+    return state, row, metrics
 
 
 def _last_line(log: bytes) -> str:

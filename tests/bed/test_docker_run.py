@@ -11,7 +11,8 @@ import pytest
 
 from launcher.model.container import ContainerSpec, Layout, Mount
 from launcher.node.connect import connect
-from launcher.node.docker.docker_run import docker_run, pasteable
+from launcher.node.docker.docker_run import docker_run
+from launcher.node.docker.values import container_request
 from launcher.node.engine import Engine
 from tests.bed.bed import Bed
 from tests.bed.settings import TRAIN_IMAGE
@@ -58,19 +59,21 @@ def inspected(bed: Bed, name: str) -> dict[str, Any]:
     for own in ("Hostname", "AttachStdout", "AttachStderr"):  # -d says what becomes of them
         config.pop(own, None)
     config["Env"].sort()
-    return {"Program": program, "Config": config, "HostConfig": found["HostConfig"]}
+    asked = container_request(FULL)["HostConfig"]  # docker's command line fills in engine defaults for the rest
+    host = {key: value for key in asked if (value := found["HostConfig"][key])}
+    return {"Program": program, "Config": config, "HostConfig": host}
 
 
 @pytest.mark.parametrize("spec", [PLAIN, FULL], ids=["plain", "full"])
 def test_a_pasted_line_makes_the_container_that_up_makes(bed: Bed, engine: Engine, spec: ContainerSpec) -> None:
-    bed.sh(bed.nodes[0], pasteable(docker_run(spec)))
+    bed.sh(bed.nodes[0], docker_run(spec))
     engine.create(replace(spec, name="launcher-created"))
     pasted, created = inspected(bed, "launcher-pasted"), inspected(bed, "launcher-created")
     assert pasted == created
 
 
 def test_a_pasted_line_runs(bed: Bed, engine: Engine) -> None:
-    bed.sh(bed.nodes[0], f"touch {OUTPUT}/here; " + pasteable(docker_run(PLAIN)))
+    bed.sh(bed.nodes[0], f"touch {OUTPUT}/here; " + docker_run(PLAIN))
     state = engine.wait("launcher-pasted", 30)
     assert state.exit_code == 0
     assert engine.logs("launcher-pasted") == b'it\'s "two\nlines" 1001 /workspace/code\nhere\n'

@@ -16,7 +16,7 @@ from launcher.cli.plan import docker_lines, plan, show
 from launcher.errors import UsageError
 from launcher.job.loader import parse_job
 from launcher.model.container import ContainerSpec, Layout, Mount
-from launcher.node.docker.docker_run import docker_run, pasteable
+from launcher.node.docker.docker_run import docker_run
 from launcher.node.docker.values import container_request, device
 from launcher.plan.offline import offline
 
@@ -144,7 +144,7 @@ def test_a_docker_run_line_is_the_request_that_up_sends(spec: ContainerSpec) -> 
     if named.gpu_driver == "cdi":  # docker sends one request a device
         (request,) = wanted["HostConfig"]["DeviceRequests"]
         wanted["HostConfig"]["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": [id_]} for id_ in request["DeviceIDs"]]
-    assert request_of(pasteable(docker_run(named))) == wanted
+    assert request_of(docker_run(named)) == wanted
 
 
 def test_the_script_names_image_and_folder_of_every_node() -> None:
