@@ -64,7 +64,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 def judged(value: float, target: float, unit: str = "") -> str:
     """The figure, its target (an upper bound), and whether it holds."""
     unit = unit and f" {unit}"
-    return f"{value:.2f}{unit}, target <= {target:g}{unit}: {'met' if value <= target else 'NOT MET'}"
+    return f"{value:.2f}{unit}, target <= {round(target, 2):g}{unit}: {'met' if value <= target else 'NOT MET'}"
 
 
 def write(path: Path, result: Mapping[str, Any]) -> None:
