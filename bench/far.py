@@ -17,18 +17,15 @@ Each with one node and with all. The two take turns.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bench import report
-from bench.environment import LIMIT, Caller, bed_of
+from bench.environment import Caller, bed_of, ssh_to_all
 from tests.bed.bed import Bed
 from tests.bed.delay import delayed
 from tests.bed.settings import TRAIN_IMAGE
@@ -76,32 +73,27 @@ class Far:
     """The launcher and ssh on nodes far away. Each call cleans up after itself, uncounted."""
 
     def __init__(self, bed: Bed, caller: Caller) -> None:
-        self._bed = bed
+        self._nodes = [node.alias for node in bed.nodes]
         self._caller = caller
 
     def turn(self, nodes: int) -> list[tuple[str, Any]]:
-        return [("launcher", lambda: self.launcher(nodes)), ("ssh", lambda: self.ssh(nodes))]
+        return [
+            ("launcher", lambda: self.launcher(self._nodes[:nodes])),
+            ("ssh", lambda: self.ssh(self._nodes[:nodes])),
+        ]
 
-    def launcher(self, nodes: int) -> dict[str, float]:
-        seconds = {}
-        began = time.monotonic()
-        self._caller.launcher("up", "-d", self._caller.job("bench-sleep", nodes, {"command": SLEEP}))
-        seconds[START] = time.monotonic() - began
-        began = time.monotonic()
-        self._caller.launcher("down")
-        seconds[DOWN] = time.monotonic() - began
-        began = time.monotonic()
-        self._caller.launcher("up", self._caller.job("bench-true", nodes, {"command": ["true"]}))
-        seconds[WHOLE] = time.monotonic() - began
+    def launcher(self, nodes: Sequence[str]) -> dict[str, float]:
+        call, seconds = self._caller.launcher, {}
+        seconds[START] = call("up", "-d", self._caller.job("bench-sleep", nodes, {"command": SLEEP})).wall
+        seconds[DOWN] = call("down").wall
+        seconds[WHOLE] = call("up", self._caller.job("bench-true", nodes, {"command": ["true"]})).wall
         self._caller.down()
-        self._caller.launcher("up", self._caller.job("bench-short", nodes, {"command": SHORT}))
-        ended = time.time()
-        [result] = self._caller.folder.glob("runs/*/result.json")
-        seconds[END] = ended - max(node["finished"] for node in json.loads(result.read_text())["nodes"])
+        call("up", self._caller.job("bench-short", nodes, {"command": SHORT}))
+        seconds[END] = self._caller.seconds_since_end()
         self._caller.down()
         return seconds
 
-    def ssh(self, nodes: int) -> dict[str, float]:
+    def ssh(self, nodes: Sequence[str]) -> dict[str, float]:
         run = f"docker run {OPTIONS}"
         return {
             START: self._everywhere(nodes, f"{run} -d {TRAIN_IMAGE} {' '.join(SLEEP)}"),
@@ -109,18 +101,8 @@ class Far:
             WHOLE: self._everywhere(nodes, f"{run} --rm {TRAIN_IMAGE} true"),
         }
 
-    def _everywhere(self, nodes: int, command: str) -> float:
-        """Seconds of one ssh a node, all at once. Raises CalledProcessError."""
-        ssh = ["ssh", "-F", str(self._caller.ssh_config), "-o", "BatchMode=yes"]
-        began = time.monotonic()
-        processes = [
-            subprocess.Popen([*ssh, node.alias, command], stdout=subprocess.DEVNULL) for node in self._bed.nodes[:nodes]
-        ]
-        codes = [process.wait(LIMIT) for process in processes]
-        took = time.monotonic() - began
-        if any(codes):
-            raise subprocess.CalledProcessError(max(codes), command)
-        return took
+    def _everywhere(self, nodes: Sequence[str], command: str) -> float:
+        return ssh_to_all(self._caller.ssh_config, nodes, command).wall
 
 
 def show(values: Values, most: int) -> None:

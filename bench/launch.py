@@ -100,9 +100,7 @@ class Pair:
         self._scripts = 0
 
     def running(self) -> float:
-        began = time.monotonic()
-        self._caller.launcher("up", "-d", self._job("bench-sleep", {"command": SLEEP.split()}))
-        took = time.monotonic() - began
+        took = self._caller.launcher("up", "-d", self._job("bench-sleep", {"command": SLEEP.split()})).wall
         self._caller.down()
         return took
 
@@ -126,7 +124,7 @@ class Pair:
         return took
 
     def _job(self, name: str, run: Mapping[str, Any]) -> str:
-        return self._caller.job(name, len(self._nodes), run, **SURROUNDINGS)
+        return self._caller.job(name, [node.alias for node in self._nodes], run, **SURROUNDINGS)
 
     def _script(self, **more: str) -> tuple[list[str], dict[str, str]]:
         self._scripts += 1

@@ -43,7 +43,9 @@ def main() -> int:
     found: dict[str, Any] = {"machine": report.machine(), "nodes": call.nodes, "seconds": call.seconds, "results": {}}
     with bed_of(call.nodes) as bed, Caller.at(bed.ssh_config) as caller:
         asleep = int(call.settle + call.seconds + STARTED)
-        job = caller.job("bench-quiet", call.nodes, {"command": ["sleep", str(asleep)]})
+        job = caller.job(
+            "bench-quiet", [node.alias for node in bed.nodes[: call.nodes]], {"command": ["sleep", str(asleep)]}
+        )
         for way, following in (("pipe", in_pipe), ("terminal", in_terminal)):
             with following(caller, job) as process:
                 _wait_until_started(caller, process)
