@@ -1,10 +1,17 @@
-"""From the command to the master's first line: `launcher up` beside a hand-written shell script, on the test bed.
+"""From the command to running containers, and to the first line: `launcher up` beside a hand-written shell script.
 
-    python -m tests.bed up && python -m bench.launch [--repeat 7] [--json FILE]
+    python -m tests.bed up -n 8 && python -m bench.launch [--nodes 2 8] [--repeat 15] [--json FILE]
 
-Both start the same program in the same image with the same mounts on the same two nodes; the image is there already and
-the code is sent along. The program's first line comes when both ranks have met, so it needs both nodes. The two take
-turns, and the order changes each time. Also: `launcher --help`, and which modules `up` imports.
+Both start the same program in the same image with the same mounts on the same nodes of the test bed; the image is there
+already and the code is sent along. The script (bench/programs/launch.sh) takes one node after the other. Two things
+are measured, each with calls of its own:
+
+- until the last container runs: `launcher up -d` returns; the script's last `docker run -d` has returned. The program
+  is `sleep`: torch in the first containers would keep the processors busy that all nodes of the bed share.
+- until the first line: the program prints it when all ranks have met, so it needs every node.
+
+The two take turns, and the order changes each time; a ratio is the median of the pairs' own ratios. Also: `launcher
+--help`, and which modules `up` imports.
 """
 
 from __future__ import annotations
@@ -20,33 +27,39 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bench import report
-from bench.environment import installed
-from tests.bed import cluster
+from bench.environment import LAUNCHER, LIMIT, Caller, bed_of
 from tests.bed.bed import Bed
-from tests.bed.settings import SITE_PACKAGES_IN_NODE, TRAIN_IMAGE, Settings
+from tests.bed.settings import SITE_PACKAGES_IN_NODE, TRAIN_IMAGE
 
 PROGRAMS = Path(__file__).parent / "programs"
-LAUNCHER = [str(Path(sys.executable).with_name("launcher"))]
-FIRST = "met: 2 ranks"
-LIMIT = 120.0
+RUNNING, FIRST_LINE = "last container runs", "first line"
+TARGETS = {(RUNNING, 2): 1.35, (RUNNING, 8): 0.6, (FIRST_LINE, 2): 1.08}  # ours / the script's
+HELP_TARGET = 0.3  # seconds
+SLEEP = "sleep 600"
+SURROUNDINGS: dict[str, Any] = {
+    "mounts": {"/opt/venv": "/opt/venv:ro"},
+    "env": {"PYTHONPATH": SITE_PACKAGES_IN_NODE, "OMP_NUM_THREADS": "1"},
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.launch", description=__doc__.splitlines()[0])
-    parser.add_argument("--repeat", type=int, default=7, help="runs of each, after one that is not counted")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[2, 8])
+    parser.add_argument("--repeat", type=int, default=15, help="pairs of each, after one that is not counted")
     parser.add_argument("--json", type=Path, help="write all values there")
     call = parser.parse_args()
-    settings = Settings.from_environment()
-    with cluster.locked(settings, "session"), tempfile.TemporaryDirectory(prefix="bench-launch-") as folder:
-        result = {
-            "machine": report.machine(),
-            "first_line": first_line(Bed.attach(settings), Path(folder), call.repeat),
-            "help": report.summary([_took(["--help"]) for _ in range(max(5, call.repeat))]),
-            "torch_modules_imported_by_up": imported_by_up(Path(folder)),
-        }
+    result: dict[str, Any] = {"machine": report.machine(), "results": []}
+    with bed_of(max(call.nodes)) as bed, Caller.at(bed.ssh_config) as caller:
+        shutil.copy(PROGRAMS / "first_line.py", caller.folder)
+        for nodes in call.nodes:
+            pair = Pair(bed, caller, nodes)
+            result["results"] += [
+                measure(RUNNING, nodes, pair.running, pair.script_running, call.repeat),
+                measure(FIRST_LINE, nodes, pair.first_line, pair.script_first_line, call.repeat),
+            ]
+    result["help"] = report.summary([_help() for _ in range(max(5, call.repeat))])
+    result["torch_modules_imported_by_up"] = imported_by_up()
     result["machine"]["load_after"] = round(os.getloadavg()[0], 2)
     show(result)
     if call.json:
@@ -54,121 +67,138 @@ def main() -> int:
     return 0
 
 
-def first_line(bed: Bed, folder: Path, repeat: int) -> dict[str, Any]:
-    """Seconds of both to the first line, `repeat` times each, taking turns."""
-    project = folder / "project"
-    project.mkdir()
-    shutil.copy(PROGRAMS / "first_line.py", project)
-    for node in bed.nodes:
-        bed.sweep(node)
-    ways: list[tuple[str, Callable[[int], float]]] = [
-        ("launcher up", lambda _: _launcher(bed, folder, project)),
-        ("script", lambda turn: _script(bed, project, f"bench-{turn}")),
-    ]
+def measure(
+    what: str, nodes: int, ours: Callable[[], float], theirs: Callable[[], float], repeat: int
+) -> dict[str, Any]:
+    """Seconds of both, taking turns."""
+    ways = [("launcher", ours), ("script", theirs)]
     seconds: dict[str, list[float]] = {name: [] for name, _ in ways}
     for turn in range(repeat + 1):
         for name, way in ways if turn % 2 else reversed(ways):
-            took = way(turn)
+            took = way()
             if turn:  # the first fills caches on both sides
                 seconds[name].append(took)
-                print(f"  {turn}/{repeat}  {name:12} {took:6.2f} s", flush=True)
-    ours, theirs = (report.summary(seconds[name]) for name, _ in ways)
-    pairs = [a / b for a, b in zip(seconds["launcher up"], seconds["script"], strict=True)]
+                print(f"  {turn}/{repeat}  {nodes} nodes, {what}: {name:8} {took:6.2f} s", flush=True)
+    pairs = [a / b for a, b in zip(seconds["launcher"], seconds["script"], strict=True)]
     return {
-        "launcher_up": ours,
-        "script": theirs,
-        "ratio": round(ours["median"] / theirs["median"], 3),
-        "ratio_of_pairs": report.summary(pairs),
+        "what": what,
+        "nodes": nodes,
+        **{name: report.summary(values) for name, values in seconds.items()},
+        "ratio": report.summary(pairs),
+        "target": TARGETS.get((what, nodes)),
     }
 
 
-def _launcher(bed: Bed, folder: Path, project: Path) -> float:
-    job = folder / "job.yaml"
-    job.write_text(
-        yaml.safe_dump(
-            {
-                "name": "first-line",
-                "image": {"ref": TRAIN_IMAGE},
-                "nodes": [node.alias for node in bed.nodes[:2]],
-                "run": {"script": "first_line.py"},
-                "mounts": {"/opt/venv": "/opt/venv:ro"},
-                "env": {"PYTHONPATH": SITE_PACKAGES_IN_NODE, "OMP_NUM_THREADS": "1"},
-            }
-        )
-    )
-    environment = {**installed(), "LAUNCHER_SSH_CONFIG": str(bed.ssh_config)}
-    took = _until_first_line([*LAUNCHER, "up", str(job)], project, environment)
-    subprocess.run([*LAUNCHER, "down"], cwd=project, env=environment, capture_output=True, check=True)
-    shutil.rmtree(project / "runs")
-    return took
+class Pair:
+    """What is measured on so many nodes. Each call cleans up after itself, uncounted."""
+
+    def __init__(self, bed: Bed, caller: Caller, nodes: int) -> None:
+        self._bed = bed
+        self._caller = caller
+        self._nodes = bed.nodes[:nodes]
+        self._first = f"met: {nodes} ranks"
+        self._scripts = 0
+
+    def running(self) -> float:
+        took = self._caller.launcher("up", "-d", self._job("bench-sleep", {"command": SLEEP.split()})).wall
+        self._caller.down()
+        return took
+
+    def first_line(self) -> float:
+        job = self._job("bench-first-line", {"script": "first_line.py"})
+        took = self._until_first_line([LAUNCHER, "up", job], self._caller.environment)
+        self._caller.down()
+        return took
+
+    def script_running(self) -> float:
+        argv, environment = self._script(PROGRAM=SLEEP, DETACH="1")
+        began = time.monotonic()
+        subprocess.run(argv, cwd=self._caller.folder, env=environment, check=True, timeout=LIMIT)
+        took = time.monotonic() - began
+        self._remove()
+        return took
+
+    def script_first_line(self) -> float:
+        took = self._until_first_line(*self._script())
+        self._remove()
+        return took
+
+    def _job(self, name: str, run: Mapping[str, Any]) -> str:
+        return self._caller.job(name, [node.alias for node in self._nodes], run, **SURROUNDINGS)
+
+    def _script(self, **more: str) -> tuple[list[str], dict[str, str]]:
+        self._scripts += 1
+        given = [self._name, self._nodes[0].address, TRAIN_IMAGE, SITE_PACKAGES_IN_NODE]
+        argv = ["sh", str(PROGRAMS / "launch.sh"), *given, *(node.alias for node in self._nodes)]
+        return argv, {**self._caller.environment, "SSH": f"ssh -F {self._bed.ssh_config}", **more}
+
+    @property
+    def _name(self) -> str:
+        return f"bench-{len(self._nodes)}-{self._scripts}"
+
+    def _remove(self) -> None:
+        for node in self._nodes:
+            self._bed.ssh(node.alias, f"docker rm -f {self._name} >/dev/null; rm -rf job")
+
+    def _until_first_line(self, argv: Sequence[str], environment: Mapping[str, str]) -> float:
+        """Seconds from the call to the line on stdout; then its end is awaited, uncounted. Raises RuntimeError."""
+        began, took = time.monotonic(), 0.0
+        with tempfile.TemporaryFile("w+") as errors:
+            process = subprocess.Popen(
+                argv, cwd=self._caller.folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+            assert process.stdout is not None
+            for line in process.stdout:
+                if self._first in line and not took:
+                    took = time.monotonic() - began
+            code = process.wait(LIMIT)
+            if not took or code:
+                errors.seek(0)
+                raise RuntimeError(f"{argv[0]}: exit {code}, first line {took or 'never'}\n{errors.read()}")
+        return took
 
 
-def _script(bed: Bed, project: Path, name: str) -> float:
-    nodes = [node.alias for node in bed.nodes[:2]]
-    ssh = f"ssh -F {bed.ssh_config}"
-    argv = ["sh", str(PROGRAMS / "launch.sh"), name, bed.nodes[0].address, TRAIN_IMAGE, SITE_PACKAGES_IN_NODE, *nodes]
-    took = _until_first_line(argv, project, {**installed(), "SSH": ssh})
-    for node in nodes:
-        bed.ssh(node, f"docker rm -f {name} >/dev/null; rm -rf job")
-    return took
-
-
-def _until_first_line(argv: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> float:
-    """Seconds from the call to the line on stdout; then its end is awaited, uncounted. Raises RuntimeError."""
-    began, took = time.monotonic(), 0.0
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(argv, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
-        assert process.stdout is not None
-        for line in process.stdout:
-            if FIRST in line and not took:
-                took = time.monotonic() - began
-        code = process.wait(LIMIT)
-        if not took or code:
-            errors.seek(0)
-            raise RuntimeError(f"{argv[0]}: exit {code}, first line {took or 'never'}\n{errors.read()}")
-    return took
-
-
-def _took(arguments: Sequence[str]) -> float:
+def _help() -> float:
     began = time.monotonic()
-    subprocess.run([*LAUNCHER, *arguments], capture_output=True, check=True)
+    subprocess.run([LAUNCHER, "--help"], capture_output=True, check=True)
     return time.monotonic() - began
 
 
-def imported_by_up(folder: Path) -> list[str]:
+def imported_by_up() -> list[str]:
     """Modules of torch, torchvision, tensorboard or train that a whole `up` has imported by its end; [] is right."""
-    job = folder / "process.yaml"
-    job.write_text("name: imports\nruntime: process\nnodes: [local]\nrun: {command: ['true']}\n")
     program = (
         "import sys\nfrom launcher.cli.main import app\n"
-        f"try:\n    app(['up', {str(job)!r}])\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "try:\n    app(['up', 'process.yaml'])\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
         "heavy = {'torch', 'torchvision', 'tensorboard', 'train'}\n"
         "print(*[name for name in sys.modules if name.partition('.')[0] in heavy])"
     )
-    work = folder / "imports"
-    work.mkdir()
-    done = subprocess.run([sys.executable, "-c", program], cwd=work, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        job = Path(folder) / "process.yaml"
+        job.write_text("name: imports\nruntime: process\nnodes: [local]\nrun: {command: ['true']}\n")
+        done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the run for its imports failed:\n{done.stderr}")
     return done.stdout.splitlines()[-1].split()
 
 
 def show(result: Mapping[str, Any]) -> None:
-    line = result["first_line"]
-    print()
-    print(
-        report.table(
-            [
-                ["to the first line", "median s", "min", "max", "n"],
-                *(
-                    [name, *(f"{line[key][k]:.2f}" for k in ("median", "min", "max")), str(len(line[key]["values"]))]
-                    for name, key in (("launcher up", "launcher_up"), ("ssh + docker run", "script"))
-                ),
-                ["ratio", f"{line['ratio']:.2f}", "", "", "target <= 1.00"],
-            ]
+    rows = [("nodes", "until", "launcher s", "script s", "ratio", "min", "max", "n", "target")]
+    for found in result["results"]:
+        ratio = found["ratio"]
+        rows.append(
+            (
+                str(found["nodes"]),
+                found["what"],
+                f"{found['launcher']['median']:.2f}",
+                f"{found['script']['median']:.2f}",
+                *(f"{ratio[key]:.2f}" for key in ("median", "min", "max")),
+                str(len(ratio["values"])),
+                "" if found["target"] is None else report.judged(ratio["median"], found["target"]),
+            )
         )
-    )
-    print(f"\nlauncher --help: {result['help']['median']:.3f} s (target < 0.3)")
+    print()
+    print(report.table(rows))
+    print(f"\nlauncher --help: {report.judged(result['help']['median'], HELP_TARGET, 's')}")
     print(f"torch imported by up: {', '.join(result['torch_modules_imported_by_up']) or 'nothing'}")
 
 

@@ -61,6 +61,12 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
+def judged(value: float, target: float, unit: str = "") -> str:
+    """The figure, its target (an upper bound), and whether it holds."""
+    unit = unit and f" {unit}"
+    return f"{value:.2f}{unit}, target <= {round(target, 2):g}{unit}: {'met' if value <= target else 'NOT MET'}"
+
+
 def write(path: Path, result: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")

@@ -1,0 +1,168 @@
+"""What a pretended node answers to a command.
+
+Commands are run for real by a shell, in the node's own folder, but for these, which are answered in this process:
+
+- the launcher's look at a node: what it printed once on this machine, with the node's own home, port and time;
+- its clean-up of /dev/shm, for that is this machine's: nothing was left there;
+- the scripts of launcher/node/files.py that every node runs: make a folder, list one, send files, follow them. What
+  they do is done, to the same files; a shell and its tools would cost some milliseconds of processor time, which on a
+  real node are the node's own: 256 times that on the cores of this machine would measure this machine;
+- what the rival asks for (`docker run`, `docker rm`, `cat`): it is spared the shell in the same way.
+
+`docker` is a program that does nothing, so that no script reaches this machine's engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import re
+import shlex
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.node import facts, shm_cleanup
+from launcher.node.files import _FOLLOW, _MAKE_DIR, _MISSING, _PREFACE, _SCAN, _SPANS
+
+TEMPLATE_CONNECTION = "198.18.255.1 54321 198.18.255.1 54322"  # replaced by a node's own
+POLL = 0.2  # seconds, as its `tail -s` has it
+RIVALS = ("docker run ", "docker rm ")
+
+Process = Any  # asyncssh.SSHServerProcess[bytes]
+Answer = Callable[[Process, Sequence[str]], Awaitable[int]]
+
+run_for_real: Counter[str] = Counter()  # how often each command was, by its beginning
+
+
+class Commands:
+    """Of one node. `look`: what the launcher's look printed with HOME at `template`."""
+
+    def __init__(self, home: Path, port: int, look: bytes, template: Path, docker: Path) -> None:
+        self._home = home
+        self._connection = f"127.0.0.1 1 127.0.0.1 {port}"
+        own = {str(template): str(home), TEMPLATE_CONNECTION: self._connection}
+        self._look = functools.reduce(lambda text, pair: text.replace(*pair), _encoded(own), look)
+        self._environment = {
+            "HOME": str(home),
+            "PATH": f"{docker.parent}:/usr/bin:/bin",
+            "SSH_CONNECTION": self._connection,
+            "USER": "bench",
+        }
+        self._scripts: dict[str, Answer] = {
+            facts.script(): self._facts,
+            shm_cleanup.SCRIPT: self._nothing,
+            _PREFACE + _MAKE_DIR: self._make_dir,
+            _PREFACE + _SCAN: self._scan,
+            _PREFACE + _SPANS: self._spans,
+            _PREFACE + _FOLLOW: self._follow,
+        }
+
+    async def run(self, process: Process, command: str) -> int:
+        """Its exit code."""
+        if command.startswith("sh -c "):
+            _, _, script, *arguments = shlex.split(command)
+            if answer := self._scripts.get(script):
+                return await answer(process, arguments[1:])
+        if command.startswith(RIVALS):
+            return await self._nothing(process, ())
+        if command.startswith("cat ") and shlex.quote(command[4:]) == command[4:]:
+            process.stdout.write(b"".join(path.read_bytes() for path in sorted((self._home / command[4:]).iterdir())))
+            return 0
+        return await self._for_real(process, command)
+
+    async def _facts(self, process: Process, _: Sequence[str]) -> int:
+        process.stdout.write(re.sub(rb"(?<=@@time\n)\d+\.\d+", b"%.6f" % time.time(), self._look))
+        return 0
+
+    async def _nothing(self, _: Process, __: Sequence[str]) -> int:
+        return 0
+
+    async def _make_dir(self, _: Process, arguments: Sequence[str]) -> int:
+        Path(arguments[0]).mkdir(0o700, parents=True, exist_ok=True)
+        return 0
+
+    async def _scan(self, process: Process, arguments: Sequence[str]) -> int:
+        root = Path(arguments[0])
+        if not root.is_dir():
+            return _MISSING
+        for path in root.rglob("*"):
+            if path.is_file():
+                found = path.stat()
+                process.stdout.write(b"%d %.6f %s\0" % (found.st_size, found.st_mtime, bytes(path.relative_to(root))))
+        return 0
+
+    async def _spans(self, process: Process, arguments: Sequence[str]) -> int:
+        mark = arguments[0].encode() + b"\n"
+        process.stdout.write(mark)
+        for line in (await process.stdin.read()).splitlines():
+            offset, length, path = line.split(b" ", 2)
+            data = b""
+            with contextlib.suppress(OSError), Path(os.fsdecode(path)).open("rb") as file:
+                file.seek(int(offset))
+                data = file.read(int(length))
+            process.stdout.write(b"%d\n%s%s" % (len(data), data, mark))
+        return 0
+
+    async def _follow(self, process: Process, arguments: Sequence[str]) -> int:
+        """Until stdin ends."""
+        ended = asyncio.create_task(process.stdin.read())
+        places = [int(offset) - 1 for offset in arguments[1::2]]
+        while not ended.done():
+            for number, name in enumerate(arguments[::2]):
+                data = b""
+                with contextlib.suppress(OSError), Path(name).open("rb") as file:
+                    file.seek(places[number])
+                    data = file.read()
+                if number:
+                    whole = data[: data.rfind(b"\n") + 1]
+                    places[number] += len(whole)
+                    for line in whole.splitlines(keepends=True):
+                        process.stderr.write(b"%d %s" % (number - 1, line))
+                elif data:
+                    places[0] += len(data)
+                    process.stdout.write(data)
+            await asyncio.wait({ended}, timeout=POLL)
+        return 143
+
+    async def _for_real(self, process: Process, command: str) -> int:
+        run_for_real[command[:60]] += 1
+        pipe = asyncio.subprocess.PIPE
+        child = await asyncio.create_subprocess_exec(
+            *("sh", "-c", command), cwd=self._home, env=self._environment,
+            stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True,
+        )  # fmt: skip
+        feeding = asyncio.create_task(_copy(process.stdin, child.stdin))
+        try:
+            await asyncio.gather(_copy(child.stdout, process.stdout), _copy(child.stderr, process.stderr))
+            code = await child.wait()
+        finally:  # the channel may have closed before it ended
+            feeding.cancel()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+        return code if code >= 0 else 128 - code
+
+
+async def _copy(source: Any, target: Any) -> None:
+    with contextlib.suppress(ConnectionError):
+        while piece := await source.read(1 << 16):
+            target.write(piece)
+            await target.drain()
+        if isinstance(target, asyncio.StreamWriter):
+            target.close()
+
+
+def _encoded(pairs: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(old.encode(), new.encode()) for old, new in pairs.items()]
+
+
+def look_here(template: Path) -> bytes:
+    """What the launcher's look at this machine prints, with HOME at `template`."""
+    environment = {**os.environ, "HOME": str(template), "SSH_CONNECTION": TEMPLATE_CONNECTION}
+    return subprocess.run(["sh", "-c", facts.script()], env=environment, stdout=subprocess.PIPE, check=True).stdout

@@ -1,0 +1,120 @@
+"""The delay in front of the nodes: late by what was asked for, nothing changed, nothing slowed down."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.bed.bed import Bed
+from tests.bed.delay import delayed, delayed_ports
+from tests.bed.shell import output
+
+SECONDS = 0.05
+
+
+@contextlib.contextmanager
+def echo_server(greeting: bytes = b"") -> Iterator[tuple[str, int]]:
+    """Sends the greeting, then back whatever comes, then its end."""
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(ConnectionError):
+                connection.sendall(greeting)
+                while data := connection.recv(1 << 16):
+                    connection.sendall(data)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield listener.getsockname()
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_connection_costs_a_round_trip_and_so_does_every_answer() -> None:
+    greeted, answered, round_trip = [], [], []
+    with echo_server(b"hello") as target, delayed_ports([target], SECONDS) as [port]:
+        for _ in range(5):
+            began = time.monotonic()
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(b"first")
+                assert connection.recv(5) == b"hello"
+                greeted.append(time.monotonic() - began)
+                assert connection.recv(5) == b"first"
+                answered.append(time.monotonic() - began)
+                began = time.monotonic()
+                connection.sendall(b"again")
+                assert connection.recv(5) == b"again"
+                round_trip.append(time.monotonic() - began)
+    # A busy machine is late by itself, but not five times by as much as one more way; nothing is ever early.
+    assert 4 * SECONDS <= min(greeted) < 5 * SECONDS
+    assert 4 * SECONDS <= min(answered) < 5 * SECONDS  # it went out with the handshake's last packet
+    assert 2 * SECONDS <= min(round_trip) < 3 * SECONDS
+
+
+def test_bytes_arrive_unchanged_and_throughput_is_not_limited() -> None:
+    sent = os.urandom(32 << 20)
+    received = hashlib.sha256()
+    with echo_server() as target, delayed_ports([target], SECONDS) as [port]:
+        began = time.monotonic()
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+
+            def send() -> None:
+                connection.sendall(sent)
+                connection.shutdown(socket.SHUT_WR)
+
+            threading.Thread(target=send, daemon=True).start()
+            while data := connection.recv(1 << 16):
+                received.update(data)
+        took = time.monotonic() - began
+    assert received.digest() == hashlib.sha256(sent).digest()
+    assert took < 10  # a round trip for every 64 KiB would be 51 s
+
+
+def test_many_connections_at_once_do_not_wait_for_each_other() -> None:
+    with echo_server(b"x") as target, delayed_ports([target], SECONDS) as [port]:
+        began = time.monotonic()
+        connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+        connections[0].sendall(b"y")
+        assert connections[0].recv(1) == b"x"
+        assert time.monotonic() - began < 20 * SECONDS
+        for connection in connections:
+            connection.close()
+
+
+def test_where_nothing_listens_the_connection_ends() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        target = free.getsockname()
+    with delayed_ports([target], 0.01) as [port], socket.create_connection(("127.0.0.1", port), 5) as connection:
+        assert connection.recv(1) == b""
+
+
+@pytest.mark.bed
+def test_ssh_reaches_every_node_later_and_proves_its_host_key(bed: Bed) -> None:
+    def took(config: object, alias: str) -> float:
+        began = time.monotonic()
+        argv = ["ssh", "-F", str(config), "-o", "BatchMode=yes", alias, "uname", "-n"]
+        assert output(argv, timeout=30) == alias
+        return time.monotonic() - began
+
+    with delayed(bed, SECONDS) as config:
+        for node in bed.nodes[:2]:
+            direct = min(took(bed.ssh_config, node.alias) for _ in range(2))
+            # at least: TCP, versions, key exchange, authentication, a channel, the command
+            assert took(config, node.alias) > direct + 6 * 2 * SECONDS
+
+        strange = config.with_name("strange")
+        strange.write_text(config.read_text().replace(f"HostKeyAlias {bed.nodes[0].address}", "HostKeyAlias stranger"))
+        argv = ["ssh", "-F", str(strange), "-o", "BatchMode=yes", bed.nodes[0].alias, "true"]
+        refused = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+        assert "Host key verification failed" in refused.stderr
