@@ -42,7 +42,6 @@ class Target:
     port: int = DEFAULT_PORT
     user: str = ""
     identity_files: tuple[str, ...] = ()
-    certificate_files: tuple[str, ...] = ()
     identities_only: bool = False
     identity_agent: str = ""  # a socket's path; "" for none
     proxy_jump: tuple[str, ...] = ()  # first hop first
@@ -207,7 +206,6 @@ def parse_answer(spec: HostSpec, alias: str, answer: str, environ: Mapping[str, 
         port=port,
         user=user,
         identity_files=tuple(dict.fromkeys(expand(f) for f in files if f != "none")),
-        certificate_files=tuple(dict.fromkeys(expand(f) for f in many.get("certificatefile", ()) if f != "none")),
         identities_only=single.get("identitiesonly") == "yes",
         identity_agent=_agent(single.get("identityagent", "SSH_AUTH_SOCK"), environ, expand),
         proxy_jump=() if jump == "none" else tuple(hop.strip() for hop in jump.split(",") if hop.strip()),
