@@ -29,13 +29,6 @@ class Decision:
     folder: str = ""  # source: the image's own tree; "" is a clone of the version's tag
     notes: tuple[str, ...] = ()
 
-    @classmethod
-    def of_step(cls, step: str, why: str, notes: tuple[str, ...] = ()) -> Decision:
-        """The decision that a lock file recorded as this step."""
-        method, version, extra = (*step.split(), "", "")[:3]
-        source = method == Method.SOURCE.value
-        return cls(Method(method), why, version, "" if source else extra, extra if source else "", notes)
-
     @property
     def step(self) -> str:
         return " ".join(filter(None, (self.method.value, self.version, self.variant, self.folder)))

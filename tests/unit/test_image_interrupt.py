@@ -74,5 +74,5 @@ def test_a_ctrl_c_ends_image_work_at_once(step, nodes, tmp_path):
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=3 * STEP)
-    assert time.monotonic() - began < 1, err
+    assert time.monotonic() - began < STEP / 2, err  # 0.1 s where nothing else runs
     assert "KeyboardInterrupt" in err
