@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from launcher.errors import ImageBuildFailed
-from launcher.image.decide import Method
+from launcher.image.decide import KEEP
 from launcher.image.image_locations import Log, image_store
 from launcher.image.names import OURS, asset
 from launcher.node.engine import Engine, ImageInfo
@@ -51,7 +51,7 @@ class Recipe:
 
     @property
     def changes_nothing(self) -> bool:
-        return self.step == Method.KEEP.value and not self.packages
+        return self.step == KEEP and not self.packages
 
     def tag(self, job: str) -> str:
         """`launcher/<job>:<digest>`."""

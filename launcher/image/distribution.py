@@ -7,15 +7,7 @@ from functools import partial
 
 from launcher.errors import ImageUnfit, LauncherError, NodesFailed
 from launcher.image import names
-from launcher.image.image_locations import (
-    FoundImages,
-    ImageLocations,
-    ImageOnNodes,
-    Log,
-    find_same,
-    image_store,
-    same_image,
-)
+from launcher.image.image_locations import FoundImages, ImageLocations, ImageOnNodes, find_same, image_store, same_image
 from launcher.node import cache
 from launcher.node.engine import Engine, ImageInfo
 from launcher.node.parallel import run_all
@@ -45,23 +37,20 @@ def provide_from(
         targets = [engine for engine, image in zip(nodes, theirs, strict=True) if image is None]
         if targets:
             _check_architecture(name, info, found, nodes)
-            pulled = _pull_where_possible(name, info, targets, locations.log)
+            pulled = _try_pulling(name, info, targets, locations)
             targets = [engine for engine in targets if engine not in pulled]
         if targets:
             from launcher.image.peers import push_or_relay  # most starts have nothing to send
 
-            where = ", ".join(engine.node for engine in targets)
-            locations.log(f"image {name}: from {locations.describe(source)} to {where}")
+            locations.log(f"image {name}: from {locations.describe(source)} to {locations.describe(*targets)}")
             have = [engine for engine, image in zip(nodes, theirs, strict=True) if image and image.id == info.id]
             sent.update(push_or_relay(source, info, name, targets, have, locations))
         theirs = _find_same_on_all(locations.find(name).nodes, info, nodes)
     proven = [(engine, image) for engine, image in zip(nodes, theirs, strict=True) if image is not None]
     if len(proven) < len(nodes):
-        raise ImageUnfit(
-            ", ".join(engine.node for engine, image in zip(nodes, theirs, strict=True) if image is None),
-            f"does not have image {info.id[:19]} after it was sent",
-            "another program may be removing images on the node; try again",
-        )
+        missing = ", ".join(engine.node for engine, image in zip(nodes, theirs, strict=True) if image is None)
+        cure = "another program may be removing images on the node; try again"
+        raise ImageUnfit(missing, f"does not have image {info.id[:19]} after it was sent", cure)
     unnamed = [(engine, image) for engine, image in proven if not _is_named(name, image)]
     run_all([partial(image_store(engine).tag, image.id, name) for engine, image in unnamed])
     return ImageOnNodes(name, proven[0][1].id, {engine.node: image.id for engine, image in proven}, shipped=sent)
@@ -95,11 +84,8 @@ def _check_architecture(name: str, info: ImageInfo, found: FoundImages, nodes: S
     """An image is not sent over one for another architecture, which shows what the node needs."""
     for engine, theirs in zip(nodes, found.nodes, strict=True):
         if theirs is not None and theirs.arch != info.arch:
-            raise ImageUnfit(
-                f"{engine.node}: image {name}",
-                f"is for {theirs.arch} there and for {info.arch} at its source",
-                "nodes of one job must be of one architecture",
-            )
+            what = f"is for {theirs.arch} there and for {info.arch} at its source"
+            raise ImageUnfit(f"{engine.node}: image {name}", what, "nodes of one job must be of one architecture")
 
 
 def pull(name: str, engines: Sequence[Engine], locations: ImageLocations) -> ImageOnNodes:
@@ -111,22 +97,17 @@ def pull(name: str, engines: Sequence[Engine], locations: ImageLocations) -> Ima
     nowhere = f"is neither on {everywhere}" + (" nor on this machine" if locations.local else "")
     wanted = names.parse(name)
     if wanted is None or not names.in_registry(name):
-        raise ImageUnfit(
-            f"image {name}",
-            f"{nowhere}, and no registry has such a name",
-            "check its spelling in the job file; `docker images` on a node lists what it has",
-        )
+        cure = "check its spelling in the job file; `docker images` on a node lists what it has"
+        raise ImageUnfit(f"image {name}", f"{nowhere}, and no registry has such a name", cure)
     login = registry_login(name)
     try:
         digest = wanted.digest or image_store(engines[0]).digest(name, login)
     except LauncherError as error:
-        raise ImageUnfit(
-            f"image {name}",
-            f"{nowhere}, and {locations.describe(engines[0])} cannot get it from its registry: {error.what}",
-            "check its spelling, the network to the registry, and `docker login` on this machine",
-        ) from error
+        what = f"{nowhere}, and {locations.describe(engines[0])} cannot get it from its registry: {error.what}"
+        cure = "check its spelling, the network to the registry, and `docker login` on this machine"
+        raise ImageUnfit(f"image {name}", what, cure) from error
     pinned = wanted.at(digest)
-    locations.log(f"image {name}: pulling {pinned} on {', '.join(locations.describe(engine) for engine in engines)}")
+    locations.log(f"image {name}: pulling {pinned} on {locations.describe(*engines)}")
 
     def pull_on(engine: Engine) -> ImageInfo:
         store = image_store(engine)
@@ -149,7 +130,7 @@ def pull(name: str, engines: Sequence[Engine], locations: ImageLocations) -> Ima
     return ImageOnNodes(name, first.id, {node: info.id for node, info in infos.items()}, why=f"pulled {pinned}")
 
 
-def _pull_where_possible(name: str, info: ImageInfo, engines: Sequence[Engine], log: Log) -> list[Engine]:
+def _try_pulling(name: str, info: ImageInfo, engines: Sequence[Engine], locations: ImageLocations) -> list[Engine]:
     """Let nodes pull what a registry has: the image itself by digest, or the base that it was built from.
 
     The engines that have the whole image then. A failure is only logged: the image is pushed to that node; if the
@@ -170,11 +151,11 @@ def _pull_where_possible(name: str, info: ImageInfo, engines: Sequence[Engine], 
                 return False
             try:
                 store.digest(pinned, login)
-                log(f"image {name}: {engine.node} pulls {pinned}")
+                locations.log(f"image {name}: {engine.node} pulls {pinned}")
                 store.pull(pinned, login)
             except LauncherError as error:
                 cache.put("unreachable", key, {"words": error.what})
-                log(f"image {name}: {engine.node} cannot pull {pinned} ({error.what})")
+                locations.log(f"image {name}: {engine.node} cannot pull {pinned} ({error.what})")
                 return False
         theirs = store.inspect(pinned)
         if theirs is None or not same_image(theirs, info):
@@ -201,9 +182,6 @@ def registry_login(name: str) -> Mapping[str, str] | None:
     try:
         found = auth.load_config().resolve_authconfig(wanted.registry or None)
     except DockerException as error:
-        raise ImageUnfit(
-            f"image {name}",
-            f"this machine's Docker login for {wanted.registry or 'Docker Hub'} cannot be read: {error}",
-            "check credsStore and credHelpers in ~/.docker/config.json",
-        ) from error
+        what = f"this machine's Docker login for {wanted.registry or 'Docker Hub'} cannot be read: {error}"
+        raise ImageUnfit(f"image {name}", what, "check credsStore and credHelpers in ~/.docker/config.json") from error
     return {str(key): str(value) for key, value in found.items() if value} if found else None

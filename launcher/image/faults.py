@@ -89,10 +89,8 @@ def find_faults(report: Report) -> list[Fault]:
     for name in ("nms", "nms_gpu"):
         check = report.checks.get(name)
         if check is not None and not check.ok:
-            device = "GPU" if name == "nms_gpu" else "CPU"
-            found.append(
-                Fault("torchvision", f"torchvision.ops.nms fails on the {device}", _pairing(report), check.error)
-            )
+            what = f"torchvision.ops.nms fails on the {'GPU' if name == 'nms_gpu' else 'CPU'}"
+            found.append(Fault("torchvision", what, _pairing(report), check.error))
     vgg = report.checks.get("vgg16")
     if vgg is not None and not vgg.ok:
         found.append(_vgg_fault(report, vgg.error))
@@ -123,9 +121,8 @@ def _import_fault(report: Report, error: str) -> Fault:
     what = f"torchvision {report.torchvision} cannot be imported"
     if "operator torchvision::nms does not exist" in error:
         what = "operator torchvision::nms does not exist"
-    return Fault(
-        "torchvision", what, _library_cause(report, hidden or error), " / ".join(filter(None, (error, hidden)))
-    )
+    shown = " / ".join(filter(None, (error, hidden)))
+    return Fault("torchvision", what, _library_cause(report, hidden or error), shown)
 
 
 def _library_cause(report: Report, error: str) -> str:

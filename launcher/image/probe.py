@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.errors import ImageUnfit
+from launcher.errors import ImageUnfit, NodeUnfit
 from launcher.image.faults import Report
 from launcher.image.names import asset
 from launcher.model import labels
@@ -17,6 +18,7 @@ from launcher.model.container import ContainerSpec, Layout, Mount
 from launcher.model.facts import ImageFacts, Launch
 from launcher.node import cache
 from launcher.node.engine import Engine, ImageInfo
+from launcher.plan import gpus
 
 MARK = "LAUNCHER-PROBE "  # images/probe.py prints it in front of its JSON
 MOUNTED_MAX_AGE = 600.0  # seconds: what lies under a mount may change without the image changing
@@ -82,12 +84,9 @@ def full_report(engine: Engine, info: ImageInfo, reference: str) -> Report:
 def _a_gpu(engine: Engine) -> tuple[tuple[str, ...], str]:
     """One of the node's GPUs (UUID) and the engine's way to grant it; empty without a GPU, or a way."""
     node = engine.facts()
-    if not node.gpus or node.engine is None:
-        return (), ""
-    if "nvidia" in node.engine.runtimes:
-        return (node.gpus[0].uuid,), "nvidia"
-    if any(name.startswith("nvidia.com/gpu") for name in node.engine.cdi_devices):
-        return (node.gpus[0].uuid,), "cdi"
+    with contextlib.suppress(NodeUnfit):  # an engine without the NVIDIA Container Toolkit: the CPU alone is tried
+        if node.gpus and node.engine is not None:
+            return (node.gpus[0].uuid,), gpus.driver(node)
     return (), ""
 
 
@@ -102,7 +101,7 @@ def _run(
     surroundings: Surroundings,
     timeout: float,
     reference: str,
-    gpus: tuple[str, ...] = (),
+    gpu_uuids: tuple[str, ...] = (),
     gpu_driver: str = "",
 ) -> Mapping[str, Any]:
     """The JSON object that images/probe.py prints in a short container of `image` (an id). Raises ImageUnfit."""
@@ -117,7 +116,7 @@ def _run(
         user=surroundings.user,
         groups=surroundings.groups,
         mounts=surroundings.mounts,
-        gpus=gpus,
+        gpus=gpu_uuids,
         gpu_driver=gpu_driver,
     )
     code, output = engine.run_probe(spec, timeout)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from launcher.errors import ImageUnfit
 from launcher.image import names
 from launcher.image.builder import Recipe, build, pip_authority, pip_index
-from launcher.image.decide import Decision, Method, decide
+from launcher.image.decide import KEEP, Decision, decide
 from launcher.image.distribution import pull
 from launcher.image.faults import Report, find_faults
 from launcher.image.image_locations import ImageLocations, image_store
@@ -71,8 +71,8 @@ def plan_repair(
 
 def _decide(image: Image, base: str, builder: Engine, info: ImageInfo, mounted: bool) -> Lock:
     torch = torchvision = ""
-    decision = Decision(Method.KEEP, "the job says keep: nothing was checked")
-    if image.torchvision != "keep":
+    decision = Decision(KEEP, "the job says keep: nothing was checked")
+    if image.torchvision != KEEP:
         report = full_report(builder, info, base)
         torch, torchvision = report.torch, report.torchvision
         decision = decide(image.torchvision, report, base, mounted)
@@ -123,18 +123,14 @@ def _find_base(base: str, locations: ImageLocations, locked: Lock | None) -> tup
     if locked is not None:
         wanted = names.parse(base)
         if wanted is None or not locked.base_digest:
-            raise ImageUnfit(
-                f"image {base}",
-                f"the one that the lock file names, {locked.base_id[:19]}, is no longer on any of these machines",
-                "remove the lock file to take the base as it is now",
-            )
+            what = f"the one that the lock file names, {locked.base_id[:19]}, is no longer on any of these machines"
+            raise ImageUnfit(f"image {base}", what, "remove the lock file to take the base as it is now")
         name = wanted.at(locked.base_digest)
     pull(name, [builder], locations)
     info = image_store(builder).inspect(name)
     if info is None:
-        raise ImageUnfit(
-            f"image {base}", f"was pulled on {locations.describe(builder)} but is missing now", "try again"
-        )
+        what = f"was pulled on {locations.describe(builder)} but is missing now"
+        raise ImageUnfit(f"image {base}", what, "try again")
     return builder, info
 
 
