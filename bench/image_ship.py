@@ -110,7 +110,7 @@ def measure(bed: Bed, count: int) -> dict[str, Any]:
         found["changed_bytes"] = sum(map(len, export(local, more, len(info.layers))))
 
         def ours(name: str) -> int:
-            return max(provide(name, ImageLocations(fleet.engines, local), print_nothing).shipped.values(), default=0)
+            return max(provide(name, ImageLocations(fleet.engines, local, print_nothing)).shipped.values(), default=0)
 
         clear(bed)
         for what, name in (("first", FIRST), ("delta", SECOND)):

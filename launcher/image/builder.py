@@ -12,11 +12,12 @@ import tempfile
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from launcher.errors import ImageBuildFailed
-from launcher.image.decide import Method
+from launcher.image.decide import KEEP
 from launcher.image.image_locations import Log, image_store
 from launcher.image.names import OURS, asset
 from launcher.node.engine import Engine, ImageInfo
@@ -50,7 +51,7 @@ class Recipe:
 
     @property
     def changes_nothing(self) -> bool:
-        return self.step == Method.KEEP.value and not self.packages
+        return self.step == KEEP and not self.packages
 
     def tag(self, job: str) -> str:
         """`launcher/<job>:<digest>`."""
@@ -94,9 +95,8 @@ def pip_authority(environment: Mapping[str, str] = os.environ) -> str:
     try:
         return Path(path).read_text(encoding="ascii", errors="ignore")
     except OSError as error:
-        raise ImageBuildFailed(
-            "environment variable PIP_CERT", f"{path} cannot be read: {error.strerror}", "correct or unset it"
-        ) from error
+        what = f"{path} cannot be read: {error.strerror}"
+        raise ImageBuildFailed("environment variable PIP_CERT", what, "correct or unset it") from error
 
 
 def build(
@@ -109,15 +109,16 @@ def build(
     store = image_store(engine)
     name = f"{OURS}base:{base.id.partition(':')[2][:24]}"  # builders look up an id or a digest in a registry
     store.tag(base.id, name)
+    run = partial(_build, recipe, tag, labels, engine, name, local, log)
     network = "" if os.environ.get(NETWORK, "host") == "default" else "host"
     try:
         try:
-            _build(recipe, tag, labels, engine, name, network, local=local, log=log)
+            run(network)
         except ImageBuildFailed as error:
             if not network or not any(words in str(error) for words in NO_HOST_NETWORK):
                 raise
             log("the engine does not grant its host's network to builds: building with its own network")
-            _build(recipe, tag, labels, engine, name, "", local=local, log=log)
+            run("")
     finally:
         if base.tags or base.repo_digests:  # otherwise this name is all that keeps the base
             store.remove(name)
@@ -129,13 +130,11 @@ def build(
 
 def has_buildx() -> bool:
     """Whether this machine's Docker CLI can build with BuildKit."""
+    argv = ["docker", "buildx", "version"]
     try:
-        done = subprocess.run(
-            ["docker", "buildx", "version"], capture_output=True, timeout=DOCKER_CLI_TIMEOUT, check=False
-        )
+        return subprocess.run(argv, capture_output=True, timeout=DOCKER_CLI_TIMEOUT, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return done.returncode == 0
 
 
 def buildx_argv(
@@ -166,15 +165,7 @@ def context_archive(files: Mapping[str, str], mode: int = 0o644) -> bytes:
 
 
 def _build(
-    recipe: Recipe,
-    tag: str,
-    labels: Mapping[str, str],
-    engine: Engine,
-    base: str,
-    network: str,
-    *,
-    local: bool,
-    log: Log,
+    recipe: Recipe, tag: str, labels: Mapping[str, str], engine: Engine, base: str, local: bool, log: Log, network: str
 ) -> None:
     arguments = recipe.arguments(base)
 
@@ -183,9 +174,8 @@ def _build(
             log(line)
 
     if not local or not has_buildx():
-        context = context_archive(recipe.files())
-        store = image_store(engine)
-        store.build(context, tag=tag, arguments=arguments, labels=labels, network=network, say=log_line)
+        build = partial(image_store(engine).build, context_archive(recipe.files()), say=log_line)
+        build(tag=tag, arguments=arguments, labels=labels, network=network)
         return
     with tempfile.TemporaryDirectory(prefix="launcher-build-") as folder:
         for name, text in recipe.files().items():
@@ -197,9 +187,8 @@ def _build(
 
 def _own_builder() -> str:
     """The builder that is the engine itself, named like the CLI's context: others do not see the engine's images."""
-    done = subprocess.run(
-        ["docker", "context", "show"], capture_output=True, text=True, timeout=DOCKER_CLI_TIMEOUT, check=False
-    )
+    argv = ["docker", "context", "show"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=DOCKER_CLI_TIMEOUT, check=False)
     return done.stdout.strip() or "default"
 
 

@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from launcher.errors import ImageUnfit
 from launcher.image import versions
 from launcher.image.faults import Fault, Report, find_faults, find_notes
 
-
-class Method(str, Enum):
-    """How torchvision is repaired; images/install.sh has the commands."""
-
-    KEEP = "keep"
-    WHEEL = "wheel"
-    SOURCE = "source"
+KEEP = "keep"
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do and why. `step`: the words that images/install.sh takes after `torchvision`."""
+    """What to do and why."""
 
-    method: Method
+    step: str  # for `install.sh torchvision`: keep | wheel X.Y.Z [cu124] | source X.Y.Z [FOLDER]
     why: str
-    version: str = ""
-    variant: str = ""  # wheels: cpu, cu124, ...
-    folder: str = ""  # source: the image's own tree; "" is a clone of the version's tag
+    version: str = ""  # that gets installed
     notes: tuple[str, ...] = ()
-
-    @classmethod
-    def of_step(cls, step: str, why: str, notes: tuple[str, ...] = ()) -> Decision:
-        """The decision that a lock file recorded as this step."""
-        method, version, extra = (*step.split(), "", "")[:3]
-        source = method == Method.SOURCE.value
-        return cls(Method(method), why, version, "" if source else extra, extra if source else "", notes)
-
-    @property
-    def step(self) -> str:
-        return " ".join(filter(None, (self.method.value, self.version, self.variant, self.folder)))
 
 
 def decide(asked: str, report: Report, image: str, mounted: bool = False) -> Decision:
@@ -46,24 +26,21 @@ def decide(asked: str, report: Report, image: str, mounted: bool = False) -> Dec
 
     Raises ImageUnfit, naming the fault, if the image cannot be made to work.
     """
-    if asked == "keep":
-        return Decision(Method.KEEP, "the job says keep: nothing was checked")
+    if asked == KEEP:
+        return Decision(KEEP, "the job says keep: nothing was checked")
     faults = find_faults(report)
     notes = tuple(find_notes(report))
     _refuse_what_torchvision_cannot_fix(faults, image, mounted)
     if not report.torch_folder:
-        return Decision(Method.KEEP, "torch is not in the image: the job's mounts are used as they are")
-    if asked == "auto":
-        if not faults:
-            return Decision(
-                Method.KEEP, f"torchvision {report.torchvision} works with torch {report.torch}", notes=notes
-            )
+        return Decision(KEEP, "torch is not in the image: the job's mounts are used as they are")
+    if asked == "auto" and faults:
         return _repair(report, image, "; ".join(map(str, faults)))
+    if asked == "auto":
+        return Decision(KEEP, f"torchvision {report.torchvision} works with torch {report.torch}", notes=notes)
     if not faults and versions.numbers(report.torchvision) == versions.numbers(asked):
-        return Decision(Method.KEEP, f"torchvision {report.torchvision} is installed and works", notes=notes)
-    return _install(
-        asked, report, image, f"the job asks for torchvision {asked}, the base has {report.torchvision or 'none'}"
-    )
+        return Decision(KEEP, f"torchvision {report.torchvision} is installed and works", notes=notes)
+    installed = report.torchvision or "none"
+    return _install(asked, report, image, f"the job asks for torchvision {asked}, the base has {installed}")
 
 
 def _refuse_what_torchvision_cannot_fix(faults: list[Fault], image: str, mounted: bool) -> None:
@@ -71,11 +48,8 @@ def _refuse_what_torchvision_cannot_fix(faults: list[Fault], image: str, mounted
         if fault.part == "torchvision" or (fault.part == "torch" and not fault.error and mounted):
             continue
         shown = f"{fault} [{fault.error}]" if fault.error else str(fault)
-        raise ImageUnfit(
-            f"image {image}",
-            shown,
-            "choose a base with a torch that works, or set image.torchvision to keep if the job needs none",
-        )
+        cure = "choose a base with a torch that works, or set image.torchvision to keep if the job needs none"
+        raise ImageUnfit(f"image {image}", shown, cure)
 
 
 def _repair(report: Report, image: str, why: str) -> Decision:
@@ -83,11 +57,8 @@ def _repair(report: Report, image: str, why: str) -> Decision:
     torch = versions.numbers(report.torch)
     version = versions.torchvision_for(report.torch)
     if version is None or torch is None:
-        raise ImageUnfit(
-            f"image {image}",
-            f"{why}; no torchvision is known for torch {report.torch}",
-            "set image.torchvision to a version that is known to fit",
-        )
+        what = f"{why}; no torchvision is known for torch {report.torch}"
+        raise ImageUnfit(f"image {image}", what, "set image.torchvision to a version that is known to fit")
     installed = versions.numbers(report.torchvision)
     if not versions.published(report.torch) and torch < (1, 2, 0) and installed is not None and installed < (0, 3, 0):
         # The installed torchvision has no compiled operators either, and this one needs no compiler.
@@ -97,17 +68,15 @@ def _repair(report: Report, image: str, why: str) -> Decision:
 
 def _install(version: str, report: Report, image: str, why: str) -> Decision:
     if not report.pip:
-        raise ImageUnfit(
-            f"image {image}",
-            f"{why}; and the image has no pip to install torchvision {version} with",
-            "add pip to the base, or choose another one",
-        )
+        what = f"{why}; and the image has no pip to install torchvision {version} with"
+        raise ImageUnfit(f"image {image}", what, "add pip to the base, or choose another one")
     wanted = versions.numbers(version)
     if wanted is not None and wanted < (0, 3, 0):
-        return Decision(Method.WHEEL, why, version, notes=("this torchvision is pure Python: it has no operators",))
+        pure = ("this torchvision is pure Python: it has no operators",)
+        return Decision(f"wheel {version}", why, version, pure)
     if versions.published(report.torch):
-        variant = versions.variant(report.torch) or ("" if report.cuda else "cpu")
-        return Decision(Method.WHEEL, why, version, "cpu" if not report.cuda else variant)
+        variant = versions.variant(report.torch) if report.cuda else "cpu"
+        return Decision(f"wheel {version} {variant}".strip(), why, version)
     official = versions.torchvision_for(report.torch)
     folder = report.source_tree if official is not None and wanted == versions.numbers(official) else ""
     lacking = [tool for tool in ("g++", *(() if folder else ("git",))) if tool not in report.tools]
@@ -121,4 +90,4 @@ def _install(version: str, report: Report, image: str, why: str) -> Decision:
     notes: tuple[str, ...] = ()
     if report.cuda and "nvcc" not in report.tools:
         notes = ("the image has no nvcc: torchvision's operators will run on the CPU only",)
-    return Decision(Method.SOURCE, why, version, folder=folder, notes=notes)
+    return Decision(f"source {version} {folder}".strip(), why, version, notes)

@@ -7,17 +7,7 @@ from functools import partial
 
 from launcher.errors import ImageUnfit, LauncherError, NodesFailed
 from launcher.image import names
-from launcher.image.image_locations import (
-    FoundImages,
-    ImageLocations,
-    ImageOnNodes,
-    Log,
-    OnProgress,
-    find_same,
-    image_store,
-    no_progress,
-    same_image,
-)
+from launcher.image.image_locations import FoundImages, ImageLocations, ImageOnNodes, find_same, image_store, same_image
 from launcher.node import cache
 from launcher.node.engine import Engine, ImageInfo
 from launcher.node.parallel import run_all
@@ -25,7 +15,7 @@ from launcher.node.parallel import run_all
 UNREACHABLE_MAX_AGE = 3600.0  # seconds
 
 
-def provide(name: str, locations: ImageLocations, log: Log, on_progress: OnProgress = no_progress) -> ImageOnNodes:
+def provide(name: str, locations: ImageLocations) -> ImageOnNodes:
     """The image of this name on every node. If all of them have it already this costs one round trip.
 
     The caller's engine is the first source, then the nodes in their order; if none has it the nodes pull it.
@@ -33,46 +23,34 @@ def provide(name: str, locations: ImageLocations, log: Log, on_progress: OnProgr
     """
     found = locations.find(name)
     sources = locations.sources(found)
-    if not sources:
-        return pull(name, locations.nodes, locations, log)
-    return provide_from(*sources[0], name, found, locations, log, on_progress)
+    return provide_from(*sources[0], name, found, locations) if sources else pull(name, locations.nodes, locations)
 
 
 def provide_from(
-    source: Engine,
-    info: ImageInfo,
-    name: str,
-    found: FoundImages,
-    locations: ImageLocations,
-    log: Log,
-    on_progress: OnProgress = no_progress,
+    source: Engine, info: ImageInfo, name: str, found: FoundImages, locations: ImageLocations
 ) -> ImageOnNodes:
     """Image `info` of `source` on every node where `name` is missing or another image, and the proof of it."""
-    nodes = locations.nodes
-    theirs, sent = found.nodes, dict[str, int]()
+    nodes, theirs, sent = locations.nodes, found.nodes, dict[str, int]()
     if any(not same_image(other, info) for other in theirs):
-        _log_replaced(name, info, source, found, locations, log)
+        _log_replaced(name, info, source, found, locations)
         theirs = _find_same_on_all(theirs, info, nodes)
         targets = [engine for engine, image in zip(nodes, theirs, strict=True) if image is None]
         if targets:
             _check_architecture(name, info, found, nodes)
-            pulled = _pull_where_possible(name, info, targets, log)
+            pulled = _try_pulling(name, info, targets, locations)
             targets = [engine for engine in targets if engine not in pulled]
         if targets:
             from launcher.image.peers import push_or_relay  # most starts have nothing to send
 
-            log(f"image {name}: from {locations.describe(source)} to {', '.join(engine.node for engine in targets)}")
+            locations.log(f"image {name}: from {locations.describe(source)} to {locations.describe(*targets)}")
             have = [engine for engine, image in zip(nodes, theirs, strict=True) if image and image.id == info.id]
-            sent.update(push_or_relay(source, info, name, targets, have, log, on_progress))
+            sent.update(push_or_relay(source, info, name, targets, have, locations))
         theirs = _find_same_on_all(locations.find(name).nodes, info, nodes)
-    missing = [engine.node for engine, image in zip(nodes, theirs, strict=True) if image is None]
-    if missing:
-        raise ImageUnfit(
-            ", ".join(missing),
-            f"does not have image {info.id[:19]} after it was sent",
-            "another program may be removing images on the node; try again",
-        )
     proven = [(engine, image) for engine, image in zip(nodes, theirs, strict=True) if image is not None]
+    if len(proven) < len(nodes):
+        missing = ", ".join(engine.node for engine, image in zip(nodes, theirs, strict=True) if image is None)
+        cure = "another program may be removing images on the node; try again"
+        raise ImageUnfit(missing, f"does not have image {info.id[:19]} after it was sent", cure)
     unnamed = [(engine, image) for engine, image in proven if not _is_named(name, image)]
     run_all([partial(image_store(engine).tag, image.id, name) for engine, image in unnamed])
     return ImageOnNodes(name, proven[0][1].id, {engine.node: image.id for engine, image in proven}, shipped=sent)
@@ -94,28 +72,23 @@ def _is_named(name: str, image: ImageInfo) -> bool:
     return "@" in name or names.parse(name) is None or name in image.tags or f"{name}:latest" in image.tags
 
 
-def _log_replaced(
-    name: str, info: ImageInfo, source: Engine, found: FoundImages, locations: ImageLocations, log: Log
-) -> None:
+def _log_replaced(name: str, info: ImageInfo, source: Engine, found: FoundImages, locations: ImageLocations) -> None:
     pairs = zip(locations.nodes, found.nodes, strict=True)
     others = [engine.node for engine, image in pairs if image and not same_image(image, info)]
     if others:
-        created = f"{info.id[7:19]}, created {info.created[:19]}"
-        log(f"{', '.join(others)} had another {name}: the one of {locations.describe(source)} ({created}) replaces it")
+        ours = f"the one of {locations.describe(source)} ({info.id[7:19]}, created {info.created[:19]})"
+        locations.log(f"{', '.join(others)} had another {name}: {ours} replaces it")
 
 
 def _check_architecture(name: str, info: ImageInfo, found: FoundImages, nodes: Sequence[Engine]) -> None:
     """An image is not sent over one for another architecture, which shows what the node needs."""
     for engine, theirs in zip(nodes, found.nodes, strict=True):
         if theirs is not None and theirs.arch != info.arch:
-            raise ImageUnfit(
-                f"{engine.node}: image {name}",
-                f"is for {theirs.arch} there and for {info.arch} at its source",
-                "nodes of one job must be of one architecture",
-            )
+            what = f"is for {theirs.arch} there and for {info.arch} at its source"
+            raise ImageUnfit(f"{engine.node}: image {name}", what, "nodes of one job must be of one architecture")
 
 
-def pull(name: str, engines: Sequence[Engine], locations: ImageLocations, log: Log) -> ImageOnNodes:
+def pull(name: str, engines: Sequence[Engine], locations: ImageLocations) -> ImageOnNodes:
     """An image that no engine has: these pull the same digest from its registry, with the caller's login.
 
     Raises ImageUnfit with the registry's words, NodesFailed.
@@ -124,22 +97,17 @@ def pull(name: str, engines: Sequence[Engine], locations: ImageLocations, log: L
     nowhere = f"is neither on {everywhere}" + (" nor on this machine" if locations.local else "")
     wanted = names.parse(name)
     if wanted is None or not names.in_registry(name):
-        raise ImageUnfit(
-            f"image {name}",
-            f"{nowhere}, and no registry has such a name",
-            "check its spelling in the job file; `docker images` on a node lists what it has",
-        )
+        cure = "check its spelling in the job file; `docker images` on a node lists what it has"
+        raise ImageUnfit(f"image {name}", f"{nowhere}, and no registry has such a name", cure)
     login = registry_login(name)
     try:
         digest = wanted.digest or image_store(engines[0]).digest(name, login)
     except LauncherError as error:
-        raise ImageUnfit(
-            f"image {name}",
-            f"{nowhere}, and {locations.describe(engines[0])} cannot get it from its registry: {error.what}",
-            "check its spelling, the network to the registry, and `docker login` on this machine",
-        ) from error
+        what = f"{nowhere}, and {locations.describe(engines[0])} cannot get it from its registry: {error.what}"
+        cure = "check its spelling, the network to the registry, and `docker login` on this machine"
+        raise ImageUnfit(f"image {name}", what, cure) from error
     pinned = wanted.at(digest)
-    log(f"image {name}: pulling {pinned} on {', '.join(locations.describe(engine) for engine in engines)}")
+    locations.log(f"image {name}: pulling {pinned} on {locations.describe(*engines)}")
 
     def pull_on(engine: Engine) -> ImageInfo:
         store = image_store(engine)
@@ -151,18 +119,18 @@ def pull(name: str, engines: Sequence[Engine], locations: ImageLocations, log: L
             store.tag(info.id, name)
         return info
 
-    infos = run_all([partial(pull_on, engine) for engine in engines])
-    if any(not same_image(info, infos[0]) for info in infos):
+    infos = dict(zip([engine.node for engine in engines], run_all([partial(pull_on, e) for e in engines]), strict=True))
+    first = next(iter(infos.values()))
+    if any(not same_image(info, first) for info in infos.values()):
         errors = [
-            ImageUnfit(engine.node, f"{pinned} is {info.id[:19]} ({info.arch}) there", "use nodes of one architecture")
-            for engine, info in zip(engines, infos, strict=True)
+            ImageUnfit(node, f"{pinned} is {info.id[:19]} ({info.arch}) there", "use nodes of one architecture")
+            for node, info in infos.items()
         ]
         raise NodesFailed(errors, of=len(errors))
-    ids = {engine.node: info.id for engine, info in zip(engines, infos, strict=True)}
-    return ImageOnNodes(name, infos[0].id, ids, why=f"pulled {pinned}")
+    return ImageOnNodes(name, first.id, {node: info.id for node, info in infos.items()}, why=f"pulled {pinned}")
 
 
-def _pull_where_possible(name: str, info: ImageInfo, engines: Sequence[Engine], log: Log) -> list[Engine]:
+def _try_pulling(name: str, info: ImageInfo, engines: Sequence[Engine], locations: ImageLocations) -> list[Engine]:
     """Let nodes pull what a registry has: the image itself by digest, or the base that it was built from.
 
     The engines that have the whole image then. A failure is only logged: the image is pushed to that node; if the
@@ -183,11 +151,11 @@ def _pull_where_possible(name: str, info: ImageInfo, engines: Sequence[Engine], 
                 return False
             try:
                 store.digest(pinned, login)
-                log(f"image {name}: {engine.node} pulls {pinned}")
+                locations.log(f"image {name}: {engine.node} pulls {pinned}")
                 store.pull(pinned, login)
             except LauncherError as error:
                 cache.put("unreachable", key, {"words": error.what})
-                log(f"image {name}: {engine.node} cannot pull {pinned} ({error.what})")
+                locations.log(f"image {name}: {engine.node} cannot pull {pinned} ({error.what})")
                 return False
         theirs = store.inspect(pinned)
         if theirs is None or not same_image(theirs, info):
@@ -214,9 +182,6 @@ def registry_login(name: str) -> Mapping[str, str] | None:
     try:
         found = auth.load_config().resolve_authconfig(wanted.registry or None)
     except DockerException as error:
-        raise ImageUnfit(
-            f"image {name}",
-            f"this machine's Docker login for {wanted.registry or 'Docker Hub'} cannot be read: {error}",
-            "check credsStore and credHelpers in ~/.docker/config.json",
-        ) from error
+        what = f"this machine's Docker login for {wanted.registry or 'Docker Hub'} cannot be read: {error}"
+        raise ImageUnfit(f"image {name}", what, "check credsStore and credHelpers in ~/.docker/config.json") from error
     return {str(key): str(value) for key, value in found.items() if value} if found else None

@@ -34,48 +34,49 @@ def ensure(
     lock_file: pins the base and what was done to it (lock.path_beside); read if it fits the job, otherwise rewritten.
     Raises ImageUnfit, ImageBuildFailed, ImageShipFailed, NodesFailed; JobInvalid for a broken lock file.
     """
-    locations = ImageLocations(nodes, local)
+    locations = ImageLocations(nodes, local, log, on_progress)
     if image.ref is not None:
-        return provide(image.ref, locations, log, on_progress)
+        return provide(image.ref, locations)
     locked = lock.read(lock_file) if lock_file is not None else None
     if locked is not None and not locked.fits(image):
         log(f"{lock_file} was made for another image section: rewriting it")
         locked = None
-    done = _as_locked(locked, locations, log, on_progress) if locked is not None else None
+    done = _as_locked(locked, locations) if locked is not None else None
     if done is not None:
         return done
 
     from launcher.image.repair import carry_out, plan_repair  # a third of the package, and most starts need none
 
-    repair = plan_repair(image, locations, log, mounted=mounted, locked=locked)
+    repair = plan_repair(image, locations, mounted=mounted, locked=locked)
     source, info, built = repair.builder, repair.info, False
-    name = repair.base if repair.recipe.changes_nothing else repair.recipe.tag(job)
+    base, why = repair.lock.base, repair.lock.why
+    name = base if repair.recipe.changes_nothing else repair.recipe.tag(job)
     found = locations.find(name)
     if not repair.recipe.changes_nothing:
         sources = locations.sources(found)
         if sources:
-            log(f"image {name}: made from {repair.base}: {repair.decision.why}")
+            log(f"image {name}: made from {base}: {why}")
             source, info = sources[0]
         else:
-            info, built = carry_out(repair, name, job, locations, log), True
+            info, built = carry_out(repair, name, job, locations), True
             found = locations.find(name)
-    _log_notes(name, repair.decision.notes, log)
-    done = provide_from(source, info, name, found, locations, log, on_progress)
+    _log_notes(name, repair.lock.notes, log)
+    done = provide_from(source, info, name, found, locations)
     if lock_file is not None:
-        lock.write(lock_file, repair.lock(name, info.id))
-    return dataclasses.replace(done, built=built, why=repair.decision.why)
+        lock.write(lock_file, dataclasses.replace(repair.lock, image=name, image_id=info.id))
+    return dataclasses.replace(done, built=built, why=why)
 
 
-def _as_locked(locked: Lock, locations: ImageLocations, log: Log, on_progress: OnProgress) -> ImageOnNodes | None:
+def _as_locked(locked: Lock, locations: ImageLocations) -> ImageOnNodes | None:
     """The very image that was locked, even if its name means another one now; None if no engine has it."""
     found = locations.find(locked.image_id)
     sources = locations.sources(found)
     if not sources:
         return None
     if locked.image != locked.base:
-        log(f"image {locked.image}: as locked, made from {locked.base}: {locked.why}")
-    _log_notes(locked.image, locked.notes, log)
-    done = provide_from(*sources[0], locked.image, found, locations, log, on_progress)
+        locations.log(f"image {locked.image}: as locked, made from {locked.base}: {locked.why}")
+    _log_notes(locked.image, locked.notes, locations.log)
+    done = provide_from(*sources[0], locked.image, found, locations)
     return dataclasses.replace(done, why=f"as locked: {locked.why}")
 
 

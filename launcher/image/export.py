@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import ImageShipFailed
+from launcher.image.image_locations import image_store
 from launcher.image.names import asset
 from launcher.model import labels
 from launcher.node.engine import Engine, ImageInfo
@@ -43,26 +44,15 @@ def export(source: Engine, info: ImageInfo, known: int = 0, chunk: int = WHOLE) 
     It may come as several archives, each of `chunk` bytes or a little more, the lower layers first: all but the last
     are images, labelled names.PARTIAL, of the layers so far. Raises ImageShipFailed, also in the middle.
     """
-    if source.host == LOCAL:
-        began = False
-        for piece in _packed(info, known, chunk):
+    store, began = classic_store() if source.host == LOCAL else None, False
+    if store is not None:
+        readable = os.access(store.root / "image" / store.driver / "layerdb", os.R_OK | os.X_OK)
+        read = read_directly if readable else read_in_container
+        for piece in read(info.id, store, known, chunk):
             began = True
             yield piece
-        if began:
-            return
-    assert source.images is not None
-    yield from source.images.save(info.id)
-
-
-def _packed(info: ImageInfo, known: int, chunk: int) -> Generator[bytes, None, None]:
-    """By images/pack.py; nothing at all if it cannot read this machine's store."""
-    store = classic_store()
-    if store is None:
-        return
-    if os.access(store.root / "image" / store.driver / "layerdb", os.R_OK | os.X_OK):
-        yield from read_directly(info.id, store, known, chunk)
-    else:
-        yield from read_in_container(info.id, store, known, chunk)
+    if not began:
+        yield from image_store(source).save(info.id)
 
 
 def read_directly(image: str, store: Store, known: int, chunk: int = WHOLE) -> Generator[bytes, None, None]:

@@ -29,19 +29,19 @@ class Channel:
         self._held = 0
         self._pieces: deque[bytes] = deque()
         self._closed = False
-        self._abandoned = False
+        self.abandoned = False
         self._error: BaseException | None = None
         self._change = threading.Condition()
 
     def put(self, piece: bytes) -> bool:
         """Wait for room, then hand over; False if the reader has given up."""
         with self._change:
-            self._change.wait_for(lambda: self._abandoned or self._held < self._room)
-            if not self._abandoned:
+            self._change.wait_for(lambda: self.abandoned or self._held < self._room)
+            if not self.abandoned:
                 self._pieces.append(piece)
                 self._held += len(piece)
                 self._change.notify_all()
-            return not self._abandoned
+            return not self.abandoned
 
     def end_archive(self) -> None:
         self.put(tar_stream.end())
@@ -56,7 +56,7 @@ class Channel:
     def give_up(self) -> None:
         """The reader's side: nothing more will be read; frees a writer that waits."""
         with self._change:
-            self._abandoned = True
+            self.abandoned = True
             self._pieces.clear()
             self._change.notify_all()
 
@@ -92,7 +92,7 @@ def read_once(source: Engine, info: ImageInfo, channels: Sequence[Channel], chun
     error: BaseException | None = None
     try:
         with closing(export(source, info, min(channel.known for channel in channels), chunk)) as pieces:
-            _hand_out(tar_stream.members(pieces), list(channels), len(info.layers))
+            _hand_out(tar_stream.members(pieces), channels, len(info.layers))
     except LauncherError as failure:
         error = failure
     except (tar_stream.TruncatedError, OSError) as failure:
@@ -105,7 +105,7 @@ def read_once(source: Engine, info: ImageInfo, channels: Sequence[Channel], chun
             channel.close(error)
 
 
-def _hand_out(members: Iterator[tar_stream.Member], alive: list[Channel], layers: int) -> None:
+def _hand_out(members: Iterator[tar_stream.Member], channels: Sequence[Channel], layers: int) -> None:
     """Until the stream ends or all readers have given up."""
     number, receiving = -1, list[Channel]()
     for member in members:
@@ -113,22 +113,18 @@ def _hand_out(members: Iterator[tar_stream.Member], alive: list[Channel], layers
         if member.archive != number:
             for channel in receiving:
                 channel.end_archive()
-            number = member.archive
-            reaches = layers
+            number, reaches = member.archive, layers
             if member.name == "manifest.json":  # the first member only in archives that images/pack.py writes
                 manifest = b"".join(member.body)
                 reaches = len(json.loads(manifest[: member.size])[0]["Layers"])
                 pieces = iter([manifest])
             # A node that has all layers of a part skips it; the last part is the image itself.
-            receiving = [channel for channel in alive if reaches > channel.known or reaches == layers]
+            receiving = [channel for channel in channels if reaches > channel.known or reaches == layers]
         wanted = [channel for channel in receiving if member.name not in channel.leave_out]
-        left = wanted
         for piece in chain([member.head], pieces):
-            left = [channel for channel in left if channel.put(piece)]
-        lost = [channel for channel in wanted if channel not in left]
-        receiving = [channel for channel in receiving if channel not in lost]
-        alive = [channel for channel in alive if channel not in lost]
-        if not alive:
-            return
+            for channel in wanted:
+                channel.put(piece)
+            if all(channel.abandoned for channel in channels):
+                return
     for channel in receiving:
         channel.end_archive()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from launcher.image import versions
@@ -46,20 +46,14 @@ class Report:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Report:
         checks: Mapping[str, Mapping[str, Any]] = found.get("checks") or {}
-        texts = ("python_version", "torch", "torch_folder", "torchvision", "torchvision_folder", "pip", "source_tree")
-        return cls(
-            python=found["python"],
-            run=bool(found.get("run")),
-            launch=bool(found.get("launch")),
-            flags=frozenset(found.get("flags", ())),
-            tools=tuple(found.get("tools", ())),
-            cuda=checks.get("import_torch", {}).get("cuda", ""),
-            checks={
-                name: Check(bool(check.get("ok")), check.get("error", ""), bool(check.get("absent")))
-                for name, check in checks.items()
-            },
-            **{name: found.get(name, "") for name in texts},
-        )
+        values = {field.name: found[field.name] for field in fields(cls) if field.name in found}
+        values["flags"], values["tools"] = frozenset(found.get("flags", ())), tuple(found.get("tools", ()))
+        values["cuda"] = checks.get("import_torch", {}).get("cuda", "")
+        values["checks"] = {
+            name: Check(bool(check.get("ok")), check.get("error", ""), bool(check.get("absent")))
+            for name, check in checks.items()
+        }
+        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -95,10 +89,8 @@ def find_faults(report: Report) -> list[Fault]:
     for name in ("nms", "nms_gpu"):
         check = report.checks.get(name)
         if check is not None and not check.ok:
-            device = "GPU" if name == "nms_gpu" else "CPU"
-            found.append(
-                Fault("torchvision", f"torchvision.ops.nms fails on the {device}", _pairing(report), check.error)
-            )
+            what = f"torchvision.ops.nms fails on the {'GPU' if name == 'nms_gpu' else 'CPU'}"
+            found.append(Fault("torchvision", what, _pairing(report), check.error))
     vgg = report.checks.get("vgg16")
     if vgg is not None and not vgg.ok:
         found.append(_vgg_fault(report, vgg.error))
@@ -129,9 +121,8 @@ def _import_fault(report: Report, error: str) -> Fault:
     what = f"torchvision {report.torchvision} cannot be imported"
     if "operator torchvision::nms does not exist" in error:
         what = "operator torchvision::nms does not exist"
-    return Fault(
-        "torchvision", what, _library_cause(report, hidden or error), " / ".join(filter(None, (error, hidden)))
-    )
+    shown = " / ".join(filter(None, (error, hidden)))
+    return Fault("torchvision", what, _library_cause(report, hidden or error), shown)
 
 
 def _library_cause(report: Report, error: str) -> str:

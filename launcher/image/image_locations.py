@@ -56,13 +56,15 @@ class FoundImages:
 
 @dataclass(frozen=True)
 class ImageLocations:
-    """The nodes' engines in the job's order, and the caller's own Docker if any (it may be a node too)."""
+    """The nodes' engines in the job's order and the caller's own Docker, if any; it may be a node too."""
 
     nodes: Sequence[Engine]
-    local: Engine | None = None
+    local: Engine | None
+    log: Log
+    on_progress: OnProgress = no_progress
 
-    def describe(self, engine: Engine) -> str:
-        return "this machine" if engine is self.local else engine.node
+    def describe(self, *engines: Engine) -> str:
+        return ", ".join("this machine" if engine is self.local else engine.node for engine in engines)
 
     def find(self, name: str) -> FoundImages:
         """One `inspect` everywhere at once: a single round trip."""

@@ -22,7 +22,7 @@ from functools import partial
 from launcher.errors import ImageShipFailed, LauncherError, NodesFailed, UsageError
 from launcher.image.builder import context_archive
 from launcher.image.export import STORE_COMMAND, packing, parse_store, seeing
-from launcher.image.image_locations import Log, OnProgress, Progress, find_same
+from launcher.image.image_locations import ImageLocations, OnProgress, Progress, find_same
 from launcher.image.push import CHUNK, give_name, is_slow, push, survey
 from launcher.model.facts import Reach
 from launcher.node.engine import Engine, ImageInfo
@@ -57,21 +57,20 @@ def push_or_relay(
     name: str,
     targets: Sequence[Engine],
     have: Sequence[Engine],
-    log: Log,
-    on_progress: OnProgress,
+    locations: ImageLocations,
 ) -> Mapping[str, int]:
     """Image `info` of `source` to all targets: bytes sent from here, by node; none to those that a peer served.
 
     have: nodes that have it already. Whatever fails between the nodes, the launcher pushes itself. Raises NodesFailed.
     """
     if not _worthwhile(info, targets):
-        return push(source, info, name, targets, on_progress)
-    sources, rest = list(have), list(targets)
+        return push(source, info, name, targets, locations.on_progress)
+    sources, rest, log = list(have), list(targets), locations.log
     sent, errors = dict.fromkeys((engine.node for engine in targets), 0), list[LauncherError]()
 
     def push_to(engines: Sequence[Engine]) -> bool:
         try:
-            sent.update(push(source, info, name, engines, on_progress))
+            sent.update(push(source, info, name, engines, locations.on_progress))
         except LauncherError as error:  # raised at the end: the others get the image first
             errors.append(error)
             return False
@@ -82,7 +81,7 @@ def push_or_relay(
         log(f"image {name}: {first.node} gets it first and serves the other nodes")
         if push_to([first]):
             sources.append(first)
-    left = pull_from_peers(sources, info, name, rest, log, on_progress) if rest else []
+    left = pull_from_peers(sources, info, name, rest, locations) if rest else []
     if left:
         log(f"image {name}: the launcher sends it to {', '.join(engine.node for engine in left)}")
         push_to(left)
@@ -101,17 +100,12 @@ def _worthwhile(info: ImageInfo, targets: Sequence[Engine]) -> bool:
 
 
 def pull_from_peers(
-    sources: Sequence[Engine],
-    info: ImageInfo,
-    name: str,
-    targets: Sequence[Engine],
-    log: Log,
-    on_progress: OnProgress,
+    sources: Sequence[Engine], info: ImageInfo, name: str, targets: Sequence[Engine], locations: ImageLocations
 ) -> list[Engine]:
     """In rounds: each node that has the image serves CLIENTS others, which then serve too. Returns those left over."""
     engines = (*sources, *targets)
     facts = dict(zip(engines, run_all([engine.facts for engine in engines]), strict=True))
-    waiting, left = list(targets), list[Engine]()
+    waiting, left, log = list(targets), list[Engine](), locations.log
     peers, joining = list[Peer](), list(sources)
 
     def start(engine: Engine) -> Peer:
@@ -130,7 +124,7 @@ def pull_from_peers(
             count = len(peers) * CLIENTS
             clients, waiting = waiting[:count], waiting[count:]
             pairs = [(client, peers[place % len(peers)]) for place, client in enumerate(clients)]
-            outcomes = run_all_settled([partial(_pull_all, *pair, info, name, on_progress) for pair in pairs])
+            outcomes = run_all_settled([partial(_pull_all, *pair, info, name, locations.on_progress) for pair in pairs])
             joining = []
             for (client, peer), error in zip(pairs, outcomes, strict=True):
                 (left if error else joining).append(client)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.errors import ImageUnfit
+from launcher.errors import ImageUnfit, NodeUnfit
 from launcher.image.faults import Report
 from launcher.image.names import asset
 from launcher.model import labels
@@ -17,6 +18,7 @@ from launcher.model.container import ContainerSpec, Layout, Mount
 from launcher.model.facts import ImageFacts, Launch
 from launcher.node import cache
 from launcher.node.engine import Engine, ImageInfo
+from launcher.plan import gpus
 
 MARK = "LAUNCHER-PROBE "  # images/probe.py prints it in front of its JSON
 MOUNTED_MAX_AGE = 600.0  # seconds: what lies under a mount may change without the image changing
@@ -50,8 +52,9 @@ def image_facts(engine: Engine, reference: str, surroundings: Surroundings = NOT
     run in it.
     """
     if engine.images is None:
-        found = probe_here(engine, surroundings.env)
-        return _facts("", "", (), found)
+        argv = (sys.executable, "-c", asset("probe.py"), sys.executable, "facts")
+        found = _run(engine, "", argv, Surroundings(env=surroundings.env), FAST_TIMEOUT, sys.executable)
+        return _facts("", "", (), Report.from_json(found))
     info = engine.images.inspect(reference)
     if info is None:
         raise ImageUnfit(engine.node, f"has no image {reference}", "launcher image ship JOB sends it there")
@@ -59,11 +62,8 @@ def image_facts(engine: Engine, reference: str, surroundings: Surroundings = NOT
     where = [engine.host, view] if view else []  # the same path may hold other things on another node
     name = cache.key("facts", 1, info.id, where, dict(surroundings.env), surroundings.user, asset("probe.py"))
     kept = cache.get("facts", name)
-    if kept is not None and _in_image(kept, surroundings):
-        return _facts(reference, info.id, info.entrypoint, Report.from_json(kept))
-    kept = cache.get("facts", name, MOUNTED_MAX_AGE)
-    if kept is None:
-        kept = run(engine, info.id, "facts", surroundings, reference=reference)
+    if kept is None or not (_in_image(kept, surroundings) or cache.get("facts", name, MOUNTED_MAX_AGE)):
+        kept = _run(engine, info.id, _argv("facts"), surroundings, FAST_TIMEOUT, reference)
         cache.put("facts", name, kept)
     return _facts(reference, info.id, info.entrypoint, Report.from_json(kept))
 
@@ -76,8 +76,7 @@ def full_report(engine: Engine, info: ImageInfo, reference: str) -> Report:
     name = cache.key("full", 2, info.id, engine.host, asset("probe.py"))
     kept = cache.get("full", name)
     if kept is None:
-        gpus, driver = _a_gpu(engine)
-        kept = run(engine, info.id, "full", NOTHING, reference=reference, gpus=gpus, driver=driver)
+        kept = _run(engine, info.id, _argv("full"), NOTHING, FULL_TIMEOUT, reference, *_a_gpu(engine))
         cache.put("full", name, kept)
     return Report.from_json(kept)
 
@@ -85,66 +84,50 @@ def full_report(engine: Engine, info: ImageInfo, reference: str) -> Report:
 def _a_gpu(engine: Engine) -> tuple[tuple[str, ...], str]:
     """One of the node's GPUs (UUID) and the engine's way to grant it; empty without a GPU, or a way."""
     node = engine.facts()
-    if not node.gpus or node.engine is None:
-        return (), ""
-    if "nvidia" in node.engine.runtimes:
-        return (node.gpus[0].uuid,), "nvidia"
-    if any(name.startswith("nvidia.com/gpu") for name in node.engine.cdi_devices):
-        return (node.gpus[0].uuid,), "cdi"
+    with contextlib.suppress(NodeUnfit):  # an engine without the NVIDIA Container Toolkit: the CPU alone is tried
+        if node.gpus and node.engine is not None:
+            return (node.gpus[0].uuid,), gpus.driver(node)
     return (), ""
 
 
-def probe_here(engine: Engine, env: Mapping[str, str]) -> Report:
-    """The facts of the Python that runs the launcher: plain processes run in the same."""
-    argv = (sys.executable, "-c", asset("probe.py"), sys.executable, "facts")
-    return Report.from_json(_outcome(engine, _spec("", argv, Surroundings(env=env)), FAST_TIMEOUT, sys.executable))
+def _argv(mode: str) -> tuple[str, ...]:
+    return ("sh", "-c", FIND_PYTHON, asset("probe.py"), mode)
 
 
-def run(
+def _run(
     engine: Engine,
     image: str,
-    mode: str,
+    argv: tuple[str, ...],
     surroundings: Surroundings,
-    *,
+    timeout: float,
     reference: str,
-    gpus: tuple[str, ...] = (),
-    driver: str = "",
-) -> dict[str, Any]:
-    """Run images/probe.py in a short container of `image` (an id): its JSON object. Raises ImageUnfit."""
-    argv = ("sh", "-c", FIND_PYTHON, asset("probe.py"), mode)
-    spec = _spec(image, argv, surroundings, gpus, driver)
-    return _outcome(engine, spec, FULL_TIMEOUT if mode == "full" else FAST_TIMEOUT, reference)
-
-
-def _spec(
-    image: str, argv: tuple[str, ...], view: Surroundings, gpus: tuple[str, ...] = (), driver: str = ""
-) -> ContainerSpec:
-    return ContainerSpec(
+    gpu_uuids: tuple[str, ...] = (),
+    gpu_driver: str = "",
+) -> Mapping[str, Any]:
+    """The JSON object that images/probe.py prints in a short container of `image` (an id). Raises ImageUnfit."""
+    spec = ContainerSpec(
         name=f"launcher-probe-{secrets.token_hex(6)}",
         image=image,
         argv=argv,
-        env={"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **view.env},
+        env={"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **surroundings.env},
         labels={labels.PURPOSE: "probe"},
         layout=Layout("", "", ""),
         output_dir="",
-        user=view.user,
-        groups=view.groups,
-        mounts=view.mounts,
-        gpus=gpus,
-        gpu_driver=driver,
+        user=surroundings.user,
+        groups=surroundings.groups,
+        mounts=surroundings.mounts,
+        gpus=gpu_uuids,
+        gpu_driver=gpu_driver,
     )
-
-
-def _outcome(engine: Engine, spec: ContainerSpec, timeout: float, reference: str) -> dict[str, Any]:
     code, output = engine.run_probe(spec, timeout)
-    for line in reversed(output.decode("utf-8", "replace").splitlines()):
+    lines = output.decode("utf-8", "replace").strip().splitlines()
+    for line in reversed(lines):
         if line.startswith(MARK):
-            found: dict[str, Any] = json.loads(line[len(MARK) :])
+            found: Mapping[str, Any] = json.loads(line[len(MARK) :])
             return found
-    last = output.decode("utf-8", "replace").strip().splitlines()[-5:]
     raise ImageUnfit(
         f"image {reference} on {engine.node}",
-        f"its Python could not be probed (exit code {code}): {' | '.join(last) or 'no output'}",
+        f"its Python could not be probed (exit code {code}): {' | '.join(lines[-5:]) or 'no output'}",
         "the image must have a working sh and Python 3.6 or later; try: launcher shell JOB",
     )
 

@@ -72,17 +72,17 @@ def push(
     """
     targets = run_all([partial(survey, engine, info) for engine in engines])
     transfers = _send(source, info, reference, targets, on_progress, chunk)
-    last = {transfer.node: transfer for transfer in transfers}
     retries = run_all_settled([partial(_second_target, transfer, info) for transfer in transfers])
     again = [target for target in retries if isinstance(target, Target)]
-    if again:
-        second = _send(source, info, reference, again, on_progress, chunk)
-        transfers += second
-        last.update({transfer.node: transfer for transfer in second})
-    errors = [error for engine in engines if (error := last[engine.node].error) is not None]
+    second = {retry.node: retry for retry in _send(source, info, reference, again, on_progress, chunk)}
+    last = [second.get(transfer.node, transfer) for transfer in transfers]
+    errors = [transfer.error for transfer in last if transfer.error is not None]
     if errors:
         raise NodesFailed(errors, of=len(engines))
-    return {node: sum(transfer.sent for transfer in transfers if transfer.node == node) for node in last}
+    return {
+        first.node: first.sent + (end.sent if end is not first else 0)
+        for first, end in zip(transfers, last, strict=True)
+    }
 
 
 def survey(engine: Engine, info: ImageInfo) -> Target:
@@ -152,11 +152,8 @@ def give_name(engine: Engine, info: ImageInfo, reference: str) -> None:
     """Name the image if it is really there; its parts are not needed any more."""
     theirs = find_same(engine, info)
     if theirs is None:
-        raise ImageShipFailed(
-            engine.node,
-            f"took the archive of {reference} but does not have image {info.id[:19]} now",
-            "look at the engine's log on that node, then try again",
-        )
+        what = f"took the archive of {reference} but does not have image {info.id[:19]} now"
+        raise ImageShipFailed(engine.node, what, "look at the engine's log on that node, then try again")
     if reference != info.id:
         image_store(engine).tag(theirs.id, reference)
     _remove_parts(engine, info)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from launcher.errors import ImageUnfit
 from launcher.image import names
 from launcher.image.builder import Recipe, build, pip_authority, pip_index
-from launcher.image.decide import Decision, Method, decide
+from launcher.image.decide import KEEP, Decision, decide
 from launcher.image.distribution import pull
 from launcher.image.faults import Report, find_faults
-from launcher.image.image_locations import ImageLocations, Log, image_store
+from launcher.image.image_locations import ImageLocations, image_store
 from launcher.image.lock import Lock
 from launcher.image.probe import full_report
 from launcher.job.models import Image
@@ -29,89 +30,82 @@ CHECKS = {
 class Repair:
     """What is to be built and where, or that the base is used as it is (`recipe.changes_nothing`)."""
 
-    asked: Image
-    base: str
     builder: Engine
     info: ImageInfo  # of the base on the builder
-    torch: str  # of the base; "" if it was not probed
-    torchvision: str
-    decision: Decision
     recipe: Recipe
-
-    @property
-    def base_digest(self) -> str:
-        """The base's digest in its registry; "" if it came from none."""
-        wanted = names.parse(self.base)
-        repository = wanted.repository if wanted else ""
-        digests = (name.partition("@") for name in self.info.repo_digests)
-        return next((digest for name, _, digest in digests if name == repository), "")
+    lock: Lock  # base and decision, to write beside the job; torch is "" if the base was not probed
 
     def labels(self, job: str) -> dict[str, str]:
         """Labels of the built image: where it comes from and why."""
         found = {
             names.RECIPE: self.recipe.digest,
             names.JOB: job,
-            names.TORCH: self.torch,
-            names.TORCHVISION: self.decision.version or self.torchvision,
-            names.STEP: self.decision.step,
-            names.WHY: self.decision.why,
+            names.TORCH: self.lock.torch,
+            names.TORCHVISION: self.lock.torchvision,
+            names.STEP: self.lock.step,
+            names.WHY: self.lock.why,
             names.BASE_ID: self.recipe.base_id,
-            names.OCI_BASE_NAME: self.base,
-            names.OCI_BASE_DIGEST: self.base_digest,
+            names.OCI_BASE_NAME: self.lock.base,
+            names.OCI_BASE_DIGEST: self.lock.base_digest,
             names.OCI_TITLE: f"launcher image of job {job}",
         }
         return {key: value for key, value in found.items() if value}
 
-    def lock(self, image: str, image_id: str) -> Lock:
-        """What to write beside the job when it is done."""
-        return Lock(
-            base=self.base,
-            torchvision_asked=self.asked.torchvision,
-            packages=tuple(self.asked.packages),
-            base_id=self.info.id,
-            base_digest=self.base_digest,
-            user=self.info.user,
-            torch=self.torch,
-            torchvision=self.decision.version or self.torchvision,
-            step=self.decision.step,
-            why=self.decision.why,
-            notes=self.decision.notes,
-            image=image,
-            image_id=image_id,
-        )
-
 
 def plan_repair(
-    image: Image, locations: ImageLocations, log: Log, *, mounted: bool = False, locked: Lock | None = None
+    image: Image, locations: ImageLocations, *, mounted: bool = False, locked: Lock | None = None
 ) -> Repair:
     """Find the base, probe it, decide. Nothing is changed, except that a missing base is pulled.
 
     locked: the base and the decision of a lock file. Raises ImageUnfit.
     """
     assert image.base is not None, "an image given by ref is not built"
-    builder, info = _find_base(image.base, locations, log, locked)
-    torch = torchvision = ""
-    if locked is not None:
-        torch, torchvision = locked.torch, locked.torchvision
-        decision = Decision.of_step(locked.step, locked.why, locked.notes)
-    elif image.torchvision == "keep":
-        decision = Decision(Method.KEEP, "the job says keep: nothing was checked")
+    builder, info = _find_base(image.base, locations, locked)
+    if locked is None:
+        locked = _decide(image, image.base, builder, info, mounted)
     else:
-        report = full_report(builder, info, image.base)
+        locked = dataclasses.replace(locked, base_id=info.id, base_digest=_digest(image.base, info), user=info.user)
+    recipe = Recipe(info.id, locked.step, tuple(image.packages), info.user, pip_index(), pip_authority())
+    return Repair(builder, info, recipe, locked)
+
+
+def _decide(image: Image, base: str, builder: Engine, info: ImageInfo, mounted: bool) -> Lock:
+    torch = torchvision = ""
+    decision = Decision(KEEP, "the job says keep: nothing was checked")
+    if image.torchvision != KEEP:
+        report = full_report(builder, info, base)
         torch, torchvision = report.torch, report.torchvision
-        decision = decide(image.torchvision, report, image.base, mounted)
-    recipe = Recipe(info.id, decision.step, tuple(image.packages), info.user, pip_index(), pip_authority())
-    return Repair(image, image.base, builder, info, torch, torchvision, decision, recipe)
+        decision = decide(image.torchvision, report, base, mounted)
+    return Lock(
+        base=base,
+        torchvision_asked=image.torchvision,
+        packages=tuple(image.packages),
+        base_id=info.id,
+        base_digest=_digest(base, info),
+        user=info.user,
+        torch=torch,
+        torchvision=decision.version or torchvision,
+        step=decision.step,
+        why=decision.why,
+        notes=decision.notes,
+    )
 
 
-def carry_out(repair: Repair, tag: str, job: str, locations: ImageLocations, log: Log) -> ImageInfo:
+def _digest(base: str, info: ImageInfo) -> str:
+    """The base's digest in its registry; "" if it came from none."""
+    wanted = names.parse(base)
+    digests = (name.partition("@") for name in info.repo_digests)
+    return next((digest for name, _, digest in digests if wanted and name == wanted.repository), "")
+
+
+def carry_out(repair: Repair, tag: str, job: str, locations: ImageLocations) -> ImageInfo:
     """Build and verify on the builder. Raises ImageBuildFailed, ImageUnfit."""
-    builder = repair.builder
-    log(f"image {tag}: building on {locations.describe(builder)} from {repair.base}: {repair.decision.why}")
+    builder, log, base = repair.builder, locations.log, repair.lock.base
+    log(f"image {tag}: building on {locations.describe(builder)} from {base}: {repair.lock.why}")
     local = builder is locations.local
     built = build(repair.recipe, tag, repair.labels(job), builder, repair.info, local=local, log=log)
-    if repair.torch:
-        verdict = verify(builder, built, tag, full_report(builder, repair.info, repair.base))
+    if repair.lock.torch:
+        verdict = verify(builder, built, tag, full_report(builder, repair.info, base))
         for what, before, after in verdict.rows():
             if before != after:
                 log(f"image {tag}: {what}: {before} -> {after}")
@@ -119,7 +113,7 @@ def carry_out(repair: Repair, tag: str, job: str, locations: ImageLocations, log
     return built
 
 
-def _find_base(base: str, locations: ImageLocations, log: Log, locked: Lock | None) -> tuple[Engine, ImageInfo]:
+def _find_base(base: str, locations: ImageLocations, locked: Lock | None) -> tuple[Engine, ImageInfo]:
     """The builder: the first engine that has the base; if none has, the caller's or the first node's pulls it."""
     sources = locations.sources(locations.find(base if locked is None else locked.base_id))
     if sources:
@@ -129,18 +123,14 @@ def _find_base(base: str, locations: ImageLocations, log: Log, locked: Lock | No
     if locked is not None:
         wanted = names.parse(base)
         if wanted is None or not locked.base_digest:
-            raise ImageUnfit(
-                f"image {base}",
-                f"the one that the lock file names, {locked.base_id[:19]}, is no longer on any of these machines",
-                "remove the lock file to take the base as it is now",
-            )
+            what = f"the one that the lock file names, {locked.base_id[:19]}, is no longer on any of these machines"
+            raise ImageUnfit(f"image {base}", what, "remove the lock file to take the base as it is now")
         name = wanted.at(locked.base_digest)
-    pull(name, [builder], locations, log)
+    pull(name, [builder], locations)
     info = image_store(builder).inspect(name)
     if info is None:
-        raise ImageUnfit(
-            f"image {base}", f"was pulled on {locations.describe(builder)} but is missing now", "try again"
-        )
+        what = f"was pulled on {locations.describe(builder)} but is missing now"
+        raise ImageUnfit(f"image {base}", what, "try again")
     return builder, info
 
 

@@ -13,6 +13,7 @@ import json
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 BLOCK = 512
 _ZERO = b"\0" * BLOCK
@@ -111,15 +112,8 @@ def v1_ids(layers: Sequence[str]) -> list[str]:
 
 def common(layers: Sequence[str], others: Iterable[Sequence[str]]) -> int:
     """How many of `layers`, from the base up, one of the other images shares."""
-    best = 0
-    for other in others:
-        count = 0
-        for mine, theirs in zip(layers, other, strict=False):
-            if mine != theirs:
-                break
-            count += 1
-        best = max(best, count)
-    return best
+    pairs = (takewhile(lambda pair: pair[0] == pair[1], zip(layers, other, strict=False)) for other in others)
+    return max((len(list(same)) for same in pairs), default=0)
 
 
 class _Source:
@@ -129,27 +123,22 @@ class _Source:
         self._pieces = iter(pieces)
         self._rest = memoryview(b"")
 
-    def stream(self, size: int) -> Iterator[bytes]:
-        """`size` bytes in pieces, not joined."""
-        while size:
-            if not self._rest:
-                piece = next(self._pieces, None)
-                if piece is None:
-                    raise TruncatedError("the archive ends in the middle of a member")
-                self._rest = memoryview(piece)
-                continue
-            part, self._rest = self._rest[:size], self._rest[size:]
-            size -= len(part)
-            yield bytes(part)
-
     def ended(self) -> bool:
-        """Whether the stream has ended."""
         while not self._rest:
             piece = next(self._pieces, None)
             if piece is None:
                 return True
             self._rest = memoryview(piece)
         return False
+
+    def stream(self, size: int) -> Iterator[bytes]:
+        """`size` bytes in pieces, not joined."""
+        while size:
+            if self.ended():
+                raise TruncatedError("the archive ends in the middle of a member")
+            part, self._rest = self._rest[:size], self._rest[size:]
+            size -= len(part)
+            yield bytes(part)
 
     def exactly(self, size: int) -> bytes:
         return b"".join(self.stream(size))

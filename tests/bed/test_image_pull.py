@@ -78,7 +78,7 @@ def test_every_node_pulls_the_same_digest_with_a_login_that_stays_here(
     log_in(tmp_path, monkeypatch, port)
     said = Log()
     with engines_of(clean_bed) as fleet:
-        done = provide(name, ImageLocations(fleet.engines, local), said)
+        done = provide(name, ImageLocations(fleet.engines, local, said))
         assert done.shipped == {}
         assert {engine.images.inspect(name).id for engine in fleet.engines} == {done.id}
     assert any(f"@{served.digest}" in line for line in said)
@@ -90,7 +90,7 @@ def test_every_node_pulls_the_same_digest_with_a_login_that_stays_here(
 def test_without_a_login_the_registrys_refusal_is_told(clean_bed, local, published, tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     with engines_of(clean_bed) as fleet, pytest.raises(ImageUnfit, match="docker login") as refusal:
-        provide(published[1], ImageLocations(fleet.engines, local), Log())
+        provide(published[1], ImageLocations(fleet.engines, local, Log()))
     assert refusal.value.exit_code == 4
 
 
@@ -102,7 +102,7 @@ def test_a_node_that_lacks_what_the_caller_has_from_a_registry_pulls_it_too(
     local.images.pull(name, {"username": registry.USER, "password": registry.PASSWORD})
     try:
         with engines_of(clean_bed) as fleet:
-            done = provide(name, ImageLocations(fleet.engines, local), Log())
+            done = provide(name, ImageLocations(fleet.engines, local, Log()))
         assert done.shipped == {}
     finally:
         docker("image", "rm", "-f", name)

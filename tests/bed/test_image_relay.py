@@ -78,7 +78,7 @@ def test_four_nodes_and_one_image_over_the_uplink(four, fleet, image, monkeypatc
     monkeypatch.setattr(peers, "CHUNK", SIZE // 3)  # several parts
     said = Log()
     with caller_engine() as local:
-        done = provide(image, ImageLocations(fleet.engines, local), said)
+        done = provide(image, ImageLocations(fleet.engines, local, said))
         assert ids(four, image) == {done.id} == {local.images.inspect(image).id}
     print("\n".join(said))
     assert sorted(done.shipped) == ["node1", "node2", "node3", "node4"]
@@ -90,8 +90,8 @@ def test_four_nodes_and_one_image_over_the_uplink(four, fleet, image, monkeypatc
 def test_a_node_that_has_it_already_serves_and_nothing_leaves_from_here(four, fleet, image, monkeypatch):
     monkeypatch.setenv(peers.VARIABLE, "3")
     with caller_engine() as local:
-        provide(image, ImageLocations(fleet.engines[2:3], local), Log())
-        done = provide(image, ImageLocations(fleet.engines, local), Log())
+        provide(image, ImageLocations(fleet.engines[2:3], local, Log()))
+        done = provide(image, ImageLocations(fleet.engines, local, Log()))
     assert done.shipped == {"node1": 0, "node2": 0, "node4": 0}
     assert ids(four, image) == {done.id}
     clean(four)
@@ -101,7 +101,7 @@ def test_a_node_that_reaches_no_other_is_served_from_here(four, fleet, image, mo
     monkeypatch.setenv(peers.VARIABLE, "4")
     said = Log()
     with faults.partition(four, four.nodes[3], four.nodes[0]), caller_engine() as local:
-        done = provide(image, ImageLocations(fleet.engines, local), said)
+        done = provide(image, ImageLocations(fleet.engines, local, said))
     assert ids(four, image) == {done.id}
     print("\n".join(said))
     assert sum(sent > 0 for sent in done.shipped.values()) <= 2
@@ -120,7 +120,7 @@ def test_a_first_node_that_goes_away_is_named_and_the_others_have_it(four, fleet
                 healing.enter_context(faults.without_engine(four, four.nodes[0]))
 
         with pytest.raises(LauncherError, match="node1"):
-            provide(image, ImageLocations(fleet.engines, local), Log(), on_progress)
+            provide(image, ImageLocations(fleet.engines, local, Log(), on_progress))
     found = [four.run(node, "docker", "image", "inspect", image, check=False).returncode for node in four.nodes[:4]]
     assert found == [1, 0, 0, 0]
 
@@ -128,7 +128,7 @@ def test_a_first_node_that_goes_away_is_named_and_the_others_have_it(four, fleet
 def test_who_does_not_know_the_token_gets_nothing(four, fleet, image):
     server, client = fleet.engines[:2]
     with caller_engine() as local:
-        done = provide(image, ImageLocations([server], local), Log())
+        done = provide(image, ImageLocations([server], local, Log()))
     with contextlib.closing(start_peer(server, done.id, [four.nodes[0].address])) as peer:
         address = reachable_address(client, peer)
         assert address == four.nodes[0].address

@@ -58,14 +58,14 @@ def image(**keys):
 
 def test_a_base_without_torch_is_refused(local):
     with pytest.raises(ImageUnfit, match="launcher-bed-train: the image has no torch") as refusal:
-        plan_repair(image(base="launcher-bed-train"), ImageLocations([local], local), Log())
+        plan_repair(image(base="launcher-bed-train"), ImageLocations([local], local, Log()))
     assert refusal.value.exit_code == 4
     assert "keep" in refusal.value.next_step
 
 
 def test_a_base_that_does_not_exist_is_refused(local):
     with pytest.raises(ImageUnfit, match="nonexistent") as refusal:
-        plan_repair(image(base="registry.invalid/nonexistent:1"), ImageLocations([local], local), Log())
+        plan_repair(image(base="registry.invalid/nonexistent:1"), ImageLocations([local], local, Log()))
     assert refusal.value.next_step
 
 
@@ -110,9 +110,9 @@ def test_a_failed_build_shows_the_builders_own_words(local):
 @pytest.mark.timeout(1800)
 def test_vgg_without_adaptive_pool_is_named_and_repaired_and_torch_stays(local, faulty):
     asked = image(base=faulty)
-    repair = plan_repair(asked, ImageLocations([local], local), Log())
-    assert repair.decision.step == "wheel 0.29.1 cu130"
-    assert "VGG without adaptive pool: torchvision 0.2.1 < 0.2.2" in repair.decision.why
+    repair = plan_repair(asked, ImageLocations([local], local, Log()))
+    assert repair.lock.step == "wheel 0.29.1 cu130"
+    assert "VGG without adaptive pool: torchvision 0.2.1 < 0.2.2" in repair.lock.why
     done = ensure(asked, [local], local, Log(), job=JOB)
     info = local.images.inspect(done.reference)
     verdict = verify(local, info, done.reference, full_report(local, repair.info, faulty))
@@ -139,7 +139,7 @@ def test_no_torchvision_gets_one(local, faulty, asked, there):
 def test_an_image_without_pip_is_refused_by_name(local, faulty):
     base = standins.on_top(faulty, "launcher-bed-faulty:no-pip", "RUN rm -rf /usr/lib/python3/dist-packages/pip*")
     with pytest.raises(ImageUnfit, match="has no pip to install torchvision"):
-        plan_repair(image(base=base), ImageLocations([local], local), Log())
+        plan_repair(image(base=base), ImageLocations([local], local, Log()))
 
 
 @pytest.mark.slow
@@ -155,10 +155,10 @@ def test_cpu_torch_with_a_wheel_for_cuda_is_named(local, bed, tmp_path):
         TORCHVISION="torchvision==0.28.0",
         OTHERS="pillow",
     )
-    repair = plan_repair(image(base=base), ImageLocations([local], local), Log())
-    assert "operator torchvision::nms does not exist" in repair.decision.why
-    assert "built for CPU, torchvision 0.28.0" in repair.decision.why
-    assert repair.decision.step == "wheel 0.28.0 cpu"
+    repair = plan_repair(image(base=base), ImageLocations([local], local, Log()))
+    assert "operator torchvision::nms does not exist" in repair.lock.why
+    assert "built for CPU, torchvision 0.28.0" in repair.lock.why
+    assert repair.lock.step == "wheel 0.28.0 cpu"
     try:
         done = ensure(image(base=base), [local], local, Log(), job=JOB)
     except ImageBuildFailed as refusal:  # no way to PyTorch's own index, which alone has that wheel
@@ -174,9 +174,9 @@ def test_torchvision_newer_than_torch_is_named_and_repaired(local, bed):
     base = standins.faulty(
         "launcher-bed-faulty:newer", TORCH="torch==2.10.0", TORCHVISION="torchvision==0.29.1", OTHERS="pillow"
     )
-    repair = plan_repair(image(base=base), ImageLocations([local], local), Log())
-    assert "torchvision 0.29.1+cu130 was built for another CUDA" in repair.decision.why
-    assert "0.25.0 belongs to torch 2.10.0" in repair.decision.why
+    repair = plan_repair(image(base=base), ImageLocations([local], local, Log()))
+    assert "torchvision 0.29.1+cu130 was built for another CUDA" in repair.lock.why
+    assert "0.25.0 belongs to torch 2.10.0" in repair.lock.why
     done = ensure(image(base=base), [local], local, Log(), job=JOB)
     report = full_report(local, local.images.inspect(done.reference), done.reference)
     assert report.torchvision.startswith("0.25.0")

@@ -85,21 +85,21 @@ class Log(list):
 
 def test_only_what_the_nodes_lack_travels_and_the_same_image_is_everywhere(clean_bed, engines, local, make):
     name = make(20, 5)
-    done = provide(name, ImageLocations(engines, local), Log())
+    done = provide(name, ImageLocations(engines, local, Log()))
     assert set(ids(clean_bed, name)) == {done.id} == {docker("image", "inspect", "-f", "{{.Id}}", name)}
     for sent in done.shipped.values():
         assert 25 * MIB < sent <= 25 * MIB * 1.02  # Debian's 145 MB are there already
 
     began = time.monotonic()
-    again = provide(name, ImageLocations(engines, local), Log())
+    again = provide(name, ImageLocations(engines, local, Log()))
     assert time.monotonic() - began < 1
     assert again.shipped == {}
 
 
 def test_one_more_layer_costs_that_layer(engines, local, make):
     first = make(20)
-    provide(first, ImageLocations(engines, local), Log())
-    done = provide(make(2, base=first), ImageLocations(engines, local), Log())
+    provide(first, ImageLocations(engines, local, Log()))
+    done = provide(make(2, base=first), ImageLocations(engines, local, Log()))
     assert all(2 * MIB < sent <= 2 * MIB * 1.05 for sent in done.shipped.values())
 
 
@@ -109,7 +109,7 @@ def test_a_layer_that_comes_twice(engines, local, make, tmp_path):
     (tmp_path / "Dockerfile").write_text(f"FROM {make(1)}\nRUN touch -d @0 /x\nRUN rm /x\nRUN touch -d @0 /x\n")
     subprocess.run(["docker", "build", "-q", "-t", name, str(tmp_path)], check=True, capture_output=True)
     try:
-        done = provide(name, ImageLocations(engines, local), Log())
+        done = provide(name, ImageLocations(engines, local, Log()))
         assert len(done.shipped) == 2
     finally:
         docker("image", "rm", name)
@@ -163,9 +163,9 @@ def test_a_node_without_the_image_gets_it_from_another_node_where_the_caller_has
     clean_bed, engines, local, make
 ):
     name = make(5)
-    provide(name, ImageLocations(engines[:1], local), Log())
+    provide(name, ImageLocations(engines[:1], local, Log()))
     said = Log()
-    done = provide(name, ImageLocations(engines), said)
+    done = provide(name, ImageLocations(engines, None, said))
     assert list(done.shipped) == ["node2"]
     assert any("from node1 to node2" in line for line in said)
     assert len(set(ids(clean_bed, name))) == 1
@@ -173,17 +173,17 @@ def test_a_node_without_the_image_gets_it_from_another_node_where_the_caller_has
 
 def test_the_callers_image_replaces_another_one_of_the_same_name_and_says_so(clean_bed, engines, local, make):
     name = make(1)
-    provide(name, ImageLocations(engines, local), Log())
+    provide(name, ImageLocations(engines, local, Log()))
     make(1, name=name)
     said = Log()
-    done = provide(name, ImageLocations(engines, local), said)
+    done = provide(name, ImageLocations(engines, local, said))
     assert set(ids(clean_bed, name)) == {done.id}
     assert any("node1, node2 had another" in line for line in said)
 
 
 def test_nobody_has_it_and_no_registry_could(engines, local):
     with pytest.raises(ImageUnfit, match="neither on node1, node2 nor on this machine") as refusal:
-        provide("launcher/none:0123", ImageLocations(engines, local), Log())
+        provide("launcher/none:0123", ImageLocations(engines, local, Log()))
     assert refusal.value.exit_code == 4
     assert refusal.value.next_step
 
@@ -227,7 +227,7 @@ def test_a_cut_in_the_middle_is_got_over(clean_bed, engines, local, make):
     name = make(60, 60)
     node = clean_bed.nodes[0]
     done = provide(
-        name, ImageLocations(engines, local), Log(), at_half(lambda: faults.kill_ssh_sessions(clean_bed, node))
+        name, ImageLocations(engines, local, Log(), at_half(lambda: faults.kill_ssh_sessions(clean_bed, node)))
     )
     assert set(ids(clean_bed, name)) == {done.id}
     assert not untagged(clean_bed, node)
@@ -247,7 +247,7 @@ def test_a_node_that_goes_away_is_named_keeps_nothing_half_and_gets_it_by_a_seco
             healing.enter_context(broken(clean_bed, node))
 
         with pytest.raises(NodesFailed) as failure:
-            provide(name, ImageLocations(engines, local), Log(), at_half(break_it))
+            provide(name, ImageLocations(engines, local, Log(), at_half(break_it)))
     assert isinstance(failure.value.errors[0], (ImageShipFailed, NodeUnreachable))
     assert "node1" in str(failure.value)
     assert "node2" not in str(failure.value)
@@ -256,7 +256,7 @@ def test_a_node_that_goes_away_is_named_keeps_nothing_half_and_gets_it_by_a_seco
     assert not untagged(clean_bed, node)
     hosts = [(n.alias, n.alias) for n in clean_bed.nodes[:2]]
     with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet:
-        done = provide(name, ImageLocations(fleet.engines, local), Log())
+        done = provide(name, ImageLocations(fleet.engines, local, Log()))
     assert list(done.shipped) == ["node1"]
     assert set(ids(clean_bed, name)) == {done.id}
 
@@ -271,7 +271,7 @@ def test_a_full_disk_is_named_and_the_other_node_is_served(clean_bed, local, mak
     hosts = [(n.alias, n.alias) for n in clean_bed.nodes[:2]]
     with faults.small_data_root(clean_bed, node, "90m"):
         with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet, pytest.raises(NodesFailed) as failure:
-            provide(name, ImageLocations(fleet.engines, local), Log())
+            provide(name, ImageLocations(fleet.engines, local, Log()))
         assert "node1" in str(failure.value)
         assert "disk is full" in str(failure.value)
         assert not clean_bed.docker(node, "images", "-aq")
@@ -279,4 +279,4 @@ def test_a_full_disk_is_named_and_the_other_node_is_served(clean_bed, local, mak
         assert int(used) < 20
     assert ids_or_none(clean_bed, clean_bed.nodes[1], name)
     with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet:
-        assert list(provide(name, ImageLocations(fleet.engines, local), Log()).shipped) == ["node1"]
+        assert list(provide(name, ImageLocations(fleet.engines, local, Log())).shipped) == ["node1"]

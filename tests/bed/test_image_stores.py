@@ -58,14 +58,14 @@ def hosts(bed, *ranks):
 
 def test_both_get_the_same_image_under_their_own_ids(mixed, image):
     with connect(hosts(mixed, 0, 1), ssh_config=mixed.ssh_config) as fleet, caller_engine() as local:
-        places = ImageLocations(fleet.engines, local)
+        places = ImageLocations(fleet.engines, local, Log())
         assert [engine.images.fills_in() for engine in fleet.engines] == [True, False]
-        done = provide(image, places, Log())
+        done = provide(image, places)
         assert done.ids["node1"] == local.images.inspect(image).id == done.id
         assert done.ids["node2"] != done.id
         assert done.ids["node2"] == mixed.docker(mixed.nodes[1], "image", "inspect", "-f", "{{.Id}}", image)
         assert done.shipped["node1"] < 4 << 20 < done.shipped["node2"]  # a containerd store wants all layers
-        again = provide(image, places, Log())
+        again = provide(image, places)
         assert again.shipped == {}
         assert again.ids == done.ids
         renamed = ensure(Image(ref=done.id), fleet.engines, local, Log(), job="x")  # an id that node2 does not know
@@ -83,11 +83,11 @@ def test_another_configuration_is_another_image(mixed, image, tmp_path):
     )
     with connect(hosts(mixed, 1), ssh_config=mixed.ssh_config) as fleet, caller_engine() as local:
         try:
-            provide(other, ImageLocations(fleet.engines, local), Log())
+            provide(other, ImageLocations(fleet.engines, local, Log()))
             theirs, [node] = local.images.inspect(image), fleet.engines
             assert not same_image(node.images.inspect(other), theirs)
             assert same_image(node.images.inspect(other), local.images.inspect(other))
-            assert list(provide(image, ImageLocations(fleet.engines, local), Log()).shipped) == ["node2"]
+            assert list(provide(image, ImageLocations(fleet.engines, local, Log())).shipped) == ["node2"]
         finally:
             local.images.remove(other)
 
@@ -96,10 +96,10 @@ def test_from_a_containerd_store_to_a_classic_one(mixed, image):
     """The caller has no Docker; node2 is the one that has the image."""
     with caller_engine() as local:
         with connect(hosts(mixed, 1), ssh_config=mixed.ssh_config) as fleet:
-            provide(image, ImageLocations(fleet.engines, local), Log())
+            provide(image, ImageLocations(fleet.engines, local, Log()))
         theirs = local.images.inspect(image)
         with connect(hosts(mixed, 0, 1), ssh_config=mixed.ssh_config) as fleet:
-            done = provide(image, ImageLocations(fleet.engines), Log())
+            done = provide(image, ImageLocations(fleet.engines, None, Log()))
             assert list(done.shipped) == ["node1"]
             assert done.ids["node1"] == theirs.id
 

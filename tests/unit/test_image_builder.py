@@ -7,10 +7,8 @@ import pytest
 from launcher.errors import ImageBuildFailed
 from launcher.image import names
 from launcher.image.builder import Recipe, buildx_argv, context_archive, pip_authority, pip_index
-from launcher.image.decide import Decision, Method
+from launcher.image.lock import Lock
 from launcher.image.repair import Repair
-from launcher.job.models import Image
-from launcher.node.engine import ImageInfo
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -71,10 +69,9 @@ def test_a_context_is_the_same_bytes_each_time():
 
 
 def test_labels_say_where_it_comes_from_and_why():
-    decision = Decision(Method.WHEEL, "VGG without adaptive pool", "0.29.1", "cu130")
-    base = "nvcr.io/nvidia/pytorch:26.09-py3"
-    info = ImageInfo(DIGEST, (base,), (f"nvcr.io/nvidia/pytorch@{DIGEST}",), "amd64", {}, (), {}, (), 0)
-    found = Repair(Image(base=base), base, None, info, "2.14.1+cu130", "0.2.1", decision, RECIPE).labels("demo")
+    base, why = "nvcr.io/nvidia/pytorch:26.09-py3", "VGG without adaptive pool"
+    decided = Lock(base, "auto", (), DIGEST, DIGEST, "", "2.14.1+cu130", "0.29.1", "wheel 0.29.1 cu130", why)
+    found = Repair(None, None, RECIPE, decided).labels("demo")
     assert found["org.opencontainers.image.base.name"] == "nvcr.io/nvidia/pytorch:26.09-py3"
     assert found["org.opencontainers.image.base.digest"] == DIGEST
     assert found["launcher.image.torchvision"] == "0.29.1"

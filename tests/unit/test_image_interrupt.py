@@ -71,8 +71,9 @@ def test_a_ctrl_c_ends_image_work_at_once(step, nodes, tmp_path):
     )  # fmt: skip
     lines = iter(process.stdout.readline, "")
     assert any(line == "ready\n" for line in lines), process.communicate()[1]
+    time.sleep(0.5)  # until the main thread waits: CPython may miss a signal that comes just before (as of 3.11)
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=3 * STEP)
-    assert time.monotonic() - began < 1, err
+    assert time.monotonic() - began < STEP / 2, err  # 0.1 s where nothing else runs
     assert "KeyboardInterrupt" in err

@@ -6,7 +6,6 @@ import pytest
 
 from launcher.errors import JobInvalid
 from launcher.image import lock
-from launcher.image.decide import Decision, Method
 from launcher.job.models import Image
 
 LOCK = lock.Lock(
@@ -59,12 +58,3 @@ def test_one_of_another_format_is_refused(tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
     with pytest.raises(JobInvalid, match="format 99"):
         lock.read(path)
-
-
-@pytest.mark.parametrize(
-    "step", ["keep", "wheel 0.29.1 cu130", "wheel 0.2.2.post3", "source 0.21.0 /opt/pytorch/vision"]
-)
-def test_a_decision_comes_back_from_its_step(step):
-    assert Decision.of_step(step, "why").step == step
-    assert Decision.of_step("source 0.21.0 /x", "").folder == "/x"
-    assert Decision.of_step("wheel 0.21.0 cpu", "").method is Method.WHEEL
