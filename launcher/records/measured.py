@@ -77,7 +77,7 @@ class TrainingProgress:
             *([f"epoch {self.epoch}"] if self.epoch else []),
             *([f"step {self.step}"] if self.step else []),
             *([] if speed is None else [f"{speed:,.0f} images/s"]),
-            *([] if eta is None else [f"ETA {duration(eta)}"]),
+            *([f"ETA {duration(eta)}"] if eta else []),
             *([] if loss is None else [f"loss {loss:.4g}"]),
             *([] if wait is None else [f"data wait {wait:.0%}"]),
         ]
