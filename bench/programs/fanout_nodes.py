@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import sys
 import traceback
 from pathlib import Path
@@ -90,6 +91,8 @@ async def begin(folder: Path, number: int, delay: float, look: bytes) -> int:
 
 async def main() -> None:
     folder, first, count, delay = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]) / 2000
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every node connects to the first one, through its wire
     SSHConnection.send_packet = _without_ignore  # type: ignore[method-assign]
     (folder / "template").mkdir(exist_ok=True)
     look = look_here(folder / "template")
