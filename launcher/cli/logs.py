@@ -23,7 +23,7 @@ from launcher.job.scalars import parse_duration
 from launcher.logs.clock import Clock
 from launcher.logs.lines import Masker
 from launcher.logs.position import last_lines, read_from
-from launcher.node.engine import Files
+from launcher.node.files import Files
 from launcher.node.parallel import run_all
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.node.engine import Files
+from launcher.node.files import Files
 
 PIECE = 1 << 20
 

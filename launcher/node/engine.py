@@ -2,81 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from launcher.model.container import ContainerSpec, ContainerState
 from launcher.model.facts import NodeFacts, Reach
-
-
-@dataclass(frozen=True)
-class FileEntry:
-    """A regular file below a folder; `path` is relative to it, with forward slashes."""
-
-    path: str
-    size: int
-    mtime: float
-
-
-@dataclass(frozen=True)
-class Span:
-    """Bytes of a file: at most `length` from `offset` on. `path` is absolute."""
-
-    path: str
-    offset: int
-    length: int
-
-
-class Follower(Protocol):
-    """Files of a node that are being followed. Not for several threads at once, but for end()."""
-
-    def next(self, timeout: float) -> tuple[str, bytes] | None:
-        """(path, what was added to it); None when nothing was for `timeout` seconds.
-
-        Raises NodeUnreachable when the connection is lost: what came until then has been handed out, so a new follower
-        from there on misses nothing.
-        """
-
-    def end(self) -> None:
-        """next() raises NodeUnreachable from now on, at once where it is waiting."""
-
-    def close(self) -> None:
-        """Nothing of it stays on the node."""
-
-
-class Files(Protocol):
-    """The node's files, as the ssh user. Paths are absolute. Missing files raise FileNotFoundError."""
-
-    def make_dir(self, path: str) -> None:
-        """Make a folder and its parents, mode 0700 for what is new."""
-
-    def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
-        """At most `limit` bytes from `offset`; b"" at the end of the file."""
-
-    def read_spans(self, spans: Sequence[Span]) -> Generator[tuple[Span, bytes], None, None]:
-        """The bytes of all spans, in their order, in pieces; one request for all of them. Close it to end it early.
-
-        A span ends early where its file has become shorter, is missing, or may not be read.
-        """
-
-    def follow(self, path: str, offset: int, lines: Mapping[str, int]) -> Follower:
-        """Push what `path` has from `offset` on and whatever is added; files that are not there yet are waited for.
-
-        lines: further files, path -> offset, of which only whole lines are pushed. One channel for all of them.
-        """
-
-    def write(self, path: str, data: bytes, mode: int = 0o600) -> None: ...
-
-    def scan(self, root: str) -> Sequence[FileEntry]:
-        """Every regular file below `root`, links not followed; empty where `root` is missing."""
-
-    def copy_tree(self, source: str, target: str) -> bool:
-        """Copy a folder with all in it, beside what `target` has already; False where `source` is missing."""
-
-    def remove_tree(self, path: str) -> None:
-        """Remove a folder with all in it; nothing to do where it is missing."""
+from launcher.node.files import Files
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from launcher.errors import NodeUnfit, NodeUnreachable
-from launcher.node.engine import FileEntry, Span
 from launcher.node.machine import Done, Machine
 from launcher.node.streams import CommandStream
 
@@ -64,14 +64,32 @@ kill -s TERM 0
 _ENTRY = re.compile(rb"(\d{1,18}) (-?\d{1,12}(?:\.\d{1,12})?) (.+)", re.DOTALL)
 
 
-class NodeFiles:
-    """Implements Files. Safe for several threads."""
+@dataclass(frozen=True)
+class FileEntry:
+    """A regular file below a folder; `path` is relative to it, with forward slashes."""
+
+    path: str
+    size: int
+    mtime: float
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes of a file: at most `length` from `offset` on. `path` is absolute."""
+
+    path: str
+    offset: int
+    length: int
+
+
+class Files:
+    """The node's files, as the ssh user. Paths are absolute. Safe for several threads."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
     def make_dir(self, path: str) -> None:
-        """Raises NodeUnfit when it cannot be made, NodeUnreachable."""
+        """Make a folder and its parents, mode 0700 for what is new. Raises NodeUnfit, NodeUnreachable."""
         self._run(_MAKE_DIR, _absolute(path), doing=f"make the folder {path}")
 
     def write(self, path: str, data: bytes, mode: int = 0o600) -> None:
@@ -80,14 +98,20 @@ class NodeFiles:
         self._run(_WRITE, f"{mode:o}", temporary, path, doing=f"write {path}", stdin=data)
 
     def scan(self, root: str) -> Sequence[FileEntry]:
-        """Raises NodeUnfit for a folder that may not be read, NodeUnreachable."""
+        """Every regular file below `root`, links not followed; empty where `root` is missing.
+
+        Raises NodeUnfit for a folder that may not be read, NodeUnreachable.
+        """
         done = self._run(
             _SCAN, _absolute(root), doing=f"list {root}", accept=lambda d: d.code == _MISSING or _only_vanished(d.err)
         )
         return parse_scan(done.out)
 
     def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
-        """Raises FileNotFoundError, PermissionError, OSError of the file; NodeUnreachable."""
+        """At most `limit` bytes from `offset`; b"" at the end of the file.
+
+        Raises FileNotFoundError, PermissionError, OSError of the file; NodeUnreachable.
+        """
         done = self._machine.run(_sh(_READ, _absolute(path), str(offset + 1), str(limit)), timeout=_TIMEOUT)
         if done.code == _MISSING:
             raise FileNotFoundError(path)
@@ -97,7 +121,11 @@ class NodeFiles:
         return done.out
 
     def read_spans(self, spans: Sequence[Span]) -> Generator[tuple[Span, bytes], None, None]:
-        """Raises NodeUnreachable, NodeUnfit when a file was cut off while it was read."""
+        """The bytes of all spans, in their order, in pieces; one request for all of them. Close it to end it early.
+
+        A span ends early where its file has become shorter, is missing, or may not be read. Raises NodeUnreachable,
+        NodeUnfit when a file was cut off while it was read.
+        """
         for start in range(0, len(spans), _AT_ONCE):
             yield from self._read_spans(spans[start : start + _AT_ONCE])
 
@@ -119,15 +147,22 @@ class NodeFiles:
         finally:
             stream.close()
 
-    def follow(self, path: str, offset: int, lines: Mapping[str, int]) -> NodeFollower:
-        """Raises NodeUnreachable."""
+    def follow(self, path: str, offset: int, lines: Mapping[str, int]) -> Follower:
+        """Push what `path` has from `offset` on and whatever is added; files that are not there yet are waited for.
+
+        lines: further files, path -> offset, of which only whole lines are pushed. One channel for all of them. Raises
+        NodeUnreachable.
+        """
         pairs = [path, str(offset + 1)]
         for name, start in lines.items():
             pairs += [_absolute(name), str(start + 1)]
-        return NodeFollower(self._machine.open(_sh(_FOLLOW, *pairs)), self._machine, path, list(lines))
+        return Follower(self._machine.open(_sh(_FOLLOW, *pairs)), self._machine, path, list(lines))
 
     def copy_tree(self, source: str, target: str) -> bool:
-        """Raises NodeUnfit, also where there is no room for it; NodeUnreachable."""
+        """Copy a folder with all in it, beside what `target` has already; False where `source` is missing.
+
+        Raises NodeUnfit, also where there is no room for it; NodeUnreachable.
+        """
         arguments = (_absolute(source), _absolute(target))
         done = self._run(
             _COPY, *arguments, doing=f"copy {source}", timeout=_COPY_TIMEOUT, accept=lambda done: done.code == _MISSING
@@ -135,7 +170,7 @@ class NodeFiles:
         return done.code == 0
 
     def remove_tree(self, path: str) -> None:
-        """Raises NodeUnfit when something of it cannot be removed, NodeUnreachable."""
+        """Remove a folder with all in it; nothing to do where it is missing. Raises NodeUnfit, NodeUnreachable."""
         clean = posixpath.normpath(_absolute(path))
         if clean.count("/") < 2 or ".." in path.split("/"):
             raise ValueError(f"{path} is no folder that the launcher may remove")
@@ -163,8 +198,8 @@ class NodeFiles:
         raise NodeUnfit(self._machine.node, f"could not {doing}: {words or f'exit code {done.code}'}", cure)
 
 
-class NodeFollower:
-    """Implements Follower."""
+class Follower:
+    """Files of a node that are being followed. Not for several threads at once, but for end()."""
 
     def __init__(self, stream: CommandStream, machine: Machine, path: str, lines: Sequence[str]) -> None:
         self._stream = stream
@@ -175,6 +210,11 @@ class NodeFollower:
         self._ready: list[tuple[str, bytes]] = []
 
     def next(self, timeout: float) -> tuple[str, bytes] | None:
+        """(path, what was added to it); None when nothing was for `timeout` seconds.
+
+        Raises NodeUnreachable when the connection is lost: what came until then has been handed out, so a new follower
+        from there on misses nothing.
+        """
         deadline = time.monotonic() + timeout
         while not self._ready:
             found = self._stream.receive(max(0.0, deadline - time.monotonic()))
@@ -193,9 +233,11 @@ class NodeFollower:
         return self._ready.pop(0)
 
     def end(self) -> None:
+        """next() raises NodeUnreachable from now on, at once where it is waiting."""
         self._stream.end()
 
     def close(self) -> None:
+        """Nothing of it stays on the node."""
         self._stream.close()
 
 

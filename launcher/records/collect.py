@@ -16,7 +16,8 @@ from operator import itemgetter
 from pathlib import Path, PurePosixPath
 
 from launcher.errors import LauncherError, NodeUnfit
-from launcher.node.engine import Engine, FileEntry, Files, Span
+from launcher.node.engine import Engine
+from launcher.node.files import FileEntry, Files, Span
 from launcher.node.parallel import run_all_settled
 from launcher.records.store import NodeOfRun
 

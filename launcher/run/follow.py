@@ -18,7 +18,8 @@ from typing import TypeVar
 
 from launcher.errors import LauncherError
 from launcher.logs.position import PIECE
-from launcher.node.engine import Engine, Follower
+from launcher.node.engine import Engine
+from launcher.node.files import Follower
 from launcher.records.collect import append, collect, output_folders
 from launcher.records.paths import NodePaths, RunPaths
 from launcher.records.store import NodeOfRun

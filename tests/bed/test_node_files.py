@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from launcher.errors import NodeUnfit, NodeUnreachable
-from launcher.node.engine import Follower, Span
-from launcher.node.files import NodeFiles
+from launcher.node.files import Files, Follower, Span
 from launcher.node.ssh.commands import Ssh
 from launcher.node.ssh.connection import SshPool
 from launcher.node.ssh.machine import SshMachine
@@ -23,16 +22,16 @@ ROOT = "/home/trainer/.launcher/files-test"
 
 
 @pytest.fixture
-def files(bed: Bed) -> Iterator[NodeFiles]:
+def files(bed: Bed) -> Iterator[Files]:
     pool = SshPool(str(bed.ssh_config))
-    made = NodeFiles(SshMachine(Ssh("a", "node1", pool)))
+    made = Files(SshMachine(Ssh("a", "node1", pool)))
     made.make_dir(ROOT)
     yield made
     made.remove_tree(ROOT)
     pool.close()
 
 
-def test_what_is_written_is_read_from_any_place(files: NodeFiles) -> None:
+def test_what_is_written_is_read_from_any_place(files: Files) -> None:
     data = os.urandom(3_000_001)
     files.write(f"{ROOT}/f", data)
     for offset, limit in [(0, 1 << 20), (5, 70_000), (65_536, 65_536), (2_999_999, 100), (0, 10 << 20), (3_000_001, 9)]:
@@ -40,7 +39,7 @@ def test_what_is_written_is_read_from_any_place(files: NodeFiles) -> None:
     assert files.read(f"{ROOT}/f", 9_000_000) == b""
 
 
-def test_modes_and_names_that_are_not_nice(bed: Bed, files: NodeFiles) -> None:
+def test_modes_and_names_that_are_not_nice(bed: Bed, files: Files) -> None:
     name = "a b'$(c)\"\\ü\n-d"
     files.write(f"{ROOT}/{name}", b"1", 0o640)
     files.make_dir(f"{ROOT}/-x/y")
@@ -51,7 +50,7 @@ def test_modes_and_names_that_are_not_nice(bed: Bed, files: NodeFiles) -> None:
     assert modes == ["700", "700", "700", "600", "640"]
 
 
-def test_what_is_not_there(files: NodeFiles) -> None:
+def test_what_is_not_there(files: Files) -> None:
     with pytest.raises(FileNotFoundError):
         files.read(f"{ROOT}/none")
     assert files.scan(f"{ROOT}/none") == []
@@ -59,7 +58,7 @@ def test_what_is_not_there(files: NodeFiles) -> None:
     files.make_dir(ROOT)
 
 
-def test_links_are_not_followed(bed: Bed, files: NodeFiles) -> None:
+def test_links_are_not_followed(bed: Bed, files: Files) -> None:
     bed.sh(bed.nodes[0], f"ln -s /etc {ROOT}/etc; ln -s /etc/passwd {ROOT}/passwd", user="trainer")
     assert files.scan(ROOT) == []
     files.remove_tree(ROOT)
@@ -67,7 +66,7 @@ def test_links_are_not_followed(bed: Bed, files: NodeFiles) -> None:
     files.make_dir(ROOT)
 
 
-def test_what_may_not_be_touched_is_said(files: NodeFiles) -> None:
+def test_what_may_not_be_touched_is_said(files: Files) -> None:
     with pytest.raises(NodeUnfit, match="a: could not write /root/x"):
         files.write("/root/x", b"")
     with pytest.raises(PermissionError):
@@ -77,12 +76,12 @@ def test_what_may_not_be_touched_is_said(files: NodeFiles) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/home", "relative", "/home/trainer/../..", "/./home/"])
-def test_nothing_near_the_root_is_ever_removed(files: NodeFiles, path: str) -> None:
+def test_nothing_near_the_root_is_ever_removed(files: Files, path: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         files.remove_tree(path)
 
 
-def test_a_full_disk_leaves_no_half_file(bed: Bed, files: NodeFiles) -> None:
+def test_a_full_disk_leaves_no_half_file(bed: Bed, files: Files) -> None:
     with faults.small_disk(bed, bed.nodes[0], f"{ROOT}/small", "64k"):
         with pytest.raises(NodeUnfit, match="No space left"):
             files.write(f"{ROOT}/small/f", b"x" * 1_000_000)
@@ -90,7 +89,7 @@ def test_a_full_disk_leaves_no_half_file(bed: Bed, files: NodeFiles) -> None:
     bed.sh(bed.nodes[0], f"rmdir {ROOT}/small")
 
 
-def test_many_pieces_of_many_files_come_in_one_answer(files: NodeFiles) -> None:
+def test_many_pieces_of_many_files_come_in_one_answer(files: Files) -> None:
     data = {f"{ROOT}/{name}": os.urandom(size) for name, size in (("a", 200_000), ("b c'd", 10), ("e", 0))}
     for path, content in data.items():
         files.write(path, content)
@@ -123,7 +122,7 @@ def following(bed: Bed) -> str:
     return bed.sh(bed.nodes[0], "pgrep -fa 'tail -[c]' || true")
 
 
-def test_what_is_added_is_pushed_from_the_offset_on_and_nothing_stays(bed: Bed, files: NodeFiles) -> None:
+def test_what_is_added_is_pushed_from_the_offset_on_and_nothing_stays(bed: Bed, files: Files) -> None:
     log, lines = f"{ROOT}/log", f"{ROOT}/sub/lines"
     files.write(log, b"0123456789")
     with contextlib.closing(files.follow(log, 4, {lines: 0})) as follower:
@@ -141,7 +140,7 @@ def test_what_is_added_is_pushed_from_the_offset_on_and_nothing_stays(bed: Bed, 
     assert following(bed) == ""
 
 
-def test_a_cut_under_a_quiet_file_is_told_and_nothing_stays(bed: Bed, files: NodeFiles) -> None:
+def test_a_cut_under_a_quiet_file_is_told_and_nothing_stays(bed: Bed, files: Files) -> None:
     files.write(f"{ROOT}/log", b"abc")
     with contextlib.closing(files.follow(f"{ROOT}/log", 0, {})) as follower:
         assert until(follower, f"{ROOT}/log", 3) == b"abc"

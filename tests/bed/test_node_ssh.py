@@ -12,7 +12,7 @@ import pytest
 
 from launcher.errors import AuthFailed, HostKeyUnknown, LauncherError, NodeUnreachable, UsageError
 from launcher.node.connect import connect
-from launcher.node.files import NodeFiles
+from launcher.node.files import Files
 from launcher.node.ssh.commands import Ssh
 from launcher.node.ssh.connection import CHANNELS, SshPool
 from launcher.node.ssh.machine import SshMachine
@@ -228,7 +228,7 @@ def test_the_cure_for_an_unknown_host_key_works(bed: Bed, tmp_path: Path) -> Non
 
 
 def test_broken_sessions_are_made_anew_by_the_next_call(bed: Bed, ssh: Ssh) -> None:
-    files = NodeFiles(SshMachine(ssh))
+    files = Files(SshMachine(ssh))
     assert ssh.run(["true"]).code == 0
     assert files.read("/etc/hostname")
     faults.kill_ssh_sessions(bed, bed.nodes[0])

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from launcher.logs.clock import Clock
 from launcher.logs.lines import Lines, Masker
 from launcher.logs.position import last_lines, read_from
-from launcher.node.files import NodeFiles
+from launcher.node.files import Files
 from launcher.node.machine import LocalMachine
 
-FILES = NodeFiles(LocalMachine("here", "me"))
+FILES = Files(LocalMachine("here", "me"))
 
 
 def in_pieces(data: bytes, cuts: list[int]) -> list[bytes]:

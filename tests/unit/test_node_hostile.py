@@ -24,8 +24,7 @@ from launcher.errors import LauncherError, NodeUnreachable
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
 from launcher.node.docker.engine import DockerEngine
-from launcher.node.engine import Span
-from launcher.node.files import NodeFiles, parse_scan
+from launcher.node.files import Files, Span, parse_scan
 from launcher.node.machine import LocalMachine
 from launcher.node.streams import CommandStream
 from launcher.records.collect import OutputFolder, collect, want
@@ -137,7 +136,7 @@ def test_what_a_node_has_comes_here_whatever_its_names_are(parts: list[str], dat
             with contextlib.suppress(OSError):  # of this test: a folder is there already
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(b"x")
-        collect([OutputFolder(NodeFiles(LocalMachine("a", "me")), there, ())], Path(here), checkpoints=True)
+        collect([OutputFolder(Files(LocalMachine("a", "me")), there, ())], Path(here), checkpoints=True)
         outside = [p for p in Path(here).rglob("*") if not p.resolve().is_relative_to(Path(here).resolve())]
         assert outside == []
 
@@ -179,7 +178,7 @@ said = st.lists(st.sampled_from([b"MARK\n", b"3\n", b"abc", b"0\n", b"9999999999
 @given(said)
 @settings(max_examples=60, deadline=None)
 def test_a_node_that_says_anything_when_its_files_are_read(said: bytes) -> None:
-    files, spans = NodeFiles(Says(said)), [Span("/a", 0, 5), Span("/b", 0, 5)]
+    files, spans = Files(Says(said)), [Span("/a", 0, 5), Span("/b", 0, 5)]
     with contextlib.suppress(LauncherError):
         assert sum(len(piece) for _, piece in files.read_spans(spans)) <= 10
     with contextlib.closing(files.follow("/a", 0, {"/b": 0})) as follower, contextlib.suppress(NodeUnreachable):
@@ -220,7 +219,7 @@ def engine() -> Iterator[DockerEngine]:
         return socket.create_connection(("127.0.0.1", server.server_port))
 
     machine = LocalMachine("gpu-a", "me")
-    found = DockerEngine("gpu-a", "gpu-a", machine, NodeFiles(machine), dial)
+    found = DockerEngine("gpu-a", "gpu-a", machine, Files(machine), dial)
     yield found
     found.close()
     server.shutdown()

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import JobInvalid, NodeUnreachable, RunUnknown
-from launcher.node.engine import FileEntry, Span
-from launcher.node.files import NodeFiles
+from launcher.node.files import FileEntry, Files, Span
 from launcher.node.machine import LocalMachine
 from launcher.records import snapshot as snapshots
 from launcher.records.collect import OutputFolder, append, collect, want
@@ -108,7 +107,7 @@ def output(folder: Path, **files: bytes) -> OutputFolder:
         path = folder / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-    return OutputFolder(NodeFiles(LocalMachine("here", "me")), str(folder), ("here",))
+    return OutputFolder(Files(LocalMachine("here", "me")), str(folder), ("here",))
 
 
 def test_only_new_bytes_travel(tmp_path: Path) -> None:
@@ -136,7 +135,7 @@ def test_of_a_file_that_two_folders_have_the_first_ones_is_kept(tmp_path: Path) 
 
 
 def test_a_folder_that_cannot_be_read_does_not_keep_the_others_from_coming(tmp_path: Path) -> None:
-    class Away(NodeFiles):
+    class Away(Files):
         def scan(self, root: str) -> Sequence[FileEntry]:
             raise NodeUnreachable("b", "is away")
 
@@ -149,7 +148,7 @@ def test_a_folder_that_cannot_be_read_does_not_keep_the_others_from_coming(tmp_p
 
 
 def test_a_file_that_breaks_off_is_as_it_was_before(tmp_path: Path) -> None:
-    class Cut(NodeFiles):
+    class Cut(Files):
         def read_spans(self, spans: Sequence[Span]) -> Generator[tuple[Span, bytes], None, None]:
             for span, piece in super().read_spans(spans):
                 yield span, piece[:2]

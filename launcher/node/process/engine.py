@@ -28,7 +28,7 @@ from launcher.model.labels import NODE, RUN
 from launcher.model.plan import plain
 from launcher.node import facts as look
 from launcher.node import shm_cleanup
-from launcher.node.files import NodeFiles
+from launcher.node.files import Files
 from launcher.node.machine import LocalMachine, run_script
 from launcher.node.process import claims as process_claims
 from launcher.node.process import folders, supervisor
@@ -48,10 +48,10 @@ class ProcessEngine:
         self.node = node
         self.host = LOCAL
         self._machine = LocalMachine(node, getpass.getuser())
-        self._files = NodeFiles(self._machine)
+        self._files = Files(self._machine)
 
     @property
-    def files(self) -> NodeFiles:
+    def files(self) -> Files:
         return self._files
 
     @property
