@@ -22,6 +22,7 @@ from urllib3.util import wait_for_read
 from launcher.errors import EngineUnavailable
 from launcher.node.docker import DIAL_STDIO
 from launcher.node.ssh.commands import Session
+from launcher.node.ssh.handshake import has_ended
 
 CONNECT_TIMEOUT = 60.0  # seconds, until the client sets its own
 SOCKET = "/var/run/docker.sock"
@@ -150,7 +151,7 @@ def dial_over_ssh(command: Callable[[str], Session]) -> DialStdio:
     channel = session.channel
 
     def exit_of() -> tuple[int, bytes] | None:
-        if not channel.status_event.wait(_EXIT_TIMEOUT) or not channel.get_transport().is_active():
+        if not channel.status_event.wait(_EXIT_TIMEOUT) or has_ended(channel.get_transport()):
             return None
         return channel.exit_status, b"".join(iter(partial(channel.recv_stderr, 4096), b""))
 

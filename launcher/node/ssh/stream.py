@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from launcher.node.ssh.commands import Ssh
+from launcher.node.ssh.handshake import has_ended
 from launcher.node.streams import PIECE
 
 
@@ -19,6 +20,7 @@ class SshStream:
         self._ssh = ssh
         self._session, _ = ssh.session(lambda channel: channel.exec_command(command))
         self._channel = self._session.channel
+        self._ended_here = False
         self._wake = threading.Event()  # either stream has something, or its end
         self._channel.in_buffer.set_event(self._wake)
         self._channel.in_stderr_buffer.set_event(self._wake)
@@ -41,7 +43,7 @@ class SshStream:
         ended = self._channel.eof_received or self._channel.closed  # asked first: what the buffers hold came before it
         if not (self._channel.recv_ready() or self._channel.recv_stderr_ready()):
             if ended:
-                if not self._channel.get_transport().is_active():
+                if not self._ended_here and has_ended(self._channel.get_transport()):
                     raise self._ssh.lost(EOFError("while its files were read"))
                 return None
             self._wake.wait(timeout)
@@ -50,6 +52,7 @@ class SshStream:
         return out, err
 
     def end(self) -> None:
+        self._ended_here = True
         self._session.close()
 
     def close(self) -> None:
