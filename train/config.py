@@ -214,7 +214,7 @@ def parse(argv: list[str]) -> Config:
     for item in fields(Config):
         _check_limits(item.name, values[item.name], item.metadata)
     values["output"] = values["output"] or os.environ.get("LAUNCHER_OUTPUT", "output")
-    return _check_together(Config(**values))
+    return _check_combinations(Config(**values))
 
 
 def _check_limits(name: str, value: Any, meta: Any) -> None:
@@ -224,7 +224,7 @@ def _check_limits(name: str, value: Any, meta: Any) -> None:
         raise TrainError(f"--{name.replace('_', '-')} {value}: must be at least {meta['least']}")
 
 
-def _check_together(config: Config) -> Config:
+def _check_combinations(config: Config) -> Config:
     for name in ("crop_scale", "flip", "warmup", "ema_decay", "label_smoothing", "adam_beta2"):
         if not getattr(config, name) <= 1:
             raise TrainError(f"--{name.replace('_', '-')} {getattr(config, name)}: a share, so at most 1")

@@ -72,7 +72,7 @@ def test_grants_are_exact_with_a_worker_that_runs_a_fifth_of_the_time(data: Path
     assert_all_was_done(ranks[0], 12, [])
 
 
-def test_a_worker_killed_under_torchrun_takes_nobody_along(data: Path, tmp_path: Path) -> None:
+def test_a_worker_killed_under_torchrun_takes_no_other_along(data: Path, tmp_path: Path) -> None:
     """A server and three workers on one node: torchrun itself would end them all."""
     torchrun = ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "4", "--max-restarts", "0"]
     meeting = ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--rdzv-backend", "static"]
@@ -109,7 +109,7 @@ def test_a_worker_out_of_memory_is_reported_and_the_run_goes_on(data: Path, tmp_
 
 
 def test_a_worker_that_dies_before_all_have_met_is_a_failure_at_once(data: Path, tmp_path: Path) -> None:
-    """Rank 2 never comes, so that the others wait; the guard of rank 1 has nobody to tell and hands the death on."""
+    """Rank 2 never comes, so that the others wait; the guard of rank 1 has no rank to tell and hands the death on."""
     ranks = start(tmp_path, 3, *COMMON, "--data", data, "--epochs", 2, "--batch-size", 10)
     ranks[2].process.kill()
     deadline = time.monotonic() + SECONDS
