@@ -7,6 +7,7 @@ import math
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -91,3 +92,13 @@ def test_a_loss_that_is_no_number_does_not_break_the_page() -> None:
     measured = dataclasses.replace(rows((32,))[0].measured, losses=((1.0, 2.0), (2.0, math.nan), (3.0, math.inf)))
     text = page(compare([measured]), "x").split('id="data">')[1].split("</script>")[0]
     assert json.loads(text, parse_constant=pytest.fail)[0]["losses"] == [[1.0, 2.0]]
+
+
+def test_the_readmes_first_command_installs_what_a_plot_needs() -> None:
+    root = Path(__file__).parents[2]
+    command = re.search(r"pip install -c constraints\.txt -e '\.\[(.*?)\]'", (root / "README.md").read_text())
+    assert command is not None
+    extras = re.findall(rf"^{command[1]} = \[(.*)\]", (root / "pyproject.toml").read_text(), re.MULTILINE)
+    assert len(extras) == 1
+    assert "matplotlib" in extras[0]
+    assert re.search(r"^matplotlib==", (root / "constraints.txt").read_text(), re.MULTILINE)
