@@ -32,8 +32,8 @@ class Lock:
     torchvision: str
     step: str
     why: str
-    image: str = ""
-    image_id: str = ""
+    image: str
+    image_id: str
     notes: tuple[str, ...] = ()  # what is unusual about the base but not a fault
     format: int = FORMAT
 

@@ -139,10 +139,8 @@ def _receive(transfer: Transfer, channel: Channel, info: ImageInfo, reference: s
         on_progress(Progress(transfer.node, transfer.sent, transfer.sent, done=True))
     except LauncherError as error:
         transfer.error = error
-        if isinstance(error, NoRoom):  # after other failures they save the next try what they hold
-            with contextlib.suppress(
-                LauncherError
-            ):  # the first error is the one to report; `launcher clean` finds them
+        if isinstance(error, NoRoom):  # after other failures the next try resumes from the parts
+            with contextlib.suppress(LauncherError):  # the first error is the one to report
                 _remove_parts(engine, info)
     finally:
         channel.give_up()

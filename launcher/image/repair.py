@@ -88,6 +88,8 @@ def _decide(image: Image, base: str, builder: Engine, info: ImageInfo, mounted: 
         step=decision.step,
         why=decision.why,
         notes=decision.notes,
+        image="",
+        image_id="",
     )
 
 

@@ -28,7 +28,7 @@ def published(torch: str) -> bool:
 
 
 def variant(torch: str) -> str:
-    """`cpu`, `cu124`, ... of a published torch; "" where its version does not say."""
+    """`cpu`, `cu124`, ... of a published torch; "" if its version does not say."""
     found = _PUBLISHED.fullmatch(torch.strip())
     return (found[1] or "") if found else ""
 
@@ -44,12 +44,12 @@ def torchvision_for(torch: str) -> str | None:
         return None
     if wanted[:2] == (1, 14):
         wanted = (2, 0, 0)
-    patches, minors = _patches(), _minors()
+    patches = _official("patch")
     if published(torch) and wanted in patches:
         return patches[wanted]
     if wanted[:2] <= (1, 0):
         return PURE_PYTHON
-    minor = minors.get(wanted[:2])
+    minor = _official("minor").get((*wanted[:2], 0))
     if minor is not None:
         return minor if minor.count(".") == 2 else f"{minor}.0"
     same_minor = [patches[row] for row in sorted(patches) if row[:2] == wanted[:2]]
@@ -59,7 +59,7 @@ def torchvision_for(torch: str) -> str | None:
 
 
 def belong_together(torch: str, torchvision: str) -> bool | None:
-    """Whether the minor versions are an official pair; None where that is not known."""
+    """Whether the minor versions are an official pair; None if that is not known."""
     official, there = torchvision_for(torch), numbers(torchvision)
     if official is None or there is None:
         return None
@@ -69,7 +69,7 @@ def belong_together(torch: str, torchvision: str) -> bool | None:
 
 @dataclass(frozen=True)
 class Release:
-    """One of NVIDIA's monthly images, as far as it is documented; "" where it is not."""
+    """One of NVIDIA's monthly images, as far as it is documented, otherwise ""."""
 
     tag: str
     ubuntu: str
@@ -111,17 +111,8 @@ def _rows(name: str) -> list[dict[str, str]]:
 
 
 @cache
-def _patches() -> dict[tuple[int, int, int], str]:
-    rows = ((numbers(row["torch"]), row["torchvision"]) for row in _rows("torchvision.csv") if row["level"] == "patch")
-    return {torch: torchvision for torch, torchvision in rows if torch is not None}
-
-
-@cache
-def _minors() -> dict[tuple[int, int], str]:
-    """torchvision minor by torch minor; of two, the newer."""
-    table = {}
-    for row in _rows("torchvision.csv"):
-        torch = numbers(row["torch"])
-        if row["level"] == "minor" and torch is not None and not row["torch"].startswith("<"):
-            table[torch[:2]] = row["torchvision"].split("/")[-1].strip()
-    return table
+def _official(level: str) -> dict[tuple[int, int, int], str]:
+    """torchvision by torch, of the table's `patch` or `minor` rows; of two in a row, the newer."""
+    rows = ((row["torch"], row["torchvision"]) for row in _rows("torchvision.csv") if row["level"] == level)
+    pairs = ((numbers(torch), torchvision) for torch, torchvision in rows if not torch.startswith("<"))
+    return {torch: torchvision.split("/")[-1].strip() for torch, torchvision in pairs if torch is not None}

@@ -70,7 +70,7 @@ def test_a_context_is_the_same_bytes_each_time():
 
 def test_labels_say_where_it_comes_from_and_why():
     base, why = "nvcr.io/nvidia/pytorch:26.09-py3", "VGG without adaptive pool"
-    decided = Lock(base, "auto", (), DIGEST, DIGEST, "", "2.14.1+cu130", "0.29.1", "wheel 0.29.1 cu130", why)
+    decided = Lock(base, "auto", (), DIGEST, DIGEST, "", "2.14.1+cu130", "0.29.1", "wheel 0.29.1 cu130", why, "", "")
     found = Repair(None, None, RECIPE, decided).labels("demo")
     assert found["org.opencontainers.image.base.name"] == "nvcr.io/nvidia/pytorch:26.09-py3"
     assert found["org.opencontainers.image.base.digest"] == DIGEST
