@@ -24,7 +24,7 @@ from launcher.node.parallel import run_all_settled
 from launcher.plan import checks
 from launcher.plan.checks import Check, Level
 from launcher.plan.rendezvous import choose
-from launcher.run.ways import TIMEOUT, try_ways
+from launcher.run.reachability import TIMEOUT, probe_master
 
 _NAMES: dict[type[LauncherError], str] = {
     HostKeyUnknown: "host key",
@@ -113,7 +113,7 @@ def _between(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Iterator[Che
     """The ways from node to node, tried for real; the addresses and interfaces that a run would use."""
     addresses = [entry.address for entry in job.nodes]
     try:
-        probes = try_ways(fleet, facts, job.port, addresses[0])
+        probes = probe_master(fleet, facts, job.port, addresses[0])
     except LauncherError as error:
         yield Check("all", "network", Level.FAIL, str(error))
         return

@@ -22,7 +22,7 @@ from launcher.node.parallel import run_both
 from launcher.plan import build
 from launcher.plan.offline import assumed_image
 from launcher.plan.rendezvous import choose, on_one_machine
-from launcher.run.ways import try_ways
+from launcher.run.reachability import probe_master
 
 
 def prepare(
@@ -73,7 +73,7 @@ def choose_rendezvous(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Ren
     if job.runtime == "process":
         return on_one_machine(len(job.nodes), job.port)
     addresses = [entry.address for entry in job.nodes]
-    probes = try_ways(fleet, facts, job.port, addresses[0])
+    probes = probe_master(fleet, facts, job.port, addresses[0])
     return choose(facts, probes, job.port, addresses)
 
 
