@@ -6,17 +6,16 @@ dial-stdio (Docker CLI >= 18.09) finds the engine as its user's `docker` does: e
 from __future__ import annotations
 
 import io
-import json
 import os
 import shlex
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import paramiko
+from docker.context.config import get_current_context_name
 from urllib3.util import wait_for_read
 
 from launcher.errors import EngineUnavailable
@@ -122,8 +121,6 @@ class DialStdio:
 
 
 class _Response(io.RawIOBase):
-    """What is read of one response."""
-
     def __init__(self, source: DialStdio) -> None:
         super().__init__()
         self._source = source
@@ -158,21 +155,20 @@ def dial_over_ssh(command: Callable[[str], Session]) -> DialStdio:
     return DialStdio(channel, exit_of, session.close)
 
 
-def dial_local(node: str, environment: Mapping[str, str] = os.environ) -> Connection:
+def dial_local(node: str) -> Connection:
     """To the engine of DOCKER_HOST, else of the docker context in use, else of the usual socket.
 
     Raises EngineUnavailable for another machine's, PermissionError, FileNotFoundError, ConnectionRefusedError,
     DialFailed.
     """
-    host = environment.get("DOCKER_HOST", "")
+    host = os.environ.get("DOCKER_HOST", "")
     if host.startswith("ssh://"):
         cure = f"name the node {host[6:]} instead"
         raise EngineUnavailable(node, f"DOCKER_HOST is {host}, but `local` means this machine's own engine", cure)
     if host.startswith(_UNIX):
         return _unix_socket(host.removeprefix(_UNIX))
-    if host or _context(environment):
-        return _program()
-    return _unix_socket(SOCKET)
+    context = os.environ.get("DOCKER_CONTEXT") or get_current_context_name()
+    return _unix_socket(SOCKET) if not host and context in (None, "", "default") else _program()
 
 
 def _unix_socket(path: str) -> socket.socket:
@@ -217,16 +213,3 @@ def _program() -> DialStdio:
         program.stderr.close()
 
     return DialStdio(ours, exit_of, hang_up)
-
-
-def _context(environment: Mapping[str, str]) -> str:
-    """Of DOCKER_CONTEXT or of docker's own settings; "" for the default."""
-    name = environment.get("DOCKER_CONTEXT", "")
-    if not name:
-        folder = environment.get("DOCKER_CONFIG") or Path("~/.docker").expanduser()
-        try:
-            settings = json.loads(Path(folder, "config.json").read_bytes())
-            name = str(settings.get("currentContext") or "")
-        except (OSError, ValueError, AttributeError):  # docker, too, goes on without them
-            return ""
-    return "" if name == "default" else name
