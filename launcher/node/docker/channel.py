@@ -34,9 +34,8 @@ class DialFailed(ConnectionError):  # noqa: N818 - inside launcher.node only
     """`docker system dial-stdio` ended before the engine answered: its exit code and what it wrote to stderr."""
 
     def __init__(self, code: int, words: str) -> None:
-        super().__init__(code, words)
+        super().__init__(words)
         self.code = code
-        self.words = words
 
 
 class DialStdio:

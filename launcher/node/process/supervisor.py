@@ -1,8 +1,8 @@
 """The parent of a node's plain processes: what a container engine is to a container, for one of them.
 
 It starts the program in a session of its own, restarts it after failures, passes a stop on, ends what the program left
-behind and keeps `state.json`. It is run as a file (`python -I -S supervisor.py FOLDER FD`) so that it starts within a
-few milliseconds and whatever the caller's PYTHONPATH holds: the standard library only, nothing of this project.
+behind and keeps `state.json`. It is run as a file (`python -I -S supervisor.py FOLDER`) so that it starts within a few
+milliseconds and whatever the caller's PYTHONPATH holds: the standard library only, nothing of this project.
 
 In FOLDER: `spec.json` (read), `state.json`, `stop` (seconds of grace, written by who sends SIGTERM), `lock` (held as
 long as the supervisor lives, so nobody has to trust a pid), `output.log` (what the program writes to its stdout).
@@ -77,7 +77,7 @@ class Supervisor:
                 self._record("exited", exit_code=code, finished=time.time(), error=str(error))
                 return
             self._record("running")
-            code = self._attend()
+            code = self._monitor()
             self._end_all()
             if code == 0 or self._deadline is not None or self._restarts >= self._allowed:
                 break
@@ -118,7 +118,7 @@ class Supervisor:
             raise OSError(int(reason), os.strerror(int(reason)), what)
         return pid
 
-    def _attend(self) -> int:
+    def _monitor(self) -> int:
         """Until the program has ended; its exit code, 128 and the signal for one that was killed."""
         killed = False
         while True:
@@ -129,15 +129,13 @@ class Supervisor:
                 self._asked = False
                 self._stop(self._grace())
                 send(self._child, signal.SIGTERM)
-            left = _TICK
-            if self._deadline is not None:
-                left = min(_TICK, self._deadline - time.monotonic())
-                if left <= 0:
-                    left = _TICK
-                    if not killed:
-                        killed = True
-                        send(self._child, signal.SIGKILL)
-            self._pause(left)
+            if self._deadline is None or killed:
+                self._pause(_TICK)
+            elif (left := self._deadline - time.monotonic()) > 0:
+                self._pause(min(_TICK, left))
+            else:
+                killed = True
+                send(self._child, signal.SIGKILL)
             self._tick()
 
     def _tick(self) -> None:
@@ -332,11 +330,14 @@ def _private(path: str, flags: int) -> int:
 
 
 def main() -> None:
-    folder, ready = sys.argv[1], int(sys.argv[2])
-    os.set_inheritable(ready, False)
+    """Returns to its caller when the first state is on disk, or the supervisor has failed; that one goes on."""
+    told, tell = os.pipe()
     if os.fork():
-        os._exit(0)  # the caller reaps this one at once, and never has the supervisor for a child
-    Supervisor(folder, ready).run()
+        os.close(tell)
+        os.read(told, 1)  # ends when the supervisor closes the other side
+        os._exit(0)
+    os.close(told)
+    Supervisor(sys.argv[1], tell).run()
 
 
 if __name__ == "__main__":
