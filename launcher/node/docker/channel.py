@@ -90,7 +90,7 @@ class DialStdio:
         return data
 
     def makefile(self, *_: object, **__: object) -> io.BufferedReader:
-        """http.client makes one a response and closes it after; the connection lives on for the next request."""
+        """http.client makes and closes one a response; the connection stays for the next request."""
         self._readers += 1
         return io.BufferedReader(_Response(self), _PIECE)
 
@@ -101,7 +101,7 @@ class DialStdio:
         self._hang_up()
 
     def close(self) -> None:
-        """As a socket does: http.client closes it while a response without a length is still being read."""
+        """Not before the last reader: http.client closes it when a response without a length begins."""
         self._closing = True
         if self._readers <= 0:
             self._hang_up()
@@ -112,7 +112,7 @@ class DialStdio:
             self.close()
 
     def _failure(self, why: str) -> ConnectionError:
-        """What dial-stdio said when it ended without an answer; else that the connection was lost."""
+        """DialFailed where dial-stdio ended without an answer; else the connection was lost."""
         ended = None if self._answered else self._exit_of()
         if ended is None:
             return ConnectionResetError(f"the connection to the engine was lost: {why}")

@@ -1,4 +1,4 @@
-"""docker-py's APIClient over connections of ours, its failures told as our errors.
+"""docker-py's APIClient over connections of ours, its failures raised as our errors.
 
 docker-py's own ssh transport knows no ProxyJump and not the host keys that we have verified.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -82,10 +82,10 @@ class DockerClient:
         except LauncherError:
             raise
         except SDK_ERRORS as error:
-            told = self._explain(doing, error)
-            if isinstance(told, (EngineFailed, NodeUnfit)):
-                raise failure(told.where, told.what, told.next_step) from error
-            raise told from error
+            ours = self._explain(doing, error)
+            if isinstance(ours, (EngineFailed, NodeUnfit)):
+                raise failure(ours.where, ours.what, ours.next_step) from error
+            raise ours from error
         finally:
             for connection in connections:
                 with suppress(OSError):
@@ -134,6 +134,10 @@ def checked(response: requests.Response) -> requests.Response:
     return response
 
 
+def ids(listed: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [str(item["Id"]) for item in listed]
+
+
 def found(ask: Callable[[str], T | None], names: Sequence[str]) -> list[T]:
     """Those that exist, asked for over all connections at once; the first's error."""
     results: list[T | None] = []
@@ -177,7 +181,7 @@ class _Pool(HTTPConnectionPool):
     ConnectionCls = _Connection
 
     def urlopen(self, *arguments: Any, **options: Any) -> Any:
-        # requests passes no time-out of the pool: without one a full pool would be waited for without end
+        # requests passes no time-out of the pool: without one a request would wait forever for a full pool
         return super().urlopen(*arguments, **({"pool_timeout": _POOL_TIMEOUT} | options))
 
 

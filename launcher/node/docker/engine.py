@@ -20,7 +20,7 @@ from launcher.model.container import WANTED_ULIMITS, ContainerSpec, ContainerSta
 from launcher.model.facts import NodeFacts
 from launcher.node import cache, docker_exec
 from launcher.node import facts as node_facts
-from launcher.node.docker.client import Dial, DockerClient, found
+from launcher.node.docker.client import Dial, DockerClient, found, ids
 from launcher.node.docker.errors import SDK_ERRORS, malformed_response
 from launcher.node.docker.images import DockerImages
 from launcher.node.docker.values import container_request, container_state, engine_facts, label_filter
@@ -111,18 +111,16 @@ class DockerEngine(MachineEngine):
         self._client.ask(f"start {container}", lambda api: api.start(container))
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
-        def ask(api: APIClient) -> Sequence[str]:
-            return [str(container["Id"]) for container in api.containers(all=True, filters=label_filter(labels))]
-
-        return found(self._inspect, self._client.ask("list containers", ask))
+        wanted = label_filter(labels)
+        listed = self._client.ask("list containers", lambda api: ids(api.containers(all=True, filters=wanted)))
+        return found(self._inspect, listed)
 
     def inspect(self, container: str) -> ContainerState:
         """Raises EngineFailed when there is no such container."""
         state = self._inspect(container)
         if state is None:
-            raise EngineFailed(
-                self.node, f"container {container} is gone", "it was removed: see `docker events` on the node"
-            )
+            what = f"container {container} is gone"
+            raise EngineFailed(self.node, what, "it was removed: see `docker events` on the node")
         return state
 
     def wait(self, container: str, timeout: float) -> ContainerState:
@@ -213,13 +211,12 @@ class DockerEngine(MachineEngine):
 
     def _wait_once(self, container: str, phase: Phase, deadline: float) -> None:
         """Until the engine answers, the time is over or the connection is lost, which the next inspect() tells."""
-        until = deadline
-        if phase is Phase.CREATED:  # `not-running` is true of it now, and its start would be missed
-            until = min(deadline, time.monotonic() + 1)
+        created = phase is Phase.CREATED  # `not-running` is true of it now, and its start would be missed
+        until = min(deadline, time.monotonic() + 1) if created else deadline
 
         def ask(api: APIClient) -> None:
             left = cast(int, max(0.01, until - time.monotonic()))
-            api.wait(container, timeout=left, condition="next-exit" if phase is Phase.CREATED else "not-running")
+            api.wait(container, timeout=left, condition="next-exit" if created else "not-running")
 
         with contextlib.suppress(NodeUnreachable, EngineUnavailable):
             self._client.ask(f"wait for {container}", ask)

@@ -1,4 +1,4 @@
-"""What an engine's failure means for a person: our error, which node, the cure. Reads the words that Docker uses."""
+"""What an engine's failure means for a person: our error, which node, the cure. Matches Docker's own messages."""
 
 from __future__ import annotations
 
@@ -78,33 +78,22 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def malformed_response(node: str, doing: str, error: BaseException) -> EngineFailed:
-    return EngineFailed(
-        node,
-        f"could not {doing}: unexpected response from the Docker API ({type(error).__name__}: {error})",
-        "is it Docker's own engine, without a proxy in between? on the node: docker version",
-    )
+    what = f"could not {doing}: unexpected response from the Docker API ({type(error).__name__}: {error})"
+    cure = "is it Docker's own engine, without a proxy in between? on the node: docker version"
+    return EngineFailed(node, what, cure)
 
 
 def _no_engine(node: str, user: str, error: OSError) -> LauncherError:
     words = str(error)
     if _FORBIDDEN.search(words):
-        return EngineForbidden(
-            node,
-            f"user {user} may not use its container engine ({words})",
-            f"on the node: sudo usermod -aG docker {user}; it counts from the next login on",
-        )
+        cure = f"on the node: sudo usermod -aG docker {user}; it counts from the next login on"
+        return EngineForbidden(node, f"user {user} may not use its container engine ({words})", cure)
     no_command = isinstance(error, DialFailed) and (error.code == 127 or _NO_COMMAND.search(words))
     if no_command and not _ABSENT.search(words):
-        return EngineUnavailable(
-            node,
-            f"no usable docker command there ({words or 'exit code 127'})",
-            "install Docker Engine 18.09 or newer, so that `docker version` works over ssh",
-        )
-    return EngineUnavailable(
-        node,
-        f"its container engine does not answer ({words or 'no reason given'})",
-        "on the node: sudo systemctl start docker",
-    )
+        cure = "install Docker Engine 18.09 or newer, so that `docker version` works over ssh"
+        return EngineUnavailable(node, f"no usable docker command there ({words or 'exit code 127'})", cure)
+    what = f"its container engine does not answer ({words or 'no reason given'})"
+    return EngineUnavailable(node, what, "on the node: sudo systemctl start docker")
 
 
 def _refused(node: str, doing: str, error: docker.errors.APIError) -> LauncherError:
@@ -117,11 +106,8 @@ def _refused(node: str, doing: str, error: docker.errors.APIError) -> LauncherEr
     if isinstance(error, docker.errors.NotFound) and "No such image" in words:
         return NodeUnfit(node, f"it has no such image: {words}", "ship it: launcher image ship")
     if "could not select device driver" in words or "nvidia-container-cli" in words:
-        return NodeUnfit(
-            node,
-            f"its engine cannot give GPUs to containers: {words}",
-            "install the NVIDIA Container Toolkit there: nvidia-ctk runtime configure --runtime=docker",
-        )
+        cure = "install the NVIDIA Container Toolkit there: nvidia-ctk runtime configure --runtime=docker"
+        return NodeUnfit(node, f"its engine cannot give GPUs to containers: {words}", cure)
     if "no space left on device" in words:
         return NodeUnfit(node, f"its disk is full: {words}", "make room: launcher clean, docker system df")
     return EngineFailed(node, f"could not {doing}: {words}")

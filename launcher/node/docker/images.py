@@ -17,7 +17,7 @@ from docker.errors import NotFound
 from docker.utils import parse_repository_tag
 
 from launcher.errors import ImageBuildFailed, ImageShipFailed, ImageUnfit, NoRoom
-from launcher.node.docker.client import DockerClient, found
+from launcher.node.docker.client import DockerClient, found, ids
 from launcher.node.docker.values import image_info, label_filter
 from launcher.node.engine import ImageInfo
 from launcher.node.ssh.config import open_ssh_argv
@@ -47,7 +47,7 @@ class DockerImages:
 
     def pull(self, reference: str, login: Mapping[str, str] | None = None) -> None:
         with self._client.transfer(f"pull {reference}", ImageUnfit) as api:
-            # without a login of ours docker-py would look for one of its own: {} says that there is none
+            # without auth_config docker-py looks for a login of its own: {} says that there is none
             failure = _follow(api.pull(reference, stream=True, decode=True, auth_config=dict(login or {})))
         if failure:
             raise ImageUnfit(self._node, f"could not pull {reference}: {failure}", _PULL_CURE)
@@ -115,10 +115,8 @@ class DockerImages:
         self._client.ask(f"tag image {image}", lambda api: api.tag(image, *parse_repository_tag(reference)))
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ImageInfo]:
-        def ask(api: APIClient) -> Sequence[str]:
-            return [str(image["Id"]) for image in api.images(filters=label_filter(labels) if labels else None)]
-
-        return found(self.inspect, self._client.ask("list images", ask))
+        wanted = label_filter(labels) if labels else None
+        return found(self.inspect, self._client.ask("list images", lambda api: ids(api.images(filters=wanted))))
 
     def remove(self, reference: str) -> None:
         def ask(api: APIClient) -> None:
@@ -154,14 +152,13 @@ class DockerImages:
             raise self._load_failed(failure)
 
     def _load_failed(self, words: str) -> ImageShipFailed:
-        if os.strerror(errno.ENOSPC).lower() in words.lower():  # all that an engine tells of it is these words
-            cure = "make room: launcher clean, docker system df"
-            return NoRoom(self._node, f"its disk is full: {words}", cure)
+        if os.strerror(errno.ENOSPC).lower() in words.lower():  # the engine has no code for it
+            return NoRoom(self._node, f"its disk is full: {words}", "make room: launcher clean, docker system df")
         return ImageShipFailed(self._node, words, "see whether `docker load` works there by hand")
 
 
 def _follow(events: Iterable[Any], hear: Callable[[Mapping[str, Any]], None] | None = None) -> str:
-    """Read progress to its end: the engine reports a failure inside of it, under status 200. Its words, else ""."""
+    """Read progress to its end. What failed, else "": the engine reports that inside of a status 200."""
     failure = ""
     for event in events:
         if not isinstance(event, Mapping):

@@ -36,7 +36,7 @@ from launcher.node.terminal import here, kill_on_disconnect
 LOCAL = "local"  # the node that is this whole machine; local-0, local-1, ... are parts of it
 _START_TIMEOUT = 20.0
 _STOP_MARGIN = 15.0  # seconds above the grace for the supervisor to end what is left
-_POLL = 0.05  # seconds between looks where the kernel has no event for the end of a foreign process
+_POLL = 0.05  # seconds between checks where the kernel has no event for the end of a process that is not a child
 
 
 class ProcessEngine(MachineEngine):
@@ -90,7 +90,7 @@ class ProcessEngine(MachineEngine):
     def start(self, container: str) -> None:
         """Raises EngineFailed with the system's reason when the program cannot be started."""
         found = self._get(container)
-        if self._is_running(found):
+        if _is_running(found):
             return
         for old in (supervisor.STOP, supervisor.STATE):
             (found.folder / old).unlink(missing_ok=True)
@@ -139,11 +139,8 @@ class ProcessEngine(MachineEngine):
         found = self._get(container)
         if supervisor.is_supervised(str(found.folder)):
             self.files.write(str(found.folder / supervisor.STOP), str(grace).encode())
-            pid = folders.supervisor_of(found)
-            until = time.monotonic() + grace + _STOP_MARGIN
-            supervisor.send(pid, signal.SIGTERM)
-            while supervisor.is_supervised(str(found.folder)) and (left := until - time.monotonic()) > 0:
-                _until_end(pid, left)
+            supervisor.send(folders.supervisor_of(found), signal.SIGTERM)
+            _supervised_after(found, grace + _STOP_MARGIN)
         elif not (found.folder / supervisor.STATE).exists():
             return folders.state(found)  # never started
         state = folders.state(found)
@@ -161,7 +158,7 @@ class ProcessEngine(MachineEngine):
         if found is None:
             claims.release(lambda claim: claim.id == container)
             return
-        if self._is_running(found):
+        if _is_running(found):
             raise EngineFailed(self.node, f"{container} still runs", "stop it first: launcher down")
         supervisor.end(found.name)
         # The spec goes first: from then on there is no such container, and no half of one should this be interrupted
@@ -220,16 +217,6 @@ class ProcessEngine(MachineEngine):
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _is_running(self, found: folders.Container) -> bool:
-        """Whether it has a supervisor; one that has just told of the end is given the moment that it needs to go."""
-        until = time.monotonic() + _STOP_MARGIN
-        while supervised := supervisor.is_supervised(str(found.folder)):
-            left = until - time.monotonic()
-            if left <= 0 or not folders.state(found).phase.ended:
-                break
-            _until_end(folders.supervisor_of(found), left)
-        return supervised
-
     def _get(self, container: str) -> folders.Container:
         found = folders.find(container)
         if found is None:
@@ -237,8 +224,24 @@ class ProcessEngine(MachineEngine):
         return found
 
 
+def _is_running(found: folders.Container) -> bool:
+    """A supervisor that has recorded the end is given the time that it needs to end itself."""
+    return _supervised_after(found, _STOP_MARGIN if folders.state(found).phase.ended else 0.0)
+
+
+def _supervised_after(found: folders.Container, timeout: float) -> bool:
+    """Wait for the end of its supervisor; whether there still is one after `timeout` seconds."""
+    until = time.monotonic() + timeout
+    while supervised := supervisor.is_supervised(str(found.folder)):
+        left = until - time.monotonic()
+        if left <= 0:
+            break
+        _until_end(folders.supervisor_of(found), left)
+    return supervised
+
+
 def _until_end(pid: int, timeout: float) -> None:
-    """Until that process has ended, `timeout` seconds at most; or a moment where the kernel cannot tell."""
+    """Until that process has ended, `timeout` seconds at most; only _POLL where the kernel cannot tell."""
     try:
         handle = os.pidfd_open(pid) if pid and hasattr(os, "pidfd_open") else -1
     except OSError:  # ended already, or the kernel is older than 5.3

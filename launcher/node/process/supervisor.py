@@ -1,11 +1,11 @@
 """The parent of a node's plain processes: what a container engine is to a container, for one of them.
 
 It starts the program in a session of its own, restarts it after failures, passes a stop on, ends what the program left
-behind and keeps `state.json`. It is run as a file (`python -I -S supervisor.py FOLDER`) so that it starts within a few
-milliseconds and whatever the caller's PYTHONPATH holds: the standard library only, nothing of this project.
+behind and keeps `state.json`. It is run as a file (`python -I -S supervisor.py FOLDER`) so that it starts fast and
+whatever the caller's PYTHONPATH holds: the standard library only, nothing of this project.
 
-In FOLDER: `spec.json` (read), `state.json`, `stop` (seconds of grace, written by who sends SIGTERM), `lock` (held as
-long as the supervisor lives, so nobody has to trust a pid), `output.log` (what the program writes to its stdout).
+In FOLDER: `spec.json` (read), `state.json`, `stop` (seconds of grace, written by the engine before its SIGTERM), `lock`
+(held as long as the supervisor lives: a pid alone proves nothing), `output.log` (the program's stdout and stderr).
 """
 
 # pathlib would be a good part of the time that this takes to start:
@@ -19,6 +19,7 @@ import json
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -54,10 +55,9 @@ class Supervisor:
         for end in (self._wake, wake):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # to be woken
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)  # wake it; the program gets the defaults
         signal.signal(signal.SIGTERM, self._on_term)
-        for ignored in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(ignored, signal.SIG_IGN)
         adopt_orphans()
 
     def run(self) -> None:
@@ -71,7 +71,7 @@ class Supervisor:
     def _run(self) -> None:
         while True:
             try:
-                self._child = self._start()
+                self._start()
             except OSError as error:
                 code = 127 if isinstance(error, FileNotFoundError) else 126
                 self._record("exited", exit_code=code, finished=time.time(), error=str(error))
@@ -87,36 +87,14 @@ class Supervisor:
             self._restarts += 1
         self._record("exited", exit_code=code, finished=time.time())
 
-    def _start(self) -> int:
-        """The pid of the program, once it is the program. Raises OSError of chdir and exec."""
+    def _start(self) -> None:
+        """Raises OSError of chdir and exec."""
         self._started = time.time()
-        told, tell = os.pipe()
-        log = os.open(self._path(LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os.setsid()
-                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-                os.dup2(log, 1)
-                os.dup2(log, 2)
-                for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
-                    signal.signal(ignored, signal.SIG_DFL)
-                os.chdir(self._cwd)
-                os.execvp(self._argv[0], self._argv)  # noqa: S606 - no shell is meant
-            except OSError as error:
-                what = self._argv[0] if os.path.isdir(self._cwd) else self._cwd
-                os.write(tell, f"{error.errno or 0} {what}".encode())
-            finally:
-                os._exit(127)
-        os.close(tell)
-        os.close(log)
-        failure = os.read(told, 4096)  # ends when exec closes the other side
-        os.close(told)
-        if failure:
-            os.waitpid(pid, 0)
-            reason, _, what = failure.decode().partition(" ")
-            raise OSError(int(reason), os.strerror(int(reason)), what)
-        return pid
+        with open(self._path(LOG), "ab", opener=_private) as log:
+            self._program = subprocess.Popen(
+                self._argv, cwd=self._cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._child = self._program.pid
 
     def _monitor(self) -> int:
         """Until the program has ended; its exit code, 128 and the signal for one that was killed."""
@@ -124,6 +102,7 @@ class Supervisor:
         while True:
             for pid, code in reap():
                 if pid == self._child:
+                    self._program.returncode = code  # or it would wait for that pid when it is freed
                     return code
             if self._asked:
                 self._asked = False
@@ -139,7 +118,7 @@ class Supervisor:
             self._tick()
 
     def _tick(self) -> None:
-        if not os.path.exists(self._path(SPEC)):  # somebody removed the run: nothing may go on without a folder
+        if not os.path.exists(self._path(SPEC)):  # the run was removed: nothing may go on without a folder
             self._stop(0)
             return
         with contextlib.suppress(OSError):  # a full disk: the log stays as it is
@@ -156,7 +135,7 @@ class Supervisor:
         try:
             with open(self._path(STOP), encoding="ascii") as file:
                 return float(file.read())
-        except (OSError, ValueError):  # a SIGTERM from somebody else, say at shutdown
+        except (OSError, ValueError):  # a SIGTERM not of an engine, say at shutdown
             return 30.0
 
     def _end_all(self) -> None:
@@ -186,7 +165,7 @@ class Supervisor:
             "finished": finished,
             "error": error,
         }
-        with contextlib.suppress(FileNotFoundError):  # the folder was removed, and with it whoever would read this
+        with contextlib.suppress(FileNotFoundError):  # the folder was removed
             write_whole(self._path(STATE), json.dumps(state).encode())
         if self._ready >= 0:
             os.close(self._ready)
@@ -203,7 +182,7 @@ def take_lock(folder: str) -> int:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(0.02)  # somebody who only looks whether it is held lets go at once
+            time.sleep(0.02)  # is_supervised() of another process holds it for a moment
         else:
             return lock
     raise SystemExit(f"{folder} has a supervisor already")
@@ -242,7 +221,8 @@ def reap() -> Iterator[tuple[int, int]]:
 
 def send(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
+        if pid:  # 0 is "none" here, and the caller's own group for kill()
+            os.kill(pid, number)
 
 
 def end(name: str, supervisor: int = 0, group: int = 0) -> int:
@@ -265,7 +245,7 @@ def end(name: str, supervisor: int = 0, group: int = 0) -> int:
             send(pid, signal.SIGKILL)
         if supervisor == os.getpid():
             list(reap())
-        time.sleep(0.002)  # there is no event for the end of what is nobody's child here
+        time.sleep(0.002)  # there is no event for the end of a process that is not a child
     return len(seen)
 
 
@@ -279,7 +259,7 @@ def processes(name: str, supervisor: int = 0) -> set[int]:
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
-        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
             with open(f"/proc/{entry}/stat", "rb") as file:
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
             if state in (b"Z", b"X"):
