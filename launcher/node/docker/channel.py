@@ -206,9 +206,7 @@ def _program() -> DialStdio:
 
     def hang_up() -> None:
         ours.close()
-        program.kill()
-        program.wait()
-        assert program.stderr is not None
-        program.stderr.close()
+        with program:  # its end closes stderr and waits
+            program.kill()
 
     return DialStdio(ours, exit_of, hang_up)

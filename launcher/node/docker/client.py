@@ -53,12 +53,20 @@ class DockerClient:
         self._closed = threading.Event()
 
     def ping(self) -> None:
-        """Make sure that the engine answers."""
-        self._twice("talk to the engine", self._connect)
+        """Make sure, before the first request, that the engine answers."""
+        self.ask("talk to the engine", lambda api: api)
 
     def ask(self, doing: str, request: Callable[[APIClient], T]) -> T:
         """Asked once more where its connection had died. `doing` completes "could not ..."."""
-        return self._twice(doing, lambda: request(self._connected()))
+        for last in (False, True):
+            try:
+                return request(self._connected())
+            except LauncherError:
+                raise
+            except SDK_ERRORS as error:
+                if last or not is_lost(unwrap_sdk_error(error)):
+                    raise self._explain(doing, error) from error
+        raise AssertionError("unreachable")
 
     def pause(self, seconds: float) -> bool:
         """Whether this client was closed meanwhile."""
@@ -100,29 +108,16 @@ class DockerClient:
         self._closed.set()
         self._adapter.close()
 
-    def _twice(self, doing: str, call: Callable[[], T]) -> T:
-        for last in (False, True):
-            try:
-                return call()
-            except LauncherError:
-                raise
-            except SDK_ERRORS as error:
-                if last or not is_lost(unwrap_sdk_error(error)):
-                    raise self._explain(doing, error) from error
-        raise AssertionError("unreachable")
-
     def _connected(self) -> APIClient:
         with self._lock:
-            return self._api or self._connect()
-
-    def _connect(self) -> APIClient:
-        # APIClient would ask for the version before it can be given an adapter
-        pinged = checked(_mount(requests.Session(), self._adapter).get(f"{_URL}/_ping", timeout=API_TIMEOUT))
-        version = pinged.headers.get("Api-Version", "")
-        if not _VERSION.fullmatch(version):
-            raise ValueError(f"its API version is {version!r}")
-        self._api = _api_client(self._node, version, self._adapter, API_TIMEOUT)
-        return self._api
+            if self._api is None:
+                # APIClient would ask for the version before it can be given an adapter
+                session = _mount(requests.Session(), self._adapter)
+                version = checked(session.get(f"{_URL}/_ping", timeout=API_TIMEOUT)).headers.get("Api-Version", "")
+                if not _VERSION.fullmatch(version):
+                    raise ValueError(f"its API version is {version!r}")
+                self._api = _api_client(self._node, version, self._adapter, API_TIMEOUT)
+            return self._api
 
 
 def checked(response: requests.Response) -> requests.Response:

@@ -34,7 +34,6 @@ class DockerImages:
         self._node = node
         self._client = client
         self._ssh = ssh
-        self._classic: bool | None = None
 
     def inspect(self, reference: str) -> ImageInfo | None:
         def ask(api: APIClient) -> ImageInfo | None:
@@ -106,10 +105,8 @@ class DockerImages:
             self._load_by_api(pieces)
 
     def fills_in(self) -> bool:
-        if self._classic is None:
-            info = self._client.ask("ask the engine for its image store", lambda api: api.info().get("DriverStatus"))
-            self._classic = not any("io.containerd.snapshotter" in str(entry) for entry in info or ())
-        return self._classic
+        status = self._client.ask("ask the engine for its image store", lambda api: str(api.info().get("DriverStatus")))
+        return "io.containerd.snapshotter" not in status
 
     def tag(self, image: str, reference: str) -> None:
         self._client.ask(f"tag image {image}", lambda api: api.tag(image, *parse_repository_tag(reference)))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import select
 import signal
@@ -46,7 +47,7 @@ class Supervisor:
         self._cwd: str = spec["layout"]["code"]
         self._allowed: int = spec["restarts"]
         self._asked = False  # SIGTERM came and was not looked at yet
-        self._deadline: float | None = None  # monotonic: SIGKILL then. Set: no restart any more
+        self._deadline = math.inf  # monotonic: SIGKILL then, and no restart once it is set
         self._child = 0
         self._restarts = 0
         self._started = 0.0
@@ -79,7 +80,7 @@ class Supervisor:
             self._record("running")
             code = self._monitor()
             self._end_all()
-            if code == 0 or self._deadline is not None or self._restarts >= self._allowed:
+            if code == 0 or self._deadline < math.inf or self._restarts >= self._allowed:
                 break
             self._record("restarting", exit_code=code, finished=time.time())
             if not self._back_off():
@@ -98,7 +99,6 @@ class Supervisor:
 
     def _monitor(self) -> int:
         """Until the program has ended; its exit code, 128 and the signal for one that was killed."""
-        killed = False
         while True:
             for pid, code in reap():
                 if pid == self._child:
@@ -108,13 +108,11 @@ class Supervisor:
                 self._asked = False
                 self._stop(self._grace())
                 send(self._child, signal.SIGTERM)
-            if self._deadline is None or killed:
-                self._pause(_TICK)
-            elif (left := self._deadline - time.monotonic()) > 0:
-                self._pause(min(_TICK, left))
-            else:
-                killed = True
+            left = self._deadline - time.monotonic()
+            if left <= 0:
                 send(self._child, signal.SIGKILL)
+                left = _TICK
+            self._pause(min(_TICK, left))
             self._tick()
 
     def _tick(self) -> None:
@@ -128,8 +126,7 @@ class Supervisor:
         self._asked = True
 
     def _stop(self, grace: float) -> None:
-        deadline = time.monotonic() + grace
-        self._deadline = deadline if self._deadline is None else min(self._deadline, deadline)
+        self._deadline = min(self._deadline, time.monotonic() + grace)
 
     def _grace(self) -> float:
         try:
@@ -139,7 +136,7 @@ class Supervisor:
             return 30.0
 
     def _end_all(self) -> None:
-        """SIGKILL to whatever the program left running, as the end of a container does."""
+        """SIGKILL to all that the program left running, as at the end of a container."""
         end(self._name, os.getpid(), self._child)
 
     def _back_off(self) -> bool:
@@ -225,13 +222,12 @@ def send(pid: int, number: int) -> None:
             os.kill(pid, number)
 
 
-def end(name: str, supervisor: int = 0, group: int = 0) -> int:
-    """SIGKILL to every process of this container but the caller, until none is left; how many there were.
+def end(name: str, supervisor: int = 0, group: int = 0) -> None:
+    """SIGKILL to every process of this container but the caller, until none is left.
 
     supervisor: its descendants too, which may have cleared their environment. group: where there is no /proc, this
     process group is all that can be reached.
     """
-    seen: set[int] = set()
     until = time.monotonic() + _KILL_TIMEOUT
     while time.monotonic() < until:
         found = processes(name, supervisor)
@@ -239,14 +235,12 @@ def end(name: str, supervisor: int = 0, group: int = 0) -> int:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
         if not found:
-            break
-        seen |= found
+            return
         for pid in found:
             send(pid, signal.SIGKILL)
         if supervisor == os.getpid():
             list(reap())
         time.sleep(0.002)  # there is no event for the end of a process that is not a child
-    return len(seen)
 
 
 def processes(name: str, supervisor: int = 0) -> set[int]:

@@ -7,7 +7,6 @@ lead out of the folder, which code may hold.
 from __future__ import annotations
 
 import io
-import os
 import stat
 import tarfile
 from collections.abc import Sequence
@@ -38,7 +37,9 @@ def unpack(archive: bytes, allowed: Sequence[Path]) -> None:
             else:
                 source = tar.extractfile(member)
                 assert source is not None  # a regular file
-                _write(place, source.read(), member.mode & 0o777)
+                place.touch(0o600, exist_ok=False)  # a secret is never readable by others, and no link is followed
+                place.write_bytes(source.read())
+                place.chmod(member.mode & 0o777)
 
 
 def _place(member: tarfile.TarInfo, allowed: Sequence[Path]) -> tuple[Path, Path]:
@@ -63,11 +64,3 @@ def _make_parents(place: Path, top: Path) -> None:
             if parent.is_symlink():
                 raise HostileArchiveError(f"{place} goes through the link {parent}")
             parent.mkdir(mode=0o755, exist_ok=True)
-
-
-def _write(place: Path, data: bytes, mode: int) -> None:
-    # created with the final mode: a secret is never readable by others, not even for a moment
-    descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    place.chmod(mode)  # the umask may have taken some of it
