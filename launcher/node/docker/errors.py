@@ -12,7 +12,7 @@ import urllib3.exceptions
 from launcher.errors import EngineFailed, EngineForbidden, EngineUnavailable, LauncherError, NameTaken, NodeUnfit
 from launcher.node.docker.channel import DialFailed
 
-# what reading an answer of another shape raises
+# what reading a malformed answer raises
 _MALFORMED = (docker.errors.StreamParseError, LookupError, TypeError, ValueError, AttributeError)
 SDK_ERRORS = (
     *(docker.errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError),

@@ -93,7 +93,7 @@ def state(container: Container) -> ContainerState:
 
 
 def machine_id() -> str:
-    """What tells this machine from others that share its home."""
+    """Distinguishes this machine from others that share its home."""
     try:
         found = Path("/etc/machine-id").read_text(encoding="ascii").strip()
     except OSError:

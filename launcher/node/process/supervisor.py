@@ -62,7 +62,7 @@ class Supervisor:
         adopt_orphans()
 
     def run(self) -> None:
-        """All attempts, to the end. Nothing that it started outlives it, whatever goes wrong here."""
+        """All attempts, to the end. Nothing that it started outlives it, even if this fails."""
         try:
             self._run()
         except BaseException:
@@ -201,7 +201,7 @@ def is_supervised(folder: str) -> bool:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent has ended, so that none of them gets out of sight (Linux)."""
+    """Become the parent of descendants whose own parent has ended, so that processes() finds them (Linux)."""
     if sys.platform == "linux":
         import ctypes
 
@@ -272,7 +272,7 @@ def processes(name: str, supervisor: int = 0) -> set[int]:
 
 
 def trim(log: str) -> None:
-    """Keep the end of a log that has grown too long. Its writers append, so they go on behind what stays."""
+    """Keep the end of a log that has grown too long. Its writers append, so they continue behind that end."""
     if os.stat(log).st_size <= 4 * KEEP:
         return
     with open(log, "rb+") as file:
@@ -304,7 +304,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def main() -> None:
-    """Returns to its caller when the first state is on disk, or the supervisor has failed; that one goes on."""
+    """The supervisor is a child; this process ends when the first state is on disk or the supervisor has failed."""
     told, tell = os.pipe()
     if os.fork():
         os.close(tell)
