@@ -68,6 +68,16 @@ class DockerClient:
                     raise self._explain(doing, error) from error
         raise AssertionError("unreachable")
 
+    def find(self, doing: str, request: Callable[[APIClient], T]) -> T | None:
+        """As ask(), and None where the engine has no such thing."""
+
+        def ask(api: APIClient) -> T | None:
+            with suppress(docker.errors.NotFound):
+                return request(api)
+            return None
+
+        return self.ask(doing, ask)
+
     def pause(self, seconds: float) -> bool:
         """Whether this client was closed meanwhile."""
         return self._closed.wait(seconds)

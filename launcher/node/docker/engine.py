@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import TypeAlias, cast
 
 from docker import APIClient
-from docker.errors import APIError, NotFound
+from docker.errors import APIError
 
 from launcher.errors import EngineFailed, EngineUnavailable, NameTaken, NodeUnreachable
 from launcher.model import labels as names
@@ -150,10 +150,10 @@ class DockerEngine(MachineEngine):
             try:
                 api.kill(container, f"SIG{name}")
             except APIError as refusal:
-                if refusal.status_code not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):  # it is gone, or has ended
+                if refusal.status_code != HTTPStatus.CONFLICT:  # it has ended
                     raise
 
-        self._client.ask(f"send SIG{name} to {container}", ask)
+        self._client.find(f"send SIG{name} to {container}", ask)
 
     def remove(self, container: str) -> None:
         """Its anonymous volumes go with it. Raises EngineFailed for one that still runs."""
@@ -222,13 +222,7 @@ class DockerEngine(MachineEngine):
             self._client.ask(f"wait for {container}", ask)
 
     def _inspect(self, container: str) -> ContainerState | None:
-        def ask(api: APIClient) -> ContainerState | None:
-            try:
-                return container_state(api.inspect_container(container))
-            except NotFound:
-                return None
-
-        return self._client.ask(f"inspect {container}", ask)
+        return self._client.find(f"inspect {container}", lambda api: container_state(api.inspect_container(container)))
 
     def _starts_with(self, image: str, limits: Ulimits) -> bool:
         bare = _bare(f"launcher-probe-{secrets.token_hex(6)}", image, {names.PURPOSE: "probe"})
@@ -246,15 +240,12 @@ class DockerEngine(MachineEngine):
         def ask(api: APIClient) -> None:
             try:
                 api.remove_container(container, v=True, force=force)
-            except NotFound:
-                return
             except APIError as refusal:
                 if refusal.status_code != HTTPStatus.CONFLICT or "already in progress" not in str(refusal.explanation):
                     raise
-                with contextlib.suppress(NotFound):  # gone before we could wait for it
-                    api.wait(container, timeout=_REMOVAL_TIMEOUT, condition="removed")
+                api.wait(container, timeout=_REMOVAL_TIMEOUT, condition="removed")
 
-        self._client.ask(f"remove {container}", ask)
+        self._client.find(f"remove {container}", ask)
 
 
 def granted(wanted: Ulimits, starts_with: Callable[[Ulimits], bool]) -> Ulimits:

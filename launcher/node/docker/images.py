@@ -12,8 +12,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from docker import APIClient
-from docker.errors import NotFound
 from docker.utils import parse_repository_tag
 
 from launcher.errors import ImageBuildFailed, ImageShipFailed, ImageUnfit, NoRoom
@@ -36,13 +34,7 @@ class DockerImages:
         self._ssh = ssh
 
     def inspect(self, reference: str) -> ImageInfo | None:
-        def ask(api: APIClient) -> ImageInfo | None:
-            try:
-                return image_info(api.inspect_image(reference))
-            except NotFound:
-                return None
-
-        return self._client.ask(f"inspect image {reference}", ask)
+        return self._client.find(f"inspect image {reference}", lambda api: image_info(api.inspect_image(reference)))
 
     def pull(self, reference: str, login: Mapping[str, str] | None = None) -> None:
         with self._client.transfer(f"pull {reference}", ImageUnfit) as api:
@@ -116,11 +108,7 @@ class DockerImages:
         return found(self.inspect, self._client.ask("list images", lambda api: ids(api.images(filters=wanted))))
 
     def remove(self, reference: str) -> None:
-        def ask(api: APIClient) -> None:
-            with contextlib.suppress(NotFound):
-                api.remove_image(reference)
-
-        self._client.ask(f"remove image {reference}", ask)
+        self._client.find(f"remove image {reference}", lambda api: api.remove_image(reference))
 
     def _load_by_command(self, argv: Sequence[str], pieces: Iterable[bytes]) -> None:
         with tempfile.TemporaryFile() as output:
