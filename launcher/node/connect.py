@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeVar
 from launcher.errors import LauncherError, NodesFailed
 from launcher.model.facts import NodeFacts
 from launcher.node.engine import Engine
-from launcher.node.files import Files
 from launcher.node.machine import LocalMachine
 from launcher.node.parallel import in_background, run_all, run_all_settled
 from launcher.node.ssh.config import CONNECT_TIMEOUT, Resolver
@@ -119,7 +118,7 @@ def docker_over_ssh(ssh: Ssh) -> DockerEngine:
     from launcher.node.ssh.machine import SshMachine
 
     machine, dial = SshMachine(ssh), partial(dial_over_ssh, ssh.command)
-    return DockerEngine(ssh.node, ssh.host, machine, Files(machine), dial, ssh=(ssh.host, ssh.ssh_config))
+    return DockerEngine(ssh.node, ssh.host, machine, dial, ssh=(ssh.host, ssh.ssh_config))
 
 
 def local_docker(node: str) -> DockerEngine:
@@ -128,7 +127,7 @@ def local_docker(node: str) -> DockerEngine:
     from launcher.node.docker.engine import DockerEngine
 
     machine = LocalMachine(node, getpass.getuser())
-    return DockerEngine(node, LOCAL, machine, Files(machine), partial(dial_local, node))
+    return DockerEngine(node, LOCAL, machine, partial(dial_local, node))
 
 
 def _make_pool(hosts: Sequence[str], ssh_config: str | None, timeout: float) -> SshPool:

@@ -88,6 +88,18 @@ def test_nothing_is_written_through_a_link(machine: Machine, tmp_path: Path) -> 
     assert list(outside.iterdir()) == []
 
 
+def test_a_folder_takes_a_links_place_and_leaves_its_target_alone(machine: Machine, tmp_path: Path) -> None:
+    spec = machine.spec("true")
+    engine, container = machine.create(spec)
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o750)
+    code = spec.layout.code.lstrip("/")
+    engine.put(container, hostile(_kind(tarfile.SYMTYPE, str(outside)), f"{code}/data"))
+    engine.put(container, hostile(_kind(tarfile.DIRTYPE), f"{code}/data"))
+    assert not Path(spec.layout.code, "data").is_symlink()
+    assert outside.stat().st_mode & 0o777 == 0o750
+
+
 def test_what_is_no_archive_is_refused(machine: Machine) -> None:
     engine, container = machine.create(machine.spec("true"))
     with pytest.raises(EngineFailed, match="refused"):

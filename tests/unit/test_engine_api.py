@@ -105,7 +105,8 @@ def dial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dial]:
     path = str(tmp_path / "engine.sock")
     with Unix(path, Engine) as unix:  # type: ignore[arg-type]
         threading.Thread(target=unix.serve_forever, daemon=True).start()
-        yield lambda: dial_local("a", {"DOCKER_HOST": f"unix://{path}"})
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+        yield lambda: dial_local("a")
         unix.shutdown()
 
 
@@ -326,19 +327,23 @@ def test_no_bytes_break_it(data: bytes) -> None:
             answered(whole)
 
 
-def test_no_engine_here(tmp_path: Path) -> None:
+def test_no_engine_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     with pytest.raises(FileNotFoundError):
-        dial_local("a", {"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
+        dial_local("a")
 
 
-def test_the_engine_of_another_machine_is_not_local() -> None:
+def test_the_engine_of_another_machine_is_not_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "ssh://gpu-b")
     with pytest.raises(EngineUnavailable, match="name the node gpu-b instead"):
-        dial_local("a", {"DOCKER_HOST": "ssh://gpu-b"})
+        dial_local("a")
 
 
 @pytest.fixture
 def docker_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """What `docker` does on this machine, as a shell script."""
+    """What `docker` does on this machine, as a shell script, for a context of its own."""
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setenv("DOCKER_CONTEXT", "other")
 
     def be(script: str) -> None:
         path = tmp_path / "bin" / "docker"
@@ -355,18 +360,21 @@ DIAL = '[ "$*" = "system dial-stdio" ] || exit 9\n'
 
 
 @pytest.mark.parametrize("how", ["DOCKER_CONTEXT", "settings", "DOCKER_HOST"])
-def test_another_context_is_dockers_own_business(how: str, tmp_path: Path, docker_here: Callable[[str], None]) -> None:
+def test_another_context_is_dockers_own_business(
+    how: str, tmp_path: Path, docker_here: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     docker_here(
         f"{DIAL}echo x >>{tmp_path}/calls\n{HEAR}"
         "printf 'HTTP/1.1 200 OK\\r\\nApi-Version: 1.41\\r\\nContent-Length: 2\\r\\n\\r\\nOK'\n"
         f"{HEAR}printf 'HTTP/1.1 200 OK\\r\\nContent-Length: 2\\r\\n\\r\\n[]'; read -r rest"
     )
-    environment = {"DOCKER_CONFIG": str(tmp_path)}
+    monkeypatch.delenv("DOCKER_CONTEXT")
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     if how == "settings":
         (tmp_path / "config.json").write_text('{"currentContext": "desktop"}')
     else:
-        environment[how] = "tcp://10.1.2.3:2376" if how == "DOCKER_HOST" else "desktop"
-    client = DockerClient("a", "me", lambda: dial_local("a", environment))
+        monkeypatch.setenv(how, "tcp://10.1.2.3:2376" if how == "DOCKER_HOST" else "desktop")
+    client = DockerClient("a", "me", lambda: dial_local("a"))
     assert client.ask("list", lambda api: api.containers()) == []
     assert (tmp_path / "calls").read_text() == "x\n"
     client.close()
@@ -374,7 +382,7 @@ def test_another_context_is_dockers_own_business(how: str, tmp_path: Path, docke
 
 def test_what_docker_here_says_against_it(docker_here: Callable[[str], None]) -> None:
     docker_here("echo permission denied >&2; exit 1")
-    client = DockerClient("a", "me", lambda: dial_local("a", {"DOCKER_CONTEXT": "other"}))
+    client = DockerClient("a", "me", lambda: dial_local("a"))
     with pytest.raises(EngineForbidden, match="usermod -aG docker me"):
         client.ping()
 
@@ -387,7 +395,7 @@ def test_an_engine_that_goes_after_an_answer_is_a_lost_connection(
         "printf 'HTTP/1.1 200 OK\\r\\nApi-Version: 1.41\\r\\nContent-Length: 2\\r\\n\\r\\nOK'\n"
         f"{HEAR}echo gone >&2; exit 1"
     )
-    client = DockerClient("a", "me", lambda: dial_local("a", {"DOCKER_CONTEXT": "other"}))
+    client = DockerClient("a", "me", lambda: dial_local("a"))
     client.ping()
     with pytest.raises(EngineUnavailable, match="does not answer"):  # so says the second dial-stdio
         client.ask("ask", lambda api: api.info())
@@ -395,9 +403,11 @@ def test_an_engine_that_goes_after_an_answer_is_a_lost_connection(
 
 
 def test_no_docker_command_for_a_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setenv("DOCKER_CONTEXT", "other")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DialFailed) as failed:
-        dial_local("a", {"DOCKER_CONTEXT": "other"})
+        dial_local("a")
     assert failed.value.code == 127
 
 
@@ -405,14 +415,18 @@ def test_no_docker_command_for_a_context(tmp_path: Path, monkeypatch: pytest.Mon
 def test_no_context_is_the_usual_socket(settings_: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if settings_ is not None:
         (tmp_path / "config.json").write_text(settings_)
+    for name in ("DOCKER_HOST", "DOCKER_CONTEXT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     monkeypatch.setattr("launcher.node.docker.channel.SOCKET", str(tmp_path / "usual.sock"))
     with pytest.raises(FileNotFoundError):
-        dial_local("a", {"DOCKER_CONFIG": str(tmp_path)})
+        dial_local("a")
 
 
 def test_a_program_that_still_waits_is_idle(docker_here: Callable[[str], None]) -> None:
     docker_here("read -r line; echo early; sleep 60")
-    wire = dial_local("a", {"DOCKER_CONTEXT": "other"})
+    wire = dial_local("a")
     assert isinstance(wire, DialStdio)
     assert wire.idle
     wire.sendall(b"x\n")

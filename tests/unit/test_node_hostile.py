@@ -219,7 +219,7 @@ def engine() -> Iterator[DockerEngine]:
         return socket.create_connection(("127.0.0.1", server.server_port))
 
     machine = LocalMachine("gpu-a", "me")
-    found = DockerEngine("gpu-a", "gpu-a", machine, Files(machine), dial)
+    found = DockerEngine("gpu-a", "gpu-a", machine, dial)
     yield found
     found.close()
     server.shutdown()

@@ -6,13 +6,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from launcher.errors import NodesFailed, NodeUnreachable
-from launcher.node.docker import ulimits
+from launcher.node.docker.engine import Ulimits
+from launcher.node.docker.engine import granted as granted_ulimits
 from launcher.node.parallel import run_all, run_all_settled, run_both, uninterrupted
 
 WANTED = (("memlock", -1), ("stack", 67108864))
@@ -102,26 +101,12 @@ def test_ctrl_c_stays_ignored_where_it_was() -> None:
     ("refused", "granted", "tries"),
     [([], WANTED, 1), (["memlock"], WANTED[1:], 3), (["memlock", "stack"], (), 3)],
 )
-def test_limits_are_tried_together_and_then_one_by_one(
-    refused: list[str], granted: ulimits.Ulimits, tries: int
-) -> None:
-    asked: list[Sequence[tuple[str, int]]] = []
+def test_limits_are_tried_together_and_then_one_by_one(refused: list[str], granted: Ulimits, tries: int) -> None:
+    asked: list[Ulimits] = []
 
-    def starts_with(limits: Sequence[tuple[str, int]]) -> bool:
+    def starts_with(limits: Ulimits) -> bool:
         asked.append(limits)
         return not any(name in refused for name, _ in limits)
 
-    assert ulimits.find(WANTED, starts_with) == granted
+    assert granted_ulimits(WANTED, starts_with) == granted
     assert len(asked) == tries
-
-
-def test_what_was_found_is_remembered_by_engine_and_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    file = ulimits.cache_file(("id", "28.0"), WANTED)
-    assert file.is_relative_to(tmp_path)
-    assert ulimits.remembered(file, WANTED) is None
-    ulimits.remember(file, WANTED[1:])
-    assert ulimits.remembered(file, WANTED) == WANTED[1:]
-    assert ulimits.remembered(ulimits.cache_file(("id", "28.1"), WANTED), WANTED) is None
-    file.write_text("torn")
-    assert ulimits.remembered(file, WANTED) is None

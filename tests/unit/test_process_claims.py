@@ -39,10 +39,10 @@ def test_a_claim_is_let_go_by_its_own_id_only(home: Path) -> None:
     process_claims.claim("gpu-0", {RUN: "a"})
     old = process_claims.claim("gpu-0", {RUN: "b"})
     assert old is not None
-    assert process_claims.let_go(old.id)
+    process_claims.release(lambda claim: claim.id == old.id)
     assert process_claims.claim("gpu-0", {RUN: "c"}) is None
-    assert not process_claims.let_go(old.id)  # that one is gone; c's stays
+    process_claims.release(lambda claim: claim.id == old.id)  # that one is gone; c's stays
     assert process_claims.claim("gpu-0", {RUN: "d"}) is not None
     process_claims.claim("gpu-1", {RUN: "c"})
-    process_claims.let_go_all("c")
+    process_claims.release(lambda claim: claim.labels[RUN] == "c")
     assert not (home / ".launcher" / ".claims").exists()

@@ -6,17 +6,16 @@ dial-stdio (Docker CLI >= 18.09) finds the engine as its user's `docker` does: e
 from __future__ import annotations
 
 import io
-import json
 import os
 import shlex
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import paramiko
+from docker.context.config import get_current_context_name
 from urllib3.util import wait_for_read
 
 from launcher.errors import EngineUnavailable
@@ -35,9 +34,8 @@ class DialFailed(ConnectionError):  # noqa: N818 - inside launcher.node only
     """`docker system dial-stdio` ended before the engine answered: its exit code and what it wrote to stderr."""
 
     def __init__(self, code: int, words: str) -> None:
-        super().__init__(code, words)
+        super().__init__(words)
         self.code = code
-        self.words = words
 
 
 class DialStdio:
@@ -92,7 +90,7 @@ class DialStdio:
         return data
 
     def makefile(self, *_: object, **__: object) -> io.BufferedReader:
-        """http.client makes one a response and closes it after; the connection lives on for the next request."""
+        """http.client makes and closes one a response; the connection stays for the next request."""
         self._readers += 1
         return io.BufferedReader(_Response(self), _PIECE)
 
@@ -103,7 +101,7 @@ class DialStdio:
         self._hang_up()
 
     def close(self) -> None:
-        """As a socket does: http.client closes it while a response without a length is still being read."""
+        """Not before the last reader: http.client closes it when a response without a length begins."""
         self._closing = True
         if self._readers <= 0:
             self._hang_up()
@@ -114,7 +112,7 @@ class DialStdio:
             self.close()
 
     def _failure(self, why: str) -> ConnectionError:
-        """What dial-stdio said when it ended without an answer; else that the connection was lost."""
+        """DialFailed where dial-stdio ended without an answer; else the connection was lost."""
         ended = None if self._answered else self._exit_of()
         if ended is None:
             return ConnectionResetError(f"the connection to the engine was lost: {why}")
@@ -122,8 +120,6 @@ class DialStdio:
 
 
 class _Response(io.RawIOBase):
-    """What is read of one response."""
-
     def __init__(self, source: DialStdio) -> None:
         super().__init__()
         self._source = source
@@ -158,21 +154,20 @@ def dial_over_ssh(command: Callable[[str], Session]) -> DialStdio:
     return DialStdio(channel, exit_of, session.close)
 
 
-def dial_local(node: str, environment: Mapping[str, str] = os.environ) -> Connection:
+def dial_local(node: str) -> Connection:
     """To the engine of DOCKER_HOST, else of the docker context in use, else of the usual socket.
 
     Raises EngineUnavailable for another machine's, PermissionError, FileNotFoundError, ConnectionRefusedError,
     DialFailed.
     """
-    host = environment.get("DOCKER_HOST", "")
+    host = os.environ.get("DOCKER_HOST", "")
     if host.startswith("ssh://"):
         cure = f"name the node {host[6:]} instead"
         raise EngineUnavailable(node, f"DOCKER_HOST is {host}, but `local` means this machine's own engine", cure)
     if host.startswith(_UNIX):
         return _unix_socket(host.removeprefix(_UNIX))
-    if host or _context(environment):
-        return _program()
-    return _unix_socket(SOCKET)
+    context = os.environ.get("DOCKER_CONTEXT") or get_current_context_name()
+    return _unix_socket(SOCKET) if not host and context in (None, "", "default") else _program()
 
 
 def _unix_socket(path: str) -> socket.socket:
@@ -211,22 +206,7 @@ def _program() -> DialStdio:
 
     def hang_up() -> None:
         ours.close()
-        program.kill()
-        program.wait()
-        assert program.stderr is not None
-        program.stderr.close()
+        with program:  # its end closes stderr and waits
+            program.kill()
 
     return DialStdio(ours, exit_of, hang_up)
-
-
-def _context(environment: Mapping[str, str]) -> str:
-    """Of DOCKER_CONTEXT or of docker's own settings; "" for the default."""
-    name = environment.get("DOCKER_CONTEXT", "")
-    if not name:
-        folder = environment.get("DOCKER_CONFIG") or Path("~/.docker").expanduser()
-        try:
-            settings = json.loads(Path(folder, "config.json").read_bytes())
-            name = str(settings.get("currentContext") or "")
-        except (OSError, ValueError, AttributeError):  # docker, too, goes on without them
-            return ""
-    return "" if name == "default" else name

@@ -1,4 +1,4 @@
-"""docker-py's APIClient over connections of ours, its failures told as our errors.
+"""docker-py's APIClient over connections of ours, its failures raised as our errors.
 
 docker-py's own ssh transport knows no ProxyJump and not the host keys that we have verified.
 """
@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import docker.errors
 import requests
@@ -21,7 +20,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
 
-from launcher.errors import EngineFailed, EngineUnavailable, LauncherError, NodeUnfit, NodeUnreachable
+from launcher.errors import EngineFailed, LauncherError, NodeUnfit
 from launcher.node.docker.channel import Connection, DialStdio
 from launcher.node.docker.errors import SDK_ERRORS, explain, is_lost, unwrap_sdk_error
 from launcher.node.parallel import in_background
@@ -32,7 +31,6 @@ CONNECTIONS = 5  # of a node's 8 channels; the rest is for whole images, command
 API_TIMEOUT = 60.0  # seconds without a byte from the engine
 TRANSFER_TIMEOUT = 3600.0  # `docker save` of a big image writes it all to disk before its first byte
 _POOL_TIMEOUT = 120.0  # seconds until one of the connections is free
-_RETRY_PAUSE = 1.0  # seconds between tries to come back to a node that is away
 _URL = "http://docker:80"  # never looked up: the adapter mounted on it makes the connection
 _VERSION = re.compile(r"\d{1,3}\.\d{1,3}")
 
@@ -55,44 +53,40 @@ class DockerClient:
         self._closed = threading.Event()
 
     def ping(self) -> None:
-        """Make sure that the engine answers."""
-        self._twice("talk to the engine", self._connect)
+        """Make sure, before the first request, that the engine answers."""
+        self.ask("talk to the engine", lambda api: api)
 
     def ask(self, doing: str, request: Callable[[APIClient], T]) -> T:
-        """Once more on a new connection where the one it went over had died. `doing` completes "could not ..."."""
-        return self._twice(doing, lambda: request(self._connected()))
-
-    def wait(self, container: str, condition: Literal["next-exit", "not-running"], timeout: float) -> None:
-        """Until the engine says so or the time is over; a cut connection is for the caller's next look to find out."""
-        try:
-            self._connected().wait(container, timeout=cast(int, timeout), condition=condition)
-        except NodeUnreachable:
-            self.pause(min(_RETRY_PAUSE, timeout))
-        except SDK_ERRORS as error:
-            cause = unwrap_sdk_error(error)
-            if not isinstance(cause, TimeoutError) and not is_lost(cause):
-                raise self.explain(f"wait for {container}", error) from error
-
-    def until_there(self, ask: Callable[[], T], deadline: float) -> T:
-        """Until the node is there again; its last error when the time is over."""
-        while True:
+        """Asked once more where its connection had died. `doing` completes "could not ..."."""
+        for last in (False, True):
             try:
-                return ask()
-            except (NodeUnreachable, EngineUnavailable):
-                left = deadline - time.monotonic()
-                if left <= 0 or self.pause(min(_RETRY_PAUSE, left)):
-                    raise
+                return request(self._connected())
+            except LauncherError:
+                raise
+            except SDK_ERRORS as error:
+                if last or not is_lost(unwrap_sdk_error(error)):
+                    raise self._explain(doing, error) from error
+        raise AssertionError("unreachable")
+
+    def find(self, doing: str, request: Callable[[APIClient], T]) -> T | None:
+        """As ask(), and None where the engine has no such thing."""
+
+        def ask(api: APIClient) -> T | None:
+            with suppress(docker.errors.NotFound):
+                return request(api)
+            return None
+
+        return self.ask(doing, ask)
 
     def pause(self, seconds: float) -> bool:
-        """Whether it was closed meanwhile."""
+        """Whether this client was closed meanwhile."""
         return self._closed.wait(seconds)
 
     @contextmanager
     def transfer(self, doing: str, failure: type[LauncherError]) -> Iterator[APIClient]:
-        """For a whole image: a connection of its own, which ends with the block.
+        """For a whole image: a connection of its own, which ends with the block, and no retry.
 
-        Nothing is tried twice here: the caller knows whether that is worth its time. What the engine refuses is told
-        as `failure`, whose phase this is.
+        What the engine refuses is raised as `failure`.
         """
         connections: list[Connection] = []
 
@@ -106,47 +100,34 @@ class DockerClient:
         except LauncherError:
             raise
         except SDK_ERRORS as error:
-            told = self.explain(doing, error)
-            if isinstance(told, (EngineFailed, NodeUnfit)):
-                raise failure(told.where, told.what, told.next_step) from error
-            raise told from error
+            ours = self._explain(doing, error)
+            if isinstance(ours, (EngineFailed, NodeUnfit)):
+                raise failure(ours.where, ours.what, ours.next_step) from error
+            raise ours from error
         finally:
             for connection in connections:
                 with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)  # close() would wait for who still reads from it
+                    connection.shutdown(socket.SHUT_RDWR)  # close() alone waits for an open response
                 connection.close()
 
-    def explain(self, doing: str, error: Exception) -> LauncherError:
+    def _explain(self, doing: str, error: Exception) -> LauncherError:
         return explain(self._node, self._user, doing, unwrap_sdk_error(error))
 
     def close(self) -> None:
-        """The connections that are idle; one in use ends with its request."""
+        """Idle connections end now; one in use ends with its request."""
         self._closed.set()
         self._adapter.close()
 
-    def _twice(self, doing: str, call: Callable[[], T]) -> T:
-        for last in (False, True):
-            try:
-                return call()
-            except LauncherError:
-                raise
-            except SDK_ERRORS as error:
-                if last or not is_lost(unwrap_sdk_error(error)):
-                    raise self.explain(doing, error) from error
-        raise AssertionError("unreachable")
-
     def _connected(self) -> APIClient:
         with self._lock:
-            return self._api or self._connect()
-
-    def _connect(self) -> APIClient:
-        # APIClient would ask for the version before it can be given an adapter
-        pinged = checked(_mount(requests.Session(), self._adapter).get(f"{_URL}/_ping", timeout=API_TIMEOUT))
-        version = pinged.headers.get("Api-Version", "")
-        if not _VERSION.fullmatch(version):
-            raise ValueError(f"its API version is {version!r}")
-        self._api = _api_client(self._node, version, self._adapter, API_TIMEOUT)
-        return self._api
+            if self._api is None:
+                # APIClient would ask for the version before it can be given an adapter
+                session = _mount(requests.Session(), self._adapter)
+                version = checked(session.get(f"{_URL}/_ping", timeout=API_TIMEOUT)).headers.get("Api-Version", "")
+                if not _VERSION.fullmatch(version):
+                    raise ValueError(f"its API version is {version!r}")
+                self._api = _api_client(self._node, version, self._adapter, API_TIMEOUT)
+            return self._api
 
 
 def checked(response: requests.Response) -> requests.Response:
@@ -158,13 +139,16 @@ def checked(response: requests.Response) -> requests.Response:
     return response
 
 
+def ids(listed: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [str(item["Id"]) for item in listed]
+
+
 def found(ask: Callable[[str], T | None], names: Sequence[str]) -> list[T]:
-    """What there is of these, asked at once, over all connections; the first's error."""
+    """Those that exist, asked for over all connections at once; the first's error."""
     results: list[T | None] = []
     for start in range(0, len(names), CONNECTIONS):
-        first, *others = names[start : start + CONNECTIONS]
-        waiting = [in_background(partial(ask, name)) for name in others]
-        results += [ask(first), *(result() for result in waiting)]
+        waiting = [in_background(partial(ask, name)) for name in names[start : start + CONNECTIONS]]
+        results += [result() for result in waiting]
     return [result for result in results if result is not None]
 
 
@@ -179,7 +163,7 @@ def _api_client(node: str, version: str, adapter: HTTPAdapter, timeout: float) -
 
 def _mount(session: S, adapter: HTTPAdapter) -> S:
     session.trust_env = False  # no proxy of the caller's environment, no netrc
-    for scheme in ("http://", "https://"):  # a redirect, too, leads nowhere but to this engine
+    for scheme in ("http://", "https://"):  # so that a redirect, too, stays on this engine
         session.mount(scheme, adapter)
     return session
 
@@ -202,7 +186,7 @@ class _Pool(HTTPConnectionPool):
     ConnectionCls = _Connection
 
     def urlopen(self, *arguments: Any, **options: Any) -> Any:
-        # requests passes no time-out of the pool: without one a full pool would be waited for without end
+        # requests passes no time-out of the pool: without one a request would wait forever for a full pool
         return super().urlopen(*arguments, **({"pool_timeout": _POOL_TIMEOUT} | options))
 
 

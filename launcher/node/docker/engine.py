@@ -6,55 +6,48 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
+from typing import TypeAlias, cast
 
 from docker import APIClient
-from docker.errors import APIError, NotFound
+from docker.errors import APIError
 
-from launcher.errors import EngineFailed, NameTaken, NodeUnfit
+from launcher.errors import EngineFailed, EngineUnavailable, NameTaken, NodeUnreachable
 from launcher.model import labels as names
 from launcher.model.container import WANTED_ULIMITS, ContainerSpec, ContainerState, Layout, Phase
-from launcher.model.facts import NodeFacts, Reach
-from launcher.node import docker_exec, shm_cleanup
+from launcher.model.facts import NodeFacts
+from launcher.node import cache, docker_exec
 from launcher.node import facts as node_facts
-from launcher.node.docker import ulimits
-from launcher.node.docker.client import Dial, DockerClient, found
+from launcher.node.docker.client import Dial, DockerClient, found, ids
 from launcher.node.docker.errors import SDK_ERRORS, malformed_response
 from launcher.node.docker.images import DockerImages
 from launcher.node.docker.values import container_request, container_state, engine_facts, label_filter
 from launcher.node.engine import Images
-from launcher.node.files import Files
-from launcher.node.machine import Machine, run_script
+from launcher.node.machine import Machine
+from launcher.node.machine_engine import MachineEngine
 from launcher.node.parallel import run_both
 
-_FACTS_TIMEOUT = 60.0
 _REMOVAL_TIMEOUT = 60
-_NO_RLIMIT = ("rlimit",)  # runc: "error setting rlimit type 8", crun: "setrlimit `RLIMIT_MEMLOCK`"
+_RETRY_PAUSE = 1.0  # seconds between tries to reach a node that is away
+_SHORTEST_ROUND = 0.1  # seconds
+_NO_RLIMIT = "rlimit"  # runc: "error setting rlimit type 8", crun: "setrlimit `RLIMIT_MEMLOCK`"
 
 _Answer = Mapping[str, object]
+Ulimits: TypeAlias = tuple[tuple[str, int], ...]
 
 
-class DockerEngine:
+class DockerEngine(MachineEngine):
     """Implements Engine. Every call may be repeated: what is done already is no error.
 
     `dial` makes a connection when one is needed. `ssh`: (host, ssh config) where the OpenSSH client may load images.
     """
 
     def __init__(
-        self,
-        node: str,
-        host: str,
-        machine: Machine,
-        files: Files,
-        dial: Dial,
-        ssh: tuple[str, str | None] | None = None,
+        self, node: str, host: str, machine: Machine, dial: Dial, ssh: tuple[str, str | None] | None = None
     ) -> None:
-        self.node = node
-        self.host = host
-        self.machine = machine
-        self.files = files
+        super().__init__(node, host, machine)
         self._client = DockerClient(node, machine.user, dial)
         self._images = DockerImages(node, self._client, ssh)
         self._identity: tuple[str, str] | None = None  # the engine's id and version, once it was asked
@@ -69,17 +62,7 @@ class DockerEngine:
 
     def facts(self, images: Sequence[str] = ()) -> NodeFacts:
         """Raises NodeUnfit when the script did not run to its end, NodeUnreachable, EngineUnavailable."""
-        (info, present), done = run_both(
-            lambda: self._engine_answers(images),
-            lambda: run_script(self.machine, node_facts.script(), timeout=_FACTS_TIMEOUT),
-        )
-        seen = node_facts.parse(done.out)
-        if not seen.complete or seen.uid < 0 or not seen.home:
-            raise NodeUnfit(
-                self.node,
-                f"its shell does not run our script (exit code {done.code}): {done.complaint[-300:]}",
-                f"`echo 'echo works' | ssh {self.host} sh -s` must print works",
-            )
+        (info, present), (seen, done) = run_both(lambda: self._engine_answers(images), self._look)
         try:
             engine = engine_facts(info, present, seen.docker_disk_free)
         except SDK_ERRORS as error:
@@ -115,7 +98,7 @@ class DockerEngine:
             try:
                 self.create(_bare(name, image, labels))
             except NameTaken:
-                holder = self._look(name)
+                holder = self._inspect(name)
                 if holder is not None:  # None: let go since
                     return holder
             else:
@@ -128,35 +111,34 @@ class DockerEngine:
         self._client.ask(f"start {container}", lambda api: api.start(container))
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
-        def ask(api: APIClient) -> Sequence[str]:
-            return [str(container["Id"]) for container in api.containers(all=True, filters=label_filter(labels))]
-
-        return found(self._look, self._client.ask("list containers", ask))
+        wanted = label_filter(labels)
+        listed = self._client.ask("list containers", lambda api: ids(api.containers(all=True, filters=wanted)))
+        return found(self._inspect, listed)
 
     def inspect(self, container: str) -> ContainerState:
         """Raises EngineFailed when there is no such container."""
-        state = self._look(container)
+        state = self._inspect(container)
         if state is None:
-            raise EngineFailed(
-                self.node, f"container {container} is gone", "it was removed: see `docker events` on the node"
-            )
+            what = f"container {container} is gone"
+            raise EngineFailed(self.node, what, "it was removed: see `docker events` on the node")
         return state
 
     def wait(self, container: str, timeout: float) -> ContainerState:
         """Comes back to a node that was away, within the time limit. Raises EngineFailed when the container is gone."""
         deadline = time.monotonic() + timeout
         while True:
-            state = self._client.until_there(lambda: self.inspect(container), deadline)
-            left = deadline - time.monotonic()
-            if state.phase.ended or left <= 0:
+            began = time.monotonic()
+            try:
+                state = self.inspect(container)
+            except (NodeUnreachable, EngineUnavailable):
+                if began >= deadline or self._client.pause(min(_RETRY_PAUSE, deadline - began)):
+                    raise
+                continue
+            if state.phase.ended or began >= deadline:
                 return state
-            asked = time.monotonic()
-            if state.phase is Phase.CREATED:  # `not-running` is true of it now, and its start would be missed
-                self._client.wait(container, "next-exit", min(left, 1.0))
-            else:
-                self._client.wait(container, "not-running", left)
-            if time.monotonic() - asked < 0.1:  # an engine that answers at once while the container restarts
-                self._client.pause(min(0.1, left))
+            self._wait_once(container, state.phase, deadline)
+            if time.monotonic() - began < _SHORTEST_ROUND:  # it restarts, and the engine answers at once
+                self._client.pause(_SHORTEST_ROUND)
 
     def stop(self, container: str, grace: float) -> ContainerState:
         seconds = max(0, math.ceil(grace))
@@ -168,10 +150,10 @@ class DockerEngine:
             try:
                 api.kill(container, f"SIG{name}")
             except APIError as refusal:
-                if refusal.status_code not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):  # it is gone, or has ended
+                if refusal.status_code != HTTPStatus.CONFLICT:  # it has ended
                     raise
 
-        self._client.ask(f"send SIG{name} to {container}", ask)
+        self._client.find(f"send SIG{name} to {container}", ask)
 
     def remove(self, container: str) -> None:
         """Its anonymous volumes go with it. Raises EngineFailed for one that still runs."""
@@ -203,35 +185,16 @@ class DockerEngine:
             finally:
                 self._remove(container, force=True)
 
-    def granted_ulimits(self, image: str) -> tuple[tuple[str, int], ...]:
+    def granted_ulimits(self, image: str) -> Ulimits:
         """The image's `true` is run for it, or at least looked for. Raises what run_probe() raises."""
         if self._identity is None:
             self._engine_answers(())
-        file = ulimits.cache_file(self._identity or ("", ""), WANTED_ULIMITS)
-        known = ulimits.remembered(file, WANTED_ULIMITS)
-        if known is None:
-            known = ulimits.find(WANTED_ULIMITS, lambda limits: self._starts_with(image, limits))
-            with contextlib.suppress(OSError):  # no cache can be written: it is tried again the next time
-                ulimits.remember(file, known)
-        return known
-
-    def sweep_shared_memory(self, since: float) -> Sequence[str]:
-        done = run_script(self.machine, shm_cleanup.SCRIPT, str(math.floor(since)))
-        if done.code:
-            raise EngineFailed(self.node, f"could not look through /dev/shm: {done.complaint}")
-        return shm_cleanup.removed(done.out)
-
-    def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
-        return self.machine.reach(address, port, timeout, expect)
-
-    def sh(self, script: str, *arguments: str, timeout: float = 60) -> bytes:
-        return run_script(self.machine, script, *arguments, timeout=timeout).out
-
-    def host_key(self) -> str | None:
-        return self.machine.host_key()
-
-    def ssh_port(self) -> int | None:
-        return self.machine.ssh_port()
+        key = cache.key(self._identity, WANTED_ULIMITS)
+        known = cache.get("ulimits", key)
+        if not isinstance(known, list):
+            known = [name for name, _ in granted(WANTED_ULIMITS, lambda limits: self._starts_with(image, limits))]
+            cache.put("ulimits", key, known)
+        return tuple(limit for limit in WANTED_ULIMITS if limit[0] in known)
 
     def close(self) -> None:
         self._client.close()
@@ -246,22 +209,27 @@ class DockerEngine:
 
         return self._client.ask("ask the engine what it is", ask), present
 
-    def _look(self, container: str) -> ContainerState | None:
-        def ask(api: APIClient) -> ContainerState | None:
-            try:
-                return container_state(api.inspect_container(container))
-            except NotFound:
-                return None
+    def _wait_once(self, container: str, phase: Phase, deadline: float) -> None:
+        """Until the engine answers, the time is over or the connection is lost, which the next inspect() tells."""
+        created = phase is Phase.CREATED  # `not-running` is true of it now, and its start would be missed
+        until = min(deadline, time.monotonic() + 1) if created else deadline
 
-        return self._client.ask(f"inspect {container}", ask)
+        def ask(api: APIClient) -> None:
+            left = cast(int, max(0.01, until - time.monotonic()))
+            api.wait(container, timeout=left, condition="next-exit" if created else "not-running")
 
-    def _starts_with(self, image: str, limits: Sequence[tuple[str, int]]) -> bool:
+        with contextlib.suppress(NodeUnreachable, EngineUnavailable):
+            self._client.ask(f"wait for {container}", ask)
+
+    def _inspect(self, container: str) -> ContainerState | None:
+        return self._client.find(f"inspect {container}", lambda api: container_state(api.inspect_container(container)))
+
+    def _starts_with(self, image: str, limits: Ulimits) -> bool:
         bare = _bare(f"launcher-probe-{secrets.token_hex(6)}", image, {names.PURPOSE: "probe"})
-        spec = replace(bare, ulimits=tuple(limits))
         try:
-            self.run_probe(spec)
+            self.run_probe(replace(bare, ulimits=limits))
         except EngineFailed as error:
-            if any(word in error.what for word in _NO_RLIMIT):
+            if _NO_RLIMIT in error.what:
                 return False
             if "executable file not found" in error.what or "no such file" in error.what:
                 return True  # limits are set before the program is looked for
@@ -272,15 +240,20 @@ class DockerEngine:
         def ask(api: APIClient) -> None:
             try:
                 api.remove_container(container, v=True, force=force)
-            except NotFound:
-                return
             except APIError as refusal:
                 if refusal.status_code != HTTPStatus.CONFLICT or "already in progress" not in str(refusal.explanation):
                     raise
-                with contextlib.suppress(NotFound):  # gone before we could wait for it
-                    api.wait(container, timeout=_REMOVAL_TIMEOUT, condition="removed")
+                api.wait(container, timeout=_REMOVAL_TIMEOUT, condition="removed")
 
-        self._client.ask(f"remove {container}", ask)
+        self._client.find(f"remove {container}", ask)
+
+
+def granted(wanted: Ulimits, starts_with: Callable[[Ulimits], bool]) -> Ulimits:
+    """Those that are granted: all at once as a rule, one by one where that fails.
+
+    An engine in a restricted container refuses memlock=-1 (`error setting rlimit`), and then no container starts.
+    """
+    return wanted if starts_with(wanted) else tuple(limit for limit in wanted if starts_with((limit,)))
 
 
 def _bare(name: str, image: str, labels: Mapping[str, str]) -> ContainerSpec:

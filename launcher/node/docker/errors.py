@@ -1,4 +1,4 @@
-"""What an engine's failure means for a person: our error, which node, the cure. Reads the words that Docker uses."""
+"""What an engine's failure means for a person: our error, which node, the cure. Matches Docker's own messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import urllib3.exceptions
 from launcher.errors import EngineFailed, EngineForbidden, EngineUnavailable, LauncherError, NameTaken, NodeUnfit
 from launcher.node.docker.channel import DialFailed
 
-# what reading an answer of another shape raises
+# what reading a malformed answer raises
 _MALFORMED = (docker.errors.StreamParseError, LookupError, TypeError, ValueError, AttributeError)
 SDK_ERRORS = (
     *(docker.errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError),
@@ -27,11 +27,7 @@ _NO_COMMAND = re.compile(r"not found|no such file or directory: .*docker|unknown
 
 
 def unwrap_sdk_error(error: Exception) -> Exception:
-    """What docker-py, requests and urllib3 have wrapped up.
-
-    A LauncherError, docker's APIError or another of its own, TimeoutError, ConnectionError, an OSError that says that
-    no engine is there, or what reading a malformed response raised.
-    """
+    """What docker-py, requests and urllib3 have wrapped up, as one of the kinds that explain() knows."""
     if isinstance(error, _MALFORMED):
         return error
     causes = _causes(error)
@@ -57,12 +53,8 @@ def explain(node: str, user: str, doing: str, error: Exception) -> LauncherError
     """Our error for one that was unwrapped; `doing` completes "could not ..."."""
     if isinstance(error, LauncherError):
         return error
-    if isinstance(error, DialFailed):
-        return _no_engine(
-            node, user, error.words, no_command=error.code == 127 or bool(_NO_COMMAND.search(error.words))
-        )
     if isinstance(error, _NO_ENGINE):
-        return _no_engine(node, user, str(error), no_command=False)
+        return _no_engine(node, user, error)
     if isinstance(error, docker.errors.APIError):
         return _refused(node, doing, error)
     if isinstance(error, _MALFORMED):
@@ -70,16 +62,14 @@ def explain(node: str, user: str, doing: str, error: Exception) -> LauncherError
     if isinstance(error, docker.errors.DockerException):
         return EngineFailed(node, f"could not {doing}: {error}")
     if isinstance(error, TimeoutError):
-        return EngineUnavailable(
-            node, f"its container engine gave no answer: could not {doing}", "is the node overloaded, or its disk full?"
-        )
-    return EngineUnavailable(
-        node, f"could not {doing}: the connection to its container engine broke ({error})", "try again; is dockerd up?"
-    )
+        what = f"its container engine gave no answer: could not {doing}"
+        return EngineUnavailable(node, what, "is the node overloaded, or its disk full?")
+    what = f"could not {doing}: the connection to its container engine broke ({error})"
+    return EngineUnavailable(node, what, "try again; is dockerd up?")
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """An exception and all that it was made of: requests and urllib3 put the cause into args, reason or __context__."""
+    """And the error itself. requests and urllib3 put a cause into args, reason or __context__."""
     found = [error]
     for one in found:  # grows meanwhile
         inner = (one.__cause__, one.__context__, getattr(one, "reason", None), *one.args)
@@ -88,32 +78,22 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def malformed_response(node: str, doing: str, error: BaseException) -> EngineFailed:
-    """Our error for an answer that is none of the Engine API's."""
-    return EngineFailed(
-        node,
-        f"could not {doing}: unexpected response from the Docker API ({type(error).__name__}: {error})",
-        "is it Docker's own engine, without a proxy in between? on the node: docker version",
-    )
+    what = f"could not {doing}: unexpected response from the Docker API ({type(error).__name__}: {error})"
+    cure = "is it Docker's own engine, without a proxy in between? on the node: docker version"
+    return EngineFailed(node, what, cure)
 
 
-def _no_engine(node: str, user: str, words: str, *, no_command: bool) -> LauncherError:
+def _no_engine(node: str, user: str, error: OSError) -> LauncherError:
+    words = str(error)
     if _FORBIDDEN.search(words):
-        return EngineForbidden(
-            node,
-            f"user {user} may not use its container engine ({words})",
-            f"on the node: sudo usermod -aG docker {user}; it counts from the next login on",
-        )
+        cure = f"on the node: sudo usermod -aG docker {user}; it counts from the next login on"
+        return EngineForbidden(node, f"user {user} may not use its container engine ({words})", cure)
+    no_command = isinstance(error, DialFailed) and (error.code == 127 or _NO_COMMAND.search(words))
     if no_command and not _ABSENT.search(words):
-        return EngineUnavailable(
-            node,
-            f"no usable docker command there ({words or 'exit code 127'})",
-            "install Docker Engine 18.09 or newer, so that `docker version` works over ssh",
-        )
-    return EngineUnavailable(
-        node,
-        f"its container engine does not answer ({words or 'no reason given'})",
-        "on the node: sudo systemctl start docker",
-    )
+        cure = "install Docker Engine 18.09 or newer, so that `docker version` works over ssh"
+        return EngineUnavailable(node, f"no usable docker command there ({words or 'exit code 127'})", cure)
+    what = f"its container engine does not answer ({words or 'no reason given'})"
+    return EngineUnavailable(node, what, "on the node: sudo systemctl start docker")
 
 
 def _refused(node: str, doing: str, error: docker.errors.APIError) -> LauncherError:
@@ -126,11 +106,8 @@ def _refused(node: str, doing: str, error: docker.errors.APIError) -> LauncherEr
     if isinstance(error, docker.errors.NotFound) and "No such image" in words:
         return NodeUnfit(node, f"it has no such image: {words}", "ship it: launcher image ship")
     if "could not select device driver" in words or "nvidia-container-cli" in words:
-        return NodeUnfit(
-            node,
-            f"its engine cannot give GPUs to containers: {words}",
-            "install the NVIDIA Container Toolkit there: nvidia-ctk runtime configure --runtime=docker",
-        )
+        cure = "install the NVIDIA Container Toolkit there: nvidia-ctk runtime configure --runtime=docker"
+        return NodeUnfit(node, f"its engine cannot give GPUs to containers: {words}", cure)
     if "no space left on device" in words:
         return NodeUnfit(node, f"its disk is full: {words}", "make room: launcher clean, docker system df")
     return EngineFailed(node, f"could not {doing}: {words}")

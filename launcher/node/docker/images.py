@@ -11,15 +11,11 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
 
-from docker import APIClient
-from docker.errors import NotFound
 from docker.utils import parse_repository_tag
 
 from launcher.errors import ImageBuildFailed, ImageShipFailed, ImageUnfit, NoRoom
-from launcher.node.docker.client import TRANSFER_TIMEOUT, DockerClient, checked, found
-from launcher.node.docker.errors import SDK_ERRORS
+from launcher.node.docker.client import DockerClient, found, ids
 from launcher.node.docker.values import image_info, label_filter
 from launcher.node.engine import ImageInfo
 from launcher.node.ssh.config import open_ssh_argv
@@ -36,23 +32,14 @@ class DockerImages:
         self._node = node
         self._client = client
         self._ssh = ssh
-        self._classic: bool | None = None
 
     def inspect(self, reference: str) -> ImageInfo | None:
-        def ask(api: APIClient) -> ImageInfo | None:
-            try:
-                return image_info(api.inspect_image(reference))
-            except NotFound:
-                return None
-
-        return self._client.ask(f"inspect image {reference}", ask)
+        return self._client.find(f"inspect image {reference}", lambda api: image_info(api.inspect_image(reference)))
 
     def pull(self, reference: str, login: Mapping[str, str] | None = None) -> None:
-        repository, tag = parse_repository_tag(reference)
         with self._client.transfer(f"pull {reference}", ImageUnfit) as api:
-            # without a login of ours docker-py would look for one of its own: {} says that there is none
-            events = api.pull(repository, tag=tag or "latest", stream=True, decode=True, auth_config=dict(login or {}))
-            failure = _follow(events)
+            # without auth_config docker-py looks for a login of its own: {} says that there is none
+            failure = _follow(api.pull(reference, stream=True, decode=True, auth_config=dict(login or {})))
         if failure:
             raise ImageUnfit(self._node, f"could not pull {reference}: {failure}", _PULL_CURE)
 
@@ -96,16 +83,9 @@ class DockerImages:
             return image_info(api.inspect_image(tag)).id
 
     def save(self, reference: str) -> Iterator[bytes]:
-        """Raises ImageShipFailed; an archive that breaks off raises while it is read."""
-        doing = f"save image {reference}"
-        with self._client.transfer(doing, ImageShipFailed) as api:
-            # get_image() gives no response that could be closed early
-            url = f"{api.base_url}/v{api.api_version}/images/{quote(reference, safe='/:@')}/get"
-            response = checked(api.get(url, stream=True, timeout=TRANSFER_TIMEOUT))
-            try:
-                yield from response.iter_content(_PIECE)
-            except SDK_ERRORS as error:
-                raise ImageShipFailed(self._node, self._client.explain(doing, error).what, "try again") from error
+        """Raises ImageShipFailed, EngineUnavailable; an archive that breaks off raises while it is read."""
+        with self._client.transfer(f"save image {reference}", ImageShipFailed) as api:
+            yield from api.get_image(reference, chunk_size=_PIECE)
 
     def load(self, pieces: Iterable[bytes]) -> None:
         """Raises ImageShipFailed; whatever `pieces` raises."""
@@ -117,47 +97,38 @@ class DockerImages:
             self._load_by_api(pieces)
 
     def fills_in(self) -> bool:
-        if self._classic is None:
-            info = self._client.ask("ask the engine for its image store", lambda api: api.info().get("DriverStatus"))
-            self._classic = not any("io.containerd.snapshotter" in str(entry) for entry in info or ())
-        return self._classic
+        status = self._client.ask("ask the engine for its image store", lambda api: str(api.info().get("DriverStatus")))
+        return "io.containerd.snapshotter" not in status
 
     def tag(self, image: str, reference: str) -> None:
-        repository, tag = parse_repository_tag(reference)
-        self._client.ask(f"tag image {image}", lambda api: api.tag(image, repository, tag or "latest"))
+        self._client.ask(f"tag image {image}", lambda api: api.tag(image, *parse_repository_tag(reference)))
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ImageInfo]:
-        def ask(api: APIClient) -> Sequence[str]:
-            return [str(image["Id"]) for image in api.images(filters=label_filter(labels) if labels else None)]
-
-        return found(self.inspect, self._client.ask("list images", ask))
+        wanted = label_filter(labels) if labels else None
+        return found(self.inspect, self._client.ask("list images", lambda api: ids(api.images(filters=wanted))))
 
     def remove(self, reference: str) -> None:
-        def ask(api: APIClient) -> None:
-            with contextlib.suppress(NotFound):
-                api.remove_image(reference)
-
-        self._client.ask(f"remove image {reference}", ask)
+        self._client.find(f"remove image {reference}", lambda api: api.remove_image(reference))
 
     def _load_by_command(self, argv: Sequence[str], pieces: Iterable[bytes]) -> None:
-        with tempfile.TemporaryFile() as words:
-            process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=words, stderr=words, start_new_session=True)
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+            )
             assert process.stdin is not None
             try:
-                for piece in pieces:
-                    process.stdin.write(piece)
-                process.stdin.close()
-            except BrokenPipeError:
-                pass  # it gave up: why is in its words
+                with contextlib.suppress(BrokenPipeError):  # it gave up: its output says why
+                    process.stdin.writelines(pieces)
+                    process.stdin.close()
             except BaseException:
                 process.kill()
-                process.wait()
                 raise
-            code = process.wait()
-            words.seek(0)
-            said = words.read(4096).decode(errors="replace").strip()
-        if code:
-            raise self._load_failed(said or f"`docker load` ended with exit code {code}")
+            finally:
+                process.wait()
+            output.seek(0)
+            words = output.read(4096).decode(errors="replace").strip()
+        if process.returncode:
+            raise self._load_failed(words or f"`docker load` ended with exit code {process.returncode}")
 
     def _load_by_api(self, pieces: Iterable[bytes]) -> None:
         with self._client.transfer("load the image", ImageShipFailed) as api:
@@ -166,14 +137,13 @@ class DockerImages:
             raise self._load_failed(failure)
 
     def _load_failed(self, words: str) -> ImageShipFailed:
-        if os.strerror(errno.ENOSPC).lower() in words.lower():  # all that an engine tells of it is these words
-            cure = "make room: launcher clean, docker system df"
-            return NoRoom(self._node, f"its disk is full: {words}", cure)
+        if os.strerror(errno.ENOSPC).lower() in words.lower():  # the engine has no code for it
+            return NoRoom(self._node, f"its disk is full: {words}", "make room: launcher clean, docker system df")
         return ImageShipFailed(self._node, words, "see whether `docker load` works there by hand")
 
 
 def _follow(events: Iterable[Any], hear: Callable[[Mapping[str, Any]], None] | None = None) -> str:
-    """Read progress to its end: the engine reports a failure inside of it, under status 200. Its words, else ""."""
+    """Read progress to its end. What failed, else "": the engine reports that inside of a status 200."""
     failure = ""
     for event in events:
         if not isinstance(event, Mapping):

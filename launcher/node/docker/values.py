@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import calendar
 import hashlib
 import json
 import re
-import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from launcher.model.container import ContainerSpec, ContainerState, Mount, Phase
@@ -63,11 +62,11 @@ def host_config(spec: ContainerSpec) -> dict[str, Any]:
         "GroupAdd": [str(group) for group in spec.groups],
         # mounts, not binds: for a source that is missing the engine fails, it does not make it as root's
         "Mounts": [{"Type": "bind", "Source": m.source, "Target": m.target, "ReadOnly": m.read_only} for m in mounts],
-        "RestartPolicy": {"Name": "on-failure", "MaximumRetryCount": spec.restarts}
-        if spec.restarts
-        else {"Name": "no"},
+        "RestartPolicy": {"Name": "no"},
         "LogConfig": {"Type": "json-file", "Config": {"max-size": LOG_FILE_SIZE, "max-file": LOG_FILES}},
     }
+    if spec.restarts:
+        config["RestartPolicy"] = {"Name": "on-failure", "MaximumRetryCount": spec.restarts}
     if spec.shm_size is not None and spec.ipc != "host":  # with the host's ipc there is the host's /dev/shm
         config["ShmSize"] = spec.shm_size
     if spec.memory is not None:
@@ -167,14 +166,13 @@ def engine_facts(info: Mapping[str, Any], images: Sequence[str], disk_free: int)
 
 
 def timestamp(text: object) -> float:
-    """Seconds since the epoch of the engine's time, 0 for its zero time or what is none."""
+    """Seconds since the epoch; 0 for the engine's zero time and for any other text."""
     match = _TIME.fullmatch(text) if isinstance(text, str) else None
     if match is None or match.group(1).startswith("0001"):
         return 0.0
+    second, fraction, zone = match.groups("")
     try:
-        whole = calendar.timegm(time.strptime(match.group(1), "%Y-%m-%dT%H:%M:%S"))
+        whole = datetime.fromisoformat(second + (zone if zone.strip("Z") else "+00:00"))
     except ValueError:
         return 0.0
-    zone = match.group(3) or "Z"
-    offset = 0 if zone == "Z" else int(zone[1:3]) * 3600 + int(zone[4:6]) * 60
-    return whole + float(match.group(2) or 0) - (-offset if zone.startswith("-") else offset)
+    return whole.timestamp() + float(fraction or 0)

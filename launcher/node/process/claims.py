@@ -6,17 +6,16 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from launcher.model.container import ContainerState, Phase
-from launcher.model.labels import RUN
 from launcher.node.process import folders
 
 
 def claim(name: str, labels: Mapping[str, str]) -> ContainerState | None:
-    """None: it is ours now; else who has it."""
-    with _turn() as folder:
+    """None: the caller has it now; else the claim that has it."""
+    with _claims() as folder:
         file = folder / name
         if file.exists():
             return _state(file)
@@ -24,34 +23,17 @@ def claim(name: str, labels: Mapping[str, str]) -> ContainerState | None:
         return None
 
 
-def let_go(claim_id: str) -> bool:
-    """Give up a claim by its id; False where there is no such claim (any more)."""
-    with _turn() as folder:
+def release(chosen: Callable[[ContainerState], bool]) -> None:
+    with _claims() as folder:
         for file in folder.iterdir():
-            if file.is_file() and _state(file).id == claim_id:
+            if chosen(_state(file)):
                 file.unlink()
-                return True
-    return False
-
-
-def let_go_all(run: str) -> None:
-    """Those of a run, of which nothing is left."""
-    if not _folder().exists():
-        return
-    with _turn() as folder:
-        for file in folder.iterdir():
-            if file.is_file() and _state(file).labels.get(RUN) == run:
-                file.unlink()
-
-
-def _folder() -> Path:
-    return folders.root() / ".claims"
 
 
 @contextlib.contextmanager
-def _turn() -> Iterator[Path]:
-    """One process at a time; the folder goes with its last claim."""
-    folder = _folder()
+def _claims() -> Iterator[Path]:
+    """Their folder, for one process at a time; it is removed with its last claim."""
+    folder = folders.root() / ".claims"
     folders.root().mkdir(mode=0o700, exist_ok=True)
     lock = os.open(folders.root(), os.O_RDONLY)
     try:
@@ -65,13 +47,12 @@ def _turn() -> Iterator[Path]:
 
 
 def _state(file: Path) -> ContainerState:
-    labels = json.loads(file.read_text())
     made = file.stat()
     return ContainerState(
         id=f"{file.name}@{made.st_ino}.{made.st_mtime_ns}",
         name=file.name,
         image="",
-        labels=labels,
+        labels=json.loads(file.read_text()),
         phase=Phase.CREATED,
         exit_code=None,
         oom_killed=False,

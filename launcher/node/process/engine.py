@@ -6,7 +6,7 @@ remembered here: any process of the same user finds, follows and stops what anot
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import getpass
 import json
 import os
@@ -23,36 +23,27 @@ from pathlib import Path
 
 from launcher.errors import EngineFailed, NameTaken, NodeUnfit
 from launcher.model.container import ContainerSpec, ContainerState, Phase
-from launcher.model.facts import NodeFacts, Reach
+from launcher.model.facts import NodeFacts
 from launcher.model.labels import NODE, RUN
 from launcher.model.plan import plain
-from launcher.node import facts as look
-from launcher.node import shm_cleanup
-from launcher.node.files import Files
-from launcher.node.machine import LocalMachine, run_script
-from launcher.node.process import claims as process_claims
-from launcher.node.process import folders, supervisor
+from launcher.node.facts import node_facts
+from launcher.node.machine import LocalMachine
+from launcher.node.machine_engine import MachineEngine
+from launcher.node.process import claims, folders, supervisor
 from launcher.node.process.unpack import HostileArchiveError, unpack
 from launcher.node.terminal import here, kill_on_disconnect
 
 LOCAL = "local"  # the node that is this whole machine; local-0, local-1, ... are parts of it
 _START_TIMEOUT = 20.0
 _STOP_MARGIN = 15.0  # seconds above the grace for the supervisor to end what is left
-_POLL = 0.05  # seconds between looks where the kernel has no event for the end of a foreign process
+_POLL = 0.05  # seconds between checks where the kernel has no event for the end of a process that is not a child
 
 
-class ProcessEngine:
+class ProcessEngine(MachineEngine):
     """Implements Engine. A container's id is its name. Every call may be repeated: what is done already is no error."""
 
     def __init__(self, node: str) -> None:
-        self.node = node
-        self.host = LOCAL
-        self._machine = LocalMachine(node, getpass.getuser())
-        self._files = Files(self._machine)
-
-    @property
-    def files(self) -> Files:
-        return self._files
+        super().__init__(node, LOCAL, LocalMachine(node, getpass.getuser()))
 
     @property
     def images(self) -> None:
@@ -60,13 +51,8 @@ class ProcessEngine:
 
     def facts(self, images: Sequence[str] = ()) -> NodeFacts:  # noqa: ARG002 - there are no images
         """Raises NodeUnfit."""
-        done = run_script(self._machine, look.script())
-        seen = look.parse(done.out)
-        if not seen.complete or seen.uid < 0 or not seen.home:
-            raise NodeUnfit(
-                self.node, f"sh does not run our look at this machine: {done.complaint[-300:]}", "is HOME set?"
-            )
-        found = look.node_facts(self.node, self.host, seen, done.started, done.first, None)
+        seen, done = self._look()
+        found = node_facts(self.node, self.host, seen, done.started, done.first, None)
         return replace(found, python=sys.executable)
 
     def create(self, spec: ContainerSpec) -> str:
@@ -76,17 +62,17 @@ class ProcessEngine:
             raise ValueError(f"the kit {spec.layout.kit} is not in {folders.root()}/<run>/{folders.NODES}/<node>/")
         if not Path(spec.layout.code).is_relative_to(folder):
             raise ValueError(f"the code {spec.layout.code} is not in {folder}")
-        self._files.make_dir(str(folder))
+        self.files.make_dir(str(folder))
         if (folder / supervisor.SPEC).exists() or folders.find(spec.name):
             raise NameTaken(self.node, f"there is a container {spec.name} already", "see what it is: launcher status")
         for place in (spec.layout.code, spec.layout.kit):
-            self._files.make_dir(place)
+            self.files.make_dir(place)
         record = {"spec": plain(spec), "machine": folders.machine_id(), "created": time.time()}
-        self._files.write(str(folder / supervisor.SPEC), json.dumps(record).encode())
+        self.files.write(str(folder / supervisor.SPEC), json.dumps(record).encode())
         return spec.name
 
     def claim(self, name: str, image: str, labels: Mapping[str, str]) -> ContainerState | None:  # noqa: ARG002 - no images
-        return process_claims.claim(name, labels)
+        return claims.claim(name, labels)
 
     def put(self, container: str, archive: bytes) -> None:
         """Only into the code folder and the kit. Raises EngineFailed for what is no archive or goes elsewhere."""
@@ -104,37 +90,25 @@ class ProcessEngine:
     def start(self, container: str) -> None:
         """Raises EngineFailed with the system's reason when the program cannot be started."""
         found = self._get(container)
-        if self._is_running(found):
+        if _is_running(found):
             return
         for old in (supervisor.STOP, supervisor.STATE):
             (found.folder / old).unlink(missing_ok=True)
-        told, tell = os.pipe()
         try:
             with (found.folder / folders.OWN_LOG).open("ab") as own_log:
                 subprocess.run(
-                    [sys.executable, "-I", "-S", supervisor.__file__, str(found.folder), str(tell)],
+                    [sys.executable, "-I", "-S", supervisor.__file__, str(found.folder)],
                     env=_environment(found),
                     cwd="/",
                     stdin=subprocess.DEVNULL,
                     stdout=own_log,
                     stderr=own_log,
-                    pass_fds=(tell,),
                     start_new_session=True,
                     check=True,
                     timeout=_START_TIMEOUT,
                 )
-            os.close(tell)
-            tell = -1
-            if not select.select([told], [], [], _START_TIMEOUT)[0]:
-                raise EngineFailed(
-                    self.node, f"{container} did not start in {_START_TIMEOUT:g} s", "machine overloaded?"
-                )
         except (OSError, subprocess.SubprocessError) as error:
             raise EngineFailed(self.node, f"could not start {container}: {error}", _cure(found)) from error
-        finally:
-            os.close(told)
-            if tell >= 0:
-                os.close(tell)
         state = folders.state(found)
         if state.error or state.phase is Phase.CREATED:
             reason = state.error or "its supervisor recorded nothing"
@@ -164,12 +138,9 @@ class ProcessEngine:
         """Everything of it has ended when this returns, also where its supervisor was killed before."""
         found = self._get(container)
         if supervisor.is_supervised(str(found.folder)):
-            self._files.write(str(found.folder / supervisor.STOP), str(grace).encode())
-            pid = folders.supervisor_of(found)
-            until = time.monotonic() + grace + _STOP_MARGIN
-            supervisor.send(pid, signal.SIGTERM)
-            while supervisor.is_supervised(str(found.folder)) and (left := until - time.monotonic()) > 0:
-                _until_end(pid, left)
+            self.files.write(str(found.folder / supervisor.STOP), str(grace).encode())
+            supervisor.send(folders.supervisor_of(found), signal.SIGTERM)
+            _supervised_after(found, grace + _STOP_MARGIN)
         elif not (found.folder / supervisor.STATE).exists():
             return folders.state(found)  # never started
         state = folders.state(found)
@@ -185,23 +156,19 @@ class ProcessEngine:
         """Its folder; the run's output stays. Raises EngineFailed for one that still runs."""
         found = folders.find(container)
         if found is None:
-            process_claims.let_go(container)
+            claims.release(lambda claim: claim.id == container)
             return
-        if self._is_running(found):
+        if _is_running(found):
             raise EngineFailed(self.node, f"{container} still runs", "stop it first: launcher down")
         supervisor.end(found.name)
         # The spec goes first: from then on there is no such container, and no half of one should this be interrupted
         (found.folder / supervisor.SPEC).unlink(missing_ok=True)
-        self._files.remove_tree(str(found.folder))
+        self.files.remove_tree(str(found.folder))
         run = found.spec["labels"].get(RUN, "")
         if not any(other.spec["labels"].get(RUN) == run for other in folders.every()):
-            process_claims.let_go_all(run)
-        # Nodes of one machine share it, so another may have removed it a moment ago; the last one out does
-        try:
+            claims.release(lambda claim: claim.labels.get(RUN) == run)
+        with contextlib.suppress(OSError):  # other nodes of this machine use it, or have removed it a moment ago
             found.folder.parent.rmdir()
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
-                raise
 
     def logs(self, container: str, tail: int = 200) -> bytes:
         log = self._get(container).folder / supervisor.LOG
@@ -247,36 +214,8 @@ class ProcessEngine:
     def granted_ulimits(self, image: str) -> tuple[tuple[str, int], ...]:  # noqa: ARG002 - the caller's own limits stay
         return ()
 
-    def sweep_shared_memory(self, since: float) -> Sequence[str]:
-        done = run_script(self._machine, shm_cleanup.SCRIPT, str(int(since)))
-        if done.code:
-            raise EngineFailed(self.node, f"could not look through /dev/shm: {done.complaint}")
-        return shm_cleanup.removed(done.out)
-
-    def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
-        return self._machine.reach(address, port, timeout, expect)
-
-    def sh(self, script: str, *arguments: str, timeout: float = 60) -> bytes:
-        return run_script(self._machine, script, *arguments, timeout=timeout).out
-
-    def host_key(self) -> str | None:
-        return None
-
-    def ssh_port(self) -> int | None:
-        return None
-
     def close(self) -> None:
         """Nothing is held open."""
-
-    def _is_running(self, found: folders.Container) -> bool:
-        """Whether it has a supervisor; one that has just told of the end is given the moment that it needs to go."""
-        until = time.monotonic() + _STOP_MARGIN
-        while supervised := supervisor.is_supervised(str(found.folder)):
-            left = until - time.monotonic()
-            if left <= 0 or not folders.state(found).phase.ended:
-                break
-            _until_end(folders.supervisor_of(found), left)
-        return supervised
 
     def _get(self, container: str) -> folders.Container:
         found = folders.find(container)
@@ -285,8 +224,24 @@ class ProcessEngine:
         return found
 
 
+def _is_running(found: folders.Container) -> bool:
+    """A supervisor that has recorded the end is given the time that it needs to end itself."""
+    return _supervised_after(found, _STOP_MARGIN if folders.state(found).phase.ended else 0.0)
+
+
+def _supervised_after(found: folders.Container, timeout: float) -> bool:
+    """Wait for the end of its supervisor; whether there still is one after `timeout` seconds."""
+    until = time.monotonic() + timeout
+    while supervised := supervisor.is_supervised(str(found.folder)):
+        left = until - time.monotonic()
+        if left <= 0:
+            break
+        _until_end(folders.supervisor_of(found), left)
+    return supervised
+
+
 def _until_end(pid: int, timeout: float) -> None:
-    """Until that process has ended, `timeout` seconds at most; or a moment where the kernel cannot tell."""
+    """Until that process has ended, `timeout` seconds at most; only _POLL where the kernel cannot tell."""
     try:
         handle = os.pidfd_open(pid) if pid and hasattr(os, "pidfd_open") else -1
     except OSError:  # ended already, or the kernel is older than 5.3

@@ -1,6 +1,6 @@
-"""Where the containers of plain processes are on disk, and what can be told of them: `~/.launcher/<run>/.node/<node>/`.
+"""The containers of plain processes on disk, and their states: `~/.launcher/<run>/.node/<node>/`.
 
-In such a folder: `spec.json` (who has one is a container), the code, the kit, and the files of its supervisor.
+In such a folder: `spec.json` (which makes it a container), the code, the kit, and the files of its supervisor.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from launcher.model.container import ContainerState, Phase
 from launcher.node.process import supervisor
 
 NODES = ".node"  # in a run's output folder
-OWN_LOG = "supervisor.log"  # what the supervisor itself complained of
-_KILLED = 137  # 128 + SIGKILL: what is said of a program whose supervisor cannot tell any more
+OWN_LOG = "supervisor.log"  # the supervisor's own stderr
+_KILLED = 137  # 128 + SIGKILL: the exit code of a program whose supervisor is dead
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,20 @@ def find(name: str) -> Container | None:
 
 def supervisor_of(container: Container) -> int:
     """Its pid, 0 where there was none."""
-    return int(_recorded(container).get("supervisor", 0))
+    return int(_record(container).get("supervisor", 0))
 
 
 def program_of(container: Container) -> int:
     """The pid of what runs in it, 0 where nothing does."""
-    running = supervisor.is_supervised(str(container.folder)) and _recorded(container).get("phase") == "running"
-    return int(_recorded(container).get("pid", 0)) if running else 0
+    record = _record(container)
+    running = supervisor.is_supervised(str(container.folder)) and record.get("phase") == "running"
+    return int(record.get("pid", 0)) if running else 0
 
 
 def state(container: Container) -> ContainerState:
-    """What the supervisor wrote, unless it is dead and can write no more."""
+    """What the supervisor recorded, corrected where it has been killed."""
     supervised = supervisor.is_supervised(str(container.folder))  # first: it may end between the two
-    record = _recorded(container)
+    record = _record(container)
     phase = Phase(record.get("phase", "created"))
     error, code, finished = record.get("error", ""), record.get("exit_code"), record.get("finished", 0.0)
     if not supervised and phase in (Phase.RUNNING, Phase.RESTARTING):
@@ -92,7 +93,7 @@ def state(container: Container) -> ContainerState:
 
 
 def machine_id() -> str:
-    """What tells this machine from others that share its home."""
+    """Distinguishes this machine from others that share its home."""
     try:
         found = Path("/etc/machine-id").read_text(encoding="ascii").strip()
     except OSError:
@@ -100,8 +101,8 @@ def machine_id() -> str:
     return found or os.uname().nodename
 
 
-def _recorded(container: Container) -> dict[str, Any]:
-    """The supervisor's own words; empty before it was started."""
+def _record(container: Container) -> dict[str, Any]:
+    """The supervisor's own; empty before its start."""
     try:
         record: dict[str, Any] = json.loads((container.folder / supervisor.STATE).read_bytes())
     except FileNotFoundError:

@@ -1,11 +1,11 @@
 """The parent of a node's plain processes: what a container engine is to a container, for one of them.
 
 It starts the program in a session of its own, restarts it after failures, passes a stop on, ends what the program left
-behind and keeps `state.json`. It is run as a file (`python -I -S supervisor.py FOLDER FD`) so that it starts within a
-few milliseconds and whatever the caller's PYTHONPATH holds: the standard library only, nothing of this project.
+behind and keeps `state.json`. It is run as a file (`python -I -S supervisor.py FOLDER`) so that it starts fast and
+whatever the caller's PYTHONPATH holds: the standard library only, nothing of this project.
 
-In FOLDER: `spec.json` (read), `state.json`, `stop` (seconds of grace, written by who sends SIGTERM), `lock` (held as
-long as the supervisor lives, so nobody has to trust a pid), `output.log` (what the program writes to its stdout).
+In FOLDER: `spec.json` (read), `state.json`, `stop` (seconds of grace, written by the engine before its SIGTERM), `lock`
+(held as long as the supervisor lives: a pid alone proves nothing), `output.log` (the program's stdout and stderr).
 """
 
 # pathlib would be a good part of the time that this takes to start:
@@ -16,9 +16,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -45,7 +47,7 @@ class Supervisor:
         self._cwd: str = spec["layout"]["code"]
         self._allowed: int = spec["restarts"]
         self._asked = False  # SIGTERM came and was not looked at yet
-        self._deadline: float | None = None  # monotonic: SIGKILL then. Set: no restart any more
+        self._deadline = math.inf  # monotonic: SIGKILL then, and no restart once it is set
         self._child = 0
         self._restarts = 0
         self._started = 0.0
@@ -54,14 +56,13 @@ class Supervisor:
         for end in (self._wake, wake):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # to be woken
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)  # wake it; the program gets the defaults
         signal.signal(signal.SIGTERM, self._on_term)
-        for ignored in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(ignored, signal.SIG_IGN)
         adopt_orphans()
 
     def run(self) -> None:
-        """All attempts, to the end. Nothing that it started outlives it, whatever goes wrong here."""
+        """All attempts, to the end. Nothing that it started outlives it, even if this fails."""
         try:
             self._run()
         except BaseException:
@@ -71,15 +72,15 @@ class Supervisor:
     def _run(self) -> None:
         while True:
             try:
-                self._child = self._start()
+                self._start()
             except OSError as error:
                 code = 127 if isinstance(error, FileNotFoundError) else 126
                 self._record("exited", exit_code=code, finished=time.time(), error=str(error))
                 return
             self._record("running")
-            code = self._attend()
+            code = self._monitor()
             self._end_all()
-            if code == 0 or self._deadline is not None or self._restarts >= self._allowed:
+            if code == 0 or self._deadline < math.inf or self._restarts >= self._allowed:
                 break
             self._record("restarting", exit_code=code, finished=time.time())
             if not self._back_off():
@@ -87,61 +88,35 @@ class Supervisor:
             self._restarts += 1
         self._record("exited", exit_code=code, finished=time.time())
 
-    def _start(self) -> int:
-        """The pid of the program, once it is the program. Raises OSError of chdir and exec."""
+    def _start(self) -> None:
+        """Raises OSError of chdir and exec."""
         self._started = time.time()
-        told, tell = os.pipe()
-        log = os.open(self._path(LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os.setsid()
-                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-                os.dup2(log, 1)
-                os.dup2(log, 2)
-                for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
-                    signal.signal(ignored, signal.SIG_DFL)
-                os.chdir(self._cwd)
-                os.execvp(self._argv[0], self._argv)  # noqa: S606 - no shell is meant
-            except OSError as error:
-                what = self._argv[0] if os.path.isdir(self._cwd) else self._cwd
-                os.write(tell, f"{error.errno or 0} {what}".encode())
-            finally:
-                os._exit(127)
-        os.close(tell)
-        os.close(log)
-        failure = os.read(told, 4096)  # ends when exec closes the other side
-        os.close(told)
-        if failure:
-            os.waitpid(pid, 0)
-            reason, _, what = failure.decode().partition(" ")
-            raise OSError(int(reason), os.strerror(int(reason)), what)
-        return pid
+        with open(self._path(LOG), "ab", opener=_private) as log:
+            self._program = subprocess.Popen(
+                self._argv, cwd=self._cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._child = self._program.pid
 
-    def _attend(self) -> int:
+    def _monitor(self) -> int:
         """Until the program has ended; its exit code, 128 and the signal for one that was killed."""
-        killed = False
         while True:
             for pid, code in reap():
                 if pid == self._child:
+                    self._program.returncode = code  # or it would wait for that pid when it is freed
                     return code
             if self._asked:
                 self._asked = False
                 self._stop(self._grace())
                 send(self._child, signal.SIGTERM)
-            left = _TICK
-            if self._deadline is not None:
-                left = min(_TICK, self._deadline - time.monotonic())
-                if left <= 0:
-                    left = _TICK
-                    if not killed:
-                        killed = True
-                        send(self._child, signal.SIGKILL)
-            self._pause(left)
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                send(self._child, signal.SIGKILL)
+                left = _TICK
+            self._pause(min(_TICK, left))
             self._tick()
 
     def _tick(self) -> None:
-        if not os.path.exists(self._path(SPEC)):  # somebody removed the run: nothing may go on without a folder
+        if not os.path.exists(self._path(SPEC)):  # the run was removed: nothing may go on without a folder
             self._stop(0)
             return
         with contextlib.suppress(OSError):  # a full disk: the log stays as it is
@@ -151,18 +126,17 @@ class Supervisor:
         self._asked = True
 
     def _stop(self, grace: float) -> None:
-        deadline = time.monotonic() + grace
-        self._deadline = deadline if self._deadline is None else min(self._deadline, deadline)
+        self._deadline = min(self._deadline, time.monotonic() + grace)
 
     def _grace(self) -> float:
         try:
             with open(self._path(STOP), encoding="ascii") as file:
                 return float(file.read())
-        except (OSError, ValueError):  # a SIGTERM from somebody else, say at shutdown
+        except (OSError, ValueError):  # a SIGTERM not of an engine, say at shutdown
             return 30.0
 
     def _end_all(self) -> None:
-        """SIGKILL to whatever the program left running, as the end of a container does."""
+        """SIGKILL to all that the program left running, as at the end of a container."""
         end(self._name, os.getpid(), self._child)
 
     def _back_off(self) -> bool:
@@ -188,7 +162,7 @@ class Supervisor:
             "finished": finished,
             "error": error,
         }
-        with contextlib.suppress(FileNotFoundError):  # the folder was removed, and with it whoever would read this
+        with contextlib.suppress(FileNotFoundError):  # the folder was removed
             write_whole(self._path(STATE), json.dumps(state).encode())
         if self._ready >= 0:
             os.close(self._ready)
@@ -205,7 +179,7 @@ def take_lock(folder: str) -> int:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(0.02)  # somebody who only looks whether it is held lets go at once
+            time.sleep(0.02)  # is_supervised() of another process holds it for a moment
         else:
             return lock
     raise SystemExit(f"{folder} has a supervisor already")
@@ -227,7 +201,7 @@ def is_supervised(folder: str) -> bool:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent has ended, so that none of them gets out of sight (Linux)."""
+    """Become the parent of descendants whose own parent has ended, so that processes() finds them (Linux)."""
     if sys.platform == "linux":
         import ctypes
 
@@ -244,16 +218,16 @@ def reap() -> Iterator[tuple[int, int]]:
 
 def send(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
+        if pid:  # 0 is "none" here, and the caller's own group for kill()
+            os.kill(pid, number)
 
 
-def end(name: str, supervisor: int = 0, group: int = 0) -> int:
-    """SIGKILL to every process of this container but the caller, until none is left; how many there were.
+def end(name: str, supervisor: int = 0, group: int = 0) -> None:
+    """SIGKILL to every process of this container but the caller, until none is left.
 
     supervisor: its descendants too, which may have cleared their environment. group: where there is no /proc, this
     process group is all that can be reached.
     """
-    seen: set[int] = set()
     until = time.monotonic() + _KILL_TIMEOUT
     while time.monotonic() < until:
         found = processes(name, supervisor)
@@ -261,14 +235,12 @@ def end(name: str, supervisor: int = 0, group: int = 0) -> int:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
         if not found:
-            break
-        seen |= found
+            return
         for pid in found:
             send(pid, signal.SIGKILL)
         if supervisor == os.getpid():
             list(reap())
-        time.sleep(0.002)  # there is no event for the end of what is nobody's child here
-    return len(seen)
+        time.sleep(0.002)  # there is no event for the end of a process that is not a child
 
 
 def processes(name: str, supervisor: int = 0) -> set[int]:
@@ -281,7 +253,7 @@ def processes(name: str, supervisor: int = 0) -> set[int]:
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
-        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
             with open(f"/proc/{entry}/stat", "rb") as file:
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
             if state in (b"Z", b"X"):
@@ -300,7 +272,7 @@ def processes(name: str, supervisor: int = 0) -> set[int]:
 
 
 def trim(log: str) -> None:
-    """Keep the end of a log that has grown too long. Its writers append, so they go on behind what stays."""
+    """Keep the end of a log that has grown too long. Its writers append, so they continue behind that end."""
     if os.stat(log).st_size <= 4 * KEEP:
         return
     with open(log, "rb+") as file:
@@ -332,11 +304,14 @@ def _private(path: str, flags: int) -> int:
 
 
 def main() -> None:
-    folder, ready = sys.argv[1], int(sys.argv[2])
-    os.set_inheritable(ready, False)
+    """The supervisor is a child; this process ends when the first state is on disk or the supervisor has failed."""
+    told, tell = os.pipe()
     if os.fork():
-        os._exit(0)  # the caller reaps this one at once, and never has the supervisor for a child
-    Supervisor(folder, ready).run()
+        os.close(tell)
+        os.read(told, 1)  # ends when the supervisor closes the other side
+        os._exit(0)
+    os.close(told)
+    Supervisor(sys.argv[1], tell).run()
 
 
 if __name__ == "__main__":
