@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from launcher.errors import LauncherError, NodesFailed
@@ -23,8 +22,8 @@ from launcher.node.ssh.config import CONNECT_TIMEOUT, Resolver
 
 if TYPE_CHECKING:
     from launcher.node.docker.engine import DockerEngine
-    from launcher.node.ssh.commands import Ssh
     from launcher.node.ssh.connection import SshPool
+    from launcher.node.ssh.machine import SshMachine
 
 T = TypeVar("T")
 LOCAL = "local"
@@ -58,9 +57,7 @@ class Fleet:
     def __enter__(self) -> Fleet:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -112,14 +109,13 @@ def caller_engine() -> Iterator[DockerEngine | None]:
         engine.close()
 
 
-def docker_over_ssh(ssh: Ssh) -> DockerEngine:
+def docker_over_ssh(machine: SshMachine) -> DockerEngine:
     """Connects when first used."""
     from launcher.node.docker.channel import dial_over_ssh
     from launcher.node.docker.engine import DockerEngine
-    from launcher.node.ssh.machine import SshMachine
 
-    machine, dial = SshMachine(ssh), partial(dial_over_ssh, ssh.command)
-    return DockerEngine(ssh.node, ssh.host, machine, Files(machine), dial, ssh=(ssh.host, ssh.ssh_config))
+    dial, ssh = partial(dial_over_ssh, machine.command), (machine.host, machine.ssh_config)
+    return DockerEngine(machine.node, machine.host, machine, Files(machine), dial, ssh)
 
 
 def local_docker(node: str) -> DockerEngine:
@@ -138,14 +134,13 @@ def _make_pool(hosts: Sequence[str], ssh_config: str | None, timeout: float) -> 
         resolver.begin(host)
     from launcher.node.ssh.connection import SshPool
 
-    in_background(_load)
+    in_background(_load_engine)
     return SshPool(ssh_config, timeout, resolver)
 
 
-def _load() -> None:
-    """What docker_over_ssh needs, while the nodes shake hands."""
-    import launcher.node.docker.engine
-    import launcher.node.ssh.machine  # noqa: F401
+def _load_engine() -> None:
+    """While the nodes shake hands."""
+    import launcher.node.docker.engine  # noqa: F401
 
 
 def _open(node: str, host: str, runtime: str | None, pool: SshPool | None, ping: bool) -> list[Engine]:
@@ -159,11 +154,11 @@ def _open(node: str, host: str, runtime: str | None, pool: SshPool | None, ping:
         engine = local_docker(node)
     else:
         from launcher.node.docker import DIAL_STDIO
-        from launcher.node.ssh.commands import Ssh
+        from launcher.node.ssh.machine import SshMachine
 
-        ssh = Ssh(node, host, pool)
-        ssh.begin(DIAL_STDIO)
-        engine = docker_over_ssh(ssh)  # now: _load() needs a while
+        machine = SshMachine(node, host, pool)
+        machine.begin(DIAL_STDIO)
+        engine = docker_over_ssh(machine)  # now: _load_engine() needs a while
     if ping:
         engine.open()
     return [engine]

@@ -13,8 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import NodeUnfit, NodeUnreachable
-from launcher.node.machine import Done, Machine
-from launcher.node.streams import CommandStream
+from launcher.node.machine import CommandStream, Done, Machine, shell
 
 _TIMEOUT = 60.0
 _REMOVE_TIMEOUT = 600.0
@@ -296,7 +295,7 @@ def parse_scan(listing: bytes) -> list[FileEntry]:
 
 
 def _sh(script: str, *arguments: str) -> list[str]:
-    return ["sh", "-c", _PREFACE + script, "launcher", *arguments]
+    return shell(_PREFACE + script, *arguments)
 
 
 def _absolute(path: str) -> str:

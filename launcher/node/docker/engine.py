@@ -185,8 +185,7 @@ class DockerEngine:
         return docker_exec.run(self.machine, container, argv, terminal=terminal)
 
     def guard(self, container: str) -> contextlib.AbstractContextManager[object]:
-        """Raises NodeUnreachable."""
-        return self.machine.kill_on_disconnect(docker_exec.guard(container))
+        return docker_exec.guard(self.machine, container)
 
     def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
         """Raises what create() and start() raise, EngineFailed when it does not end in time."""
@@ -216,10 +215,7 @@ class DockerEngine:
         return known
 
     def sweep_shared_memory(self, since: float) -> Sequence[str]:
-        done = run_script(self.machine, shm_cleanup.SCRIPT, str(math.floor(since)))
-        if done.code:
-            raise EngineFailed(self.node, f"could not look through /dev/shm: {done.complaint}")
-        return shm_cleanup.removed(done.out)
+        return shm_cleanup.sweep(self.machine, since)
 
     def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
         return self.machine.reach(address, port, timeout, expect)

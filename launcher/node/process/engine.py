@@ -29,11 +29,11 @@ from launcher.model.plan import plain
 from launcher.node import facts as look
 from launcher.node import shm_cleanup
 from launcher.node.files import Files
-from launcher.node.machine import LocalMachine, run_script
+from launcher.node.machine import LocalMachine, kill_on_disconnect, run_script, shell
 from launcher.node.process import claims as process_claims
 from launcher.node.process import folders, supervisor
 from launcher.node.process.unpack import HostileArchiveError, unpack
-from launcher.node.terminal import here, kill_on_disconnect
+from launcher.node.terminal import here
 
 LOCAL = "local"  # the node that is this whole machine; local-0, local-1, ... are parts of it
 _START_TIMEOUT = 20.0
@@ -218,7 +218,7 @@ class ProcessEngine:
 
     def guard(self, container: str) -> AbstractContextManager[object]:
         script = 'while read -r word; do [ "$word" = done ] && exit; done; kill "$1"'
-        return kill_on_disconnect(["sh", "-c", script, "sh", str(folders.supervisor_of(self._get(container)))])
+        return kill_on_disconnect(self._machine, shell(script, str(folders.supervisor_of(self._get(container)))))
 
     def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
         """Raises EngineFailed when it cannot be started or does not end in time."""
@@ -248,10 +248,7 @@ class ProcessEngine:
         return ()
 
     def sweep_shared_memory(self, since: float) -> Sequence[str]:
-        done = run_script(self._machine, shm_cleanup.SCRIPT, str(int(since)))
-        if done.code:
-            raise EngineFailed(self.node, f"could not look through /dev/shm: {done.complaint}")
-        return shm_cleanup.removed(done.out)
+        return shm_cleanup.sweep(self._machine, since)
 
     def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
         return self._machine.reach(address, port, timeout, expect)
