@@ -20,7 +20,7 @@ from launcher.node.ssh import known_hosts
 from launcher.node.ssh.config import CONNECT_TIMEOUT, Resolver, Target
 from launcher.node.ssh.handshake import handshake, open_tunnel
 from launcher.node.ssh.identities import KeyFiles, authenticate
-from launcher.node.ssh.known_hosts import KnownHosts, KnownHostsFiles
+from launcher.node.ssh.known_hosts import KnownKey
 from launcher.node.ssh.wire import Wire, dial, run_proxy
 
 CHANNELS = 8  # sessions at once on one connection: sshd's own limit is 10 (MaxSessions)
@@ -126,8 +126,7 @@ class Connection:
     def _start(self, wire: Wire, deadline: float) -> paramiko.Transport | None:
         """None when the server hung up before any key exchange, as a busy sshd does."""
         known = self._load_known_hosts()
-        order = known_hosts.order_algorithms(self.target, known, known_hosts.HOST_KEY_ALGORITHMS)
-        transport = self._handshake(wire, order, deadline)
+        transport = self._handshake(wire, known_hosts.order_algorithms(self.target, known), deadline)
         if transport is not None:
             key = transport.get_remote_server_key()
             known_hosts.prove(self.target, known, key.get_name(), key.asbytes(), self._pool.ssh_config)
@@ -184,9 +183,9 @@ class Connection:
             f"is it on, and is the way to it open? try it: ssh {self.target.alias} true",
         )
 
-    def _load_known_hosts(self) -> KnownHosts:
+    def _load_known_hosts(self) -> list[KnownKey]:
         try:
-            return self._pool.known_hosts.load((*self.target.known_hosts, *self.target.global_known_hosts))
+            return known_hosts.load(self.target)
         except OSError as error:
             raise HostKeyUnknown(
                 self.target.alias, f"its host key cannot be checked: {error}", "make that file readable for you"
@@ -215,7 +214,6 @@ class SshPool:
         self._resolver = resolver or Resolver(ssh_config)
         self.connect_timeout = connect_timeout
         self.key_files = KeyFiles()
-        self.known_hosts = KnownHostsFiles()
         self.starts = threading.Semaphore(_STARTS)
         self.closed = threading.Event()
         self._lock = threading.Lock()

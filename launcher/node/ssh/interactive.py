@@ -75,9 +75,7 @@ def _feeding(stream: SshStream, terminal: bool) -> Iterator[None]:
 
 def _feed(stream: SshStream, awake: int) -> None:
     sources = [awake] if sys.stdin is None else [awake, _STDIN]
-    with contextlib.suppress(
-        OSError, EOFError, paramiko.SSHException
-    ):  # it has ended: its exit code says more
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # it has ended: its exit code says more
         while True:
             ready, _, _ = select.select(sources, [], [])
             if awake in ready:
