@@ -13,7 +13,7 @@ from http import HTTPStatus
 from docker import APIClient
 from docker.errors import APIError, NotFound
 
-from launcher.errors import EngineFailed, NameTaken, NodeUnfit
+from launcher.errors import EngineFailed, NameTaken
 from launcher.model import labels as names
 from launcher.model.container import WANTED_ULIMITS, ContainerSpec, ContainerState, Layout, Phase
 from launcher.model.facts import NodeFacts, Reach
@@ -29,7 +29,6 @@ from launcher.node.files import Files
 from launcher.node.machine import Machine, run_script
 from launcher.node.parallel import run_both
 
-_FACTS_TIMEOUT = 60.0
 _REMOVAL_TIMEOUT = 60
 _NO_RLIMIT = ("rlimit",)  # runc: "error setting rlimit type 8", crun: "setrlimit `RLIMIT_MEMLOCK`"
 
@@ -69,17 +68,9 @@ class DockerEngine:
 
     def facts(self, images: Sequence[str] = ()) -> NodeFacts:
         """Raises NodeUnfit when the script did not run to its end, NodeUnreachable, EngineUnavailable."""
-        (info, present), done = run_both(
-            lambda: self._engine_answers(images),
-            lambda: run_script(self.machine, node_facts.script(), timeout=_FACTS_TIMEOUT),
+        (info, present), seen = run_both(
+            lambda: self._engine_answers(images), lambda: node_facts.look(self.machine, self.host)
         )
-        seen = node_facts.parse(done.out)
-        if not seen.complete or seen.uid < 0 or not seen.home:
-            raise NodeUnfit(
-                self.node,
-                f"its shell does not run our script (exit code {done.code}): {done.complaint[-300:]}",
-                f"`echo 'echo works' | ssh {self.host} sh -s` must print works",
-            )
         try:
             engine = engine_facts(info, present, seen.docker_disk_free)
         except SDK_ERRORS as error:
@@ -87,7 +78,7 @@ class DockerEngine:
         if engine.root_dir and engine.root_dir != node_facts.DOCKER_ROOT:
             elsewhere = self.machine.run(["df", "-Pk", "--", engine.root_dir])
             engine = replace(engine, disk_free=node_facts.free_space(elsewhere.out))
-        return node_facts.node_facts(self.node, self.host, seen, done.started, done.first, engine)
+        return replace(seen.node, engine=engine)
 
     def create(self, spec: ContainerSpec) -> str:
         """Raises NameTaken, NodeUnfit (no image, no GPU, a mount's source is missing), EngineFailed."""

@@ -26,8 +26,8 @@ from launcher.model.container import ContainerSpec, ContainerState, Phase
 from launcher.model.facts import NodeFacts, Reach
 from launcher.model.labels import NODE, RUN
 from launcher.model.plan import plain
-from launcher.node import facts as look
 from launcher.node import shm_cleanup
+from launcher.node.facts import look
 from launcher.node.files import Files
 from launcher.node.machine import LocalMachine, kill_on_disconnect, run_script, shell
 from launcher.node.process import claims as process_claims
@@ -60,14 +60,7 @@ class ProcessEngine:
 
     def facts(self, images: Sequence[str] = ()) -> NodeFacts:  # noqa: ARG002 - there are no images
         """Raises NodeUnfit."""
-        done = run_script(self._machine, look.script())
-        seen = look.parse(done.out)
-        if not seen.complete or seen.uid < 0 or not seen.home:
-            raise NodeUnfit(
-                self.node, f"sh does not run our look at this machine: {done.complaint[-300:]}", "is HOME set?"
-            )
-        found = look.node_facts(self.node, self.host, seen, done.started, done.first, None)
-        return replace(found, python=sys.executable)
+        return replace(look(self._machine, self.host).node, python=sys.executable)
 
     def create(self, spec: ContainerSpec) -> str:
         """Raises NameTaken, NodeUnfit when its folder cannot be made."""
