@@ -24,7 +24,6 @@ from launcher.node.docker.client import Dial, DockerClient, found
 from launcher.node.docker.errors import SDK_ERRORS, malformed_response
 from launcher.node.docker.images import DockerImages
 from launcher.node.docker.values import container_request, container_state, engine_facts, label_filter
-from launcher.node.engine import Images
 from launcher.node.files import Files
 from launcher.node.machine import Machine, run_script
 from launcher.node.parallel import run_both
@@ -63,7 +62,7 @@ class DockerEngine:
         self._client.ping()
 
     @property
-    def images(self) -> Images:
+    def images(self) -> DockerImages:
         return self._images
 
     def facts(self, images: Sequence[str] = ()) -> NodeFacts:

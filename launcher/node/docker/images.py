@@ -18,10 +18,10 @@ from docker.errors import NotFound
 from docker.utils import parse_repository_tag
 
 from launcher.errors import ImageBuildFailed, ImageShipFailed, ImageUnfit, NoRoom
+from launcher.model.facts import ImageInfo
 from launcher.node.docker.client import TRANSFER_TIMEOUT, DockerClient, checked, found
 from launcher.node.docker.errors import SDK_ERRORS
 from launcher.node.docker.values import image_info, label_filter
-from launcher.node.engine import ImageInfo
 from launcher.node.ssh.config import open_ssh_argv
 
 _ALIVE = ("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
@@ -30,7 +30,7 @@ _PULL_CURE = "check its spelling, the node's way to the registry, and `docker lo
 
 
 class DockerImages:
-    """Implements Images. `ssh`: (host, ssh config) where the OpenSSH client may load images."""
+    """`ssh`: (host, ssh config) where the OpenSSH client may load images."""
 
     def __init__(self, node: str, client: DockerClient, ssh: tuple[str, str | None] | None = None) -> None:
         self._node = node
@@ -39,6 +39,8 @@ class DockerImages:
         self._classic: bool | None = None
 
     def inspect(self, reference: str) -> ImageInfo | None:
+        """None where the store does not have it."""
+
         def ask(api: APIClient) -> ImageInfo | None:
             try:
                 return image_info(api.inspect_image(reference))
@@ -48,6 +50,11 @@ class DockerImages:
         return self._client.ask(f"inspect image {reference}", ask)
 
     def pull(self, reference: str, login: Mapping[str, str] | None = None) -> None:
+        """Let the engine pull it. Raises ImageUnfit with the engine's words.
+
+        login: username, password (or identitytoken), serveraddress; sent with this one request and kept nowhere on the
+        node.
+        """
         repository, tag = parse_repository_tag(reference)
         with self._client.transfer(f"pull {reference}", ImageUnfit) as api:
             # without a login of ours docker-py would look for one of its own: {} says that there is none
@@ -57,6 +64,7 @@ class DockerImages:
             raise ImageUnfit(self._node, f"could not pull {reference}: {failure}", _PULL_CURE)
 
     def digest(self, reference: str, login: Mapping[str, str] | None = None) -> str:
+        """What its registry calls it now, `sha256:...`, asked by the engine without pulling. Raises ImageUnfit."""
         with self._client.transfer(f"ask the registry for {reference}", ImageUnfit) as api:
             answer = api.inspect_distribution(reference, auth_config=dict(login or {}))
             return str(answer["Descriptor"]["digest"])
@@ -71,6 +79,11 @@ class DockerImages:
         network: str,
         say: Callable[[str], None],
     ) -> str:
+        """Build with the engine's classic builder from a tar archive with a `Dockerfile` in it; the image's id.
+
+        network: "" for the engine's default, or "host". Every line of its output goes to `say`. Steps that failed leave
+        no container. Raises ImageBuildFailed with the last lines.
+        """
         lines: list[str] = []
 
         def hear(event: Mapping[str, Any]) -> None:
@@ -96,7 +109,10 @@ class DockerImages:
             return image_info(api.inspect_image(tag)).id
 
     def save(self, reference: str) -> Iterator[bytes]:
-        """Raises ImageShipFailed; an archive that breaks off raises while it is read."""
+        """The `docker save` archive, in pieces; closing the iterator early ends the request.
+
+        Raises ImageShipFailed; an archive that breaks off raises while it is read.
+        """
         doing = f"save image {reference}"
         with self._client.transfer(doing, ImageShipFailed) as api:
             # get_image() gives no response that could be closed early
@@ -108,7 +124,7 @@ class DockerImages:
                 raise ImageShipFailed(self._node, self._client.explain(doing, error).what, "try again") from error
 
     def load(self, pieces: Iterable[bytes]) -> None:
-        """Raises ImageShipFailed; whatever `pieces` raises."""
+        """Take in a `docker save` archive, whole or not at all. Raises ImageShipFailed; whatever `pieces` raises."""
         if self._ssh is not None and shutil.which("ssh"):
             host, config = self._ssh
             argv = open_ssh_argv(host, config, ["docker", "load", "--quiet"])
@@ -117,6 +133,7 @@ class DockerImages:
             self._load_by_api(pieces)
 
     def fills_in(self) -> bool:
+        """Whether `load` takes archives without the layers that it has already: the classic store does."""
         if self._classic is None:
             info = self._client.ask("ask the engine for its image store", lambda api: api.info().get("DriverStatus"))
             self._classic = not any("io.containerd.snapshotter" in str(entry) for entry in info or ())
@@ -127,6 +144,8 @@ class DockerImages:
         self._client.ask(f"tag image {image}", lambda api: api.tag(image, repository, tag or "latest"))
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ImageInfo]:
+        """Images that carry all these labels (None: any value)."""
+
         def ask(api: APIClient) -> Sequence[str]:
             return [str(image["Id"]) for image in api.images(filters=label_filter(labels) if labels else None)]
 
