@@ -23,7 +23,6 @@ from launcher.node.ssh.config import CONNECT_TIMEOUT, Resolver
 if TYPE_CHECKING:
     from launcher.node.docker.engine import DockerEngine
     from launcher.node.ssh.connection import SshPool
-    from launcher.node.ssh.machine import SshMachine
 
 T = TypeVar("T")
 LOCAL = "local"
@@ -102,23 +101,14 @@ def connect(
 @contextmanager
 def caller_engine() -> Iterator[DockerEngine | None]:
     """The container engine of this machine, None where none answers us."""
-    engine = local_docker(LOCAL)
+    engine = _local_docker(LOCAL)
     try:
         yield engine if _answers(engine) else None
     finally:
         engine.close()
 
 
-def docker_over_ssh(machine: SshMachine) -> DockerEngine:
-    """Connects when first used."""
-    from launcher.node.docker.channel import dial_over_ssh
-    from launcher.node.docker.engine import DockerEngine
-
-    dial, ssh = partial(dial_over_ssh, machine.command), (machine.host, machine.ssh_config)
-    return DockerEngine(machine.node, machine.host, machine, Files(machine), dial, ssh)
-
-
-def local_docker(node: str) -> DockerEngine:
+def _local_docker(node: str) -> DockerEngine:
     """The engine of DOCKER_HOST or of the current docker context, else the usual socket."""
     from launcher.node.docker.channel import dial_local
     from launcher.node.docker.engine import DockerEngine
@@ -148,17 +138,22 @@ def _open(node: str, host: str, runtime: str | None, pool: SshPool | None, ping:
         from launcher.node.process.engine import ProcessEngine
 
         processes: Engine = ProcessEngine(node)
-        containers = None if runtime == "process" else local_docker(node)
+        containers = None if runtime == "process" else _local_docker(node)
         return [processes, containers] if containers and _answers(containers) else [processes]
     if pool is None or host == LOCAL:
-        engine = local_docker(node)
+        engine = _local_docker(node)
     else:
         from launcher.node.docker import DIAL_STDIO
         from launcher.node.ssh.machine import SshMachine
 
         machine = SshMachine(node, host, pool)
         machine.begin(DIAL_STDIO)
-        engine = docker_over_ssh(machine)  # now: _load_engine() needs a while
+        # after that: their imports take a while
+        from launcher.node.docker.channel import dial_over_ssh
+        from launcher.node.docker.engine import DockerEngine
+
+        dial, ssh = partial(dial_over_ssh, machine.command), (machine.host, machine.ssh_config)
+        engine = DockerEngine(node, host, machine, Files(machine), dial, ssh)
     if ping:
         engine.open()
     return [engine]
