@@ -1,6 +1,6 @@
-"""From names of hosts to engines that answer: all nodes at once, every failure told.
+"""From names of hosts to engines that answer: all nodes at once, every failure reported.
 
-What a runtime does not need is not loaded: plain processes get on without paramiko and Docker.
+What a runtime does not need is not loaded: plain processes need neither paramiko nor docker.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Fleet:
         return run_all([partial(do, engine) for engine in self.engines])
 
     def facts(self) -> list[NodeFacts]:
-        """A look at every node. Raises NodesFailed."""
+        """Raises NodesFailed."""
         return self.each(lambda engine: engine.facts())
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ def connect(
 
     runtime: docker | process; None where it is not known: then `local` gives this machine's processes and, where it
     has one that answers, its container engine too, and every other host its container engine.
-    allow_failures: nodes that fail are told in `Fleet.failed`. ping: make sure that each engine answers; a caller that
+    allow_failures: nodes that fail are in `Fleet.failed`. ping: make sure that each engine answers; a caller that
     asks all of them something at once, as `up` does for their facts, gets the same errors then. timeout: seconds to
     connect, where the ssh config has no ConnectTimeout.
     Raises NodesFailed with all that failed: NodeUnreachable, HostKeyUnknown, HostKeyChanged,
@@ -162,6 +162,6 @@ def _open(node: str, host: str, runtime: str | None, pool: SshPool | None, ping:
 def _answers(engine: DockerEngine) -> bool:
     try:
         engine.open()
-    except LauncherError:  # asked in order to know: no engine is an answer
+    except LauncherError:  # there is none
         return False
     return True

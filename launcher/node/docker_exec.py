@@ -1,4 +1,4 @@
-"""Commands inside a running Docker container, joined to the caller: `docker exec` with the loose ends tied.
+"""Commands inside a running Docker container, joined to the caller's terminal or pipes.
 
 `docker exec` leaves the command running when its client goes, and passes no signal on. So every such command carries a
 token in its environment, by which a second command on the node finds and signals it, also when the caller is gone.

@@ -50,7 +50,7 @@ def look(machine: Machine, host: str) -> Look:
 
 
 def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Look:
-    """Read the script's output; a login shell's own noise before it, torn and hostile text are no reason to fail.
+    """Read the script's output; a login shell's own output before it, torn and hostile text are no reason to fail.
 
     now: the caller's clock when the script read the node's.
     """

@@ -54,7 +54,7 @@ class CommandStream(Protocol):
         """
 
     def end(self) -> None:
-        """End it: receive() comes to the end of what it said."""
+        """End it: receive() returns what it wrote until then, and None."""
 
     def close(self) -> None:
         """Close its streams: a script that reads its stdin, or writes to its stdout, ends then."""

@@ -1,4 +1,4 @@
-"""One connection a server: made once, made anew, given up when the server is silent. Against a server on localhost."""
+"""One connection a server: made once, replaced when it died, given up when the server is silent. Against a server on localhost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_threads_that_ask_at_once_share_one_connection(server: SshServer, make: 
     assert server.accepted == 1
 
 
-def test_a_connection_that_died_is_made_anew_and_the_host_key_proven_again(server: SshServer, make: Make) -> None:
+def test_a_connection_that_died_is_replaced_and_the_host_key_proven_again(server: SshServer, make: Make) -> None:
     ssh = make()
     assert ssh.run(["true"]).code == 0
     server.cut()
