@@ -14,8 +14,8 @@ from rich.markup import escape
 
 from launcher.cli import options
 from launcher.errors import NodesFailed, UsageError
+from launcher.model.facts import ImageInfo
 from launcher.node.connect import connect
-from launcher.node.engine import ImageInfo
 from launcher.node.parallel import run_all
 from launcher.records import store
 from launcher.run.leftovers import Leftovers, find_leftovers, remove_leftovers

@@ -26,8 +26,9 @@ from launcher.image.repair import Verdict, verify
 from launcher.image.versions import Release, release, releases
 from launcher.job.loader import load_job
 from launcher.job.models import Job
+from launcher.model.facts import ImageInfo
 from launcher.node.connect import caller_engine, connect
-from launcher.node.engine import Engine, ImageInfo
+from launcher.node.engine import Engine
 
 image = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Build, verify, ship and list images.")
 

@@ -20,7 +20,8 @@ from launcher.errors import ImageBuildFailed
 from launcher.image.decide import KEEP
 from launcher.image.image_locations import Log, image_store
 from launcher.image.names import OURS, asset
-from launcher.node.engine import Engine, ImageInfo
+from launcher.model.facts import ImageInfo
+from launcher.node.engine import Engine
 
 CONTEXT = ("Dockerfile", "install.sh")  # of images/, besides what the recipe writes itself
 NETWORK = "LAUNCHER_BUILD_NETWORK"  # host (the default: pip may need this machine's own network) | default

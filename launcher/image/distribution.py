@@ -8,8 +8,9 @@ from functools import partial
 from launcher.errors import ImageUnfit, LauncherError, NodesFailed
 from launcher.image import names
 from launcher.image.image_locations import FoundImages, ImageLocations, ImageOnNodes, find_same, image_store, same_image
+from launcher.model.facts import ImageInfo
 from launcher.node import cache
-from launcher.node.engine import Engine, ImageInfo
+from launcher.node.engine import Engine
 from launcher.node.parallel import run_all
 
 UNREACHABLE_MAX_AGE = 3600.0  # seconds

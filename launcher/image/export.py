@@ -21,7 +21,8 @@ from launcher.errors import ImageShipFailed
 from launcher.image.image_locations import image_store
 from launcher.image.names import asset
 from launcher.model import labels
-from launcher.node.engine import Engine, ImageInfo
+from launcher.model.facts import ImageInfo
+from launcher.node.engine import Engine
 
 PIECE = 1 << 20
 WHOLE = 1 << 62  # a chunk that no image fills

@@ -12,7 +12,8 @@ from itertools import chain
 from launcher.errors import ImageShipFailed, LauncherError
 from launcher.image import tar_stream
 from launcher.image.export import export
-from launcher.node.engine import Engine, ImageInfo
+from launcher.model.facts import ImageInfo
+from launcher.node.engine import Engine
 
 ROOM = 32 << 20  # bytes that a reader may lag behind: enough to bridge a pause, little beside an image
 _END = b""  # of one archive

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from launcher.errors import ImageShipFailed
-from launcher.node.engine import Engine, ImageInfo, Images
+from launcher.model.facts import ImageInfo
+from launcher.node.engine import Engine
 from launcher.node.parallel import run_all
+
+if TYPE_CHECKING:
+    from launcher.node.docker.images import DockerImages
 
 Log = Callable[[str], None]
 
@@ -81,7 +86,7 @@ class ImageLocations:
         return local + [(e, i) for e, i in zip(self.nodes, found.nodes, strict=True) if i is not None]
 
 
-def image_store(engine: Engine) -> Images:
+def image_store(engine: Engine) -> DockerImages:
     """Raises ImageShipFailed for plain processes, which have none."""
     if engine.images is None:
         raise ImageShipFailed(engine.node, "has no container engine to hold images", "use runtime: docker nodes")

@@ -24,8 +24,8 @@ from launcher.image.builder import context_archive
 from launcher.image.export import STORE_COMMAND, packing, parse_store, seeing
 from launcher.image.image_locations import ImageLocations, OnProgress, Progress, find_same
 from launcher.image.push import CHUNK, give_name, is_slow, push, survey
-from launcher.model.facts import Reach
-from launcher.node.engine import Engine, ImageInfo
+from launcher.model.facts import ImageInfo, Reach
+from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, run_all_settled
 from launcher.plan.rendezvous import candidates
 

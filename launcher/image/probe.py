@@ -15,9 +15,9 @@ from launcher.image.faults import Report
 from launcher.image.names import asset
 from launcher.model import labels
 from launcher.model.container import ContainerSpec, Layout, Mount
-from launcher.model.facts import ImageFacts, Launch
+from launcher.model.facts import ImageFacts, ImageInfo, Launch
 from launcher.node import cache
-from launcher.node.engine import Engine, ImageInfo
+from launcher.node.engine import Engine
 from launcher.plan import gpus
 
 MARK = "LAUNCHER-PROBE "  # images/probe.py prints it in front of its JSON

@@ -15,8 +15,9 @@ from launcher.image.export import WHOLE
 from launcher.image.fanout import Channel, read_once
 from launcher.image.image_locations import OnProgress, Progress, find_same, image_store, no_progress
 from launcher.image.names import PARTIAL
+from launcher.model.facts import ImageInfo
 from launcher.node import cache
-from launcher.node.engine import Engine, ImageInfo
+from launcher.node.engine import Engine
 from launcher.node.parallel import in_background, run_all, run_all_settled
 
 CHUNK = 1 << 30

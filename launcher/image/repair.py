@@ -15,7 +15,8 @@ from launcher.image.image_locations import ImageLocations, image_store
 from launcher.image.lock import Lock
 from launcher.image.probe import full_report
 from launcher.job.models import Image
-from launcher.node.engine import Engine, ImageInfo
+from launcher.model.facts import ImageInfo
+from launcher.node.engine import Engine
 
 CHECKS = {
     "import_torch": "import torch",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -95,6 +96,24 @@ class ImageFacts:
     flags: frozenset[str]  # long options of its launch module, underscored: {"no_python", "rdzv_backend", ...}
     torch: str  # version, "" if it has none
     entrypoint: tuple[str, ...]  # the image's own
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """An image as an engine's store shows it."""
+
+    id: str  # what `docker image inspect` calls Id: config digest in the classic store, manifest digest in containerd's
+    tags: tuple[str, ...]
+    repo_digests: tuple[str, ...]
+    arch: str
+    env: Mapping[str, str]
+    entrypoint: tuple[str, ...]
+    labels: Mapping[str, str]
+    layers: tuple[str, ...]  # diff ids, base first
+    size: int
+    user: str = ""  # of its config; "" is root
+    created: str = ""  # RFC 3339
+    content: str = ""  # digest of layers and configuration: the same in stores that give different ids
 
 
 class Reach(str, Enum):

@@ -1,4 +1,4 @@
-"""Small JSON answers kept on the caller's side, so that a warm `up` asks nothing twice. Losing them costs only time."""
+"""Small JSON answers kept on the caller's side, so that a second `up` asks less. Losing them costs only time."""
 
 from __future__ import annotations
 

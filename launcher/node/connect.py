@@ -1,6 +1,6 @@
-"""From names of hosts to engines that answer: all nodes at once, every failure told.
+"""From names of hosts to engines that answer: all nodes at once, every failure reported.
 
-What a runtime does not need is not loaded: plain processes get on without paramiko and Docker.
+What a runtime does not need is not loaded: plain processes need neither paramiko nor docker.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from launcher.errors import LauncherError, NodesFailed
@@ -22,7 +21,6 @@ from launcher.node.ssh.config import CONNECT_TIMEOUT, Resolver
 
 if TYPE_CHECKING:
     from launcher.node.docker.engine import DockerEngine
-    from launcher.node.ssh.commands import Ssh
     from launcher.node.ssh.connection import SshPool
 
 T = TypeVar("T")
@@ -45,7 +43,7 @@ class Fleet:
         return run_all([partial(do, engine) for engine in self.engines])
 
     def facts(self) -> list[NodeFacts]:
-        """A look at every node. Raises NodesFailed."""
+        """Raises NodesFailed."""
         return self.each(lambda engine: engine.facts())
 
     def close(self) -> None:
@@ -57,9 +55,7 @@ class Fleet:
     def __enter__(self) -> Fleet:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -76,7 +72,7 @@ def connect(
 
     runtime: docker | process; None where it is not known: then `local` gives this machine's processes and, where it
     has one that answers, its container engine too, and every other host its container engine.
-    allow_failures: nodes that fail are told in `Fleet.failed`. ping: make sure that each engine answers; a caller that
+    allow_failures: nodes that fail are in `Fleet.failed`. ping: make sure that each engine answers; a caller that
     asks all of them something at once, as `up` does for their facts, gets the same errors then. timeout: seconds to
     connect, where the ssh config has no ConnectTimeout.
     Raises NodesFailed with all that failed: NodeUnreachable, HostKeyUnknown, HostKeyChanged,
@@ -104,24 +100,14 @@ def connect(
 @contextmanager
 def caller_engine() -> Iterator[DockerEngine | None]:
     """The container engine of this machine, None where none answers us."""
-    engine = local_docker(LOCAL)
+    engine = _local_docker(LOCAL)
     try:
         yield engine if _answers(engine) else None
     finally:
         engine.close()
 
 
-def docker_over_ssh(ssh: Ssh) -> DockerEngine:
-    """Connects when first used."""
-    from launcher.node.docker.channel import dial_over_ssh
-    from launcher.node.docker.engine import DockerEngine
-    from launcher.node.ssh.machine import SshMachine
-
-    machine, dial = SshMachine(ssh), partial(dial_over_ssh, ssh.command)
-    return DockerEngine(ssh.node, ssh.host, machine, dial, ssh=(ssh.host, ssh.ssh_config))
-
-
-def local_docker(node: str) -> DockerEngine:
+def _local_docker(node: str) -> DockerEngine:
     """The engine of DOCKER_HOST or of the current docker context, else the usual socket."""
     from launcher.node.docker.channel import dial_local
     from launcher.node.docker.engine import DockerEngine
@@ -137,14 +123,13 @@ def _make_pool(hosts: Sequence[str], ssh_config: str | None, timeout: float) -> 
         resolver.begin(host)
     from launcher.node.ssh.connection import SshPool
 
-    in_background(_load)
+    in_background(_load_engine)
     return SshPool(ssh_config, timeout, resolver)
 
 
-def _load() -> None:
-    """What docker_over_ssh needs, while the nodes shake hands."""
-    import launcher.node.docker.engine
-    import launcher.node.ssh.machine  # noqa: F401
+def _load_engine() -> None:
+    """While the nodes shake hands."""
+    import launcher.node.docker.engine  # noqa: F401
 
 
 def _open(node: str, host: str, runtime: str | None, pool: SshPool | None, ping: bool) -> list[Engine]:
@@ -152,17 +137,22 @@ def _open(node: str, host: str, runtime: str | None, pool: SshPool | None, ping:
         from launcher.node.process.engine import ProcessEngine
 
         processes: Engine = ProcessEngine(node)
-        containers = None if runtime == "process" else local_docker(node)
+        containers = None if runtime == "process" else _local_docker(node)
         return [processes, containers] if containers and _answers(containers) else [processes]
     if pool is None or host == LOCAL:
-        engine = local_docker(node)
+        engine = _local_docker(node)
     else:
         from launcher.node.docker import DIAL_STDIO
-        from launcher.node.ssh.commands import Ssh
+        from launcher.node.ssh.machine import SshMachine
 
-        ssh = Ssh(node, host, pool)
-        ssh.begin(DIAL_STDIO)
-        engine = docker_over_ssh(ssh)  # now: _load() needs a while
+        machine = SshMachine(node, host, pool)
+        machine.begin(DIAL_STDIO)
+        # after that: their imports take a while
+        from launcher.node.docker.channel import dial_over_ssh
+        from launcher.node.docker.engine import DockerEngine
+
+        dial, ssh = partial(dial_over_ssh, machine.command), (machine.host, machine.ssh_config)
+        engine = DockerEngine(node, host, machine, dial, ssh)
     if ping:
         engine.open()
     return [engine]
@@ -171,6 +161,6 @@ def _open(node: str, host: str, runtime: str | None, pool: SshPool | None, ping:
 def _answers(engine: DockerEngine) -> bool:
     try:
         engine.open()
-    except LauncherError:  # asked in order to know: no engine is an answer
+    except LauncherError:  # there is none
         return False
     return True

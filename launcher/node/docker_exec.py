@@ -1,4 +1,4 @@
-"""Commands inside a running Docker container, joined to the caller: `docker exec` with the loose ends tied.
+"""Commands inside a running Docker container, joined to the caller's terminal or pipes.
 
 `docker exec` leaves the command running when its client goes, and passes no signal on. So every such command carries a
 token in its environment, by which a second command on the node finds and signals it, also when the caller is gone.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
-from launcher.node.machine import Machine
+from launcher.node.machine import Machine, kill_on_disconnect, shell
 
 MARK = "LAUNCHER_EXEC"
 _BROKEN_PIPE = 141  # a shell's exit code for it: 128 + SIGPIPE
@@ -22,6 +23,7 @@ _SIGNAL = (
 )
 # On the node. $1: the container, $2: the token, $3: the script above. Each line of stdin is a signal to send.
 _SIGNALLER = """
+exec >/dev/null 2>&1
 send() { docker exec "$1" sh -c "$3" sh "$2" "$4"; }
 while read -r word; do
   [ "$word" = done ] && exit
@@ -30,7 +32,7 @@ done
 send "$1" "$2" "$3" HUP
 """
 # On the node. $1: the container, which is removed when stdin ends without a `done`.
-_GUARD = 'while read -r word; do [ "$word" = done ] && exit; done; docker rm -f -v "$1"'
+_GUARD = 'exec >/dev/null 2>&1; while read -r word; do [ "$word" = done ] && exit; done; docker rm -f -v "$1"'
 
 
 def run(machine: Machine, container: str, argv: Sequence[str], *, terminal: bool) -> int:
@@ -44,8 +46,7 @@ def run(machine: Machine, container: str, argv: Sequence[str], *, terminal: bool
     if terminal:
         options += ["--tty", "--env", f"TERM={os.environ.get('TERM', 'xterm')}"]
     command = ["docker", "exec", *options, container, *argv]
-    signaller = ["sh", "-c", f"exec >/dev/null 2>&1\n{_SIGNALLER}", "sh", container, token, _SIGNAL]
-    with machine.kill_on_disconnect(signaller) as send:
+    with kill_on_disconnect(machine, shell(_SIGNALLER, container, token, _SIGNAL)) as send:
         try:
             return machine.interact(command, terminal=terminal, interrupt=lambda: send("INT"))
         except BrokenPipeError:  # the reader of our output has closed it
@@ -53,6 +54,6 @@ def run(machine: Machine, container: str, argv: Sequence[str], *, terminal: bool
             return _BROKEN_PIPE
 
 
-def guard(container: str) -> list[str]:
-    """A command for `Machine.kill_on_disconnect`: it removes the container when the caller is gone."""
-    return ["sh", "-c", f"exec >/dev/null 2>&1\n{_GUARD}", "sh", container]
+def guard(machine: Machine, container: str) -> AbstractContextManager[Callable[[str], None]]:
+    """While this is held, the container is removed when the caller is gone. Raises NodeUnreachable."""
+    return kill_on_disconnect(machine, shell(_GUARD, container))

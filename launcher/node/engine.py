@@ -2,78 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from launcher.model.container import ContainerSpec, ContainerState
 from launcher.model.facts import NodeFacts, Reach
 from launcher.node.files import Files
 
-
-@dataclass(frozen=True)
-class ImageInfo:
-    """An image as an engine's store shows it."""
-
-    id: str  # what `docker image inspect` calls Id: config digest in the classic store, manifest digest in containerd's
-    tags: tuple[str, ...]
-    repo_digests: tuple[str, ...]
-    arch: str
-    env: Mapping[str, str]
-    entrypoint: tuple[str, ...]
-    labels: Mapping[str, str]
-    layers: tuple[str, ...]  # diff ids, base first
-    size: int
-    user: str = ""  # of its config; "" is root
-    created: str = ""  # RFC 3339
-    content: str = ""  # digest of layers and configuration: the same in stores that give different ids
-
-
-class Images(Protocol):
-    """The image store of a node's engine."""
-
-    def inspect(self, reference: str) -> ImageInfo | None:
-        """None where the store does not have it."""
-
-    def pull(self, reference: str, login: Mapping[str, str] | None = None) -> None:
-        """Let the engine pull it. `login`: username, password (or identitytoken), serveraddress, sent with this one
-        request and kept nowhere on the node. Raises ImageUnfit with the engine's words."""
-
-    def digest(self, reference: str, login: Mapping[str, str] | None = None) -> str:
-        """What its registry calls it now, `sha256:...`, asked by the engine without pulling. Raises ImageUnfit."""
-
-    def build(
-        self,
-        context: bytes,
-        *,
-        tag: str,
-        arguments: Mapping[str, str],
-        labels: Mapping[str, str],
-        network: str,
-        say: Callable[[str], None],
-    ) -> str:
-        """Build with the engine's classic builder from a tar archive with a `Dockerfile` in it; the image's id.
-
-        `network`: "" for the engine's default, or "host". Every line of its output goes to `say`. Steps that failed
-        leave no container. Raises ImageBuildFailed with the last lines.
-        """
-
-    def save(self, reference: str) -> Iterator[bytes]:
-        """The `docker save` archive, in pieces; closing the iterator early ends the request."""
-
-    def load(self, pieces: Iterable[bytes]) -> None:
-        """Take in a `docker save` archive; whole or not at all."""
-
-    def fills_in(self) -> bool:
-        """Whether `load` takes archives without the layers that it has already: the classic store does."""
-
-    def tag(self, image: str, reference: str) -> None: ...
-
-    def list(self, labels: Mapping[str, str | None]) -> Sequence[ImageInfo]:
-        """Images that carry all these labels (None: any value)."""
-
-    def remove(self, reference: str) -> None: ...
+if TYPE_CHECKING:  # plain processes do without docker-py
+    from launcher.node.docker.images import DockerImages
 
 
 class Engine(Protocol):
@@ -86,7 +24,7 @@ class Engine(Protocol):
     def files(self) -> Files: ...
 
     @property
-    def images(self) -> Images | None:
+    def images(self) -> DockerImages | None:
         """None for plain processes."""
 
     def facts(self, images: Sequence[str] = ()) -> NodeFacts:

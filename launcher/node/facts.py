@@ -1,4 +1,4 @@
-"""What a node is: one small shell script looks, a parser that nothing can break reads what it printed."""
+"""What a node is: one small shell script (facts.sh) and a parser that no output of it can break."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from launcher.model.facts import EngineFacts, Gpu, Interface, NodeFacts, Route
+from launcher.errors import NodeUnfit
+from launcher.model.facts import Gpu, Interface, NodeFacts, Route
+from launcher.node.machine import Machine, run_script
 
 DOCKER_ROOT = "/var/lib/docker"  # whose free space the script tells
 # of /proc/net/tcp and tcp6; 0A: TCP_LISTEN of include/net/tcp_states.h
@@ -21,27 +23,11 @@ _MAX_DIGITS = 25  # longer is no number of a machine, and slow to convert
 
 @dataclass(frozen=True)
 class Look:
-    """What the script told. What it did not tell is empty, 0, or -1 for free space."""
+    """What the script told. What it did not tell is empty, 0, or -1 for free space and ids."""
 
-    complete: bool  # its last line arrived
-    time: float
-    user: str
-    uid: int
-    gid: int
-    groups: tuple[int, ...]
-    home: str
-    hostname: str
-    arch: str
-    cpus: int
-    memory: int
-    disk_free: int
-    shm_size: int
-    docker_disk_free: int
-    interfaces: tuple[Interface, ...]
-    routes: tuple[Route, ...]
-    listening: tuple[int, ...]
-    infiniband: bool
-    gpus: tuple[Gpu, ...]
+    node: NodeFacts  # without its engine
+    docker_disk_free: int  # bytes, below DOCKER_ROOT
+    complete: bool  # its last line arrived, and who the user is
 
 
 @functools.cache
@@ -50,68 +36,60 @@ def script() -> str:
     return Path(__file__).with_name("facts.sh").read_text(encoding="utf-8")
 
 
-def parse(output: bytes) -> Look:
-    """Read the script's output; a login shell's own noise before it, torn and hostile text are no reason to fail."""
+def look(machine: Machine, host: str) -> Look:
+    """Raises NodeUnfit when the script did not run to its end, NodeUnreachable."""
+    done = run_script(machine, script())
+    found = parse(done.out, machine.node, host, (done.started + done.first) / 2)
+    if not found.complete:
+        raise NodeUnfit(
+            machine.node,
+            f"its shell does not run our script (exit code {done.code}): {done.complaint[-300:]}",
+            f"`echo 'echo works' | {'sh -s' if host == 'local' else f'ssh {host} sh -s'}` must print works",
+        )
+    return found
+
+
+def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Look:
+    """Read the script's output; a login shell's own output before it, torn and hostile text are no reason to fail.
+
+    now: the caller's clock when the script read the node's.
+    """
     sections = _sections(output.decode("utf-8", errors="replace"))
 
-    def lines(name: str) -> list[str]:
-        return sections.get(name, [])
+    def lines(section: str) -> list[str]:
+        return sections.get(section, [])
 
     user, uid, gid, groups = (*lines("user"), "", "", "", "")[:4]
     hostname, arch = (*lines("host"), "", "")[:2]
-    routes = _routes(lines("routes"))
-    return Look(
-        complete="end" in sections,
-        time=_time(lines("time")),
+    routes, clock = _routes(lines("routes")), _time(lines("time"))
+    node = NodeFacts(
+        name=name,
+        host=host,
+        hostname=hostname,
+        arch=arch,
         user=user,
         uid=_integer(uid, -1),
         gid=_integer(gid, -1),
         groups=tuple(number for word in groups.split() if (number := _integer(word, -1)) >= 0),
         home=_first(lines("home")),
-        hostname=hostname,
-        arch=arch,
         cpus=_integer(_first(lines("cpus")), 0),
         memory=_memory(lines("memory")),
-        disk_free=_disk(lines("disk"), 3),
         shm_size=max(0, _disk(lines("shm"), 1)),
-        docker_disk_free=_disk(lines("docker_disk"), 3),
+        disk_free=_disk(lines("disk"), 3),
+        clock_offset=clock - now if clock else 0.0,
         interfaces=_interfaces(lines("addresses"), routes),
         routes=routes,
         listening=_listening(lines("tcp")),
-        infiniband="yes" in lines("infiniband"),
         gpus=_gpus(lines("gpus")),
+        infiniband="yes" in lines("infiniband"),
     )
+    complete = "end" in sections and node.uid >= 0 and bool(node.home)
+    return Look(node, _disk(lines("docker_disk"), 3), complete)
 
 
 def free_space(df: bytes) -> int:
     """Bytes free by the output of `df -Pk`, -1 where it does not tell."""
     return _disk(df.decode("utf-8", errors="replace").splitlines(), 3)
-
-
-def node_facts(name: str, host: str, look: Look, before: float, after: float, engine: EngineFacts | None) -> NodeFacts:
-    """The value that everyone speaks. before, after: the caller's clock around the script's first words."""
-    return NodeFacts(
-        name=name,
-        host=host,
-        hostname=look.hostname,
-        arch=look.arch,
-        user=look.user,
-        uid=look.uid,
-        gid=look.gid,
-        groups=look.groups,
-        home=look.home,
-        cpus=look.cpus,
-        memory=look.memory,
-        shm_size=look.shm_size,
-        disk_free=look.disk_free,
-        clock_offset=look.time - (before + after) / 2 if look.time else 0.0,
-        interfaces=look.interfaces,
-        routes=look.routes,
-        listening=look.listening,
-        gpus=look.gpus,
-        infiniband=look.infiniband,
-        engine=engine,
-    )
 
 
 def _sections(text: str) -> dict[str, list[str]]:
@@ -222,7 +200,7 @@ def _listening(lines: Iterable[str]) -> tuple[int, ...]:
 
 
 def _gpus(lines: Iterable[str]) -> tuple[Gpu, ...]:
-    """From nvidia-smi's csv; lines that are none of it (an error, a warning) are passed over."""
+    """From nvidia-smi's csv; other lines (an error, a warning) are ignored."""
     found = []
     for line in lines:
         cells = [cell.strip() for cell in line.split(",")]

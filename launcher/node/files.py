@@ -13,8 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import NodeUnfit, NodeUnreachable
-from launcher.node.machine import Done, Machine
-from launcher.node.streams import CommandStream
+from launcher.node.machine import CommandStream, Done, Machine, shell
 
 _TIMEOUT = 60.0
 _REMOVE_TIMEOUT = 600.0
@@ -138,7 +137,7 @@ class Files:
             stream.end_input()
             output = _Output(stream, self._machine.node)
             while output.line() != mark.encode():
-                pass  # a login shell's noise
+                pass  # a login shell's own output
             for span in spans:
                 for piece in output.exactly(output.number(span.length)):
                     yield span, piece
@@ -226,7 +225,7 @@ class Follower:
             *whole, self._rest = (self._rest + err).split(b"\n")
             for line in whole:
                 place, _, text = line.partition(b" ")
-                if place.isdigit() and int(place) < len(self._lines):  # other lines are ignored: a login shell's noise
+                if place.isdigit() and int(place) < len(self._lines):  # others are a login shell's own output
                     self._ready.append((self._lines[int(place)], text + b"\n"))
             if not self._ready and time.monotonic() >= deadline:
                 return None
@@ -237,7 +236,6 @@ class Follower:
         self._stream.end()
 
     def close(self) -> None:
-        """Nothing of it stays on the node."""
         self._stream.close()
 
 
@@ -296,7 +294,7 @@ def parse_scan(listing: bytes) -> list[FileEntry]:
 
 
 def _sh(script: str, *arguments: str) -> list[str]:
-    return ["sh", "-c", _PREFACE + script, "launcher", *arguments]
+    return shell(_PREFACE + script, *arguments)
 
 
 def _absolute(path: str) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import selectors
+import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +17,9 @@ from launcher.errors import NodeUnfit
 from launcher.model.facts import Reach
 from launcher.node import terminal as terminals
 from launcher.node.ssh.wire import dial
-from launcher.node.streams import CommandStream, LocalStream
+
+PIECE = 1 << 16
+_CLOSE_TIMEOUT = 5.0  # seconds for a command to end by itself
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,35 @@ class Done:
         return words if len(words) <= 600 else f"{words[:600]}..."
 
 
+class CommandStream(Protocol):
+    """A running command with its three streams. Not for several threads at once, but for end()."""
+
+    def send(self, data: bytes) -> None:
+        """Write to its stdin. When it has ended, or the connection is lost, nothing happens: receive() tells."""
+
+    def end_input(self) -> None: ...
+
+    def receive(self, timeout: float) -> tuple[bytes, bytes] | None:
+        """What came on stdout and on stderr; both empty when nothing did within `timeout` seconds; None at the end.
+
+        Raises NodeUnreachable when the connection is lost.
+        """
+
+    def end(self) -> None:
+        """End it: receive() returns what it wrote until then, and None."""
+
+    def close(self) -> None:
+        """Close its streams: a script that reads its stdin, or writes to its stdout, ends then."""
+
+
 class Machine(Protocol):
     """Commands on a node, connections from it."""
 
     @property
     def node(self) -> str: ...
+
+    @property
+    def user(self) -> str: ...
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Done: ...
 
@@ -52,29 +80,96 @@ class Machine(Protocol):
         terminal: with one of its own. Without one, Ctrl-C calls `interrupt` instead of ending this.
         """
 
-    def kill_on_disconnect(self, argv: Sequence[str]) -> AbstractContextManager[Callable[[str], None]]:
-        """A command that is to clean up when the caller is gone, which is when its stdin ends without a line `done`.
-
-        Yields a function that writes it a line.
-        """
-
     def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach: ...
 
     def host_key(self) -> str | None: ...
 
     def ssh_port(self) -> int | None: ...
 
-    @property
-    def user(self) -> str: ...
+
+def shell(script: str, *arguments: str) -> list[str]:
+    """The argv of a POSIX shell script with its $1, $2, ..."""
+    return ["sh", "-c", script, "launcher", *arguments]
 
 
 def run_script(machine: Machine, script: str, *arguments: str, timeout: float = 60.0) -> Done:
-    """Of POSIX sh, with its $1, $2, ... Raises what Machine.run raises."""
-    return machine.run(["sh", "-c", script, "launcher", *arguments], timeout=timeout)
+    """Raises what Machine.run raises."""
+    return machine.run(shell(script, *arguments), timeout=timeout)
+
+
+@contextlib.contextmanager
+def kill_on_disconnect(machine: Machine, argv: Sequence[str]) -> Iterator[Callable[[str], None]]:
+    """A command that is to clean up when the caller is gone: when its stdin ends without a line `done`.
+
+    stdin ends with this process, whatever ends it, or with the connection. Yields a function that writes it a line.
+    Raises NodeUnreachable.
+    """
+    stream = machine.open(argv)
+
+    def send(line: str) -> None:
+        stream.send(f"{line}\n".encode())
+
+    try:
+        yield send
+    finally:
+        send("done")
+        stream.close()
+
+
+class LocalStream:
+    """Implements CommandStream, in a session of its own: a Ctrl-C is not for it."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        """Raises OSError when it cannot be started."""
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._stdin = self._process.stdin
+        self._outputs = self._process.stdout, self._process.stderr
+        self._selector = selectors.DefaultSelector()
+        for place, stream in enumerate(self._outputs):
+            self._selector.register(stream, selectors.EVENT_READ, place)
+
+    def send(self, data: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.write(data)
+
+    def end_input(self) -> None:
+        self._stdin.close()
+
+    def receive(self, timeout: float) -> tuple[bytes, bytes] | None:
+        if not self._selector.get_map():
+            return None
+        found = [b"", b""]
+        for key, _ in self._selector.select(timeout):
+            piece = os.read(key.fd, PIECE)
+            if not piece:
+                self._selector.unregister(key.fileobj)
+            found[key.data] = piece
+        if not any(found) and not self._selector.get_map():
+            return None
+        return found[0], found[1]
+
+    def end(self) -> None:
+        self._stdin.close()
+        with contextlib.suppress(ProcessLookupError):  # its own children are in its group
+            os.killpg(self._process.pid, signal.SIGTERM)
+
+    def close(self) -> None:
+        self._selector.close()
+        for stream in (self._stdin, *self._outputs):
+            stream.close()
+        try:
+            self._process.wait(_CLOSE_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self.end()
+            self._process.wait()
 
 
 class LocalMachine:
-    """This machine."""
+    """Implements Machine for this machine."""
 
     def __init__(self, node: str, user: str) -> None:
         self.node = node
@@ -101,9 +196,6 @@ class LocalMachine:
             return terminals.here(argv, terminal=terminal, interrupt=interrupt)
         except FileNotFoundError as error:
             raise NodeUnfit(self.node, f"there is no {argv[0]}", "install it") from error
-
-    def kill_on_disconnect(self, argv: Sequence[str]) -> AbstractContextManager[Callable[[str], None]]:
-        return terminals.kill_on_disconnect(argv)
 
     def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
         try:

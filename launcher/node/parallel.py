@@ -1,4 +1,4 @@
-"""One step on many nodes at once: a thread each, every failure told and none hiding another.
+"""One step on many nodes at once: a thread each, and every failure is reported.
 
 Daemon threads, not an executor: a Ctrl-C ends the program at once, even while a node does not answer.
 """
@@ -47,13 +47,11 @@ def run_both(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
     return first(), other()
 
 
-def in_background(job: Callable[[], T]) -> Callable[[], T]:
-    """Start a job in a thread; call what is returned to wait for its result, or its error."""
-    return _Future(job)
+class Future(Generic[T]):
+    """Call it to wait for the job's result, or its error.
 
-
-class _Future(Generic[T]):
-    """concurrent.futures' own needs an executor, whose threads keep the program from ending."""
+    concurrent.futures' own needs an executor, whose threads keep the program from ending.
+    """
 
     def __init__(self, job: Callable[[], T]) -> None:
         self._job = job
@@ -69,19 +67,26 @@ class _Future(Generic[T]):
             self._error = error
         self._done.set()
 
-    def __call__(self) -> T:
-        self._done.wait()
+    def __call__(self, timeout: float | None = None) -> T:
+        """Raises TimeoutError after `timeout` seconds."""
+        if not self._done.wait(timeout):
+            raise TimeoutError("not done in time")
         if self._error is not None:
             raise self._error
         return self._result
 
 
+def in_background(job: Callable[[], T]) -> Future[T]:
+    """Start a job in a thread."""
+    return Future(job)
+
+
 def uninterrupted(job: Callable[[], T]) -> T:
     """Its result, or its error: a Ctrl-C meanwhile is raised when it has ended.
 
-    A container that is created while nothing waits for it would never be taken back; half a clean-up is worse than a
-    late one. The signal itself is put off, not KeyboardInterrupt caught around a wait: it may strike between any two
-    steps, and a Thread.join() that it interrupts takes the thread for ended from then on (Python 3.11).
+    A container that is created while nothing waits for it would never be removed. The signal itself is put off, not
+    KeyboardInterrupt caught around a wait: it may be raised between any two steps, and a Thread.join() that it
+    interrupts takes the thread for ended from then on (Python 3.11).
     """
     if threading.current_thread() is not threading.main_thread():
         return job()  # signals go to the main thread
@@ -92,5 +97,5 @@ def uninterrupted(job: Callable[[], T]) -> T:
     finally:
         signal.signal(signal.SIGINT, before)
     if interrupts:
-        signal.raise_signal(signal.SIGINT)  # as it would have struck: ignored where it was ignored
+        signal.raise_signal(signal.SIGINT)  # ignored where it was ignored before
     return result

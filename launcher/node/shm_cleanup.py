@@ -6,6 +6,11 @@ data set.
 
 from __future__ import annotations
 
+import math
+
+from launcher.errors import EngineFailed
+from launcher.node.machine import Machine, run_script
+
 NAMES = ("torch_*", "psm_*", "sem.mp-*", "sem.loky-*", "nccl-*", "__KMP_REGISTERED_LIB_*", "cuda.shm.*", "ucx_shm_*")
 
 # $1: seconds since the epoch, by this node's clock. Prints the name of every file that it removed.
@@ -23,6 +28,10 @@ done
 """
 
 
-def removed(output: bytes) -> tuple[str, ...]:
-    """The names that the script printed."""
-    return tuple(line for line in output.decode("utf-8", "replace").splitlines() if line and "/" not in line)
+def sweep(machine: Machine, since: float) -> tuple[str, ...]:
+    """Run it; the names. since: of time.time() on the node. Raises EngineFailed, NodeUnreachable, NodeUnfit."""
+    done = run_script(machine, SCRIPT, str(math.floor(since)))
+    if done.code:
+        raise EngineFailed(machine.node, f"could not look through /dev/shm: {done.complaint}")
+    lines = done.out.decode("utf-8", "replace").splitlines()
+    return tuple(line for line in lines if line and "/" not in line)

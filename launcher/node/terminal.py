@@ -1,12 +1,11 @@
-"""Commands of this machine on the caller's own terminal, or pipes, and what ends with the caller."""
+"""Commands of this machine on the caller's own terminal, or pipes."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 
 def is_terminal() -> bool:
@@ -22,7 +21,7 @@ def here(
     env: dict[str, str] | None = None,
     cwd: str | None = None,
 ) -> int:
-    """Run a command of this machine to its end, on our own terminal or pipes; its exit code. Raises OSError.
+    """Run a command of this machine to its end, on the caller's terminal or pipes; its exit code. Raises OSError.
 
     interrupt: what Ctrl-C does; None: the command gets it itself, as every program in the foreground does.
     """
@@ -37,27 +36,6 @@ def here(
             finally:
                 signal.signal(signal.SIGINT, before)
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
-
-
-@contextlib.contextmanager
-def kill_on_disconnect(argv: Sequence[str]) -> Iterator[Callable[[str], None]]:
-    """A command of this machine whose stdin ends when this process does, whatever ends it.
-
-    Yields a function that writes it a line. It gets `done` at the end, so that it can tell one end from the other.
-    """
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True) as process:
-        assert process.stdin is not None
-        pipe = process.stdin
-
-        def send(line: str) -> None:
-            with contextlib.suppress(BrokenPipeError):
-                pipe.write(f"{line}\n".encode())
-                pipe.flush()
-
-        try:
-            yield send
-        finally:
-            send("done")
 
 
 def wait_through_interrupts(wait: Callable[[], object], interrupt: Callable[[], None]) -> None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from launcher.image import names
 from launcher.image.image_locations import image_store
 from launcher.model import labels
+from launcher.model.facts import ImageInfo
 from launcher.model.plan import is_run_id
-from launcher.node.engine import Engine, ImageInfo
+from launcher.node.engine import Engine
 
 
 @dataclass(frozen=True)

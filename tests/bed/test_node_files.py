@@ -11,7 +11,6 @@ import pytest
 
 from launcher.errors import NodeUnfit, NodeUnreachable
 from launcher.node.files import Files, Follower, Span
-from launcher.node.ssh.commands import Ssh
 from launcher.node.ssh.connection import SshPool
 from launcher.node.ssh.machine import SshMachine
 from tests.bed import faults
@@ -24,7 +23,7 @@ ROOT = "/home/trainer/.launcher/files-test"
 @pytest.fixture
 def files(bed: Bed) -> Iterator[Files]:
     pool = SshPool(str(bed.ssh_config))
-    made = Files(SshMachine(Ssh("a", "node1", pool)))
+    made = Files(SshMachine("a", "node1", pool))
     made.make_dir(ROOT)
     yield made
     made.remove_tree(ROOT)

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.errors import ImageBuildFailed, ImageShipFailed, ImageUnfit
 from launcher.node.connect import Fleet, connect
-from launcher.node.engine import Images
+from launcher.node.docker.images import DockerImages
 from tests.bed import faults
 from tests.bed.bed import Bed
 from tests.bed.settings import TRAIN_IMAGE
@@ -28,13 +28,13 @@ def fleet(bed: Bed) -> Iterator[Fleet]:
             engine.images.remove(MADE)
 
 
-def store(fleet: Fleet, rank: int) -> Images:
+def store(fleet: Fleet, rank: int) -> DockerImages:
     images = fleet.engines[rank].images
     assert images is not None
     return images
 
 
-def build(images: Images, dockerfile: str, say: Callable[[str], None] = lambda _: None) -> str:
+def build(images: DockerImages, dockerfile: str, say: Callable[[str], None] = lambda _: None) -> str:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         member = tarfile.TarInfo("Dockerfile")

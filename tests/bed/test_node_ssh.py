@@ -13,7 +13,6 @@ import pytest
 from launcher.errors import AuthFailed, HostKeyUnknown, LauncherError, NodeUnreachable, UsageError
 from launcher.node.connect import connect
 from launcher.node.files import Files
-from launcher.node.ssh.commands import Ssh
 from launcher.node.ssh.connection import CHANNELS, SshPool
 from launcher.node.ssh.machine import SshMachine
 from tests.bed import faults
@@ -23,8 +22,8 @@ pytestmark = pytest.mark.bed
 
 
 @pytest.fixture
-def ssh(pool: SshPool) -> Ssh:
-    return Ssh("a", "node1", pool)
+def ssh(pool: SshPool) -> SshMachine:
+    return SshMachine("a", "node1", pool)
 
 
 def config(bed: Bed, folder: Path, text: str) -> str:
@@ -39,29 +38,29 @@ def refused(config_file: str, host: str) -> LauncherError:
     pool = SshPool(config_file)
     try:
         with pytest.raises(LauncherError) as caught:
-            Ssh("the-node", host, pool).connect()
+            SshMachine("the-node", host, pool).connect()
         return caught.value
     finally:
         pool.close()
 
 
-def test_a_command_and_both_of_its_streams(ssh: Ssh) -> None:
+def test_a_command_and_both_of_its_streams(ssh: SshMachine) -> None:
     done = ssh.run(["sh", "-c", 'echo "$1"; cat; echo err >&2; exit 3', "sh", "it's; $HOME"], b"in")
     assert (done.code, done.out, done.err) == (3, b"it's; $HOME\nin", b"err\n")
 
 
-def test_big_streams_in_all_directions_at_once_do_not_block(ssh: Ssh) -> None:
+def test_big_streams_in_all_directions_at_once_do_not_block(ssh: SshMachine) -> None:
     data = os.urandom(1 << 20) * 12
     done = ssh.run(["sh", "-c", "head -c 12582912 /dev/zero >&2; cat"], data, timeout=60)
     assert done.out == data
     assert len(done.err) == 12582912
 
 
-def test_a_command_that_reads_nothing_of_its_input(ssh: Ssh) -> None:
+def test_a_command_that_reads_nothing_of_its_input(ssh: SshMachine) -> None:
     assert ssh.run(["true"], b"x" * (32 << 20), timeout=30).code == 0
 
 
-def test_a_time_limit_names_the_node_and_ends_the_wait(ssh: Ssh) -> None:
+def test_a_time_limit_names_the_node_and_ends_the_wait(ssh: SshMachine) -> None:
     began = time.monotonic()
     with pytest.raises(NodeUnreachable, match="a: `sleep 60` did not end in time"):
         ssh.run(["sleep", "60"], timeout=1)
@@ -73,13 +72,13 @@ def test_connecting_and_a_first_command_are_quick(bed: Bed) -> None:
     for _ in range(3):
         pool = SshPool(str(bed.ssh_config))
         began = time.monotonic()
-        Ssh("a", "node1", pool).run(["true"])
+        SshMachine("a", "node1", pool).run(["true"])
         times.append(time.monotonic() - began)
         pool.close()
     assert min(times) < 0.35
 
 
-def test_more_commands_than_channels_take_turns(ssh: Ssh) -> None:
+def test_more_commands_than_channels_take_turns(ssh: SshMachine) -> None:
     codes: list[int] = []
     threads = [
         threading.Thread(target=lambda: codes.append(ssh.run(["sleep", "0.3"]).code)) for _ in range(3 * CHANNELS)
@@ -92,7 +91,7 @@ def test_more_commands_than_channels_take_turns(ssh: Ssh) -> None:
 
 
 def test_a_node_behind_another_shares_its_connection(bed: Bed, pool: SshPool) -> None:
-    direct, behind = Ssh("a", "node2", pool), Ssh("b", "node1-via-node2", pool)
+    direct, behind = SshMachine("a", "node2", pool), SshMachine("b", "node1-via-node2", pool)
     assert behind.run(["hostname"]).out.strip() == b"node1"
     assert direct.run(["sh", "-c", "ps -C sshd -o args= | grep -c trainer@notty || true"]).code == 0
     assert behind._connection.hop is direct._connection
@@ -102,7 +101,7 @@ def test_a_chain_of_jump_hosts(bed: Bed, tmp_path: Path) -> None:
     one, two = bed.nodes[0].address, bed.nodes[1].address
     file = config(bed, tmp_path, f"Host end\n HostName {one}\n ProxyJump trainer@{one}:22,{two}\n")
     pool = SshPool(file)
-    assert Ssh("a", "end", pool).run(["hostname"]).out.strip() == b"node1"
+    assert SshMachine("a", "end", pool).run(["hostname"]).out.strip() == b"node1"
     pool.close()
 
 
@@ -146,7 +145,7 @@ def test_a_proxy_command(bed: Bed, tmp_path: Path) -> None:
     )
     text = f"Host end\n HostName {bed.nodes[0].address}\n ProxyCommand python3 {script} %h %p\n"
     pool = SshPool(config(bed, tmp_path, text))
-    assert Ssh("a", "end", pool).run(["hostname"]).out.strip() == b"node1"
+    assert SshMachine("a", "end", pool).run(["hostname"]).out.strip() == b"node1"
     pool.close()
 
 
@@ -179,7 +178,7 @@ def test_an_agent_holds_what_no_file_here_does(bed: Bed, tmp_path: Path, monkeyp
         file = Path(config(bed, tmp_path, f"Host end\n HostName {bed.nodes[0].address}\n IdentitiesOnly no\n"))
         file.write_text(file.read_text().replace(f"IdentityFile {bed.key}", "IdentityFile /nowhere"))
         pool = SshPool(str(file))
-        assert Ssh("a", "end", pool).run(["hostname"]).out.strip() == b"node1"
+        assert SshMachine("a", "end", pool).run(["hostname"]).out.strip() == b"node1"
         pool.close()
     finally:
         agent.terminate()
@@ -191,7 +190,7 @@ def test_a_dead_agent_is_no_reason_not_to_use_a_key_file(
 ) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "nobody"))
     pool = SshPool(config(bed, tmp_path, f"Host end\n HostName {bed.nodes[0].address}\n"))
-    assert Ssh("a", "end", pool).run(["true"]).code == 0
+    assert SshMachine("a", "end", pool).run(["true"]).code == 0
     pool.close()
 
 
@@ -202,7 +201,7 @@ def test_accept_new_learns_a_host_and_refuses_a_changed_one(bed: Bed, tmp_path: 
     )
     file = config(bed, tmp_path, text)
     pool = SshPool(file)
-    Ssh("a", "end", pool).connect()
+    SshMachine("a", "end", pool).connect()
     pool.close()
     # OpenSSH takes what was learned
     assert bed.nodes[0].address in known.read_text()
@@ -223,12 +222,12 @@ def test_the_cure_for_an_unknown_host_key_works(bed: Bed, tmp_path: Path) -> Non
     command[command.index("StrictHostKeyChecking=ask")] = "StrictHostKeyChecking=accept-new"  # the answer "yes"
     subprocess.run(command, check=True, timeout=20)
     pool = SshPool(file)
-    Ssh("a", "end", pool).connect()
+    SshMachine("a", "end", pool).connect()
     pool.close()
 
 
-def test_broken_sessions_are_made_anew_by_the_next_call(bed: Bed, ssh: Ssh) -> None:
-    files = Files(SshMachine(ssh))
+def test_broken_sessions_are_made_anew_by_the_next_call(bed: Bed, ssh: SshMachine) -> None:
+    files = Files(ssh)
     assert ssh.run(["true"]).code == 0
     assert files.read("/etc/hostname")
     faults.kill_ssh_sessions(bed, bed.nodes[0])
@@ -237,7 +236,7 @@ def test_broken_sessions_are_made_anew_by_the_next_call(bed: Bed, ssh: Ssh) -> N
     assert files.read("/etc/hostname")
 
 
-def test_a_cut_while_a_command_runs_is_an_error_at_once(bed: Bed, ssh: Ssh) -> None:
+def test_a_cut_while_a_command_runs_is_an_error_at_once(bed: Bed, ssh: SshMachine) -> None:
     ssh.connect()
     cut = threading.Timer(1.0, faults.kill_ssh_sessions, (bed, bed.nodes[0]))
     cut.start()
@@ -249,7 +248,7 @@ def test_a_cut_while_a_command_runs_is_an_error_at_once(bed: Bed, ssh: Ssh) -> N
 
 
 @pytest.mark.slow
-def test_a_node_that_vanishes_without_a_word_is_noticed(bed: Bed, ssh: Ssh) -> None:
+def test_a_node_that_vanishes_without_a_word_is_noticed(bed: Bed, ssh: SshMachine) -> None:
     ssh.connect()
     began = time.monotonic()
     with faults.isolated(bed, bed.nodes[0]), pytest.raises(NodeUnreachable, match="was lost"):

@@ -14,9 +14,9 @@ from typing import Any
 
 from launcher.cli.main import main
 from launcher.node.docker.engine import DockerEngine
-from launcher.node.ssh import commands as ssh
+from launcher.node.ssh.machine import SshMachine
 
-PLACES = {"connect": (ssh.Ssh, "_transport")}
+PLACES = {"connect": (SshMachine, "_transport")}
 
 
 def arm(when: str) -> None:

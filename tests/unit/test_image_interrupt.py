@@ -13,7 +13,7 @@ PROGRAM = f"""
 import io, os, sys, tarfile, time
 from launcher.image.ensure import ensure
 from launcher.job.models import Image
-from launcher.node.engine import ImageInfo
+from launcher.model.facts import ImageInfo
 
 LAYERS = ("sha256:" + "a" * 64,)
 INFO = ImageInfo("sha256:" + "b" * 64, ("x:1",), (), "amd64", {{}}, (), {{}}, LAYERS, 1000)

@@ -25,8 +25,7 @@ from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
 from launcher.node.docker.engine import DockerEngine
 from launcher.node.files import Files, Span, parse_scan
-from launcher.node.machine import LocalMachine
-from launcher.node.streams import CommandStream
+from launcher.node.machine import CommandStream, LocalMachine
 from launcher.records.collect import OutputFolder, collect, want
 from launcher.records.store import NodeOfRun
 from launcher.run.diagnose import first_failure, gather

@@ -19,9 +19,9 @@ from launcher.node.ssh.config import (
     open_ssh_argv,
     parse_answer,
     parse_host,
-    query_argv,
     resolve,
     split_paths,
+    ssh_argv,
 )
 
 needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="no OpenSSH client")
@@ -84,8 +84,8 @@ def test_proxy_command_tokens_are_expanded_and_none_means_none() -> None:
 
 def test_two_aliases_of_one_server_share_a_connection_and_two_users_do_not() -> None:
     one, two = read("hostname h\nuser u\n", "a"), read("hostname h\nuser u\n", "b")
-    assert one.key == two.key
-    assert one.key != read("hostname h\nuser v\n", "a").key
+    assert one == two
+    assert one != read("hostname h\nuser v\n", "a")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_host_that_is_accepted_can_never_be_an_option_or_a_shell_word(text: st
         spec = parse_host(text)
     except ValueError:
         return
-    argv = query_argv(spec, None)
+    argv = ssh_argv(spec, None, [])
     assert argv[-2] == "--"
     assert not argv[-1].startswith("-")
     assert not set(argv[-1]) & set(" ;|&`$<>\n\"'\\")
@@ -180,5 +180,5 @@ def test_many_hosts_are_asked_about_at_once_and_each_once(tmp_path: Path) -> Non
 def test_a_refused_host_is_refused_to_everyone_that_asks() -> None:
     resolver = Resolver(None)
     for _ in range(2):
-        with pytest.raises(UsageError, match="no node"):
+        with pytest.raises(UsageError, match="not a node"):
             resolver.begin("-oProxyCommand=x")()

@@ -1,4 +1,4 @@
-"""One connection a server: made once, made anew, given up when the server is silent. Against a server on localhost."""
+"""One connection a server: made once, replaced when it died, given up when the server is silent. Against a server on localhost."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import paramiko
 import pytest
 
 from launcher.errors import HostKeyChanged, NodeUnreachable
-from launcher.node.ssh.commands import Ssh
 from launcher.node.ssh.connection import SshPool
 from launcher.node.ssh.machine import SshMachine
 from tests.unit.ssh_server import SshServer, ssh_server
 
-Make = Callable[..., Ssh]
+Make = Callable[..., SshMachine]
 
 
 @pytest.fixture
@@ -30,9 +29,9 @@ def make(server: SshServer) -> Iterator[Make]:
     """A node `a` on that server; keyword arguments are options of its ssh config."""
     pools: list[SshPool] = []
 
-    def made(**options: object) -> Ssh:
+    def made(**options: object) -> SshMachine:
         pools.append(SshPool(server.config(**options), 5))
-        return Ssh("a", "node", pools[-1])
+        return SshMachine("a", "node", pools[-1])
 
     yield made
     for pool in pools:
@@ -51,7 +50,7 @@ def test_threads_that_ask_at_once_share_one_connection(server: SshServer, make: 
     assert server.accepted == 1
 
 
-def test_a_connection_that_died_is_made_anew_and_the_host_key_proven_again(server: SshServer, make: Make) -> None:
+def test_a_connection_that_died_is_replaced_and_the_host_key_proven_again(server: SshServer, make: Make) -> None:
     ssh = make()
     assert ssh.run(["true"]).code == 0
     server.cut()
@@ -114,7 +113,7 @@ def test_a_server_gone_silent_ends_what_waits_for_it(server: SshServer, make: Ma
 
 def test_a_launcher_that_was_stopped_for_long_asks_before_it_gives_up(server: SshServer) -> None:
     pool = SshPool(server.config(), 5)
-    ssh = Ssh("a", "node", pool)
+    ssh = SshMachine("a", "node", pool)
     assert ssh.run(["true"]).code == 0
     connection = pool.connection("node")
     connection._live[1].heard -= 3600  # type: ignore[index]
@@ -127,7 +126,7 @@ def test_a_launcher_that_was_stopped_for_long_asks_before_it_gives_up(server: Ss
 def test_nothing_is_left_when_a_pool_closes(server: SshServer) -> None:
     before = set(threading.enumerate())
     pool = SshPool(server.config(), 5)
-    Ssh("a", "node", pool).run(["true"])
+    SshMachine("a", "node", pool).run(["true"])
     began = time.monotonic()
     pool.close()
     assert time.monotonic() - began < 0.5
@@ -149,4 +148,4 @@ def test_a_command_that_was_begun_ahead_is_taken_by_its_caller(server: SshServer
 
 
 def test_a_server_that_makes_no_connections_for_us_leaves_it_unknown(make: Make) -> None:
-    assert SshMachine(make()).reach("127.0.0.1", 1, 2).name == "UNKNOWN"
+    assert make().reach("127.0.0.1", 1, 2).name == "UNKNOWN"

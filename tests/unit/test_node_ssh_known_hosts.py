@@ -16,10 +16,10 @@ from launcher.node.ssh import known_hosts
 from launcher.node.ssh.config import Target
 from launcher.node.ssh.known_hosts import (
     HOST_KEY_ALGORITHMS,
-    KnownHosts,
-    KnownHostsFiles,
+    KnownKey,
     Verdict,
     judge,
+    load,
     matches,
     order_algorithms,
     parse,
@@ -42,6 +42,10 @@ def hashed(name: str) -> str:
     salt = b"s" * 20
     digest = hmac.new(salt, name.encode(), hashlib.sha1).digest()
     return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
+
+
+def known_keys(target: Target, text: str) -> list[KnownKey]:
+    return parse(target, [("kh", text)])
 
 
 HOST = Target("gpu", "10.0.0.1")
@@ -77,29 +81,29 @@ PORT = Target("gpu", "10.0.0.1", port=2222)
     ],
 )
 def test_verdicts(known: str, target: Target, verdict: Verdict) -> None:
-    assert judge(target, KnownHosts(parse(known, "kh")), "ssh-ed25519", ED).verdict is verdict
+    assert judge(known_keys(target, known), "ssh-ed25519", ED).verdict is verdict
 
 
 def test_a_changed_key_tells_where_the_old_one_stands() -> None:
-    known = KnownHosts(parse("# first\n" + line("10.0.0.1", OTHER_ED), "/home/me/.ssh/known_hosts"))
-    assert judge(HOST, known, "ssh-ed25519", ED).places == ("/home/me/.ssh/known_hosts:2",)
+    known = parse(HOST, [("/home/me/.ssh/known_hosts", "# first\n" + line("10.0.0.1", OTHER_ED))])
+    assert judge(known, "ssh-ed25519", ED).places == ("/home/me/.ssh/known_hosts:2",)
 
 
 def test_the_algorithm_that_is_known_is_asked_for_first() -> None:
-    order = order_algorithms(HOST, KnownHosts(parse(line("10.0.0.1", RSA))), HOST_KEY_ALGORITHMS)
+    order = order_algorithms(HOST, known_keys(HOST, line("10.0.0.1", RSA)))
     assert order[:2] == ["rsa-sha2-512", "rsa-sha2-256"]
     assert sorted(order) == sorted(HOST_KEY_ALGORITHMS)
 
 
 def test_what_the_user_does_not_allow_is_not_asked_for() -> None:
     target = Target("gpu", "h", host_key_algorithms=("rsa-sha2-512",))
-    assert order_algorithms(target, KnownHosts(), HOST_KEY_ALGORITHMS) == ["rsa-sha2-512"]
+    assert order_algorithms(target, []) == ["rsa-sha2-512"]
 
 
 @given(st.text(), st.text(min_size=1))
 def test_no_text_breaks_it(text: str, name: str) -> None:
-    keys = parse(text + "\n" + f"{name} ssh-ed25519 {base64.b64encode(ED).decode()}")
-    judge(HOST, KnownHosts(keys), "ssh-ed25519", ED)
+    keys = known_keys(HOST, text + "\n" + f"{name} ssh-ed25519 {base64.b64encode(ED).decode()}")
+    judge(keys, "ssh-ed25519", ED)
 
 
 def test_brackets_are_no_character_class() -> None:
@@ -107,24 +111,12 @@ def test_brackets_are_no_character_class() -> None:
     assert not matches("[h]:22", "h:22")
 
 
-NAME = st.sampled_from(["a", "b.c", "[a]:22", "*.c", "?", "!a", "*,!a", "a,b.c", "A", "a,a"])
-
-
-@given(st.lists(NAME), st.sampled_from(["a", "b.c", "[a]:22", "d.c"]))
-def test_by_name_the_same_keys_are_found_as_line_by_line(names: list[str], host: str) -> None:
-    keys = parse("".join(line(hashed(name) if place % 3 == 2 else name, ED) for place, name in enumerate(names)))
-    spoken = [name == host if place % 3 == 2 else matches(name, host) for place, name in enumerate(names)]
-    assert KnownHosts(keys).of(host) == [key for key, hit in zip(keys, spoken, strict=True) if hit]
-
-
-def test_files_are_read_once_and_again_when_they_have_changed(tmp_path: Path) -> None:
-    file, files = tmp_path / "known_hosts", KnownHostsFiles()
-    wanted = (str(file), str(tmp_path / "none"))
-    assert judge(HOST, files.load(wanted), "ssh-ed25519", ED).verdict is Verdict.UNKNOWN
+def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "known_hosts"
+    target = Target("gpu", "10.0.0.1", known_hosts=(str(file),), global_known_hosts=(str(tmp_path / "none"),))
+    assert load(target) == []
     file.write_text(line("10.0.0.1", ED))
-    known = files.load(wanted)
-    assert judge(HOST, known, "ssh-ed25519", ED).verdict is Verdict.KNOWN
-    assert files.load(wanted) is known
+    assert [key.place for key in load(target)] == [f"{file}:1"]
 
 
 @pytest.mark.parametrize("hash_it", [False, True])
@@ -132,7 +124,7 @@ def test_a_remembered_host_is_known(tmp_path: Path, hash_it: bool) -> None:
     file = tmp_path / "new" / "known_hosts"
     target = Target("gpu", "10.0.0.1", port=2222, known_hosts=(str(file),), hash_known_hosts=hash_it)
     known_hosts.remember(target, "ssh-ed25519", ED)
-    assert judge(target, KnownHostsFiles().load((str(file),)), "ssh-ed25519", ED).verdict is Verdict.KNOWN
+    assert judge(load(target), "ssh-ed25519", ED).verdict is Verdict.KNOWN
     assert ("10.0.0.1" in file.read_text()) is not hash_it
 
 

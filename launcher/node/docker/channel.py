@@ -20,8 +20,8 @@ from urllib3.util import wait_for_read
 
 from launcher.errors import EngineUnavailable
 from launcher.node.docker import DIAL_STDIO
-from launcher.node.ssh.commands import Session
 from launcher.node.ssh.handshake import has_ended
+from launcher.node.ssh.stream import Session
 
 CONNECT_TIMEOUT = 60.0  # seconds, until the client sets its own
 SOCKET = "/var/run/docker.sock"
@@ -142,7 +142,7 @@ Connection: TypeAlias = socket.socket | DialStdio
 
 
 def dial_over_ssh(command: Callable[[str], Session]) -> DialStdio:
-    """`command`: that of a node's Ssh. Raises NodeUnreachable."""
+    """`command`: that of a node's SshMachine. Raises NodeUnreachable."""
     session = command(DIAL_STDIO)
     channel = session.channel
 

@@ -24,7 +24,6 @@ from launcher.node.docker.client import Dial, DockerClient, found, ids
 from launcher.node.docker.errors import SDK_ERRORS, malformed_response
 from launcher.node.docker.images import DockerImages
 from launcher.node.docker.values import container_request, container_state, engine_facts, label_filter
-from launcher.node.engine import Images
 from launcher.node.machine import Machine
 from launcher.node.machine_engine import MachineEngine
 from launcher.node.parallel import run_both
@@ -57,12 +56,14 @@ class DockerEngine(MachineEngine):
         self._client.ping()
 
     @property
-    def images(self) -> Images:
+    def images(self) -> DockerImages:
         return self._images
 
     def facts(self, images: Sequence[str] = ()) -> NodeFacts:
         """Raises NodeUnfit when the script did not run to its end, NodeUnreachable, EngineUnavailable."""
-        (info, present), (seen, done) = run_both(lambda: self._engine_answers(images), self._look)
+        (info, present), seen = run_both(
+            lambda: self._engine_answers(images), lambda: node_facts.look(self.machine, self.host)
+        )
         try:
             engine = engine_facts(info, present, seen.docker_disk_free)
         except SDK_ERRORS as error:
@@ -70,7 +71,7 @@ class DockerEngine(MachineEngine):
         if engine.root_dir and engine.root_dir != node_facts.DOCKER_ROOT:
             elsewhere = self.machine.run(["df", "-Pk", "--", engine.root_dir])
             engine = replace(engine, disk_free=node_facts.free_space(elsewhere.out))
-        return node_facts.node_facts(self.node, self.host, seen, done.started, done.first, engine)
+        return replace(seen.node, engine=engine)
 
     def create(self, spec: ContainerSpec) -> str:
         """Raises NameTaken, NodeUnfit (no image, no GPU, a mount's source is missing), EngineFailed."""
@@ -167,8 +168,7 @@ class DockerEngine(MachineEngine):
         return docker_exec.run(self.machine, container, argv, terminal=terminal)
 
     def guard(self, container: str) -> contextlib.AbstractContextManager[object]:
-        """Raises NodeUnreachable."""
-        return self.machine.kill_on_disconnect(docker_exec.guard(container))
+        return docker_exec.guard(self.machine, container)
 
     def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
         """Raises what create() and start() raise, EngineFailed when it does not end in time."""

@@ -15,9 +15,9 @@ from typing import Any
 from docker.utils import parse_repository_tag
 
 from launcher.errors import ImageBuildFailed, ImageShipFailed, ImageUnfit, NoRoom
+from launcher.model.facts import ImageInfo
 from launcher.node.docker.client import DockerClient, found, ids
 from launcher.node.docker.values import image_info, label_filter
-from launcher.node.engine import ImageInfo
 from launcher.node.ssh.config import open_ssh_argv
 
 _ALIVE = ("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
@@ -26,7 +26,7 @@ _PULL_CURE = "check its spelling, the node's way to the registry, and `docker lo
 
 
 class DockerImages:
-    """Implements Images. `ssh`: (host, ssh config) where the OpenSSH client may load images."""
+    """`ssh`: (host, ssh config) where the OpenSSH client may load images."""
 
     def __init__(self, node: str, client: DockerClient, ssh: tuple[str, str | None] | None = None) -> None:
         self._node = node
@@ -34,9 +34,15 @@ class DockerImages:
         self._ssh = ssh
 
     def inspect(self, reference: str) -> ImageInfo | None:
+        """None where the store does not have it."""
         return self._client.find(f"inspect image {reference}", lambda api: image_info(api.inspect_image(reference)))
 
     def pull(self, reference: str, login: Mapping[str, str] | None = None) -> None:
+        """Let the engine pull it. Raises ImageUnfit with the engine's words.
+
+        login: username, password (or identitytoken), serveraddress; sent with this one request and kept nowhere on the
+        node.
+        """
         with self._client.transfer(f"pull {reference}", ImageUnfit) as api:
             # without auth_config docker-py looks for a login of its own: {} says that there is none
             failure = _follow(api.pull(reference, stream=True, decode=True, auth_config=dict(login or {})))
@@ -44,6 +50,7 @@ class DockerImages:
             raise ImageUnfit(self._node, f"could not pull {reference}: {failure}", _PULL_CURE)
 
     def digest(self, reference: str, login: Mapping[str, str] | None = None) -> str:
+        """What its registry calls it now, `sha256:...`, asked by the engine without pulling. Raises ImageUnfit."""
         with self._client.transfer(f"ask the registry for {reference}", ImageUnfit) as api:
             answer = api.inspect_distribution(reference, auth_config=dict(login or {}))
             return str(answer["Descriptor"]["digest"])
@@ -58,6 +65,11 @@ class DockerImages:
         network: str,
         say: Callable[[str], None],
     ) -> str:
+        """Build with the engine's classic builder from a tar archive with a `Dockerfile` in it; the image's id.
+
+        network: "" for the engine's default, or "host". Every line of its output goes to `say`. Steps that failed leave
+        no container. Raises ImageBuildFailed with the last lines.
+        """
         lines: list[str] = []
 
         def hear(event: Mapping[str, Any]) -> None:
@@ -83,12 +95,15 @@ class DockerImages:
             return image_info(api.inspect_image(tag)).id
 
     def save(self, reference: str) -> Iterator[bytes]:
-        """Raises ImageShipFailed, EngineUnavailable; an archive that breaks off raises while it is read."""
+        """The `docker save` archive, in pieces; closing the iterator early ends the request.
+
+        Raises ImageShipFailed, EngineUnavailable; an archive that breaks off raises while it is read.
+        """
         with self._client.transfer(f"save image {reference}", ImageShipFailed) as api:
             yield from api.get_image(reference, chunk_size=_PIECE)
 
     def load(self, pieces: Iterable[bytes]) -> None:
-        """Raises ImageShipFailed; whatever `pieces` raises."""
+        """Take in a `docker save` archive, whole or not at all. Raises ImageShipFailed; whatever `pieces` raises."""
         if self._ssh is not None and shutil.which("ssh"):
             host, config = self._ssh
             argv = open_ssh_argv(host, config, ["docker", "load", "--quiet"])
@@ -97,6 +112,7 @@ class DockerImages:
             self._load_by_api(pieces)
 
     def fills_in(self) -> bool:
+        """Whether `load` takes archives without the layers that it has already: the classic store does."""
         status = self._client.ask("ask the engine for its image store", lambda api: str(api.info().get("DriverStatus")))
         return "io.containerd.snapshotter" not in status
 
@@ -104,6 +120,7 @@ class DockerImages:
         self._client.ask(f"tag image {image}", lambda api: api.tag(image, *parse_repository_tag(reference)))
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ImageInfo]:
+        """Images that carry all these labels (None: any value)."""
         wanted = label_filter(labels) if labels else None
         return found(self.inspect, self._client.ask("list images", lambda api: ids(api.images(filters=wanted))))
 

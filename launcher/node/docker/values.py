@@ -10,8 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from launcher.model.container import ContainerSpec, ContainerState, Mount, Phase
-from launcher.model.facts import EngineFacts
-from launcher.node.engine import ImageInfo
+from launcher.model.facts import EngineFacts, ImageInfo
 
 LOG_FILE_SIZE = "64m"  # a node's disk cannot fill: the run's own log files are elsewhere, this is the fallback
 LOG_FILES = "2"

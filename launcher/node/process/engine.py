@@ -26,12 +26,12 @@ from launcher.model.container import ContainerSpec, ContainerState, Phase
 from launcher.model.facts import NodeFacts
 from launcher.model.labels import NODE, RUN
 from launcher.model.plan import plain
-from launcher.node.facts import node_facts
-from launcher.node.machine import LocalMachine
+from launcher.node.facts import look
+from launcher.node.machine import LocalMachine, kill_on_disconnect, shell
 from launcher.node.machine_engine import MachineEngine
 from launcher.node.process import claims, folders, supervisor
 from launcher.node.process.unpack import HostileArchiveError, unpack
-from launcher.node.terminal import here, kill_on_disconnect
+from launcher.node.terminal import here
 
 LOCAL = "local"  # the node that is this whole machine; local-0, local-1, ... are parts of it
 _START_TIMEOUT = 20.0
@@ -51,9 +51,7 @@ class ProcessEngine(MachineEngine):
 
     def facts(self, images: Sequence[str] = ()) -> NodeFacts:  # noqa: ARG002 - there are no images
         """Raises NodeUnfit."""
-        seen, done = self._look()
-        found = node_facts(self.node, self.host, seen, done.started, done.first, None)
-        return replace(found, python=sys.executable)
+        return replace(look(self.machine, self.host).node, python=sys.executable)
 
     def create(self, spec: ContainerSpec) -> str:
         """Raises NameTaken, NodeUnfit when its folder cannot be made."""
@@ -185,7 +183,7 @@ class ProcessEngine(MachineEngine):
 
     def guard(self, container: str) -> AbstractContextManager[object]:
         script = 'while read -r word; do [ "$word" = done ] && exit; done; kill "$1"'
-        return kill_on_disconnect(["sh", "-c", script, "sh", str(folders.supervisor_of(self._get(container)))])
+        return kill_on_disconnect(self.machine, shell(script, str(folders.supervisor_of(self._get(container)))))
 
     def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
         """Raises EngineFailed when it cannot be started or does not end in time."""

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from launcher.errors import NodeUnreachable, UsageError
 from launcher.node.parallel import in_background
@@ -30,6 +30,11 @@ _SSH_G_AT_ONCE = 32  # each holds some files open
 _STRICT = {"true": "yes", "ask": "ask", "accept-new": "accept-new", "no": "no", "off": "no", "false": "no"}
 _FAMILY = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 _STRANGE = re.compile(r"[\s'\"`;&|<>$\\]")
+_HOST = re.compile(
+    r"(?:(?P<user>[^-].*)@)?"
+    r"(?:\[(?P<bracketed>[^-\]][^\]]*)\]|(?P<host>[^-@:][^@:]*|[^-@]*:[^@]*:[^@]*))"  # two colons: IPv6 without a port
+    r"(?::(?P<port>[0-9]{1,9}))?"
+)
 _TOKEN = re.compile(r"%(.)|\$\{(\w+)\}")
 
 
@@ -37,7 +42,7 @@ _TOKEN = re.compile(r"%(.)|\$\{(\w+)\}")
 class Target:
     """One ssh server as OpenSSH would reach it. Paths are absolute, tokens expanded."""
 
-    alias: str
+    alias: str = field(compare=False)  # two aliases of one server share its connection
     hostname: str
     port: int = DEFAULT_PORT
     user: str = ""
@@ -63,18 +68,12 @@ class Target:
         """Its name in known_hosts: the alias set for it, else the host, with the port where that is not 22."""
         if self.host_key_alias:
             return self.host_key_alias
-        host = self.hostname.lower()
-        return host if self.port == DEFAULT_PORT else f"[{host}]:{self.port}"
-
-    @property
-    def key(self) -> Target:
-        """Equal for two aliases that may share one connection."""
-        return replace(self, alias="")
+        return self.hostname if self.port == DEFAULT_PORT else f"[{self.hostname}]:{self.port}"
 
 
 @dataclass(frozen=True)
 class HostSpec:
-    """A host as a person writes it: `alias`, `user@host`, `user@host:port`, `ssh://user@host:port`, `[::1]:22`."""
+    """A host as a user writes it: `alias`, `user@host`, `user@host:port`, `ssh://user@host:port`, `[::1]:22`."""
 
     host: str
     user: str = ""
@@ -83,25 +82,13 @@ class HostSpec:
 
 def parse_host(text: str) -> HostSpec:
     """Raises ValueError, saying what is wrong with it."""
-    rest = text.removeprefix("ssh://").rstrip("/") if text.startswith("ssh://") else text
-    user, at, host = rest.rpartition("@")
-    if at and not user:
-        raise ValueError("nothing stands before the @")
-    port: int | None = None
-    bracketed = re.fullmatch(r"\[([^\]]+)\](?::(.*))?", host)
-    if bracketed:
-        host, digits = bracketed.group(1), bracketed.group(2)
-    elif host.count(":") == 1:  # more than one is an IPv6 address without a port
-        host, digits = host.split(":")
-    else:
-        digits = None
-    if digits is not None:
-        if not digits.isascii() or not digits.isdigit() or not 0 < int(digits) < 65536:
-            raise ValueError(f"{digits!r} is not a port (1 to 65535)")
-        port = int(digits)
-    if not host or host.startswith("-") or user.startswith("-") or _STRANGE.search(rest) or not rest.isprintable():
+    found = _HOST.fullmatch(text.removeprefix("ssh://").rstrip("/") if text.startswith("ssh://") else text)
+    if not found or _STRANGE.search(text) or not text.isprintable():
         raise ValueError("it is not a host name, an ssh alias or user@host:port")
-    return HostSpec(host, user, port)
+    port = int(found["port"]) if found["port"] else None
+    if port is not None and not 0 < port < 65536:
+        raise ValueError(f"{port} is not a port (1 to 65535)")
+    return HostSpec(found["bracketed"] or found["host"], found["user"] or "", port)
 
 
 def ssh_options(ssh_config: str | None) -> list[str]:
@@ -109,22 +96,16 @@ def ssh_options(ssh_config: str | None) -> list[str]:
     return ["-F", ssh_config] if ssh_config else []
 
 
-def query_argv(spec: HostSpec, ssh_config: str | None) -> list[str]:
-    argv = ["ssh", *ssh_options(ssh_config), "-G"]
-    if spec.user:
-        argv += ["-l", spec.user]
-    if spec.port is not None:
-        argv += ["-p", str(spec.port)]
-    return [*argv, "--", spec.host]
+def ssh_argv(spec: HostSpec, ssh_config: str | None, options: Sequence[str]) -> list[str]:
+    user = ["-l", spec.user] if spec.user else []
+    port = ["-p", str(spec.port)] if spec.port is not None else []
+    return ["ssh", *ssh_options(ssh_config), *options, *user, *port, "--", spec.host]
 
 
 def open_ssh_argv(alias: str, ssh_config: str | None, command: list[str]) -> list[str]:
     """The OpenSSH client for bulk bytes: asks nothing, the fast cipher first, the remote command as one argument."""
-    spec = parse_host(alias)
-    port = ["-p", str(spec.port)] if spec.port is not None else []
-    user = ["-l", spec.user] if spec.user else []
     options = ["-o", "BatchMode=yes", "-o", "Ciphers=^aes128-gcm@openssh.com", "-o", "ClearAllForwardings=yes"]
-    return ["ssh", *ssh_options(ssh_config), *options, *user, *port, "--", spec.host, shlex.join(command)]
+    return [*ssh_argv(parse_host(alias), ssh_config, options), shlex.join(command)]
 
 
 class Resolver:
@@ -156,9 +137,11 @@ def resolve(alias: str, ssh_config: str | None = None) -> Target:
     try:
         spec = parse_host(alias)
     except ValueError as error:
-        raise UsageError(alias, f"no node: {error}", "write an alias of your ssh config or user@host:port") from error
-    argv = query_argv(spec, ssh_config)
+        raise UsageError(
+            alias, f"not a node: {error}", "write an alias of your ssh config or user@host:port"
+        ) from error
     try:
+        argv = ssh_argv(spec, ssh_config, ["-G"])
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SSH_G_TIMEOUT, check=False)
     except (FileNotFoundError, NotADirectoryError) as error:  # PATH may hold anything
         if ssh_config:

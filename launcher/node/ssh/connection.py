@@ -20,12 +20,12 @@ from launcher.node.ssh import known_hosts
 from launcher.node.ssh.config import CONNECT_TIMEOUT, Resolver, Target
 from launcher.node.ssh.handshake import handshake, open_tunnel
 from launcher.node.ssh.identities import KeyFiles, authenticate
-from launcher.node.ssh.known_hosts import KnownHosts, KnownHostsFiles
+from launcher.node.ssh.known_hosts import KnownKey
 from launcher.node.ssh.wire import Wire, dial, run_proxy
 
 CHANNELS = 8  # sessions at once on one connection: sshd's own limit is 10 (MaxSessions)
 _STARTS = 64  # connections being made at once
-_ALIVE_INTERVAL = 10.0  # seconds of silence before the server is asked for a sign of life
+_ALIVE_INTERVAL = 10.0  # seconds of silence before the server is pinged
 _ALIVE_COUNT = 3  # silent intervals that make a connection dead
 _WATCH_INTERVAL = 1.0
 _BUSY_PAUSE = 0.3  # sshd drops new connections while too many are starting (MaxStartups): seconds until the next try
@@ -37,7 +37,6 @@ class Connection:
     def __init__(self, pool: SshPool, target: Target, hop: Connection | None) -> None:
         self.target = target
         self.hop = hop  # the jump host that it is reached through
-        self.depth: int = hop.depth + 1 if hop else 0
         self.sessions = threading.Semaphore(CHANNELS)
         self.closed = pool.closed
         self._pool = pool
@@ -69,7 +68,7 @@ class Connection:
             return open_tunnel(transport, address, port, timeout)
 
     def check_alive(self) -> None:
-        """After silence ask for a sign of life; after too much of it close: every waiting call wakes with an error."""
+        """After silence ping the server; after too much of it close: every waiting call wakes with an error."""
         live = self._live
         if live is None or not live[0].is_active():
             return
@@ -86,7 +85,7 @@ class Connection:
             wire.close()
 
     def _ping(self, transport: paramiko.Transport) -> None:
-        """paramiko's set_keepalive wants no answer, so it proves nothing. This waits until there is one, or the end."""
+        """paramiko's set_keepalive asks for no answer, so it proves nothing. This waits for one, or the end."""
         with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
             transport.global_request("keepalive@openssh.com", wait=True)
         self._pinging = False
@@ -126,8 +125,7 @@ class Connection:
     def _start(self, wire: Wire, deadline: float) -> paramiko.Transport | None:
         """None when the server hung up before any key exchange, as a busy sshd does."""
         known = self._load_known_hosts()
-        order = known_hosts.order_algorithms(self.target, known, known_hosts.HOST_KEY_ALGORITHMS)
-        transport = self._handshake(wire, order, deadline)
+        transport = self._handshake(wire, known_hosts.order_algorithms(self.target, known), deadline)
         if transport is not None:
             key = transport.get_remote_server_key()
             known_hosts.prove(self.target, known, key.get_name(), key.asbytes(), self._pool.ssh_config)
@@ -181,12 +179,12 @@ class Connection:
         return NodeUnreachable(
             self.target.alias,
             f"{self._where}: {words}",
-            f"is it on, and is the way to it open? try it: ssh {self.target.alias} true",
+            f"is it on, and can this machine reach it? try it: ssh {self.target.alias} true",
         )
 
-    def _load_known_hosts(self) -> KnownHosts:
+    def _load_known_hosts(self) -> list[KnownKey]:
         try:
-            return self._pool.known_hosts.load((*self.target.known_hosts, *self.target.global_known_hosts))
+            return known_hosts.load(self.target)
         except OSError as error:
             raise HostKeyUnknown(
                 self.target.alias, f"its host key cannot be checked: {error}", "make that file readable for you"
@@ -205,53 +203,42 @@ class SshPool:
     """All connections of this process, by what they connect to."""
 
     def __init__(
-        self,
-        ssh_config: str | None = None,
-        connect_timeout: float = CONNECT_TIMEOUT,
-        resolver: Resolver | None = None,
+        self, ssh_config: str | None, connect_timeout: float = CONNECT_TIMEOUT, resolver: Resolver | None = None
     ) -> None:
-        """resolver: one that was asked already, for the same config."""
+        """resolver: one that was asked already, for the same config. connect_timeout: where the config has none."""
         self.ssh_config = ssh_config
         self._resolver = resolver or Resolver(ssh_config)
         self.connect_timeout = connect_timeout
         self.key_files = KeyFiles()
-        self.known_hosts = KnownHostsFiles()
         self.starts = threading.Semaphore(_STARTS)
         self.closed = threading.Event()
         self._lock = threading.Lock()
         self._connections: dict[Target, Connection] = {}
-        self._watcher: threading.Thread | None = None
+        threading.Thread(target=self._watch, name="ssh keepalive", daemon=True).start()
 
-    def connection(self, alias: str) -> Connection:
+    def connection(self, alias: str, through: tuple[str, ...] = (), before: tuple[Target, ...] = ()) -> Connection:
         """The connection to a host and to all its jump hosts, not made yet.
 
-        Raises UsageError for a name or a configuration that OpenSSH refuses, or jump hosts that lead in a circle.
+        through: jump hosts in place of its own; `ssh -J a,b host` reaches host through b, and b through a. before: the
+        hosts that are reached through it. Raises UsageError for a name or a configuration that OpenSSH refuses, or jump
+        hosts that lead in a circle.
         """
-        connection = self._connection(alias, (), ())
-        with self._lock:
-            if self._watcher is None:
-                self._watcher = threading.Thread(target=self._watch, name="ssh keepalive", daemon=True)
-                self._watcher.start()
-        return connection
-
-    def _connection(self, alias: str, through: tuple[str, ...], before: tuple[Target, ...]) -> Connection:
-        """`through`: jump hosts in place of its own. `ssh -J a,b host` reaches host through b, and b through a."""
         target = self._resolver.begin(alias)()
         if through:
             target = replace(target, proxy_jump=through)
-        if target.key in before:
+        if target in before:
             raise UsageError(alias, "its jump hosts lead in a circle", f"look at ProxyJump: ssh -G {alias}")
         jump = target.proxy_jump
-        hop = self._connection(jump[-1], jump[:-1], (*before, target.key)) if jump else None
+        hop = self.connection(jump[-1], jump[:-1], (*before, target)) if jump else None
         with self._lock:
-            return self._connections.setdefault(target.key, Connection(self, target, hop))
+            return self._connections.setdefault(target, Connection(self, target, hop))
 
     def close(self) -> None:
-        """End every connection; those behind a jump host first."""
+        """End every connection."""
         self.closed.set()
         with self._lock:
-            connections = sorted(self._connections.values(), key=lambda connection: -connection.depth)
-        for connection in connections:
+            connections = list(self._connections.values())
+        for connection in reversed(connections):  # a jump host comes before those behind it
             connection.close()
 
     def _watch(self) -> None:

@@ -6,7 +6,6 @@ sshd(8), SSH_KNOWN_HOSTS FILE FORMAT.
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import fnmatch
 import hashlib
@@ -14,14 +13,13 @@ import hmac
 import os
 import re
 import shlex
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from launcher.errors import HostKeyChanged, HostKeyUnknown
-from launcher.node.ssh.config import DEFAULT_PORT, Target, ssh_options
+from launcher.node.ssh.config import Target, ssh_options
 
 HOST_KEY_ALGORITHMS = (
     "ssh-ed25519",
@@ -38,13 +36,13 @@ _PATTERN = re.compile(r"[*?!]")
 
 @dataclass(frozen=True)
 class KnownKey:
-    """One line of a known_hosts file."""
+    """One line of a known_hosts file that means the target."""
 
-    names: str  # patterns as written, hashed ones too
     type: str
     blob: bytes
-    marker: str = ""  # "@revoked", "@cert-authority" or none
-    place: str = ""  # file:line
+    marker: str  # "@revoked", "@cert-authority" or none
+    place: str  # file:line
+    exact: bool  # it names the target's port too, where that is not 22
 
 
 class Verdict(str, Enum):
@@ -62,84 +60,48 @@ class Finding:
     places: tuple[str, ...] = ()  # the lines that say so
 
 
-def parse(text: str, file: str = "") -> list[KnownKey]:
-    """The lines that hold a key; other lines are ignored, as by OpenSSH."""
+def load(target: Target) -> list[KnownKey]:
+    """What the target's files know of it; a missing file knows nothing. Raises OSError for one that cannot be read.
+
+    Read for every connection: this process or another may have added the host since.
+    """
+    texts = []
+    for file in (*target.known_hosts, *target.global_known_hosts):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            texts.append((file, Path(file).read_text(encoding="utf-8", errors="replace")))
+    return parse(target, texts)
+
+
+def parse(target: Target, texts: Iterable[tuple[str, str]]) -> list[KnownKey]:
+    """The keys of a target in (file, text) pairs; other lines are ignored, as by OpenSSH.
+
+    Where nothing is known under `[host]:port`: those under `host`, as OpenSSH falls back.
+    """
+    bare = target.host_key_alias or target.hostname
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
-        fields = line.split()
-        marker = ""
-        if fields and fields[0].startswith("@"):
-            marker, fields = fields[0], fields[1:]
-        if len(fields) < 3 or fields[0].startswith("#"):
-            continue
-        try:
-            blob = base64.b64decode(fields[2], validate=True)
-        except (binascii.Error, ValueError):
-            continue
-        found.append(KnownKey(fields[0], fields[1], blob, marker, f"{file}:{number}"))
-    return found
-
-
-class KnownHosts:
-    """Known keys by host name: with hundreds of nodes not each of them looks at every line of a file."""
-
-    def __init__(self, keys: Sequence[KnownKey] = ()) -> None:
-        self._keys = keys
-        self._plain: dict[str, list[int]] = {}
-        self._hashed: list[tuple[int, bytes, bytes]] = []
-        self._patterns: list[int] = []
-        for place, key in enumerate(keys):
-            if key.names.startswith("|"):
-                if halves := _unhash(key.names):
-                    self._hashed.append((place, *halves))
-            elif _PATTERN.search(key.names):
-                self._patterns.append(place)
-            else:
-                for name in set(key.names.lower().split(",")):
-                    self._plain.setdefault(name, []).append(place)
-
-    def of(self, host: str) -> list[KnownKey]:
-        """In the order of their lines. host: `name` or `[name]:port`."""
-        places = list(self._plain.get(host.lower(), ()))
-        places += [place for place, salt, digest in self._hashed if _digest(salt, host) == digest]
-        places += [place for place in self._patterns if matches(self._keys[place].names, host.lower())]
-        return [self._keys[place] for place in sorted(places)]
-
-
-class KnownHostsFiles:
-    """known_hosts files, read once for all nodes and again when they have changed. For several threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._read: dict[tuple[str, ...], tuple[list[object], KnownHosts]] = {}
-
-    def load(self, files: tuple[str, ...]) -> KnownHosts:
-        """All keys of these files; one that is not there holds none. Raises OSError for one that cannot be read."""
-        with self._lock:
-            states = [_state(file) for file in files]
-            before = self._read.get(files)
-            if before is None or before[0] != states:
-                found: list[KnownKey] = []
-                for file in files:
-                    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                        found += parse(Path(file).read_text(encoding="utf-8", errors="replace"), file)
-                before = self._read[files] = states, KnownHosts(found)
-            return before[1]
-
-
-def _state(file: str) -> object:
-    """Another one when the file has changed."""
-    try:
-        found = Path(file).stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    for file, text in texts:
+        for number, line in enumerate(text.splitlines(), 1):
+            fields = line.split()
+            marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
+            if len(fields) < 3 or fields[0].startswith("#"):
+                continue
+            exact = matches(fields[0], target.known_as)
+            if exact or (bare != target.known_as and matches(fields[0], bare)):
+                with contextlib.suppress(ValueError):
+                    blob = base64.b64decode(fields[2], validate=True)
+                    found.append(KnownKey(fields[1], blob, marker, f"{file}:{number}", exact))
+    return [key for key in found if key.exact] or found
 
 
 def matches(names: str, host: str) -> bool:
-    """Whether a known_hosts name field, not hashed, means `host` (`name` or `[name]:port`, lower case)."""
+    """Whether a known_hosts name field means `host`: `name` or `[name]:port`."""
+    if names.startswith("|"):
+        return _hash_matches(names, host)
+    names, host = names.lower(), host.lower()
+    if not _PATTERN.search(names):
+        return host in names.split(",")
     hit = False
-    for raw in names.lower().split(","):
+    for raw in names.split(","):
         pattern = raw.removeprefix("!")
         # fnmatch knows [seq], known_hosts does not: there it is the host's own bracket
         if pattern and fnmatch.fnmatchcase(host, pattern.replace("[", "[[]")):
@@ -149,49 +111,40 @@ def matches(names: str, host: str) -> bool:
     return hit
 
 
-def _unhash(names: str) -> tuple[bytes, bytes] | None:
-    """(salt, digest) of `|1|salt|digest`; None for a torn line."""
+def _hash_matches(names: str, host: str) -> bool:
+    """names: `|1|salt|digest`; a torn line means no host."""
     fields = names.split("|")
     if len(fields) != 4 or fields[1] != "1":
-        return None
+        return False
     try:
-        return base64.b64decode(fields[2], validate=True), base64.b64decode(fields[3], validate=True)
-    except (binascii.Error, ValueError):
-        return None
+        salt, digest = (base64.b64decode(field, validate=True) for field in fields[2:])
+    except ValueError:
+        return False
+    return _digest(salt, host) == digest
 
 
 def _digest(salt: bytes, host: str) -> bytes:
     return hmac.digest(salt, host.encode(), "sha1")
 
 
-def known_for(target: Target, known: KnownHosts) -> list[KnownKey]:
-    """Keys of this target. None under `[host]:port`: those under `host`, as OpenSSH falls back."""
-    exact = known.of(target.known_as)
-    if exact or target.host_key_alias or target.port == DEFAULT_PORT:
-        return exact
-    return known.of(target.hostname.lower())
-
-
-def judge(target: Target, known: KnownHosts, key_type: str, blob: bytes) -> Finding:
+def judge(known: Sequence[KnownKey], key_type: str, blob: bytes) -> Finding:
     """What the key that the server showed means."""
-    mine = known_for(target, known)
-    revoked = [key.place for key in mine if key.marker == "@revoked" and key.blob == blob]
+    revoked = [key.place for key in known if key.marker == "@revoked" and key.blob == blob]
     if revoked:
         return Finding(Verdict.REVOKED, tuple(revoked))
-    plain = [key for key in mine if not key.marker]
+    plain = [key for key in known if not key.marker]
     same = [key.place for key in plain if key.blob == blob]
     if same:
         return Finding(Verdict.KNOWN, tuple(same))
-    exact = known.of(target.known_as)
-    other = tuple(key.place for key in exact if key.type == key_type and not key.marker)
+    other = tuple(key.place for key in plain if key.exact and key.type == key_type)
     return Finding(Verdict.CHANGED, other) if other else Finding(Verdict.UNKNOWN)
 
 
-def order_algorithms(target: Target, known: KnownHosts, ours: Sequence[str]) -> list[str]:
+def order_algorithms(target: Target, known: Sequence[KnownKey]) -> list[str]:
     """Our host key algorithms, those first whose key type known_hosts already holds, within what the user allows."""
-    held = {name for key in known_for(target, known) if not key.marker for name in signatures(key.type)}
-    allowed = [name for name in ours if not target.host_key_algorithms or name in target.host_key_algorithms]
-    return sorted(allowed or ours, key=lambda name: name not in held)
+    held = {name for key in known if not key.marker for name in signatures(key.type)}
+    allowed = [name for name in HOST_KEY_ALGORITHMS if name in target.host_key_algorithms]
+    return sorted(allowed or HOST_KEY_ALGORITHMS, key=lambda name: name not in held)
 
 
 def signatures(key_type: str) -> tuple[str, ...]:
@@ -212,9 +165,9 @@ def type_of(blob: bytes) -> str:
     return blob[4 : 4 + length].decode("ascii")
 
 
-def prove(target: Target, known: KnownHosts, key_type: str, blob: bytes, ssh_config: str | None) -> None:
+def prove(target: Target, known: Sequence[KnownKey], key_type: str, blob: bytes, ssh_config: str | None) -> None:
     """What OpenSSH does with the key that the server showed. Raises HostKeyUnknown, HostKeyChanged."""
-    finding = judge(target, known, key_type, blob)
+    finding = judge(known, key_type, blob)
     shown = f"{key_type} {fingerprint(blob)}"
     if finding.verdict is Verdict.REVOKED:
         raise HostKeyChanged(

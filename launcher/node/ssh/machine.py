@@ -1,75 +1,229 @@
-"""A node behind ssh as a Machine."""
+"""A node behind ssh: commands, channels out of its budget, connections to other addresses."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import queue
+import shlex
+import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 
 import paramiko
 
+from launcher.errors import LauncherError, NodeUnreachable
 from launcher.model.facts import Reach
 from launcher.node.machine import Done
+from launcher.node.parallel import in_background
 from launcher.node.ssh import interactive
-from launcher.node.ssh.commands import Ssh
-from launcher.node.ssh.handshake import CONNECT_FAILED, proves
-from launcher.node.ssh.stream import SshStream
-from launcher.node.streams import CommandStream
+from launcher.node.ssh.connection import CHANNELS, Connection, SshPool
+from launcher.node.ssh.handshake import CONNECT_FAILED, has_ended, proves
+from launcher.node.ssh.stream import Session, SshStream
 
+_SMALL = 1 << 15  # bytes of stdin that surely fit into the server's window: no thread is needed for them
+_OPEN_TIMEOUT = 30.0
+_FULL_TIMEOUT = 10.0
 _SILENT_WORDS = ("timed out", "no route", "unreachable", "host is down")
+
+_Start = Callable[[paramiko.Channel], None]
+
+
+class _Died(Exception):  # noqa: N818 - inside this module only
+    """The connection was dead when it was used; nothing was begun on the node."""
+
+
+class _Full(Exception):  # noqa: N818 - inside this module only
+    """sshd refused one more session."""
 
 
 class SshMachine:
-    """Implements Machine."""
+    """Implements Machine. Connects when first used. Errors name the node. Safe for use from several threads."""
 
-    def __init__(self, ssh: Ssh) -> None:
-        self._ssh = ssh
+    def __init__(self, node: str, host: str, pool: SshPool) -> None:
+        """Raises UsageError for a host that OpenSSH refuses."""
+        self.node = node
+        self.host = host
+        self.ssh_config = pool.ssh_config
+        self._connection: Connection = pool.connection(host)
+        self._ahead: queue.SimpleQueue[tuple[str, Session]] = queue.SimpleQueue()
         self._port: int | None = None
 
     @property
-    def node(self) -> str:
-        return self._ssh.node
-
-    @property
     def user(self) -> str:
-        return self._ssh.user
+        return self._connection.target.user
+
+    def connect(self) -> None:
+        """Raises NodeUnreachable, HostKeyUnknown, HostKeyChanged, AuthFailed."""
+        self._transport()
+
+    def begin(self, command: str) -> None:
+        """Start a command ahead of the caller that will ask `command` for it. Raises what connect() raises."""
+        self._ahead.put((command, self._start(command)))
+
+    def command(self, command: str) -> Session:
+        """A channel that runs `command`, text for the node's shell. Raises NodeUnreachable."""
+        with contextlib.suppress(queue.Empty):
+            begun, session = self._ahead.get_nowait()
+            if begun == command and session.channel.get_transport().is_active():
+                return session
+            session.close()
+        return self._start(command)
+
+    def open(self, argv: Sequence[str]) -> SshStream:
+        """Quoted for the node's shell word by word. Raises NodeUnreachable."""
+        return self._open(argv)
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Done:
-        """Raises NodeUnreachable."""
-        return self._ssh.run(argv, stdin, timeout)
+        """Raises NodeUnreachable, also for a connection lost while it ran: whether it ran to its end is not known."""
+        deadline = time.monotonic() + timeout
+        stream = self._open(argv, timeout=min(timeout, _OPEN_TIMEOUT))
 
-    def open(self, argv: Sequence[str]) -> CommandStream:
-        """Raises NodeUnreachable."""
-        return SshStream(self._ssh, argv)
+        def feed() -> None:
+            stream.send(stdin)
+            stream.end_input()
+
+        try:
+            started, first = time.time(), 0.0
+            stream.channel.settimeout(max(0.1, deadline - time.monotonic()))
+            if len(stdin) <= _SMALL:
+                feed()
+            else:
+                in_background(feed)  # neither side may wait for the other
+            out, err = bytearray(), bytearray()
+            while (found := stream.receive(max(0.0, deadline - time.monotonic()))) is not None:
+                out += found[0]
+                err += found[1]
+                if any(found):
+                    first = first or time.time()
+                elif time.monotonic() >= deadline:
+                    why = f"`{_words(argv)}` did not end in time"
+                    raise NodeUnreachable(self.node, why, "is the node overloaded, or its disk?")
+            return Done(stream.exit_code(), bytes(out), bytes(err), started, first or time.time())
+        finally:
+            stream.close()
 
     def interact(self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None]) -> int:
-        """Raises NodeUnreachable."""
-        return interactive.run(self._ssh, argv, terminal=terminal, interrupt=interrupt)
-
-    def kill_on_disconnect(self, argv: Sequence[str]) -> AbstractContextManager[Callable[[str], None]]:
-        """Raises NodeUnreachable."""
-        return interactive.kill_on_disconnect(self._ssh, argv)
+        """Raises NodeUnreachable, also when the connection is lost meanwhile; BrokenPipeError."""
+        stream = self._open(argv, interactive.request_terminal if terminal else None)
+        try:
+            return interactive.join(stream, terminal=terminal, interrupt=interrupt)
+        finally:
+            stream.close()
 
     def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
         """Through the node's sshd, which needs AllowTcpForwarding there: UNKNOWN without. Raises NodeUnreachable."""
+        transport = self._transport()
         try:
-            channel = self._ssh.dial(address, port, timeout)
+            channel = self._connection.tunnel(transport, address, port, timeout)
         except paramiko.ChannelException as error:
             return refusal(error.code, error.text)
         except TimeoutError:
             return Reach.SILENT
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise self._lost(error) from error
         with contextlib.closing(channel):
             return Reach.OPEN if expect is None or proves(channel, expect, timeout) else Reach.OTHER
 
     def host_key(self) -> str:
-        return self._ssh.host_key()
+        """The key that the node has proven, base64 as in known_hosts."""
+        return base64.b64encode(self._transport().get_remote_server_key().asbytes()).decode()
 
     def ssh_port(self) -> int:
         """As the node itself sees it: a forwarded port in the ssh config is not the one that its neighbours reach."""
         if self._port is None:
             words = self.run(["sh", "-c", "echo $SSH_CONNECTION"]).out.split()
-            self._port = int(words[3]) if len(words) == 4 and words[3].isdigit() else self._ssh.port
+            told = len(words) == 4 and words[3].isdigit()
+            self._port = int(words[3]) if told else self._connection.target.port
         return self._port
+
+    def _open(self, argv: Sequence[str], prepare: _Start | None = None, timeout: float = _OPEN_TIMEOUT) -> SshStream:
+        session = self._start(shlex.join(argv), prepare, timeout)
+        return SshStream(session, self.node, _words(argv), self._lost)
+
+    def _start(self, command: str, prepare: _Start | None = None, timeout: float = _OPEN_TIMEOUT) -> Session:
+        """A channel of its own for a command, within the budget. prepare: called with the channel before."""
+
+        def start(channel: paramiko.Channel) -> None:
+            if prepare:
+                prepare(channel)
+            channel.exec_command(command)
+
+        if not self._connection.sessions.acquire(timeout=timeout):
+            raise NodeUnreachable(
+                self.node,
+                f"all {CHANNELS} channels of its ssh connection were in use for {timeout:g} s",
+                "fewer commands at once",
+            )
+        try:
+            return Session(self._channel(start, timeout), self._connection.sessions.release)
+        except BaseException:
+            self._connection.sessions.release()
+            raise
+
+    def _channel(self, start: _Start, timeout: float) -> paramiko.Channel:
+        """A connection that turns out to be dead is replaced, once.
+
+        sshd counts a session until it has reaped its process, a moment longer than we do: then it is asked again.
+        """
+        deadline = time.monotonic() + min(timeout, _FULL_TIMEOUT)
+        pause, replaced = 0.01, False
+        while True:
+            try:
+                return self._try_channel(start, timeout)
+            except _Died as error:
+                if replaced:
+                    raise self._lost(error) from error
+                replaced = True
+            except _Full as error:
+                if self._connection.closed.wait(pause) or time.monotonic() > deadline:
+                    raise NodeUnreachable(
+                        self.node,
+                        f"its sshd gives no further channel: {error}",
+                        f"set MaxSessions to {CHANNELS + 2} or more there",
+                    ) from error
+                pause = min(0.5, pause * 2)
+
+    def _try_channel(self, start: _Start, timeout: float) -> paramiko.Channel:
+        transport = self._transport()
+        began = time.monotonic()
+        try:
+            try:
+                channel = transport.open_channel("session", timeout=timeout)
+            except paramiko.SSHException as error:
+                # not always a ChannelException: paramiko keeps one for all that are refused at once
+                if transport.is_active() and time.monotonic() - began < timeout:
+                    raise _Full(getattr(error, "text", "") or str(error)) from error
+                raise
+            try:
+                channel.settimeout(timeout)
+                start(channel)
+            except BaseException:
+                channel.close()
+                raise
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            if not has_ended(transport):
+                raise self._lost(error) from error
+            raise _Died(str(error) or type(error).__name__) from error
+        return channel
+
+    def _lost(self, error: Exception) -> NodeUnreachable:
+        """The error for a connection that broke under a call."""
+        return NodeUnreachable(
+            self.node,
+            f"the ssh connection to {self.host} was lost ({str(error) or type(error).__name__})",
+            f"is the node still up? try it: ssh {self.host} true",
+        )
+
+    def _transport(self) -> paramiko.Transport:
+        try:
+            return self._connection.transport()
+        except LauncherError as error:
+            where = self.node if error.where in (self.node, self.host) else f"{self.node} (through {error.where})"
+            raise type(error)(where, error.what, error.next_step) from error
+
+
+def _words(argv: Sequence[str]) -> str:
+    return shlex.join(argv[:3])[:60]
 
 
 def refusal(code: int, text: str) -> Reach:

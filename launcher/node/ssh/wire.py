@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import re
 import socket
 import subprocess
 import tempfile
 import threading
 import time
+from functools import partial
 from typing import IO, Protocol
+
+from launcher.node.parallel import in_background
 
 _TICK = 1.0  # seconds without a byte after which paramiko's thread looks at its own time limits
 _READ_AHEAD = 1 << 15
 _NUMERIC = re.compile(r"\d+\.\d+\.\d+\.\d+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*")  # needs no resolver
-
-_Addresses = list[tuple[int, tuple[object, ...]]]
 
 
 class Stream(Protocol):
@@ -108,31 +108,11 @@ def dial(host: str, port: int, deadline: float, family: int = socket.AF_UNSPEC, 
     raise last
 
 
-def _look_up(host: str, port: int, deadline: float, family: int) -> _Addresses:
+def _look_up(host: str, port: int, deadline: float, family: int) -> list[tuple[int, tuple[object, ...]]]:
     """(address family, socket address) of a host. The resolver itself knows no time limit, so it gets a thread."""
-    if _NUMERIC.fullmatch(host):
-        return _addresses(host, port, family, socket.AI_NUMERICHOST)
-    answers: queue.SimpleQueue[_Addresses | OSError] = queue.SimpleQueue()
-
-    def ask() -> None:
-        try:
-            answers.put(_addresses(host, port, family))
-        except OSError as error:
-            answers.put(error)
-
-    threading.Thread(target=ask, daemon=True, name=f"resolve {host}").start()
-    try:
-        answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
-    except queue.Empty:
-        raise TimeoutError(f"the name {host} was not resolved in time") from None
-    if isinstance(answer, OSError):
-        raise answer
-    return answer
-
-
-def _addresses(host: str, port: int, family: int, flags: int = 0) -> _Addresses:
     name = host.encode() if host.isascii() else host  # Python loads its IDNA tables for text
-    found = socket.getaddrinfo(name, port, family, socket.SOCK_STREAM, 0, flags)
+    ask = partial(socket.getaddrinfo, name, port, family, socket.SOCK_STREAM)
+    found = ask() if _NUMERIC.fullmatch(host) else in_background(ask)(max(0.0, deadline - time.monotonic()))
     return [(int(kind), tuple(address)) for kind, _, _, _, address in found]
 
 
