@@ -2,7 +2,7 @@
 # ruff: noqa: B904, PTH112, PTH118, PTH123, PTH208, UP031
 """Writes an image as an archive for `docker load`: only the layers asked for, at once and as they lie.
 
-    python3 pack.py DOCKER_ROOT IMAGE_ID KNOWN CHUNK [FILE]
+    python3 pack.py DOCKER_ROOT IMAGE_ID KNOWN CHUNK
     python3 pack.py DOCKER_ROOT IMAGE_ID serve TOKEN_FILE
 
 `docker save` first copies a whole image to disk, then sends it. This reads what the engine's classic store keeps of
@@ -10,7 +10,6 @@ each layer: its files, and the rest of its tar byte for byte (tar-split). KNOWN 
 unless they come again. Nothing needs to be trusted: whoever loads the archive checks every layer's digest.
 CHUNK: bytes after which the archive ends and another one follows, that goes on with the next layer: each but the last
 is an image of the layers so far, labelled PARTIAL, so that a node that was cut off keeps what it has.
-FILE: where to write, a named pipe; by default standard output.
 serve: prints `PORT n` and writes one archive to everybody who connects and knows the token, layers from KNOWN on and
 about CHUNK bytes of them; who connects is greeted with a digest of the token, so that both know whom they talk to:
 
@@ -184,8 +183,7 @@ def answer(connection, root, image, token):
 def main(root, image, what, *rest):
     if what == "serve":
         return serve(root, image, read(rest[0]).strip())
-    target = rest[1] if len(rest) > 1 else sys.stdout.fileno()
-    with io.BufferedWriter(io.FileIO(target, "wb"), PIECE) as out:
+    with io.BufferedWriter(io.FileIO(sys.stdout.fileno(), "wb"), PIECE) as out:
         return write(root, image, int(what), int(rest[0]), out)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.image import lock
 from launcher.image.distribution import provide, provide_from
-from launcher.image.image_locations import ImageLocations, ImageOnNodes, Log, OnProgress, no_progress
+from launcher.image.image_locations import ImageLocations, ImageOnNodes, Log, OnProgress, having, no_progress
 from launcher.image.lock import Lock
 from launcher.job.models import Image
 from launcher.node.engine import Engine
@@ -53,7 +53,7 @@ def ensure(
     name = base if repair.recipe.changes_nothing else repair.recipe.tag(job)
     found = locations.find(name)
     if not repair.recipe.changes_nothing:
-        sources = locations.sources(found)
+        sources = having(found)
         if sources:
             log(f"image {name}: made from {base}: {why}")
             source, info = sources[0]
@@ -70,7 +70,7 @@ def ensure(
 def _as_locked(locked: Lock, locations: ImageLocations) -> ImageOnNodes | None:
     """The very image that was locked, even if its name means another one now; None if no engine has it."""
     found = locations.find(locked.image_id)
-    sources = locations.sources(found)
+    sources = having(found)
     if not sources:
         return None
     if locked.image != locked.base:

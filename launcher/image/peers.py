@@ -21,8 +21,8 @@ from functools import partial
 
 from launcher.errors import ImageShipFailed, LauncherError, NodesFailed, UsageError
 from launcher.image.builder import context_archive
-from launcher.image.export import STORE_COMMAND, packing, parse_store, seeing
-from launcher.image.image_locations import ImageLocations, OnProgress, Progress, find_same
+from launcher.image.export import STORE_COMMAND, pack_container, parse_store
+from launcher.image.image_locations import ImageLocations, OnProgress, find_same
 from launcher.image.push import CHUNK, give_name, is_slow, push, survey
 from launcher.model.facts import Reach
 from launcher.node.engine import Engine, ImageInfo
@@ -158,8 +158,8 @@ def start_peer(engine: Engine, image: str, addresses: Sequence[str]) -> Peer:
     if store is None:
         raise ImageShipFailed(engine.node, "keeps its images in a way that cannot be read layer by layer")
     name, token = f"launcher-serve-{secrets.token_hex(6)}", secrets.token_hex(32)
-    argv = ["docker", "create", "--name", name, "--network", "host", *seeing(store), image]
-    create = shlex.join([*argv, *packing(image, "serve", f"/{TOKEN_FILE}")])
+    options = ["create", "--name", name, "--network", "host"]
+    create = shlex.join(pack_container(options, image, store, "serve", f"/{TOKEN_FILE}"))
 
     def remove() -> None:
         with contextlib.suppress(LauncherError):  # without a connection, the guard on the node removes the container
@@ -201,11 +201,11 @@ def _pull_all(client: Engine, peer: Peer, info: ImageInfo, name: str, on_progres
         target = survey(client, info)
         if target.known <= before:
             raise ImageShipFailed(client.node, f"pulled a part from {peer.engine.node} and does not have it now")
-        on_progress(Progress(client.node, target.known * info.size // layers, info.size))
+        on_progress(client.node, target.known * info.size // layers, info.size)
         before = target.known
         pull_archive(client, peer, address, target.known, 1 << 50 if target.whole else CHUNK)
     give_name(client, info, name)
-    on_progress(Progress(client.node, info.size, info.size, done=True))
+    on_progress(client.node, info.size, info.size)
 
 
 def reachable_address(client: Engine, peer: Peer) -> str | None:

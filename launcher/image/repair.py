@@ -11,7 +11,7 @@ from launcher.image.builder import Recipe, build, pip_authority, pip_index
 from launcher.image.decide import KEEP, Decision, decide
 from launcher.image.distribution import pull
 from launcher.image.faults import Report, find_faults
-from launcher.image.image_locations import ImageLocations, image_store
+from launcher.image.image_locations import ImageLocations, having, image_store
 from launcher.image.lock import Lock
 from launcher.image.probe import full_report
 from launcher.job.models import Image
@@ -117,7 +117,7 @@ def carry_out(repair: Repair, tag: str, job: str, locations: ImageLocations) -> 
 
 def _find_base(base: str, locations: ImageLocations, locked: Lock | None) -> tuple[Engine, ImageInfo]:
     """The builder: the first engine that has the base; if none has, the caller's or the first node's pulls it."""
-    sources = locations.sources(locations.find(base if locked is None else locked.base_id))
+    sources = having(locations.find(base if locked is None else locked.base_id))
     if sources:
         return sources[0]
     builder = locations.local or locations.nodes[0]
