@@ -22,7 +22,7 @@ from launcher.image.image_locations import ImageOnNodes, image_store
 from launcher.image.lock import path_beside
 from launcher.image.names import OCI_BASE_NAME, RECIPE
 from launcher.image.probe import full_report
-from launcher.image.repair import Verdict, verify
+from launcher.image.repair import Verdict
 from launcher.image.versions import Release, release, releases
 from launcher.job.loader import load_job
 from launcher.job.models import Job
@@ -78,7 +78,7 @@ def verify_(
         info = image_store(engine).inspect(name)
         if info is None:
             raise ImageUnfit(name, f"is not on {engine.node}", "launcher image build JOB builds a job's image")
-        verdict = verify(engine, info, name, _before(engine, info))
+        verdict = Verdict(name, full_report(engine, info, name), _before(engine, info))
     if json:
         typer.echo(json_.dumps({"image": name, "rows": verdict.rows(), "faults": verdict.faults()}, indent=2))
     else:

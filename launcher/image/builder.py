@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from launcher.errors import ImageBuildFailed
-from launcher.image.decide import KEEP
+from launcher.image.faults import KEEP
 from launcher.image.image_locations import Log, image_store
 from launcher.image.names import OURS, asset
 from launcher.node.engine import Engine, ImageInfo

@@ -23,8 +23,7 @@ from launcher.node.engine import Engine, ImageInfo
 
 PIECE = 1 << 20
 WHOLE = 1 << 62  # a chunk that no image fills
-CLI_TIMEOUT = 20.0
-STORE_COMMAND = ["docker", "info", "--format", "{{.DockerRootDir}}\n{{.Driver}}"]
+STORE = "docker info --format '{{.DockerRootDir}} {{.Driver}}'"
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def export(source: Engine, info: ImageInfo, known: int = 0, chunk: int = WHOLE) 
     It may come as several archives, each of `chunk` bytes or a little more, the lower layers first: all but the last
     are images, labelled names.PARTIAL, of the layers so far. Raises ImageShipFailed, also in the middle.
     """
-    store, began = classic_store() if source.host == LOCAL else None, False
+    store, began = classic_store(source) if source.host == LOCAL else None, False
     if store is not None:
         readable = os.access(store.root / "image" / store.driver / "layerdb", os.R_OK | os.X_OK)
         argv = direct_argv if readable else container_argv
@@ -97,16 +96,7 @@ def run_pack(argv: Sequence[str]) -> Generator[bytes, None, None]:
         raise ImageShipFailed("this machine", what, "try again")
 
 
-def classic_store() -> Store | None:
-    """The store of this machine's engine; None if it is of another kind."""
-    try:
-        done = subprocess.run(STORE_COMMAND, capture_output=True, text=True, timeout=CLI_TIMEOUT, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return parse_store(done.stdout) if done.returncode == 0 else None
-
-
-def parse_store(output: str) -> Store | None:
-    """The classic store in the output of STORE_COMMAND; None for another kind."""
-    root, _, driver = output.strip().partition("\n")
+def classic_store(engine: Engine) -> Store | None:
+    """None if it is of another kind."""
+    root, _, driver = engine.sh(STORE).decode(errors="replace").strip().rpartition(" ")
     return Store(Path(root), driver) if driver in ("overlay2", "fuse-overlayfs") and root else None

@@ -21,7 +21,7 @@ from functools import partial
 
 from launcher.errors import ImageShipFailed, LauncherError, NodesFailed, UsageError
 from launcher.image.builder import context_archive
-from launcher.image.export import STORE_COMMAND, pack_container, parse_store
+from launcher.image.export import classic_store, pack_container
 from launcher.image.image_locations import ImageLocations, OnProgress, find_same
 from launcher.image.push import CHUNK, give_name, is_slow, push, survey
 from launcher.model.facts import Reach
@@ -154,7 +154,7 @@ class Peer:
 
 def start_peer(engine: Engine, image: str, addresses: Sequence[str]) -> Peer:
     """Let the node serve `image`, an id of its classic store. Raises LauncherError if it cannot."""
-    store = parse_store(engine.sh(shlex.join(STORE_COMMAND)).decode(errors="replace"))
+    store = classic_store(engine)
     if store is None:
         raise ImageShipFailed(engine.node, "keeps its images in a way that cannot be read layer by layer")
     name, token = f"launcher-serve-{secrets.token_hex(6)}", secrets.token_hex(32)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from launcher.errors import ImageUnfit
 from launcher.image import names
 from launcher.image.builder import Recipe, build, pip_authority, pip_index
-from launcher.image.decide import KEEP, Decision, decide
 from launcher.image.distribution import pull
-from launcher.image.faults import Report, find_faults
+from launcher.image.faults import KEEP, Decision, Report, decide, find_faults
 from launcher.image.image_locations import ImageLocations, having, image_store
 from launcher.image.lock import Lock
 from launcher.image.probe import full_report
@@ -107,7 +106,7 @@ def carry_out(repair: Repair, tag: str, job: str, locations: ImageLocations) -> 
     local = builder is locations.local
     built = build(repair.recipe, tag, repair.labels(job), builder, repair.info, local=local, log=log)
     if repair.lock.torch:
-        verdict = verify(builder, built, tag, full_report(builder, repair.info, base))
+        verdict = Verdict(tag, full_report(builder, built, tag), full_report(builder, repair.info, base))
         for what, before, after in verdict.rows():
             if before != after:
                 log(f"image {tag}: {what}: {before} -> {after}")
@@ -151,7 +150,7 @@ class Verdict:
 
     def faults(self) -> list[str]:
         """What is wrong with it; empty if everything works."""
-        found = [str(fault) + (f" [{fault.error}]" if fault.error else "") for fault in find_faults(self.after)]
+        found = [fault.with_error for fault in find_faults(self.after)]
         if self.before is not None and self.before.torch != self.after.torch:
             found.append(f"torch was replaced: {self.before.torch} before, {self.after.torch or 'none'} now")
         return found
@@ -161,11 +160,6 @@ class Verdict:
         found = self.faults()
         if found:
             raise ImageUnfit(f"image {self.image}", "; ".join(found), "launcher image verify shows what was tried")
-
-
-def verify(engine: Engine, info: ImageInfo, name: str, before: Report | None = None) -> Verdict:
-    """Try the image in a container on `engine`; a warm call costs nothing. Raises ImageUnfit if nothing runs in it."""
-    return Verdict(name, full_report(engine, info, name), before)
 
 
 def _values(report: Report) -> dict[str, str]:

@@ -15,7 +15,7 @@ from launcher.image.ensure import ensure
 from launcher.image.faults import Report
 from launcher.image.image_locations import ImageLocations
 from launcher.image.probe import full_report
-from launcher.image.repair import Verdict, plan_repair, verify
+from launcher.image.repair import Verdict, plan_repair
 from launcher.job.models import Image
 from launcher.node.connect import caller_engine, connect
 from tests.bed import standins
@@ -115,7 +115,8 @@ def test_vgg_without_adaptive_pool_is_named_and_repaired_and_torch_stays(local, 
     assert "VGG without adaptive pool: torchvision 0.2.1 < 0.2.2" in repair.lock.why
     done = ensure(asked, [local], local, Log(), job=JOB)
     info = local.images.inspect(done.reference)
-    verdict = verify(local, info, done.reference, full_report(local, repair.info, faulty))
+    after, before = (full_report(local, each, done.reference) for each in (info, repair.info))
+    verdict = Verdict(done.reference, after, before)
     rows = {what: (before, after) for what, before, after in verdict.rows()}
     assert re.search("mat1 and mat2 shapes cannot be multiplied", rows["VGG16 on 32x32"][0])
     assert rows["VGG16 on 32x32"][1] == "ok"
@@ -165,7 +166,8 @@ def test_cpu_torch_with_a_wheel_for_cuda_is_named(local, bed, tmp_path):
         assert "No matching distribution found for torchvision==0.28.0+cpu" in str(refusal)  # noqa: PT017
         assert refusal.exit_code == 4  # noqa: PT017
     else:
-        assert not verify(local, local.images.inspect(done.reference), done.reference).faults()
+        report = full_report(local, local.images.inspect(done.reference), done.reference)
+        assert not Verdict(done.reference, report).faults()
 
 
 @pytest.mark.slow

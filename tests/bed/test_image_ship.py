@@ -192,7 +192,7 @@ def test_the_layers_read_out_of_the_store_are_what_docker_save_gives(local, make
     """Directly, through a container, and by the engine: the same layers, byte for byte."""
     name = make(3, 1)
     info = local.images.inspect(name)
-    store = export.classic_store()
+    store = export.classic_store(local)
     if store is None:
         pytest.skip("this machine's engine has no classic image store")
 
