@@ -12,7 +12,6 @@ import tempfile
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -108,8 +107,20 @@ def build(
     """
     store = image_store(engine)
     name = f"{OURS}base:{base.id.partition(':')[2][:24]}"  # builders look up an id or a digest in a registry
+    arguments, files, buildx = recipe.arguments(name), recipe.files(), local and has_buildx()
+
+    def log_line(line: str) -> None:
+        if line.strip():
+            log(line)
+
+    def run(network: str) -> None:
+        if buildx:
+            _run_buildx(files, tag, arguments, labels, network, log_line)
+        else:
+            context = context_archive(files)
+            store.build(context, tag=tag, arguments=arguments, labels=labels, network=network, say=log_line)
+
     store.tag(base.id, name)
-    run = partial(_build, recipe, tag, labels, engine, name, local, log)
     network = "" if os.environ.get(NETWORK, "host") == "default" else "host"
     try:
         try:
@@ -130,11 +141,17 @@ def build(
 
 def has_buildx() -> bool:
     """Whether this machine's Docker CLI can build with BuildKit."""
-    argv = ["docker", "buildx", "version"]
+    return _docker_cli("buildx", "version") is not None
+
+
+def _docker_cli(*arguments: str) -> str | None:
+    """What it prints, None if it fails."""
+    argv = ["docker", *arguments]
     try:
-        return subprocess.run(argv, capture_output=True, timeout=DOCKER_CLI_TIMEOUT, check=False).returncode == 0
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=DOCKER_CLI_TIMEOUT, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return False
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def buildx_argv(
@@ -164,47 +181,29 @@ def context_archive(files: Mapping[str, str], mode: int = 0o644) -> bytes:
     return buffer.getvalue()
 
 
-def _build(
-    recipe: Recipe, tag: str, labels: Mapping[str, str], engine: Engine, base: str, local: bool, log: Log, network: str
+def _run_buildx(
+    files: Mapping[str, str], tag: str, arguments: Mapping[str, str], labels: Mapping[str, str], network: str, log: Log
 ) -> None:
-    arguments = recipe.arguments(base)
-
-    def log_line(line: str) -> None:
-        if line.strip():
-            log(line)
-
-    if not local or not has_buildx():
-        build = partial(image_store(engine).build, context_archive(recipe.files()), say=log_line)
-        build(tag=tag, arguments=arguments, labels=labels, network=network)
-        return
+    # The builder that is the engine itself, named like the CLI's context: others do not see the engine's images
+    builder = _docker_cli("context", "show") or "default"
+    last: deque[str] = deque(maxlen=LAST_LINES)
     with tempfile.TemporaryDirectory(prefix="launcher-build-") as folder:
-        for name, text in recipe.files().items():
+        for name, text in files.items():
             path = Path(folder) / name
             path.write_text(text, encoding="utf-8")
             os.utime(path, (0, 0))
-        _run_buildx(buildx_argv(folder, tag, arguments, labels, network, _own_builder()), log_line)
-
-
-def _own_builder() -> str:
-    """The builder that is the engine itself, named like the CLI's context: others do not see the engine's images."""
-    argv = ["docker", "context", "show"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=DOCKER_CLI_TIMEOUT, check=False)
-    return done.stdout.strip() or "default"
-
-
-def _run_buildx(argv: list[str], log: Log) -> None:
-    last: deque[str] = deque(maxlen=LAST_LINES)
-    with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                last.append(line.rstrip())
-                log(line.rstrip())
-        except BaseException:
-            process.terminate()
-            raise
+        argv, pipe = buildx_argv(folder, tag, arguments, labels, network, builder), subprocess.PIPE
+        with subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    last.append(line.rstrip())
+                    log(line.rstrip())
+            except BaseException:
+                process.terminate()
+                raise
     if process.returncode != 0:
         raise ImageBuildFailed(
             "image build",

@@ -98,9 +98,8 @@ def find_faults(report: Report) -> list[Fault]:
     for name, device in (("nms", "CPU"), ("nms_gpu", "GPU")):
         check = report.checks.get(name, Check(ok=True))
         if not check.ok:
-            found.append(
-                Fault("torchvision", f"torchvision.ops.nms fails on the {device}", _pairing(report), check.error)
-            )
+            what = f"torchvision.ops.nms fails on the {device}"
+            found.append(Fault("torchvision", what, _pairing(report), check.error))
     vgg = report.checks.get("vgg16", Check(ok=True))
     if not vgg.ok:
         found.append(_vgg_fault(report, vgg.error))
