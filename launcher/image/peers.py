@@ -14,7 +14,7 @@ import re
 import secrets
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -142,14 +142,11 @@ class Peer:
     addresses: Sequence[str]  # best first
     port: int
     token: str
-    container: ExitStack
+    close: Callable[[], None]
 
     @property
     def greeting(self) -> str:
         return hashlib.sha256(f"launcher {self.token}".encode()).hexdigest()
-
-    def close(self) -> None:
-        self.container.close()
 
 
 def start_peer(engine: Engine, image: str, addresses: Sequence[str]) -> Peer:
@@ -174,7 +171,7 @@ def start_peer(engine: Engine, image: str, addresses: Sequence[str]) -> Peer:
             raise ImageShipFailed(engine.node, f"no container to serve from: {words}")
         engine.put(name, context_archive({TOKEN_FILE: token}, mode=0o400))
         engine.start(name)
-        return Peer(engine, addresses, _port(engine, name), token, container.pop_all())
+        return Peer(engine, addresses, _port(engine, name), token, container.pop_all().close)
 
 
 def _port(engine: Engine, name: str) -> int:
