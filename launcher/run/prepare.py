@@ -73,7 +73,7 @@ def choose_rendezvous(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Ren
 def image_as_it_is(
     job: Job, fleet: Fleet, facts: Sequence[NodeFacts]
 ) -> tuple[ImageFacts, list[NodeFacts], tuple[str, ...]]:
-    """What the nodes know of the image without a change to any; the last are notes on what had to be assumed."""
+    """The image as the nodes have it now, and notes on what had to be assumed."""
     if job.runtime == "process" or job.image is None:
         return image_facts(fleet.engines[0], "", Surroundings(env=job.env)), list(facts), ()
     name = job.image.ref or job.image.base or ""
