@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import os
 import subprocess
 import tarfile
-import tempfile
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -107,7 +107,8 @@ def build(
     """
     store = image_store(engine)
     name = f"{OURS}base:{base.id.partition(':')[2][:24]}"  # builders look up an id or a digest in a registry
-    arguments, files, buildx = recipe.arguments(name), recipe.files(), local and has_buildx()
+    context, arguments = context_archive(recipe.files()), recipe.arguments(name)
+    buildx = local and has_buildx()
 
     def log_line(line: str) -> None:
         if line.strip():
@@ -115,9 +116,8 @@ def build(
 
     def run(network: str) -> None:
         if buildx:
-            _run_buildx(files, tag, arguments, labels, network, log_line)
+            _run_buildx(context, tag, arguments, labels, network, log_line)
         else:
-            context = context_archive(files)
             store.build(context, tag=tag, arguments=arguments, labels=labels, network=network, say=log_line)
 
     store.tag(base.id, name)
@@ -155,9 +155,9 @@ def _docker_cli(*arguments: str) -> str | None:
 
 
 def buildx_argv(
-    folder: str, tag: str, arguments: Mapping[str, str], labels: Mapping[str, str], network: str, builder: str
+    tag: str, arguments: Mapping[str, str], labels: Mapping[str, str], network: str, builder: str
 ) -> list[str]:
-    """The command line of a build with the engine's own BuildKit, which sees the engine's images."""
+    """The command line of a build with the engine's own BuildKit; the context comes on its stdin."""
     argv = ["docker", "buildx", "build", "--builder", builder, "--load", "--progress", "plain", "--tag", tag]
     if network:
         argv += ["--network", network]
@@ -165,7 +165,7 @@ def buildx_argv(
         argv += ["--build-arg", f"{key}={value}"]
     for key, value in labels.items():
         argv += ["--label", f"{key}={value}"]
-    return [*argv, folder]
+    return [*argv, "-"]
 
 
 def context_archive(files: Mapping[str, str], mode: int = 0o644) -> bytes:
@@ -182,28 +182,24 @@ def context_archive(files: Mapping[str, str], mode: int = 0o644) -> bytes:
 
 
 def _run_buildx(
-    files: Mapping[str, str], tag: str, arguments: Mapping[str, str], labels: Mapping[str, str], network: str, log: Log
+    context: bytes, tag: str, arguments: Mapping[str, str], labels: Mapping[str, str], network: str, log: Log
 ) -> None:
     # The builder that is the engine itself, named like the CLI's context: others do not see the engine's images
-    builder = _docker_cli("context", "show") or "default"
-    last: deque[str] = deque(maxlen=LAST_LINES)
-    with tempfile.TemporaryDirectory(prefix="launcher-build-") as folder:
-        for name, text in files.items():
-            path = Path(folder) / name
-            path.write_text(text, encoding="utf-8")
-            os.utime(path, (0, 0))
-        argv, pipe = buildx_argv(folder, tag, arguments, labels, network, builder), subprocess.PIPE
-        with subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, text=True, errors="replace"
-        ) as process:
-            assert process.stdout is not None
-            try:
-                for line in process.stdout:
-                    last.append(line.rstrip())
-                    log(line.rstrip())
-            except BaseException:
-                process.terminate()
-                raise
+    argv = buildx_argv(tag, arguments, labels, network, _docker_cli("context", "show") or "default")
+    last, pipe = deque[str](maxlen=LAST_LINES), subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            with contextlib.suppress(BrokenPipeError):  # it gave up: why is in its output
+                process.stdin.write(context)
+                process.stdin.close()
+            for line in process.stdout:
+                last.append(line.decode(errors="replace").rstrip())
+                log(last[-1])
+        except BaseException:
+            process.terminate()
+            raise
     if process.returncode != 0:
         raise ImageBuildFailed(
             "image build",

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from launcher.errors import ImageShipFailed, LauncherError, NodesFailed, NoRoom
-from launcher.image.export import WHOLE
+from launcher.image.export import WHOLE, common, layer_names
 from launcher.image.fanout import Channel, read_once
-from launcher.image.image_locations import OnProgress, find_same, image_store, no_progress
-from launcher.image.layers import common, layer_names
+from launcher.image.image_locations import OnProgress, find_same, image_store
 from launcher.image.names import PARTIAL
 from launcher.node import cache
 from launcher.node.engine import Engine, ImageInfo
@@ -46,7 +45,7 @@ def push(
     info: ImageInfo,
     reference: str,
     engines: Sequence[Engine],
-    on_progress: OnProgress = no_progress,
+    on_progress: OnProgress,
     chunk: int = CHUNK,
 ) -> Mapping[str, int]:
     """Send image `info` of `source` to every engine of `engines` and name it `reference` there: bytes sent, by node.

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from launcher.image.layers import common, layer_names, v1_ids
+from launcher.image.export import common, layer_names, v1_ids
 
 
 def test_v1_names_are_those_of_a_real_engine():
