@@ -39,7 +39,7 @@ class Channel:
         self.put(b"")
 
     def close(self, error: LauncherError | None = None) -> None:
-        """No more archives; with `error` the reader gets it raised instead, in the middle of an archive too."""
+        """No more archives; `error` is raised at the reader instead, in the middle of an archive too."""
         self.put(error)
 
     def give_up(self) -> None:

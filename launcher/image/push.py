@@ -41,14 +41,9 @@ class Transfer:
 
 
 def push(
-    source: Engine,
-    info: ImageInfo,
-    reference: str,
-    engines: Sequence[Engine],
-    on_progress: OnProgress,
-    chunk: int = CHUNK,
+    source: Engine, info: ImageInfo, name: str, engines: Sequence[Engine], on_progress: OnProgress, chunk: int = CHUNK
 ) -> Mapping[str, int]:
-    """Send image `info` of `source` to every engine of `engines` and name it `reference` there: bytes sent, by node.
+    """Send image `info` of `source` to every engine of `engines` and name it `name` there: bytes sent, by node.
 
     What is bigger than `chunk` bytes goes in parts of about that size, so that a node needs no room for twice the image
     and resumes after a cut. Parts carry the label PARTIAL; they stay on a node that fails, for the next try, but not if
@@ -58,10 +53,10 @@ def push(
     naming every node that did not get it; the others have it then.
     """
     transfers = run_all([partial(survey, engine, info) for engine in engines])
-    _send(source, info, reference, transfers, on_progress, chunk)
+    _send(source, info, name, transfers, on_progress, chunk)
     retries = run_all_settled([partial(_second_try, transfer, info) for transfer in transfers])
     again = [retry for retry in retries if isinstance(retry, Transfer)]
-    _send(source, info, reference, again, on_progress, chunk)
+    _send(source, info, name, again, on_progress, chunk)
     last = {transfer.engine.node: transfer for transfer in (*transfers, *again)}
     errors = [transfer.error for transfer in last.values() if transfer.error is not None]
     if errors:
@@ -91,7 +86,7 @@ def _second_try(transfer: Transfer, info: ImageInfo) -> Transfer | None:
 
 
 def _send(
-    source: Engine, info: ImageInfo, reference: str, transfers: Sequence[Transfer], on_progress: OnProgress, chunk: int
+    source: Engine, info: ImageInfo, name: str, transfers: Sequence[Transfer], on_progress: OnProgress, chunk: int
 ) -> None:
     """One reading for all that take parts, then one for all that take only the whole image."""
     for size, whole in ((chunk, False), (WHOLE, True)):
@@ -100,7 +95,7 @@ def _send(
             continue
         channels = [Channel(layer_names(info.layers, transfer.known)) for transfer in group]
         receivers = [
-            in_background(partial(_receive, transfer, channel, info, reference, on_progress))
+            in_background(partial(_receive, transfer, channel, info, name, on_progress))
             for transfer, channel in zip(group, channels, strict=True)
         ]
         read_once(source, info, min(transfer.known for transfer in group), channels, size)
@@ -108,7 +103,7 @@ def _send(
             receiver()
 
 
-def _receive(transfer: Transfer, channel: Channel, info: ImageInfo, reference: str, on_progress: OnProgress) -> None:
+def _receive(transfer: Transfer, channel: Channel, info: ImageInfo, name: str, on_progress: OnProgress) -> None:
     """Load what comes, check that it is the same image, and only then give it its name."""
     engine = transfer.engine
     try:
@@ -116,7 +111,7 @@ def _receive(transfer: Transfer, channel: Channel, info: ImageInfo, reference: s
             transfer.complete = False
             pieces = compressed(archive) if is_slow(engine.host) else archive
             image_store(engine).load(_counted(pieces, transfer, on_progress))
-        give_name(engine, info, reference)
+        give_name(engine, info, name)
         on_progress(engine.node, transfer.sent, transfer.sent)
     except LauncherError as error:
         transfer.error = error
@@ -127,14 +122,14 @@ def _receive(transfer: Transfer, channel: Channel, info: ImageInfo, reference: s
         channel.give_up()
 
 
-def give_name(engine: Engine, info: ImageInfo, reference: str) -> None:
+def give_name(engine: Engine, info: ImageInfo, name: str) -> None:
     """Name the image if it is really there; its parts are not needed any more."""
     theirs = find_same(engine, info)
     if theirs is None:
-        what = f"took the archive of {reference} but does not have image {info.id[:19]} now"
+        what = f"took the archive of {name} but does not have image {info.id[:19]} now"
         raise ImageShipFailed(engine.node, what, "look at the engine's log on that node, then try again")
-    if reference != info.id:
-        image_store(engine).tag(theirs.id, reference)
+    if name != info.id:
+        image_store(engine).tag(theirs.id, name)
     _remove_parts(engine, info)
 
 

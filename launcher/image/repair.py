@@ -9,7 +9,7 @@ from launcher.errors import ImageUnfit
 from launcher.image import names
 from launcher.image.builder import Recipe, build, pip_authority, pip_index
 from launcher.image.distribution import pull
-from launcher.image.faults import KEEP, Decision, Report, decide, find_faults
+from launcher.image.faults import KEEP, Report, decide, find_faults
 from launcher.image.image_locations import ImageLocations, having, image_store
 from launcher.image.lock import Lock
 from launcher.image.probe import full_report
@@ -69,12 +69,8 @@ def plan_repair(
 
 
 def _decide(image: Image, base: str, builder: Engine, info: ImageInfo, mounted: bool) -> Lock:
-    torch = torchvision = ""
-    decision = Decision(KEEP, "the job says keep: nothing was checked")
-    if image.torchvision != KEEP:
-        report = full_report(builder, info, base)
-        torch, torchvision = report.torch, report.torchvision
-        decision = decide(image.torchvision, report, base, mounted)
+    report = Report(python="") if image.torchvision == KEEP else full_report(builder, info, base)
+    decision = decide(image.torchvision, report, base, mounted)
     return Lock(
         base=base,
         torchvision_asked=image.torchvision,
@@ -82,8 +78,8 @@ def _decide(image: Image, base: str, builder: Engine, info: ImageInfo, mounted: 
         base_id=info.id,
         base_digest=_digest(base, info),
         user=info.user,
-        torch=torch,
-        torchvision=decision.version or torchvision,
+        torch=report.torch,
+        torchvision=decision.version or report.torchvision,
         step=decision.step,
         why=decision.why,
         notes=decision.notes,
