@@ -20,7 +20,7 @@ def ensure(
 
     If there is nothing to do this costs one round trip for `ref` and with a lock file, otherwise two.
 
-    The first engine that has the base builds.
+    job: its name.
     mounted: the job mounts folders into its containers, from which torch may come.
     lock_file: pins the base and what was done to it (lock.path_beside); read if it fits the job, otherwise rewritten.
     Raises ImageUnfit, ImageBuildFailed, ImageShipFailed, NodesFailed; JobInvalid for a broken lock file.
