@@ -79,9 +79,8 @@ def test_packages_on_a_base_that_is_kept_build_once_and_name_the_same_image_agai
     assert again.id == first.id
     assert any("install.sh packages" in line for line in said)  # the builder's own lines
     docker("image", "rm", first.reference)
-    assert (
-        ensure(asked, ImageLocations([local], local, Log()), job=JOB).id == first.id
-    )  # the builder's cache gives the same id
+    again = ensure(asked, ImageLocations([local], local, Log()), job=JOB)
+    assert again.id == first.id  # by the builder's cache
     info = local.images.inspect(first.reference)
     assert info.labels[names.OCI_BASE_NAME] == "launcher-bed-train"
     assert info.labels[names.WHY] == "the job says keep: nothing was checked"
@@ -195,9 +194,8 @@ def test_what_is_unusual_and_works_is_said_each_time_and_nothing_is_built(local,
     base = standins.on_top(faulty, "launcher-bed-faulty:unusual", line)
     for _ in range(2):  # looked into, then as the lock file has it
         said = Log()
-        done = ensure(
-            image(base=base), ImageLocations([local], local, said), job=JOB, lock_file=tmp_path / "x.lock.json"
-        )
+        places, file = ImageLocations([local], local, said), tmp_path / "x.lock.json"
+        done = ensure(image(base=base), places, job=JOB, lock_file=file)
         assert done.reference == base
         assert any("note: torchvision 0.2.2 is not the official pair" in text for text in said)
         assert any("note: torchvision 0.2.2 has no operators" in text for text in said)
