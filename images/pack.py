@@ -2,17 +2,16 @@
 # ruff: noqa: B904, PTH112, PTH118, PTH123, PTH208, UP031
 """Writes an image as an archive for `docker load`: only the layers asked for, at once and as they lie.
 
-    python3 pack.py DOCKER_ROOT IMAGE_ID KNOWN CHUNK [FILE]
+    python3 pack.py DOCKER_ROOT IMAGE_ID KNOWN CHUNK
     python3 pack.py DOCKER_ROOT IMAGE_ID serve TOKEN_FILE
 
 `docker save` first copies a whole image to disk, then sends it. This reads what the engine's classic store keeps of
 each layer: its files, and the rest of its tar byte for byte (tar-split). KNOWN layers, from the base up, are left out
-unless they come again. Nothing needs to be trusted: whoever loads the archive checks every layer's digest.
+unless they come again. Nothing needs to be trusted: the engine that loads the archive checks every layer's digest.
 CHUNK: bytes after which the archive ends and another one follows, that goes on with the next layer: each but the last
 is an image of the layers so far, labelled PARTIAL, so that a node that was cut off keeps what it has.
-FILE: where to write, a named pipe; by default standard output.
-serve: prints `PORT n` and writes one archive to everybody who connects and knows the token, layers from KNOWN on and
-about CHUNK bytes of them; who connects is greeted with a digest of the token, so that both know whom they talk to:
+serve: prints `PORT n` and writes one archive to every client that knows the token: layers from KNOWN on, about CHUNK
+bytes of them. It greets a client with a digest of the token, so that each side has a proof of the other:
 
     < sha256 of "launcher TOKEN"
     > TOKEN KNOWN CHUNK
@@ -36,7 +35,7 @@ import tarfile
 import threading
 
 PIECE = 1 << 20
-PATIENCE = 600  # seconds for which the other side may take nothing
+CLIENT_TIMEOUT = 600  # seconds for which a client may take nothing
 PARTIAL = "launcher.image.partial"  # label: id of the image that this one is the lower part of
 BLOCK = 512
 
@@ -102,7 +101,7 @@ def put_layer(out, name, layer, files, size):
 def chunks(sizes, known, limit):
     """Ranges of layers, each of at least `limit` bytes but the last; at least one, so that the image itself comes.
 
-    The first is smaller: it shows early how fast the way is.
+    The first is smaller: it shows early how fast the link is.
     """
     begin, held, enough = known, 0, limit // 16
     for place in range(known, len(sizes)):
@@ -169,7 +168,7 @@ def serve(root, image, token):
 def answer(connection, root, image, token):
     with connection:
         try:
-            connection.settimeout(PATIENCE)
+            connection.settimeout(CLIENT_TIMEOUT)
             connection.sendall(hashlib.sha256(b"launcher " + token).hexdigest().encode() + b"\n")
             with connection.makefile("rb") as request:
                 words = request.readline(400).split()
@@ -184,8 +183,7 @@ def answer(connection, root, image, token):
 def main(root, image, what, *rest):
     if what == "serve":
         return serve(root, image, read(rest[0]).strip())
-    target = rest[1] if len(rest) > 1 else sys.stdout.fileno()
-    with io.BufferedWriter(io.FileIO(target, "wb"), PIECE) as out:
+    with io.BufferedWriter(io.FileIO(sys.stdout.fileno(), "wb"), PIECE) as out:
         return write(root, image, int(what), int(rest[0]), out)
 
 

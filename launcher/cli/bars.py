@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.options import interactive
 from launcher.image.image_locations import OnProgress, no_progress
-from launcher.image.image_locations import Progress as Sent
 
 if TYPE_CHECKING:  # rich is loaded when the first byte is sent, and most starts send none
     from rich.progress import Progress, TaskID
@@ -26,13 +25,13 @@ def bars() -> Iterator[OnProgress]:
     lock = threading.Lock()  # each node is reported by a thread of its own
     with ExitStack() as stack:
 
-        def show(sent: Sent) -> None:
+        def show(node: str, sent: int, total: int) -> None:
             with lock:
                 if not shown:
                     shown.append(stack.enter_context(_progress()))
-                if sent.node not in tasks:
-                    tasks[sent.node] = shown[0].add_task(sent.node, total=sent.total)
-            shown[0].update(tasks[sent.node], completed=sent.total if sent.done else sent.sent)
+                if node not in tasks:
+                    tasks[node] = shown[0].add_task(node)
+            shown[0].update(tasks[node], completed=sent, total=total)
 
         yield show
 

@@ -31,34 +31,22 @@ def clean(
 
     Default nodes: those of the runs recorded here. Without a terminal and without --yes it only lists.
     """
-    hosts = options.hosts(nodes) or _known_hosts()
+    hosts = options.hosts(nodes) or list(dict.fromkeys(n.host for record in store.records() for n in record.nodes()))
+    if not hosts:
+        raise UsageError("launcher clean", "no run is recorded here", "name the nodes: --nodes a,b")
     with connect([(host, host) for host in hosts], ssh_config=ssh_config, allow_failures=True) as fleet:
         found = fleet.each(find_leftovers)
         if json:
             typer.echo(json_.dumps([_row(leftovers) for leftovers in found], indent=2))
         else:
             _print(found)
-        if any(found) and _confirmed(yes=yes):
+        if any(found) and not yes and not sys.stdin.isatty():
+            typer.echo("nothing was removed: --yes removes what is listed", err=True)
+        elif any(found) and (yes or typer.confirm("Remove all of it?")):
             run_all([partial(remove_leftovers, leftovers) for leftovers in found])
             typer.echo("removed", err=True)
         if fleet.failed:
             raise NodesFailed(list(fleet.failed.values()), of=len(hosts))
-
-
-def _known_hosts() -> list[str]:
-    hosts = dict.fromkeys(node.host for record in store.records() for node in record.nodes())
-    if not hosts:
-        raise UsageError("launcher clean", "no run is recorded here", "name the nodes: --nodes a,b")
-    return list(hosts)
-
-
-def _confirmed(*, yes: bool) -> bool:
-    if yes:
-        return True
-    if not sys.stdin.isatty():
-        typer.echo("nothing was removed: --yes removes what is listed", err=True)
-        return False
-    return typer.confirm("Remove all of it?")
 
 
 def _row(leftovers: Leftovers) -> dict[str, object]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import os
 import subprocess
 import tarfile
-import tempfile
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from launcher.errors import ImageBuildFailed
-from launcher.image.decide import KEEP
+from launcher.image.faults import KEEP
 from launcher.image.image_locations import Log, image_store
 from launcher.image.names import OURS, asset
 from launcher.model.facts import ImageInfo
@@ -109,8 +108,20 @@ def build(
     """
     store = image_store(engine)
     name = f"{OURS}base:{base.id.partition(':')[2][:24]}"  # builders look up an id or a digest in a registry
+    context, arguments = context_archive(recipe.files()), recipe.arguments(name)
+    buildx = local and has_buildx()
+
+    def log_line(line: str) -> None:
+        if line.strip():
+            log(line)
+
+    def run(network: str) -> None:
+        if buildx:
+            _run_buildx(context, tag, arguments, labels, network, log_line)
+        else:
+            store.build(context, tag=tag, arguments=arguments, labels=labels, network=network, say=log_line)
+
     store.tag(base.id, name)
-    run = partial(_build, recipe, tag, labels, engine, name, local, log)
     network = "" if os.environ.get(NETWORK, "host") == "default" else "host"
     try:
         try:
@@ -131,17 +142,23 @@ def build(
 
 def has_buildx() -> bool:
     """Whether this machine's Docker CLI can build with BuildKit."""
-    argv = ["docker", "buildx", "version"]
+    return _docker_cli("buildx", "version") is not None
+
+
+def _docker_cli(*arguments: str) -> str | None:
+    """What it prints, None if it fails."""
+    argv = ["docker", *arguments]
     try:
-        return subprocess.run(argv, capture_output=True, timeout=DOCKER_CLI_TIMEOUT, check=False).returncode == 0
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=DOCKER_CLI_TIMEOUT, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return False
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def buildx_argv(
-    folder: str, tag: str, arguments: Mapping[str, str], labels: Mapping[str, str], network: str, builder: str
+    tag: str, arguments: Mapping[str, str], labels: Mapping[str, str], network: str, builder: str
 ) -> list[str]:
-    """The command line of a build with the engine's own BuildKit, which sees the engine's images."""
+    """The command line of a build with the engine's own BuildKit; the context comes on its stdin."""
     argv = ["docker", "buildx", "build", "--builder", builder, "--load", "--progress", "plain", "--tag", tag]
     if network:
         argv += ["--network", network]
@@ -149,7 +166,7 @@ def buildx_argv(
         argv += ["--build-arg", f"{key}={value}"]
     for key, value in labels.items():
         argv += ["--label", f"{key}={value}"]
-    return [*argv, folder]
+    return [*argv, "-"]
 
 
 def context_archive(files: Mapping[str, str], mode: int = 0o644) -> bytes:
@@ -165,44 +182,22 @@ def context_archive(files: Mapping[str, str], mode: int = 0o644) -> bytes:
     return buffer.getvalue()
 
 
-def _build(
-    recipe: Recipe, tag: str, labels: Mapping[str, str], engine: Engine, base: str, local: bool, log: Log, network: str
+def _run_buildx(
+    context: bytes, tag: str, arguments: Mapping[str, str], labels: Mapping[str, str], network: str, log: Log
 ) -> None:
-    arguments = recipe.arguments(base)
-
-    def log_line(line: str) -> None:
-        if line.strip():
-            log(line)
-
-    if not local or not has_buildx():
-        build = partial(image_store(engine).build, context_archive(recipe.files()), say=log_line)
-        build(tag=tag, arguments=arguments, labels=labels, network=network)
-        return
-    with tempfile.TemporaryDirectory(prefix="launcher-build-") as folder:
-        for name, text in recipe.files().items():
-            path = Path(folder) / name
-            path.write_text(text, encoding="utf-8")
-            os.utime(path, (0, 0))
-        _run_buildx(buildx_argv(folder, tag, arguments, labels, network, _own_builder()), log_line)
-
-
-def _own_builder() -> str:
-    """The builder that is the engine itself, named like the CLI's context: others do not see the engine's images."""
-    argv = ["docker", "context", "show"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=DOCKER_CLI_TIMEOUT, check=False)
-    return done.stdout.strip() or "default"
-
-
-def _run_buildx(argv: list[str], log: Log) -> None:
-    last: deque[str] = deque(maxlen=LAST_LINES)
-    with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as process:
+    # The builder that is the engine itself, named like the CLI's context: others do not see the engine's images
+    argv = buildx_argv(tag, arguments, labels, network, _docker_cli("context", "show") or "default")
+    last, pipe = deque[str](maxlen=LAST_LINES), subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
         try:
+            with contextlib.suppress(BrokenPipeError):  # it gave up: why is in its output
+                process.stdin.write(context)
+                process.stdin.close()
             for line in process.stdout:
-                last.append(line.rstrip())
-                log(line.rstrip())
+                last.append(line.decode(errors="replace").rstrip())
+                log(last[-1])
         except BaseException:
             process.terminate()
             raise

@@ -7,7 +7,7 @@ from functools import partial
 
 from launcher.errors import ImageUnfit, LauncherError, NodesFailed
 from launcher.image import names
-from launcher.image.image_locations import FoundImages, ImageLocations, ImageOnNodes, find_same, image_store, same_image
+from launcher.image.image_locations import ImageLocations, ImageOnNodes, find_same, having, image_store, same_image
 from launcher.model.facts import ImageInfo
 from launcher.node import cache
 from launcher.node.engine import Engine
@@ -23,49 +23,44 @@ def provide(name: str, locations: ImageLocations) -> ImageOnNodes:
     Raises ImageUnfit, ImageShipFailed, NodesFailed.
     """
     found = locations.find(name)
-    sources = locations.sources(found)
+    sources = having(found)
     return provide_from(*sources[0], name, found, locations) if sources else pull(name, locations.nodes, locations)
 
 
 def provide_from(
-    source: Engine, info: ImageInfo, name: str, found: FoundImages, locations: ImageLocations
+    source: Engine, info: ImageInfo, name: str, found: Mapping[Engine, ImageInfo | None], locations: ImageLocations
 ) -> ImageOnNodes:
-    """Image `info` of `source` on every node where `name` is missing or another image, and the proof of it."""
-    nodes, theirs, sent = locations.nodes, found.nodes, dict[str, int]()
-    if any(not same_image(other, info) for other in theirs):
-        _log_replaced(name, info, source, found, locations)
-        theirs = _find_same_on_all(theirs, info, nodes)
-        targets = [engine for engine, image in zip(nodes, theirs, strict=True) if image is None]
+    """Image `info` of `source` on every node, and the proof of it. found: what the nodes have of this name."""
+    nodes, sent = locations.nodes, dict[str, int]()
+
+    def find(engine: Engine) -> ImageInfo | None:
+        """This very image, also under another name or id."""
+        return found[engine] if same_image(found[engine], info) else find_same(engine, info)
+
+    theirs = {engine: found[engine] for engine in nodes}
+    if not all(same_image(image, info) for image in theirs.values()):
+        _log_replaced(name, info, source, theirs, locations)
+        named, theirs = theirs, dict(zip(nodes, run_all([partial(find, e) for e in nodes]), strict=True))
+        targets = [engine for engine in nodes if theirs[engine] is None]
         if targets:
-            _check_architecture(name, info, found, nodes)
+            _check_architecture(name, info, named)
             pulled = _try_pulling(name, info, targets, locations)
             targets = [engine for engine in targets if engine not in pulled]
         if targets:
             from launcher.image.peers import push_or_relay  # most starts have nothing to send
 
             locations.log(f"image {name}: from {locations.describe(source)} to {locations.describe(*targets)}")
-            have = [engine for engine, image in zip(nodes, theirs, strict=True) if image and image.id == info.id]
-            sent.update(push_or_relay(source, info, name, targets, have, locations))
-        theirs = _find_same_on_all(locations.find(name).nodes, info, nodes)
-    proven = [(engine, image) for engine, image in zip(nodes, theirs, strict=True) if image is not None]
-    if len(proven) < len(nodes):
-        missing = ", ".join(engine.node for engine, image in zip(nodes, theirs, strict=True) if image is None)
+            peers = [engine for engine, image in having(theirs) if image.id == info.id]
+            sent.update(push_or_relay(source, info, name, targets, peers, locations))
+        theirs = dict(zip(nodes, run_all([partial(find_same, engine, info) for engine in nodes]), strict=True))
+    missing = [engine.node for engine in nodes if theirs[engine] is None]
+    if missing:
         cure = "another program may be removing images on the node; try again"
-        raise ImageUnfit(missing, f"does not have image {info.id[:19]} after it was sent", cure)
+        raise ImageUnfit(", ".join(missing), f"does not have image {info.id[:19]} after it was sent", cure)
+    proven = having(theirs)
     unnamed = [(engine, image) for engine, image in proven if not _is_named(name, image)]
     run_all([partial(image_store(engine).tag, image.id, name) for engine, image in unnamed])
     return ImageOnNodes(name, proven[0][1].id, {engine.node: image.id for engine, image in proven}, shipped=sent)
-
-
-def _find_same_on_all(
-    theirs: Sequence[ImageInfo | None], info: ImageInfo, nodes: Sequence[Engine]
-) -> tuple[ImageInfo | None, ...]:
-    """What each node has of this very image, also under another name or id."""
-
-    def find(engine: Engine, image: ImageInfo | None) -> ImageInfo | None:
-        return image if same_image(image, info) else find_same(engine, info)
-
-    return tuple(run_all([partial(find, engine, image) for engine, image in zip(nodes, theirs, strict=True)]))
 
 
 def _is_named(name: str, image: ImageInfo) -> bool:
@@ -73,19 +68,20 @@ def _is_named(name: str, image: ImageInfo) -> bool:
     return "@" in name or names.parse(name) is None or name in image.tags or f"{name}:latest" in image.tags
 
 
-def _log_replaced(name: str, info: ImageInfo, source: Engine, found: FoundImages, locations: ImageLocations) -> None:
-    pairs = zip(locations.nodes, found.nodes, strict=True)
-    others = [engine.node for engine, image in pairs if image and not same_image(image, info)]
+def _log_replaced(
+    name: str, info: ImageInfo, source: Engine, theirs: Mapping[Engine, ImageInfo | None], locations: ImageLocations
+) -> None:
+    others = [engine.node for engine, image in having(theirs) if not same_image(image, info)]
     if others:
         ours = f"the one of {locations.describe(source)} ({info.id[7:19]}, created {info.created[:19]})"
         locations.log(f"{', '.join(others)} had another {name}: {ours} replaces it")
 
 
-def _check_architecture(name: str, info: ImageInfo, found: FoundImages, nodes: Sequence[Engine]) -> None:
+def _check_architecture(name: str, info: ImageInfo, theirs: Mapping[Engine, ImageInfo | None]) -> None:
     """An image is not sent over one for another architecture, which shows what the node needs."""
-    for engine, theirs in zip(nodes, found.nodes, strict=True):
-        if theirs is not None and theirs.arch != info.arch:
-            what = f"is for {theirs.arch} there and for {info.arch} at its source"
+    for engine, image in having(theirs):
+        if image.arch != info.arch:
+            what = f"is for {image.arch} there and for {info.arch} at its source"
             raise ImageUnfit(f"{engine.node}: image {name}", what, "nodes of one job must be of one architecture")
 
 
@@ -100,7 +96,7 @@ def pull(name: str, engines: Sequence[Engine], locations: ImageLocations) -> Ima
     if wanted is None or not names.in_registry(name):
         cure = "check its spelling in the job file; `docker images` on a node lists what it has"
         raise ImageUnfit(f"image {name}", f"{nowhere}, and no registry has such a name", cure)
-    login = registry_login(name)
+    login = registry_login(wanted)
     try:
         digest = wanted.digest or image_store(engines[0]).digest(name, login)
     except LauncherError as error:
@@ -143,7 +139,7 @@ def _try_pulling(name: str, info: ImageInfo, engines: Sequence[Engine], location
     wanted = names.parse(pinned)
     if wanted is None:
         return []
-    login = registry_login(pinned)
+    login = registry_login(wanted)
 
     def pulled(engine: Engine) -> bool:
         store, key = image_store(engine), cache.key(engine.host, wanted.registry)
@@ -158,25 +154,17 @@ def _try_pulling(name: str, info: ImageInfo, engines: Sequence[Engine], location
                 cache.put("unreachable", key, {"words": error.what})
                 locations.log(f"image {name}: {engine.node} cannot pull {pinned} ({error.what})")
                 return False
-        theirs = store.inspect(pinned)
-        if theirs is None or not same_image(theirs, info):
-            return False
-        if "@" not in name:
-            store.tag(theirs.id, name)
-        return True
+        return same_image(store.inspect(pinned), info)
 
     outcomes = run_all([partial(pulled, engine) for engine in engines])
     return [engine for engine, success in zip(engines, outcomes, strict=True) if success]
 
 
-def registry_login(name: str) -> Mapping[str, str] | None:
+def registry_login(wanted: names.Reference) -> Mapping[str, str] | None:
     """What `docker login` on this machine knows for the image's registry, never stored on a node; None if nothing.
 
     Reads the Docker CLI's config.json and its credential helpers. Raises ImageUnfit if a helper fails.
     """
-    wanted = names.parse(name)
-    if wanted is None:
-        return None
     from docker import auth  # slow to load, and most jobs pull nothing
     from docker.errors import DockerException
 
@@ -184,5 +172,6 @@ def registry_login(name: str) -> Mapping[str, str] | None:
         found = auth.load_config().resolve_authconfig(wanted.registry or None)
     except DockerException as error:
         what = f"this machine's Docker login for {wanted.registry or 'Docker Hub'} cannot be read: {error}"
-        raise ImageUnfit(f"image {name}", what, "check credsStore and credHelpers in ~/.docker/config.json") from error
+        cure = "check credsStore and credHelpers in ~/.docker/config.json"
+        raise ImageUnfit(f"image {wanted.repository}", what, cure) from error
     return {str(key): str(value) for key, value in found.items() if value} if found else None

@@ -8,38 +8,28 @@ from pathlib import Path
 
 from launcher.image import lock
 from launcher.image.distribution import provide, provide_from
-from launcher.image.image_locations import ImageLocations, ImageOnNodes, Log, OnProgress, no_progress
+from launcher.image.image_locations import ImageLocations, ImageOnNodes, Log, having
 from launcher.image.lock import Lock
 from launcher.job.models import Image
-from launcher.node.engine import Engine
 
 
 def ensure(
-    image: Image,
-    nodes: Sequence[Engine],
-    local: Engine | None,
-    log: Log,
-    *,
-    job: str,
-    mounted: bool = False,
-    on_progress: OnProgress = no_progress,
-    lock_file: Path | None = None,
+    image: Image, locations: ImageLocations, *, job: str, mounted: bool = False, lock_file: Path | None = None
 ) -> ImageOnNodes:
     """The job's image on every node, the same everywhere; built if it must be.
 
     If there is nothing to do this costs one round trip for `ref` and with a lock file, otherwise two.
 
-    local: the caller's own Docker, None without one (then the first node that has the base builds).
+    job: its name.
     mounted: the job mounts folders into its containers, from which torch may come.
     lock_file: pins the base and what was done to it (lock.path_beside); read if it fits the job, otherwise rewritten.
     Raises ImageUnfit, ImageBuildFailed, ImageShipFailed, NodesFailed; JobInvalid for a broken lock file.
     """
-    locations = ImageLocations(nodes, local, log, on_progress)
     if image.ref is not None:
         return provide(image.ref, locations)
     locked = lock.read(lock_file) if lock_file is not None else None
     if locked is not None and not locked.fits(image):
-        log(f"{lock_file} was made for another image section: rewriting it")
+        locations.log(f"{lock_file} was made for another image section: rewriting it")
         locked = None
     done = _as_locked(locked, locations) if locked is not None else None
     if done is not None:
@@ -48,19 +38,18 @@ def ensure(
     from launcher.image.repair import carry_out, plan_repair  # a third of the package, and most starts need none
 
     repair = plan_repair(image, locations, mounted=mounted, locked=locked)
-    source, info, built = repair.builder, repair.info, False
-    base, why = repair.lock.base, repair.lock.why
-    name = base if repair.recipe.changes_nothing else repair.recipe.tag(job)
+    source, info, built, why = repair.builder, repair.info, False, repair.lock.why
+    name = repair.lock.base if repair.recipe.changes_nothing else repair.recipe.tag(job)
     found = locations.find(name)
     if not repair.recipe.changes_nothing:
-        sources = locations.sources(found)
+        sources = having(found)
         if sources:
-            log(f"image {name}: made from {base}: {why}")
+            locations.log(f"image {name}: made from {repair.lock.base}: {why}")
             source, info = sources[0]
         else:
             info, built = carry_out(repair, name, job, locations), True
             found = locations.find(name)
-    _log_notes(name, repair.lock.notes, log)
+    _log_notes(name, repair.lock.notes, locations.log)
     done = provide_from(source, info, name, found, locations)
     if lock_file is not None:
         lock.write(lock_file, dataclasses.replace(repair.lock, image=name, image_id=info.id))
@@ -70,7 +59,7 @@ def ensure(
 def _as_locked(locked: Lock, locations: ImageLocations) -> ImageOnNodes | None:
     """The very image that was locked, even if its name means another one now; None if no engine has it."""
     found = locations.find(locked.image_id)
-    sources = locations.sources(found)
+    sources = having(found)
     if not sources:
         return None
     if locked.image != locked.base:

@@ -1,4 +1,7 @@
-"""What the probe found in an image, and what is wrong with it in words that a user can act on."""
+"""What the probe found in an image, what is wrong with it in words that a user can act on, and what to do about it.
+
+Pure functions of what the job asks for and what the probe found.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from launcher.errors import ImageUnfit
 from launcher.image import versions
+
+KEEP = "keep"
 
 _SHAPES = re.compile(r"(?:mat1 and mat2 shapes cannot be multiplied|size mismatch)")
 _MISSING_LIBRARY = re.compile(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
@@ -68,6 +74,10 @@ class Fault:
     def __str__(self) -> str:
         return self.what + (f": {self.why}" if self.why else "")
 
+    @property
+    def with_error(self) -> str:
+        return f"{self} [{self.error}]" if self.error else str(self)
+
 
 def find_faults(report: Report) -> list[Fault]:
     """What does not work, by a full probe; empty where everything does."""
@@ -76,23 +86,22 @@ def find_faults(report: Report) -> list[Fault]:
     if not report.torch_folder:
         return [Fault("torch", "the image has no torch")]
     assert report.checks, "only a full probe can tell"
-    torch = report.checks.get("import_torch")
-    if torch is None or not torch.ok:
-        error = torch.error if torch is not None else ""
-        return [Fault("torch", f"torch {report.torch} cannot be imported", _import_cause(error), error)]
+    torch = report.checks.get("import_torch", Check(ok=False))
+    if not torch.ok:
+        return [Fault("torch", f"torch {report.torch} cannot be imported", _import_cause(torch.error), torch.error)]
     if not report.torchvision_folder:
         return [Fault("torchvision", "the image has no torchvision")]
     vision = report.checks["import_torchvision"]
     if not vision.ok:
         return [_import_fault(report, vision.error)]
     found = []
-    for name in ("nms", "nms_gpu"):
-        check = report.checks.get(name)
-        if check is not None and not check.ok:
-            what = f"torchvision.ops.nms fails on the {'GPU' if name == 'nms_gpu' else 'CPU'}"
+    for name, device in (("nms", "CPU"), ("nms_gpu", "GPU")):
+        check = report.checks.get(name, Check(ok=True))
+        if not check.ok:
+            what = f"torchvision.ops.nms fails on the {device}"
             found.append(Fault("torchvision", what, _pairing(report), check.error))
-    vgg = report.checks.get("vgg16")
-    if vgg is not None and not vgg.ok:
+    vgg = report.checks.get("vgg16", Check(ok=True))
+    if not vgg.ok:
         found.append(_vgg_fault(report, vgg.error))
     return found
 
@@ -108,16 +117,14 @@ def find_notes(report: Report) -> list[str]:
             f"torchvision {report.torchvision} is not the official pair of torch {report.torch} ({official}); "
             "all checks pass, as in images whose torchvision was built against that very torch"
         )
-    nms = report.checks.get("nms")
-    if nms is not None and nms.absent:
+    if report.checks.get("nms", Check(ok=True)).absent:
         found.append(f"torchvision {report.torchvision} has no operators (nms, roi_align): they were added in 0.3")
     return found
 
 
 def _import_fault(report: Report, error: str) -> Fault:
     """torchvision hides why its library failed to load; the probe's `library` check shows it."""
-    library = report.checks.get("library")
-    hidden = library.error if library is not None and not library.ok else ""
+    hidden = report.checks.get("library", Check(ok=True)).error
     what = f"torchvision {report.torchvision} cannot be imported"
     if "operator torchvision::nms does not exist" in error:
         what = "operator torchvision::nms does not exist"
@@ -139,12 +146,9 @@ def _library_cause(report: Report, error: str) -> str:
 
 
 def _import_cause(error: str) -> str:
-    module = _MISSING_MODULE.search(error)
-    if module:
+    if module := _MISSING_MODULE.search(error):
         return f"its requirement {module[1]} is not installed"
-    if error.startswith("crashed"):
-        return error
-    return ""
+    return error if error.startswith("crashed") else ""
 
 
 def _pairing(report: Report) -> str:
@@ -161,3 +165,84 @@ def _vgg_fault(report: Report, error: str) -> Fault:
         why = f"torchvision {report.torchvision} < 0.2.2 feeds its classifier from 224x224 images only"
         return Fault("torchvision", "VGG without adaptive pool", why, error)
     return Fault("torchvision", "torchvision's VGG16 fails on a 32x32 image", _import_cause(error), error)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do and why."""
+
+    step: str  # for `install.sh torchvision`: keep | wheel X.Y.Z [cu124] | source X.Y.Z [FOLDER]
+    why: str
+    version: str = ""  # that gets installed
+    notes: tuple[str, ...] = ()
+
+
+def decide(asked: str, report: Report, image: str, mounted: bool = False) -> Decision:
+    """`asked`: auto, keep or X.Y.Z. `mounted`: the job mounts folders, from which torch may come.
+
+    Raises ImageUnfit, naming the fault, if the image cannot be made to work.
+    """
+    if asked == KEEP:
+        return Decision(KEEP, "the job says keep: nothing was checked")
+    faults = find_faults(report)
+    notes = tuple(find_notes(report))
+    _refuse_what_torchvision_cannot_fix(faults, image, mounted)
+    if not report.torch_folder:
+        return Decision(KEEP, "torch is not in the image: the job's mounts are used as they are")
+    if asked == "auto" and faults:
+        return _repair(report, image, "; ".join(map(str, faults)))
+    if asked == "auto":
+        return Decision(KEEP, f"torchvision {report.torchvision} works with torch {report.torch}", notes=notes)
+    if not faults and versions.numbers(report.torchvision) == versions.numbers(asked):
+        return Decision(KEEP, f"torchvision {report.torchvision} is installed and works", notes=notes)
+    why = f"the job asks for torchvision {asked}, the base has {report.torchvision or 'none'}"
+    return _install(asked, report, image, why)
+
+
+def _refuse_what_torchvision_cannot_fix(faults: list[Fault], image: str, mounted: bool) -> None:
+    for fault in faults:
+        if fault.part == "torchvision" or (fault.part == "torch" and not fault.error and mounted):
+            continue
+        cure = "choose a base with a torch that works, or set image.torchvision to keep if the job needs none"
+        raise ImageUnfit(f"image {image}", fault.with_error, cure)
+
+
+def _repair(report: Report, image: str, why: str) -> Decision:
+    """Install the torchvision that belongs to this torch, in the way that this torch allows."""
+    torch = versions.numbers(report.torch)
+    version = versions.torchvision_for(report.torch)
+    if version is None or torch is None:
+        what = f"{why}; no torchvision is known for torch {report.torch}"
+        raise ImageUnfit(f"image {image}", what, "set image.torchvision to a version that is known to fit")
+    installed = versions.numbers(report.torchvision)
+    if not versions.published(report.torch) and torch < (1, 2, 0) and installed is not None and installed < (0, 3, 0):
+        # The installed torchvision has no compiled operators either, and this one needs no compiler.
+        version = versions.PURE_PYTHON
+    return _install(version, report, image, why)
+
+
+def _install(version: str, report: Report, image: str, why: str) -> Decision:
+    if not report.pip:
+        what = f"{why}; and the image has no pip to install torchvision {version} with"
+        raise ImageUnfit(f"image {image}", what, "add pip to the base, or choose another one")
+    wanted = versions.numbers(version)
+    if wanted is not None and wanted < (0, 3, 0):
+        pure = ("this torchvision is pure Python: it has no operators",)
+        return Decision(f"wheel {version}", why, version, pure)
+    if versions.published(report.torch):
+        variant = versions.variant(report.torch) if report.cuda else "cpu"
+        return Decision(f"wheel {version} {variant}".strip(), why, version)
+    official = versions.torchvision_for(report.torch)
+    folder = report.source_tree if official is not None and wanted == versions.numbers(official) else ""
+    lacking = [tool for tool in ("g++", *(() if folder else ("git",))) if tool not in report.tools]
+    if lacking:
+        raise ImageUnfit(
+            f"image {image}",
+            f"{why}; torch {report.torch} is not a published release, so torchvision must be built from source, "
+            f"and the image lacks {' and '.join(lacking)}",
+            "use a base with a compiler, or one whose torchvision works",
+        )
+    notes: tuple[str, ...] = ()
+    if report.cuda and "nvcc" not in report.tools:
+        notes = ("the image has no nvcc: torchvision's operators will run on the CPU only",)
+    return Decision(f"source {version} {folder}".strip(), why, version, notes)

@@ -16,22 +16,10 @@ if TYPE_CHECKING:
     from launcher.node.docker.images import DockerImages
 
 Log = Callable[[str], None]
+OnProgress = Callable[[str, int, int], None]  # node, bytes sent, an estimate of all; equal when the node has the image
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far an image is on its way to one node, in bytes. total: an estimate of the layers that the node lacks."""
-
-    node: str
-    sent: int
-    total: int
-    done: bool = False
-
-
-OnProgress = Callable[[Progress], None]
-
-
-def no_progress(progress: Progress) -> None:
+def no_progress(node: str, sent: int, total: int) -> None:
     """For callers that show nothing."""
 
 
@@ -52,14 +40,6 @@ class ImageOnNodes:
 
 
 @dataclass(frozen=True)
-class FoundImages:
-    """What an `inspect` of one name showed, by node and on the caller's own engine."""
-
-    nodes: tuple[ImageInfo | None, ...]
-    local: ImageInfo | None
-
-
-@dataclass(frozen=True)
 class ImageLocations:
     """The nodes' engines in the job's order and the caller's own Docker, if any; it may be a node too."""
 
@@ -71,19 +51,15 @@ class ImageLocations:
     def describe(self, *engines: Engine) -> str:
         return ", ".join("this machine" if engine is self.local else engine.node for engine in engines)
 
-    def find(self, name: str) -> FoundImages:
-        """One `inspect` everywhere at once: a single round trip."""
-        engines = list(self.nodes)
-        if self.local is not None and self.local not in engines:
-            engines.append(self.local)
-        infos = run_all([partial(image_store(engine).inspect, name) for engine in engines])
-        local = None if self.local is None else infos[engines.index(self.local)]
-        return FoundImages(tuple(infos[: len(self.nodes)]), local)
+    def find(self, name: str) -> dict[Engine, ImageInfo | None]:
+        """One `inspect` everywhere at once, a single round trip: the caller's engine first, then the nodes in order."""
+        engines = list(dict.fromkeys([*([self.local] if self.local else []), *self.nodes]))
+        return dict(zip(engines, run_all([partial(image_store(e).inspect, name) for e in engines]), strict=True))
 
-    def sources(self, found: FoundImages) -> list[tuple[Engine, ImageInfo]]:
-        """Engines that have the image, the caller's first, then the nodes in their order."""
-        local = [] if self.local is None or found.local is None else [(self.local, found.local)]
-        return local + [(e, i) for e, i in zip(self.nodes, found.nodes, strict=True) if i is not None]
+
+def having(found: Mapping[Engine, ImageInfo | None]) -> list[tuple[Engine, ImageInfo]]:
+    """Engines that have the image."""
+    return [(engine, info) for engine, info in found.items() if info is not None]
 
 
 def image_store(engine: Engine) -> DockerImages:

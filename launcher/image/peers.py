@@ -14,15 +14,15 @@ import re
 import secrets
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
 from launcher.errors import ImageShipFailed, LauncherError, NodesFailed, UsageError
 from launcher.image.builder import context_archive
-from launcher.image.export import STORE_COMMAND, packing, parse_store, seeing
-from launcher.image.image_locations import ImageLocations, OnProgress, Progress, find_same
+from launcher.image.export import classic_store, pack_container
+from launcher.image.image_locations import ImageLocations, OnProgress, find_same
 from launcher.image.push import CHUNK, give_name, is_slow, push, survey
 from launcher.model.facts import ImageInfo, Reach
 from launcher.node.engine import Engine
@@ -142,24 +142,21 @@ class Peer:
     addresses: Sequence[str]  # best first
     port: int
     token: str
-    container: ExitStack
+    close: Callable[[], None]
 
     @property
     def greeting(self) -> str:
         return hashlib.sha256(f"launcher {self.token}".encode()).hexdigest()
 
-    def close(self) -> None:
-        self.container.close()
-
 
 def start_peer(engine: Engine, image: str, addresses: Sequence[str]) -> Peer:
     """Let the node serve `image`, an id of its classic store. Raises LauncherError if it cannot."""
-    store = parse_store(engine.sh(shlex.join(STORE_COMMAND)).decode(errors="replace"))
+    store = classic_store(engine)
     if store is None:
         raise ImageShipFailed(engine.node, "keeps its images in a way that cannot be read layer by layer")
     name, token = f"launcher-serve-{secrets.token_hex(6)}", secrets.token_hex(32)
-    argv = ["docker", "create", "--name", name, "--network", "host", *seeing(store), image]
-    create = shlex.join([*argv, *packing(image, "serve", f"/{TOKEN_FILE}")])
+    options = ["create", "--name", name, "--network", "host"]
+    create = shlex.join(pack_container(options, image, store, "serve", f"/{TOKEN_FILE}"))
 
     def remove() -> None:
         with contextlib.suppress(LauncherError):  # without a connection, the guard on the node removes the container
@@ -174,7 +171,7 @@ def start_peer(engine: Engine, image: str, addresses: Sequence[str]) -> Peer:
             raise ImageShipFailed(engine.node, f"no container to serve from: {words}")
         engine.put(name, context_archive({TOKEN_FILE: token}, mode=0o400))
         engine.start(name)
-        return Peer(engine, addresses, _port(engine, name), token, container.pop_all())
+        return Peer(engine, addresses, _port(engine, name), token, container.pop_all().close)
 
 
 def _port(engine: Engine, name: str) -> int:
@@ -201,11 +198,11 @@ def _pull_all(client: Engine, peer: Peer, info: ImageInfo, name: str, on_progres
         target = survey(client, info)
         if target.known <= before:
             raise ImageShipFailed(client.node, f"pulled a part from {peer.engine.node} and does not have it now")
-        on_progress(Progress(client.node, target.known * info.size // layers, info.size))
+        on_progress(client.node, target.known * info.size // layers, info.size)
         before = target.known
         pull_archive(client, peer, address, target.known, 1 << 50 if target.whole else CHUNK)
     give_name(client, info, name)
-    on_progress(Progress(client.node, info.size, info.size, done=True))
+    on_progress(client.node, info.size, info.size)
 
 
 def reachable_address(client: Engine, peer: Peer) -> str | None:

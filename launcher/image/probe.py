@@ -39,12 +39,11 @@ class Surroundings:
     env: Mapping[str, str] = field(default_factory=dict)
     user: str = ""  # "uid:gid", "" for the image's own
     groups: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()  # UUIDs
+    gpu_driver: str = ""  # the engine's way to grant them
 
 
-NOTHING = Surroundings()
-
-
-def image_facts(engine: Engine, reference: str, surroundings: Surroundings = NOTHING) -> ImageFacts:
+def image_facts(engine: Engine, reference: str, surroundings: Surroundings) -> ImageFacts:
     """What the plan must know of an image; for plain processes, of the Python that runs the launcher.
 
     A warm call costs one `inspect`: forever if torch is in the image, for MOUNTED_MAX_AGE seconds if it is under a
@@ -53,17 +52,17 @@ def image_facts(engine: Engine, reference: str, surroundings: Surroundings = NOT
     """
     if engine.images is None:
         argv = (sys.executable, "-c", asset("probe.py"), sys.executable, "facts")
-        found = _run(engine, "", argv, Surroundings(env=surroundings.env), FAST_TIMEOUT, sys.executable)
+        found = _run(engine, "", sys.executable, argv, Surroundings(env=surroundings.env), FAST_TIMEOUT)
         return _facts("", "", (), Report.from_json(found))
     info = engine.images.inspect(reference)
     if info is None:
         raise ImageUnfit(engine.node, f"has no image {reference}", "launcher image ship JOB sends it there")
     view = [[mount.source, mount.target] for mount in surroundings.mounts]
     where = [engine.host, view] if view else []  # the same path may hold other things on another node
-    name = cache.key("facts", 1, info.id, where, dict(surroundings.env), surroundings.user, asset("probe.py"))
+    name = cache.key(info.id, where, dict(surroundings.env), surroundings.user, asset("probe.py"))
     kept = cache.get("facts", name)
     if kept is None or not (_in_image(kept, surroundings) or cache.get("facts", name, MOUNTED_MAX_AGE)):
-        kept = _run(engine, info.id, _argv("facts"), surroundings, FAST_TIMEOUT, reference)
+        kept = _run(engine, info.id, reference, _argv("facts"), surroundings, FAST_TIMEOUT)
         cache.put("facts", name, kept)
     return _facts(reference, info.id, info.entrypoint, Report.from_json(kept))
 
@@ -73,21 +72,21 @@ def full_report(engine: Engine, info: ImageInfo, reference: str) -> Report:
 
     A warm call costs nothing. Raises ImageUnfit if nothing can be run in the image.
     """
-    name = cache.key("full", 2, info.id, engine.host, asset("probe.py"))
+    name = cache.key(info.id, engine.host, asset("probe.py"))
     kept = cache.get("full", name)
     if kept is None:
-        kept = _run(engine, info.id, _argv("full"), NOTHING, FULL_TIMEOUT, reference, *_a_gpu(engine))
+        kept = _run(engine, info.id, reference, _argv("full"), _with_a_gpu(engine), FULL_TIMEOUT)
         cache.put("full", name, kept)
     return Report.from_json(kept)
 
 
-def _a_gpu(engine: Engine) -> tuple[tuple[str, ...], str]:
-    """One of the node's GPUs (UUID) and the engine's way to grant it; empty without a GPU, or a way."""
+def _with_a_gpu(engine: Engine) -> Surroundings:
+    """One of the node's GPUs, none if it has none."""
     node = engine.facts()
     with contextlib.suppress(NodeUnfit):  # an engine without the NVIDIA Container Toolkit: the CPU alone is tried
         if node.gpus and node.engine is not None:
-            return (node.gpus[0].uuid,), gpus.driver(node)
-    return (), ""
+            return Surroundings(gpus=(node.gpus[0].uuid,), gpu_driver=gpus.driver(node))
+    return Surroundings()
 
 
 def _argv(mode: str) -> tuple[str, ...]:
@@ -95,14 +94,7 @@ def _argv(mode: str) -> tuple[str, ...]:
 
 
 def _run(
-    engine: Engine,
-    image: str,
-    argv: tuple[str, ...],
-    surroundings: Surroundings,
-    timeout: float,
-    reference: str,
-    gpu_uuids: tuple[str, ...] = (),
-    gpu_driver: str = "",
+    engine: Engine, image: str, reference: str, argv: tuple[str, ...], surroundings: Surroundings, timeout: float
 ) -> Mapping[str, Any]:
     """The JSON object that images/probe.py prints in a short container of `image` (an id). Raises ImageUnfit."""
     spec = ContainerSpec(
@@ -116,8 +108,8 @@ def _run(
         user=surroundings.user,
         groups=surroundings.groups,
         mounts=surroundings.mounts,
-        gpus=gpu_uuids,
-        gpu_driver=gpu_driver,
+        gpus=surroundings.gpus,
+        gpu_driver=surroundings.gpu_driver,
     )
     code, output = engine.run_probe(spec, timeout)
     lines = output.decode("utf-8", "replace").strip().splitlines()

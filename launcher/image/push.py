@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from launcher.errors import ImageShipFailed, LauncherError, NodesFailed, NoRoom
-from launcher.image import tar_stream
-from launcher.image.export import WHOLE
+from launcher.image.export import WHOLE, common, layer_names
 from launcher.image.fanout import Channel, read_once
-from launcher.image.image_locations import OnProgress, Progress, find_same, image_store, no_progress
+from launcher.image.image_locations import OnProgress, find_same, image_store
 from launcher.image.names import PARTIAL
 from launcher.model.facts import ImageInfo
 from launcher.node import cache
@@ -28,41 +28,23 @@ LINK_ENOUGH = 8 << 20  # bytes below which a measurement says nothing
 _GZIP = 31  # zlib's window bits for a gzip stream, which `docker load` recognises by itself
 
 
-@dataclass(frozen=True)
-class Target:
-    """A node that lacks the image."""
+@dataclass
+class Transfer:
+    """What a node lacks of the image, and how one try to send it went."""
 
     engine: Engine
-    leave_out: frozenset[str]  # members of the archive that it does not need
     known: int  # how many of the layers, from the base up, it has
     total: int  # bytes, estimated
     whole: bool = False  # it takes nothing but the whole image in one archive
-
-
-@dataclass
-class Transfer:
-    """How the sending to one node went."""
-
-    target: Target
     sent: int = 0  # bytes
     complete: bool = False  # every byte was taken
-    taken: float = 0.0  # when, by the monotonic clock
     error: LauncherError | None = None
-
-    @property
-    def node(self) -> str:
-        return self.target.engine.node
 
 
 def push(
-    source: Engine,
-    info: ImageInfo,
-    reference: str,
-    engines: Sequence[Engine],
-    on_progress: OnProgress = no_progress,
-    chunk: int = CHUNK,
+    source: Engine, info: ImageInfo, name: str, engines: Sequence[Engine], on_progress: OnProgress, chunk: int = CHUNK
 ) -> Mapping[str, int]:
-    """Send image `info` of `source` to every engine of `engines` and name it `reference` there: bytes sent, by node.
+    """Send image `info` of `source` to every engine of `engines` and name it `name` there: bytes sent, by node.
 
     What is bigger than `chunk` bytes goes in parts of about that size, so that a node needs no room for twice the image
     and resumes after a cut. Parts carry the label PARTIAL; they stay on a node that fails, for the next try, but not if
@@ -71,73 +53,67 @@ def push(
     lacks then, after refusing an archive without the layers that it should have with the whole one. Raises NodesFailed,
     naming every node that did not get it; the others have it then.
     """
-    targets = run_all([partial(survey, engine, info) for engine in engines])
-    transfers = _send(source, info, reference, targets, on_progress, chunk)
-    retries = run_all_settled([partial(_second_target, transfer, info) for transfer in transfers])
-    again = [target for target in retries if isinstance(target, Target)]
-    second = {retry.node: retry for retry in _send(source, info, reference, again, on_progress, chunk)}
-    last = [second.get(transfer.node, transfer) for transfer in transfers]
-    errors = [transfer.error for transfer in last if transfer.error is not None]
+    transfers = run_all([partial(survey, engine, info) for engine in engines])
+    _send(source, info, name, transfers, on_progress, chunk)
+    retries = run_all_settled([partial(_second_try, transfer, info) for transfer in transfers])
+    again = [retry for retry in retries if isinstance(retry, Transfer)]
+    _send(source, info, name, again, on_progress, chunk)
+    last = {transfer.engine.node: transfer for transfer in (*transfers, *again)}
+    errors = [transfer.error for transfer in last.values() if transfer.error is not None]
     if errors:
         raise NodesFailed(errors, of=len(engines))
-    return {
-        first.node: first.sent + (end.sent if end is not first else 0)
-        for first, end in zip(transfers, last, strict=True)
-    }
+    sent = Counter[str]()
+    for transfer in (*transfers, *again):
+        sent[transfer.engine.node] += transfer.sent
+    return sent
 
 
-def survey(engine: Engine, info: ImageInfo) -> Target:
+def survey(engine: Engine, info: ImageInfo) -> Transfer:
     """Which layers of an image this engine has already, through any of its images, if its store can use them."""
     store = image_store(engine)
     if not store.fills_in():
-        return Target(engine, frozenset(), 0, info.size, whole=True)
+        return Transfer(engine, 0, info.size, whole=True)
     theirs = store.list({})
-    known = tar_stream.common(info.layers, [image.layers for image in theirs])
+    known = common(info.layers, [image.layers for image in theirs])
     shared = max((i.size for i in theirs if known and tuple(i.layers) == info.layers[: len(i.layers)]), default=0)
-    return Target(engine, tar_stream.layer_names(info.layers, known), known, max(0, info.size - shared))
+    return Transfer(engine, known, max(0, info.size - shared))
 
 
-def _second_target(transfer: Transfer, info: ImageInfo) -> Target | None:
-    """What to send in a second try; None if there is no need or no hope."""
+def _second_try(transfer: Transfer, info: ImageInfo) -> Transfer | None:
+    """None if there is no need or no hope."""
     if transfer.error is None or isinstance(transfer.error, NoRoom):
         return None
-    if transfer.complete:
-        return Target(transfer.target.engine, frozenset(), 0, info.size, whole=True)
-    return survey(transfer.target.engine, info)
+    return Transfer(transfer.engine, 0, info.size, whole=True) if transfer.complete else survey(transfer.engine, info)
 
 
 def _send(
-    source: Engine, info: ImageInfo, reference: str, targets: Sequence[Target], on_progress: OnProgress, chunk: int
-) -> list[Transfer]:
+    source: Engine, info: ImageInfo, name: str, transfers: Sequence[Transfer], on_progress: OnProgress, chunk: int
+) -> None:
     """One reading for all that take parts, then one for all that take only the whole image."""
-    transfers = [Transfer(target) for target in targets]
     for size, whole in ((chunk, False), (WHOLE, True)):
-        group = [transfer for transfer in transfers if transfer.target.whole is whole]
+        group = [transfer for transfer in transfers if transfer.whole is whole]
         if not group:
             continue
-        channels = [Channel(transfer.target.known, transfer.target.leave_out) for transfer in group]
+        channels = [Channel(layer_names(info.layers, transfer.known)) for transfer in group]
         receivers = [
-            in_background(partial(_receive, transfer, channel, info, reference, on_progress))
+            in_background(partial(_receive, transfer, channel, info, name, on_progress))
             for transfer, channel in zip(group, channels, strict=True)
         ]
-        read_once(source, info, channels, size)
+        read_once(source, info, min(transfer.known for transfer in group), channels, size)
         for receiver in receivers:
             receiver()
-    return transfers
 
 
-def _receive(transfer: Transfer, channel: Channel, info: ImageInfo, reference: str, on_progress: OnProgress) -> None:
+def _receive(transfer: Transfer, channel: Channel, info: ImageInfo, name: str, on_progress: OnProgress) -> None:
     """Load what comes, check that it is the same image, and only then give it its name."""
-    engine = transfer.target.engine
+    engine = transfer.engine
     try:
         for archive in channel.archives():
             transfer.complete = False
-            before, began = transfer.sent, time.monotonic()
             pieces = compressed(archive) if is_slow(engine.host) else archive
             image_store(engine).load(_counted(pieces, transfer, on_progress))
-            remember_link(engine.host, transfer.sent - before, transfer.taken - began)
-        give_name(engine, info, reference)
-        on_progress(Progress(transfer.node, transfer.sent, transfer.sent, done=True))
+        give_name(engine, info, name)
+        on_progress(engine.node, transfer.sent, transfer.sent)
     except LauncherError as error:
         transfer.error = error
         if isinstance(error, NoRoom):  # after other failures the next try resumes from the parts
@@ -147,14 +123,14 @@ def _receive(transfer: Transfer, channel: Channel, info: ImageInfo, reference: s
         channel.give_up()
 
 
-def give_name(engine: Engine, info: ImageInfo, reference: str) -> None:
+def give_name(engine: Engine, info: ImageInfo, name: str) -> None:
     """Name the image if it is really there; its parts are not needed any more."""
     theirs = find_same(engine, info)
     if theirs is None:
-        what = f"took the archive of {reference} but does not have image {info.id[:19]} now"
+        what = f"took the archive of {name} but does not have image {info.id[:19]} now"
         raise ImageShipFailed(engine.node, what, "look at the engine's log on that node, then try again")
-    if reference != info.id:
-        image_store(engine).tag(theirs.id, reference)
+    if name != info.id:
+        image_store(engine).tag(theirs.id, name)
     _remove_parts(engine, info)
 
 
@@ -165,15 +141,16 @@ def _remove_parts(engine: Engine, info: ImageInfo) -> None:
 
 
 def _counted(pieces: Iterable[bytes], transfer: Transfer, on_progress: OnProgress) -> Iterator[bytes]:
-    reported = 0.0
+    before, began, reported = transfer.sent, time.monotonic(), 0.0
     for piece in pieces:
         yield piece
         transfer.sent += len(piece)
         now = time.monotonic()
         if now - reported >= PROGRESS_INTERVAL:
             reported = now
-            on_progress(Progress(transfer.node, transfer.sent, max(transfer.target.total, transfer.sent)))
-    transfer.complete, transfer.taken = True, time.monotonic()
+            on_progress(transfer.engine.node, transfer.sent, max(transfer.total, transfer.sent))
+    transfer.complete = True
+    remember_link(transfer.engine.host, transfer.sent - before, time.monotonic() - began)
 
 
 def is_slow(host: str) -> bool:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from launcher.errors import ImageUnfit
 from launcher.image import names
 from launcher.image.builder import Recipe, build, pip_authority, pip_index
-from launcher.image.decide import KEEP, Decision, decide
 from launcher.image.distribution import pull
-from launcher.image.faults import Report, find_faults
-from launcher.image.image_locations import ImageLocations, image_store
+from launcher.image.faults import KEEP, Report, decide, find_faults
+from launcher.image.image_locations import ImageLocations, having, image_store
 from launcher.image.lock import Lock
 from launcher.image.probe import full_report
 from launcher.job.models import Image
@@ -71,12 +70,8 @@ def plan_repair(
 
 
 def _decide(image: Image, base: str, builder: Engine, info: ImageInfo, mounted: bool) -> Lock:
-    torch = torchvision = ""
-    decision = Decision(KEEP, "the job says keep: nothing was checked")
-    if image.torchvision != KEEP:
-        report = full_report(builder, info, base)
-        torch, torchvision = report.torch, report.torchvision
-        decision = decide(image.torchvision, report, base, mounted)
+    report = Report(python="") if image.torchvision == KEEP else full_report(builder, info, base)
+    decision = decide(image.torchvision, report, base, mounted)
     return Lock(
         base=base,
         torchvision_asked=image.torchvision,
@@ -84,8 +79,8 @@ def _decide(image: Image, base: str, builder: Engine, info: ImageInfo, mounted: 
         base_id=info.id,
         base_digest=_digest(base, info),
         user=info.user,
-        torch=torch,
-        torchvision=decision.version or torchvision,
+        torch=report.torch,
+        torchvision=decision.version or report.torchvision,
         step=decision.step,
         why=decision.why,
         notes=decision.notes,
@@ -108,7 +103,7 @@ def carry_out(repair: Repair, tag: str, job: str, locations: ImageLocations) -> 
     local = builder is locations.local
     built = build(repair.recipe, tag, repair.labels(job), builder, repair.info, local=local, log=log)
     if repair.lock.torch:
-        verdict = verify(builder, built, tag, full_report(builder, repair.info, base))
+        verdict = Verdict(tag, full_report(builder, built, tag), full_report(builder, repair.info, base))
         for what, before, after in verdict.rows():
             if before != after:
                 log(f"image {tag}: {what}: {before} -> {after}")
@@ -118,7 +113,7 @@ def carry_out(repair: Repair, tag: str, job: str, locations: ImageLocations) -> 
 
 def _find_base(base: str, locations: ImageLocations, locked: Lock | None) -> tuple[Engine, ImageInfo]:
     """The builder: the first engine that has the base; if none has, the caller's or the first node's pulls it."""
-    sources = locations.sources(locations.find(base if locked is None else locked.base_id))
+    sources = having(locations.find(base if locked is None else locked.base_id))
     if sources:
         return sources[0]
     builder = locations.local or locations.nodes[0]
@@ -152,7 +147,7 @@ class Verdict:
 
     def faults(self) -> list[str]:
         """What is wrong with it; empty if everything works."""
-        found = [str(fault) + (f" [{fault.error}]" if fault.error else "") for fault in find_faults(self.after)]
+        found = [fault.with_error for fault in find_faults(self.after)]
         if self.before is not None and self.before.torch != self.after.torch:
             found.append(f"torch was replaced: {self.before.torch} before, {self.after.torch or 'none'} now")
         return found
@@ -162,11 +157,6 @@ class Verdict:
         found = self.faults()
         if found:
             raise ImageUnfit(f"image {self.image}", "; ".join(found), "launcher image verify shows what was tried")
-
-
-def verify(engine: Engine, info: ImageInfo, name: str, before: Report | None = None) -> Verdict:
-    """Try the image in a container on `engine`; a warm call costs nothing. Raises ImageUnfit if nothing runs in it."""
-    return Verdict(name, full_report(engine, info, name), before)
 
 
 def _values(report: Report) -> dict[str, str]:

@@ -36,7 +36,7 @@ class Leftovers:
 
 
 def find_leftovers(engine: Engine) -> Leftovers:
-    """Change nothing. A run with a container on the node, running or ended, is left out: that is for `down`."""
+    """A run with a container on the node, running or ended, is left out: that is for `down`."""
     home = posixpath.join(engine.facts().home, ".launcher")
     alive = {state.labels[labels.RUN] for state in engine.list({labels.RUN: None})}
     found: dict[str, list[int]] = {}

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import getpass
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from launcher.image.ensure import ensure
-from launcher.image.image_locations import Log, OnProgress, no_progress
+from launcher.image.image_locations import ImageLocations, Log, OnProgress, image_store, no_progress
 from launcher.image.probe import Surroundings, image_facts
 from launcher.job.models import Job
 from launcher.model.container import WANTED_ULIMITS
 from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import Plan, Rendezvous, new_run_id
 from launcher.node.connect import Fleet, caller_engine
+from launcher.node.engine import Engine
 from launcher.node.parallel import run_both
 from launcher.plan import build
 from launcher.plan.offline import assumed_image
@@ -52,20 +53,12 @@ def preview(job: Job, fleet: Fleet, code: str) -> Plan:
     facts = fleet.facts()
     image, facts, notes = image_as_it_is(job, fleet, facts)
     plan = _plan(job, facts, image, choose_rendezvous(job, fleet, facts), code)
-    return dataclasses.replace(plan, warnings=(*notes, *plan.warnings))
+    return replace(plan, warnings=(*notes, *plan.warnings))
 
 
 def _plan(job: Job, facts: Sequence[NodeFacts], image: ImageFacts, rendezvous: Rendezvous, code: str) -> Plan:
-    return build.build(
-        job,
-        new_run_id(job.name),
-        facts,
-        image,
-        rendezvous,
-        code=code,
-        owner=f"{getpass.getuser()}@{socket.gethostname()}",
-        created=int(time.time()),
-    )
+    owner, now = f"{getpass.getuser()}@{socket.gethostname()}", int(time.time())
+    return build.build(job, new_run_id(job.name), facts, image, rendezvous, code=code, owner=owner, created=now)
 
 
 def choose_rendezvous(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Rendezvous:
@@ -80,16 +73,20 @@ def choose_rendezvous(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Ren
 def image_as_it_is(
     job: Job, fleet: Fleet, facts: Sequence[NodeFacts]
 ) -> tuple[ImageFacts, list[NodeFacts], tuple[str, ...]]:
-    """What the nodes know of the image without a change to any; the last are notes on what had to be assumed."""
+    """The image as the nodes have it now, and notes on what had to be assumed."""
     if job.runtime == "process" or job.image is None:
         return image_facts(fleet.engines[0], "", Surroundings(env=job.env)), list(facts), ()
     name = job.image.ref or job.image.base or ""
-    found = fleet.each(lambda engine: engine.images.inspect(name) if engine.images else None)
-    granted = fleet.each(
-        lambda engine: engine.granted_ulimits(name) if found[fleet.engines.index(engine)] else WANTED_ULIMITS
-    )
-    limited = [dataclasses.replace(node, ulimits=limits) for node, limits in zip(facts, granted, strict=True)]
-    if found[0] is None:
+
+    def granted(engine: Engine) -> tuple[tuple[str, int], ...] | None:
+        return engine.granted_ulimits(name) if image_store(engine).inspect(name) else None
+
+    limits = fleet.each(granted)
+    limited = [
+        replace(node, ulimits=WANTED_ULIMITS if found is None else found)
+        for node, found in zip(facts, limits, strict=True)
+    ]
+    if limits[0] is None:
         note = f"image {name} is not on {fleet.engines[0].node} yet; its properties are assumed"
         return assumed_image(job), limited, (note,)
     notes = () if job.image.ref else (f"the image's properties are those of its base {name}; up repairs it if it must",)
@@ -108,33 +105,20 @@ def _surroundings(job: Job, master: NodeFacts) -> Surroundings:
 
 
 def make_image(
-    job: Job,
-    fleet: Fleet,
-    facts: Sequence[NodeFacts],
-    log: Log,
-    on_progress: OnProgress,
-    lock_file: Path | None = None,
+    job: Job, fleet: Fleet, facts: Sequence[NodeFacts], log: Log, on_progress: OnProgress, lock_file: Path | None
 ) -> tuple[ImageFacts, list[NodeFacts]]:
     """The job's image on every node, what it can do, and the facts with the limits that its containers are granted."""
     if job.runtime == "process" or job.image is None:
         return image_facts(fleet.engines[0], "", Surroundings(env=job.env)), list(facts)
     with caller_engine() as local:
-        image = ensure(
-            job.image,
-            fleet.engines,
-            local,
-            log,
-            job=job.name,
-            mounted=bool(job.mounts),
-            on_progress=on_progress,
-            lock_file=lock_file,
-        )
+        locations = ImageLocations(fleet.engines, local, log, on_progress)
+        image = ensure(job.image, locations, job=job.name, mounted=bool(job.mounts), lock_file=lock_file)
     granted, found = run_both(
         partial(fleet.each, lambda engine: engine.granted_ulimits(image.ids[engine.node])),
         partial(image_facts, fleet.engines[0], image.reference, _surroundings(job, facts[0])),
     )
     limited = [
-        dataclasses.replace(node, ulimits=limits, image=image.ids[engine.node])
+        replace(node, ulimits=limits, image=image.ids[engine.node])
         for engine, node, limits in zip(fleet.engines, facts, granted, strict=True)
     ]
     return found, limited

@@ -115,14 +115,14 @@ def test_a_lock_file_pins_a_base_whose_tag_moves(clean_bed, local, published, tm
     asked = Image.model_validate({"base": name, "torchvision": "keep"})
     path = lock.path_beside(tmp_path / "job.yaml")
     with engines_of(clean_bed) as fleet:
-        first = ensure(asked, fleet.engines, None, Log(), job="pull-test", lock_file=path)
+        first = ensure(asked, ImageLocations(fleet.engines, None, Log()), job="pull-test", lock_file=path)
         locked = lock.read(path)
         assert (locked.base_digest, locked.base_id) == (served.digest, first.id)
         for engine in fleet.engines:
             engine.images.tag("launcher-bed-train", name)  # the tag is another image now
-        again = ensure(asked, fleet.engines, None, Log(), job="pull-test", lock_file=path)
+        again = ensure(asked, ImageLocations(fleet.engines, None, Log()), job="pull-test", lock_file=path)
         assert again.id == first.id
         for engine in fleet.engines:
             engine.images.remove(first.id)
-        pulled = ensure(asked, fleet.engines, None, Log(), job="pull-test", lock_file=path)
+        pulled = ensure(asked, ImageLocations(fleet.engines, None, Log()), job="pull-test", lock_file=path)
         assert pulled.id == first.id  # by digest, although the tag says otherwise

@@ -114,8 +114,8 @@ def test_a_first_node_that_goes_away_is_named_and_the_others_have_it(four, fleet
     once = threading.Event()
     with contextlib.ExitStack() as healing, caller_engine() as local:
 
-        def on_progress(progress):
-            if progress.node == "node1" and progress.sent * 2 > progress.total and not once.is_set():
+        def on_progress(at, so_far, total):
+            if at == "node1" and so_far * 2 > total and not once.is_set():
                 once.set()
                 healing.enter_context(faults.without_engine(four, four.nodes[0]))
 

@@ -15,7 +15,7 @@ from launcher.image.ensure import ensure
 from launcher.image.faults import Report
 from launcher.image.image_locations import ImageLocations
 from launcher.image.probe import full_report
-from launcher.image.repair import Verdict, plan_repair, verify
+from launcher.image.repair import Verdict, plan_repair
 from launcher.job.models import Image
 from launcher.node.connect import caller_engine, connect
 from tests.bed import standins
@@ -72,14 +72,15 @@ def test_a_base_that_does_not_exist_is_refused(local):
 def test_packages_on_a_base_that_is_kept_build_once_and_name_the_same_image_again(local):
     asked = image(base="launcher-bed-train", torchvision="keep", packages=["six"])
     said = Log()
-    first = ensure(asked, [local], local, said, job=JOB)
-    again = ensure(asked, [local], local, Log(), job=JOB)
+    first = ensure(asked, ImageLocations([local], local, said), job=JOB)
+    again = ensure(asked, ImageLocations([local], local, Log()), job=JOB)
     assert first.built
     assert not again.built
     assert again.id == first.id
     assert any("install.sh packages" in line for line in said)  # the builder's own lines
     docker("image", "rm", first.reference)
-    assert ensure(asked, [local], local, Log(), job=JOB).id == first.id  # the builder's cache gives the same id
+    again = ensure(asked, ImageLocations([local], local, Log()), job=JOB)
+    assert again.id == first.id  # by the builder's cache
     info = local.images.inspect(first.reference)
     assert info.labels[names.OCI_BASE_NAME] == "launcher-bed-train"
     assert info.labels[names.WHY] == "the job says keep: nothing was checked"
@@ -89,7 +90,7 @@ def test_the_classic_builder_on_a_node_makes_it_where_the_caller_has_no_docker(c
     hosts = [(node.alias, node.alias) for node in clean_bed.nodes[:2]]
     asked = image(base="launcher-bed-train", torchvision="keep", packages=["six"])
     with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet:
-        done = ensure(asked, fleet.engines, None, Log(), job=JOB)
+        done = ensure(asked, ImageLocations(fleet.engines, None, Log()), job=JOB)
         assert done.built
         assert list(done.shipped) == ["node2"]
         for engine in fleet.engines:
@@ -102,7 +103,7 @@ def test_a_failed_build_shows_the_builders_own_words(local):
     with pytest.raises(
         ImageBuildFailed, match="No matching distribution found for surely-no-such-package-0"
     ) as failure:
-        ensure(asked, [local], local, Log(), job=JOB)
+        ensure(asked, ImageLocations([local], local, Log()), job=JOB)
     assert failure.value.exit_code == 4
 
 
@@ -113,9 +114,10 @@ def test_vgg_without_adaptive_pool_is_named_and_repaired_and_torch_stays(local, 
     repair = plan_repair(asked, ImageLocations([local], local, Log()))
     assert repair.lock.step == "wheel 0.29.1 cu130"
     assert "VGG without adaptive pool: torchvision 0.2.1 < 0.2.2" in repair.lock.why
-    done = ensure(asked, [local], local, Log(), job=JOB)
+    done = ensure(asked, ImageLocations([local], local, Log()), job=JOB)
     info = local.images.inspect(done.reference)
-    verdict = verify(local, info, done.reference, full_report(local, repair.info, faulty))
+    after, before = (full_report(local, each, done.reference) for each in (info, repair.info))
+    verdict = Verdict(done.reference, after, before)
     rows = {what: (before, after) for what, before, after in verdict.rows()}
     assert re.search("mat1 and mat2 shapes cannot be multiplied", rows["VGG16 on 32x32"][0])
     assert rows["VGG16 on 32x32"][1] == "ok"
@@ -129,7 +131,7 @@ def test_vgg_without_adaptive_pool_is_named_and_repaired_and_torch_stays(local, 
 @pytest.mark.parametrize(("asked", "there"), [("auto", "0.29.1+cu130"), ("0.29.0", "0.29.0+cu130")])
 def test_no_torchvision_gets_one(local, faulty, asked, there):
     base = standins.on_top(faulty, "launcher-bed-faulty:none", "RUN pip uninstall -y torchvision")
-    done = ensure(image(base=base, torchvision=asked), [local], local, Log(), job=JOB)
+    done = ensure(image(base=base, torchvision=asked), ImageLocations([local], local, Log()), job=JOB)
     info = local.images.inspect(done.reference)
     assert full_report(local, info, done.reference).torchvision == there
 
@@ -160,12 +162,13 @@ def test_cpu_torch_with_a_wheel_for_cuda_is_named(local, bed, tmp_path):
     assert "built for CPU, torchvision 0.28.0" in repair.lock.why
     assert repair.lock.step == "wheel 0.28.0 cpu"
     try:
-        done = ensure(image(base=base), [local], local, Log(), job=JOB)
+        done = ensure(image(base=base), ImageLocations([local], local, Log()), job=JOB)
     except ImageBuildFailed as refusal:  # no way to PyTorch's own index, which alone has that wheel
         assert "No matching distribution found for torchvision==0.28.0+cpu" in str(refusal)  # noqa: PT017
         assert refusal.exit_code == 4  # noqa: PT017
     else:
-        assert not verify(local, local.images.inspect(done.reference), done.reference).faults()
+        report = full_report(local, local.images.inspect(done.reference), done.reference)
+        assert not Verdict(done.reference, report).faults()
 
 
 @pytest.mark.slow
@@ -177,7 +180,7 @@ def test_torchvision_newer_than_torch_is_named_and_repaired(local, bed):
     repair = plan_repair(image(base=base), ImageLocations([local], local, Log()))
     assert "torchvision 0.29.1+cu130 was built for another CUDA" in repair.lock.why
     assert "0.25.0 belongs to torch 2.10.0" in repair.lock.why
-    done = ensure(image(base=base), [local], local, Log(), job=JOB)
+    done = ensure(image(base=base), ImageLocations([local], local, Log()), job=JOB)
     report = full_report(local, local.images.inspect(done.reference), done.reference)
     assert report.torchvision.startswith("0.25.0")
     assert report.torch == full_report(local, repair.info, base).torch
@@ -191,7 +194,8 @@ def test_what_is_unusual_and_works_is_said_each_time_and_nothing_is_built(local,
     base = standins.on_top(faulty, "launcher-bed-faulty:unusual", line)
     for _ in range(2):  # looked into, then as the lock file has it
         said = Log()
-        done = ensure(image(base=base), [local], local, said, job=JOB, lock_file=tmp_path / "x.lock.json")
+        places, file = ImageLocations([local], local, said), tmp_path / "x.lock.json"
+        done = ensure(image(base=base), places, job=JOB, lock_file=file)
         assert done.reference == base
         assert any("note: torchvision 0.2.2 is not the official pair" in text for text in said)
         assert any("note: torchvision 0.2.2 has no operators" in text for text in said)

@@ -121,8 +121,8 @@ def test_a_big_image_goes_in_parts_and_goes_on_after_a_cut_where_it_was(clean_be
     node = clean_bed.nodes[0]
     cut = threading.Event()
 
-    def on_progress(progress):
-        if progress.node == "node1" and progress.sent > 75 * MIB and not cut.is_set():
+    def on_progress(at, so_far, total):
+        if at == "node1" and so_far > 75 * MIB and not cut.is_set():
             cut.set()
             faults.kill_ssh_sessions(clean_bed, node)
 
@@ -143,8 +143,8 @@ def test_parts_of_an_image_whose_node_went_away_are_leftovers(clean_bed, engines
     with contextlib.ExitStack() as healing:
         once = threading.Event()
 
-        def on_progress(progress):
-            if progress.sent > 50 * MIB and not once.is_set():
+        def on_progress(at, so_far, total):
+            if so_far > 50 * MIB and not once.is_set():
                 once.set()
                 healing.enter_context(faults.without_sshd(clean_bed, node))
 
@@ -192,7 +192,7 @@ def test_the_layers_read_out_of_the_store_are_what_docker_save_gives(local, make
     """Directly, through a container, and by the engine: the same layers, byte for byte."""
     name = make(3, 1)
     info = local.images.inspect(name)
-    store = export.classic_store()
+    store = export.classic_store(local)
     if store is None:
         pytest.skip("this machine's engine has no classic image store")
 
@@ -207,16 +207,16 @@ def test_the_layers_read_out_of_the_store_are_what_docker_save_gives(local, make
     saved = layers(local.images.save(info.id))
     assert len(saved) >= 3
     if os.geteuid() == 0:
-        assert layers(export.read_directly(info.id, store, 0)) == saved
-    assert layers(export.read_in_container(info.id, store, 0)) == saved
+        assert layers(export.run_pack(export.direct_argv(info.id, store, 0))) == saved
+    assert layers(export.run_pack(export.container_argv(info.id, store, 0))) == saved
 
 
 def at_half(action):
     """Do it once, when half of the image has travelled."""
     once = threading.Event()
 
-    def on_progress(progress):
-        if progress.sent * 2 > progress.total and not once.is_set():
+    def on_progress(at, so_far, total):
+        if so_far * 2 > total and not once.is_set():
             once.set()
             action()
 

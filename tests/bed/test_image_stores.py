@@ -68,7 +68,7 @@ def test_both_get_the_same_image_under_their_own_ids(mixed, image):
         again = provide(image, places)
         assert again.shipped == {}
         assert again.ids == done.ids
-        renamed = ensure(Image(ref=done.id), fleet.engines, local, Log(), job="x")  # an id that node2 does not know
+        renamed = ensure(Image(ref=done.id), places, job="x")  # an id that node2 does not know
         assert renamed.shipped == {}
         assert renamed.ids == done.ids
 

@@ -54,12 +54,12 @@ def test_the_same_inputs_have_the_same_name_and_any_other_input_another():
 
 
 def test_the_command_line_of_a_build():
-    argv = buildx_argv("/ctx", "launcher/demo:1", RECIPE.arguments("launcher/base:1"), {"a": "b c"}, "host", "default")
+    argv = buildx_argv("launcher/demo:1", RECIPE.arguments("launcher/base:1"), {"a": "b c"}, "host", "default")
     assert argv == [
         *("docker", "buildx", "build", "--builder", "default", "--load", "--progress", "plain"),
         *("--tag", "launcher/demo:1", "--network", "host"),
         *("--build-arg", "BASE_IMAGE=launcher/base:1", "--build-arg", "TORCHVISION=wheel 0.29.1 cu130"),
-        *("--build-arg", "RUN_USER=root", "--label", "a=b c", "/ctx"),
+        *("--build-arg", "RUN_USER=root", "--label", "a=b c", "-"),
     ]
 
 

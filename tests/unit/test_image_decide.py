@@ -3,8 +3,7 @@
 import pytest
 
 from launcher.errors import ImageUnfit
-from launcher.image.decide import decide
-from launcher.image.faults import Report, find_faults, find_notes
+from launcher.image.faults import Report, decide, find_faults, find_notes
 
 SHAPES = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x512 and 25088x4096)"
 NO_NMS = "RuntimeError: operator torchvision::nms does not exist"

@@ -12,6 +12,7 @@ STEP = 6  # seconds
 PROGRAM = f"""
 import io, os, sys, tarfile, time
 from launcher.image.ensure import ensure
+from launcher.image.image_locations import ImageLocations
 from launcher.job.models import Image
 from launcher.model.facts import ImageInfo
 
@@ -56,7 +57,8 @@ class Node:
         self.node = self.host = node
         self.images = Store(has)
 
-ensure(Image(ref="x:1"), [Node(n, has=n == "a") for n in "abc"[: int(sys.argv[2])]], None, print, job="x")
+nodes = [Node(n, has=n == "a") for n in "abc"[: int(sys.argv[2])]]
+ensure(Image(ref="x:1"), ImageLocations(nodes, None, print), job="x")
 """
 
 
