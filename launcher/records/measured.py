@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -10,6 +9,7 @@ from typing import Any
 
 from launcher.errors import RunUnknown
 from launcher.records.paths import RunPaths
+from launcher.records.store import read_json_lines
 
 Line = Mapping[str, Any]
 
@@ -60,14 +60,13 @@ class TrainingProgress:
     @property
     def eta(self) -> float | None:
         """Seconds until the last step at the pace between the two lines; None where that cannot be known."""
-        values = [
-            number(line.get(key)) for line, key in ((self.last, "step"), (self.last, "steps"), (self.first, "step"))
-        ]
-        took = (number(self.last.get("time")) or 0.0) - (number(self.first.get("time")) or 0.0)
-        step, steps, before = values
-        if step is None or steps is None or before is None or step <= before or took <= 0:
+        step, steps, time = (number(self.last.get(key)) for key in ("step", "steps", "time"))
+        first_step, first_time = (number(self.first.get(key)) for key in ("step", "time"))
+        if step is None or steps is None or time is None or first_step is None or first_time is None:
             return None
-        return took / (step - before) * max(0.0, steps - step)
+        if step <= first_step or time <= first_time:
+            return None
+        return (time - first_time) / (step - first_step) * max(0.0, steps - step)
 
     def parts(self) -> list[str]:
         """What a person is shown of it: `epoch 2/6`, `step 7/9`, `910 images/s`, `ETA 0:12`, ..."""
@@ -102,7 +101,7 @@ def _of(line: Line, now: str, all_: str) -> str:
 
 
 def number(value: object) -> float | None:
-    """None for what is none: the file belongs to the user's program, which may write NaN or text."""
+    """None for anything else: the file belongs to the user's program, which may write NaN or text."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) < 1e15:
         return None
     return float(value)
@@ -123,12 +122,9 @@ def top1(epoch: Line) -> float | None:
 
 def read(paths: RunPaths, label: str) -> Measured:
     """The run's figures. Raises RunUnknown where it left none."""
-    try:
-        text = paths.metrics.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise _nothing(paths.run, "has no metrics.jsonl here") from None
-    lines = [line for line in map(_parse, text.splitlines()) if line is not None]
-    return measure(lines, paths.run, label)
+    if not paths.metrics.exists():
+        raise _nothing(paths.run, "has no metrics.jsonl here")
+    return measure(read_json_lines(paths.metrics), paths.run, label)
 
 
 def measure(lines: Iterable[Line], run: str, label: str) -> Measured:
@@ -136,7 +132,7 @@ def measure(lines: Iterable[Line], run: str, label: str) -> Measured:
 
     Raises RunUnknown where there is no start or not one step.
     """
-    lines = list(lines)
+    lines = [line for line in lines if "kind" in line]
     starts = [line for line in lines if line["kind"] == "start"]
     steps = [line for line in lines if line["kind"] == "step"]
     epochs = [line for line in lines if line["kind"] == "epoch"]
@@ -191,15 +187,6 @@ def _losses(lines: Sequence[Line]) -> tuple[tuple[float, float], ...]:
         elif line["kind"] == "step":
             points.append((passed + line["time"] - since, float(line["loss"])))
     return tuple(points)
-
-
-def _parse(text: str) -> Line | None:
-    """None for a line that was cut off while it was written."""
-    try:
-        line = json.loads(text)
-    except json.JSONDecodeError:
-        return None
-    return line if isinstance(line, dict) and "kind" in line else None
 
 
 def _nothing(run: str, what: str) -> RunUnknown:
