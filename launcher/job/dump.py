@@ -7,9 +7,8 @@ from typing import Any
 
 import yaml
 
-from launcher.job.hosts import names_of
 from launcher.job.models import Job, NodeEntry, Part
-from launcher.job.scalars import WrittenFloat, WrittenInt, resolve, show_duration, show_size
+from launcher.job.scalars import WrittenFloat, WrittenInt, names_of, resolve, show_duration, show_size
 from launcher.model.container import Mount
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -8,7 +8,6 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, PlainValidator, WithJsonSchema
 
-from launcher.job.hosts import parse_host
 from launcher.job.problems import BadValueError, LocatedError, Path, show
 from launcher.job.scalars import (
     Args,
@@ -19,6 +18,7 @@ from launcher.job.scalars import (
     parse_cpus,
     parse_duration,
     parse_gpus,
+    parse_host,
     parse_path,
     parse_size,
     parse_text,

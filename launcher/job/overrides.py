@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from launcher.errors import JobInvalid
 from launcher.job.document import Node, compose
-from launcher.job.hosts import names_of
 from launcher.job.models import Job
 from launcher.job.problems import Mark, Path, Problem, dotted, printable, refusal
-from launcher.job.scalars import Args, argv_of
+from launcher.job.scalars import Args, argv_of, names_of
 
 
 def apply_set(root: Node, assignment: str) -> tuple[Node, list[Problem]]:
