@@ -82,10 +82,6 @@ def _arg_value(value: Any) -> ArgValue:
     return parse_text(value)
 
 
-def parse_argv(value: Any) -> tuple[str, ...]:
-    return _texts(value, "a list, one item an argument")
-
-
 def _texts(value: Any, expected: str) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
         raise BadValueError(f"expected {expected}, not {show(value)}")
@@ -165,7 +161,9 @@ Mounts = Annotated[
     schema(type="object", additionalProperties={"type": "string", "pattern": "^/"}),
 ]
 ModuleName = Annotated[str, matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "a Python module such as train")]
-Argv = Annotated[tuple[str, ...], PlainValidator(parse_argv), schema(**_LIST)]
+Argv = Annotated[
+    tuple[str, ...], PlainValidator(lambda value: _texts(value, "a list, one item an argument")), schema(**_LIST)
+]
 ArgsField = Annotated[Args, PlainValidator(parse_args), schema(anyOf=[_OPTIONS, _LIST])]
 EnvName = Annotated[
     str,

@@ -58,10 +58,9 @@ def resolve(text: str) -> str | int | float | bool | None:
     if len(text) > _LONGEST_NUMBER:
         return text
     if _INT.fullmatch(text):
-        base = {"0o": 8, "0x": 16}.get(text[:2], 10)
-        whole = WrittenInt(int(text, base))
-        whole.text = text
-        return whole
+        integer = WrittenInt(int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)))
+        integer.text = text
+        return integer
     if _FLOAT.fullmatch(text):
         number = WrittenFloat(text.replace(".", "") if text[-1].isalpha() else text)
         number.text = text
@@ -167,20 +166,18 @@ def parse_cpus(value: Any) -> float:
 
 
 _GPU_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,80}")
-_GPUS = "expected all, none, a number, or a list of indices or of UUIDs"
 
 
 def parse_gpus(value: Any) -> Gpus:
     """`all`, `none`, N, indices or UUIDs; 0 is `none`."""
-    if isinstance(value, str):
-        if value in ("all", "none"):
-            return str(value)
-        hint = "; write [...] around it" if _GPU_UUID.fullmatch(value) or value.isdigit() else ""
-        raise BadValueError(f"{_GPUS}, not {show(value)}{hint}")
+    if value in ("all", "none"):
+        return str(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return whole("a number of GPUs", 0, 1024)(value) or "none"
     if not isinstance(value, (list, tuple)):
-        raise BadValueError(f"{_GPUS}, not {show(value)}")
+        single = isinstance(value, str) and (value.isdigit() or _GPU_UUID.fullmatch(value))
+        hint = "; write [...] around it" if single else ""
+        raise BadValueError(f"expected all, none, a number, or a list of indices or of UUIDs, not {show(value)}{hint}")
     if not value:
         raise BadValueError("an empty list of GPUs; write none, or all")
     for item in value:
@@ -188,12 +185,12 @@ def parse_gpus(value: Any) -> Gpus:
             raise BadValueError(f"GPU {show(item)} is listed twice")
     if all(isinstance(item, int) and not isinstance(item, bool) for item in value):
         return tuple(whole("a GPU's index", 0, 1023)(item) for item in value)
-    if all(isinstance(item, str) for item in value):
-        for item in value:
-            if not _GPU_UUID.fullmatch(item):
-                raise BadValueError(f"expected a GPU's index or its UUID (GPU-...), not {show(item)}")
-        return tuple(str(item) for item in value)
-    raise BadValueError("expected a list of GPU indices or of UUIDs, not both")
+    if not all(isinstance(item, str) for item in value):
+        raise BadValueError("expected a list of GPU indices or of UUIDs, not both")
+    for item in value:
+        if not _GPU_UUID.fullmatch(item):
+            raise BadValueError(f"expected a GPU's index or its UUID (GPU-...), not {show(item)}")
+    return tuple(map(str, value))
 
 
 def parse_path(value: Any) -> str:
