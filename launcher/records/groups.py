@@ -1,4 +1,4 @@
-"""Which runs a comparison means, and what it calls each. A group is what one `up` of a job with a sweep started."""
+"""Which runs a comparison means, and its name for each. A group: the runs that one `up` of a sweep started."""
 
 from __future__ import annotations
 

@@ -45,19 +45,6 @@ class TrainingProgress:
     last: Line
 
     @property
-    def epoch(self) -> str:
-        """`2/6`; "" where the trainer does not tell."""
-        return _of(self.last, "epoch", "epochs")
-
-    @property
-    def step(self) -> str:
-        return _of(self.last, "step", "steps")
-
-    @property
-    def images_per_s(self) -> float | None:
-        return number(self.last.get("images_per_s"))
-
-    @property
     def eta(self) -> float | None:
         """Seconds until the last step at the pace between the two lines; None where that cannot be known."""
         step, steps, time = (number(self.last.get(key)) for key in ("step", "steps", "time"))
@@ -70,16 +57,22 @@ class TrainingProgress:
 
     def parts(self) -> list[str]:
         """What a person is shown of it: `epoch 2/6`, `step 7/9`, `910 images/s`, `ETA 0:12`, ..."""
-        speed, eta = self.images_per_s, self.eta
-        loss, wait = (number(self.last.get(key)) for key in ("loss", "data_wait"))
-        return [
-            *([f"epoch {self.epoch}"] if self.epoch else []),
-            *([f"step {self.step}"] if self.step else []),
-            *([] if speed is None else [f"{speed:,.0f} images/s"]),
-            *([f"ETA {duration(eta)}"] if eta else []),
-            *([] if loss is None else [f"loss {loss:.4g}"]),
-            *([] if wait is None else [f"data wait {wait:.0%}"]),
+        speed, loss, wait = (number(self.last.get(key)) for key in ("images_per_s", "loss", "data_wait"))
+        shown = [
+            self._of("epoch", "epochs"),
+            self._of("step", "steps"),
+            None if speed is None else f"{speed:,.0f} images/s",
+            f"ETA {duration(eta)}" if (eta := self.eta) else None,
+            None if loss is None else f"loss {loss:.4g}",
+            None if wait is None else f"data wait {wait:.0%}",
         ]
+        return [part for part in shown if part]
+
+    def _of(self, now: str, last: str) -> str | None:
+        value, end = self.last.get(now), self.last.get(last)
+        if number(value) is None:
+            return None
+        return f"{now} {value}" if number(end) is None else f"{now} {value}/{end}"
 
 
 def training_progress(lines: Sequence[Line]) -> TrainingProgress | None:
@@ -92,12 +85,6 @@ def training_progress(lines: Sequence[Line]) -> TrainingProgress | None:
         if (number(after["step"]) or 0) <= (number(before["step"]) or 0):
             first = after
     return TrainingProgress(first, steps[-1])
-
-
-def _of(line: Line, now: str, all_: str) -> str:
-    if number(line.get(now)) is None:
-        return ""
-    return f"{line[now]}" if number(line.get(all_)) is None else f"{line[now]}/{line[all_]}"
 
 
 def number(value: object) -> float | None:
@@ -133,10 +120,9 @@ def measure(lines: Iterable[Line], run: str, label: str) -> Measured:
     Raises RunUnknown where there is no start or not one step.
     """
     lines = [line for line in lines if "kind" in line]
-    starts = [line for line in lines if line["kind"] == "start"]
-    steps = [line for line in lines if line["kind"] == "step"]
-    epochs = [line for line in lines if line["kind"] == "epoch"]
-    ends = [line for line in lines if line["kind"] == "end" and "top1" in line]
+    kinds = ("start", "step", "epoch", "end")
+    starts, steps, epochs, ends = ([line for line in lines if line["kind"] == kind] for kind in kinds)
+    ends = [line for line in ends if "top1" in line]
     if not starts or not steps:
         raise _nothing(run, "measured nothing: it has no step in metrics.jsonl")
     start = starts[-1]
