@@ -182,7 +182,7 @@ def _docker(job: Job) -> Iterator[Conflict]:
 
 def _variables(job: Job) -> Iterator[Conflict]:
     seen: set[str] = set()
-    message = "is a secret too; a secret's value does not stand in the job file: leave one of them out"
+    message = "is a secret too, and a secret's value is never written in the job file: leave one of them out"
     for index, secret in enumerate(job.secrets):
         if secret.name in seen:
             yield ("secrets", index), f"{secret.name} is listed twice", {"secrets"}

@@ -12,7 +12,7 @@ from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import NodePlan, Plan, Rendezvous, RunId
 from launcher.plan import checks, containers, gpus
 
-_TOLD = ("clock", "shared memory")  # what `up` warns of; launcher doctor tells the rest
+_WARNED = ("clock", "shared memory")  # what `up` warns of; launcher doctor shows the rest
 
 
 def build(
@@ -105,7 +105,7 @@ def _warnings(job: Job, facts: Sequence[NodeFacts], rendezvous: Rendezvous, node
         found += [
             f"{check.node}: {check.what}. {check.cure}"
             for check in checks.of_node(node, job, job.nodes[planned.rank])
-            if check.level is checks.Level.WARN and check.name in _TOLD
+            if check.level is checks.Level.WARN and check.name in _WARNED
         ]
         if planned.container.gpus and planned.processes > len(planned.container.gpus):
             found.append(

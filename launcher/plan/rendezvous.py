@@ -46,7 +46,7 @@ def choose(
     port: int,
     addresses: Sequence[str | None] | None = None,
 ) -> Rendezvous:
-    """The first candidate that every other node reaches; each node's own address and interface on the way there.
+    """The first candidate that every other node reaches; each node's own address and interface towards it.
 
     Raises NodeUnfit, naming the nodes that reach none of the master's addresses and what was tried.
     """
@@ -98,7 +98,7 @@ def _settle(facts: Sequence[NodeFacts], given: Sequence[str | None], ip: str, po
 
 
 def source_address(node: NodeFacts, destination: str) -> str:
-    """The node's own address on the way to `destination`, by its routes (longest prefix, then metric); "" if none."""
+    """The node's own address for reaching `destination`, by its routes (longest prefix, then metric); "" if none."""
     target = ipaddress.ip_address(destination)
     if any(str(ipaddress.ip_interface(a).ip) == destination for _, a in _addresses(node)):
         return destination

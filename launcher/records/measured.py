@@ -19,7 +19,7 @@ class Measured:
     """One run. Accuracies are percent, None where nothing was validated."""
 
     run: str
-    label: str  # what tells the run from those it is compared with (records.groups.labels)
+    label: str  # its name in a comparison (records.groups.labels)
     method: str  # single, ddp, ...
     devices: int  # workers at the same training: processes, or replicas inside one
     batch: int  # images a step, of all workers
@@ -115,7 +115,7 @@ def read(paths: RunPaths, label: str) -> Measured:
 
 
 def measure(lines: Iterable[Line], run: str, label: str) -> Measured:
-    """From the lines of a metrics.jsonl. A run that was resumed has several starts; the last one tells the settings.
+    """From the lines of a metrics.jsonl. A resumed run has several starts; the last one has the settings.
 
     Raises RunUnknown where there is no start or not one step.
     """
@@ -164,7 +164,7 @@ def steady_rate(lines: Sequence[Line]) -> float:
 
 
 def _losses(lines: Sequence[Line]) -> tuple[tuple[float, float], ...]:
-    """Time stands still between an end and the next start."""
+    """The time between an end and the next start does not count."""
     points: list[tuple[float, float]] = []
     passed = since = 0.0
     for line in lines:

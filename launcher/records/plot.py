@@ -1,4 +1,4 @@
-"""A comparison as a picture: loss against time, accuracy against batch, speed-ups. Only what the runs can tell."""
+"""A comparison as a picture: loss against time, accuracy against batch, speed-ups. A panel without data is left out."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _member(folder: Path, path: Path) -> tuple[tarfile.TarInfo, bytes]:
     if stat.S_ISLNK(status.st_mode):
         info.type, info.linkname, info.mode = tarfile.SYMTYPE, str(path.readlink()), 0o777
         return info, b""
-    content = path.read_bytes()  # at once: a file that grows meanwhile must still match its header
+    content = path.read_bytes()  # at once: a file that is still growing must match its header
     info.size = len(content)
     info.mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
     return info, content

@@ -17,7 +17,7 @@ from launcher.records.paths import RUNS, RunPaths
 
 @dataclass(frozen=True)
 class NodeOfRun:
-    """Where a run's node is and how it is reached, as its record or its labels tell."""
+    """Where a run's node is and how it is reached, by the run's record or by labels."""
 
     name: str
     host: str
@@ -50,7 +50,7 @@ class Record:
 
     @classmethod
     def rebuild(cls, run: RunId, job: str, runtime: str, nodes: Sequence[NodeOfRun], runs: Path = RUNS) -> Record:
-        """The record of a run that was found by its labels, as far as labels tell; a readable one stays as it is."""
+        """The record of a run found by its labels, with what labels say; a readable record stays as it is."""
         record = cls(RunPaths(runs / run))
         if read_json(record.paths.plan) is None:
             record.paths.logs.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ class Record:
 
 
 def records(runs: Path = RUNS) -> list[Record]:
-    """Every run on record here, the latest last. A folder without a readable plan is none: --nodes rebuilds it."""
+    """Every run on record here, the latest last. A folder without a readable plan is ignored; --nodes rebuilds it."""
     if not runs.is_dir():
         return []
     found = [Record(RunPaths(path)) for path in runs.iterdir() if is_run_id(path.name)]
