@@ -28,102 +28,90 @@ class LauncherError(Exception):
         return f"{head}\n  -> {self.next_step}" if self.next_step else head
 
 
-class UsageError(LauncherError):
+class InvalidRequest(LauncherError):
+    """The request itself is wrong."""
+
+    exit_code = 2
+
+
+class UsageError(InvalidRequest):
     """The call itself is wrong: an option, an argument."""
 
-    exit_code = 2
 
-
-class JobInvalid(LauncherError):
+class JobInvalid(InvalidRequest):
     """The job file, an override of it, or a file that it names is wrong."""
 
-    exit_code = 2
 
-
-class PlanInvalid(LauncherError):
+class PlanInvalid(InvalidRequest):
     """The job asks for more than these nodes have."""
 
-    exit_code = 2
 
-
-class RunUnknown(LauncherError):
+class RunUnknown(InvalidRequest):
     """No run, or more than one, has that name."""
 
-    exit_code = 2
+
+class NodeError(LauncherError):
+    """A node cannot be used."""
+
+    exit_code = 3
 
 
-class NodeUnreachable(LauncherError):
+class NodeUnreachable(NodeError):
     """No connection to the node within the time limit, or the connection was lost for good."""
 
-    exit_code = 3
 
-
-class HostKeyUnknown(LauncherError):
+class HostKeyUnknown(NodeError):
     """The node's ssh host key is in no known_hosts file."""
 
-    exit_code = 3
 
-
-class HostKeyChanged(LauncherError):
+class HostKeyChanged(NodeError):
     """The node's ssh host key is not the one in known_hosts."""
 
-    exit_code = 3
 
-
-class AuthFailed(LauncherError):
+class AuthFailed(NodeError):
     """The node refused every key that was offered."""
 
-    exit_code = 3
 
-
-class NodeUnfit(LauncherError):
+class NodeUnfit(NodeError):
     """The node is reached but lacks what the job needs: GPUs, a free port, disk, a mount's source."""
-
-    exit_code = 3
 
 
 class GpuInUse(NodeUnfit):
     """A GPU that the job needs is in use by another run."""
 
 
-class EngineUnavailable(LauncherError):
+class EngineUnavailable(NodeError):
     """No container engine answers on the node."""
 
-    exit_code = 3
 
-
-class EngineForbidden(LauncherError):
+class EngineForbidden(NodeError):
     """The ssh user may not use the node's container engine."""
 
-    exit_code = 3
 
-
-class EngineFailed(LauncherError):
+class EngineFailed(NodeError):
     """The node's container engine refused or failed a request; `what` has its message."""
-
-    exit_code = 3
 
 
 class NameTaken(EngineFailed):
     """The node has a container of that name already."""
 
 
-class ImageUnfit(LauncherError):
+class ImageError(LauncherError):
+    """The image cannot be used."""
+
+    exit_code = 4
+
+
+class ImageUnfit(ImageError):
     """The image lacks what the job needs, or is not the same on all nodes."""
 
-    exit_code = 4
 
-
-class ImageBuildFailed(LauncherError):
+class ImageBuildFailed(ImageError):
     """The image could not be built."""
 
-    exit_code = 4
 
-
-class ImageShipFailed(LauncherError):
+class ImageShipFailed(ImageError):
     """The image did not reach a node."""
-
-    exit_code = 4
 
 
 class NoRoom(ImageShipFailed):
@@ -132,8 +120,6 @@ class NoRoom(ImageShipFailed):
 
 class RunFailed(LauncherError):
     """The job failed, ran out of time or hung."""
-
-    exit_code = 1
 
 
 class StoppedByUser(LauncherError):

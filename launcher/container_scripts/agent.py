@@ -1,10 +1,10 @@
 """python agent.py OPTIONS...: torchrun with these options, on nodes that the container engine restarts one by one.
 
 torchrun with a static rendezvous cannot tell a restarted master from the previous one, which still runs until it
-notices that a peer has died: a restarted node would join the previous master, and the new master would wait for that
-node in vain. So every master publishes a generation id in its store, and a restarted node waits until it finds another
+notices that a peer has died: a restarted node would join the previous master, and the new master would never see that
+node. So every master publishes a generation id in its store, and a restarted node waits until it finds another
 id than it last joined. While torchrun runs, the node also watches the master: when the master has failed, this node's
-ranks would wait for it for ever, so they are ended.
+ranks would wait for it forever, so they are ended.
 
 Runs in the image's own Python, 3.7 or newer, with its torch, 1.10 or newer (with 1.9 it is plain torchrun). The id last
 joined is kept in LAUNCHER_OUTPUT, in state/NODE.master.
@@ -75,7 +75,7 @@ def meet(address: str, port: int, rank: int, file: Path) -> tuple[Any, socket.so
     file: keeps the generation id last joined. None: no such master came up in time.
     """
     before = file.read_text() if file.exists() else ""
-    deadline, told = time.monotonic() + RENDEZVOUS_TIMEOUT, False
+    deadline, announced = time.monotonic() + RENDEZVOUS_TIMEOUT, False
     while time.monotonic() < deadline:
         try:
             link = _link(address, port)
@@ -85,15 +85,15 @@ def meet(address: str, port: int, rank: int, file: Path) -> tuple[Any, socket.so
         try:
             store = _store(address, port, is_master=False)
             generation = store.get(GENERATION_KEY).decode()
-        except RuntimeError:  # what torch raises when the master ends meanwhile
+        except RuntimeError:  # the master ended between the two calls
             link.close()
             continue
         if generation != before and not _closed(link):  # the link is still open, so link and store have one master
             file.write_text(generation)
             return store, link
-        if not told:
+        if not announced:
             print("launcher: waiting for the other nodes to start again", file=sys.stderr, flush=True)
-            told = True
+            announced = True
         _leave(store, rank)
         _wait_closed(link)  # the previous master's ranks may notice late: their own timeouts decide when
         deadline = time.monotonic() + RENDEZVOUS_TIMEOUT
@@ -112,7 +112,7 @@ def _watch(link: socket.socket) -> None:
     """
     _wait_closed(link)
     time.sleep(GRACE)
-    print("launcher: the master has ended and this node has not; where its ranks stand:", file=sys.stderr, flush=True)
+    print("launcher: the master has ended and this node has not; the stacks of its ranks:", file=sys.stderr, flush=True)
     entry = os.environ.get("LAUNCHER_ENTRY")
     if entry:
         os.kill(int(entry), signal.SIGQUIT)

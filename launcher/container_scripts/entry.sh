@@ -124,7 +124,7 @@ stacks() {
 }
 at_hang() {
     our_hung=1
-    echo "launcher: no output and no step for $LAUNCHER_HANG_TIMEOUT s; where its ranks stand:" >&3
+    echo "launcher: no output and no step for $LAUNCHER_HANG_TIMEOUT s; the stacks of its ranks:" >&3
     stacks
 }
 # A shell starts background commands with SIGINT ignored, so Python would raise no KeyboardInterrupt. If env cannot undo

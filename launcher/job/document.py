@@ -55,15 +55,6 @@ class Node:
             return [node.plain() for node in self.value]
         return self.value
 
-    def child(self, part: str | int) -> Node | None:
-        if isinstance(self.value, dict):
-            found = self.value.get(str(part))
-        elif isinstance(self.value, list) and isinstance(part, int) and 0 <= part < len(self.value):
-            found = self.value[part]
-        else:
-            found = None
-        return found if isinstance(found, Node) else None
-
     def marks(self, path: Path = ()) -> Iterator[tuple[Path, Mark]]:
         """The place of every value in it, by path."""
         yield path, self.mark
@@ -84,6 +75,7 @@ class _Open:
     entries: dict[str, Node] | None  # None for a list
     items: list[Node] = field(default_factory=list)
     key: tuple[str | None, Mark] | None = None  # a mapping's key without its value yet; no text: an invalid key
+    merges: bool = False  # the key is <<
     merged: list[Node] = field(default_factory=list)
 
 
@@ -146,18 +138,15 @@ class _Composer:
         plain = event.implicit[0] and not event.style
         top = self._stack[-1] if self._stack else None
         if top is not None and top.entries is not None and top.key is None:
-            top.key = ("<<", mark) if plain and event.value == "<<" else self._key(event.value, mark, top.entries)
+            top.key = (event.value, mark)
+            if (first := top.entries.get(event.value)) is not None:
+                where = f"first on line {first.mark.line}" if first.mark.line else "twice"
+                self.problems.append(Problem(mark, self._path(), f"the key is given twice, {where}"))
+            top.merges = plain and event.value == "<<"
             return
         self._check_tag(event, mark)
         value = resolve(event.value) if plain else event.value
         self._place(Node(mark, value, 1 + len(event.value) // 100), mark, event.anchor)
-
-    def _key(self, text: str, mark: Mark, entries: dict[str, Node]) -> tuple[str, Mark]:
-        if text in entries:
-            first = entries[text].mark
-            where = f"first on line {first.line}" if first.line else "twice"
-            self.problems.append(Problem(mark, (*self._path(), text), f"the key is given twice, {where}"))
-        return text, mark
 
     def _close(self) -> None:
         top = self._stack.pop()
@@ -185,17 +174,16 @@ class _Composer:
             top.items.append(replace(node, mark=mark))
         elif top.key is None:
             self.problems.append(Problem(mark, self._path(), "a key must be text, not a list, a mapping or an alias"))
-            top.key = (None, mark)
+            top.key, top.merges = (None, mark), False
         else:
             (key, place), top.key = top.key, None
-            if key == "<<":
+            if top.merges:
                 self._merge(top, node, place)
             elif key is not None:
                 top.entries.setdefault(key, replace(node, mark=place))
 
     def _merge(self, top: _Open, node: Node, mark: Mark) -> None:
-        mappings = node.value if isinstance(node.value, list) else [node]
-        for mapping in mappings:
+        for mapping in node.value if isinstance(node.value, list) else [node]:
             if isinstance(mapping.value, dict):
                 top.merged.append(mapping)
             else:

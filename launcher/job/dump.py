@@ -7,10 +7,8 @@ from typing import Any
 
 import yaml
 
-from launcher.job.hosts import names_of
 from launcher.job.models import Job, NodeEntry, Part
-from launcher.job.scalars import WrittenFloat, WrittenInt, resolve, show_duration, show_size
-from launcher.model.container import Mount
+from launcher.job.scalars import WrittenFloat, WrittenInt, names_of, resolve, show_duration, show_size
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -35,7 +33,7 @@ def _job(job: Job) -> dict[str, Any]:
     data = _part(job)
     names = names_of([node.host for node in job.nodes])
     data["nodes"] = [_node(node, name) for node, name in zip(job.nodes, names, strict=True)]
-    data["mounts"] = {mount.source: _mount(mount) for mount in job.mounts}
+    data["mounts"] = {m.source: m.target + (":ro" if m.read_only else "") for m in job.mounts}
     data["secrets"] = [{s.name: s.file} if s.file else s.name for s in job.secrets]
     for key in ("timeout", "hang_timeout"):
         if key in data:
@@ -80,10 +78,6 @@ def _node(node: NodeEntry, name: str) -> Any:
     if node.name == name:
         del data["name"]
     return node.host if set(data) == {"host"} else data
-
-
-def _mount(mount: Mount) -> str:
-    return mount.target + (":ro" if mount.read_only else "")
 
 
 class _Dumper(yaml.SafeDumper):

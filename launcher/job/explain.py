@@ -1,16 +1,21 @@
-"""What the models refuse, in terms of the job file: the key, what was expected, the nearest valid key."""
+"""What is wrong with a job, in terms of the job file: keys, what was expected of them, and keys that exclude others."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 from pydantic import ValidationError
 
-from launcher.job.conflicts import conflicts
 from launcher.job.models import DockerOptions, Image, Job, NodeEntry, Origin, Part, Resources, Run
-from launcher.job.problems import LocatedError, Path, nearest, show
+from launcher.job.problems import LocatedError, Path, nearest, printable, show
+from launcher.job.scalars import LOCAL, machine
+from launcher.model.container import CODE
+
+# Where, what, and the top-level keys involved: if one of them is itself invalid, the conflict is not reported.
+Conflict = tuple[Path, str, set[str]]
 
 _PARTS: Mapping[Path, type[Part]] = {
     (): Job,
@@ -42,23 +47,21 @@ def check(data: Any, origin: Origin) -> tuple[Job | None, list[tuple[Path, str]]
     try:
         job = Job.model_validate(data, context=origin)
     except ValidationError as error:
-        wrong = {str(detail["loc"][0]) for detail in error.errors(include_input=False) if detail["loc"]}
-        beside = _conflicts_beside(data, wrong) if wrong and isinstance(data, Mapping) else ()
-        return None, [*explain(error), *beside]
-    found = [(conflict.path, conflict.message) for conflict in conflicts(job)]
+        found = list(_refused(error))
+        wrong = {str(path[0]) for path, _ in found if path}
+        if wrong and isinstance(data, Mapping):
+            # The valid keys, with placeholders for the required ones that are wrong.
+            required = {"name": "x", "nodes": ["local"], "run": {"module": "x"}}
+            valid = {key: value for key, value in data.items() if key not in wrong}
+            with contextlib.suppress(ValidationError):
+                conflicts = _conflicts(Job.model_validate({**required, **valid}))
+                found += [(path, message) for path, message, keys in conflicts if not wrong & keys]
+        return None, found
+    found = [(path, message) for path, message, _ in _conflicts(job)]
     return (None if found else job), found
 
 
-def _conflicts_beside(data: Mapping[str, Any], wrong: set[str]) -> Iterator[tuple[Path, str]]:
-    """Check the valid keys, with placeholders for the required ones that are wrong."""
-    required = {"name": "x", "nodes": ["local"], "run": {"module": "x"}}
-    valid = {key: value for key, value in data.items() if key not in wrong}
-    with contextlib.suppress(ValidationError):
-        job = Job.model_validate({**required, **valid})
-        yield from ((c.path, c.message) for c in conflicts(job) if not wrong & set(c.keys))
-
-
-def explain(error: ValidationError) -> Iterator[tuple[Path, str]]:
+def _refused(error: ValidationError) -> Iterator[tuple[Path, str]]:
     """Path and message of everything that the models refuse."""
     for detail in error.errors(include_url=False):
         path: Path = tuple(part for part in detail["loc"] if part != "[key]")
@@ -79,10 +82,12 @@ def _message(kind: str, path: Path, value: Any, detail: Mapping[str, Any]) -> st
     if kind == "string_type":
         return f"expected text, not {show(value)}"
     if kind == "literal_error":
-        return f"expected {detail['ctx']['expected']}, not {show(value)}" + _literal(value, detail["ctx"]["expected"])
+        expected = detail["ctx"]["expected"]
+        known = expected.replace("'", "").replace(" or ", ", ").split(", ")
+        return f"expected {expected}, not {show(value)}" + (nearest(value, known) if isinstance(value, str) else "")
     if kind in ("model_type", "model_attributes_type", "dict_type", "mapping_type"):
-        part = part_at(path)
-        keys = f" with keys such as {_some(part.model_fields)}" if part else ""
+        part = _part_at(path)
+        keys = f" with keys such as {', '.join(list(part.model_fields)[:4])}" if part else ""
         return f"expected a mapping{keys}, not {show(value)}"
     if kind in ("tuple_type", "list_type"):
         return f"expected a list, not {show(value)}" + ("; write [...] around it" if isinstance(value, str) else "")
@@ -92,7 +97,7 @@ def _message(kind: str, path: Path, value: Any, detail: Mapping[str, Any]) -> st
 def _belongs(path: Path) -> str:
     """The nearest key of the same mapping, else the mapping that has such a key, else all keys of this one."""
     *parent, last = path
-    key, part = str(last), part_at(tuple(parent))
+    key, part = str(last), _part_at(tuple(parent))
     if part is None:
         return ""
     known = part.model_fields
@@ -106,16 +111,84 @@ def _belongs(path: Path) -> str:
     return f"; expected one of {', '.join(known)}"
 
 
-def part_at(path: Path) -> type[Part] | None:
+def _part_at(path: Path) -> type[Part] | None:
     """The model of the mapping at `path`."""
-    if len(path) == 2 and path[0] == "nodes":
-        return NodeEntry
-    return _PARTS.get(path)
+    return NodeEntry if len(path) == 2 and path[0] == "nodes" else _PARTS.get(path)
 
 
-def _literal(value: Any, expected: str) -> str:
-    return nearest(value, expected.replace("'", "").replace(" or ", ", ").split(", ")) if isinstance(value, str) else ""
+def _conflicts(job: Job) -> Iterator[Conflict]:
+    """Keys that exclude each other."""
+    if job.runtime == "docker":
+        yield from _docker(job)
+    else:
+        yield from _process(job)
+    yield from _nodes(job)
+    yield from _variables(job)
 
 
-def _some(fields: Iterable[str]) -> str:
-    return ", ".join(list(fields)[:4])
+def _nodes(job: Job) -> Iterator[Conflict]:
+    seen: dict[tuple[str, str], int] = {}
+    names: dict[str, int] = {}
+    for rank, node in enumerate(job.nodes):
+        first = seen.setdefault(machine(node.host), rank)
+        if first != rank and (node.host != LOCAL or job.nodes[first].host != LOCAL):
+            yield ("nodes", rank), f"{node.host} is a node already (entry {first})", {"nodes"}
+        elif first != rank and job.runtime == "docker":
+            yield ("nodes", rank), "local may repeat only under runtime: process", {"nodes", "runtime"}
+        elif names.setdefault(node.name, rank) != rank:
+            message = f"the name {node.name} is given to entry {names[node.name]} already; give it another `name`"
+            yield ("nodes", rank), message, {"nodes"}
+
+
+def _process(job: Job) -> Iterator[Conflict]:
+    """A container's settings are refused for plain processes: a limit that is not kept is worse than none."""
+    for rank, node in enumerate(job.nodes):
+        if node.host != LOCAL:
+            message = f"runtime process runs on this machine only: expected local, not {node.host}"
+            yield ("nodes", rank), message, {"nodes", "runtime"}
+        elif node.address is not None:
+            message = "runtime process meets on this machine's own address; leave it out"
+            yield ("nodes", rank, "address"), message, {"nodes", "runtime"}
+    for part in ("docker", "resources"):
+        settings = getattr(job, part)
+        for key, field in type(settings).model_fields.items():
+            if getattr(settings, key) != field.default:
+                message = "has no effect without containers; leave it out, or set runtime: docker"
+                yield (part, key), message, {part, "runtime"}
+    for mount in job.mounts:
+        if mount.source != mount.target:
+            source = printable(mount.source)
+            message = f"plain processes see files where they are: expected {source} as target, or runtime: docker"
+            yield ("mounts", mount.source), message, {"mounts", "runtime"}
+
+
+def _docker(job: Job) -> Iterator[Conflict]:
+    if job.image is None:
+        message = "needed for runtime docker: {base: ...} or {ref: ...}; or set runtime: process"
+        yield ("image",), message, {"image", "runtime"}
+    for mount in job.mounts:
+        if PurePosixPath(CODE).is_relative_to(mount.target):
+            message = f"{mount.target} would hide the code, which is at {CODE}"
+            yield ("mounts", mount.source), message, {"mounts", "runtime"}
+        if mount.target == job.output:
+            message = f"{mount.target} is the run's output folder; mount elsewhere, or set output"
+            yield ("mounts", mount.source), message, {"mounts", "output", "runtime"}
+    if PurePosixPath(CODE).is_relative_to(job.output):
+        yield ("output",), f"{job.output} would hide the code, which is at {CODE}", {"output", "runtime"}
+    if job.resources.shm is not None and job.docker.ipc not in ("private", "shareable"):
+        message = f"has no effect with docker.ipc {job.docker.ipc}; set docker: {{ipc: private}}, or leave shm out"
+        yield ("resources", "shm"), message, {"resources", "docker", "runtime"}
+
+
+def _variables(job: Job) -> Iterator[Conflict]:
+    seen: set[str] = set()
+    message = "is a secret too, and a secret's value is never written in the job file: leave one of them out"
+    for index, secret in enumerate(job.secrets):
+        if secret.name in seen:
+            yield ("secrets", index), f"{secret.name} is listed twice", {"secrets"}
+        seen.add(secret.name)
+        if secret.name in job.env:
+            yield ("env", secret.name), message, {"env", "secrets"}
+    for rank, node in enumerate(job.nodes):
+        for name in sorted(seen & set(node.env)):
+            yield ("nodes", rank, "env", name), message, {"nodes", "secrets"}

@@ -8,7 +8,6 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, PlainValidator, WithJsonSchema
 
-from launcher.job.hosts import parse_host
 from launcher.job.problems import BadValueError, LocatedError, Path, show
 from launcher.job.scalars import (
     Args,
@@ -19,6 +18,7 @@ from launcher.job.scalars import (
     parse_cpus,
     parse_duration,
     parse_gpus,
+    parse_host,
     parse_path,
     parse_size,
     parse_text,
@@ -80,10 +80,6 @@ def _arg_value(value: Any) -> ArgValue:
     if isinstance(value, Mapping):
         raise BadValueError("expected a plain value or a list of plain values, not a mapping")
     return parse_text(value)
-
-
-def parse_argv(value: Any) -> tuple[str, ...]:
-    return _texts(value, "a list, one item an argument")
 
 
 def _texts(value: Any, expected: str) -> tuple[str, ...]:
@@ -165,7 +161,9 @@ Mounts = Annotated[
     schema(type="object", additionalProperties={"type": "string", "pattern": "^/"}),
 ]
 ModuleName = Annotated[str, matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "a Python module such as train")]
-Argv = Annotated[tuple[str, ...], PlainValidator(parse_argv), schema(**_LIST)]
+Argv = Annotated[
+    tuple[str, ...], PlainValidator(lambda value: _texts(value, "a list, one item an argument")), schema(**_LIST)
+]
 ArgsField = Annotated[Args, PlainValidator(parse_args), schema(anyOf=[_OPTIONS, _LIST])]
 EnvName = Annotated[
     str,

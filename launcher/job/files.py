@@ -9,11 +9,10 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from launcher.job.conflicts import inside
-from launcher.job.hosts import LOCAL
 from launcher.job.models import Job, Secret
 from launcher.job.problems import BadValueError, Problem, refusal
 from launcher.job.problems import Path as KeyPath
+from launcher.job.scalars import LOCAL
 
 Found = tuple[KeyPath, str]  # a key and what is wrong with the file that it names
 
@@ -43,13 +42,6 @@ def code_folder(job: Job, cwd: Path) -> Path:
     return Path(os.path.normpath(cwd / Path(job.code).expanduser()))
 
 
-def script_in_code(job: Job, cwd: Path) -> str | None:
-    """`run.script` relative to the code folder, with forward slashes; None if it lies outside."""
-    script = Path(os.path.normpath(cwd / Path(job.run.script or "").expanduser()))
-    code = code_folder(job, cwd)
-    return script.relative_to(code).as_posix() if inside(str(code), str(script)) else None
-
-
 def _code(job: Job, cwd: Path) -> Iterator[Found]:
     folder = code_folder(job, cwd)
     if not folder.is_dir():
@@ -63,13 +55,13 @@ def _script(job: Job, cwd: Path) -> Iterator[Found]:
     if job.run.script is None:
         return
     path, code = ("run", "script"), code_folder(job, cwd)
-    script = cwd / Path(job.run.script).expanduser()
+    script = Path(os.path.normpath(cwd / Path(job.run.script).expanduser()))
     if not script.is_file():
         beside = code / job.run.script
         hint = f"; did you mean {os.path.relpath(beside, cwd)}?" if beside.is_file() else ""
         what = "is no file" if script.exists() else "no such file"
-        yield path, f"{what}: {os.path.normpath(script)}; relative paths count from the directory you call from{hint}"
-    elif script_in_code(job, cwd) is None:
+        yield path, f"{what}: {script}; relative paths count from the directory you call from{hint}"
+    elif not script.is_relative_to(code):
         yield path, f"lies outside the code folder {code}, the only one that is put into the containers; see `code`"
 
 

@@ -1,6 +1,6 @@
 """What the user asked for: the job file as frozen values. Field descriptions are the JSON Schema's documentation.
 
-Every validator takes the form that a user writes and its own normal form. Keys that exclude each other: `conflicts`.
+Every validator takes the form that a user writes and its own normal form. Keys that exclude each other: `explain`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from launcher.job import fields
-from launcher.job.hosts import names_of
 from launcher.job.problems import BadValueError, LocatedError, Mark, Path, show
-from launcher.job.scalars import Gpus
+from launcher.job.scalars import Gpus, names_of
 
 
 class Part(BaseModel):
@@ -244,7 +243,3 @@ class Job(Part):
     def mark(self, path: Path) -> Mark:
         """Where a key, or its nearest parent, was written; the job's name for a job that is of no file."""
         return self._origin.where(path) or Mark(f"job {self.name}")
-
-    def where(self, *path: str | int) -> str:
-        """`file:line` of a key; see `mark`."""
-        return str(self.mark(path))

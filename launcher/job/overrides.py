@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from launcher.errors import JobInvalid
 from launcher.job.document import Node, compose
-from launcher.job.hosts import names_of
 from launcher.job.models import Job
 from launcher.job.problems import Mark, Path, Problem, dotted, printable, refusal
-from launcher.job.scalars import Args, argv_of
+from launcher.job.scalars import Args, argv_of, names_of
 
 
 def apply_set(root: Node, assignment: str) -> tuple[Node, list[Problem]]:
@@ -34,10 +33,8 @@ def _placed(node: Node, parts: Path, value: Node, mark: Mark, done: Path) -> Nod
     path = (*done, part)
     if isinstance(node.value, list):
         if not str(part).isdecimal() or int(part) >= len(node.value):
-            message = (
-                f"{dotted(done)} is a list of {len(node.value)}: expected a number below that, not {dotted((part,))}"
-            )
-            raise refusal([Problem(mark, path, message)])
+            message = f"{dotted(done)} is a list of {len(node.value)}: expected a number below that, not "
+            raise refusal([Problem(mark, path, message + dotted((part,)))])
         items = list(node.value)
         items[int(part)] = _placed(items[int(part)], tuple(rest), value, mark, path)
         return replace(node, value=items)
@@ -55,19 +52,16 @@ def apply_nodes(root: Node, nodes: Sequence[str]) -> Node:
     mark = Mark("--nodes")
     if not nodes or not all(node.strip() for node in nodes):
         raise JobInvalid(str(mark), "names no node", "give ssh aliases, user@host:port or local, separated by commas")
-    old = root.child("nodes")
+    old = root.value.get("nodes")
     entries: list[Node] = old.value if old is not None and isinstance(old.value, list) else []
-    hosts = [_text(entry if isinstance(entry.value, str) else entry.child("host")) for entry in entries]
+    written = [entry.plain() if isinstance(entry.value, dict) else {"host": entry.plain()} for entry in entries]
+    hosts = [host if isinstance(host := one.get("host"), str) else "" for one in written]
     known: dict[str, Node] = {}
-    for entry, host, name in zip(entries, hosts, names_of(hosts), strict=True):
-        for word in (_text(entry.child("name")), host, name):
+    for entry, one, host, name in zip(entries, written, hosts, names_of(hosts), strict=True):
+        for word in (str(one.get("name")), host, name):
             known.setdefault(word, entry)
     chosen = [known.get(node.strip(), Node(mark, node.strip())) for node in nodes]
     return replace(root, value={**root.value, "nodes": Node(mark, chosen)})
-
-
-def _text(node: Node | None) -> str:
-    return node.value if node is not None and isinstance(node.value, str) else ""
 
 
 def expand_sweep(job: Job) -> list[Job]:

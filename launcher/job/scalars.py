@@ -1,18 +1,21 @@
-"""Scalars of a job file and what they mean: numbers as written, durations, sizes, paths, arguments.
+"""Scalars of a job file and what they mean: numbers as written, durations, sizes, paths, hosts, arguments.
 
 Every `parse_` function takes what YAML gave, or its own result, and raises BadValueError with what was expected.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.job.problems import BadValueError, show
 
+LOCAL = "local"  # the host of this machine
 Gpus = str | int | tuple[int, ...] | tuple[str, ...]
 ArgValue = str | bool | None | tuple[str, ...]
 Args = Mapping[str, ArgValue] | tuple[str, ...]
@@ -55,10 +58,9 @@ def resolve(text: str) -> str | int | float | bool | None:
     if len(text) > _LONGEST_NUMBER:
         return text
     if _INT.fullmatch(text):
-        base = {"0o": 8, "0x": 16}.get(text[:2], 10)
-        whole = WrittenInt(int(text, base))
-        whole.text = text
-        return whole
+        integer = WrittenInt(int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)))
+        integer.text = text
+        return integer
     if _FLOAT.fullmatch(text):
         number = WrittenFloat(text.replace(".", "") if text[-1].isalpha() else text)
         number.text = text
@@ -164,20 +166,18 @@ def parse_cpus(value: Any) -> float:
 
 
 _GPU_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,80}")
-_GPUS = "expected all, none, a number, or a list of indices or of UUIDs"
 
 
 def parse_gpus(value: Any) -> Gpus:
     """`all`, `none`, N, indices or UUIDs; 0 is `none`."""
-    if isinstance(value, str):
-        if value in ("all", "none"):
-            return str(value)
-        hint = "; write [...] around it" if _GPU_UUID.fullmatch(value) or value.isdigit() else ""
-        raise BadValueError(f"{_GPUS}, not {show(value)}{hint}")
+    if value in ("all", "none"):
+        return str(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return whole("a number of GPUs", 0, 1024)(value) or "none"
     if not isinstance(value, (list, tuple)):
-        raise BadValueError(f"{_GPUS}, not {show(value)}")
+        single = isinstance(value, str) and (value.isdigit() or _GPU_UUID.fullmatch(value))
+        hint = "; write [...] around it" if single else ""
+        raise BadValueError(f"expected all, none, a number, or a list of indices or of UUIDs, not {show(value)}{hint}")
     if not value:
         raise BadValueError("an empty list of GPUs; write none, or all")
     for item in value:
@@ -185,12 +185,12 @@ def parse_gpus(value: Any) -> Gpus:
             raise BadValueError(f"GPU {show(item)} is listed twice")
     if all(isinstance(item, int) and not isinstance(item, bool) for item in value):
         return tuple(whole("a GPU's index", 0, 1023)(item) for item in value)
-    if all(isinstance(item, str) for item in value):
-        for item in value:
-            if not _GPU_UUID.fullmatch(item):
-                raise BadValueError(f"expected a GPU's index or its UUID (GPU-...), not {show(item)}")
-        return tuple(str(item) for item in value)
-    raise BadValueError("expected a list of GPU indices or of UUIDs, not both")
+    if not all(isinstance(item, str) for item in value):
+        raise BadValueError("expected a list of GPU indices or of UUIDs, not both")
+    for item in value:
+        if not _GPU_UUID.fullmatch(item):
+            raise BadValueError(f"expected a GPU's index or its UUID (GPU-...), not {show(item)}")
+    return tuple(map(str, value))
 
 
 def parse_path(value: Any) -> str:
@@ -217,3 +217,45 @@ def parse_address(value: Any) -> str:
     if address.is_unspecified or address.is_multicast:
         raise BadValueError(f"expected the address of one machine, not {show(value)}")
     return str(address)
+
+
+# Nothing that ssh would parse as an option, nothing that needs escaping in a label or a file name.
+_HOST = re.compile(
+    r"(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9_.+-]*)@)?"
+    r"(?P<host>[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\])"
+    r"(?::(?P<port>[0-9]{1,5}))?"
+)
+
+
+def parse_host(value: Any) -> str:
+    """An ssh config alias, user@host:port, or `local`."""
+    found = _HOST.fullmatch(value) if isinstance(value, str) and len(value) <= 300 else None
+    if not found:
+        hint = "; write it in quotes" if isinstance(value, (int, float)) else ""
+        if isinstance(value, str) and value.count(":") > 1:
+            hint = "; write an IPv6 address in brackets"
+        raise BadValueError(f"expected an ssh alias, user@host:port or local, not {show(value)}{hint}")
+    if found["port"] and not 1 <= int(found["port"]) <= 65535:
+        raise BadValueError(f"expected a port from 1 to 65535 in {show(value)}")
+    return str(value)
+
+
+def machine(host: str) -> tuple[str, str]:
+    """Host name and port, which identify a machine; port "" means the one of the ssh configuration."""
+    found = _HOST.fullmatch(host)
+    return (found["host"].lower(), found["port"] or "") if found else (host, "")
+
+
+def names_of(hosts: Sequence[str]) -> list[str]:
+    """Default names: the host without user, with the port only if hosts repeat; local-0, local-1 if `local` does."""
+    bare = Counter(machine(host)[0] for host in hosts)
+    names: list[str] = []
+    count = itertools.count()
+    for host in hosts:
+        name, port = machine(host)
+        if host == LOCAL and bare[LOCAL] > 1:
+            names.append(f"{LOCAL}-{next(count)}")
+            continue
+        plain = re.sub(r"[^A-Za-z0-9._-]", "-", name.strip("[]")).lstrip("-._") or "node"
+        names.append((f"{plain}-{port}" if bare[name] > 1 and port else plain)[:63])
+    return names

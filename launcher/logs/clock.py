@@ -1,6 +1,6 @@
 """When a byte of a log was written: the entry script notes the log's size once a second; this reads its notes.
 
-The log itself stays as the program wrote it, and any image can do it: no time stamps inside lines, no tool needed.
+The log itself stays as the program wrote it, without time stamps in its lines, and no image needs a tool for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Clock:
 
     @classmethod
     def parse(cls, text: bytes) -> Clock:
-        """From the lines `<epoch seconds> <bytes>`; a torn or foreign line is passed over."""
+        """From the lines `<epoch seconds> <bytes>`; other lines, such as a torn one, are ignored."""
         times: list[float] = []
         sizes: list[int] = []
         for line in text.split(b"\n"):
@@ -32,11 +32,11 @@ class Clock:
         return cls(tuple(times), tuple(sizes))
 
     def time_of(self, offset: int) -> float | None:
-        """When the byte at `offset` was there at the latest; None after the last note."""
+        """The latest time by which the byte at `offset` was written; None after the last note."""
         place = bisect.bisect_right(self.sizes, offset)
         return self.times[place] if place < len(self.times) else None
 
     def offset_at(self, time: float) -> int:
-        """Where the log stood at `time`: what comes from there on was written then or later, give or take a second."""
+        """The log's size at `time`: what follows was written then or later, to within a second."""
         place = bisect.bisect_left(self.times, time)
         return self.sizes[place - 1] if place > 0 else 0

@@ -24,15 +24,15 @@ def last_lines(files: Files, path: str, count: int) -> int:
     size = size_of(files, path)
     if count <= 0:
         return size
-    end, newlines = size, 0
+    end, left = size, count
     while end > 0:
         start = max(0, end - PIECE)
         piece = _exactly(files, path, start, end - start)
-        for place in range(len(piece) - 1, -1, -1):
-            if piece[place] == 0x0A and start + place != size - 1:
-                newlines += 1
-                if newlines == count:
-                    return start + place + 1
+        place = size - 1 - start if end == size else len(piece)  # the end of the last line is not the start of another
+        while (place := piece.rfind(b"\n", 0, place)) >= 0:
+            left -= 1
+            if not left:
+                return start + place + 1
         end = start
     return 0
 

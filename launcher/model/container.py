@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+CODE = "/workspace/code"  # where a container has the job's code, and its working directory
+
 # What containers of NVIDIA's images need for pinned memory and NCCL's stacks; requested where the engine grants it.
 WANTED_ULIMITS = (("memlock", -1), ("stack", 67108864))
 

@@ -125,6 +125,10 @@ class Reach(str, Enum):
     OTHER = "other"  # accepted, but by another machine than the target node
     UNKNOWN = "unknown"  # the node cannot run the probe
 
+    @property
+    def reached(self) -> bool:
+        return self in (Reach.OPEN, Reach.REFUSED)
+
 
 @dataclass(frozen=True)
 class Probe:

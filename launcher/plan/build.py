@@ -1,4 +1,4 @@
-"""The whole plan of a run from the job and the facts: the one place where everything comes together, and no I/O."""
+"""The whole plan of a run from the job and the facts, without I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import NodePlan, Plan, Rendezvous, RunId
 from launcher.plan import checks, containers, gpus
 
-_TOLD = ("clock", "shared memory")  # what `up` warns of; the rest is for those who ask: launcher doctor
+_WARNED = ("clock", "shared memory")  # what `up` warns of; launcher doctor shows the rest
 
 
 def build(
@@ -31,10 +31,9 @@ def build(
     Raises PlanInvalid for what no machine could do, NodeUnfit (NodesFailed for several) naming every node that lacks
     what it is asked for.
     """
-    _check_script(job)
+    _check(job, facts[0])
     context = containers.Context(job, run, image, rendezvous, code, owner, created)
     uuids = _choose_gpus(job, facts)
-    _check(job, facts)
     counts = [containers.workers(job, mine) for mine in uuids]
     firsts = list(accumulate(counts, initial=0))
     nodes = tuple(
@@ -61,13 +60,17 @@ def build(
     )
 
 
-def _check_script(job: Job) -> None:
+def _check(job: Job, master: NodeFacts) -> None:
+    """What can be known to be impossible before anything is created."""
     if job.run.script is not None and containers.script_in_code(job).startswith(".."):
         raise PlanInvalid(
             f"run.script {job.run.script}",
             f"lies outside the code folder {job.code}, which is all that the containers see",
             "move it there, or set `code` to a folder above it",
         )
+    port = checks.master_port(job, master)
+    if port.level is checks.Level.FAIL:
+        raise NodeUnfit(f"node {port.node}", port.what, port.cure)
 
 
 def _choose_gpus(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:
@@ -89,38 +92,28 @@ def _choose_gpus(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:
     return chosen
 
 
-def _check(job: Job, facts: Sequence[NodeFacts]) -> None:
-    """What can be known to be impossible before anything is created. Every node that is unfit is named."""
-    seen = [checks.master_port(job, facts[0])]
-    errors = [NodeUnfit(f"node {c.node}", c.what, c.cure) for c in seen if c.level is checks.Level.FAIL]
-    if errors:
-        raise NodesFailed(errors, of=len(facts))
-
-
 def _warnings(job: Job, facts: Sequence[NodeFacts], rendezvous: Rendezvous, nodes: Sequence[NodePlan]) -> list[str]:
     found = []
     if not rendezvous.probed:
-        found.append(f"sshd forbids trying the way between the nodes; {rendezvous.address} is the best guess")
+        found.append(f"sshd forbids testing connections between the nodes; {rendezvous.address} is the best guess")
     for node, planned in zip(facts, nodes, strict=True):
-        if job.runtime == "docker":
-            missing = [name for name, _ in WANTED_ULIMITS if name not in dict(node.ulimits)]
-            if missing:
-                found.append(
-                    f"{node.name}: the engine does not grant ulimit {', '.join(missing)}; the node's own limit stays"
-                )
+        missing = [name for name, _ in WANTED_ULIMITS if name not in dict(node.ulimits)]
+        if missing and job.runtime == "docker":
+            found.append(
+                f"{node.name}: the engine does not grant ulimit {', '.join(missing)}; the node's own limit stays"
+            )
         found += [
             f"{check.node}: {check.what}. {check.cure}"
             for check in checks.of_node(node, job, job.nodes[planned.rank])
-            if check.level is checks.Level.WARN and check.name in _TOLD
+            if check.level is checks.Level.WARN and check.name in _WARNED
         ]
         if planned.container.gpus and planned.processes > len(planned.container.gpus):
             found.append(
                 f"{node.name}: {planned.processes} workers share {len(planned.container.gpus)} GPUs; "
                 "NCCL refuses two ranks on one GPU"
             )
-    counts = {len(n.container.gpus) for n in nodes}
-    if len(counts) > 1:
-        found.append(
-            "the nodes give different numbers of GPUs: " + ", ".join(f"{n.node} {len(n.container.gpus)}" for n in nodes)
-        )
+    counts = {n.node: len(n.container.gpus) for n in nodes}
+    if len(set(counts.values())) > 1:
+        numbers = ", ".join(f"{node} {count}" for node, count in counts.items())
+        found.append(f"the nodes give different numbers of GPUs: {numbers}")
     return found

@@ -1,6 +1,6 @@
-"""What can be said of a node by looking at its facts: fit, questionable or unfit, and the cure. Pure.
+"""What a node's facts say of it: fit, questionable or unfit, and the cure. Pure.
 
-`launcher doctor` prints all of it; `up` refuses what is FAIL and warns of what is WARN, from the very same rules.
+`launcher doctor` prints all of it; `up` refuses FAIL and warns of WARN, by the same rules.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Level(str, Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. `cure`: what to do, for everything but OK."""
+    """The result of one check. `cure`: what to do, for everything but OK."""
 
     node: str
     name: str
@@ -42,27 +42,20 @@ class Check:
 
 
 def of_node(node: NodeFacts, job: Job | None = None, entry: NodeEntry | None = None) -> list[Check]:
-    """Everything about one node by itself. job and entry: what it is wanted for, where that is known."""
+    """Everything about one node by itself. job and entry: what it is to run, if that is known."""
     docker = job is None or job.runtime == "docker"
-    found = [_clock(node)]
-    if docker:
-        found += [_engine(node), _disk(node)]
+    found = [_clock(node), *([_engine(node), _disk(node)] if docker else [])]
     if docker and (job is None or job.docker.ipc == "host"):
         found.append(_shm(node))
-    found += _gpus(node, "all" if job is None or entry is None else job.gpus_of(entry), docker=docker)
-    return found
+    return found + _gpus(node, "all" if job is None or entry is None else job.gpus_of(entry), docker=docker)
 
 
 def master_port(job: Job, master: NodeFacts) -> Check:
     if job.port not in master.listening:
         return Check(master.name, "port", Level.OK, f"{job.port} is free for the rendezvous")
-    return Check(
-        master.name,
-        "port",
-        Level.FAIL,
-        f"port {job.port}, where the ranks would meet, is in use",
-        "stop what listens there (another run? `launcher runs`), or choose another: --set port=29501",
-    )
+    what = f"port {job.port}, where the ranks would meet, is in use"
+    cure = "stop what listens there (another run? `launcher runs`), or choose another: --set port=29501"
+    return Check(master.name, "port", Level.FAIL, what, cure)
 
 
 def alike(nodes: Sequence[NodeFacts]) -> list[Check]:
@@ -75,9 +68,8 @@ def alike(nodes: Sequence[NodeFacts]) -> list[Check]:
     ):
         if len(set(values)) > 1:
             what = "; ".join(f"{node.name}: {value}" for node, value in zip(nodes, values, strict=True))
-            found.append(
-                Check("all", name, Level.WARN, f"not the same everywhere: {what}", "the slowest sets the pace")
-            )
+            what = f"not the same everywhere: {what}"
+            found.append(Check("all", name, Level.WARN, what, "the slowest sets the pace"))
     return found
 
 
@@ -100,10 +92,10 @@ def _engine(node: NodeFacts) -> Check:
     if engine is None:
         return Check(node.name, "engine", Level.FAIL, "no container engine was found", "install Docker Engine there")
     numbers = tuple(int(part) for part in engine.version.split(".")[:2] if part.isdigit())
-    words = f"Docker {engine.version}{', rootless' if engine.rootless else ''}, user {node.user} may use it"
     if numbers and numbers < OLD_ENGINE:
         return Check(node.name, "engine", Level.FAIL, f"Docker {engine.version} is too old", "18.09 or newer is needed")
-    return Check(node.name, "engine", Level.OK, words)
+    what = f"Docker {engine.version}{', rootless' if engine.rootless else ''}, user {node.user} may use it"
+    return Check(node.name, "engine", Level.OK, what)
 
 
 def _disk(node: NodeFacts) -> Check:
@@ -123,15 +115,14 @@ def _gpus(node: NodeFacts, wanted: Gpus, *, docker: bool) -> list[Check]:
     except NodeUnfit as error:
         return [Check(node.name, "gpus", Level.FAIL, error.what, error.next_step)]
     models = ", ".join(sorted({gpu.name for gpu in node.gpus if gpu.uuid in chosen}))
-    found = [
-        Check(node.name, "gpus", Level.OK, f"{len(chosen)} of {len(node.gpus)}" + (f": {models}" if models else ""))
-    ]
+    what = f"{len(chosen)} of {len(node.gpus)}" + (f": {models}" if models else "")
+    found = [Check(node.name, "gpus", Level.OK, what)]
     if chosen and docker:
         try:
-            way = gpus.driver(node)
+            kind = gpus.driver(node)
         except NodeUnfit as error:
             found.append(Check(node.name, "container toolkit", Level.FAIL, error.what, error.next_step))
         else:
             driver = next(gpu.driver for gpu in node.gpus if gpu.uuid in chosen)
-            found.append(Check(node.name, "container toolkit", Level.OK, f"{way}, driver {driver}"))
+            found.append(Check(node.name, "container toolkit", Level.OK, f"{kind}, driver {driver}"))
     return found

@@ -1,4 +1,4 @@
-"""The command of each node: torchrun with a static rendezvous, in the words that the image's torch understands."""
+"""The command of each node: torchrun with a static rendezvous, with the options of the image's torch."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def distributed(
     """The argv that starts `processes` workers on the node of this rank; `program` is ("-m", module, ...) or a script.
 
     Flags are spelled with underscores: torchrun of torch 1.10 accepts nothing else, later ones accept both. The
-    restarts of torchrun stay at 0: there is one mechanism, the engine's restart policy, and one counter. It is called
-    by the kit's agent.py, which finds the right master after a restart.
+    restarts of torchrun stay at 0: there is one mechanism, the engine's restart policy, and one counter. agent.py calls
+    torchrun and finds the right master after a restart.
     Raises PlanInvalid where the image has no torch.
     """
     if image.launch is Launch.NONE:
@@ -49,7 +49,7 @@ def distributed(
         return _before_torchrun(image, layout, shape, program)
     static = _options(rdzv_backend="static", max_restarts=0)
     if "log_dir" in image.flags:
-        # Without it torchrun makes a folder in /tmp, which nobody removes.
+        # Without it torchrun makes a folder in /tmp and never removes it.
         static += _options(log_dir=f"{layout.kit}/torchrun")
     worker = ("sh", f"{layout.kit}/rank.sh", image.python, *program)
     return (image.python, f"{layout.kit}/agent.py", *shape, *static, "--no_python", *worker)

@@ -6,21 +6,18 @@ import dataclasses
 import hashlib
 import json
 import posixpath
-from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
 
 from launcher import __version__
 from launcher.job.models import Job, NodeEntry
 from launcher.job.scalars import argv_of
 from launcher.model import labels
-from launcher.model.container import ContainerSpec, Layout, Mount
+from launcher.model.container import CODE, ContainerSpec, Layout, Mount
 from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import Rendezvous, RunId, plain
 from launcher.plan import command, gpus
 
 KIT = "/.launcher"
-CODE = "/workspace/code"
 INFINIBAND = "/dev/infiniband"
 
 
@@ -35,16 +32,6 @@ class Context:
     code: str  # digest of the code archive
     owner: str
     created: int
-
-    @cached_property
-    def hosts(self) -> Counter[str]:
-        """How many nodes of the job each machine is."""
-        return Counter(node.host for node in self.job.nodes)
-
-    @cached_property
-    def all_hosts(self) -> str:
-        """By node rank, as a label tells them."""
-        return labels.SPLIT.join(node.host for node in self.job.nodes)
 
 
 def output_dir(home: str, run: RunId) -> str:
@@ -102,8 +89,7 @@ def workers(job: Job, uuids: tuple[str, ...]) -> int:
 
 
 def _argv(context: Context, places: Layout, rank: int, processes: int) -> tuple[str, ...]:
-    run = context.job.run
-    nodes, arguments = len(context.job.nodes), argv_of(run.args)
+    run, arguments = context.job.run, argv_of(context.job.run.args)
     if run.command is not None:
         return command.entry(places, context.image, run.command + arguments)
     program = ("-m", run.module) if run.module is not None else (script_in_code(context.job),)
@@ -111,7 +97,7 @@ def _argv(context: Context, places: Layout, rank: int, processes: int) -> tuple[
         context.image,
         places,
         context.rendezvous,
-        nodes=nodes,
+        nodes=len(context.job.nodes),
         rank=rank,
         processes=processes,
         program=(*program, *arguments),
@@ -145,7 +131,8 @@ def _environment(
         "TP_SOCKET_IFNAME": interface,
     }
     if not uuids:
-        env["OMP_NUM_THREADS"] = str(max(1, node.cpus // (workers(job, uuids) * context.hosts[entry.host])))
+        sharing = sum(other.host == entry.host for other in job.nodes)  # nodes of the job that are this machine
+        env["OMP_NUM_THREADS"] = str(max(1, node.cpus // (workers(job, uuids) * sharing)))
     if job.runtime == "process" and node.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
     if job.timeout is not None:
@@ -165,7 +152,7 @@ def _labelled(spec: ContainerSpec, context: Context, entry: NodeEntry, rank: int
         labels.HOST: entry.host,
         labels.NODE_RANK: str(rank),
         labels.RANKS: ranks,
-        labels.NODES: context.all_hosts,
+        labels.NODES: labels.SPLIT.join(node.host for node in context.job.nodes),
         labels.SPEC: digest(plain(spec)),
         labels.CODE: context.code,
         labels.GPUS: labels.SPLIT.join(spec.gpus),

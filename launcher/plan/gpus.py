@@ -15,22 +15,21 @@ def select(node: NodeFacts, request: Gpus) -> tuple[str, ...]:
     `all` on a machine without a GPU is no GPU: the same job file runs on a laptop. Anything that names or counts GPUs
     which are not there raises NodeUnfit.
     """
-    there = {gpu.index: gpu for gpu in node.gpus}
+    known = {gpu.index: gpu.uuid for gpu in sorted(node.gpus, key=lambda gpu: gpu.index)}
     if request == "none":
         return ()
     if request == "all":
-        return tuple(there[i].uuid for i in sorted(there))
+        return tuple(known.values())
     if isinstance(request, int):
-        if request > len(there):
+        if request > len(known):
             raise _lacks(node, f"{request} GPUs are asked for")
-        return tuple(there[i].uuid for i in sorted(there)[:request])
-    uuids = {gpu.uuid: gpu for gpu in node.gpus}
+        return tuple(known.values())[:request]
     chosen = []
     for wanted in request:
-        gpu = there.get(wanted) if isinstance(wanted, int) else uuids.get(str(wanted))
-        if gpu is None:
+        uuid = known.get(wanted) if isinstance(wanted, int) else wanted
+        if uuid is None or uuid not in known.values():
             raise _lacks(node, f"GPU {wanted} is asked for")
-        chosen.append(gpu.uuid)
+        chosen.append(uuid)
     return tuple(chosen)
 
 

@@ -1,4 +1,4 @@
-"""A plan without a look at any machine: what a look would tell is assumed and shown as such."""
+"""A plan without connecting to any machine: the facts are assumed, and the plan says so."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ from launcher.model.plan import Plan, Rendezvous
 from launcher.plan import build
 from launcher.plan.rendezvous import on_one_machine
 
-# TEST-NET-1 (RFC 5737): addresses that are nobody's
-_NETWORK = "192.0.2"
+_NETWORK = "192.0.2"  # TEST-NET-1 (RFC 5737): no machine has these addresses
 _USER = 1000
 GPUS = 8  # of a node whose job says `all`
-MODERN_FLAGS = frozenset({"no_python", "rdzv_backend", "max_restarts", "log_dir"})
 
 
 def offline(job: Job, code: str) -> Plan:
     """Every node as one would expect it: Linux, uid 1000, the GPUs that the job names, a current torch."""
     count = len(job.nodes)
-    facts = [_node(job, rank) for rank in range(count)]
-    image = assumed_image(job)
+    facts, image = [_node(job, rank) for rank in range(count)], assumed_image(job)
     if job.runtime == "process" or count == 1:
         meeting = on_one_machine(count, job.port)
     else:
@@ -37,23 +34,21 @@ def offline(job: Job, code: str) -> Plan:
 
 
 def assumed_image(job: Job) -> ImageFacts:
-    """An image with a current torch, for when nobody has looked into it."""
+    """An image with a current torch, for the image that no node has examined."""
     return ImageFacts(
         reference=job.image.ref or job.image.base or "" if job.image else "",
         id="",
         python="python3",
         launch=Launch.RUN,
-        flags=MODERN_FLAGS,
+        flags=frozenset({"no_python", "rdzv_backend", "max_restarts", "log_dir"}),
         torch="",
         entrypoint=(),
     )
 
 
 def _gpus(request: Gpus) -> tuple[Gpu, ...]:
-    """Those that the job names or counts; how many are `all` is not known without a look."""
-    if request == "none":
-        return ()
-    count = GPUS if request == "all" else request
+    """Those that the job names or counts; for `all`, GPUS of them."""
+    count = {"none": 0, "all": GPUS}[request] if isinstance(request, str) else request
     wanted = range(count) if isinstance(count, int) else count
     return tuple(
         Gpu(i, f"GPU-assumed-{i}", "", 0, "") if isinstance(i, int) else Gpu(place, str(i), "", 0, "")

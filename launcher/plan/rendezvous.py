@@ -1,7 +1,7 @@
 """Where the ranks meet: an address of the first node that every other node was seen to reach.
 
-Host names are never used (they resolve to 127.0.1.1 on half the machines), and an address is never taken because it
-stands first: docker0 has the same address on every node. `candidates` says what to try, somebody tries, `choose`
+Host names are never used (they resolve to 127.0.1.1 on half the machines), and being the first is no reason to choose
+an address: docker0 has the same one on every node. `candidates` says which to test, the caller tests them, `choose`
 decides.
 """
 
@@ -46,7 +46,7 @@ def choose(
     port: int,
     addresses: Sequence[str | None] | None = None,
 ) -> Rendezvous:
-    """The first candidate that every other node reaches; each node's own address and interface on the way there.
+    """The first candidate that every other node reaches; each node's own address and interface towards it.
 
     Raises NodeUnfit, naming the nodes that reach none of the master's addresses and what was tried.
     """
@@ -61,16 +61,25 @@ def choose(
             "has no IPv4 address that another machine could reach",
             "name one in the job file: nodes: [{host: " + master.host + ", address: 10.0.0.5}, ...]",
         )
-    reach = {(p.source, p.address): p.reach for p in probes if p.target == master.name}
-    for ip in tried:
-        seen = [reach.get((other.name, ip), Reach.UNKNOWN) for other in others]
-        if all(r in (Reach.OPEN, Reach.REFUSED) for r in seen):
+    known = {(p.source, p.address): p.reach for p in probes if p.target == master.name}
+    reach = {ip: {other.name: known.get((other.name, ip), Reach.UNKNOWN) for other in others} for ip in tried}
+    for ip, seen in reach.items():
+        if all(r.reached for r in seen.values()):
             return _settle(facts, given, ip, port, probed=True)
-    for ip in tried:
-        seen = [reach.get((other.name, ip), Reach.UNKNOWN) for other in others]
-        if all(r in (Reach.OPEN, Reach.REFUSED, Reach.UNKNOWN) for r in seen):
+    for ip, seen in reach.items():
+        if all(r.reached or r is Reach.UNKNOWN for r in seen.values()):
             return _settle(facts, given, ip, port, probed=False)
-    raise NodeUnfit(f"node {master.name}", *_unreachable(others, tried, reach))
+    lost = [
+        f"{other.name} ({', '.join(f'{ip} {seen[other.name].value}' for ip, seen in reach.items())})"
+        for other in others
+        if not any(seen[other.name].reached for seen in reach.values())
+    ] or ["no single address is reached by all: " + ", ".join(tried)]
+    raise NodeUnfit(
+        f"node {master.name}",
+        "cannot be reached from " + "; ".join(lost),
+        "open the rendezvous port and the ephemeral ports between the nodes, or name the right address: "
+        "nodes: [{host: ..., address: ...}]",
+    )
 
 
 def _settle(facts: Sequence[NodeFacts], given: Sequence[str | None], ip: str, port: int, *, probed: bool) -> Rendezvous:
@@ -88,23 +97,8 @@ def _settle(facts: Sequence[NodeFacts], given: Sequence[str | None], ip: str, po
     return Rendezvous(ip, port, tuple(own), tuple(names), probed)
 
 
-def _unreachable(
-    others: Sequence[NodeFacts], tried: Sequence[str], reach: dict[tuple[str, str], Reach]
-) -> tuple[str, str]:
-    lost = [
-        f"{other.name} ({', '.join(f'{ip} {reach.get((other.name, ip), Reach.UNKNOWN).value}' for ip in tried)})"
-        for other in others
-        if not any(reach.get((other.name, ip), Reach.UNKNOWN) in (Reach.OPEN, Reach.REFUSED) for ip in tried)
-    ] or ["no single address is reached by all: " + ", ".join(tried)]
-    return (
-        "cannot be reached from " + "; ".join(lost),
-        "open the rendezvous port and the ephemeral ports between the nodes, or name the right address: "
-        "nodes: [{host: ..., address: ...}]",
-    )
-
-
 def source_address(node: NodeFacts, destination: str) -> str:
-    """The node's own address on the way to `destination`, by its routes (longest prefix, then metric); "" if none."""
+    """The node's own address for reaching `destination`, by its routes (longest prefix, then metric); "" if none."""
     target = ipaddress.ip_address(destination)
     if any(str(ipaddress.ip_interface(a).ip) == destination for _, a in _addresses(node)):
         return destination
@@ -136,5 +130,5 @@ def _same_network(a: str, b: str) -> bool:
 
 
 def on_one_machine(nodes: int, port: int) -> Rendezvous:
-    """Several "nodes" that share one machine meet on its loopback interface."""
+    """Several nodes of a job on one machine meet on its loopback interface."""
     return Rendezvous(LOOPBACK, port, (LOOPBACK,) * nodes, (LOOPBACK_INTERFACE,) * nodes, probed=True)

@@ -1,6 +1,6 @@
-"""Bringing a run's files from its nodes to the caller. Append-only files: only bytes that are new travel.
+"""Copies a run's files from its nodes to the caller. Of append-only files only the new bytes travel.
 
-The local file's size is the memory of how far we came, so a killed launcher, or another one, goes on where it stopped.
+The local file's size says what is here already, so after a kill any launcher continues where the last one stopped.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ class OutputFolder:
 
 @dataclass(frozen=True)
 class _Fetch:
-    """One file to bring: from `have` on where it grows, else the whole of it."""
+    """One file to copy: from `offset` to the size in the listing, appended where it grows."""
 
     entry: FileEntry
     target: Path
-    have: int | None
+    offset: int
+    grows: bool
 
 
 def want(path: str, *, checkpoints: bool = False) -> Want | None:
     """What to do with the file at `path`, relative to the output folder; None: leave it there.
 
-    The path comes from a node, so it is not trusted: one that would leave the local folder is left.
+    The path comes from a node, so it is not trusted: one that would leave the local folder is ignored.
     """
     parts = PurePosixPath(path).parts
     if not parts or ".." in parts or parts[0] == "/" or "\\" in path or not path.isprintable():
@@ -76,10 +77,10 @@ def output_folders(engines: Mapping[str, Engine], nodes: Iterable[NodeOfRun]) ->
 
 
 def collect(folders: Sequence[OutputFolder], local: Path, *, checkpoints: bool = False) -> list[int | LauncherError]:
-    """Bring over what is new since the last time, from all folders at once: bytes that travelled, or why none did.
+    """Copy what is new since the last time, from all folders at once: bytes that travelled, or why none did.
 
-    One at a time for a local folder, over all processes: two that add to the same file would double its bytes. Where
-    several folders have a file of one name, the first one's is brought.
+    One process and thread at a time for a local folder: two that append to the same file would double its bytes. Of
+    files with one name in several folders, the first folder's is copied.
     """
     with _locked(local):
         listings = run_all_settled([partial(folder.files.scan, folder.path) for folder in folders])
@@ -89,15 +90,15 @@ def collect(folders: Sequence[OutputFolder], local: Path, *, checkpoints: bool =
             found = [] if isinstance(listing, LauncherError) else _plan(listing, local, checkpoints=checkpoints)
             plans.append([fetch for fetch in found if fetch.target not in taken])
             taken |= {fetch.target for fetch in found}
-        brought = run_all_settled([partial(_bring, *pair) for pair in zip(folders, plans, strict=True)])
+        copied = run_all_settled([partial(_copy, *pair) for pair in zip(folders, plans, strict=True)])
     return [
         listing if isinstance(listing, LauncherError) else moved
-        for listing, moved in zip(listings, brought, strict=True)
+        for listing, moved in zip(listings, copied, strict=True)
     ]
 
 
 def append(local: Path, relative: str, offset: int, data: bytes) -> None:
-    """Keep what was followed in its local file, where that has all that comes before; else collect() will bring it."""
+    """Add what was followed to its local file if that has all bytes before `offset`; else collect() will copy it."""
     with _locked(local, wait=False) as mine:
         if not mine:
             return
@@ -111,7 +112,7 @@ def append(local: Path, relative: str, offset: int, data: bytes) -> None:
 
 @contextmanager
 def _locked(folder: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Whether it is ours; always where we wait for it."""
+    """Whether the lock was taken; always so with wait."""
     with (folder / ".collecting").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -129,51 +130,51 @@ def _plan(listing: Sequence[FileEntry], local: Path, *, checkpoints: bool) -> li
         if wanted is None:
             continue
         target = local / wanted.local
-        size, mtime = (target.stat().st_size, int(target.stat().st_mtime)) if target.is_file() else (0, 0)
+        here = target.stat() if target.is_file() else None
+        size = here.st_size if here else 0
         if wanted.grows and entry.size != size:
-            # smaller: not the file that we knew
-            found.append(_Fetch(entry, target, size if entry.size > size else 0))
-        elif not wanted.grows and (size, mtime) != (entry.size, int(entry.mtime)):
-            found.append(_Fetch(entry, target, None))
+            # a smaller one is another file than the one here
+            found.append(_Fetch(entry, target, size if entry.size > size else 0, grows=True))
+        elif not wanted.grows and (here is None or (size, int(here.st_mtime)) != (entry.size, int(entry.mtime))):
+            found.append(_Fetch(entry, target, 0, grows=False))
     return found
 
 
-def _bring(folder: OutputFolder, plan: Sequence[_Fetch]) -> int:
-    """Bytes that were written. Raises LauncherError; a file that was not whole then is as it was before."""
-    fetches = {Span(f"{folder.path}/{f.entry.path}", f.have or 0, f.entry.size - (f.have or 0)): f for f in plan}
+def _copy(folder: OutputFolder, plan: Sequence[_Fetch]) -> int:
+    """Bytes that were written. Raises LauncherError; a file that is not whole by then is as it was before."""
+    fetches = {Span(f"{folder.path}/{f.entry.path}", f.offset, f.entry.size - f.offset): f for f in plan}
     moved = 0
     with closing(folder.files.read_spans(list(fetches))) as pieces:
         for span, group in itertools.groupby(pieces, key=itemgetter(0)):
+            fetch = fetches[span]
             try:
-                moved += _write(fetches[span], (piece for _, piece in group))
+                fetch.target.parent.mkdir(parents=True, exist_ok=True)
+                moved += (_append if fetch.grows else _replace)(fetch, (piece for _, piece in group))
             except (FileExistsError, NotADirectoryError, IsADirectoryError):
                 continue  # another node has a folder of this name, or a file where this one has a folder
             except OSError as error:
-                raise NodeUnfit(
-                    "this machine",
-                    f"could not write {fetches[span].target}: {error.strerror}",
-                    "make room, then: fetch",
-                ) from error
+                what = f"could not write {fetch.target}: {error.strerror}"
+                raise NodeUnfit("this machine", what, "make room, then: launcher fetch") from error
     return moved
 
 
-def _write(fetch: _Fetch, pieces: Iterable[bytes]) -> int:
-    fetch.target.parent.mkdir(parents=True, exist_ok=True)
-    if fetch.have is not None:
-        with fetch.target.open("ab") as file:
-            file.truncate(fetch.have)
-            try:
-                return sum(file.write(piece) for piece in pieces)
-            except BaseException:
-                file.truncate(fetch.have)
-                raise
-    partial_ = fetch.target.with_name(fetch.target.name + ".part")
+def _append(fetch: _Fetch, pieces: Iterable[bytes]) -> int:
+    with fetch.target.open("ab") as file:
+        file.truncate(fetch.offset)
+        try:
+            return sum(file.write(piece) for piece in pieces)
+        except BaseException:
+            file.truncate(fetch.offset)
+            raise
+
+
+def _replace(fetch: _Fetch, pieces: Iterable[bytes]) -> int:
+    temporary = fetch.target.with_name(fetch.target.name + ".part")
     try:
-        with partial_.open("wb") as file:
+        with temporary.open("wb") as file:
             moved = sum(file.write(piece) for piece in pieces)
-        os.utime(partial_, (fetch.entry.mtime, fetch.entry.mtime))
-        partial_.replace(fetch.target)
-    except BaseException:
-        partial_.unlink(missing_ok=True)
-        raise
+        os.utime(temporary, (fetch.entry.mtime, fetch.entry.mtime))
+        temporary.replace(fetch.target)
+    finally:
+        temporary.unlink(missing_ok=True)
     return moved

@@ -1,8 +1,7 @@
-"""Which runs a comparison means, and what it calls each. A group is what one `up` of a job with a sweep started."""
+"""Which runs a comparison means, and its name for each. A group: the runs that one `up` of a sweep started."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from launcher.job.overrides import variant_name
 from launcher.job.scalars import Args, ArgValue
 from launcher.model.plan import Membership
 from launcher.records.paths import RUNS
-from launcher.records.store import Record, created, find, records
+from launcher.records.store import Record, created, find, job_of, read_json_lines, records
 
 GROUPED = "group"  # the event with the fields of Membership
 _MOST = 3  # settings in a label
@@ -22,13 +21,8 @@ _LONGEST = 24  # characters of a setting's value
 
 def membership(record: Record) -> Membership | None:
     """None for a run of its own."""
-    if not record.paths.events.exists():
-        return None
-    for text in record.paths.events.read_text(encoding="utf-8").splitlines():
-        line = json.loads(text)
-        if line["event"] == GROUPED:
-            return Membership(line["group"], line["variant"])
-    return None
+    grouped = (line for line in read_json_lines(record.paths.events) if line.get("event") == GROUPED)
+    return next((Membership(line["group"], line["variant"]) for line in grouped), None)
 
 
 def select(wanted: Sequence[str], runs: Path = RUNS) -> list[tuple[Record, str | None]]:
@@ -37,22 +31,17 @@ def select(wanted: Sequence[str], runs: Path = RUNS) -> list[tuple[Record, str |
     A run id or a unique prefix of one means that run; a group's id, or a job's name whose latest run belongs to a
     group, all runs of the group, the earliest first. Raises RunUnknown.
     """
-    places = [(record, membership(record)) for record in records(runs)]
-    groups = {place.group for _, place in places if place}
+    known = [(record, membership(record)) for record in records(runs)]
+    groups = {place.group: place.group for _, place in known if place}
+    groups |= {job_of(record.run): place.group if place else "" for record, place in known}  # of each job's latest run
     chosen: dict[str, tuple[Record, str | None]] = {}
     for text in wanted:
-        group = text if text in groups else _latest_group(text, places)
+        group = groups.get(text)
         only = None if group else find(text, runs).run
-        for record, place in places:
+        for record, place in known:
             if record.run == only or (group and place and place.group == group):
                 chosen.setdefault(record.run, (record, place.variant if place else None))
     return list(chosen.values())
-
-
-def _latest_group(job: str, places: Sequence[tuple[Record, Membership | None]]) -> str | None:
-    """The group of the job's latest run, if it has one."""
-    of_job = [place for record, place in places if record.run[:-21] == job]
-    return of_job[-1].group if of_job and of_job[-1] else None
 
 
 def labels(chosen: Sequence[tuple[Record, str | None]]) -> list[str]:
@@ -60,7 +49,7 @@ def labels(chosen: Sequence[tuple[Record, str | None]]) -> list[str]:
 
     By the settings in which their job files differ (`batch_size=64`), and where these are the same by their date.
     """
-    names = [variant or record.run[:-21] for record, variant in chosen]
+    names = [variant or job_of(record.run) for record, variant in chosen]
     found = list(names)
     for name, count in Counter(names).items():
         same = [place for place, other in enumerate(names) if other == name]

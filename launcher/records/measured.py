@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -10,6 +9,7 @@ from typing import Any
 
 from launcher.errors import RunUnknown
 from launcher.records.paths import RunPaths
+from launcher.records.store import read_json_lines
 
 Line = Mapping[str, Any]
 
@@ -19,7 +19,7 @@ class Measured:
     """One run. Accuracies are percent, None where nothing was validated."""
 
     run: str
-    label: str  # what tells the run from those it is compared with (records.groups.labels)
+    label: str  # its name in a comparison (records.groups.labels)
     method: str  # single, ddp, ...
     devices: int  # workers at the same training: processes, or replicas inside one
     batch: int  # images a step, of all workers
@@ -45,42 +45,34 @@ class TrainingProgress:
     last: Line
 
     @property
-    def epoch(self) -> str:
-        """`2/6`; "" where the trainer does not tell."""
-        return _of(self.last, "epoch", "epochs")
-
-    @property
-    def step(self) -> str:
-        return _of(self.last, "step", "steps")
-
-    @property
-    def images_per_s(self) -> float | None:
-        return number(self.last.get("images_per_s"))
-
-    @property
     def eta(self) -> float | None:
         """Seconds until the last step at the pace between the two lines; None where that cannot be known."""
-        values = [
-            number(line.get(key)) for line, key in ((self.last, "step"), (self.last, "steps"), (self.first, "step"))
-        ]
-        took = (number(self.last.get("time")) or 0.0) - (number(self.first.get("time")) or 0.0)
-        step, steps, before = values
-        if step is None or steps is None or before is None or step <= before or took <= 0:
+        step, steps, time = (number(self.last.get(key)) for key in ("step", "steps", "time"))
+        first_step, first_time = (number(self.first.get(key)) for key in ("step", "time"))
+        if step is None or steps is None or time is None or first_step is None or first_time is None:
             return None
-        return took / (step - before) * max(0.0, steps - step)
+        if step <= first_step or time <= first_time:
+            return None
+        return (time - first_time) / (step - first_step) * max(0.0, steps - step)
 
     def parts(self) -> list[str]:
         """What a person is shown of it: `epoch 2/6`, `step 7/9`, `910 images/s`, `ETA 0:12`, ..."""
-        speed, eta = self.images_per_s, self.eta
-        loss, wait = (number(self.last.get(key)) for key in ("loss", "data_wait"))
-        return [
-            *([f"epoch {self.epoch}"] if self.epoch else []),
-            *([f"step {self.step}"] if self.step else []),
-            *([] if speed is None else [f"{speed:,.0f} images/s"]),
-            *([f"ETA {duration(eta)}"] if eta else []),
-            *([] if loss is None else [f"loss {loss:.4g}"]),
-            *([] if wait is None else [f"data wait {wait:.0%}"]),
+        speed, loss, wait = (number(self.last.get(key)) for key in ("images_per_s", "loss", "data_wait"))
+        shown = [
+            self._of("epoch", "epochs"),
+            self._of("step", "steps"),
+            None if speed is None else f"{speed:,.0f} images/s",
+            f"ETA {duration(eta)}" if (eta := self.eta) else None,
+            None if loss is None else f"loss {loss:.4g}",
+            None if wait is None else f"data wait {wait:.0%}",
         ]
+        return [part for part in shown if part]
+
+    def _of(self, now: str, last: str) -> str | None:
+        value, end = self.last.get(now), self.last.get(last)
+        if number(value) is None:
+            return None
+        return f"{now} {value}" if number(end) is None else f"{now} {value}/{end}"
 
 
 def training_progress(lines: Sequence[Line]) -> TrainingProgress | None:
@@ -95,14 +87,8 @@ def training_progress(lines: Sequence[Line]) -> TrainingProgress | None:
     return TrainingProgress(first, steps[-1])
 
 
-def _of(line: Line, now: str, all_: str) -> str:
-    if number(line.get(now)) is None:
-        return ""
-    return f"{line[now]}" if number(line.get(all_)) is None else f"{line[now]}/{line[all_]}"
-
-
 def number(value: object) -> float | None:
-    """None for what is none: the file belongs to the user's program, which may write NaN or text."""
+    """None for anything else: the file belongs to the user's program, which may write NaN or text."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) < 1e15:
         return None
     return float(value)
@@ -123,24 +109,20 @@ def top1(epoch: Line) -> float | None:
 
 def read(paths: RunPaths, label: str) -> Measured:
     """The run's figures. Raises RunUnknown where it left none."""
-    try:
-        text = paths.metrics.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise _nothing(paths.run, "has no metrics.jsonl here") from None
-    lines = [line for line in map(_parse, text.splitlines()) if line is not None]
-    return measure(lines, paths.run, label)
+    if not paths.metrics.exists():
+        raise _nothing(paths.run, "has no metrics.jsonl here")
+    return measure(read_json_lines(paths.metrics), paths.run, label)
 
 
 def measure(lines: Iterable[Line], run: str, label: str) -> Measured:
-    """From the lines of a metrics.jsonl. A run that was resumed has several starts; the last one tells the settings.
+    """From the lines of a metrics.jsonl. A resumed run has several starts; the last one has the settings.
 
     Raises RunUnknown where there is no start or not one step.
     """
-    lines = list(lines)
-    starts = [line for line in lines if line["kind"] == "start"]
-    steps = [line for line in lines if line["kind"] == "step"]
-    epochs = [line for line in lines if line["kind"] == "epoch"]
-    ends = [line for line in lines if line["kind"] == "end" and "top1" in line]
+    lines = [line for line in lines if "kind" in line]
+    kinds = ("start", "step", "epoch", "end")
+    starts, steps, epochs, ends = ([line for line in lines if line["kind"] == kind] for kind in kinds)
+    ends = [line for line in ends if "top1" in line]
     if not starts or not steps:
         raise _nothing(run, "measured nothing: it has no step in metrics.jsonl")
     start = starts[-1]
@@ -182,7 +164,7 @@ def steady_rate(lines: Sequence[Line]) -> float:
 
 
 def _losses(lines: Sequence[Line]) -> tuple[tuple[float, float], ...]:
-    """Time stands still between an end and the next start."""
+    """The time between an end and the next start does not count."""
     points: list[tuple[float, float]] = []
     passed = since = 0.0
     for line in lines:
@@ -191,15 +173,6 @@ def _losses(lines: Sequence[Line]) -> tuple[tuple[float, float], ...]:
         elif line["kind"] == "step":
             points.append((passed + line["time"] - since, float(line["loss"])))
     return tuple(points)
-
-
-def _parse(text: str) -> Line | None:
-    """None for a line that was cut off while it was written."""
-    try:
-        line = json.loads(text)
-    except json.JSONDecodeError:
-        return None
-    return line if isinstance(line, dict) and "kind" in line else None
 
 
 def _nothing(run: str, what: str) -> RunUnknown:

@@ -1,4 +1,4 @@
-"""A comparison as a picture: loss against time, accuracy against batch, speed-ups. Only what the runs can tell."""
+"""A comparison as a picture: loss against time, accuracy against batch, speed-ups. A panel without data is left out."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _loss(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _batch(axes: Axes, rows: Sequence[Row]) -> None:
-    """A line a method: colours by run would tell nothing here."""
+    """A line a method; colours by run would say nothing here."""
     for method in dict.fromkeys(row.measured.method for row in rows):
         runs = sorted((row.measured for row in rows if row.measured.method == method), key=lambda run: run.batch)
         for kind, style, name in (("accuracy", "o-", "validation"), ("train_accuracy", "s--", "training")):
@@ -82,11 +82,11 @@ def _batch(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _bars(value: Callable[[Row], float | None], unit: str, form: str, axes: Axes, rows: Sequence[Row]) -> None:
-    """Lying, so that long names are read without turning one's head; the first on top."""
-    known = [(place, row, length) for place, row in enumerate(rows) if (length := value(row)) is not None]
-    places, lengths = range(len(known)), [length for _, _, length in known]
-    bars = axes.barh(places, lengths, color=[_colour(place) for place, _, _ in known], height=0.7)
-    axes.set_yticks(places, [textwrap.fill(_name(row), 26) for _, row, _ in known], fontsize=8)
+    """Horizontal, so that long names can be read; the first on top."""
+    known = {place: length for place, row in enumerate(rows) if (length := value(row)) is not None}
+    places, lengths = range(len(known)), list(known.values())
+    bars = axes.barh(places, lengths, color=[_colour(place) for place in known], height=0.7)
+    axes.set_yticks(places, [textwrap.fill(_name(rows[place]), 26) for place in known], fontsize=8)
     axes.invert_yaxis()
     axes.bar_label(bars, [form.format(length) for length in lengths], padding=3, fontsize=8)
     axes.margins(x=0.15)
@@ -98,5 +98,4 @@ def _colour(place: int) -> str:
 
 
 def _name(row: Row) -> str:
-    """Different for every row of one table."""
     return f"{row.measured.label} ({row.measured.method} x {row.measured.devices})"

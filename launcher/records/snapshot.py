@@ -28,7 +28,6 @@ class Snapshot:
 
     archive: bytes
     digest: str
-    files: int
 
 
 def snapshot(folder: Path) -> Snapshot:
@@ -37,8 +36,7 @@ def snapshot(folder: Path) -> Snapshot:
     Symbolic links are kept as links. Raises JobInvalid where the code is larger than 512 MiB, naming the largest files.
     """
     plain = io.BytesIO()
-    count, total = 0, 0
-    sizes: list[tuple[int, str]] = []
+    total, sizes = 0, list[tuple[int, str]]()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path in _files(folder):
             info, content = _member(folder, path)
@@ -52,10 +50,9 @@ def snapshot(folder: Path) -> Snapshot:
                     "name data in .dockerignore and mount it instead: mounts: {/data: /data:ro}",
                 )
             tar.addfile(info, io.BytesIO(content))
-            count += 1
     data = plain.getvalue()
     # mtime=0: gzip would put the time of day into its header
-    return Snapshot(gzip.compress(data, compresslevel=1, mtime=0), hashlib.sha256(data).hexdigest()[:16], count)
+    return Snapshot(gzip.compress(data, compresslevel=1, mtime=0), hashlib.sha256(data).hexdigest()[:16])
 
 
 def repack(archive: bytes, prefix: str, uid: int, gid: int) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
@@ -110,7 +107,7 @@ def _member(folder: Path, path: Path) -> tuple[tarfile.TarInfo, bytes]:
     if stat.S_ISLNK(status.st_mode):
         info.type, info.linkname, info.mode = tarfile.SYMTYPE, str(path.readlink()), 0o777
         return info, b""
-    content = path.read_bytes()  # at once: a file that grows meanwhile must still match its header
+    content = path.read_bytes()  # at once: a file that is still growing must match its header
     info.size = len(content)
     info.mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
     return info, content

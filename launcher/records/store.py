@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from launcher.records.paths import RUNS, RunPaths
 
 @dataclass(frozen=True)
 class NodeOfRun:
-    """Where a run's node is and how it is reached, as its record or its labels tell."""
+    """Where a run's node is and how it is reached, by the run's record or by labels."""
 
     name: str
     host: str
@@ -40,7 +40,7 @@ class Record:
     @classmethod
     def create(cls, plan: Plan, job_yaml: str, code: bytes, runs: Path = RUNS) -> Record:
         """Make the folder and write what is known before anything starts."""
-        record = cls(RunPaths.of(plan.run, runs))
+        record = cls(RunPaths(runs / plan.run))
         record.paths.root.mkdir(parents=True)
         record.paths.logs.mkdir()
         write_atomic(record.paths.job, job_yaml.encode())
@@ -50,9 +50,9 @@ class Record:
 
     @classmethod
     def rebuild(cls, run: RunId, job: str, runtime: str, nodes: Sequence[NodeOfRun], runs: Path = RUNS) -> Record:
-        """The record of a run that was found by its labels, as far as labels tell; one that is here stays as it is."""
-        record = cls(RunPaths.of(run, runs))
-        if not record.paths.plan.exists():
+        """The record of a run found by its labels, with what labels say; a readable record stays as it is."""
+        record = cls(RunPaths(runs / run))
+        if read_json(record.paths.plan) is None:
             record.paths.logs.mkdir(parents=True, exist_ok=True)
             known = {"run": run, "job": job, "runtime": runtime, "nodes": [_node_to_json(node) for node in nodes]}
             write_atomic(record.paths.plan, json.dumps(known, indent=2).encode())
@@ -67,12 +67,9 @@ class Record:
     def finish(self, result: dict[str, Any]) -> None:
         write_atomic(self.paths.result, json.dumps(plain(result), indent=2).encode())
 
-    def plan(self) -> dict[str, Any]:
-        return _read_json(self.paths.plan)
-
     def result(self) -> dict[str, Any] | None:
         """None while the run has not been seen to end."""
-        return _read_json(self.paths.result) if self.paths.result.exists() else None
+        return read_json(self.paths.result)
 
     def nodes(self) -> tuple[NodeOfRun, ...]:
         """By rank."""
@@ -85,20 +82,28 @@ class Record:
                 output=n["container"]["output_dir"],
                 ranks=range(n["first_rank"], n["first_rank"] + n["processes"]),
             )
-            for n in self.plan()["nodes"]
+            for n in self._plan()["nodes"]
         )
 
     @property
     def runtime(self) -> str:
-        return str(self.plan()["runtime"])
+        return str(self._plan()["runtime"])
+
+    def _plan(self) -> dict[str, Any]:
+        return read_json(self.paths.plan) or {}
 
 
 def records(runs: Path = RUNS) -> list[Record]:
-    """Every run that is on record here, the latest last."""
+    """Every run on record here, the latest last. A folder without a readable plan is ignored; --nodes rebuilds it."""
     if not runs.is_dir():
         return []
-    found = [Record(RunPaths(p)) for p in runs.iterdir() if is_run_id(p.name) and (p / "plan.json").exists()]
-    return sorted(found, key=lambda r: (created(r.run), r.paths.plan.stat().st_mtime_ns))
+    found = [Record(RunPaths(path)) for path in runs.iterdir() if is_run_id(path.name)]
+    readable = [record for record in found if read_json(record.paths.plan) is not None]
+    return sorted(readable, key=lambda r: (created(r.run), r.paths.plan.stat().st_mtime_ns))
+
+
+def job_of(run: RunId) -> str:
+    return run[:-21]
 
 
 def created(run: RunId) -> str:
@@ -124,7 +129,7 @@ def resolve(text: str | None, known: list[RunId], where: str) -> RunId:
         return known[-1]
     if text in known:
         return text
-    of_job = [r for r in known if r[:-21] == text]
+    of_job = [r for r in known if job_of(r) == text]
     if of_job:
         return of_job[-1]
     fitting = [r for r in known if r.startswith(text)]
@@ -154,6 +159,20 @@ def _node_to_json(node: NodeOfRun) -> dict[str, Any]:
     }
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return value
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object that a file holds; None where it is missing, empty or broken."""
+    return _object(path.read_bytes()) if path.is_file() else None
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file, one a line; other lines are ignored, such as one that a kill cut off."""
+    lines = path.read_bytes().splitlines() if path.is_file() else ()
+    return (found for line in lines if (found := _object(line)) is not None)
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

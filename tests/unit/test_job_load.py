@@ -74,9 +74,9 @@ def test_the_manuals_job_file() -> None:
     assert job.run.args == {"data": "/data/imagenet", "arch": "resnet50", "epochs": "6"}
     assert (job.timeout, job.hang_timeout) == (86400, 900)
     assert (job.resources.memory, job.resources.cpus) == (64 << 30, 16.0)
-    assert job.where("run", "args", "epochs") == "job.yaml:14"
-    assert job.where("run", "args", "lr") == "job.yaml:14"
-    assert job.where("image", "packages") == "job.yaml:7"
+    assert str(job.mark(("run", "args", "epochs"))) == "job.yaml:14"
+    assert str(job.mark(("run", "args", "lr"))) == "job.yaml:14"
+    assert str(job.mark(("image", "packages"))) == "job.yaml:7"
     assert parse_job(dump_job(job)) == job
 
 
@@ -110,7 +110,7 @@ def test_harmless_beginnings(tmp_path: Path, mark: str) -> None:
 def test_windows_line_ends_keep_their_line_numbers(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_bytes(HEAD.replace("\n", "\r\n").encode())
-    assert load_job(path).where("run") == f"{path}:4"
+    assert str(load_job(path).mark(("run",))) == f"{path}:4"
 
 
 @pytest.mark.parametrize(
@@ -261,8 +261,8 @@ def test_overrides_take_a_path_and_a_yaml_value() -> None:
     assert (found.env, found.gpus, found.resources.memory, found.timeout) == ({"A": "b c"}, (0, 2), 8 << 30, 3600)
     assert [node.host for node in found.nodes] == ["a", "c"]
     assert found.mounts == (Mount("/data", "/data", True),)
-    assert found.where("run", "args", "lr") == "--set run.args.lr=1e-4"
-    assert found.where("run", "module") == "job.yaml:4"
+    assert str(found.mark(("run", "args", "lr"))) == "--set run.args.lr=1e-4"
+    assert str(found.mark(("run", "module"))) == "job.yaml:4"
 
 
 def test_an_override_can_take_a_setting_away() -> None:
@@ -316,7 +316,7 @@ def test_a_job_is_frozen_and_survives_a_process_boundary() -> None:
         found.name = "other"  # type: ignore[misc]
     copy = pickle.loads(pickle.dumps(found))
     assert copy == found
-    assert copy.where("run") == found.where("run")
+    assert str(copy.mark(("run",))) == str(found.mark(("run",)))
 
 
 def test_two_jobs_are_equal_wherever_they_are_written() -> None:

@@ -17,7 +17,7 @@ from launcher.node.machine import LocalMachine
 from launcher.records import snapshot as snapshots
 from launcher.records.collect import OutputFolder, append, collect, want
 from launcher.records.snapshot import repack, snapshot
-from launcher.records.store import resolve
+from launcher.records.store import NodeOfRun, Record, find, records, resolve
 
 
 def names(folder: Path) -> list[str]:
@@ -99,6 +99,23 @@ def test_a_run_that_is_not_one_is_refused_with_a_way_on(text: str) -> None:
         resolve(text, RUNS, "runs/")
     assert caught.value.exit_code == 2
     assert "->" in str(caught.value)
+
+
+@pytest.mark.parametrize("plan", [b"", b'{"nodes": [', b"[]", b"\xff", None])
+def test_a_run_whose_plan_cannot_be_read_hides_no_other_and_is_rebuilt_from_labels(
+    tmp_path: Path, plan: bytes | None
+) -> None:
+    node = NodeOfRun("a", "me@a", 0, "launcher-x-0", "/home/me/.launcher/x", range(2))
+    for run in RUNS[:2]:
+        Record.rebuild(run, "cifar", "docker", [node], tmp_path)
+    broken = tmp_path / RUNS[0] / "plan.json"
+    broken.unlink() if plan is None else broken.write_bytes(plan)
+    (tmp_path / RUNS[1] / "result.json").write_text("")
+    assert [(record.run, record.nodes(), record.result()) for record in records(tmp_path)] == [(RUNS[1], (node,), None)]
+    with pytest.raises(RunUnknown, match="no such run"):
+        find(RUNS[0], tmp_path)
+    Record.rebuild(RUNS[0], "cifar", "docker", [node], tmp_path)
+    assert find(RUNS[0], tmp_path).nodes() == (node,)
 
 
 def output(folder: Path, **files: bytes) -> OutputFolder:
