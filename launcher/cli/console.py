@@ -207,7 +207,7 @@ def print_outcome(console: Console, outcome: Outcome, mask: Callable[[str], str]
 
     if outcome.failure is not None:
         print_failure(console, outcome.failure, mask)
-        victims = [str(node["node"]) for node in outcome.nodes if node["victim"]]
+        victims = [node.node for node in outcome.nodes if node.victim]
         if victims:
             console.print(f"[dim]terminated as a consequence: {escape(', '.join(victims))}[/]")
         console.print(f"[dim]everything that was printed: runs/{outcome.run}/logs/[/]")

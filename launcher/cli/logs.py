@@ -15,8 +15,8 @@ import typer
 
 from launcher.cli import options
 from launcher.cli.console import Screen
-from launcher.cli.follow import follow as follow_
-from launcher.errors import LauncherError, NodesFailed, UsageError
+from launcher.cli.foreground import show_until_end
+from launcher.errors import LauncherError, UsageError
 from launcher.job.files import read_secrets
 from launcher.job.loader import load_job
 from launcher.job.scalars import parse_duration
@@ -30,7 +30,7 @@ from launcher.records.store import NodeOfRun, Record
 from launcher.run.follow import Followed
 from launcher.run.locate import Attached, attach
 from launcher.run.messages import Output
-from launcher.run.notice import read_settings, settings_file
+from launcher.run.notify import read_settings, settings_file
 
 
 def logs(
@@ -54,15 +54,12 @@ def logs(
     Exit code, when it followed to the end: that of the run.
     """
     with attach(run, options.hosts(nodes), ssh_config) as attached:
-        if not attached.nodes:
-            raise NodesFailed(list(attached.unreachable.values()))
+        attached.require_any()
         masker = Masker(known_secrets(attached.record))
         chosen = _chosen(attached, rank, node, all_=all_)
-        shown = run_all([partial(_from_where, attached, each, rank, tail, since) for each in chosen])
-        if timestamps:
-            follow = False
+        shown = run_all([partial(_beginning, attached, each, rank, tail, since) for each in chosen])
         with Screen(masker, prefix=len(shown) > 1) as screen:
-            if follow and attached.states:
+            if follow and not timestamps and attached.states:
                 sys.exit(_follow(attached, shown, screen))
             for followed in shown:
                 _print(attached, followed, screen, timestamps=timestamps)
@@ -84,7 +81,7 @@ def _chosen(attached: Attached, rank: int | None, node: str | None, *, all_: boo
     return attached.nodes if all_ else attached.nodes[:1]
 
 
-def _from_where(attached: Attached, node: NodeOfRun, rank: int | None, tail: int | None, since: str | None) -> Followed:
+def _beginning(attached: Attached, node: NodeOfRun, rank: int | None, tail: int | None, since: str | None) -> Followed:
     paths = NodePaths(node.output, node.name)
     path = paths.log if rank is None else paths.rank_log(rank)
     files = attached.engines[node.name].files
@@ -115,13 +112,13 @@ def _follow(attached: Attached, shown: Sequence[Followed], screen: Screen) -> in
     attached.require_all()
     record = attached.record
     result = record.result()
-    if result is not None:  # it has ended before: its output and its exit code, nothing concluded anew
+    if result is not None:  # it has ended before: its output and its exit code
         for followed in shown:
             _print(attached, followed, screen, timestamps=False)
         return int(result.get("exit_code", 0))
     notify = read_settings(settings_file(os.environ)).notify
     try:
-        outcome = follow_(record, attached.engines, attached.nodes, shown, screen, notify, resumed=True)
+        outcome = show_until_end(attached, shown, screen, notify, resumed=True)
     except KeyboardInterrupt:
         screen.say(f"left {record.run} as it is; its state: launcher status {record.run}")
         return 0

@@ -141,7 +141,7 @@ def _watch(attached: Attached, masker: Masker, console: Console) -> RunStatus:
         try:
             while not seen.ended:
                 time.sleep(REFRESH)
-                seen = _masked(run_status(attached, again=True), masker)
+                seen = _masked(run_status(attached), masker)
                 live.update(render(seen, console.width), refresh=True)
         except KeyboardInterrupt:
             pass

@@ -30,7 +30,7 @@ from launcher.node.streams import CommandStream
 from launcher.records.collect import OutputFolder, collect, want
 from launcher.records.store import NodeOfRun
 from launcher.run.diagnose import first_failure, gather
-from launcher.run.finish import epoch_in
+from launcher.run.finish import last_epoch
 from launcher.run.locate import node_of
 from launcher.run.messages import fields
 
@@ -100,7 +100,7 @@ def test_the_files_that_tell_of_a_failure(told: dict[str, bytes], code: int) -> 
 def test_lines_of_metrics(line: bytes) -> None:
     found = fields(line)
     assert found is None or isinstance(found, dict)
-    last = epoch_in(line.decode("utf-8", "replace"))
+    last = last_epoch(line.decode("utf-8", "replace").splitlines())
     assert last == {} or last["kind"] == "epoch"
 
 

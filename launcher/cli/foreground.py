@@ -1,65 +1,56 @@
-"""A run followed to its end on the screen, by `up` and by `logs`: output, outcome, notice."""
+"""A run in the foreground, for `up` and `logs`: shown until it ends, is left or is stopped."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from launcher.cli.console import Screen
-from launcher.cli.reporter import way_back
 from launcher.errors import StoppedByUser
-from launcher.node.connect import Fleet
-from launcher.node.engine import Engine
 from launcher.node.parallel import uninterrupted
-from launcher.records.store import NodeOfRun, Record
 from launcher.run.finish import Outcome
-from launcher.run.follow import Follow, Followed
-from launcher.run.notice import Notice, Notify, give
+from launcher.run.follow import Followed
+from launcher.run.locate import Attached
+from launcher.run.notify import Notice, Notify, send
 from launcher.run.state import RunState
 from launcher.run.stop import stop
-from launcher.run.supervise import Supervisor
+from launcher.run.supervise import supervise
 
 SECOND_CTRL_C = 2.0  # seconds in which another Ctrl-C stops the run instead of leaving it
 
 
-def follow(
-    record: Record,
-    engines: Mapping[str, Engine],
-    nodes: Sequence[NodeOfRun],
-    shown: Sequence[Followed],
-    screen: Screen,
-    notify: Notify,
-    *,
-    resumed: bool,
+def show_until_end(
+    attached: Attached, shown: Sequence[Followed], screen: Screen, notify: Notify, *, resumed: bool
 ) -> Outcome:
     """Show a run until it ends, and how it ended. Raises KeyboardInterrupt: the run goes on then.
 
-    engines: by the node's name in the run. resumed: it was started before.
+    resumed: it was started before.
     """
-    following = Follow(engines, nodes, shown, record.paths, resumed=resumed)
-    try:
-        with screen.live():
-            outcome = Supervisor(engines, record, nodes, following, screen.show).supervise()
-    finally:
-        following.close()
+    with screen.live():
+        outcome = supervise(attached, shown, screen.show, resumed=resumed)
     screen.conclude(outcome)
-    for problem in give(notify, Notice.of(outcome)):
+    why = "" if outcome.failure is None else f": {outcome.failure.node} {outcome.failure.what}"
+    state = outcome.state
+    for problem in send(notify, Notice(outcome.run, state.value, state.exit_code, f"{outcome.run} {state.value}{why}")):
         screen.say(f"warning: no notice was given: {problem}")
     return outcome
 
 
-def leave_or_stop(record: Record, fleet: Fleet, screen: Screen) -> int | None:
+def leave_or_stop(attached: Attached, screen: Screen) -> int | None:
     """After the first Ctrl-C: leave the run going (None), unless a second one follows; then its exit code."""
+    record = attached.record
     try:  # from the first line on: a person may press twice in a row
         screen.finish()
-        screen.say(way_back(record.run))
+        screen.say(
+            f"left {record.run} running. Come back: launcher logs {record.run}   stop it: launcher down {record.run}"
+        )
         screen.say(f"Ctrl-C again within {SECOND_CTRL_C:.0f} s stops it now")
         time.sleep(SECOND_CTRL_C)
     except KeyboardInterrupt:
         screen.say(f"stopping {record.run}; its trainer may save a checkpoint first")
         with contextlib.suppress(KeyboardInterrupt):
-            uninterrupted(lambda: stop(fleet, record.run, into=record.paths.root))
+            uninterrupted(lambda: stop(attached.fleet, record.run, into=record.paths.root))
         record.finish({"run": record.run, "state": RunState.STOPPED.value, "exit_code": StoppedByUser.exit_code})
         screen.say("stopped; nothing of it is left but the output folders")
         return StoppedByUser.exit_code

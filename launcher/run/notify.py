@@ -1,4 +1,4 @@
-"""A word when a run has ended: a command or a webhook of the user's own settings file, never of a job file.
+"""A notice when a run has ended: by a command or a webhook of the user's own settings file, never of a job file.
 
 A job file may come from a stranger; what runs on the caller's machine may not.
 """
@@ -12,15 +12,11 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from launcher.errors import UsageError
-
-if TYPE_CHECKING:
-    from launcher.run.finish import Outcome
 
 LIMIT = 15.0  # seconds for a command or a webhook
 _CONFIG = ConfigDict(extra="forbid", strict=True, defer_build=True)  # most users have no such file: it costs nothing
@@ -46,20 +42,12 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True)
 class Notice:
-    """What is told: how a run ended, without its output, which may hold anything."""
+    """How a run ended, without its output, which may hold anything."""
 
     run: str
     state: str
     exit_code: int
     text: str  # one line for a person; the key that chat webhooks show
-
-    @classmethod
-    def of(cls, outcome: Outcome) -> Notice:
-        failure = outcome.failure
-        why = "" if failure is None else f": {failure.node} {failure.what}"
-        return cls(
-            outcome.run, outcome.state.value, outcome.state.exit_code, f"{outcome.run} {outcome.state.value}{why}"
-        )
 
 
 def settings_file(environ: Mapping[str, str]) -> Path:
@@ -80,15 +68,15 @@ def read_settings(file: Path) -> Settings:
     try:
         return Settings.model_validate(yaml.safe_load(text) or {})
     except yaml.YAMLError as error:
-        raise UsageError(str(file), f"is no YAML: {error}", "correct it, or remove it") from error
+        raise UsageError(str(file), f"is not YAML: {error}", "correct it, or remove it") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise UsageError(f"{file}: {place}", first["msg"], "it knows notify.command and notify.webhook") from error
 
 
-def give(notify: Notify, notice: Notice) -> list[str]:
-    """Tell it; what went wrong with that, a line each. That a notice cannot be given changes nothing of the end."""
+def send(notify: Notify, notice: Notice) -> list[str]:
+    """What went wrong, a line each. That a notice cannot be sent changes nothing of the run's end."""
     body = json.dumps(vars(notice)).encode()
     problems = []
     if notify.command and (problem := _call(notify.command, notice, body)):
@@ -99,11 +87,9 @@ def give(notify: Notify, notice: Notice) -> list[str]:
 
 
 def _call(command: tuple[str, ...], notice: Notice, body: bytes) -> str:
-    known: dict[str, Any] = {"LAUNCHER_RUN": notice.run, "LAUNCHER_STATE": notice.state}
+    env = {**os.environ, "LAUNCHER_RUN": notice.run, "LAUNCHER_STATE": notice.state}
     try:
-        done = subprocess.run(
-            command, input=body, capture_output=True, timeout=LIMIT, check=False, env={**os.environ, **known}
-        )
+        done = subprocess.run(command, input=body, capture_output=True, timeout=LIMIT, check=False, env=env)
     except subprocess.TimeoutExpired:
         return f"did not end in {LIMIT:g} s"
     except OSError as error:
