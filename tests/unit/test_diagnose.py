@@ -31,7 +31,7 @@ def state(code: int | None, *, oom: bool = False, error: str = "", finished: flo
 
 def evidence(rank: int, log: str, code: int | None = 1, **changes: object) -> Evidence:
     node = NodeOfRun(f"n{rank}", f"n{rank}", rank, "c", "/o", range(rank, rank + 1))
-    return Evidence(node, state(code, **changes), log, {}, {rank: log} if log else {})  # type: ignore[arg-type]
+    return Evidence(node, state(code, **changes), log, None, {rank: log} if log else {})  # type: ignore[arg-type]
 
 
 def test_the_rank_with_a_bug_is_found_although_its_victim_ended_first() -> None:
