@@ -145,16 +145,16 @@ class Screen(Reporter):
         elif isinstance(message, NodeEnded):
             if message.state.exit_code != 0:
                 self._held.failing = True
-                self.say(f"{message.node} ended with exit code {message.state.exit_code}")
+                self.log(f"{message.node} ended with exit code {message.state.exit_code}")
         elif isinstance(message, NodeLost):
-            self.say(f"{message.node}: no connection, trying again; the run goes on there ({message.reason})")
+            self.log(f"{message.node}: no connection, trying again; the run goes on there ({message.reason})")
         elif isinstance(message, NodeRestarted):
             self._write(self._held.flush())  # the run did not end by it
-            self.say(f"{message.node}: started again (restart {message.restarts}; before: {message.why})")
+            self.log(f"{message.node}: started again (restart {message.restarts}; before: {message.why})")
         elif isinstance(message, NodeBack):
-            self.say(f"{message.node}: connected again")
+            self.log(f"{message.node}: connected again")
         elif isinstance(message, NodeGone):
-            self.say(f"{message.node}: given up ({message.reason})")
+            self.log(f"{message.node}: given up ({message.reason})")
 
     def _print(self, node: str, lines: list[str]) -> None:
         head = f"{node} | " if self._prefix else ""
@@ -182,7 +182,7 @@ def shorten(line: str, width: int) -> str:
     from rich.text import Text
 
     text = Text.from_ansi(line.expandtabs())
-    if width <= 0 or text.cell_len <= width:  # 0: a terminal that does not tell its size
+    if width <= 0 or text.cell_len <= width:  # 0: a terminal of unknown size
         return line
     text.truncate(width, overflow="ellipsis")
     return text.plain.replace("\n", " ")

@@ -52,7 +52,7 @@ def doctor(
         if measure and job is not None and not any(check.level is Level.FAIL for check in seen):
             from launcher.run.measure import measure as between
 
-            for check in between(job, fleet, Reporter().say):
+            for check in between(job, fleet, Reporter().log):
                 seen.append(check)
                 if not json:
                     _show(console, check)
@@ -66,7 +66,7 @@ def _job(targets: Sequence[str], sets: Sequence[str], nodes: list[str] | None) -
     job = load_job(Path(targets[0]), list(sets), nodes)
     try:
         check_files(job, Path.cwd(), os.environ)
-    except LauncherError as error:  # it says nothing of the nodes, which are checked all the same
+    except LauncherError as error:  # the nodes are checked all the same
         typer.echo(f"warning: {error}", err=True)
     return job
 

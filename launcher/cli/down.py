@@ -30,7 +30,7 @@ def down(
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """SIGTERM, 45 s for a checkpoint, SIGKILL; logs and curves are brought here first. Doing it twice does no harm.
+    """SIGTERM, 45 s for a checkpoint, SIGKILL; logs and curves are fetched first. Doing it twice does no harm.
 
     Exit code 6 where a node did not confirm; the same command again finishes the job.
     """

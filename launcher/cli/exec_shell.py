@@ -18,10 +18,9 @@ from launcher.job.loader import load_job
 from launcher.job.models import Job, NodeEntry
 from launcher.node.connect import connect
 from launcher.records.snapshot import snapshot
-from launcher.records.store import NodeOfRun
 from launcher.run.exec_shell import execute
 from launcher.run.exec_shell import shell as open_shell
-from launcher.run.locate import Attached, attach
+from launcher.run.locate import attach
 
 _TAIL = "launcher.tail"
 
@@ -58,21 +57,11 @@ def _exec(
         raise UsageError("exec", "no command", "launcher exec [RUN] [--node X] -- nvidia-smi")
     with attach(run, options.hosts(nodes), ssh_config) as attached:
         attached.require_any()
-        chosen = _of_run(attached, node)
+        chosen = attached.nodes[0] if node is None else attached.node(node)
+        if node is None and chosen.rank:
+            attached.require_all()
         code = execute(attached.engines[chosen.name], chosen, attached.states.get(chosen.name), command)
     sys.exit(code)
-
-
-def _of_run(attached: Attached, wanted: str | None) -> NodeOfRun:
-    for each in attached.nodes:
-        if wanted in (each.name, each.host) or (wanted is None and each.rank == 0):
-            return each
-    if wanted is None:
-        attached.require_all()
-    elif wanted in attached.unreachable:
-        raise attached.unreachable[wanted]
-    names = ", ".join(each.name for each in attached.nodes)
-    raise UsageError("--node", f"{wanted or 'the master'}: the run's nodes are {names}")
 
 
 def shell(
@@ -92,7 +81,7 @@ def shell(
     secrets = read_secrets(loaded, Path.cwd(), os.environ)
     code = snapshot(code_folder(loaded, Path.cwd()))
     with connect([(entry.name, entry.host)], loaded.runtime, ssh_config) as fleet:
-        status = open_shell(loaded, entry, fleet, code, secrets, Reporter().say)
+        status = open_shell(loaded, entry, fleet, code, secrets, Reporter().log)
     sys.exit(status)
 
 

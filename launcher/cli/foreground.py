@@ -33,7 +33,7 @@ def show_until_end(
     why = "" if outcome.failure is None else f": {outcome.failure.node} {outcome.failure.what}"
     state = outcome.state
     for problem in send(notify, Notice(outcome.run, state.value, state.exit_code, f"{outcome.run} {state.value}{why}")):
-        screen.say(f"warning: no notice was given: {problem}")
+        screen.log(f"warning: no notice was given: {problem}")
     return outcome
 
 
@@ -42,16 +42,16 @@ def leave_or_stop(attached: Attached, screen: Screen) -> int | None:
     record = attached.record
     try:  # from the first line on: a person may press twice in a row
         screen.finish()
-        screen.say(
+        screen.log(
             f"left {record.run} running. Come back: launcher logs {record.run}   stop it: launcher down {record.run}"
         )
-        screen.say(f"Ctrl-C again within {SECOND_CTRL_C:.0f} s stops it now")
+        screen.log(f"Ctrl-C again within {SECOND_CTRL_C:.0f} s stops it now")
         time.sleep(SECOND_CTRL_C)
     except KeyboardInterrupt:
-        screen.say(f"stopping {record.run}; its trainer may save a checkpoint first")
+        screen.log(f"stopping {record.run}; its trainer may save a checkpoint first")
         with contextlib.suppress(KeyboardInterrupt):
             uninterrupted(lambda: stop(attached.fleet, record.run, into=record.paths.root))
         record.finish({"run": record.run, "state": RunState.STOPPED.value, "exit_code": StoppedByUser.exit_code})
-        screen.say("stopped; nothing of it is left but the output folders")
+        screen.log("stopped; nothing of it is left but the output folders")
         return StoppedByUser.exit_code
     return None

@@ -73,11 +73,7 @@ def _chosen(attached: Attached, rank: int | None, node: str | None, *, all_: boo
             raise UsageError("--rank", f"{rank}: the run has ranks 0 to {last}", "`launcher status` lists them")
         return found
     if node is not None:
-        found = [each for each in attached.nodes if node in (each.name, each.host)]
-        if not found:
-            names = ", ".join(each.name for each in attached.nodes)
-            raise UsageError("--node", f"{node}: the run's nodes are {names}", "")
-        return found
+        return [attached.node(node)]
     return attached.nodes if all_ else attached.nodes[:1]
 
 
@@ -120,13 +116,13 @@ def _follow(attached: Attached, shown: Sequence[Followed], screen: Screen) -> in
     try:
         outcome = show_until_end(attached, shown, screen, notify, resumed=True)
     except KeyboardInterrupt:
-        screen.say(f"left {record.run} as it is; its state: launcher status {record.run}")
+        screen.log(f"left {record.run} as it is; its state: launcher status {record.run}")
         return 0
     return outcome.state.exit_code
 
 
 def _print(attached: Attached, shown: Followed, screen: Screen, *, timestamps: bool) -> None:
-    """What is there now."""
+    """What the file has now."""
     files = attached.engines[shown.node.name].files
     pieces = read_from(files, shown.path, shown.offset)
     if not timestamps:

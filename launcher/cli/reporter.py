@@ -21,7 +21,7 @@ class Reporter:
 
         return Console(stderr=True, highlight=False, soft_wrap=True)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         if not interactive():
             print(f"launcher: {text}", file=sys.stderr, flush=True)
             return

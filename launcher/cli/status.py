@@ -1,4 +1,4 @@
-"""`launcher status` and `launcher runs`: what the nodes say now, and what is on record."""
+"""`launcher status` and `launcher runs`: the nodes as they are now, and the runs on record."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def status(
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """What the nodes say now; a node that does not answer is shown as unreachable (exit code 3)."""
+    """The nodes as they are now; a node that does not answer is shown as unreachable (exit code 3)."""
     console = Console(highlight=False)
     with attach(run, options.hosts(nodes), ssh_config) as attached:
         masker = Masker(known_secrets(attached.record))
 
-        def look() -> RunStatus:
+        def ask() -> RunStatus:
             seen = run_status(attached)
             return replace(seen, nodes=tuple(replace(node, last=masker(node.last)) for node in seen.nodes))
 
-        seen = _watch(look, console) if watch and not json else look()
+        seen = _watch(ask, console) if watch and not json else ask()
         if json:
             typer.echo(seen.to_json())
         elif not watch:
@@ -63,21 +63,21 @@ def status(
         raise typer.Exit(3)
 
 
-def _watch(look: Callable[[], RunStatus], console: Console) -> RunStatus:
+def _watch(ask: Callable[[], RunStatus], console: Console) -> RunStatus:
     """Until the run has ended, or Ctrl-C; what was seen last."""
-    seen = look()
+    seen = ask()
     with Live(render(seen, console.width), console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while not seen.ended:
             time.sleep(REFRESH)
-            seen = look()
+            seen = ask()
             live.update(render(seen, console.width), refresh=True)
     return seen
 
 
 def render(seen: RunStatus, width: int) -> RenderableType:
-    """The run and how far it is, then a line a node; columns with nothing to say are left out.
+    """The run and how far it is, then a line a node; empty columns are left out.
 
-    Where the terminal is too narrow for all, the last line of the log gives way first, then columns from the right.
+    Where the terminal is too narrow for all, the last line of the log is cut first, then columns from the right.
     """
     rows = [_cells(node) for node in seen.nodes]
     needed = {
@@ -112,7 +112,7 @@ _STYLES = {"running": "green", "done": "green", "failed": "red", "unreachable": 
 
 
 def _cells(node: NodeStatus) -> dict[str, str]:
-    """By column, in their order: what matters least stands on the right."""
+    """By column, in their order: the least important one last."""
     first, last = node.ranks or ("", "")
     return {
         "state": node.state,
@@ -155,7 +155,7 @@ class RunRow:
 
 
 def runs(nodes: options.Nodes = None, json: options.Json = False, ssh_config: options.SshConfig = None) -> None:
-    """What is on record here; with --nodes, what the labels on those nodes tell."""
+    """What is on record here; with --nodes, the runs that have containers on those nodes."""
     rows = _on_record() if nodes is None else _on_nodes(options.hosts(nodes) or [], ssh_config)
     if json:
         typer.echo(json_.dumps(plain(rows), indent=2))

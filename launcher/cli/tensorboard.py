@@ -117,7 +117,7 @@ def _serve(curves: Path, host: str, port: int, log: Path, console: Console) -> N
         words = log.read_text(errors="replace").strip().splitlines()[-5:]
         raise UsageError(
             "tensorboard",
-            f"ended with exit code {server.poll()}: {' | '.join(words) or 'it said nothing'}",
+            f"ended with exit code {server.poll()}: {' | '.join(words) or 'it printed nothing'}",
             f"try it: {sys.executable} -m tensorboard.main --logdir runs",
         )
     finally:

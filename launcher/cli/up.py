@@ -7,7 +7,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,6 +27,7 @@ from launcher.node.connect import Fleet, connect
 from launcher.node.parallel import in_background
 
 if TYPE_CHECKING:  # loaded while the nodes shake hands
+    from launcher.image.image_locations import Log
     from launcher.records.snapshot import Snapshot
     from launcher.records.store import Record
 
@@ -67,7 +68,7 @@ def up(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for GPUs that another run has.")] = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """Ctrl-C leaves the run going and says how to come back; a second one stops it.
+    """Ctrl-C leaves the run going and prints how to come back; a second one stops it.
 
     Exit codes: 0 done or detached, 1 the job failed, 2 the job file is wrong, 3 a node is unreachable or unfit,
     4 the image, 5 stopped, 6 not every node confirmed.
@@ -114,13 +115,13 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
         from launcher.run.notify import read_settings, settings_file
         from launcher.run.prepare import prepare
 
-        say = Reporter().say
-        notify = read_settings(settings_file(os.environ)).notify  # now: an error in it is told before anything starts
+        log = Reporter().log
+        notify = read_settings(settings_file(os.environ)).notify  # now: its errors are reported before anything starts
         facts = fleet.facts()
         with bars() as on_progress:
-            plan = prepare(job, fleet, facts, code.digest, say, on_progress, path_beside(chosen.file))
+            plan = prepare(job, fleet, facts, code.digest, log, on_progress, path_beside(chosen.file))
         for warning in plan.warnings:
-            say(f"warning: {warning}")
+            log(f"warning: {warning}")
         record = Record.create(plan, dump_job(job), code.archive)
         from launcher.cli.console import Screen
         from launcher.cli.foreground import leave_or_stop, show_until_end
@@ -129,15 +130,15 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
         from launcher.run.state import RunState
         from launcher.run.stop import stop
 
-        _start(plan, record, fleet, code, secrets, say, chosen)
+        _start(plan, record, fleet, code, secrets, log, chosen)
         nodes = record.nodes()
         attached = Attached(record, nodes, {engine.node: engine for engine in fleet.engines}, fleet)
         with Screen(Masker(secrets.values())) as screen:
             try:
                 meeting = f"{plan.rendezvous.address}:{plan.rendezvous.port}"
-                say(f"{plan.run} runs on {', '.join(node.name for node in nodes)}, meeting at {meeting}")
+                log(f"{plan.run} runs on {', '.join(node.name for node in nodes)}, meeting at {meeting}")
                 if chosen.detach:
-                    say(f"{plan.run} is running. Follow it: launcher logs {plan.run}")
+                    log(f"{plan.run} is running. Follow it: launcher logs {plan.run}")
                     return None
                 shown = [Followed(nodes[0], NodePaths(nodes[0].output, nodes[0].name).log)]
                 outcome = show_until_end(attached, shown, screen, notify, resumed=False)
@@ -166,7 +167,7 @@ def _start(
     fleet: Fleet,
     code: Snapshot,
     secrets: Mapping[str, str],
-    say: Callable[[str], None],
+    log: Log,
     chosen: UpOptions,
 ) -> None:
     """Start it, with --wait as soon as its GPUs are free. The record of a run that never started says why."""
@@ -184,7 +185,7 @@ def _start(
             except NodesFailed as error:
                 if not chosen.wait or not all(isinstance(each, GpuInUse) for each in error.errors):
                     raise
-                say("waiting: " + "; ".join(f"{each.where}: {each.what}" for each in error.errors))
+                log("waiting: " + "; ".join(f"{each.where}: {each.what}" for each in error.errors))
                 time.sleep(WAIT_FOR_GPUS + random.random())  # noqa: S311 - two that wait must not keep in step
     except LauncherError as error:
         record.finish({"run": record.run, "state": "failed", "exit_code": error.exit_code, "why": str(error)})

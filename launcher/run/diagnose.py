@@ -32,7 +32,7 @@ _VICTIM = re.compile(
 # Where a stack shows that its rank waits for others; for a collective on GPUs it waits in torch.cuda or backward.
 _WAITING = re.compile(r"torch/(distributed|autograd|cuda|nn/parallel)/")
 
-# (what the output says, what it means, what to do), the most specific first
+# (pattern in the output, its meaning, its cure), the most specific first
 _KNOWN: tuple[tuple[str, str, str], ...] = (
     (r"CUDA out of memory|torch\.OutOfMemoryError", "the GPU's memory is full", "a smaller batch size, or more nodes"),
     (
@@ -149,7 +149,8 @@ def _worker_error(content: bytes) -> WorkerError | None:
     message = value.get("message") if isinstance(value, dict) else None
     if not isinstance(message, dict):
         return WorkerError(str(message), 0.0) if message else None
-    extra = message.get("extraInfo") if isinstance(message.get("extraInfo"), dict) else {}
+    extra = message.get("extraInfo")
+    extra = extra if isinstance(extra, dict) else {}
     try:
         time = float(str(extra.get("timestamp")))
     except ValueError:

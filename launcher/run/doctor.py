@@ -98,7 +98,7 @@ def _topology(engine: Engine, facts: NodeFacts) -> Iterator[Check]:
         return
     table = engine.sh(_TOPOLOGY).decode(errors="replace")
     links = sorted(set(re.findall(r"\b(NV\d+|PIX|PXB|PHB|NODE|SYS)\b", table.split("Legend")[0])))
-    yield Check(engine.node, "gpu topology", Level.OK, "GPUs joined by " + (", ".join(links) or "an unknown way"))
+    yield Check(engine.node, "gpu topology", Level.OK, "GPUs joined by " + (", ".join(links) or "an unknown link"))
 
 
 def _mounts(job: Job, engines: Sequence[Engine]) -> Iterator[Check]:
@@ -126,7 +126,7 @@ def _between(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Iterator[Che
     try:
         meeting = choose(facts, probes, job.port, addresses)
     except NodeUnfit as error:
-        # An address that is another machine's there (docker0 is the same everywhere) says nothing where others do.
+        # An address that is another machine's there (docker0 is the same everywhere) proves nothing beside others.
         yield from map(_connection, [probe for probe in probes if probe.reach is not Reach.OTHER] or probes)
         yield Check(facts[0].name, "rendezvous", Level.FAIL, error.what, error.next_step)
         return

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from launcher.errors import NodeUnfit
+from launcher.image.image_locations import Log
 from launcher.job.models import Job, NodeEntry
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
@@ -38,9 +39,7 @@ def execute(engine: Engine, node: NodeOfRun, state: ContainerState | None, argv:
     return engine.interact(state.id, _with_variables(kit, argv), terminal=is_terminal())
 
 
-def shell(
-    job: Job, entry: NodeEntry, fleet: Fleet, code: Snapshot, secrets: Mapping[str, str], say: Callable[[str], None]
-) -> int:
+def shell(job: Job, entry: NodeEntry, fleet: Fleet, code: Snapshot, secrets: Mapping[str, str], log: Log) -> int:
     """A shell in a new container that is like the job's own on this node, removed when it ends; its exit code.
 
     Its output folder stays only where something was written into it. Takes no GPU lock and no port: it is for looking
@@ -50,7 +49,7 @@ def shell(
     alone = job.model_copy(update={"nodes": (entry,), "timeout": None})
     facts = [dataclasses.replace(node, listening=()) for node in fleet.facts()]
     idle = ("sh", "-c", _IDLE, "sh", str(caller))
-    with temporary_run("shell", alone, idle, fleet, facts, code, secrets, say) as plan:
+    with temporary_run("shell", alone, idle, fleet, facts, code, secrets, log) as plan:
         container = plan.master.container
         with fleet.engines[0].guard(container.name):
             argv = _with_variables(container.layout.kit, _SHELL)

@@ -58,7 +58,7 @@ class Follow:
     """Follows the nodes of a run; `messages` ends when every container has and all files of theirs are here."""
 
     def __init__(self, attached: Attached, shown: Sequence[Followed], *, resumed: bool) -> None:
-        """shown: at most one file a node. resumed: the run was started before; its restarts until now are not told."""
+        """shown: at most one file a node. resumed: the run was started before; earlier restarts are not reported."""
         self._attached = attached
         self._resumed = resumed
         self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -173,7 +173,7 @@ class Follow:
 class _Node:
     """One node: how far its files have been read, as messages, and its end.
 
-    Each byte is told once, whatever happens to the connection.
+    Each byte is reported once, whatever happens to the connection.
     """
 
     def __init__(
@@ -215,12 +215,12 @@ class _Node:
         self._known_starts = len(attempts.parse(text))
 
     def take(self, path: str, data: bytes) -> None:
-        """Tell it, and keep it in runs/."""
-        offset = self._tell(path, data)
+        """Report it, and keep it in runs/."""
+        offset = self._report(path, data)
         append(self._root, self._relative(path), offset, data)
 
     def take_the_rest(self) -> None:
-        """What the collected files have beyond what was told."""
+        """What the collected files have beyond what was reported."""
         for path, offset in {self._path: self._offset, **self._lines}.items():
             local = self._root / self._relative(path)
             if not path or not local.is_file():
@@ -228,7 +228,7 @@ class _Node:
             with local.open("rb") as file:
                 file.seek(offset)
                 while data := file.read(PIECE if path == self._path else -1):  # lines are not cut
-                    self._tell(path, data)
+                    self._report(path, data)
         if self._path and self._offset == 0:
             # The entry script never ran, or could not write: the engine's own log is all there is.
             try:
@@ -238,8 +238,8 @@ class _Node:
             if caught:
                 self._put(Output(self.name, caught))
 
-    def _tell(self, path: str, data: bytes) -> int:
-        """Where it was in the file."""
+    def _report(self, path: str, data: bytes) -> int:
+        """Returns its offset in the file."""
         if path == self._path:
             offset, self._offset = self._offset, self._offset + len(data)
             self._put(Output(self.name, data))

@@ -1,6 +1,6 @@
 """Which run has which GPU: one claim a GPU on its node, a name that the node gives to one run only.
 
-The claim is made after the run's own container, so that a claim without a container is one whose owner is gone: the
+The claim follows the run's own container, so that a claim without a container is one whose owner is gone: the
 next run that wants the GPU removes it. A run that has ended holds nothing either.
 """
 
@@ -35,11 +35,11 @@ def claim_gpus(engine: Engine, planned: NodePlan) -> None:
                 break
             if _alive(engine, holder):
                 raise _in_use(engine, planned, uuid, holder.labels)
-            engine.remove(holder.id)  # by its id: never a claim that another run made meanwhile
+            engine.remove(holder.id)  # by its id: never a new claim of another run
 
 
 def _alive(engine: Engine, holder: ContainerState) -> bool:
-    """Whether the run that made the claim has a container here that runs, or is about to."""
+    """Whether the run with the claim has a container here that runs, or is about to."""
     run = holder.labels.get(labels.RUN)
     if run is None:
         return True  # not ours: another program's container of that name

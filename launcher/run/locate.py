@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.errors import LauncherError, NodesFailed, RunUnknown
+from launcher.errors import LauncherError, NodesFailed, RunUnknown, UsageError
 from launcher.model import labels
 from launcher.model.container import ContainerState
 from launcher.model.plan import RunId
@@ -43,6 +43,15 @@ class Attached:
         if self.unreachable:
             raise NodesFailed(list(self.unreachable.values()))
 
+    def node(self, wanted: str) -> NodeOfRun:
+        """By its name or host. Raises UsageError where the run has no such node, its error where it does not answer."""
+        if wanted in self.unreachable:
+            raise self.unreachable[wanted]
+        for node in self.nodes:
+            if wanted in (node.name, node.host):
+                return node
+        raise UsageError("--node", f"{wanted}: the run's nodes are {', '.join(node.name for node in self.nodes)}")
+
     def require_any(self) -> None:
         """Raises NodesFailed where no node answered."""
         if not self.nodes:
@@ -55,7 +64,7 @@ def attach(
 ) -> Iterator[Attached]:
     """Find the run that `text` means and connect to its nodes.
 
-    hosts: ask these nodes, no local record is needed; None: the record tells where the nodes are. claims: list the
+    hosts: ask these nodes, no local record is needed; None: the record has the nodes. claims: list the
     run's GPU claims too. Raises RunUnknown.
     """
     record = store.find(text) if hosts is None else None
@@ -109,7 +118,7 @@ def _by_run(listed: Mapping[Engine, Sequence[ContainerState]]) -> dict[RunId, li
 
 
 def node_of(state: ContainerState) -> NodeOfRun:
-    """Where a container belongs, as its labels tell. Raises RunUnknown where they are not as we write them."""
+    """Where a container belongs, by its labels. Raises RunUnknown where they are not as we write them."""
     try:
         first, count = state.labels[labels.RANKS].split("+")
         return NodeOfRun(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import LauncherError
+from launcher.image.image_locations import Log
 from launcher.job.models import Job
 from launcher.node.connect import Fleet
 from launcher.plan.checks import Check, Level
@@ -48,7 +49,7 @@ dist.destroy_process_group()
 """
 
 
-def measure(job: Job, fleet: Fleet, say: Callable[[str], None]) -> Iterator[Check]:
+def measure(job: Job, fleet: Fleet, log: Log) -> Iterator[Check]:
     """Run it once. Nothing of it is left on the nodes."""
     if len(job.nodes) < 2:
         return
@@ -57,7 +58,7 @@ def measure(job: Job, fleet: Fleet, say: Callable[[str], None]) -> Iterator[Chec
     with tempfile.TemporaryDirectory() as folder:
         empty = snapshot(Path(folder))  # the program is in the command
     try:
-        with temporary_run("measure", alone, program, fleet, fleet.facts(), empty, {}, say) as plan:
+        with temporary_run("measure", alone, program, fleet, fleet.facts(), empty, {}, log) as plan:
             names = {node.node: node.container.name for node in plan.nodes}
             ends = fleet.each(lambda engine: engine.wait(names[engine.node], TIMEOUT))
             path = NodePaths(plan.master.container.output_dir, plan.master.node).log

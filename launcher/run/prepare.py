@@ -18,6 +18,7 @@ from launcher.model.container import WANTED_ULIMITS
 from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import Plan, Rendezvous, new_run_id
 from launcher.node.connect import Fleet, caller_engine
+from launcher.node.engine import Engine
 from launcher.node.parallel import run_both
 from launcher.plan import build
 from launcher.plan.offline import assumed_image
@@ -83,12 +84,14 @@ def image_as_it_is(
     if job.runtime == "process" or job.image is None:
         return image_facts(fleet.engines[0], "", Surroundings(env=job.env)), list(facts), ()
     name = job.image.ref or job.image.base or ""
-    found = fleet.each(lambda engine: engine.images.inspect(name) if engine.images else None)
-    granted = fleet.each(
-        lambda engine: engine.granted_ulimits(name) if found[fleet.engines.index(engine)] else WANTED_ULIMITS
-    )
-    limited = [dataclasses.replace(node, ulimits=limits) for node, limits in zip(facts, granted, strict=True)]
-    if found[0] is None:
+
+    def look(engine: Engine) -> tuple[bool, tuple[tuple[str, int], ...]]:
+        found = engine.images is not None and engine.images.inspect(name) is not None
+        return found, engine.granted_ulimits(name) if found else WANTED_ULIMITS
+
+    seen = fleet.each(look)
+    limited = [dataclasses.replace(node, ulimits=limits) for node, (_, limits) in zip(facts, seen, strict=True)]
+    if not seen[0][0]:
         note = f"image {name} is not on {fleet.engines[0].node} yet; its properties are assumed"
         return assumed_image(job), limited, (note,)
     notes = () if job.image.ref else (f"the image's properties are those of its base {name}; up repairs it if it must",)

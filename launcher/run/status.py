@@ -28,8 +28,8 @@ from launcher.run.utilization import Utilization
 
 TAIL = 8192  # bytes of a log or of the metrics that hold their last lines
 LIMIT = 20.0  # seconds for one node's answer
-# One round trip for all that a node has beside its container. $1 stands before each part and is a random word, so that
-# nothing that a program printed is taken for it. $2: log, $3: attempts, $4: metrics, $5: "" for an ended run.
+# One round trip for all that a node has beside its container. $1 precedes each part: a random mark, which no
+# program prints. $2: log, $3: attempts, $4: metrics, $5: "" for an ended run.
 _SCRIPT = f"""
 echo "$1"; tail -c {TAIL} "$2" 2>/dev/null
 echo; echo "$1"; head -c {attempts.LIMIT} "$3" 2>/dev/null
@@ -114,15 +114,15 @@ def _ask(
 
     end: what was recorded of the node when the run ended, for when its container has been removed.
     """
-    engine, paths, word = attached.engines[node.name], NodePaths(node.output, node.name), secrets.token_hex(16)
+    engine, paths, mark = attached.engines[node.name], NodePaths(node.output, node.name), secrets.token_hex(16)
     seen = attached.states.get(node.name)
     runs = "" if seen is None or seen.phase.ended else "yes"
-    arguments = (word, paths.log, paths.attempts, paths.metrics if node.rank == 0 else "", runs)
+    arguments = (mark, paths.log, paths.attempts, paths.metrics if node.rank == 0 else "", runs)
     wanted = {labels.RUN: attached.record.run, labels.NODE: node.name, labels.PURPOSE: "run"}
     listed, printed = run_both(lambda: engine.list(wanted), lambda: engine.sh(_SCRIPT, *arguments, timeout=LIMIT))
     state = next(iter(listed), None)
     row = NodeStatus(node.name, "removed", None, node.host, node.rank, (node.ranks.start, node.ranks.stop - 1))
-    log, started, metrics, use = [*printed.split(f"{word}\n".encode()), *[b""] * 4][1:5]
+    log, started, metrics, use = [*printed.split(f"{mark}\n".encode()), *[b""] * 4][1:5]
     if state is None:
         kept = ("exit_code", "oom_killed", "restarts", "restarted")
         return None, replace(row, **{key: end[key] for key in kept if end.get(key) is not None}), metrics

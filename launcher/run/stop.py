@@ -44,8 +44,8 @@ def stop(
 ) -> list[Removed]:
     """Stop and remove every container of the run on these nodes, with what it left in shared memory.
 
-    into: a folder here that logs and curves are brought to before anything is removed. listed: the run's containers
-    and claims where the caller has just listed them.
+    into: a folder here for logs and curves, which are collected before anything is removed. listed: the run's
+    containers and claims where the caller has just listed them.
     Raises NodesFailed where a node did not do all of it.
     """
     found = [partial(_end, engine, run, grace, None if listed is None else listed[engine]) for engine in fleet.engines]
@@ -72,7 +72,7 @@ def _end(engine: Engine, run: RunId, grace: float, listed: Sequence[ContainerSta
 
 
 def _collect(engines: Sequence[Engine], ended: Sequence[Ended], into: Path) -> list[Ended]:
-    """Bring the files of all that ran; where that failed, why: the node's containers must not be removed then."""
+    """The files of all that ran; where that failed, why, in place of the containers: they must not be removed then."""
     folders: dict[tuple[str, str], OutputFolder] = {}
     of_node: list[set[tuple[str, str]]] = []
     for engine, outcome in zip(engines, ended, strict=True):

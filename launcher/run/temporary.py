@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from launcher.image.image_locations import Log
 from launcher.job.models import Job
 from launcher.model import labels
 from launcher.model.facts import NodeFacts
@@ -29,7 +30,7 @@ def temporary_run(
     facts: Sequence[NodeFacts],
     code: Snapshot,
     secrets: Mapping[str, str],
-    say: Callable[[str], None],
+    log: Log,
 ) -> Iterator[Plan]:
     """The job with another command, started; stopped and removed at the end.
 
@@ -38,7 +39,7 @@ def temporary_run(
     """
     run = job.run.model_copy(update={"module": None, "script": None, "command": command, "args": {}})
     plan = prepare(
-        job.model_copy(update={"run": run, "restarts": 0, "hang_timeout": None}), fleet, facts, code.digest, say
+        job.model_copy(update={"run": run, "restarts": 0, "hang_timeout": None}), fleet, facts, code.digest, log
     )
     nodes = []
     for node in plan.nodes:
@@ -51,12 +52,12 @@ def temporary_run(
     finally:
         stop(fleet, plan.run, grace=1)
         outputs = {node.node: node.container.output_dir for node in plan.nodes}
-        fleet.each(lambda engine: _remove_output(engine, outputs[engine.node], say))
+        fleet.each(lambda engine: _remove_output(engine, outputs[engine.node], log))
 
 
-def _remove_output(engine: Engine, output: str, say: Callable[[str], None]) -> None:
+def _remove_output(engine: Engine, output: str, log: Log) -> None:
     kept = [file for file in engine.files.scan(output) if not file.path.startswith(_OWN_FOLDERS)]
     if kept:
-        say(f"{len(kept)} file(s) stay in {output} on {engine.node}")
+        log(f"{len(kept)} file(s) stay in {output} on {engine.node}")
     else:
         engine.files.remove_tree(output)
