@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from launcher.records.store import NodeOfRun, Record
 from launcher.run.follow import Followed
 from launcher.run.locate import Attached, attach
 from launcher.run.messages import Output
-from launcher.run.notify import read_settings, settings_file
+from launcher.run.notify import notify_settings
 
 
 def logs(
@@ -90,10 +91,8 @@ def _beginning(attached: Attached, node: NodeOfRun, rank: int | None, tail: int 
 
 def _moment(text: str) -> float:
     """Seconds since the epoch of `10m` (ago) or of an ISO 8601 time."""
-    try:
+    with suppress(ValueError):
         return time.time() - parse_duration(text)
-    except ValueError:
-        pass
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError as error:
@@ -112,7 +111,7 @@ def _follow(attached: Attached, shown: Sequence[Followed], screen: Screen) -> in
         for followed in shown:
             _print(attached, followed, screen, timestamps=False)
         return int(result.get("exit_code", 0))
-    notify = read_settings(settings_file(os.environ)).notify
+    notify = notify_settings(os.environ)
     try:
         outcome = show_until_end(attached, shown, screen, notify, resumed=True)
     except KeyboardInterrupt:

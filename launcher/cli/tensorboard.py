@@ -58,11 +58,7 @@ def tensorboard(
 @contextmanager
 def _until_interrupted() -> Iterator[None]:
     """Ctrl-C and SIGTERM end it without an error."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with suppress(KeyboardInterrupt):
             yield

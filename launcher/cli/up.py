@@ -112,11 +112,11 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
         from launcher.image.lock import path_beside
         from launcher.records.paths import NodePaths
         from launcher.records.store import Record
-        from launcher.run.notify import read_settings, settings_file
+        from launcher.run.notify import notify_settings
         from launcher.run.prepare import prepare
 
         log = Reporter().log
-        notify = read_settings(settings_file(os.environ)).notify  # now: its errors are reported before anything starts
+        notify = notify_settings(os.environ)  # now: its errors are reported before anything starts
         facts = fleet.facts()
         with bars() as on_progress:
             plan = prepare(job, fleet, facts, code.digest, log, on_progress, path_beside(chosen.file))

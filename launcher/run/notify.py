@@ -50,23 +50,22 @@ class Notice:
     text: str  # one line for a person; the key that chat webhooks show
 
 
-def settings_file(environ: Mapping[str, str]) -> Path:
-    """`launcher/settings.yaml` of the user's configuration folder (XDG Base Directory Specification)."""
-    return Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "launcher", "settings.yaml")
+def notify_settings(environ: Mapping[str, str]) -> Notify:
+    """From `launcher/settings.yaml` of the user's configuration folder (XDG Base Directory Specification), if any.
 
-
-def read_settings(file: Path) -> Settings:
-    """The defaults where there is no such file. Raises UsageError for one that is wrong, or that others may write."""
+    Raises UsageError for a file that is wrong, or that others may write.
+    """
+    file = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "launcher", "settings.yaml")
     try:
         status, text = file.stat(), file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return Settings.model_construct()
+        return Notify.model_construct()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(str(file), f"cannot be read: {error}", "correct it, or remove it") from error
     if status.st_mode & _FOR_ALL or status.st_uid not in (os.geteuid(), 0):
         raise UsageError(str(file), "others may change it, and it names a command", f"chmod 600 {file}")
     try:
-        return Settings.model_validate(yaml.safe_load(text) or {})
+        return Settings.model_validate(yaml.safe_load(text) or {}).notify
     except yaml.YAMLError as error:
         raise UsageError(str(file), f"is not YAML: {error}", "correct it, or remove it") from error
     except ValidationError as error:

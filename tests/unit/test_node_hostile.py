@@ -1,6 +1,6 @@
 """What comes from a node is not trusted: torn by a cut, a full disk or a kill, or made to harm.
 
-Whatever it is, it is read, passed over, or refused with an error that names the node; never a traceback, and never a
+Whatever it is, it is read, ignored, or refused with an error that names the node; never a traceback, and never a
 file outside the run's folder.
 """
 
