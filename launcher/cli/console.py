@@ -13,7 +13,7 @@ from launcher.cli.options import interactive
 from launcher.cli.reporter import Reporter
 from launcher.logs.lines import Lines, Masker
 from launcher.records.measured import TrainingProgress, top1, training_progress
-from launcher.run.diagnose import TRACEBACK, Failure
+from launcher.run.diagnose import TRACEBACK
 from launcher.run.finish import Outcome
 from launcher.run.messages import Message, NodeBack, NodeEnded, NodeGone, NodeLost, NodeRestarted, Output, Progress
 from launcher.run.state import RunState
@@ -58,7 +58,7 @@ class TracebackBuffer:
 
 
 class Screen(Reporter):
-    """Shows messages of a watch.
+    """Shows the messages of a run.
 
     Output goes to stdout line by line, unchanged but for masked secrets. While a person follows it on a terminal, lines
     are cut to its width; a file or a pipe gets them whole, as do runs/<id>/logs/.
@@ -75,6 +75,9 @@ class Screen(Reporter):
 
     def __enter__(self) -> Screen:
         return self
+
+    def __exit__(self, *_: object) -> None:
+        self.finish()
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -97,9 +100,6 @@ class Screen(Reporter):
         finally:
             self._hide()
 
-    def __exit__(self, *_: object) -> None:
-        self.finish()
-
     def finish(self) -> None:
         """Print what is left and take the progress line away."""
         self._end_lines()
@@ -109,7 +109,7 @@ class Screen(Reporter):
     def conclude(self, outcome: Outcome) -> None:
         """The run has ended: print what is left, and how it ended.
 
-        A failure comes before what all ranks said of it, which a terminal is spared; a file or a pipe gets every line.
+        A failure comes before what all ranks printed of it, which only a file or a pipe gets.
         """
         self._end_lines()
         late = self._held.flush()
@@ -145,16 +145,16 @@ class Screen(Reporter):
         elif isinstance(message, NodeEnded):
             if message.state.exit_code != 0:
                 self._held.failing = True
-                self.say(f"{message.node} ended with exit code {message.state.exit_code}")
+                self.log(f"{message.node} ended with exit code {message.state.exit_code}")
         elif isinstance(message, NodeLost):
-            self.say(f"{message.node}: no connection, trying again; the run goes on there ({message.reason})")
+            self.log(f"{message.node}: no connection, trying again; the run goes on there ({message.reason})")
         elif isinstance(message, NodeRestarted):
             self._write(self._held.flush())  # the run did not end by it
-            self.say(f"{message.node}: started again (restart {message.restarts}; before: {message.why})")
+            self.log(f"{message.node}: started again (restart {message.restarts}; before: {message.why})")
         elif isinstance(message, NodeBack):
-            self.say(f"{message.node}: connected again")
+            self.log(f"{message.node}: connected again")
         elif isinstance(message, NodeGone):
-            self.say(f"{message.node}: given up ({message.reason})")
+            self.log(f"{message.node}: given up ({message.reason})")
 
     def _print(self, node: str, lines: list[str]) -> None:
         head = f"{node} | " if self._prefix else ""
@@ -169,8 +169,7 @@ class Screen(Reporter):
             if sys.stdout.isatty():
                 width = os.get_terminal_size(sys.stdout.fileno()).columns
                 lines = [shorten(line, width) for line in lines]
-        text = "".join(f"{line}\n" for line in lines)
-        sys.stdout.write(text)
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
         if self._live is not None:
             self._live.start()
@@ -183,31 +182,25 @@ def shorten(line: str, width: int) -> str:
     from rich.text import Text
 
     text = Text.from_ansi(line.expandtabs())
-    if width <= 0 or text.cell_len <= width:  # 0: a terminal that does not tell its size
+    if width <= 0 or text.cell_len <= width:  # 0: a terminal of unknown size
         return line
     text.truncate(width, overflow="ellipsis")
     return text.plain.replace("\n", " ")
 
 
-def print_failure(console: Console, failure: Failure, mask: Callable[[str], str]) -> None:
-    """The first failure: who, its own words without secrets, what it means, what to do."""
+def print_outcome(console: Console, outcome: Outcome, mask: Callable[[str], str]) -> None:
+    """The first failure: who, its own words without secrets, what it means, what to do. Or that all is well."""
     from rich.markup import escape
     from rich.text import Text
 
-    who = failure.node if failure.rank is None else f"rank {failure.rank} on {failure.node}"
-    if failure.words:
-        console.print(Text(mask(failure.words)))
-    console.print(f"[bold red]failed[/] {escape(who)} {escape(mask(failure.what))}")
-    if failure.cure:
-        console.print(f"  -> {escape(failure.cure)}")
-
-
-def print_outcome(console: Console, outcome: Outcome, mask: Callable[[str], str]) -> None:
-    from rich.markup import escape
-
-    if outcome.failure is not None:
-        print_failure(console, outcome.failure, mask)
-        victims = [str(node["node"]) for node in outcome.nodes if node["victim"]]
+    if failure := outcome.failure:
+        who = failure.node if failure.rank is None else f"rank {failure.rank} on {failure.node}"
+        if failure.words:
+            console.print(Text(mask(failure.words)))
+        console.print(f"[bold red]failed[/] {escape(who)} {escape(mask(failure.what))}")
+        if failure.cure:
+            console.print(f"  -> {escape(failure.cure)}")
+        victims = [node.node for node in outcome.nodes if node.victim]
         if victims:
             console.print(f"[dim]terminated as a consequence: {escape(', '.join(victims))}[/]")
         console.print(f"[dim]everything that was printed: runs/{outcome.run}/logs/[/]")

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from launcher.cli import options
+from launcher.cli.reporter import Reporter
 from launcher.errors import LauncherError
 from launcher.job.files import check_files
 from launcher.job.loader import load_job
@@ -35,7 +36,7 @@ def doctor(
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """With a job file also what the job needs: its mounts, its data, its port, the ways between its nodes.
+    """With a job file also what the job needs: its mounts, its data, its port, connections between its nodes.
 
     Exit code: 0 with nothing worse than a warning, 3 where something would fail.
     """
@@ -51,7 +52,7 @@ def doctor(
         if measure and job is not None and not any(check.level is Level.FAIL for check in seen):
             from launcher.run.measure import measure as between
 
-            for check in between(job, fleet, lambda text: console.print(f"[dim]launcher:[/] {escape(text)}")):
+            for check in between(job, fleet, Reporter().log):
                 seen.append(check)
                 if not json:
                     _show(console, check)
@@ -65,7 +66,7 @@ def _job(targets: Sequence[str], sets: Sequence[str], nodes: list[str] | None) -
     job = load_job(Path(targets[0]), list(sets), nodes)
     try:
         check_files(job, Path.cwd(), os.environ)
-    except LauncherError as error:  # it says nothing of the nodes, which are looked at all the same
+    except LauncherError as error:  # the nodes are checked all the same
         typer.echo(f"warning: {error}", err=True)
     return job
 

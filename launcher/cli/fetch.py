@@ -26,17 +26,16 @@ def fetch(
     with attach(run, options.hosts(nodes), ssh_config) as attached:
         target = dest or attached.record.paths.root
         target.mkdir(parents=True, exist_ok=True)
-        moved = bring(attached, target, checkpoints=checkpoints)
+        moved = fetch_files(attached, target, checkpoints=checkpoints)
     if json:
         typer.echo(json_.dumps({"run": attached.record.run, "folder": str(target), "bytes": moved}))
     else:
         typer.echo(f"{attached.record.run}: {moved:,} bytes are new in {target}/")
-    if attached.unreachable:
-        raise NodesFailed(list(attached.unreachable.values()))
+    attached.require_all()
 
 
-def bring(attached: Attached, target: Path, *, checkpoints: bool = False) -> int:
-    """Bytes that were new on the nodes that answer. Raises NodesFailed where files of one could not be brought."""
+def fetch_files(attached: Attached, target: Path, *, checkpoints: bool = False) -> int:
+    """Bytes that were new on the nodes that answer. Raises NodesFailed where files of one could not be collected."""
     results = collect(output_folders(attached.engines, attached.nodes), target, checkpoints=checkpoints)
     failures = [result for result in results if isinstance(result, LauncherError)]
     if failures:

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -15,8 +16,8 @@ import typer
 
 from launcher.cli import options
 from launcher.cli.console import Screen
-from launcher.cli.follow import follow as follow_
-from launcher.errors import LauncherError, NodesFailed, UsageError
+from launcher.cli.foreground import show_until_end
+from launcher.errors import LauncherError, UsageError
 from launcher.job.files import read_secrets
 from launcher.job.loader import load_job
 from launcher.job.scalars import parse_duration
@@ -30,7 +31,7 @@ from launcher.records.store import NodeOfRun, Record
 from launcher.run.follow import Followed
 from launcher.run.locate import Attached, attach
 from launcher.run.messages import Output
-from launcher.run.notice import read_settings, settings_file
+from launcher.run.notify import notify_settings
 
 
 def logs(
@@ -54,15 +55,12 @@ def logs(
     Exit code, when it followed to the end: that of the run.
     """
     with attach(run, options.hosts(nodes), ssh_config) as attached:
-        if not attached.nodes:
-            raise NodesFailed(list(attached.unreachable.values()))
+        attached.require_any()
         masker = Masker(known_secrets(attached.record))
         chosen = _chosen(attached, rank, node, all_=all_)
-        shown = run_all([partial(_from_where, attached, each, rank, tail, since) for each in chosen])
-        if timestamps:
-            follow = False
+        shown = run_all([partial(_beginning, attached, each, rank, tail, since) for each in chosen])
         with Screen(masker, prefix=len(shown) > 1) as screen:
-            if follow and attached.states:
+            if follow and not timestamps and attached.states:
                 sys.exit(_follow(attached, shown, screen))
             for followed in shown:
                 _print(attached, followed, screen, timestamps=timestamps)
@@ -76,15 +74,11 @@ def _chosen(attached: Attached, rank: int | None, node: str | None, *, all_: boo
             raise UsageError("--rank", f"{rank}: the run has ranks 0 to {last}", "`launcher status` lists them")
         return found
     if node is not None:
-        found = [each for each in attached.nodes if node in (each.name, each.host)]
-        if not found:
-            names = ", ".join(each.name for each in attached.nodes)
-            raise UsageError("--node", f"{node}: the run's nodes are {names}", "")
-        return found
+        return [attached.node(node)]
     return attached.nodes if all_ else attached.nodes[:1]
 
 
-def _from_where(attached: Attached, node: NodeOfRun, rank: int | None, tail: int | None, since: str | None) -> Followed:
+def _beginning(attached: Attached, node: NodeOfRun, rank: int | None, tail: int | None, since: str | None) -> Followed:
     paths = NodePaths(node.output, node.name)
     path = paths.log if rank is None else paths.rank_log(rank)
     files = attached.engines[node.name].files
@@ -97,10 +91,8 @@ def _from_where(attached: Attached, node: NodeOfRun, rank: int | None, tail: int
 
 def _moment(text: str) -> float:
     """Seconds since the epoch of `10m` (ago) or of an ISO 8601 time."""
-    try:
+    with suppress(ValueError):
         return time.time() - parse_duration(text)
-    except ValueError:
-        pass
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError as error:
@@ -115,21 +107,21 @@ def _follow(attached: Attached, shown: Sequence[Followed], screen: Screen) -> in
     attached.require_all()
     record = attached.record
     result = record.result()
-    if result is not None:  # it has ended before: its output and its exit code, nothing concluded anew
+    if result is not None:  # it has ended before: its output and its exit code
         for followed in shown:
             _print(attached, followed, screen, timestamps=False)
         return int(result.get("exit_code", 0))
-    notify = read_settings(settings_file(os.environ)).notify
+    notify = notify_settings(os.environ)
     try:
-        outcome = follow_(record, attached.engines, attached.nodes, shown, screen, notify, resumed=True)
+        outcome = show_until_end(attached, shown, screen, notify, resumed=True)
     except KeyboardInterrupt:
-        screen.say(f"left {record.run} as it is; its state: launcher status {record.run}")
+        screen.log(f"left {record.run} as it is; its state: launcher status {record.run}")
         return 0
     return outcome.state.exit_code
 
 
 def _print(attached: Attached, shown: Followed, screen: Screen, *, timestamps: bool) -> None:
-    """What is there now."""
+    """What the file has now."""
     files = attached.engines[shown.node.name].files
     pieces = read_from(files, shown.path, shown.offset)
     if not timestamps:

@@ -18,11 +18,7 @@ from launcher.errors import LauncherError, StoppedByUser
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "init": ("launcher.cli.jobfile", "init", "Write a commented job file to start from."),
     "doctor": ("launcher.cli.doctor", "doctor", "Check every node: ok, warn or fail, with the cure."),
-    "plan": (
-        "launcher.cli.plan",
-        "plan",
-        "Print the exact containers, variables and commands of a job; start nothing.",
-    ),
+    "plan": ("launcher.cli.plan", "plan", "Print a job's exact containers, variables and commands; start nothing."),
     "up": ("launcher.cli.up", "up", "Run a job: image, containers, output of the master. Ctrl-C detaches."),
     "logs": ("launcher.cli.logs", "logs", "Stream the master's output until the run ends."),
     "status": ("launcher.cli.status", "status", "Nodes, ranks, state, step, images/s, restarts, exit codes."),
@@ -30,8 +26,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "fetch": ("launcher.cli.fetch", "fetch", "Bring TensorBoard logs, error files and rank logs here."),
     "tensorboard": ("launcher.cli.tensorboard", "tensorboard", "Collect, serve and keep curves up to date."),
     "compare": ("launcher.cli.compare", "compare", "Runs side by side: speed, accuracy, speed-up; table and plot."),
-    "shell": ("launcher.cli.enter", "shell", "An interactive container: the job's image, code, mounts and GPUs."),
-    "exec": ("launcher.cli.enter", "exec_", "Run a command in a running container of a run."),
+    "shell": ("launcher.cli.exec_shell", "shell", "An interactive container: the job's image, code, mounts and GPUs."),
+    "exec": ("launcher.cli.exec_shell", "exec_", "Run a command in a running container of a run."),
     "down": ("launcher.cli.down", "down", "Stop a run on every node and remove what it left there."),
     "clean": ("launcher.cli.clean", "clean", "List, then remove what old runs left on nodes."),
     "image": ("launcher.cli.image", "image", "Build, verify, ship and list images."),
@@ -94,30 +90,21 @@ def _launcher(
 
 def main() -> None:
     """Entry point. A LauncherError is a message and an exit code, never a traceback."""
-    gc.set_threshold(200_000)  # modules are not garbage: looking for some while they load is 0.1 s of every start
+    gc.set_threshold(200_000)  # collecting garbage while modules load, which are none, costs 0.1 s of every start
     try:
         app()
     except LauncherError as error:
-        report(error)
+        from rich.console import Console
+        from rich.markup import escape
+
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error[/] {escape(str(error))}")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(StoppedByUser.exit_code)
     except Exception as error:
         if "KeyboardInterrupt" not in str(error):
             raise
-        sys.exit(StoppedByUser.exit_code)  # it struck in Rust: pydantic makes an error of its own out of it
-
-
-def report(error: LauncherError) -> None:
-    from rich.console import Console
-
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error[/] {_escaped(str(error))}")
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+        sys.exit(StoppedByUser.exit_code)  # raised inside Rust: pydantic turns it into an error of its own
 
 
 if __name__ == "__main__":

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from launcher.model.plan import Membership, RunId
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file.", show_default=False)]
 Run = Annotated[
@@ -44,21 +41,6 @@ SshConfig = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-@dataclass(frozen=True)
-class UpOptions:
-    """The options of one run that `up` starts.
-
-    resume: an earlier run, whose checkpoints it begins with. wait: for GPUs that another run has. place: in a group,
-    where the run is one of several variants. file: the job file, beside which its image is pinned.
-    """
-
-    detach: bool = False
-    resume: RunId | None = None
-    wait: bool = False
-    place: Membership | None = None
-    file: Path | None = None
 
 
 def hosts(nodes: str | None) -> list[str] | None:

@@ -26,12 +26,12 @@ def plan(
     job: options.JobFile,
     sets: options.Sets = None,
     nodes: options.JobNodes = None,
-    offline_: Annotated[bool, typer.Option("--offline", help="Touch no node; assume what a look would tell.")] = False,
+    offline_: Annotated[bool, typer.Option("--offline", help="Touch no node; assume what nodes would answer.")] = False,
     docker: Annotated[bool, typer.Option("--docker", help="As `docker run` commands, one a node.")] = False,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """Nothing is started, built or sent; without --offline the nodes are looked at."""
+    """Nothing is started, built or sent; without --offline the nodes are examined."""
     loaded = load_job(job, sets or [], options.hosts(nodes))
     if docker and loaded.runtime != "docker":
         raise UsageError("--docker", f"the job has runtime: {loaded.runtime}", "leave it out: `launcher plan JOB`")
@@ -54,7 +54,7 @@ def plan(
 
 
 def docker_lines(plan: Plan) -> str:
-    """A shell script, node by node. What `up` does besides stands in its comments."""
+    """A shell script, node by node. Its comments name what else `up` does."""
     first = plan.nodes[0].container
     text = (
         "# `up` creates these containers, copies the code and its own scripts into them\n"

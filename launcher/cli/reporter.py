@@ -1,4 +1,4 @@
-"""What the launcher itself has to say: a line each, on stderr."""
+"""The launcher's own messages: a line each, on stderr."""
 
 from __future__ import annotations
 
@@ -17,20 +17,14 @@ class Reporter:
 
     @cached_property
     def err(self) -> Console:
-        """Where they go."""
         from rich.console import Console
 
         return Console(stderr=True, highlight=False, soft_wrap=True)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         if not interactive():
             print(f"launcher: {text}", file=sys.stderr, flush=True)
             return
         from rich.markup import escape
 
         self.err.print(f"[dim]launcher:[/] {escape(text)}")
-
-
-def way_back(run: str) -> str:
-    """How to return to a run that goes on without the launcher."""
-    return f"left {run} running. Come back: launcher logs {run}   stop it: launcher down {run}"

@@ -1,12 +1,14 @@
-"""`launcher status` and `launcher runs`: what the nodes say now, and what is on record."""
+"""`launcher status` and `launcher runs`: the nodes as they are now, and the runs on record."""
 
 from __future__ import annotations
 
 import json as json_
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.cells import cell_len
@@ -19,10 +21,11 @@ from launcher.cli import options
 from launcher.cli.logs import known_secrets
 from launcher.logs.lines import Masker
 from launcher.model import labels
+from launcher.model.plan import plain
 from launcher.node.connect import connect
 from launcher.records import store
 from launcher.records.measured import duration, top1
-from launcher.run.locate import Attached, attach, on_nodes
+from launcher.run.locate import attach, on_nodes
 from launcher.run.state import of_containers
 from launcher.run.status import NodeStatus, RunStatus, run_status
 from launcher.run.utilization import Utilization
@@ -39,30 +42,42 @@ def status(
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """What the nodes say now; a node that does not answer is shown as unreachable (exit code 3)."""
+    """The nodes as they are now; a node that does not answer is shown as unreachable (exit code 3)."""
     console = Console(highlight=False)
     with attach(run, options.hosts(nodes), ssh_config) as attached:
         masker = Masker(known_secrets(attached.record))
-        seen = _watch(attached, masker, console) if watch and not json else _masked(run_status(attached), masker)
+
+        def ask() -> RunStatus:
+            seen = run_status(attached)
+            return replace(seen, nodes=tuple(replace(node, last=masker(node.last)) for node in seen.nodes))
+
+        seen = _watch(ask, console) if watch and not json else ask()
         if json:
             typer.echo(seen.to_json())
         elif not watch:
             console.print(render(seen, console.width))
-        reasons = [node.reason for node in seen.nodes if node.reason is not None]
-        for reason in reasons:
-            typer.echo(reason, err=True)
-        if reasons:
-            raise typer.Exit(3)
+    reasons = [node.reason for node in seen.nodes if node.reason is not None]
+    for reason in reasons:
+        typer.echo(reason, err=True)
+    if reasons:
+        raise typer.Exit(3)
 
 
-def _masked(seen: RunStatus, masker: Masker) -> RunStatus:
-    return replace(seen, nodes=tuple(replace(node, last=masker(node.last)) for node in seen.nodes))
+def _watch(ask: Callable[[], RunStatus], console: Console) -> RunStatus:
+    """Until the run has ended, or Ctrl-C; what was seen last."""
+    seen = ask()
+    with Live(render(seen, console.width), console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
+        while not seen.ended:
+            time.sleep(REFRESH)
+            seen = ask()
+            live.update(render(seen, console.width), refresh=True)
+    return seen
 
 
 def render(seen: RunStatus, width: int) -> RenderableType:
-    """The run and how far it is, then a line a node; columns with nothing to say are left out.
+    """The run and how far it is, then a line a node; empty columns are left out.
 
-    Where the terminal is too narrow for all, the last line of the log gives way first, then columns from the right.
+    Where the terminal is too narrow for all, the last line of the log is cut first, then columns from the right.
     """
     rows = [_cells(node) for node in seen.nodes]
     needed = {
@@ -97,11 +112,12 @@ _STYLES = {"running": "green", "done": "green", "failed": "red", "unreachable": 
 
 
 def _cells(node: NodeStatus) -> dict[str, str]:
-    """By column, in their order: what matters least stands on the right."""
+    """By column, in their order: the least important one last."""
+    first, last = node.ranks or ("", "")
     return {
         "state": node.state,
         "node": node.node,
-        "ranks": _span(node.ranks),
+        "ranks": str(first) if first == last else f"{first}-{last}",
         "restarts": str(node.restarts),
         "exit": ("" if node.exit_code is None else str(node.exit_code)) + (" OOM" if node.oom_killed else ""),
         "age": "" if node.age is None else duration(node.age),
@@ -109,13 +125,6 @@ def _cells(node: NodeStatus) -> dict[str, str]:
         "memory": _memory(node.use),
         "last line": "".join(char if char.isprintable() else " " for char in node.last),
     }
-
-
-def _span(ranks: tuple[int, int] | None) -> str:
-    if ranks is None:
-        return ""
-    low, high = ranks
-    return str(low) if low == high else f"{low}-{high}"
 
 
 def _gpus(node: NodeStatus) -> str:
@@ -126,7 +135,7 @@ def _gpus(node: NodeStatus) -> str:
     used, total = max(((gpu.memory, gpu.memory_total or 0) for gpu in seen if gpu.memory is not None), default=(0, 0))
     if not busy or not total:
         return str(count) if count else ""
-    share = f"{busy[0]}" if busy[0] == busy[-1] else f"{busy[0]}-{busy[-1]}"
+    share = str(busy[0]) if busy[0] == busy[-1] else f"{busy[0]}-{busy[-1]}"
     return f"{count}: {share} %, {used / 1024:.1f}/{total / 1024:.0f} GiB"
 
 
@@ -134,70 +143,52 @@ def _memory(seen: Utilization | None) -> str:
     return f"{seen.memory / 2**30:.1f}/{seen.memory_total / 2**30:.0f} GiB" if seen and seen.memory_total else ""
 
 
-def _watch(attached: Attached, masker: Masker, console: Console) -> RunStatus:
-    """Until the run has ended, or Ctrl-C; what was seen last."""
-    seen = _masked(run_status(attached), masker)
-    with Live(render(seen, console.width), console=console, auto_refresh=False) as live:
-        try:
-            while not seen.ended:
-                time.sleep(REFRESH)
-                seen = _masked(run_status(attached, again=True), masker)
-                live.update(render(seen, console.width), refresh=True)
-        except KeyboardInterrupt:
-            pass
-    return seen
+@dataclass(frozen=True)
+class RunRow:
+    """A line of `launcher runs`. top1: percent."""
+
+    run: str
+    state: str
+    exit_code: int | None
+    nodes: tuple[str, ...]
+    top1: float | None = None
 
 
 def runs(nodes: options.Nodes = None, json: options.Json = False, ssh_config: options.SshConfig = None) -> None:
-    """What is on record here; with --nodes, what the labels on those nodes tell."""
-    rows = _on_nodes(options.hosts(nodes) or [], ssh_config) if nodes is not None else _on_record()
+    """What is on record here; with --nodes, the runs that have containers on those nodes."""
+    rows = _on_record() if nodes is None else _on_nodes(options.hosts(nodes) or [], ssh_config)
     if json:
-        typer.echo(json_.dumps(rows, indent=2))
+        typer.echo(json_.dumps(plain(rows), indent=2))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("run", "state", "exit", "nodes", "top-1"):
         table.add_column(column)
     for row in rows:
-        accuracy = row.get("top1")
         table.add_row(
-            row["run"],
-            Text(row["state"], style=_STYLES.get(row["state"], "")),
-            "" if row["exit_code"] is None else str(row["exit_code"]),
-            Text(", ".join(row["nodes"])),
-            "" if accuracy is None else f"{accuracy:.2f}",
+            row.run,
+            Text(row.state, style=_STYLES.get(row.state, "")),
+            "" if row.exit_code is None else str(row.exit_code),
+            Text(", ".join(row.nodes)),
+            "" if row.top1 is None else f"{row.top1:.2f}",
         )
     Console(highlight=False).print(table if rows else "no runs yet: launcher up JOB")
 
 
-def _on_record() -> list[dict[str, Any]]:
+def _on_record() -> list[RunRow]:
     rows = []
     for record in store.records():
-        result = record.result() or {}
-        rows.append(
-            {
-                "run": record.run,
-                "state": result.get("state", "not ended, as far as is known here"),
-                "exit_code": result.get("exit_code"),
-                "nodes": [node.name for node in record.nodes()],
-                "top1": top1(result.get("last") or {}),
-            }
-        )
+        result = record.result() or {"state": "not ended, as far as is known here"}
+        names = tuple(node.name for node in record.nodes())
+        rows.append(RunRow(record.run, result["state"], result.get("exit_code"), names, top1(result.get("last") or {})))
     return rows
 
 
-def _on_nodes(hosts: list[str], ssh_config: Path | None) -> list[dict[str, Any]]:
+def _on_nodes(hosts: list[str], ssh_config: Path | None) -> list[RunRow]:
+    rows = []
     with connect([(host, host) for host in hosts], ssh_config=ssh_config) as fleet:
-        rows = []
         for run, found in on_nodes(fleet).items():
             states = [f.state for f in found]
             whole = len(states[0].labels[labels.NODES].split(labels.SPLIT))
-            codes = [state.exit_code for state in states if state.exit_code]
-            rows.append(
-                {
-                    "run": run,
-                    "state": of_containers(states, whole).value,
-                    "exit_code": codes[0] if codes else states[0].exit_code,
-                    "nodes": [f.node.name for f in found],
-                }
-            )
-        return rows
+            code = next((state.exit_code for state in states if state.exit_code), states[0].exit_code)
+            rows.append(RunRow(run, of_containers(states, whole).value, code, tuple(f.node.name for f in found)))
+    return rows

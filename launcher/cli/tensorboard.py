@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from launcher.cli import options
-from launcher.cli.fetch import bring
+from launcher.cli.fetch import fetch_files
 from launcher.errors import LauncherError, NodesFailed, UsageError
 from launcher.records import store
 from launcher.records.store import Record
 from launcher.run.locate import Attached, attach
 
-REFRESH = 5.0  # seconds between two looks for new curves, ours and TensorBoard's
+REFRESH = 5.0  # seconds between two searches for new curves, ours and TensorBoard's
 START_LIMIT = 60.0  # seconds until TensorBoard answers: it imports a lot, and a cold disk is slow
 STOP_LIMIT = 5.0
 
@@ -42,7 +42,7 @@ def tensorboard(
         raise UsageError("tensorboard", "is not installed for this Python", "pip install tensorboard")
     names: list[str | None] = list(runs) if runs else [None]
     console = Console(highlight=False, soft_wrap=True)
-    with until_told(), ExitStack() as stack:
+    with _until_interrupted(), ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="launcher-tensorboard-")))
         curves = folder / "runs"
         curves.mkdir()
@@ -56,13 +56,9 @@ def tensorboard(
 
 
 @contextmanager
-def until_told() -> Iterator[None]:
-    """Ctrl-C and SIGTERM are how this ends, not errors."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+def _until_interrupted() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end it without an error."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with suppress(KeyboardInterrupt):
             yield
@@ -78,34 +74,34 @@ def _serve_run(
     done: threading.Event,
     console: Console,
 ) -> Record:
-    """Bring a run's curves here, go on doing so while it is not known to have ended."""
+    """Fetch a run's curves, and keep doing so while it is not known to have ended."""
     if hosts is None:
         record = store.find(name)
         if record.result() is not None and any(record.paths.tensorboard.rglob("*")):
-            return record  # complete: no node needs to be asked
+            return record  # complete
     try:
         attached = stack.enter_context(attach(name, hosts, ssh_config))
-        bring(attached, attached.record.paths.root)
+        fetch_files(attached, attached.record.paths.root)
     except NodesFailed as error:
         if hosts is not None:
             raise
         console.print(f"[yellow]warning[/] showing what is here already: {escape(str(error))}")
         return store.find(name)
-    threading.Thread(target=_keep_bringing, args=(attached, done), daemon=True).start()
+    threading.Thread(target=_keep_fetching, args=(attached, done), daemon=True).start()
     return attached.record
 
 
-def _keep_bringing(attached: Attached, done: threading.Event) -> None:
+def _keep_fetching(attached: Attached, done: threading.Event) -> None:
     while not done.wait(REFRESH):
         try:
-            bring(attached, attached.record.paths.root)
+            fetch_files(attached, attached.record.paths.root)
         except LauncherError as error:
-            attached.record.event("curves not brought", reason=str(error))  # tried again in a moment
+            attached.record.event("curves not fetched", reason=str(error))  # tried again in a moment
 
 
 def _serve(curves: Path, host: str, port: int, log: Path, console: Console) -> None:
-    """TensorBoard as a program of its own, until it ends or this one is told to; it never outlives this call."""
-    chosen = port if port and _free(host, port) else _any_free(host)
+    """TensorBoard as a process of its own, until it ends or we are interrupted; it never outlives this call."""
+    chosen = _free_port(host, port)
     argv = [sys.executable, "-m", "tensorboard.main", "--logdir", str(curves), "--host", host, "--port", str(chosen)]
     argv += ["--reload_interval", f"{REFRESH:.0f}", "--reload_multifile", "true"]
     with log.open("wb") as errors:
@@ -117,7 +113,7 @@ def _serve(curves: Path, host: str, port: int, log: Path, console: Console) -> N
         words = log.read_text(errors="replace").strip().splitlines()[-5:]
         raise UsageError(
             "tensorboard",
-            f"ended with exit code {server.poll()}: {' | '.join(words) or 'it said nothing'}",
+            f"ended with exit code {server.poll()}: {' | '.join(words) or 'it printed nothing'}",
             f"try it: {sys.executable} -m tensorboard.main --logdir runs",
         )
     finally:
@@ -140,17 +136,11 @@ def _answers(server: subprocess.Popen[bytes], host: str, port: int) -> bool:
     return False
 
 
-def _free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+def _free_port(host: str, wanted: int) -> int:
+    """`wanted` if it is free, else any."""
+    for port in (wanted, 0):
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-        except OSError:
-            return False
-        return True
-
-
-def _any_free(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+            return int(probe.getsockname()[1])
+    raise UsageError("--host", f"{host} is not an address of this machine", "127.0.0.1, or 0.0.0.0 for all")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,12 +27,26 @@ from launcher.node.connect import Fleet, connect
 from launcher.node.parallel import in_background
 
 if TYPE_CHECKING:  # loaded while the nodes shake hands
+    from launcher.image.image_locations import Log
     from launcher.records.snapshot import Snapshot
     from launcher.records.store import Record
-    from launcher.run.notice import Notify
 
-Say = Callable[[str], None]
 WAIT_FOR_GPUS = 3.0  # seconds between two tries
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    """The options of one run.
+
+    file: the job file, beside which its image is pinned. resume: an earlier run, whose checkpoints it begins with.
+    wait: for GPUs that another run has. place: in a group, where the run is one of several variants.
+    """
+
+    file: Path
+    detach: bool
+    resume: RunId | None
+    wait: bool
+    place: Membership | None
 
 
 def up(
@@ -52,7 +68,7 @@ def up(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for GPUs that another run has.")] = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """Ctrl-C leaves the run going and says how to come back; a second one stops it.
+    """Ctrl-C leaves the run going and prints how to come back; a second one stops it.
 
     Exit codes: 0 done or detached, 1 the job failed, 2 the job file is wrong, 3 a node is unreachable or unfit,
     4 the image, 5 stopped, 6 not every node confirmed.
@@ -62,13 +78,13 @@ def up(
     if detach and loaded.sweep:
         raise UsageError(
             f"{job}: sweep",
-            "its variants run one after another, and with -d nobody would be there to start the next",
+            "its variants run one after another, and with -d nothing would start the next",
             "leave -d out; to go on without a terminal: nohup launcher up JOB &",
         )
     code, group = 0, new_run_id(loaded.name)
     places: list[Membership | None] = [Membership(group, variant_name(variant)) for variant in loaded.sweep]
     for variant, place in zip(expand_sweep(loaded), places or [None], strict=True):
-        ended = run_one(variant, options.UpOptions(detach, earlier, wait, place, job), ssh_config)
+        ended = run_one(variant, UpOptions(job, detach, earlier, wait, place), ssh_config)
         code = max(code, ended or 0)
         if ended in (None, StoppedByUser.exit_code):  # the user has left, or does not want the rest either
             break
@@ -84,51 +100,65 @@ def _earlier(text: str) -> RunId:
     return find(text).run
 
 
-def run_one(job: Job, wishes: options.UpOptions, ssh_config: Path | None) -> int | None:
+def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
     """One run of one job, from the file to its end; the exit code, None where it was left running."""
     check_files(job, Path.cwd(), os.environ)
     secrets = read_secrets(job, Path.cwd(), os.environ)
     packed = in_background(lambda: _pack(job))
     with connect([(entry.name, entry.host) for entry in job.nodes], job.runtime, ssh_config, ping=False) as fleet:
         code = packed()
+        from launcher.cli.bars import bars
         from launcher.cli.reporter import Reporter
+        from launcher.image.lock import path_beside
+        from launcher.records.paths import NodePaths
         from launcher.records.store import Record
-        from launcher.run.notice import read_settings, settings_file
+        from launcher.run.notify import notify_settings
+        from launcher.run.prepare import prepare
 
-        say = Reporter().say
-        notify = read_settings(settings_file(os.environ)).notify  # now: an error in it is told before anything starts
-        plan = _plan(job, fleet, code, say, wishes)
+        log = Reporter().log
+        notify = notify_settings(os.environ)  # now: its errors are reported before anything starts
+        facts = fleet.facts()
+        with bars() as on_progress:
+            plan = prepare(job, fleet, facts, code.digest, log, on_progress, path_beside(chosen.file))
+        for warning in plan.warnings:
+            log(f"warning: {warning}")
         record = Record.create(plan, dump_job(job), code.archive)
-        _start(plan, record, fleet, code, secrets, say, wishes)
-        meeting = plan.rendezvous
-        say(f"{plan.run} runs on {', '.join(n.node for n in plan.nodes)}, meeting at {meeting.address}:{meeting.port}")
-        if wishes.detach:
-            say(f"{plan.run} is running. Follow it: launcher logs {plan.run}")
-            return None
-        return _follow(record, fleet, Masker(secrets.values()), notify)
+        from launcher.cli.console import Screen
+        from launcher.cli.foreground import leave_or_stop, show_until_end
+        from launcher.run.follow import Followed
+        from launcher.run.locate import Attached
+        from launcher.run.state import RunState
+        from launcher.run.stop import stop
+
+        _start(plan, record, fleet, code, secrets, log, chosen)
+        nodes = record.nodes()
+        attached = Attached(record, nodes, {engine.node: engine for engine in fleet.engines}, fleet)
+        with Screen(Masker(secrets.values())) as screen:
+            try:
+                meeting = f"{plan.rendezvous.address}:{plan.rendezvous.port}"
+                log(f"{plan.run} runs on {', '.join(node.name for node in nodes)}, meeting at {meeting}")
+                if chosen.detach:
+                    log(f"{plan.run} is running. Follow it: launcher logs {plan.run}")
+                    return None
+                shown = [Followed(nodes[0], NodePaths(nodes[0].output, nodes[0].name).log)]
+                outcome = show_until_end(attached, shown, screen, notify, resumed=False)
+            except KeyboardInterrupt:
+                return leave_or_stop(attached, screen)
+        if outcome.state is not RunState.DONE:
+            # All evidence has been read and recorded: nothing is left on the nodes but the output folders.
+            stop(fleet, record.run)
+        return outcome.state.exit_code
 
 
 def _pack(job: Job) -> Snapshot:
-    """The code's archive; what is needed once the nodes are connected is loaded while they shake hands."""
+    """The code's archive. Modules for later steps are imported meanwhile, so that no step waits for its own."""
     import launcher.cli.bars
     import launcher.run.prepare
     import launcher.run.start  # noqa: F401
     from launcher.records.snapshot import snapshot
 
+    in_background(lambda: importlib.import_module("launcher.cli.foreground"))
     return snapshot(code_folder(job, Path.cwd()))
-
-
-def _plan(job: Job, fleet: Fleet, code: Snapshot, say: Say, wishes: options.UpOptions) -> Plan:
-    from launcher.cli.bars import bars
-    from launcher.image.lock import path_beside
-    from launcher.run.prepare import prepare
-
-    with bars() as tell:
-        pin = None if wishes.file is None else path_beside(wishes.file)
-        plan = prepare(job, fleet, code.digest, say, tell, lock_file=pin)
-    for warning in plan.warnings:
-        say(f"warning: {warning}")
-    return plan
 
 
 def _start(
@@ -137,54 +167,26 @@ def _start(
     fleet: Fleet,
     code: Snapshot,
     secrets: Mapping[str, str],
-    say: Say,
-    wishes: options.UpOptions,
+    log: Log,
+    chosen: UpOptions,
 ) -> None:
-    """The record of a run that never started says why."""
+    """Start it, with --wait as soon as its GPUs are free. The record of a run that never started says why."""
     from launcher.records.groups import GROUPED
     from launcher.run.start import start
 
-    if wishes.place is not None:
-        record.event(GROUPED, group=wishes.place.group, variant=wishes.place.variant)
-    if wishes.resume is not None:
-        record.event("resumes", earlier=wishes.resume)
+    if chosen.place is not None:
+        record.event(GROUPED, group=chosen.place.group, variant=chosen.place.variant)
+    if chosen.resume is not None:
+        record.event("resumes", earlier=chosen.resume)
     try:
         while True:
             try:
-                return start(plan, fleet, code.archive, secrets, record.event, wishes.resume)
+                return start(plan, fleet, code.archive, secrets, record.event, chosen.resume)
             except NodesFailed as error:
-                if not wishes.wait or not all(isinstance(each, GpuInUse) for each in error.errors):
+                if not chosen.wait or not all(isinstance(each, GpuInUse) for each in error.errors):
                     raise
-                say("waiting: " + "; ".join(f"{each.where}: {each.what}" for each in error.errors))
+                log("waiting: " + "; ".join(f"{each.where}: {each.what}" for each in error.errors))
                 time.sleep(WAIT_FOR_GPUS + random.random())  # noqa: S311 - two that wait must not keep in step
     except LauncherError as error:
         record.finish({"run": record.run, "state": "failed", "exit_code": error.exit_code, "why": str(error)})
         raise
-
-
-def _follow(record: Record, fleet: Fleet, masker: Masker, notify: Notify) -> int | None:
-    """The exit code, None where the run was left running."""
-    try:
-        from launcher.cli import follow  # loaded while the containers come up
-        from launcher.cli.console import Screen
-        from launcher.records.paths import NodePaths
-        from launcher.run.follow import Followed
-        from launcher.run.state import RunState
-        from launcher.run.stop import stop
-    except KeyboardInterrupt:
-        from launcher.cli.reporter import Reporter, way_back
-
-        Reporter().say(way_back(record.run))
-        return None
-    nodes = record.nodes()
-    shown = [Followed(nodes[0], NodePaths(nodes[0].output, nodes[0].name).log)]
-    with Screen(masker) as screen:
-        try:
-            engines = {engine.node: engine for engine in fleet.engines}
-            outcome = follow.follow(record, engines, nodes, shown, screen, notify, resumed=False)
-        except KeyboardInterrupt:
-            return follow.leave_or_stop(record, fleet, screen)
-    if outcome.state is not RunState.DONE:
-        # All that they knew has been read and written down: nothing is left on the nodes but the output folders.
-        stop(fleet, record.run)
-    return outcome.state.exit_code

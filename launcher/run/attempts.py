@@ -1,4 +1,4 @@
-"""How often a node's processes were started, and how each attempt ended, as the entry script wrote it down there.
+"""How often a node's processes were started, and how each attempt ended, from the file that the entry script writes.
 
 The engine's own counter forgets when the node reboots; this file does not.
 """
@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.node.files import Files
-from launcher.records.paths import NodePaths
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
 
-LIMIT = 1 << 20
+LIMIT = 1 << 20  # bytes of the file that are read
 _MEANINGS = {SIGKILL_CODE: "SIGKILL", SIGTERM_CODE: "SIGTERM", TIMEOUT_CODE: "time limit", HANG_CODE: "hung"}
 
 
@@ -20,8 +18,7 @@ _MEANINGS = {SIGKILL_CODE: "SIGKILL", SIGTERM_CODE: "SIGTERM", TIMEOUT_CODE: "ti
 class Attempt:
     """One start of a node's processes. Seconds since the epoch by the node's clock.
 
-    ended and code are None while it runs; also where nobody could write them any more: its container was killed, or its
-    node went down.
+    ended and code are None while it runs, and where its container was killed or its node went down.
     """
 
     started: float
@@ -29,7 +26,7 @@ class Attempt:
     code: int | None = None
 
     def why(self) -> str:
-        """What is to be said of one that another start followed."""
+        """Why it had to be followed by another one."""
         if self.ended is None:
             return "being killed with its container, its engine or its node"
         meaning = f" ({_MEANINGS[self.code]})" if self.code in _MEANINGS else ""
@@ -37,7 +34,7 @@ class Attempt:
 
 
 def parse(text: bytes) -> tuple[Attempt, ...]:
-    """From the lines `start <epoch>` and `exit <code> <epoch>`; a torn or foreign line is passed over."""
+    """From the lines `start <epoch>` and `exit <code> <epoch>`; other lines and torn ones are ignored."""
     found: list[Attempt] = []
     for line in text.decode("utf-8", "replace").splitlines():
         words = line.split()
@@ -50,14 +47,6 @@ def parse(text: bytes) -> tuple[Attempt, ...]:
         elif words[:1] == ["exit"] and len(numbers) == 2 and found and found[-1].ended is None:
             found[-1] = Attempt(found[-1].started, numbers[1], numbers[0])
     return tuple(found)
-
-
-def read(files: Files, output: str, node: str) -> tuple[Attempt, ...]:
-    """() where it was never started."""
-    try:
-        return parse(files.read(NodePaths(output, node).attempts, limit=LIMIT))
-    except FileNotFoundError:
-        return ()
 
 
 def reasons(attempts: Sequence[Attempt]) -> list[str]:

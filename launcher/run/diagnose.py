@@ -1,4 +1,4 @@
-"""Who failed first, and why: that rank's own words, a known cause with its cure; victims are not blamed."""
+"""Which rank failed first, and why: its own words, a known cause with its cure; victims are not blamed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
 from launcher.run.attempts import LIMIT, Attempt
 from launcher.run.attempts import parse as parse_attempts
-from launcher.run.state import HANG_CODE, SIGKILL_CODE, TIMEOUT_CODE
+from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
 
 TAIL = 256 << 10
 TRACEBACK = "Traceback (most recent call last):"
 _PREFIX = re.compile(r"^\[(?:rank|default)\d+\]: ?")  # torch and torchrun put the rank before each line
 
-# What a rank says when another one is gone: it is a victim, whatever its traceback looks like.
+# What a rank prints when another one is gone: it is a victim, whatever its traceback looks like.
 _VICTIM = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited|ncclRemoteError"
     r"|ncclSystemError.*closed by remote|Socket closed|Connection refused|recvValue failed|failed to recv"
@@ -32,7 +32,7 @@ _VICTIM = re.compile(
 # Where a stack shows that its rank waits for others; for a collective on GPUs it waits in torch.cuda or backward.
 _WAITING = re.compile(r"torch/(distributed|autograd|cuda|nn/parallel)/")
 
-# (what the output says, what it means, what to do), the most specific first
+# (pattern in the output, its meaning, its cure), the most specific first
 _KNOWN: tuple[tuple[str, str, str], ...] = (
     (r"CUDA out of memory|torch\.OutOfMemoryError", "the GPU's memory is full", "a smaller batch size, or more nodes"),
     (
@@ -93,53 +93,76 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class WorkerError:
+    """torchrun's error file: a worker's exception and when it was raised (seconds since the epoch, 0: unknown)."""
+
+    text: str
+    time: float
+
+
+@dataclass(frozen=True)
 class Evidence:
-    """What a node left behind, read before its container is removed."""
+    """What a node left behind."""
 
     node: NodeOfRun
     state: ContainerState
     log: str  # the end of the node's log
-    error: Mapping[str, object]  # torchrun's error file, {} where there is none
+    error: WorkerError | None
     rank_logs: Mapping[int, str]  # the ends of its workers' logs
     attempts: tuple[Attempt, ...] = ()
 
 
 def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes = b"") -> Evidence:
-    """What tells why a node's container ended, from the run's files as they were brought here, below `root`.
+    """What shows why a node's container ended, from the run's files as they were collected below `root`.
 
     fallback: the engine's own log, for when there is no file.
     """
     paths = NodePaths(str(root), node.name)
-    rank_logs = {rank: _end_of(paths.rank_log(rank)) for rank in node.ranks if Path(paths.rank_log(rank)).is_file()}
+    logs = {rank: _end_of(paths.rank_log(rank)) for rank in node.ranks if Path(paths.rank_log(rank)).is_file()}
+    log = (_end_of(paths.log) or fallback).decode("utf-8", "replace")
     return Evidence(
         node=node,
         state=state,
-        log=_end_of(paths.log) or fallback.decode("utf-8", "replace"),
-        error=_error_file(paths.error),
-        rank_logs=rank_logs,
-        attempts=parse_attempts(_bytes(paths.attempts)),
+        log=log,
+        error=_worker_error(_end_of(paths.error, LIMIT)),
+        rank_logs={rank: text.decode("utf-8", "replace") for rank, text in logs.items()},
+        attempts=parse_attempts(_end_of(paths.attempts, LIMIT)),
     )
 
 
-def _end_of(path: str) -> str:
-    return _bytes(path, TAIL).decode("utf-8", "replace")
-
-
-def _bytes(path: str, last: int = LIMIT) -> bytes:
+def _end_of(path: str, most: int = TAIL) -> bytes:
     """The end of a file here; nothing where it is missing."""
     try:
         with Path(path).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - last))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
             return file.read()
     except FileNotFoundError:
         return b""
 
 
-def first_failure(evidence: Sequence[Evidence]) -> Failure | None:
-    """The failure that started it all; None where every container ended well.
+def _worker_error(content: bytes) -> WorkerError | None:
+    """None where there is no error file, or one torn by a full disk or a kill: the logs are left then."""
+    try:
+        value = json.loads(content)
+    except ValueError:
+        return None
+    message = value.get("message") if isinstance(value, dict) else None
+    if not isinstance(message, dict):
+        return WorkerError(str(message), 0.0) if message else None
+    extra = message.get("extraInfo")
+    extra = extra if isinstance(extra, dict) else {}
+    try:
+        time = float(str(extra.get("timestamp")))
+    except ValueError:
+        time = 0.0
+    return WorkerError(str(extra.get("py_callstack") or message.get("message", "")), time)
 
-    The engine's word (out of memory) and a time limit come first; then a rank that failed on its own before one that
-    only lost its peer; then by time, then by rank.
+
+def first_failure(evidence: Sequence[Evidence]) -> Failure | None:
+    """The failure that caused the others; None where every container ended well.
+
+    Out of memory as the engine reports it and a time limit come first; then a rank that failed on its own before one
+    that only lost its peer; then by time, then by rank.
     """
     failed = [e for e in evidence if e.state.exit_code not in (0, None) or e.state.error]
     if not failed:
@@ -149,7 +172,7 @@ def first_failure(evidence: Sequence[Evidence]) -> Failure | None:
 
 
 def is_victim(evidence: Evidence) -> bool:
-    """It ended because another one did: it was told to, or it lost its peer."""
+    """It ended because another one did: it was stopped, or it lost its peer."""
     return _order(evidence)[0] >= _VICTIM_ORDER
 
 
@@ -157,24 +180,22 @@ _VICTIM_ORDER = 3
 
 
 def _order(evidence: Evidence) -> tuple[int, float, int]:
-    words = _words(evidence)
-    state = evidence.state
+    words, state, error = _words(evidence), evidence.state, evidence.error
     if state.oom_killed or state.error or state.exit_code in (TIMEOUT_CODE, HANG_CODE):
         kind = 0
     elif _VICTIM.search(words):
         kind = _VICTIM_ORDER
     elif TRACEBACK in words:
         kind = 1
-    elif state.exit_code in (143, SIGKILL_CODE) and not evidence.error:
+    elif state.exit_code in (SIGTERM_CODE, SIGKILL_CODE) and error is None:
         kind = _VICTIM_ORDER + 1
     else:
         kind = 2
-    return kind, _error_time(evidence.error) or state.finished, evidence.node.rank
+    return kind, (error and error.time) or state.finished, evidence.node.rank
 
 
 def _describe(evidence: Evidence) -> Failure:
     state, words = evidence.state, _words(evidence)
-    rank = _failing_rank(evidence)
     what, cure = f"exited with code {state.exit_code}", ""
     if state.oom_killed:
         what, cure = "was killed: the node's memory is full", "fewer loader workers, or resources.memory"
@@ -183,11 +204,10 @@ def _describe(evidence: Evidence) -> Failure:
     elif state.error:
         what = f"could not be started: {state.error}"
     else:
-        for pattern, meaning, step in _KNOWN:
-            if re.search(pattern, words):
-                what, cure = f"{what}: {meaning}", step
-                break
-    return Failure(evidence.node.name, rank, state.exit_code, what, cure, words)
+        known = next(((meaning, step) for pattern, meaning, step in _KNOWN if re.search(pattern, words)), None)
+        if known:
+            what, cure = f"{what}: {known[0]}", known[1]
+    return Failure(evidence.node.name, _failing_rank(evidence), state.exit_code, what, cure, words)
 
 
 def _words(evidence: Evidence) -> str:
@@ -198,13 +218,8 @@ def _words(evidence: Evidence) -> str:
     for text in candidates:
         if traceback := last_traceback(text):
             return traceback
-    message = evidence.error.get("message")
-    if isinstance(message, Mapping):
-        extra = message.get("extraInfo")
-        stack = extra.get("py_callstack") if isinstance(extra, Mapping) else None
-        return str(stack or message.get("message", ""))
-    if message:
-        return str(message)
+    if evidence.error is not None:
+        return evidence.error.text
     for text in (*candidates, evidence.log):
         if text.strip():
             return last_traceback(text) or "\n".join(text.rstrip().splitlines()[-20:])
@@ -262,22 +277,3 @@ def _failing_rank(evidence: Evidence) -> int | None:
     if match:
         return int(match.group(1))
     return next(iter(evidence.rank_logs)) if len(evidence.rank_logs) == 1 else None
-
-
-def _error_file(path: str) -> Mapping[str, object]:
-    """torchrun's error file; {} where there is none, or one torn by a full disk or a kill: the logs still speak."""
-    try:
-        value = json.loads(_bytes(path) or b"{}")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _error_time(error: Mapping[str, object]) -> float | None:
-    message = error.get("message")
-    extra = message.get("extraInfo") if isinstance(message, Mapping) else None
-    stamp = extra.get("timestamp") if isinstance(extra, Mapping) else None
-    try:
-        return float(str(stamp)) if stamp is not None else None
-    except ValueError:
-        return None

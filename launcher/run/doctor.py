@@ -1,9 +1,9 @@
-"""Looking at nodes before they are trusted with a job: one by one, then between them. Nothing is left on them."""
+"""Checks of nodes before they are trusted with a job: each alone, then between them. Nothing is left on them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from launcher.errors import (
@@ -20,7 +20,7 @@ from launcher.model.facts import NodeFacts, Probe, Reach
 from launcher.model.plan import Rendezvous
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_all_settled
+from launcher.node.parallel import run_all, run_all_settled
 from launcher.plan import checks
 from launcher.plan.checks import Check, Level
 from launcher.plan.rendezvous import choose
@@ -39,22 +39,32 @@ SAMPLE = 16  # files of a data set that are read to their end on every node
 
 _MTU = 'cat "/sys/class/net/$1/mtu"'
 _TOPOLOGY = "command -v nvidia-smi >/dev/null && nvidia-smi topo -m"
-_LOOK = """
-if [ ! -e "$1" ]; then echo missing
-elif ls -- "$1" >/dev/null 2>&1 && [ -r "$1" ]; then echo ok
-else echo no; fi
+_READABLE = 'if [ ! -e "$1" ]; then echo missing; elif ls -- "$1" >/dev/null 2>&1 && [ -r "$1" ]; then echo ok; fi'
+# $1: a folder or file, $2: how many files of it are read. Prints `<files> <digest of names and sizes> <of the sample>`.
+_DATA = """
+LC_ALL=C; export LC_ALL
+digest() { sha256sum | cut -c1-12; }
+if [ ! -d "$1" ]; then echo "1 $(digest <"$1")"; exit; fi
+cd -- "$1" || exit
+listed() { find . -type f -printf '%P %s\\n' 2>/dev/null || find . -type f -exec stat -c '%n %s' {} +; }
+count=$(listed | wc -l | tr -d ' ')
+[ "$count" -gt 0 ] || { echo "0 empty"; exit; }
+step=$(((count + $2 - 1) / $2))
+sample=$(listed | sort | awk -v step="$step" 'NR % step == 1 || step == 1' | sed 's/ [0-9]*$//' |
+  while IFS= read -r file; do cat -- "$file"; done | digest)
+echo "$count $(listed | sort | digest) $sample"
 """
 
 
 def examine(job: Job | None, fleet: Fleet) -> Iterator[Check]:
     """Every check of these nodes, in the order in which they build on each other.
 
-    fleet: connected with failures allowed; these are told first. job: what the nodes are wanted for; None: anything.
+    fleet: connected with failures allowed; these come first. job: what the nodes are wanted for; None: anything.
     """
     for name, error in fleet.failed.items():
         kind = next((label for of, label in _NAMES.items() if isinstance(error, of)), "reachable")
         yield Check(name, kind, Level.FAIL, error.what, error.next_step)
-    seen = run_all_settled([partial(_facts, engine) for engine in fleet.engines])
+    seen = run_all_settled([engine.facts for engine in fleet.engines])
     usable: list[tuple[Engine, NodeFacts]] = []
     for engine, node in zip(fleet.engines, seen, strict=True):
         if isinstance(node, LauncherError):
@@ -77,10 +87,6 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check]:
         yield from _same_data(job, fleet)
 
 
-def _facts(engine: Engine) -> NodeFacts:
-    return engine.facts()
-
-
 def _reached(engine: Engine, facts: NodeFacts) -> Check:
     how = "this machine" if engine.host == "local" else f"{facts.user}@{facts.hostname}, its host key is known"
     return Check(engine.node, "reachable", Level.OK, f"{how}; {facts.cpus} CPUs, {facts.memory / (1 << 30):.0f} GiB")
@@ -92,25 +98,25 @@ def _topology(engine: Engine, facts: NodeFacts) -> Iterator[Check]:
         return
     table = engine.sh(_TOPOLOGY).decode(errors="replace")
     links = sorted(set(re.findall(r"\b(NV\d+|PIX|PXB|PHB|NODE|SYS)\b", table.split("Legend")[0])))
-    yield Check(engine.node, "gpu topology", Level.OK, "GPUs joined by " + (", ".join(links) or "an unknown way"))
+    yield Check(engine.node, "gpu topology", Level.OK, "GPUs joined by " + (", ".join(links) or "an unknown link"))
 
 
 def _mounts(job: Job, engines: Sequence[Engine]) -> Iterator[Check]:
     for mount in job.mounts if job.runtime == "docker" else ():
-        for engine, found in zip(engines, _everywhere(engines, _LOOK, mount.source), strict=True):
-            word = found.strip()
-            if word == "ok":
-                yield Check(engine.node, "mount", Level.OK, f"{mount.source} is there and can be read")
-            elif word == "missing":
-                cure = "make it, or change `mounts`"
-                yield Check(engine.node, "mount", Level.FAIL, f"{mount.source} is not there", cure)
+        path = mount.source
+        for engine, found in zip(engines, _everywhere(engines, _READABLE, path), strict=True):
+            if found.strip() == "ok":
+                yield Check(engine.node, "mount", Level.OK, f"{path} can be read")
+            elif found.strip() == "missing":
+                cure = "create it, or change `mounts`"
+                yield Check(engine.node, "mount", Level.FAIL, f"{path} is not there", cure)
             else:
-                cure = f"look at its owner and mode: ssh {engine.host} ls -ld {mount.source}"
-                yield Check(engine.node, "mount", Level.FAIL, f"{mount.source} may not be read by the ssh user", cure)
+                cure = f"look at its owner and mode: ssh {engine.host} ls -ld {path}"
+                yield Check(engine.node, "mount", Level.FAIL, f"{path} may not be read by the ssh user", cure)
 
 
 def _between(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Iterator[Check]:
-    """The ways from node to node, tried for real; the addresses and interfaces that a run would use."""
+    """Connections from node to node, tried for real; the addresses and interfaces that a run would use."""
     addresses = [entry.address for entry in job.nodes]
     try:
         probes = probe_master(fleet, facts, job.port, addresses[0])
@@ -120,42 +126,37 @@ def _between(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Iterator[Che
     try:
         meeting = choose(facts, probes, job.port, addresses)
     except NodeUnfit as error:
-        # An address that is another machine's there (docker0 is the same everywhere) tells nothing beside the others.
-        telling = [probe for probe in probes if probe.reach is not Reach.OTHER] or probes
-        for probe in telling:
-            yield _way(probe)
+        # An address that is another machine's there (docker0 is the same everywhere) proves nothing beside others.
+        yield from map(_connection, [probe for probe in probes if probe.reach is not Reach.OTHER] or probes)
         yield Check(facts[0].name, "rendezvous", Level.FAIL, error.what, error.next_step)
         return
-    for probe in probes:
-        if probe.address == meeting.address:
-            yield _way(probe)
+    yield from map(_connection, [probe for probe in probes if probe.address == meeting.address])
     yield from _interfaces(fleet, facts, meeting)
     yield from _ring(fleet, facts, meeting)
 
 
-def _way(probe: Probe) -> Check:
-    what = f"to {probe.target} at {probe.address}:{probe.port}"
+def _connection(probe: Probe) -> Check:
+    target = f"{probe.target} at {probe.address}:{probe.port}"
+    level, what, cure = Level.FAIL, f"no answer from {target}", ""
     if probe.reach in _GOOD:
-        return Check(probe.source, "network", Level.OK, f"the way {what} is open")
-    if probe.reach is Reach.UNKNOWN:
+        level, what = Level.OK, f"{target} can be reached"
+    elif probe.reach is Reach.UNKNOWN:
+        level, what = Level.WARN, f"{target} could not be tried: the node's sshd forbids it"
         cure = "allow AllowTcpForwarding in its sshd to let us try; nothing else needs it"
-        return Check(
-            probe.source, "network", Level.WARN, f"the way {what} could not be tried: its sshd forbids it", cure
-        )
-    if probe.reach is Reach.OTHER:
+    elif probe.reach is Reach.OTHER:
+        what = f"another machine answers for {target}"
         cure = f"name {probe.target}'s address in the job file: nodes: [{{host: ..., address: ...}}]"
-        return Check(probe.source, "network", Level.FAIL, f"{what} another machine answers", cure)
-    cure = f"open TCP {probe.port} and the ephemeral ports between the nodes: firewall, security group, routing"
-    return Check(probe.source, "network", Level.FAIL, f"no answer on the way {what}", cure)
+    else:
+        cure = f"open TCP {probe.port} and the ephemeral ports between the nodes: firewall, security group, routing"
+    return Check(probe.source, "network", level, what, cure)
 
 
 def _interfaces(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -> Iterator[Check]:
     """What NCCL_SOCKET_IFNAME and its kin will be, and whether packets have the same size everywhere."""
-    sizes = []
-    for engine, name, address in zip(fleet.engines, meeting.interfaces, meeting.addresses, strict=True):
-        mtu = engine.sh(_MTU, name).decode().strip()
-        sizes.append(mtu)
-        words = f"{name} with {address}, MTU {mtu}" + (", InfiniBand" if facts[len(sizes) - 1].infiniband else "")
+    named = list(zip(fleet.engines, meeting.interfaces, strict=True))
+    sizes = [size.decode().strip() for size in run_all([partial(engine.sh, _MTU, name) for engine, name in named])]
+    for (engine, name), address, mtu, node in zip(named, meeting.addresses, sizes, facts, strict=True):
+        words = f"{name} with {address}, MTU {mtu}" + (", InfiniBand" if node.infiniband else "")
         yield Check(engine.node, "interface", Level.OK, words)
     if len(set(sizes)) > 1:
         cure = "the same MTU on all: sudo ip link set dev IFACE mtu N, and on the switch"
@@ -163,7 +164,7 @@ def _interfaces(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -
 
 
 def _ring(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -> Iterator[Check]:
-    """NCCL and gloo also connect the other way round: every node to the next one's own address."""
+    """NCCL and gloo also connect in the other direction: every node to the next one's own address."""
 
     def try_next(place: int) -> Probe:
         engine, after = fleet.engines[place], (place + 1) % len(facts)
@@ -175,8 +176,8 @@ def _ring(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -> Iter
     for probe in run_all_settled([partial(try_next, place) for place in range(len(facts))]):
         if isinstance(probe, LauncherError):
             yield Check(probe.where, "network", Level.FAIL, probe.what, probe.next_step)
-        elif probe.target != facts[0].name:  # that way was tried above
-            yield _way(probe)
+        elif probe.target != facts[0].name:  # that one was tried above
+            yield _connection(probe)
 
 
 def _same_data(job: Job, fleet: Fleet) -> Iterator[Check]:
@@ -184,7 +185,7 @@ def _same_data(job: Job, fleet: Fleet) -> Iterator[Check]:
     for mount in job.mounts if len(fleet.engines) > 1 and job.runtime == "docker" else ():
         if not mount.read_only:
             continue
-        seen = _everywhere(fleet.engines, _DATA_SCRIPT, mount.source, str(SAMPLE), timeout=DATA_TIMEOUT)
+        seen = _everywhere(fleet.engines, _DATA, mount.source, str(SAMPLE), timeout=DATA_TIMEOUT)
         if len(set(seen)) == 1 and seen[0].strip():
             count = seen[0].split()[0]
             yield Check("all", "data", Level.OK, f"{mount.source}: the same {count} files on every node")
@@ -196,27 +197,7 @@ def _same_data(job: Job, fleet: Fleet) -> Iterator[Check]:
             yield Check("all", "data", Level.WARN, f"{mount.source} is not the same everywhere ({what})", cure)
 
 
-# $1: a folder or file, $2: how many files of it are read. Prints `<files> <digest of names and sizes> <of the sample>`.
-_DATA_SCRIPT = """
-LC_ALL=C; export LC_ALL
-digest() { sha256sum | cut -c1-12; }
-if [ ! -d "$1" ]; then echo "1 $(digest <"$1")"; exit; fi
-cd -- "$1" || exit
-listed() { find . -type f -printf '%P %s\\n' 2>/dev/null || find . -type f -exec stat -c '%n %s' {} +; }
-count=$(listed | wc -l | tr -d ' ')
-[ "$count" -gt 0 ] || { echo "0 empty"; exit; }
-step=$(((count + $2 - 1) / $2))
-sample=$(listed | sort | awk -v step="$step" 'NR % step == 1 || step == 1' | sed 's/ [0-9]*$//' |
-  while IFS= read -r file; do cat -- "$file"; done | digest)
-echo "$count $(listed | sort | digest) $sample"
-"""
-
-
 def _everywhere(engines: Sequence[Engine], script: str, *arguments: str, timeout: float = 60) -> list[str]:
     """What a script prints on every node, all at once; "" where it could not be run."""
-
-    def run(engine: Engine) -> str:
-        return engine.sh(script, *arguments, timeout=timeout).decode(errors="replace")
-
-    jobs: list[Callable[[], str]] = [partial(run, engine) for engine in engines]
-    return ["" if isinstance(found, LauncherError) else found for found in run_all_settled(jobs)]
+    found = run_all_settled([partial(engine.sh, script, *arguments, timeout=timeout) for engine in engines])
+    return ["" if isinstance(each, LauncherError) else each.decode(errors="replace") for each in found]

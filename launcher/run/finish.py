@@ -1,8 +1,7 @@
-"""The end of a run: the first failure found, everything brought home, the result written."""
+"""The end of a run: the first failure found, everything collected, the result written."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,13 +11,30 @@ from typing import Any
 from launcher.errors import LauncherError
 from launcher.model.container import ContainerState
 from launcher.model.plan import plain
-from launcher.node.engine import Engine
 from launcher.node.parallel import run_all_settled
 from launcher.records.paths import NodePaths
-from launcher.records.store import NodeOfRun, Record
+from launcher.records.store import NodeOfRun
 from launcher.run.attempts import reasons
 from launcher.run.diagnose import Evidence, Failure, first_failure, gather, is_victim
+from launcher.run.locate import Attached
+from launcher.run.messages import fields
 from launcher.run.state import RunState
+
+
+@dataclass(frozen=True)
+class NodeResult:
+    """How a node ended; None where that is not known."""
+
+    node: str
+    rank: int
+    exit_code: int | None
+    oom_killed: bool | None
+    restarts: int | None
+    restarted: tuple[str, ...]  # why each restart was needed
+    started: float | None
+    finished: float | None
+    victim: bool  # it ended because another node did
+    lost: str | None  # why it was given up, or its files could not be collected
 
 
 @dataclass(frozen=True)
@@ -28,111 +44,84 @@ class Outcome:
     run: str
     state: RunState
     failure: Failure | None = None
-    nodes: tuple[Mapping[str, Any], ...] = ()
+    nodes: tuple[NodeResult, ...] = ()
     last: Mapping[str, Any] = field(default_factory=dict)  # the last epoch's line of metrics.jsonl
 
     def to_dict(self) -> dict[str, Any]:
-        value: dict[str, Any] = plain(self)
-        value["exit_code"] = self.state.exit_code
-        return value
+        return {**plain(self), "exit_code": self.state.exit_code}
 
 
-def conclude(
-    engines: Mapping[str, Engine],
-    record: Record,
-    nodes: Sequence[NodeOfRun],
-    states: Mapping[str, ContainerState],
-    gone: Mapping[str, str],
-    *,
-    stopped: bool = False,
-) -> Outcome:
-    """Weigh the evidence of every node, whose files have been brought here, and write result.json.
+def conclude(attached: Attached, states: Mapping[str, ContainerState], gone: Mapping[str, str]) -> Outcome:
+    """Weigh the evidence of every node, whose files have been collected, and write result.json.
 
-    engines, states: by the node's name in the run; states are the ends of the containers. gone: nodes that were given
-    up or whose files could not be brought, with the reason.
+    states: how the containers ended, by the node's name in the run. gone: nodes that were given up or whose files could
+    not be collected, with the reason.
     """
-    lost = dict(gone)
-    ended = [node for node in nodes if node.name not in lost and node.name in states]
-    logs = run_all_settled([partial(_own_log, engines[n.name], record, n, states[n.name]) for n in ended])
-    lost |= {node.name: str(log) for node, log in zip(ended, logs, strict=True) if isinstance(log, LauncherError)}
-    evidence = [
-        gather(record.paths.root, node, states[node.name], log)
-        for node, log in zip(ended, logs, strict=True)
-        if not isinstance(log, LauncherError)
-    ]
-    failure = None if stopped else first_failure(evidence)
-    blamed = next((e for e in evidence if failure and e.node.name == failure.node), None)
-    if lost and not stopped and (blamed is None or is_victim(blamed)):
+    record, lost = attached.record, dict(gone)
+    ended = [node for node in attached.nodes if node.name not in lost and node.name in states]
+    logs = run_all_settled([partial(_engine_log, attached, node, states[node.name]) for node in ended])
+    evidence: dict[str, Evidence] = {}
+    for node, log in zip(ended, logs, strict=True):
+        if isinstance(log, LauncherError):
+            lost[node.name] = str(log)
+        else:
+            evidence[node.name] = gather(record.paths.root, node, states[node.name], log)
+    failure = first_failure(list(evidence.values()))
+    if lost and (failure is None or is_victim(evidence[failure.node])):
         name, reason = next(iter(lost.items()))
-        failure = Failure(
-            name, None, None, "did not answer any more", "see that it is up; then `launcher status`", reason
-        )
-    state = _state(failure, lost, stopped=stopped)
+        what, cure = "did not answer any more", "see that it is up; then `launcher status`"
+        failure = Failure(name, None, None, what, cure, reason)
     outcome = Outcome(
         run=record.run,
-        state=state,
+        state=_state(failure, lost),
         failure=failure,
-        nodes=tuple(_node_result(node, states.get(node.name), evidence, lost, failure) for node in nodes),
-        last=last_epoch(record),
+        nodes=tuple(
+            _node_result(node, states.get(node.name), evidence.get(node.name), lost.get(node.name), failure)
+            for node in attached.nodes
+        ),
+        last=_last_epoch(record.paths.metrics),
     )
     record.finish(outcome.to_dict())
-    record.event("ended", state=state.value, failure=failure)
+    record.event("ended", state=outcome.state.value, failure=failure)
     return outcome
 
 
-def _own_log(engine: Engine, record: Record, node: NodeOfRun, state: ContainerState) -> bytes:
-    """What the engine itself caught of a container that failed before its entry script could write a log."""
-    log = Path(NodePaths(str(record.paths.root), node.name).log)
+def _engine_log(attached: Attached, node: NodeOfRun, state: ContainerState) -> bytes:
+    """What the engine caught of a container that failed before its entry script could write a log."""
+    log = Path(NodePaths(str(attached.record.paths.root), node.name).log)
     if state.exit_code == 0 or (log.is_file() and log.stat().st_size):
         return b""
-    return engine.logs(node.container)
+    return attached.engines[node.name].logs(node.container)
 
 
-def _state(failure: Failure | None, lost: Mapping[str, str], *, stopped: bool) -> RunState:
-    if stopped:
-        return RunState.STOPPED
+def _state(failure: Failure | None, lost: Mapping[str, str]) -> RunState:
     if failure is None:
         return RunState.DONE
     return RunState.LOST if failure.node in lost else RunState.FAILED
 
 
 def _node_result(
-    node: NodeOfRun,
-    state: ContainerState | None,
-    evidence: Sequence[Evidence],
-    lost: Mapping[str, str],
-    failure: Failure | None,
-) -> dict[str, Any]:
-    own = next((e for e in evidence if e.node.name == node.name), None)
-    return {
-        "node": node.name,
-        "rank": node.rank,
-        "exit_code": state.exit_code if state else None,
-        "oom_killed": state.oom_killed if state else None,
-        "restarts": max(0, len(own.attempts) - 1) if own else (state.restarts if state else None),
-        "restarted": reasons(own.attempts) if own else [],
-        "started": state.started if state else None,
-        "finished": state.finished if state else None,
-        "victim": bool(own and failure and failure.node != node.name and own.state.exit_code and is_victim(own)),
-        "lost": lost.get(node.name),
-    }
+    node: NodeOfRun, state: ContainerState | None, own: Evidence | None, lost: str | None, failure: Failure | None
+) -> NodeResult:
+    return NodeResult(
+        node=node.name,
+        rank=node.rank,
+        exit_code=state.exit_code if state else None,
+        oom_killed=state.oom_killed if state else None,
+        restarts=max(0, len(own.attempts) - 1) if own else (state.restarts if state else None),
+        restarted=tuple(reasons(own.attempts)) if own else (),
+        started=state.started if state else None,
+        finished=state.finished if state else None,
+        victim=bool(own and failure and failure.node != node.name and own.state.exit_code and is_victim(own)),
+        lost=lost,
+    )
 
 
-def last_epoch(record: Record) -> Mapping[str, Any]:
-    """The last line of kind "epoch" of the run's metrics, as brought over; {} where there is none."""
-    if not record.paths.metrics.exists():
-        return {}
-    return epoch_in(record.paths.metrics.read_text(encoding="utf-8", errors="replace"))
+def _last_epoch(metrics: Path) -> Mapping[str, Any]:
+    return last_epoch(metrics.read_text(encoding="utf-8", errors="replace").splitlines()) if metrics.exists() else {}
 
 
-def epoch_in(text: str) -> Mapping[str, Any]:
-    """The last line of kind "epoch" in a metrics.jsonl, which is the user's program's to write; {}: there is none."""
-    last: dict[str, Any] = {}
-    for line in text.splitlines():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue  # torn by a kill in the middle of a write
-        if isinstance(value, dict) and value.get("kind") == "epoch":
-            last = value
-    return last
+def last_epoch(lines: Sequence[str]) -> Mapping[str, Any]:
+    """The last line of kind "epoch" of a metrics.jsonl; {} where there is none."""
+    found = (line for text in reversed(lines) if (line := fields(text)) and line.get("kind") == "epoch")
+    return next(found, {})

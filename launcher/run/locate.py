@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.errors import LauncherError, NodesFailed, RunUnknown
+from launcher.errors import LauncherError, NodesFailed, RunUnknown, UsageError
 from launcher.model import labels
 from launcher.model.container import ContainerState
 from launcher.model.plan import RunId
@@ -33,68 +33,92 @@ class Attached:
     record: Record
     nodes: tuple[NodeOfRun, ...]  # by rank, those that answer
     engines: Mapping[str, Engine]  # by the node's name in the run
-    states: Mapping[str, ContainerState]  # by the node's name; a node whose container was removed is missing
-    unreachable: Mapping[str, LauncherError]
     fleet: Fleet
+    states: Mapping[str, ContainerState] = field(default_factory=dict)  # by the node's name; without removed containers
+    unreachable: Mapping[str, LauncherError] = field(default_factory=dict)
+    listed: Mapping[Engine, Sequence[ContainerState]] = field(default_factory=dict)  # of the run
 
-    def require_all(self) -> Attached:
+    def require_all(self) -> None:
         """Raises NodesFailed where a node did not answer."""
         if self.unreachable:
             raise NodesFailed(list(self.unreachable.values()))
-        return self
+
+    def node(self, wanted: str) -> NodeOfRun:
+        """By its name or host. Raises UsageError where the run has no such node, its error where it does not answer."""
+        if wanted in self.unreachable:
+            raise self.unreachable[wanted]
+        for node in self.nodes:
+            if wanted in (node.name, node.host):
+                return node
+        raise UsageError("--node", f"{wanted}: the run's nodes are {', '.join(node.name for node in self.nodes)}")
+
+    def require_any(self) -> None:
+        """Raises NodesFailed where no node answered."""
+        if not self.nodes:
+            raise NodesFailed(list(self.unreachable.values()))
 
 
 @contextmanager
-def attach(text: str | None, hosts: Sequence[str] | None, ssh_config: Path | None) -> Iterator[Attached]:
+def attach(
+    text: str | None, hosts: Sequence[str] | None, ssh_config: Path | None, *, claims: bool = False
+) -> Iterator[Attached]:
     """Find the run that `text` means and connect to its nodes.
 
-    hosts: ask these nodes, no local record is needed; None: the record tells where the nodes are. Raises RunUnknown.
+    hosts: ask these nodes, no local record is needed; None: the record has the nodes. claims: list the
+    run's GPU claims too. Raises RunUnknown.
     """
-    if hosts is None:
-        record = store.find(text)
-        nodes = record.nodes()
-        named = [(node.name, node.host) for node in nodes]
-        with connect(named, record.runtime, ssh_config, allow_failures=True) as fleet:
-            found = on_nodes(fleet).get(record.run, [])
-            yield Attached(
-                record=record,
-                nodes=tuple(n for n in nodes if n.name not in fleet.failed),
-                engines={engine.node: engine for engine in fleet.engines},
-                states={f.node.name: f.state for f in found},
-                unreachable=fleet.failed,
-                fleet=fleet,
-            )
-        return
-    with connect([(host, host) for host in hosts], ssh_config=ssh_config, allow_failures=True) as fleet:
-        known = on_nodes(fleet)
-        if not known and fleet.failed:
-            raise NodesFailed(list(fleet.failed.values()), of=len(hosts))
-        run = store.resolve(text, list(known), where="on " + ", ".join(hosts))
-        first = known[run][0].state.labels
-        nodes = tuple(f.node for f in known[run])
+    record = store.find(text) if hosts is None else None
+    named = [(node.name, node.host) for node in record.nodes()] if record else [(host, host) for host in hosts or ()]
+    runtime = record.runtime if record else None
+    with connect(named, runtime, ssh_config, allow_failures=True) as fleet:
+        listed = _list(fleet, record.run if record else None, claims=claims)
+        runs = _by_run(listed)
+        if record is None:
+            if not runs and fleet.failed:
+                raise NodesFailed(list(fleet.failed.values()), of=len(named))
+            run = store.resolve(text, list(runs), where="on " + ", ".join(hosts or ()))
+            found = runs[run]
+            first = found[0].state.labels
+            nodes = tuple(f.node for f in found)
+            engines = {f.node.name: f.engine for f in found}
+            record = Record.rebuild(run, first[labels.JOB], first[labels.RUNTIME], nodes)
+        else:
+            found = runs.get(record.run, [])
+            nodes = tuple(node for node in record.nodes() if node.name not in fleet.failed)
+            engines = {engine.node: engine for engine in fleet.engines}
         yield Attached(
-            record=Record.rebuild(run, first[labels.JOB], first[labels.RUNTIME], nodes),
+            record=record,
             nodes=nodes,
-            engines={f.node.name: f.engine for f in known[run]},
-            states={f.node.name: f.state for f in known[run]},
-            unreachable=fleet.failed,
+            engines=engines,
             fleet=fleet,
+            states={f.node.name: f.state for f in found},
+            unreachable=fleet.failed,
+            listed={engine: [s for s in listed[engine] if s.labels[labels.RUN] == record.run] for engine in listed},
         )
 
 
 def on_nodes(fleet: Fleet) -> dict[RunId, list[Found]]:
     """Every run that these nodes know of, the latest last; the containers of each by rank."""
-    listed = fleet.each(lambda engine: engine.list({labels.RUN: None, labels.PURPOSE: "run"}))
+    return _by_run(_list(fleet, None, claims=False))
+
+
+def _list(fleet: Fleet, run: RunId | None, *, claims: bool) -> dict[Engine, Sequence[ContainerState]]:
+    wanted = {labels.RUN: run} if claims else {labels.RUN: run, labels.PURPOSE: "run"}
+    return dict(zip(fleet.engines, fleet.each(lambda engine: engine.list(wanted)), strict=True))
+
+
+def _by_run(listed: Mapping[Engine, Sequence[ContainerState]]) -> dict[RunId, list[Found]]:
     runs: dict[RunId, list[Found]] = {}
-    for engine, states in zip(fleet.engines, listed, strict=True):
+    for engine, states in listed.items():
         for state in states:
-            runs.setdefault(state.labels[labels.RUN], []).append(Found(node_of(state), engine, state))
+            if state.labels.get(labels.PURPOSE) == "run":  # no claim
+                runs.setdefault(state.labels[labels.RUN], []).append(Found(node_of(state), engine, state))
     ordered = sorted(runs, key=lambda run: min(f.state.labels.get(labels.CREATED, "") for f in runs[run]))
     return {run: sorted(runs[run], key=lambda f: f.node.rank) for run in ordered}
 
 
 def node_of(state: ContainerState) -> NodeOfRun:
-    """Where a container belongs, as its labels tell. Raises RunUnknown where they are not as we write them."""
+    """Where a container belongs, by its labels. Raises RunUnknown where they are not as we write them."""
     try:
         first, count = state.labels[labels.RANKS].split("+")
         return NodeOfRun(

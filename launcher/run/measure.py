@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable, Iterator
-from functools import partial
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 from launcher.errors import LauncherError
+from launcher.image.image_locations import Log
 from launcher.job.models import Job
-from launcher.model import labels
 from launcher.node.connect import Fleet
-from launcher.node.engine import Engine
 from launcher.plan.checks import Check, Level
 from launcher.records.paths import NodePaths
-from launcher.records.snapshot import Snapshot
-from launcher.run.prepare import prepare
-from launcher.run.start import start
-from launcher.run.stop import stop
+from launcher.records.snapshot import snapshot
+from launcher.run.temporary import temporary_run
 
 TIMEOUT = 180.0
 _MARK = "launcher-measured "
@@ -52,63 +49,29 @@ dist.destroy_process_group()
 """
 
 
-def measure(job: Job, fleet: Fleet, say: Callable[[str], None]) -> Iterator[Check]:
+def measure(job: Job, fleet: Fleet, log: Log) -> Iterator[Check]:
     """Run it once. Nothing of it is left on the nodes."""
     if len(job.nodes) < 2:
         return
-    run = job.run.model_copy(
-        update={"module": None, "script": None, "command": ("python3", "-c", _PROGRAM), "args": {}}
-    )
-    mine = job.model_copy(
-        update={"run": run, "restarts": 0, "timeout": TIMEOUT, "hang_timeout": None, "secrets": (), "processes": 1}
-    )
-    empty = _empty()
+    alone = job.model_copy(update={"timeout": TIMEOUT, "secrets": (), "processes": 1})
+    program = ("python3", "-c", _PROGRAM)
+    with tempfile.TemporaryDirectory() as folder:
+        empty = snapshot(Path(folder))  # the program is in the command
     try:
-        plan = prepare(mine, fleet, empty.digest, say)
-        nodes = tuple(
-            dataclasses.replace(
-                node,
-                container=dataclasses.replace(
-                    node.container, labels={**node.container.labels, labels.PURPOSE: "measure"}
-                ),
-            )
-            for node in plan.nodes
-        )
-        plan = dataclasses.replace(plan, nodes=nodes)
-        start(plan, fleet, empty.archive, {}, lambda *_, **__: None)
-        try:
-            names = {node.node: node.container for node in plan.nodes}
-            ends = fleet.each(lambda engine: engine.wait(names[engine.node].name, TIMEOUT))
-            master = plan.master.container
-            log = fleet.engines[0].files.read(NodePaths(master.output_dir, plan.master.node).log)
-        finally:
-            stop(fleet, plan.run, grace=1)
-            fleet.each(partial(_clear, {node: spec.output_dir for node, spec in names.items()}))
+        with temporary_run("measure", alone, program, fleet, fleet.facts(), empty, {}, log) as plan:
+            names = {node.node: node.container.name for node in plan.nodes}
+            ends = fleet.each(lambda engine: engine.wait(names[engine.node], TIMEOUT))
+            path = NodePaths(plan.master.container.output_dir, plan.master.node).log
+            text = fleet.engines[0].files.read(path).decode(errors="replace")
     except (LauncherError, FileNotFoundError) as error:
         yield Check("all", "all-reduce", Level.WARN, f"could not be measured: {error}", "does the image have torch?")
         return
-    text = log.decode(errors="replace")
-    found = [json.loads(line[len(_MARK) :]) for line in text.splitlines() if line.startswith(_MARK)]
+    found = [json.loads(line.removeprefix(_MARK)) for line in text.splitlines() if line.startswith(_MARK)]
     if not found or any(end.exit_code for end in ends):
         words = text.strip().splitlines()[-1:] or ["it printed nothing"]
         yield Check("all", "all-reduce", Level.FAIL, f"failed: {words[0]}", "the nodes cannot train together like this")
         return
     seen = found[-1]
     yield Check("all", "latency", Level.OK, f"{seen['latency'] * 1e6:.0f} us for the smallest all-reduce")
-    words_ = f"{seen['bus'] / 1e9:.3f} GB/s bus bandwidth, {seen['bytes'] >> 20} MiB over {seen['backend']}"
-    yield Check("all", "all-reduce", Level.OK, words_)
-
-
-def _clear(folders: dict[str, str], engine: Engine) -> None:
-    engine.files.remove_tree(folders[engine.node])
-
-
-def _empty() -> Snapshot:
-    """No code: the program is in the command."""
-    import tempfile
-    from pathlib import Path
-
-    from launcher.records.snapshot import snapshot
-
-    with tempfile.TemporaryDirectory() as folder:
-        return snapshot(Path(folder))
+    bandwidth = f"{seen['bus'] / 1e9:.3f} GB/s bus bandwidth, {seen['bytes'] >> 20} MiB over {seen['backend']}"
+    yield Check("all", "all-reduce", Level.OK, bandwidth)

@@ -1,4 +1,4 @@
-"""What can be told of a run while it is followed."""
+"""What is reported of a run while it is followed."""
 
 from __future__ import annotations
 
@@ -53,11 +53,6 @@ class NodeGone:
 
 
 @dataclass(frozen=True)
-class Tick:
-    """Nothing happened for a moment."""
-
-
-@dataclass(frozen=True)
 class NodeRestarted:
     """Its processes were started again; `why`: how the attempt before ended."""
 
@@ -66,10 +61,15 @@ class NodeRestarted:
     why: str
 
 
-Message = NodeRestarted | Tick | Output | Progress | NodeEnded | NodeLost | NodeBack | NodeGone
+@dataclass(frozen=True)
+class Tick:
+    """Nothing happened for a moment."""
 
 
-def fields(line: bytes) -> dict[str, Any] | None:
+Message = Output | Progress | NodeEnded | NodeLost | NodeBack | NodeGone | NodeRestarted | Tick
+
+
+def fields(line: bytes | str) -> dict[str, Any] | None:
     """A line of metrics.jsonl; None for what is not a JSON object (the file belongs to the user's program)."""
     try:
         value = json.loads(line)

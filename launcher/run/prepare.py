@@ -29,18 +29,17 @@ from launcher.run.reachability import probe_master
 def prepare(
     job: Job,
     fleet: Fleet,
+    facts: Sequence[NodeFacts],
     code: str,
     log: Log,
     on_progress: OnProgress = no_progress,
-    facts: Sequence[NodeFacts] | None = None,
     lock_file: Path | None = None,
 ) -> Plan:
     """The plan of a run on the machines as they are now; the image is on every node when this returns.
 
-    code: digest of the code archive. facts: the nodes' facts, if the caller has them already. lock_file: pins the job's
-    base image. Raises NodesFailed, ImageUnfit and the like; nothing but the image has been touched then.
+    code: digest of the code archive. lock_file: pins the job's base image. Raises NodesFailed, ImageUnfit and the like;
+    nothing but the image has been touched then.
     """
-    facts = fleet.facts() if facts is None else facts
     (image, facts), rendezvous = run_both(
         partial(make_image, job, fleet, facts, log, on_progress, lock_file),
         partial(choose_rendezvous, job, fleet, facts),

@@ -1,19 +1,22 @@
-"""All or nothing: create everywhere, put code and kit in, check, start; any failure undoes everything."""
+"""All or nothing: create everywhere, put code and scripts in, check, start; any failure undoes everything."""
 
 from __future__ import annotations
 
+import io
 import posixpath
+import tarfile
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from launcher import container_scripts
 from launcher.errors import ImageUnfit, LauncherError, NodesFailed, NodeUnfit
 from launcher.model import labels
-from launcher.model.container import ContainerSpec, ContainerState, Layout
+from launcher.model.container import ContainerState, Layout, Phase
 from launcher.model.plan import NodePlan, Plan, RunId
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.node.parallel import uninterrupted
-from launcher.run.archive import archive
+from launcher.records.snapshot import repack
 from launcher.run.gpu_lock import claim_gpus
 
 CHECKPOINTS = "checkpoints"  # in the output folder: where the trainer saves, and from where it goes on by itself
@@ -27,7 +30,7 @@ def start(
     event: Callable[..., None],
     resume: RunId | None = None,
 ) -> None:
-    """Bring every container of the plan to life.
+    """Start every container of the plan.
 
     resume: an earlier run, whose checkpoints each node copies into the new run's output folder first.
 
@@ -36,39 +39,64 @@ def start(
     """
     by_node = {planned.node: planned for planned in plan.nodes}
     ids: dict[str, str] = {}
-    # nodes alike are given the very same bytes
-    archives = {key: archive(*key, code, secrets) for key in {_unpacked(node.container) for node in plan.nodes}}
+    # Nodes with the same folders and user get the very same bytes.
+    wanted = {(node.container.layout, node.container.user) for node in plan.nodes}
+    archives = {key: archive(*key, code, secrets) for key in wanted}
 
     def create(engine: Engine) -> None:
         planned = by_node[engine.node]
-        engine.files.make_dir(planned.container.output_dir)
+        spec = planned.container
+        engine.files.make_dir(spec.output_dir)
         if resume is not None:
-            _bring_checkpoints(engine, planned, resume)
-        ids[engine.node] = engine.create(planned.container)
+            _copy_checkpoints(engine, planned, resume)
+        ids[engine.node] = engine.create(spec)
         claim_gpus(engine, planned)
-        engine.put(ids[engine.node], archives[_unpacked(planned.container)])
-        _check(plan, planned, engine.wait(ids[engine.node], 0))
-
-    def run(engine: Engine) -> None:
-        engine.start(ids[engine.node])
+        engine.put(ids[engine.node], archives[spec.layout, spec.user])
+        _check_image(plan, planned, engine.wait(ids[engine.node], 0))
 
     try:
         uninterrupted(partial(fleet.each, create))
         event("created", nodes=list(by_node))
-        uninterrupted(partial(fleet.each, run))
+        uninterrupted(partial(fleet.each, lambda engine: engine.start(ids[engine.node])))
         event("started", nodes=list(by_node))
     except BaseException as error:
         event("undone", reason=str(error) or type(error).__name__)
-        uninterrupted(partial(undo, plan, fleet, cause=error))
+        uninterrupted(partial(_undo, plan, fleet, cause=error))
         raise
 
 
-def _unpacked(spec: ContainerSpec) -> tuple[Layout, str]:
-    """Where in a container the archive goes, and whose it is there."""
-    return spec.layout, spec.user
+def archive(layout: Layout, user: str, code: bytes, secrets: Mapping[str, str]) -> bytes:
+    """What every container gets before it starts: a tar with names relative to /, owned by the run's user.
+
+    code: a snapshot's archive. secrets: values by name; files of mode 0600 inside the container, in no command line,
+    label, `docker inspect` or image. user: "uid:gid"; "" is root, and ignored for plain processes.
+    """
+    uid, gid = map(int, user.split(":")) if user else (0, 0)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+
+        def add(path: str, mode: int, data: bytes | None = None) -> None:
+            """data: None for a folder."""
+            info = tarfile.TarInfo(path.strip("/"))
+            info.type = tarfile.DIRTYPE if data is None else tarfile.REGTYPE
+            info.size, info.mode, info.uid, info.gid = len(data or b""), mode, uid, gid
+            tar.addfile(info, io.BytesIO(data or b""))
+
+        add(layout.kit, 0o755)
+        add(f"{layout.kit}/home", 0o700)
+        for name, script in container_scripts.scripts().items():
+            add(f"{layout.kit}/{name}", 0o755, script)
+        if secrets:
+            add(f"{layout.kit}/secrets", 0o700)
+        for name, value in secrets.items():
+            add(f"{layout.kit}/secrets/{name}", 0o600, value.encode())
+        add(layout.code, 0o755)
+        for member, content in repack(code, layout.code.strip("/"), uid, gid):
+            tar.addfile(member, io.BytesIO(content) if content is not None else None)
+    return buffer.getvalue()
 
 
-def _bring_checkpoints(engine: Engine, planned: NodePlan, earlier: RunId) -> None:
+def _copy_checkpoints(engine: Engine, planned: NodePlan, earlier: RunId) -> None:
     """A copy, not links: a program that overwrites its checkpoint in place must not change the earlier run's."""
     new = planned.container.output_dir
     old = posixpath.join(posixpath.dirname(new), earlier)
@@ -81,30 +109,28 @@ def _bring_checkpoints(engine: Engine, planned: NodePlan, earlier: RunId) -> Non
         )
 
 
-def undo(plan: Plan, fleet: Fleet, cause: BaseException) -> None:
-    """Take back all that was created. Raises NodesFailed, the cause in it, where a node did not let us."""
-
-    def take_back(engine: Engine) -> None:
-        for state in engine.list({labels.RUN: plan.run}):
-            if not state.phase.ended and state.phase.value != "created":
-                engine.stop(state.id, grace=0)
-            engine.remove(state.id)
-
-    def clear(engine: Engine) -> None:
-        engine.files.remove_tree(next(p for p in plan.nodes if p.node == engine.node).container.output_dir)
-
-    try:
-        fleet.each(take_back)
-        fleet.each(clear)  # after all of them: nodes of one machine share this folder
-    except LauncherError as left:
-        raise NodesFailed([*([cause] if isinstance(cause, LauncherError) else []), left]) from cause
-
-
-def _check(plan: Plan, planned: NodePlan, created: ContainerState) -> None:
-    """Before anything starts: the container is of the same image as everywhere."""
+def _check_image(plan: Plan, planned: NodePlan, created: ContainerState) -> None:
+    """The container is of the same image as everywhere."""
     if plan.image_id and created.image != planned.container.image:
         raise ImageUnfit(
             f"node {planned.node}",
             f"its container is of image {created.image[:19]}, not of {planned.container.image[:19]} as was proven",
             "try again; if it happens again: launcher image ship JOB",
         )
+
+
+def _undo(plan: Plan, fleet: Fleet, cause: BaseException) -> None:
+    """Remove all that was created. Raises NodesFailed, the cause in it, where a node failed to."""
+    outputs = {planned.node: planned.container.output_dir for planned in plan.nodes}
+
+    def remove(engine: Engine) -> None:
+        for state in engine.list({labels.RUN: plan.run}):
+            if not state.phase.ended and state.phase is not Phase.CREATED:
+                engine.stop(state.id, grace=0)
+            engine.remove(state.id)
+
+    try:
+        fleet.each(remove)
+        fleet.each(lambda engine: engine.files.remove_tree(outputs[engine.node]))  # nodes of one machine share it
+    except LauncherError as left:
+        raise NodesFailed([*([cause] if isinstance(cause, LauncherError) else []), left]) from cause

@@ -1,4 +1,4 @@
-"""The states of a run and what leads from one to another; the first end wins."""
+"""The states of a run, and what its containers' states make of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Sequence
 from enum import Enum
 
 from launcher.model.container import ContainerState, Phase
+
+TIMEOUT_CODE = 124
+HANG_CODE = 125
+SIGKILL_CODE = 137
+SIGTERM_CODE = 143
 
 
 class RunState(str, Enum):
@@ -21,47 +26,25 @@ class RunState(str, Enum):
 
     @property
     def ended(self) -> bool:
-        return not ALLOWED[self]
+        return self in _EXIT_CODES
 
     @property
     def exit_code(self) -> int:
         """What a command that waited for this end returns."""
-        return {RunState.DONE: 0, RunState.STOPPED: 5, RunState.LOST: 3}.get(self, 1 if self.ended else 0)
+        return _EXIT_CODES.get(self, 0)
 
 
-ALLOWED: dict[RunState, frozenset[RunState]] = {
-    RunState.CREATED: frozenset({RunState.RUNNING, RunState.FAILED, RunState.STOPPED, RunState.LOST}),
-    RunState.RUNNING: frozenset({RunState.RESTARTING, RunState.DONE, RunState.FAILED, RunState.STOPPED, RunState.LOST}),
-    RunState.RESTARTING: frozenset({RunState.RUNNING, RunState.DONE, RunState.FAILED, RunState.STOPPED, RunState.LOST}),
-    RunState.DONE: frozenset(),
-    RunState.FAILED: frozenset(),
-    RunState.STOPPED: frozenset(),
-    RunState.LOST: frozenset(),
-}
-
-SIGTERM_CODE = 143
-SIGKILL_CODE = 137
-TIMEOUT_CODE = 124
-HANG_CODE = 125
-
-
-def advance(state: RunState, new: RunState) -> RunState:
-    """`new` where it may follow `state`; an end stays what it is."""
-    if new is state or new in ALLOWED[state]:
-        return new
-    if state.ended:
-        return state
-    raise ValueError(f"a run cannot go from {state.value} to {new.value}")
+_EXIT_CODES = {RunState.DONE: 0, RunState.FAILED: 1, RunState.LOST: 3, RunState.STOPPED: 5}
 
 
 def of_containers(states: Sequence[ContainerState], nodes: int) -> RunState:
-    """What the containers of a run say about it; `nodes` is how many it should have."""
-    phases = [state.phase for state in states]
-    if any(phase is Phase.RESTARTING for phase in phases):
+    """The state of a run with these containers that should have `nodes` of them."""
+    phases = {state.phase for state in states}
+    if Phase.RESTARTING in phases:
         return RunState.RESTARTING
-    if any(phase in (Phase.RUNNING, Phase.PAUSED) for phase in phases):
+    if phases & {Phase.RUNNING, Phase.PAUSED}:
         return RunState.RUNNING
-    if any(phase is Phase.CREATED for phase in phases):
+    if Phase.CREATED in phases:
         return RunState.CREATED
     if any(state.exit_code not in (0, None) for state in states):
         return RunState.FAILED

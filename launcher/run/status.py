@@ -1,4 +1,4 @@
-"""A run as its nodes show it now: states, restarts, how far it is, how busy its machines are. All nodes at once."""
+"""A run as its nodes show it now: states, restarts, progress, utilization. All nodes at once."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ from launcher.run.utilization import Utilization
 
 TAIL = 8192  # bytes of a log or of the metrics that hold their last lines
 LIMIT = 20.0  # seconds for one node's answer
-# One round trip for all that a node has beside its container. $1 stands before each part and is a random word, so that
-# nothing that a program printed is taken for it. $2: log, $3: attempts, $4: metrics, $5: yes where it still runs.
+# One round trip for all that a node has beside its container. $1 precedes each part: a random mark, which no
+# program prints. $2: log, $3: attempts, $4: metrics, $5: "" for an ended run.
 _SCRIPT = f"""
 echo "$1"; tail -c {TAIL} "$2" 2>/dev/null
 echo; echo "$1"; head -c {attempts.LIMIT} "$3" 2>/dev/null
 echo; echo "$1"; tail -c {TAIL} "$4" 2>/dev/null
 echo; echo "$1"
-if [ "$5" = yes ]; then
+[ -n "$5" ] || exit 0
 {utilization.SCRIPT}
-fi
 """
 
 
@@ -86,15 +85,11 @@ class RunStatus:
         return json.dumps(shown | {"progress": progress}, indent=2)
 
 
-def run_status(attached: Attached, *, again: bool = False) -> RunStatus:
-    """A node that does not answer is `unreachable`, with the reason.
-
-    again: the containers are listed anew; else they are as `attached` was told a moment ago.
-    """
+def run_status(attached: Attached) -> RunStatus:
+    """A node that does not answer is `unreachable`, with the reason."""
     result = attached.record.result()
     ends = {str(row.get("node")): row for row in (result or {}).get("nodes", [])}
-    asked = [partial(_ask, attached, node, ends.get(node.name, {}), again=again) for node in attached.nodes]
-    found = run_all_settled(asked)
+    found = run_all_settled([partial(_ask, attached, node, ends.get(node.name, {})) for node in attached.nodes])
     answers = [one for one in found if not isinstance(one, LauncherError)]
     lost = {n.name: one for n, one in zip(attached.nodes, found, strict=True) if isinstance(one, LauncherError)}
     states = [state for state, _, _ in answers if state is not None]
@@ -113,46 +108,38 @@ def run_status(attached: Attached, *, again: bool = False) -> RunStatus:
 
 
 def _ask(
-    attached: Attached, node: NodeOfRun, end: Mapping[str, Any], *, again: bool
+    attached: Attached, node: NodeOfRun, end: Mapping[str, Any]
 ) -> tuple[ContainerState | None, NodeStatus, bytes]:
     """One node: its container (None: removed), what to show, and from the master the end of its metrics.
 
-    end: what was written down of the node when the run ended, for when its container is no longer there.
+    end: what was recorded of the node when the run ended, for when its container has been removed.
     """
-    engine, state = attached.engines[node.name], attached.states.get(node.name)
-    paths = NodePaths(node.output, node.name)
-    runs = "yes" if state is not None and not state.phase.ended else "no"
-    word = secrets.token_hex(16)
-    arguments = (word, paths.log, paths.attempts, paths.metrics if node.rank == 0 else "", runs)
-    listed, said = run_both(
-        lambda: (
-            engine.list({labels.RUN: attached.record.run, labels.NODE: node.name, labels.PURPOSE: "run"})
-            if again
-            else []
-        ),
-        lambda: engine.sh(_SCRIPT, *arguments, timeout=LIMIT),
-    )
-    if again:
-        state = next(iter(listed), None)
+    engine, paths, mark = attached.engines[node.name], NodePaths(node.output, node.name), secrets.token_hex(16)
+    seen = attached.states.get(node.name)
+    runs = "" if seen is None or seen.phase.ended else "yes"
+    arguments = (mark, paths.log, paths.attempts, paths.metrics if node.rank == 0 else "", runs)
+    wanted = {labels.RUN: attached.record.run, labels.NODE: node.name, labels.PURPOSE: "run"}
+    listed, printed = run_both(lambda: engine.list(wanted), lambda: engine.sh(_SCRIPT, *arguments, timeout=LIMIT))
+    state = next(iter(listed), None)
     row = NodeStatus(node.name, "removed", None, node.host, node.rank, (node.ranks.start, node.ranks.stop - 1))
-    log, started, metrics, use = [*said.split(f"{word}\n".encode()), *[b""] * 4][1:5]
+    log, started, metrics, use = [*printed.split(f"{mark}\n".encode()), *[b""] * 4][1:5]
     if state is None:
         kept = ("exit_code", "oom_killed", "restarts", "restarted")
         return None, replace(row, **{key: end[key] for key in kept if end.get(key) is not None}), metrics
     until = state.finished if state.phase.ended and state.finished else time.time()
     gpus = tuple(uuid for uuid in state.labels.get(labels.GPUS, "").split(labels.SPLIT) if uuid)
-    seen = attempts.parse(started)
+    tried = attempts.parse(started)
     row = replace(
         row,
         state=state.phase.value,
         exit_code=state.exit_code,
         oom_killed=state.oom_killed,
-        restarts=max(0, len(seen) - 1),
-        restarted=tuple(attempts.reasons(seen)),
+        restarts=max(0, len(tried) - 1),
+        restarted=tuple(attempts.reasons(tried)),
         age=round(until - state.started, 1) if state.started else None,
         gpus=gpus,
         container=state.name,
-        use=utilization.parse(use, gpus) if runs == "yes" else None,
+        use=utilization.parse(use, gpus) if runs else None,
         last=_last_line(log),
     )
     return state, row, metrics

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,15 +16,21 @@ from launcher.node.engine import Engine
 from launcher.node.parallel import run_all_settled
 from launcher.records.collect import OutputFolder, collect
 
-GRACE = 45.0  # a trainer saves its checkpoint on SIGTERM; torchrun gives its workers 30 s of that
+GRACE = 45.0  # seconds; a trainer saves its checkpoint on SIGTERM, and torchrun gives its workers 30 s of that
+
+
+@dataclass(frozen=True)
+class EndedContainer:
+    state: ContainerState
+    stopped: bool  # by stop(); else it had ended by itself, or never started
 
 
 @dataclass(frozen=True)
 class Removed:
-    """What one node confirmed: the ended containers that were removed there, and shared memory files swept up."""
+    """What one node confirmed: the containers that were removed there, and the shared memory files."""
 
     node: str
-    containers: tuple[ContainerState, ...]
+    containers: tuple[EndedContainer, ...]
     swept: tuple[str, ...]
 
 
@@ -34,56 +40,59 @@ def stop(
     *,
     grace: float = GRACE,
     into: Path | None = None,
+    listed: Mapping[Engine, Sequence[ContainerState]] | None = None,
 ) -> list[Removed]:
     """Stop and remove every container of the run on these nodes, with what it left in shared memory.
 
-    into: a folder here that logs and curves are brought to before anything is removed.
+    into: a folder here for logs and curves, which are collected before anything is removed. listed: the run's
+    containers and claims where the caller has just listed them.
     Raises NodesFailed where a node did not do all of it.
     """
-
-    def end(engine: Engine) -> list[ContainerState]:
-        found = engine.list({labels.RUN: run})
-        return [s if s.phase.ended or s.phase is Phase.CREATED else engine.stop(s.id, grace) for s in found]
-
-    def remove(engine: Engine, ended: Sequence[ContainerState]) -> Removed:
-        for state in ended:
-            engine.remove(state.id)
-        started = [state.started for state in ended if state.started]
-        swept = engine.sweep_shared_memory(min(started)) if started else ()
-        return Removed(engine.node, tuple(ended), tuple(swept))
-
-    ended = run_all_settled([partial(end, engine) for engine in fleet.engines])
-    reached: list[tuple[Engine, Sequence[ContainerState]]] = [
-        (engine, states)
-        for engine, states in zip(fleet.engines, ended, strict=True)
-        if not isinstance(states, LauncherError)
-    ]
-    failures = [outcome for outcome in ended if isinstance(outcome, LauncherError)]
+    found = [partial(_end, engine, run, grace, None if listed is None else listed[engine]) for engine in fleet.engines]
+    ended = run_all_settled(found)
     if into is not None:
-        reached, not_brought = _bring(reached, into)
-        failures += not_brought
-    removed = run_all_settled([partial(remove, *pair) for pair in reached])
-    failures += [outcome for outcome in removed if isinstance(outcome, LauncherError)]
+        ended = _collect(fleet.engines, ended, into)
+    removed = run_all_settled([partial(_remove, *pair) for pair in zip(fleet.engines, ended, strict=True)])
+    failures = [outcome for outcome in removed if isinstance(outcome, LauncherError)]
     if failures:
         raise NodesFailed(failures, of=len(fleet.engines))
-    return [outcome for outcome in removed if not isinstance(outcome, LauncherError)]
+    return [outcome for outcome in removed if isinstance(outcome, Removed)]
 
 
-def _bring(
-    reached: Sequence[tuple[Engine, Sequence[ContainerState]]], into: Path
-) -> tuple[list[tuple[Engine, Sequence[ContainerState]]], list[LauncherError]]:
-    """Bring the files of all that ran; those whose files came, so that they may be removed, and why others' did not."""
-    ran = {
-        (engine.host, state.labels[labels.OUTPUT]): OutputFolder(engine.files, state.labels[labels.OUTPUT], ())
-        for engine, states in reached
-        for state in states
-        if state.phase is not Phase.CREATED
-    }
-    results = dict(zip(ran, collect(list(ran.values()), into), strict=True))
-    failed = {place: result for place, result in results.items() if isinstance(result, LauncherError)}
-    kept = [
-        (engine, states)
-        for engine, states in reached
-        if not any((engine.host, state.labels.get(labels.OUTPUT, "")) in failed for state in states)
+Ended = Sequence[EndedContainer] | LauncherError
+
+
+def _end(engine: Engine, run: RunId, grace: float, listed: Sequence[ContainerState] | None) -> Ended:
+    containers = engine.list({labels.RUN: run}) if listed is None else listed
+    idle = {state.id for state in containers if state.phase.ended or state.phase is Phase.CREATED}
+    return [
+        EndedContainer(state, False) if state.id in idle else EndedContainer(engine.stop(state.id, grace), True)
+        for state in containers
     ]
-    return kept, list(failed.values())
+
+
+def _collect(engines: Sequence[Engine], ended: Sequence[Ended], into: Path) -> list[Ended]:
+    """The files of all that ran; where that failed, why, in place of the containers: they must not be removed then."""
+    folders: dict[tuple[str, str], OutputFolder] = {}
+    of_node: list[set[tuple[str, str]]] = []
+    for engine, outcome in zip(engines, ended, strict=True):
+        containers = [] if isinstance(outcome, LauncherError) else outcome
+        outputs = {c.state.labels[labels.OUTPUT] for c in containers if c.state.phase is not Phase.CREATED}
+        of_node.append({(engine.host, output) for output in outputs})
+        folders |= {(engine.host, output): OutputFolder(engine.files, output, ()) for output in outputs}
+    results = dict(zip(folders, collect(list(folders.values()), into), strict=True))
+    failed = {place: result for place, result in results.items() if isinstance(result, LauncherError)}
+    return [
+        next((failed[place] for place in places if place in failed), outcome)
+        for places, outcome in zip(of_node, ended, strict=True)
+    ]
+
+
+def _remove(engine: Engine, ended: Ended) -> Removed:
+    if isinstance(ended, LauncherError):
+        raise ended
+    for container in ended:
+        engine.remove(container.state.id)
+    started = [container.state.started for container in ended if container.state.started]
+    swept = engine.sweep_shared_memory(min(started)) if started else ()
+    return Removed(engine.node, tuple(ended), tuple(swept))

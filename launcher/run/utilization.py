@@ -16,7 +16,7 @@ fi
 
 @dataclass(frozen=True)
 class GpuUtilization:
-    """busy: percent of the last second or so; memory in MiB. None where the driver does not tell."""
+    """busy: percent of the last second or so; memory in MiB. None where the driver does not report it."""
 
     uuid: str
     busy: int | None
@@ -26,7 +26,7 @@ class GpuUtilization:
 
 @dataclass(frozen=True)
 class Utilization:
-    """memory and memory_total: the node's own, in bytes; 0 where it does not tell."""
+    """memory and memory_total: the node's own, in bytes; 0 where unknown."""
 
     gpus: tuple[GpuUtilization, ...]
     memory: int

@@ -91,6 +91,19 @@ def test_a_second_ctrl_c_stops_the_run_and_the_program_may_save(home_cli: Cli) -
     assert left(home_cli) == []
 
 
+def test_down_calls_stopped_what_it_stopped_and_gives_the_exit_code_of_what_had_ended(home_cli: Cli) -> None:
+    script = home_cli.program("ticks.py")
+    home_cli("up", "-d", home_cli.job("runs", **process_job(run={"command": ["python3", script, "600"]})))
+    stopped = home_cli("down").stderr
+    assert stopped.count("(stopped)") == 2, stopped
+    assert "(exit" not in stopped
+    home_cli("up", home_cli.job("ends", **process_job(nodes=["local"], run={"command": ["true"]})))
+    ended = json.loads(home_cli("down", "--json").stdout)[0]["nodes"][0]["containers"][0]
+    assert (ended["exit_code"], ended["stopped"]) == (0, False)
+    assert "nothing left of it" in home_cli("down").stderr
+    assert left(home_cli) == []
+
+
 @pytest.mark.parametrize("delay", [0.15, 0.3, 0.45, 0.6, 0.8, 1.0])
 def test_ctrl_c_at_any_moment_of_the_start_leaves_a_whole_run_or_nothing(home_cli: Cli, delay: float) -> None:
     script = home_cli.program("ticks.py")

@@ -1,4 +1,4 @@
-"""How often a node's processes were started, from a file that a node wrote and nobody may trust."""
+"""How often a node's processes were started, from a file of a node, which is not trusted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_restarts_and_why() -> None:
     assert parse(b"") == ()
 
 
-def test_torn_and_foreign_lines_are_passed_over() -> None:
+def test_torn_and_foreign_lines_are_ignored() -> None:
     assert parse(b"start 1\nexit\nexit 1\nhello\nexit x 3\nstart\nexit 3 9\nexit 4 10\n") == (Attempt(1, 9, 3),)
 
 

@@ -48,7 +48,7 @@ def test_a_node_that_has_failed_keeps_it_back_until_the_end() -> None:
     assert buffer.sift([], 100 * HOLD) == []
 
 
-def test_no_more_is_buffer_than_the_limit() -> None:
+def test_no_more_is_held_than_the_limit() -> None:
     buffer = TracebackBuffer()
     buffer.failing = True
     lines = [HEAD, *map(str, range(HOLD_LINES))]

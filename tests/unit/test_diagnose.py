@@ -9,7 +9,7 @@ import pytest
 from launcher.model.container import ContainerState, Phase
 from launcher.records.store import NodeOfRun
 from launcher.run.diagnose import Evidence, first_failure, gather, is_victim, last_stack, last_traceback
-from launcher.run.state import ALLOWED, RunState, advance, of_containers
+from launcher.run.state import RunState, of_containers
 
 OWN = """step 1
 Traceback (most recent call last):
@@ -31,7 +31,7 @@ def state(code: int | None, *, oom: bool = False, error: str = "", finished: flo
 
 def evidence(rank: int, log: str, code: int | None = 1, **changes: object) -> Evidence:
     node = NodeOfRun(f"n{rank}", f"n{rank}", rank, "c", "/o", range(rank, rank + 1))
-    return Evidence(node, state(code, **changes), log, {}, {rank: log} if log else {})  # type: ignore[arg-type]
+    return Evidence(node, state(code, **changes), log, None, {rank: log} if log else {})  # type: ignore[arg-type]
 
 
 def test_the_rank_with_a_bug_is_found_although_its_victim_ended_first() -> None:
@@ -120,16 +120,9 @@ def test_without_a_log_the_engines_own_is_read(tmp_path: Path) -> None:
     assert found.words == "sh: not found"
 
 
-def test_ends_are_absorbing_and_every_other_state_has_a_way_to_an_end() -> None:
-    ends = {s for s in RunState if s.ended}
-    assert ends == {RunState.DONE, RunState.FAILED, RunState.STOPPED, RunState.LOST}
-    for s in RunState:
-        assert s.ended or ALLOWED[s] & ends
-        for new in RunState:
-            if s.ended:
-                assert advance(s, new) is s
-    with pytest.raises(ValueError, match="cannot go"):
-        advance(RunState.RUNNING, RunState.CREATED)
+def test_the_ends_of_a_run_and_their_exit_codes() -> None:
+    ends = {state: state.exit_code for state in RunState if state.ended}
+    assert ends == {RunState.DONE: 0, RunState.FAILED: 1, RunState.STOPPED: 5, RunState.LOST: 3}
 
 
 def test_a_run_is_what_its_containers_say() -> None:

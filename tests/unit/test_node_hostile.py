@@ -1,6 +1,6 @@
 """What comes from a node is not trusted: torn by a cut, a full disk or a kill, or made to harm.
 
-Whatever it is, it is read, passed over, or refused with an error that names the node; never a traceback, and never a
+Whatever it is, it is read, ignored, or refused with an error that names the node; never a traceback, and never a
 file outside the run's folder.
 """
 
@@ -29,7 +29,7 @@ from launcher.node.machine import CommandStream, LocalMachine
 from launcher.records.collect import OutputFolder, collect, want
 from launcher.records.store import NodeOfRun
 from launcher.run.diagnose import first_failure, gather
-from launcher.run.finish import epoch_in
+from launcher.run.finish import last_epoch
 from launcher.run.locate import node_of
 from launcher.run.messages import fields
 
@@ -99,7 +99,7 @@ def test_the_files_that_tell_of_a_failure(told: dict[str, bytes], code: int) -> 
 def test_lines_of_metrics(line: bytes) -> None:
     found = fields(line)
     assert found is None or isinstance(found, dict)
-    last = epoch_in(line.decode("utf-8", "replace"))
+    last = last_epoch(line.decode("utf-8", "replace").splitlines())
     assert last == {} or last["kind"] == "epoch"
 
 

@@ -8,27 +8,25 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from typer.core import TyperCommand
 
 from launcher.cli import options
-from launcher.errors import NodesFailed, UsageError
+from launcher.cli.reporter import Reporter
+from launcher.errors import UsageError
 from launcher.job.files import check_files, code_folder, read_secrets
 from launcher.job.loader import load_job
 from launcher.job.models import Job, NodeEntry
 from launcher.node.connect import connect
 from launcher.records.snapshot import snapshot
-from launcher.records.store import NodeOfRun
-from launcher.run.enter import execute
-from launcher.run.enter import shell as open_shell
-from launcher.run.locate import Attached, attach
+from launcher.run.exec_shell import execute
+from launcher.run.exec_shell import shell as open_shell
+from launcher.run.locate import attach
 
 _TAIL = "launcher.tail"
 
 
 class WithTail(TyperCommand):
-    """Keeps what stands behind `--` apart: it is a command, none of our arguments."""
+    """Keeps what comes after `--` apart: it is the user's command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         place = args.index("--") if "--" in args else len(args)
@@ -58,23 +56,12 @@ def _exec(
     if not command:
         raise UsageError("exec", "no command", "launcher exec [RUN] [--node X] -- nvidia-smi")
     with attach(run, options.hosts(nodes), ssh_config) as attached:
-        if not attached.nodes:
-            raise NodesFailed(list(attached.unreachable.values()))
-        chosen = _of_run(attached, node)
+        attached.require_any()
+        chosen = attached.nodes[0] if node is None else attached.node(node)
+        if node is None and chosen.rank:
+            attached.require_all()
         code = execute(attached.engines[chosen.name], chosen, attached.states.get(chosen.name), command)
     sys.exit(code)
-
-
-def _of_run(attached: Attached, wanted: str | None) -> NodeOfRun:
-    for each in attached.nodes:
-        if wanted in (each.name, each.host) or (wanted is None and each.rank == 0):
-            return each
-    if wanted is None:
-        raise NodesFailed(list(attached.unreachable.values()))
-    if wanted in attached.unreachable:
-        raise attached.unreachable[wanted]
-    names = ", ".join(each.name for each in attached.nodes)
-    raise UsageError("--node", f"{wanted}: the run's nodes are {names}")
 
 
 def shell(
@@ -93,11 +80,8 @@ def shell(
     check_files(loaded, Path.cwd(), os.environ)
     secrets = read_secrets(loaded, Path.cwd(), os.environ)
     code = snapshot(code_folder(loaded, Path.cwd()))
-    err = Console(stderr=True, highlight=False, soft_wrap=True)
     with connect([(entry.name, entry.host)], loaded.runtime, ssh_config) as fleet:
-        status = open_shell(
-            loaded, entry, fleet, code, secrets, lambda text: err.print(f"[dim]launcher:[/] {escape(text)}")
-        )
+        status = open_shell(loaded, entry, fleet, code, secrets, Reporter().log)
     sys.exit(status)
 
 

@@ -1,4 +1,4 @@
-"""A word when a run has ended: a command or a webhook of the user's own settings file, never of a job file.
+"""A notice when a run has ended: by a command or a webhook of the user's own settings file, never of a job file.
 
 A job file may come from a stranger; what runs on the caller's machine may not.
 """
@@ -12,15 +12,11 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from launcher.errors import UsageError
-
-if TYPE_CHECKING:
-    from launcher.run.finish import Outcome
 
 LIMIT = 15.0  # seconds for a command or a webhook
 _CONFIG = ConfigDict(extra="forbid", strict=True, defer_build=True)  # most users have no such file: it costs nothing
@@ -46,49 +42,40 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True)
 class Notice:
-    """What is told: how a run ended, without its output, which may hold anything."""
+    """How a run ended, without its output, which may hold anything."""
 
     run: str
     state: str
     exit_code: int
     text: str  # one line for a person; the key that chat webhooks show
 
-    @classmethod
-    def of(cls, outcome: Outcome) -> Notice:
-        failure = outcome.failure
-        why = "" if failure is None else f": {failure.node} {failure.what}"
-        return cls(
-            outcome.run, outcome.state.value, outcome.state.exit_code, f"{outcome.run} {outcome.state.value}{why}"
-        )
 
+def notify_settings(environ: Mapping[str, str]) -> Notify:
+    """From `launcher/settings.yaml` of the user's configuration folder (XDG Base Directory Specification), if any.
 
-def settings_file(environ: Mapping[str, str]) -> Path:
-    """`launcher/settings.yaml` of the user's configuration folder (XDG Base Directory Specification)."""
-    return Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "launcher", "settings.yaml")
-
-
-def read_settings(file: Path) -> Settings:
-    """The defaults where there is no such file. Raises UsageError for one that is wrong, or that others may write."""
+    Raises UsageError for a file that is wrong, or that others may write.
+    """
+    file = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "launcher", "settings.yaml")
     try:
         status, text = file.stat(), file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return Settings.model_construct()
+        return Notify.model_construct()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(str(file), f"cannot be read: {error}", "correct it, or remove it") from error
     if status.st_mode & _FOR_ALL or status.st_uid not in (os.geteuid(), 0):
         raise UsageError(str(file), "others may change it, and it names a command", f"chmod 600 {file}")
     try:
-        return Settings.model_validate(yaml.safe_load(text) or {})
+        return Settings.model_validate(yaml.safe_load(text) or {}).notify
     except yaml.YAMLError as error:
-        raise UsageError(str(file), f"is no YAML: {error}", "correct it, or remove it") from error
+        raise UsageError(str(file), f"is not YAML: {error}", "correct it, or remove it") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise UsageError(f"{file}: {place}", first["msg"], "it knows notify.command and notify.webhook") from error
 
 
-def give(notify: Notify, notice: Notice) -> list[str]:
-    """Tell it; what went wrong with that, a line each. That a notice cannot be given changes nothing of the end."""
+def send(notify: Notify, notice: Notice) -> list[str]:
+    """What went wrong, a line each. That a notice cannot be sent changes nothing of the run's end."""
     body = json.dumps(vars(notice)).encode()
     problems = []
     if notify.command and (problem := _call(notify.command, notice, body)):
@@ -99,11 +86,9 @@ def give(notify: Notify, notice: Notice) -> list[str]:
 
 
 def _call(command: tuple[str, ...], notice: Notice, body: bytes) -> str:
-    known: dict[str, Any] = {"LAUNCHER_RUN": notice.run, "LAUNCHER_STATE": notice.state}
+    env = {**os.environ, "LAUNCHER_RUN": notice.run, "LAUNCHER_STATE": notice.state}
     try:
-        done = subprocess.run(
-            command, input=body, capture_output=True, timeout=LIMIT, check=False, env={**os.environ, **known}
-        )
+        done = subprocess.run(command, input=body, capture_output=True, timeout=LIMIT, check=False, env=env)
     except subprocess.TimeoutExpired:
         return f"did not end in {LIMIT:g} s"
     except OSError as error:

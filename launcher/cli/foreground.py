@@ -1,0 +1,57 @@
+"""A run in the foreground, for `up` and `logs`: shown until it ends, is left or is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+from launcher.cli.console import Screen
+from launcher.errors import StoppedByUser
+from launcher.node.parallel import uninterrupted
+from launcher.run.finish import Outcome
+from launcher.run.follow import Followed
+from launcher.run.locate import Attached
+from launcher.run.notify import Notice, Notify, send
+from launcher.run.state import RunState
+from launcher.run.stop import stop
+from launcher.run.supervise import supervise
+
+SECOND_CTRL_C = 2.0  # seconds in which another Ctrl-C stops the run instead of leaving it
+
+
+def show_until_end(
+    attached: Attached, shown: Sequence[Followed], screen: Screen, notify: Notify, *, resumed: bool
+) -> Outcome:
+    """Show a run until it ends, and how it ended. Raises KeyboardInterrupt: the run goes on then.
+
+    resumed: it was started before.
+    """
+    with screen.live():
+        outcome = supervise(attached, shown, screen.show, resumed=resumed)
+    screen.conclude(outcome)
+    why = "" if outcome.failure is None else f": {outcome.failure.node} {outcome.failure.what}"
+    state = outcome.state
+    for problem in send(notify, Notice(outcome.run, state.value, state.exit_code, f"{outcome.run} {state.value}{why}")):
+        screen.log(f"warning: no notice was given: {problem}")
+    return outcome
+
+
+def leave_or_stop(attached: Attached, screen: Screen) -> int | None:
+    """After the first Ctrl-C: leave the run going (None), unless a second one follows; then its exit code."""
+    record = attached.record
+    try:  # from the first line on: a person may press twice in a row
+        screen.finish()
+        screen.log(
+            f"left {record.run} running. Come back: launcher logs {record.run}   stop it: launcher down {record.run}"
+        )
+        screen.log(f"Ctrl-C again within {SECOND_CTRL_C:.0f} s stops it now")
+        time.sleep(SECOND_CTRL_C)
+    except KeyboardInterrupt:
+        screen.log(f"stopping {record.run}; its trainer may save a checkpoint first")
+        with contextlib.suppress(KeyboardInterrupt):
+            uninterrupted(lambda: stop(attached.fleet, record.run, into=record.paths.root))
+        record.finish({"run": record.run, "state": RunState.STOPPED.value, "exit_code": StoppedByUser.exit_code})
+        screen.log("stopped; nothing of it is left but the output folders")
+        return StoppedByUser.exit_code
+    return None

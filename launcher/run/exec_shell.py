@@ -1,0 +1,61 @@
+"""`exec` in a run's container, `shell` in one that is created for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import posixpath
+from collections.abc import Mapping, Sequence
+
+from launcher.errors import NodeUnfit
+from launcher.image.image_locations import Log
+from launcher.job.models import Job, NodeEntry
+from launcher.model import labels
+from launcher.model.container import ContainerState, Phase
+from launcher.node.connect import Fleet
+from launcher.node.engine import Engine
+from launcher.node.terminal import is_terminal
+from launcher.plan.containers import KIT
+from launcher.records.snapshot import Snapshot
+from launcher.records.store import NodeOfRun
+from launcher.run.temporary import temporary_run
+
+# What the container of a shell runs meanwhile. Its caller's death ends it: a guard sees to that on a node, the
+# caller's pid, $1, where it is a plain process of the same machine.
+_IDLE = 'trap "exit 0" TERM; while [ "$1" = 0 ] || kill -0 "$1" 2>/dev/null; do sleep 1; done'
+_SHELL = ("sh", "-c", "if command -v bash >/dev/null 2>&1; then exec bash; fi; exec sh")
+
+
+def execute(engine: Engine, node: NodeOfRun, state: ContainerState | None, argv: Sequence[str]) -> int:
+    """Run a command in the run's container on this node; its exit code. Raises NodeUnfit where none is running."""
+    if state is None or state.phase is not Phase.RUNNING:
+        raise NodeUnfit(
+            f"node {node.name}",
+            f"no container of the run is running there ({state.phase.value if state else 'removed'})",
+            "for a container of the same kind: launcher shell JOB",
+        )
+    process = state.labels.get(labels.RUNTIME) == "process"
+    kit = posixpath.join(node.output, ".node", node.name, "kit") if process else KIT
+    return engine.interact(state.id, _with_variables(kit, argv), terminal=is_terminal())
+
+
+def shell(job: Job, entry: NodeEntry, fleet: Fleet, code: Snapshot, secrets: Mapping[str, str], log: Log) -> int:
+    """A shell in a new container that is like the job's own on this node, removed when it ends; its exit code.
+
+    Its output folder stays only where something was written into it. Takes no GPU lock and no port: it is for looking
+    at things, also while a run goes on.
+    """
+    caller = os.getpid() if job.runtime == "process" else 0
+    alone = job.model_copy(update={"nodes": (entry,), "timeout": None})
+    facts = [dataclasses.replace(node, listening=()) for node in fleet.facts()]
+    idle = ("sh", "-c", _IDLE, "sh", str(caller))
+    with temporary_run("shell", alone, idle, fleet, facts, code, secrets, log) as plan:
+        container = plan.master.container
+        with fleet.engines[0].guard(container.name):
+            argv = _with_variables(container.layout.kit, _SHELL)
+            return fleet.engines[0].interact(container.name, argv, terminal=is_terminal())
+
+
+def _with_variables(kit: str, argv: Sequence[str]) -> tuple[str, ...]:
+    """The command behind the script that gives it the variables of the job's own processes."""
+    return ("sh", f"{kit}/within.sh", *argv)
