@@ -73,6 +73,7 @@ class NodeFacts:
     python: str = ""  # the interpreter that runs plain processes; empty for docker
     engine: EngineFacts | None = None  # None for plain processes
     # Limits that a probe showed the engine to grant, as `docker run --ulimit` takes them: memlock=-1, stack=67108864
+    ssh_port: int = 0  # of its sshd as the node itself sees it, which other nodes reach; 0 where ssh is not used
     ulimits: tuple[tuple[str, int], ...] = ()
     image: str = ""  # id of the job's image in this node's store, if known
 

@@ -6,6 +6,7 @@ What a runtime does not need is not loaded: plain processes need neither paramik
 from __future__ import annotations
 
 import getpass
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LOCAL = "local"
+_LOADING = threading.Lock()
 
 
 class Fleet:
@@ -109,11 +111,11 @@ def caller_engine() -> Iterator[DockerEngine | None]:
 
 def _local_docker(node: str) -> DockerEngine:
     """The engine of DOCKER_HOST or of the current docker context, else the usual socket."""
+    _load_docker()
     from launcher.node.docker.channel import dial_local
     from launcher.node.docker.engine import DockerEngine
 
-    machine = LocalMachine(node, getpass.getuser())
-    return DockerEngine(node, LOCAL, machine, partial(dial_local, node))
+    return DockerEngine(node, LOCAL, LocalMachine(node, getpass.getuser()), partial(dial_local, node))
 
 
 def _make_pool(hosts: Sequence[str], ssh_config: str | None, timeout: float) -> SshPool:
@@ -123,13 +125,15 @@ def _make_pool(hosts: Sequence[str], ssh_config: str | None, timeout: float) -> 
         resolver.begin(host)
     from launcher.node.ssh.connection import SshPool
 
-    in_background(_load_engine)
+    in_background(_load_docker)  # while the nodes shake hands
     return SshPool(ssh_config, timeout, resolver)
 
 
-def _load_engine() -> None:
-    """While the nodes shake hands."""
-    import launcher.node.docker.engine  # noqa: F401
+def _load_docker() -> None:
+    """In one thread at a time: docker-py's own modules import one another in circles, and a second thread would find
+    one of them half loaded. To be called before any import of node/docker here."""
+    with _LOADING:
+        import launcher.node.docker.engine  # noqa: F401
 
 
 def _open(node: str, host: str, runtime: str | None, pool: SshPool | None, ping: bool) -> list[Engine]:
@@ -147,7 +151,7 @@ def _open(node: str, host: str, runtime: str | None, pool: SshPool | None, ping:
 
         machine = SshMachine(node, host, pool)
         machine.begin(DIAL_STDIO)
-        # after that: their imports take a while
+        _load_docker()  # after that: it takes a while
         from launcher.node.docker.channel import dial_over_ssh
         from launcher.node.docker.engine import DockerEngine
 

@@ -92,7 +92,4 @@ class Engine(Protocol):
     def host_key(self) -> str | None:
         """The ssh host key that this node proved (base64); None where it is not reached over ssh."""
 
-    def ssh_port(self) -> int | None:
-        """The port its sshd listens on; None where it is not reached over ssh."""
-
     def close(self) -> None: ...

@@ -82,6 +82,7 @@ def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Lo
         listening=_listening(lines("tcp")),
         gpus=_gpus(lines("gpus")),
         infiniband="yes" in lines("infiniband"),
+        ssh_port=_integer((*_first(lines("ssh")).split(), "", "", "", "")[3], 0),
     )
     complete = "end" in sections and node.uid >= 0 and bool(node.home)
     return Look(node, _disk(lines("docker_disk"), 3), complete)

@@ -15,6 +15,8 @@ printf '%s\n' "$HOME"
 section host
 uname -n
 uname -m
+section ssh
+printf '%s\n' "$SSH_CONNECTION"
 section cpus
 nproc || getconf _NPROCESSORS_ONLN
 section memory

@@ -84,8 +84,6 @@ class Machine(Protocol):
 
     def host_key(self) -> str | None: ...
 
-    def ssh_port(self) -> int | None: ...
-
 
 def shell(script: str, *arguments: str) -> list[str]:
     """The argv of a POSIX shell script with its $1, $2, ..."""
@@ -214,7 +212,4 @@ class LocalMachine:
             return Reach.OPEN if proves(connection, expect, timeout) else Reach.OTHER
 
     def host_key(self) -> None:
-        return None
-
-    def ssh_port(self) -> None:
         return None

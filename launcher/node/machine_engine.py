@@ -30,6 +30,3 @@ class MachineEngine:
 
     def host_key(self) -> str | None:
         return self.machine.host_key()
-
-    def ssh_port(self) -> int | None:
-        return self.machine.ssh_port()

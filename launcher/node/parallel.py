@@ -69,8 +69,10 @@ class Future(Generic[T]):
 
     def __call__(self, timeout: float | None = None) -> T:
         """Raises TimeoutError after `timeout` seconds."""
-        if not self._done.wait(timeout):
-            raise TimeoutError("not done in time")
+        while not self._done.wait(1.0 if timeout is None else timeout):
+            if timeout is not None:
+                raise TimeoutError("not done in time")
+            # in slices: a signal just before a wait without a limit begins would only be noticed at its end
         if self._error is not None:
             raise self._error
         return self._result

@@ -169,7 +169,7 @@ def _ring(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -> Iter
     def try_next(place: int) -> Probe:
         engine, after = fleet.engines[place], (place + 1) % len(facts)
         target = fleet.engines[after]
-        port = target.ssh_port() or 0
+        port = facts[after].ssh_port
         reach = engine.reach(meeting.addresses[after], port, TIMEOUT, expect=target.host_key())
         return Probe(engine.node, target.node, meeting.addresses[after], port, reach)
 

@@ -29,7 +29,7 @@ def probe_master(fleet: Fleet, facts: Sequence[NodeFacts], port: int, address: s
     master, *others = fleet.engines
     if not others:
         return []
-    ssh_port = master.ssh_port()
+    ssh_port = facts[0].ssh_port
     provers = {engine.node for engine in others[:: -(-len(others) // PROVERS)]} if ssh_port else set()
     by_name = {node.name: node for node in facts}
     probes: list[Probe] = []
@@ -44,7 +44,7 @@ def probe_master(fleet: Fleet, facts: Sequence[NodeFacts], port: int, address: s
                 return engine.reach(ip, port, TIMEOUT)
             reached, proof = run_both(
                 lambda: engine.reach(ip, port, TIMEOUT),
-                lambda: engine.reach(ip, ssh_port or 0, TIMEOUT, expect=master.host_key()),
+                lambda: engine.reach(ip, ssh_port, TIMEOUT, expect=master.host_key()),
             )
             return proof if proof is Reach.OTHER else reached
 

@@ -15,7 +15,7 @@ from launcher.model.container import ContainerState, Layout, Phase
 from launcher.model.plan import NodePlan, Plan, RunId
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
-from launcher.node.parallel import uninterrupted
+from launcher.node.parallel import run_both, uninterrupted
 from launcher.records.snapshot import repack
 from launcher.run.gpu_lock import claim_gpus
 
@@ -51,8 +51,11 @@ def start(
             _copy_checkpoints(engine, planned, resume)
         ids[engine.node] = engine.create(spec)
         claim_gpus(engine, planned)
-        engine.put(ids[engine.node], archives[spec.layout, spec.user])
-        _check_image(plan, planned, engine.wait(ids[engine.node], 0))
+        container = ids[engine.node]
+        run_both(
+            lambda: engine.put(container, archives[spec.layout, spec.user]),
+            lambda: _check_image(plan, planned, engine.wait(container, 0)),
+        )
 
     try:
         uninterrupted(partial(fleet.each, create))

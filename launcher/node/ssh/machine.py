@@ -46,7 +46,6 @@ class SshMachine:
         self.ssh_config = pool.ssh_config
         self._connection: Connection = pool.connection(host)
         self._ahead: queue.SimpleQueue[tuple[str, Session]] = queue.SimpleQueue()
-        self._port: int | None = None
 
     @property
     def user(self) -> str:
@@ -76,7 +75,7 @@ class SshMachine:
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Done:
         """Raises NodeUnreachable, also for a connection lost while it ran: whether it ran to its end is not known."""
         deadline = time.monotonic() + timeout
-        stream = self._open(argv, timeout=min(timeout, _OPEN_TIMEOUT))
+        stream = self._open(argv, timeout=min(timeout, _OPEN_TIMEOUT), stdin=bool(stdin))
 
         def feed() -> None:
             stream.send(stdin)
@@ -85,10 +84,10 @@ class SshMachine:
         try:
             started, first = time.time(), 0.0
             stream.channel.settimeout(max(0.1, deadline - time.monotonic()))
-            if len(stdin) <= _SMALL:
-                feed()
-            else:
+            if len(stdin) > _SMALL:
                 in_background(feed)  # neither side may wait for the other
+            elif stdin:
+                feed()
             out, err = bytearray(), bytearray()
             while (found := stream.receive(max(0.0, deadline - time.monotonic()))) is not None:
                 out += found[0]
@@ -128,16 +127,12 @@ class SshMachine:
         """The key that the node has proven, base64 as in known_hosts."""
         return base64.b64encode(self._transport().get_remote_server_key().asbytes()).decode()
 
-    def ssh_port(self) -> int:
-        """As the node itself sees it: a forwarded port in the ssh config is not the one that its neighbours reach."""
-        if self._port is None:
-            words = self.run(["sh", "-c", "echo $SSH_CONNECTION"]).out.split()
-            told = len(words) == 4 and words[3].isdigit()
-            self._port = int(words[3]) if told else self._connection.target.port
-        return self._port
-
-    def _open(self, argv: Sequence[str], prepare: _Start | None = None, timeout: float = _OPEN_TIMEOUT) -> SshStream:
-        session = self._start(shlex.join(argv), prepare, timeout)
+    def _open(
+        self, argv: Sequence[str], prepare: _Start | None = None, timeout: float = _OPEN_TIMEOUT, *, stdin: bool = True
+    ) -> SshStream:
+        # Without stdin no end of it is sent: it could cross the end of a short command, which some servers refuse.
+        command = shlex.join(argv) if stdin else f"{shlex.join(argv)} </dev/null"
+        session = self._start(command, prepare, timeout)
         return SshStream(session, self.node, _words(argv), self._lost)
 
     def _start(self, command: str, prepare: _Start | None = None, timeout: float = _OPEN_TIMEOUT) -> Session:
