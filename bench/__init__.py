@@ -1,1 +1,1 @@
-"""Benchmarks: each measures ours side by side with what a user would do instead, prints ratios and writes JSON."""
+"""Benchmarks: each measures our code beside the alternative that a user would choose, prints ratios and writes JSON."""

@@ -1,12 +1,12 @@
-"""The same training as plain processes and in a container, in one run: images a second, ratio, where it comes from.
+"""The same training as plain processes and in a container, in one run: images per second, ratio, and its causes.
 
     python -m tests.bed up && python -m bench.container [--repeat 3] [--images 256] [--json FILE]
 
-Experiment 0 found the container slower than the host. Each line changes one thing: the decoder (a slim image has no
-compiler, so the fastest one cannot be built in it), shared memory (Docker's 64 MB instead of the host's), the CPUs that
-the container may use. `launcher up` runs them all, on this machine, with the same Python environment (mounted into the
-container), on ImageNet-sized JPEGs. They take turns; images per CPU-second of the trainer are what a busy machine blurs
-least.
+Experiment 0 found the container slower than the host. Each variant changes one thing: the decoder (a slim image has no
+compiler, so the fastest one cannot be built in it), shared memory (Docker's 64 MB instead of the host's), or the CPUs
+that the container may use. `launcher up` runs each variant on this machine, with the same Python environment (mounted
+into the container), on ImageNet-sized JPEGs. The variants alternate. Images per CPU-second of the trainer are the
+figure least affected by other load on the machine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOUNTED = "/bench"
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of the table: a runtime and what is changed in the job."""
+    """One line of the table: a runtime and changes to the job."""
 
     name: str
     docker: bool
@@ -61,13 +61,13 @@ class Result:
 
     images_per_s: float
     images_per_cpu_s: float  # of the whole training, validation included
-    data_wait: float  # mean share of the time
+    data_wait: float  # mean fraction of the time
     decoder: str
     torch: str
 
 
 def job(variant: Variant, data: Path, epochs: int) -> dict[str, Any]:
-    """The job file's content."""
+    """The content of the job file."""
     where = f"{MOUNTED}/data" if variant.docker else str(data)
     args = {"data": where, "arch": "smallcnn", "image_size": 64, "epochs": epochs, "batch_size": 32, "log_every": 2}
     args |= {"workers": 2, "lr": 0.01, "resume": "none", **variant.args}
@@ -87,7 +87,7 @@ def run(variant: Variant, data: Path, epochs: int) -> Result:
     """One training.
 
     Raises:
-        subprocess.CalledProcessError: it failed; its output was printed.
+        subprocess.CalledProcessError: the training failed; its output was printed.
     """
     with tempfile.TemporaryDirectory(prefix="bench-container-") as folder:
         path = Path(folder) / "job.yaml"
@@ -115,7 +115,7 @@ def _env() -> dict[str, str]:
 
 
 def _ratio(kind: str, ours: list[Result], host: list[Result]) -> str:
-    """Turn by turn, so that a slow phase of the machine hits both sides."""
+    """The median of the ratios of each turn, so that a slow phase of the machine affects both sides."""
     return f"{statistics.median(getattr(a, kind) / getattr(b, kind) for a, b in zip(ours, host, strict=True)):.2f}"
 
 

@@ -1,4 +1,4 @@
-"""What programs that are held against each other run in: the environment, the launcher, the test bed's nodes."""
+"""The surroundings of programs that are compared: environment variables, the launcher, the test bed's nodes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ LIMIT = 300.0
 
 
 def installed() -> dict[str, str]:
-    """This one, with byte code kept: what a rival has from its installation, we have from the first run."""
+    """This environment, with byte code cached as for installed tools, so that the launcher's second run has it too."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 @contextlib.contextmanager
 def bed_of(nodes: int) -> Iterator[Bed]:
-    """The test bed, for this process alone and with nothing on its nodes. Raises SystemExit where it is too small."""
+    """The test bed, locked for this process, with clean nodes. Raises SystemExit if it has too few nodes."""
     settings = Settings.from_environment()
     with cluster.locked(settings, "session"):
         bed = Bed.attach(settings)
@@ -47,7 +47,7 @@ def bed_of(nodes: int) -> Iterator[Bed]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What programs took. processor: seconds; memory: MiB, the most that one of them had."""
+    """Resources that programs used. wall, processor: seconds; memory: MiB, the largest process."""
 
     wall: float
     processor: float
@@ -55,9 +55,9 @@ class Cost:
 
 
 def wait_for(processes: Sequence[subprocess.Popen[Any]], began: float) -> Cost:
-    """Until all have ended, each with a `returncode`. began: by time.monotonic().
+    """Waits for all processes and sets their `returncode`. began: from time.monotonic().
 
-    memory is never less than this process's own: Linux counts a program as large as the one that started it.
+    memory is never less than this process's own: Linux counts a forked child's peak from its parent's size.
     """
     processor = memory = 0.0
     deadline = threading.Timer(LIMIT, lambda: [os.kill(process.pid, signal.SIGKILL) for process in processes])
@@ -72,7 +72,7 @@ def wait_for(processes: Sequence[subprocess.Popen[Any]], began: float) -> Cost:
 
 
 def ssh_to_all(ssh_config: Path, hosts: Sequence[str], command: str) -> Cost:
-    """One `ssh HOST COMMAND` a host, all at once, each with its output in a file. Raises RuntimeError."""
+    """One `ssh HOST COMMAND` per host, all at once, with output in files. Raises RuntimeError if one fails."""
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in hosts]
         argv = ["ssh", "-F", str(ssh_config), "-o", "BatchMode=yes"]
@@ -91,16 +91,16 @@ def ssh_to_all(ssh_config: Path, hosts: Sequence[str], command: str) -> Cost:
 
 @dataclass(frozen=True)
 class Caller:
-    """A user's folder, in which they type `launcher`, and their ssh config."""
+    """A user's working folder and ssh config."""
 
     folder: Path
     ssh_config: Path
-    variables: Mapping[str, str] = field(default_factory=dict)  # of their environment, besides ours
+    variables: Mapping[str, str] = field(default_factory=dict)  # added to the environment
 
     @classmethod
     @contextlib.contextmanager
     def at(cls, ssh_config: Path, **variables: str) -> Iterator[Caller]:
-        """In a folder of its own, which goes at the end."""
+        """With a temporary working folder, which is removed at the end."""
         with tempfile.TemporaryDirectory(prefix="bench-") as name:
             yield cls(Path(name), ssh_config, variables)
 
@@ -109,36 +109,36 @@ class Caller:
         return {**installed(), **self.variables, "LAUNCHER_SSH_CONFIG": str(self.ssh_config)}
 
     def job(self, name: str, nodes: Sequence[Any], run: Mapping[str, Any], **more: Any) -> str:
-        """The name of a job file, with its code in the same folder."""
+        """Writes a job file into the folder, which is also its code, and returns its name."""
         file = self.folder / f"{name}.yaml"
         found = {"name": name, "nodes": list(nodes), "image": {"ref": TRAIN_IMAGE}, "gpus": "none", "run": dict(run)}
         file.write_text(yaml.safe_dump({**found, **more}))
         return file.name
 
     def start(self, *arguments: str, **more: Any) -> subprocess.Popen[Any]:
-        """`launcher ARGUMENTS` in this folder."""
+        """Starts `launcher ARGUMENTS` in this folder."""
         return subprocess.Popen([LAUNCHER, *arguments], cwd=self.folder, env=self.environment, **more)
 
     def launcher(self, *arguments: str) -> Cost:
-        """`launcher ARGUMENTS` to its end. Raises RuntimeError with what it said where it fails."""
-        with tempfile.TemporaryFile("w+") as said:
+        """Runs `launcher ARGUMENTS`. Raises RuntimeError with its output if it fails."""
+        with tempfile.TemporaryFile("w+") as output:
             began = time.monotonic()
-            process = self.start(*arguments, stdout=said, stderr=said)
+            process = self.start(*arguments, stdout=output, stderr=output)
             cost = wait_for([process], began)
             if process.returncode:
-                said.seek(0)
-                words = said.read()[-4000:]
-                raise RuntimeError(f"launcher {' '.join(arguments)}: exit {process.returncode}\n{words}")
+                output.seek(0)
+                end = output.read()[-4000:]
+                raise RuntimeError(f"launcher {' '.join(arguments)}: exit {process.returncode}\n{end}")
         return cost
 
     def seconds_since_end(self) -> float:
-        """From the last end of a container of the only run here, as its engine told, until now; one clock for all."""
+        """Time since the last container of the only run here ended, as Docker reports; all nodes share one clock."""
         now = time.time()
         [result] = self.folder.glob("runs/*/result.json")
         return now - max(node["finished"] for node in json.loads(result.read_text())["nodes"])
 
     def down(self) -> None:
-        """The latest run's containers go, and its record."""
+        """Removes the latest run's containers and its record."""
         self.launcher("down")
         self.forget()
 

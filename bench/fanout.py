@@ -1,17 +1,17 @@
-"""From 2 to 256 nodes, what a user calls: start, the end of a run and `down`, beside ssh to all nodes at once.
+"""From 2 to 256 nodes: the start of a run, its end and `down`, as a user calls them, beside ssh to all nodes at once.
 
     pip install -e '.[bench]' && python -m bench.fanout [--nodes 2 16 64 128 256] [--repeat 3] [--json FILE]
 
-- start: `launcher up -d`, from the call to its return. Beside it: `ssh NODE docker run`.
-- end: an attached `launcher up`, from the end of the last container to its exit; by then it has the files of every node
-  (four, 20 kB). Beside it: `ssh NODE cat FILES`.
-- down: `launcher down` of a running job: containers stopped, files brought here, containers removed. Beside it:
+- start: `launcher up -d`, from the call to its return. Baseline: `ssh NODE docker run`.
+- end: an attached `launcher up`, from the end of the last container to its exit, files of every node (four, 20 kB)
+  collected. Baseline: `ssh NODE cat FILES`.
+- down: `launcher down` of a running job: containers stopped, files collected, containers removed. Baseline:
   `ssh NODE docker rm`.
 
-The nodes are pretended (bench/programs/fanout_nodes.py): an ssh server each, a round trip of 50 ms away, in processes
-of their own, whose processor time is not counted though it is taken from the same cores. The launcher does all that it
-does on real nodes; ssh's commands are answered at once, and only `cat` does anything. The two take turns; a ratio is
-the median of the turns' own ratios.
+The nodes are simulated (bench/programs/fanout_nodes.py): an ssh server each, a round trip of 50 ms away, in separate
+processes. Their CPU time is not counted, although it comes from the same cores. The launcher does everything that it
+does on real nodes; the baseline's commands are answered at once, and only `cat` does anything. The two alternate; a
+ratio is the median over turns.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from bench.environment import Caller, Cost, ssh_to_all
 from bench.programs.fanout_engine import IMAGE, SECONDS
 
 ROUND_TRIP_MS = 50
-PROCESSES = 4  # for the pretended nodes
+PROCESSES = 4  # for the simulated nodes
 START, END, DOWN = "start", "end", "down"
 ALL = "all three"
 COMMANDS = {START: f"docker run -d {IMAGE} true", END: "cat job", DOWN: "docker rm -f any"}
-RATIO_NODES, RATIO_TARGET = 128, 1.0  # of ssh, each of the three
+RATIO_NODES, RATIO_TARGET = 128, 1.0  # launcher / ssh, for each of the three
 WALL_NODES, WALL_TARGET = 64, 3.0  # seconds, end and down
 MEMORY_TARGET = 300.0  # MiB
-GROWTH_TARGET = 6.0  # times, from the fewest nodes to the most
+GROWTH_TARGET = 6.0  # factor from the fewest nodes to the most
 
 Turn = dict[str, Cost]  # by START, END, DOWN
 
@@ -49,7 +49,7 @@ Turn = dict[str, Cost]  # by START, END, DOWN
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.fanout", description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 16, 64, 128, 256])
-    parser.add_argument("--repeat", type=int, default=3, help="turns of each, after one of ours that is not counted")
+    parser.add_argument("--repeat", type=int, default=3, help="turns of each, after one launcher turn to warm up")
     parser.add_argument("--json", type=Path, metavar="FILE")
     call = parser.parse_args()
     machine = report.machine()
@@ -65,30 +65,30 @@ def main() -> int:
         results = [
             {
                 "nodes": count,
-                "way": way,
+                "method": method,
                 "turns": [{what: asdict(cost) for what, cost in turn.items()} for turn in turns],
             }
-            for count, ways in found.items()
-            for way, turns in ways.items()
+            for count, methods in found.items()
+            for method, turns in methods.items()
         ]
         report.write(call.json, {"machine": machine, "round_trip_ms": ROUND_TRIP_MS, "results": results})
     return 0
 
 
 def measure(count: int, repeat: int) -> dict[str, list[Turn]]:
-    """Both ways with so many nodes."""
+    """Both methods with `count` nodes."""
     found: dict[str, list[Turn]] = {"launcher": [], "ssh": []}
     hosts = [f"node{place + 1}" for place in range(count)]
     with (
-        pretended(count) as config,
+        simulated(count) as config,
         tempfile.TemporaryDirectory(prefix="bench-cache-") as cache,
         Caller.at(config, XDG_CACHE_HOME=cache) as caller,
     ):
-        ways = {"launcher": lambda: _launcher(caller, hosts), "ssh": lambda: _ssh(config, hosts)}
-        ways["launcher"]()  # what it remembers of engines and images it has then
+        methods = {"launcher": lambda: _launcher(caller, hosts), "ssh": lambda: _ssh(config, hosts)}
+        methods["launcher"]()  # fills its caches of engines and images
         for turn in range(repeat):
-            for name in sorted(ways, reverse=bool(turn % 2)):
-                costs = ways[name]()
+            for name in sorted(methods, reverse=bool(turn % 2)):
+                costs = methods[name]()
                 found[name].append(costs)
                 figures = "  ".join(f"{what} {cost.wall:.2f} s" for what, cost in costs.items())
                 print(f"{count:4} {name:8} {figures}", flush=True)
@@ -96,7 +96,7 @@ def measure(count: int, repeat: int) -> dict[str, list[Turn]]:
 
 
 def _launcher(caller: Caller, hosts: Sequence[str]) -> Turn:
-    # One address for all, as this machine has it: that the others reach the first node is tried as ever.
+    # All nodes have this machine's address. The launcher still tests that the others reach the first node.
     nodes = [{"host": host, "address": "127.0.0.1"} for host in hosts]
 
     def job(name: str, seconds: float) -> str:
@@ -105,12 +105,12 @@ def _launcher(caller: Caller, hosts: Sequence[str]) -> Turn:
 
     costs = {START: caller.launcher("up", "-d", job("bench-long", 3600)), DOWN: caller.launcher("down")}
     caller.forget()
-    whole = caller.launcher("up", job("bench-short", 3 + len(hosts) / 25))  # long enough for all of them to be followed
+    whole = caller.launcher("up", job("bench-short", 3 + len(hosts) / 25))  # long enough to follow all nodes
     costs[END] = Cost(caller.seconds_since_end(), whole.processor, whole.memory)
     [run] = caller.folder.glob("runs/*")
-    brought = len(list(run.glob("logs/*.log"))) - len(hosts)  # besides a log of every node: one of every rank
-    if brought != len(hosts):
-        raise RuntimeError(f"the files of {brought} nodes are here, not of {len(hosts)}")
+    rank_logs = len(list(run.glob("logs/*.log"))) - len(hosts)  # every node also has a log of its own
+    if rank_logs != len(hosts):
+        raise RuntimeError(f"collected the files of {rank_logs} nodes, not of {len(hosts)}")
     caller.down()
     return {what: costs[what] for what in COMMANDS}
 
@@ -120,8 +120,8 @@ def _ssh(config: Path, hosts: Sequence[str]) -> Turn:
 
 
 @contextlib.contextmanager
-def pretended(count: int) -> Iterator[Path]:
-    """So many nodes; an ssh config that knows them as node1, node2, ..."""
+def simulated(count: int) -> Iterator[Path]:
+    """Runs `count` simulated nodes and yields an ssh config that knows them as node1, node2, ..."""
     with tempfile.TemporaryDirectory(prefix="bench-nodes-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         (folder / "bin").mkdir()
@@ -131,7 +131,7 @@ def pretended(count: int) -> Iterator[Path]:
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
         ports: list[int] = []
         real: Counter[str] = Counter()
-        stack.callback(_tell, real)
+        stack.callback(_print_real, real)
         servers = min(PROCESSES, count)
         for place in range(servers):
             share = count // servers + (place < count % servers)
@@ -154,19 +154,19 @@ def pretended(count: int) -> Iterator[Path]:
 
 
 def _end(process: subprocess.Popen[str], real: Counter[str]) -> None:
-    """Close its stdin; it says which commands it ran for real."""
+    """Closes the process's stdin, upon which it prints the commands that it ran in a shell."""
     try:
-        said, _ = process.communicate(timeout=10)
-        real.update(json.loads(said))
+        output, _ = process.communicate(timeout=10)
+        real.update(json.loads(output))
     except (subprocess.TimeoutExpired, ValueError):
         process.kill()
         process.wait()
 
 
-def _tell(real: Counter[str]) -> None:
-    """What took processor time of this machine that on real nodes is the nodes' own."""
+def _print_real(real: Counter[str]) -> None:
+    """Prints the commands that used CPU time of this machine; on real nodes it would be the nodes' own."""
     for command, times in real.most_common():
-        print(f"     run by a shell {times} times: {command!r}", flush=True)
+        print(f"     run in a shell {times} times: {command!r}", flush=True)
 
 
 def _wall(turn: Turn, what: str) -> float:
@@ -181,32 +181,33 @@ def _memory(turns: Sequence[Turn]) -> float:
     return max(cost.memory for turn in turns for cost in turn.values())
 
 
-def _ratio(ways: dict[str, list[Turn]], what: str) -> float:
-    pairs = zip(ways["launcher"], ways["ssh"], strict=True)
+def _ratio(methods: dict[str, list[Turn]], what: str) -> float:
+    pairs = zip(methods["launcher"], methods["ssh"], strict=True)
     return statistics.median(_wall(ours, what) / _wall(theirs, what) for ours, theirs in pairs)
 
 
 def _rows(found: dict[int, dict[str, list[Turn]]]) -> list[tuple[str, ...]]:
     whats = (*COMMANDS, ALL)
-    rows = [("nodes", "way", *(f"{what} s" for what in whats), "min to max", "processor s", "MiB")]
-    for count, ways in found.items():
-        for way, turns in ways.items():
+    rows = [("nodes", "method", *(f"{what} s" for what in whats), "min to max", "CPU s", "MiB")]
+    for count, methods in found.items():
+        for method, turns in methods.items():
             walls = [_wall(turn, ALL) for turn in turns]
             processor = statistics.median(sum(cost.processor for cost in turn.values()) for turn in turns)
             spread = f"{min(walls):.2f} to {max(walls):.2f}"
-            memory = f"{_memory(turns):.0f}" if way == "launcher" else "-"
+            memory = f"{_memory(turns):.0f}" if method == "launcher" else "-"
             seconds = (f"{_median(turns, what):.2f}" for what in whats)
-            rows.append((str(count), way, *seconds, spread, f"{processor:.1f}", memory))
-        rows.append((str(count), "launcher / ssh", *(f"{_ratio(ways, what):.2f}" for what in whats), "", "", ""))
+            rows.append((str(count), method, *seconds, spread, f"{processor:.1f}", memory))
+        rows.append((str(count), "launcher / ssh", *(f"{_ratio(methods, what):.2f}" for what in whats), "", "", ""))
     return rows
 
 
 def _verdicts(found: dict[int, dict[str, list[Turn]]]) -> Iterator[str]:
-    for count, ways in found.items():
-        ours = ways["launcher"]
+    for count, methods in found.items():
+        ours = methods["launcher"]
         if count == RATIO_NODES:
             for what in COMMANDS:
-                yield f"{count} nodes: {what}, of ssh to all at once: {report.judged(_ratio(ways, what), RATIO_TARGET)}"
+                ratio = report.judged(_ratio(methods, what), RATIO_TARGET)
+                yield f"{count} nodes: {what}, ratio to ssh to all at once: {ratio}"
         if count == WALL_NODES:
             for what in (END, DOWN):
                 yield f"{count} nodes: {what}: {report.judged(_median(ours, what), WALL_TARGET, 's')}"

@@ -1,17 +1,17 @@
-"""Real nodes that are far away: start, a whole run, `down` and the end of a run, behind a delay of 25 ms each way.
+"""Real nodes behind a delay of 25 ms each way: start, a whole run, `down` and the end of a run.
 
     python -m tests.bed up -n 8 && python -m bench.far [--nodes 8] [--repeat 5] [--json FILE]
 
-The nodes of the test bed, an ssh round trip of 50 ms away (tests/bed/delay.py). Beside the launcher: `ssh NODE docker
-run` to all nodes at once, which sends no code, proves no image and collects nothing. What is measured:
+The nodes of the test bed, an ssh round trip of 50 ms away (tests/bed/delay.py). Baseline: `ssh NODE docker run` to all
+nodes at once, which sends no code, verifies no image and collects nothing. Measured are:
 
-- start: `launcher up -d` of a job that sleeps; by ssh `docker run -d` of the same program.
-- a whole run: an attached `launcher up` of a job that does nothing (`true`); by ssh `docker run --rm`.
-- down: `launcher down` of the job that sleeps; by ssh `docker rm -f`.
-- the end of a run: from its last container's end, as the engine tells, to the exit of an attached `up`. The nodes share
-  this machine's clock.
+- start: `launcher up -d` of a job that sleeps; baseline: `docker run -d` of the same program.
+- a whole run: an attached `launcher up` of a job that does nothing (`true`); baseline: `docker run --rm`.
+- down: `launcher down` of the job that sleeps; baseline: `docker rm -f`.
+- the end of a run: from the end of its last container, as Docker reports it, to the exit of an attached `up`. The nodes
+  share this machine's clock.
 
-Each with one node and with all. The two take turns.
+Each with one node and with all nodes. Launcher and baseline alternate.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from tests.bed.settings import TRAIN_IMAGE
 
 DELAY = 0.025  # seconds each way
 START, WHOLE, DOWN, END = "start", "whole run", "down", "end of a run"
-START_TARGET = 1.5  # of ssh, with all nodes
-WHOLE_FACTOR, WHOLE_EXTRA = 1.3, 1.0  # from one node to all: times what ssh's grows, plus seconds
-DOWN_TARGET = 1.0  # seconds more from one node to all
+START_TARGET = 1.5  # launcher / ssh, with all nodes
+WHOLE_FACTOR, WHOLE_EXTRA = 1.3, 1.0  # allowed growth from one node to all: factor on ssh's growth, plus seconds
+DOWN_TARGET = 1.0  # seconds, growth from one node to all
 END_TARGET = 0.6  # seconds, one node
 SLEEP = ["sleep", "600"]
-SHORT = ["sleep", "4"]  # longer than the launcher needs until it follows the run
+SHORT = ["sleep", "4"]  # long enough for the launcher to follow the run before it ends
 CONTAINER = "bench-far"
 OPTIONS = f"--name {CONTAINER} --network host --ipc host --init"
 
-Values = dict[tuple[str, str, int], list[float]]  # what, who, nodes: seconds
+Values = dict[tuple[str, str, int], list[float]]  # (what, method, nodes) -> seconds
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.far", description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=8)
-    parser.add_argument("--repeat", type=int, default=5, help="runs of each, after one that is not counted")
+    parser.add_argument("--repeat", type=int, default=5, help="runs of each, after one warm-up")
     parser.add_argument("--json", type=Path, metavar="FILE")
     call = parser.parse_args()
     machine = report.machine()
@@ -70,7 +70,7 @@ def main() -> int:
 
 
 class Far:
-    """The launcher and ssh on nodes far away. Each call cleans up after itself, uncounted."""
+    """The launcher and ssh on distant nodes. Each call cleans up after itself; that is not timed."""
 
     def __init__(self, bed: Bed, caller: Caller) -> None:
         self._nodes = [node.alias for node in bed.nodes]
@@ -123,10 +123,10 @@ def show(values: Values, most: int) -> None:
     start = statistics.median(ours / theirs for ours, theirs in pairs)
     allowed = WHOLE_FACTOR * growth(WHOLE, "ssh") + WHOLE_EXTRA
     print()
-    print(f"start with {most} nodes, of ssh to all at once: {report.judged(start, START_TARGET)}")
+    print(f"start with {most} nodes, ratio to ssh to all at once: {report.judged(start, START_TARGET)}")
     whole = report.judged(growth(WHOLE, "launcher"), allowed, "s")
-    words = f"{WHOLE_FACTOR:g} x {growth(WHOLE, 'ssh'):.2f} s of ssh + {WHOLE_EXTRA:g} s"
-    print(f"a whole run grows from 1 to {most} nodes by {whole} ({words})")
+    formula = f"{WHOLE_FACTOR:g} x {growth(WHOLE, 'ssh'):.2f} s of ssh + {WHOLE_EXTRA:g} s"
+    print(f"a whole run grows from 1 to {most} nodes by {whole} ({formula})")
     print(f"down grows from 1 to {most} nodes by {report.judged(growth(DOWN, 'launcher'), DOWN_TARGET, 's')}")
     print(f"the end of a run on one node: {report.judged(median(END, 'launcher', 1), END_TARGET, 's')}")
 

@@ -1,12 +1,12 @@
-"""An image to 2 and 4 nodes: ours beside `docker save | ssh | docker load`, one node after another, on the test bed.
+"""Getting an image to 2 and 4 nodes: ours beside `docker save | ssh | docker load` node by node, on the test bed.
 
     python -m bench.image_ship [--nodes 2 4] [--size 1.0] [--json FILE]
 
-The image is Debian and real files of this Python environment, 1 GB by default, in three layers. Both ways begin with
-nodes that have Debian only, end with the same image on every node, and take turns within one run. Then one more pip
-package is installed and shipped in both ways, and nothing is shipped once more. Bytes are what leaves this machine for
-a node. CPU seconds are those of the whole machine: the nodes share its cores, which real ones do not.
-It uses a bed of its own and leaves it up: LAUNCHER_BED_NAME=launcher-bench python -m tests.bed down.
+The image is Debian plus files of this Python environment, 1 GB by default, in three layers. Both methods start with
+nodes that have only Debian, end with the same image on every node, and alternate within one run. Then one more pip
+package is installed and shipped by both methods, and finally an image that is already there. Bytes are those that this
+machine sends to one node. CPU seconds are those of the whole machine: the nodes share its cores, unlike real nodes.
+It uses a separate bed and leaves it up: LAUNCHER_BED_NAME=launcher-bench python -m tests.bed down.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from tests.bed.settings import TRAIN_IMAGE, Settings
 FIRST, SECOND = "launcher-bench:first", "launcher-bench:second"
 LIMITS = {2: 0.75, 4: 0.6}
 DELTA_TIME, DELTA_BYTES = 0.1, 1.05
-PACKAGE = "rich"  # installed here, and what `pip install` would add
+PACKAGE = "rich"  # copied from this environment, as if by `pip install`
 
 
 def main() -> int:
-    """0 when every ratio is within its limit, 1 otherwise."""
+    """Returns 0 if every ratio is within its limit, else 1."""
     parser = argparse.ArgumentParser(prog="python -m bench.image_ship", description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4], choices=sorted(LIMITS))
     parser.add_argument("--size", type=float, default=1.0, help="GB of real files in the image")
@@ -47,7 +47,7 @@ def main() -> int:
     os.environ.setdefault("LAUNCHER_BED_NAME", "launcher-bench")
     settings = Settings.from_environment()
     with cluster.locked(settings, "session"), tempfile.TemporaryDirectory(prefix="launcher-bench-") as cache:
-        os.environ["XDG_CACHE_HOME"] = cache  # no link that was measured under another load
+        os.environ["XDG_CACHE_HOME"] = cache  # without link speeds that were measured under another load
         cluster.up(settings, max(call.nodes))
         bed = Bed.attach(settings)
         make_images(call.size)
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def make_images(gigabytes: float) -> None:
-    """FIRST: Debian with real files in three layers. SECOND: one pip package more."""
+    """FIRST: Debian with files in three layers. SECOND: one more pip package."""
     with tempfile.TemporaryDirectory(prefix="launcher-bench-", dir=Path.home()) as folder:
         root = Path(folder)
         lines = [f"FROM {TRAIN_IMAGE}"]
@@ -77,7 +77,7 @@ def make_images(gigabytes: float) -> None:
 
 
 def real_files(wanted: int, layers: int) -> list[list[Path]]:
-    """Files of this Python environment, as many bytes as wanted, spread over the layers; none fills half a layer."""
+    """Files of this Python environment, `wanted` bytes in total, spread over the layers; none fills half a layer."""
     found: list[list[Path]] = [[] for _ in range(layers)]
     taken = 0
     for path in sorted(Path(sys.prefix).rglob("*")):
@@ -98,7 +98,7 @@ def build(folder: Path, lines: Sequence[str], tag: str) -> None:
 
 
 def measure(bed: Bed, count: int) -> dict[str, Any]:
-    """Seconds, CPU seconds and bytes of both ways, on the first `count` nodes."""
+    """Seconds, CPU seconds and bytes of both methods, on the first `count` nodes."""
     nodes = bed.nodes[:count]
     hosts = [(node.alias, node.alias) for node in nodes]
     found: dict[str, Any] = {"nodes": count}
@@ -127,11 +127,11 @@ def measure(bed: Bed, count: int) -> dict[str, Any]:
 
 
 def print_nothing(line: str) -> None:
-    """Ours tells what it does; here the table does."""
+    """Discards the progress messages; the table shows the result."""
 
 
 def by_hand(bed: Bed, name: str, hosts: Sequence[tuple[str, str]]) -> int:
-    """What a user types, one node after another; bytes for one node."""
+    """What a user would type, one node after another; returns the bytes sent to one node."""
     sent = 0
     for _, host in hosts:
         command = f'docker save {name} | tee >(wc -c >&2) | ssh -F "{bed.ssh_config}" {host} docker load -q'
@@ -141,7 +141,7 @@ def by_hand(bed: Bed, name: str, hosts: Sequence[tuple[str, str]]) -> int:
 
 
 def timed(action: Callable[[], int]) -> dict[str, float]:
-    """Seconds and CPU seconds of an action that returns bytes."""
+    """Seconds and CPU seconds of an action that returns the number of bytes sent."""
     began, busy = time.monotonic(), cpu_seconds()
     sent = action()
     return {
@@ -158,14 +158,14 @@ def cpu_seconds() -> float:
 
 
 def clear(bed: Bed) -> None:
-    """Both images off every node."""
+    """Removes both images from every node."""
     for node in bed.nodes:
         bed.run(node, "docker", "image", "rm", "-f", SECOND, FIRST, check=False)
         bed.run(node, "docker", "image", "prune", "-f", check=False)
 
 
 def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row a comparison: what, nodes, by hand, ours, ratio, limit."""
+    """One row per comparison: what, nodes, by hand, ours, ratio, limit."""
     found = []
     for row in result["rounds"]:
         count = row["nodes"]
@@ -184,7 +184,7 @@ def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
         sent = row["delta_ours"]["bytes"] / row["changed_bytes"]
         found.append({"what": "bytes / changed layers", "nodes": count, "ratio": sent, "limit": DELTA_BYTES})
         each = row["nothing_ours"]["seconds"] / count
-        found.append({"what": "nothing to do, s a node", "nodes": count, "ratio": each, "limit": 1.0})
+        found.append({"what": "already there, s per node", "nodes": count, "ratio": each, "limit": 1.0})
     return found
 
 
@@ -193,7 +193,7 @@ def limit_kept(row: dict[str, Any]) -> bool:
 
 
 def show(result: dict[str, Any]) -> None:
-    print(f"{'':26}{'nodes':>6}{'by hand':>10}{'ours':>10}{'CPU s':>14}{'MB a node':>18}{'ratio':>8}{'limit':>7}")
+    print(f"{'':26}{'nodes':>6}{'by hand':>10}{'ours':>10}{'CPU s':>14}{'MB per node':>18}{'ratio':>8}{'limit':>7}")
     for row in rows(result):
         hand, mine = row.get("hand"), row.get("ours")
         shown = f"{row['what']:26}{row['nodes']:>6}"

@@ -2,15 +2,15 @@
 
     python -m tests.bed up -n 8 && python -m bench.launch [--nodes 2 8] [--repeat 15] [--json FILE]
 
-Both start the same program in the same image with the same mounts on the same nodes of the test bed; the image is there
-already and the code is sent along. The script (bench/programs/launch.sh) takes one node after the other. Two things
-are measured, each with calls of its own:
+Both start the same program in the same image with the same mounts on the same nodes of the test bed. The image is
+already there; the code is sent. The script (bench/programs/launch.sh) starts one node after another. Two times are
+measured, in separate runs:
 
 - until the last container runs: `launcher up -d` returns; the script's last `docker run -d` has returned. The program
-  is `sleep`: torch in the first containers would keep the processors busy that all nodes of the bed share.
-- until the first line: the program prints it when all ranks have met, so it needs every node.
+  is `sleep`, because torch in the first containers would load the CPUs that all nodes of the bed share.
+- until the first line: the program prints it after all ranks have joined, so it needs every node.
 
-The two take turns, and the order changes each time; a ratio is the median of the pairs' own ratios. Also: `launcher
+The two alternate, and the order changes each time; the ratio is the median over pairs. Also measured: `launcher
 --help`, and which modules `up` imports.
 """
 
@@ -37,7 +37,7 @@ RUNNING, FIRST_LINE = "last container runs", "first line"
 TARGETS = {(RUNNING, 2): 1.35, (RUNNING, 8): 0.6, (FIRST_LINE, 2): 1.08}  # ours / the script's
 HELP_TARGET = 0.3  # seconds
 SLEEP = "sleep 600"
-SURROUNDINGS: dict[str, Any] = {
+JOB_KEYS: dict[str, Any] = {
     "mounts": {"/opt/venv": "/opt/venv:ro"},
     "env": {"PYTHONPATH": SITE_PACKAGES_IN_NODE, "OMP_NUM_THREADS": "1"},
 }
@@ -46,7 +46,7 @@ SURROUNDINGS: dict[str, Any] = {
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.launch", description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 8])
-    parser.add_argument("--repeat", type=int, default=15, help="pairs of each, after one that is not counted")
+    parser.add_argument("--repeat", type=int, default=15, help="pairs of each, after one warm-up")
     parser.add_argument("--json", type=Path, help="write all values there")
     call = parser.parse_args()
     result: dict[str, Any] = {"machine": report.machine(), "results": []}
@@ -70,12 +70,12 @@ def main() -> int:
 def measure(
     what: str, nodes: int, ours: Callable[[], float], theirs: Callable[[], float], repeat: int
 ) -> dict[str, Any]:
-    """Seconds of both, taking turns."""
-    ways = [("launcher", ours), ("script", theirs)]
-    seconds: dict[str, list[float]] = {name: [] for name, _ in ways}
+    """Seconds of both, alternating."""
+    methods = [("launcher", ours), ("script", theirs)]
+    seconds: dict[str, list[float]] = {name: [] for name, _ in methods}
     for turn in range(repeat + 1):
-        for name, way in ways if turn % 2 else reversed(ways):
-            took = way()
+        for name, method in methods if turn % 2 else reversed(methods):
+            took = method()
             if turn:  # the first fills caches on both sides
                 seconds[name].append(took)
                 print(f"  {turn}/{repeat}  {nodes} nodes, {what}: {name:8} {took:6.2f} s", flush=True)
@@ -90,13 +90,13 @@ def measure(
 
 
 class Pair:
-    """What is measured on so many nodes. Each call cleans up after itself, uncounted."""
+    """Launcher and script on `nodes` nodes. Each call cleans up after itself; that is not timed."""
 
     def __init__(self, bed: Bed, caller: Caller, nodes: int) -> None:
         self._bed = bed
         self._caller = caller
         self._nodes = bed.nodes[:nodes]
-        self._first = f"met: {nodes} ranks"
+        self._first = f"joined: {nodes} ranks"
         self._scripts = 0
 
     def running(self) -> float:
@@ -124,7 +124,7 @@ class Pair:
         return took
 
     def _job(self, name: str, run: Mapping[str, Any]) -> str:
-        return self._caller.job(name, [node.alias for node in self._nodes], run, **SURROUNDINGS)
+        return self._caller.job(name, [node.alias for node in self._nodes], run, **JOB_KEYS)
 
     def _script(self, **more: str) -> tuple[list[str], dict[str, str]]:
         self._scripts += 1
@@ -141,7 +141,7 @@ class Pair:
             self._bed.ssh(node.alias, f"docker rm -f {self._name} >/dev/null; rm -rf job")
 
     def _until_first_line(self, argv: Sequence[str], environment: Mapping[str, str]) -> float:
-        """Seconds from the call to the line on stdout; then its end is awaited, uncounted. Raises RuntimeError."""
+        """Seconds from the call to the line on stdout; then waits for the program's end. Raises RuntimeError."""
         began, took = time.monotonic(), 0.0
         with tempfile.TemporaryFile("w+") as errors:
             process = subprocess.Popen(
@@ -165,7 +165,7 @@ def _help() -> float:
 
 
 def imported_by_up() -> list[str]:
-    """Modules of torch, torchvision, tensorboard or train that a whole `up` has imported by its end; [] is right."""
+    """Modules of torch, torchvision, tensorboard or train that a whole `up` imports; should be empty."""
     program = (
         "import sys\nfrom launcher.cli.main import app\n"
         "try:\n    app(['up', 'process.yaml'])\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
@@ -177,7 +177,7 @@ def imported_by_up() -> list[str]:
         job.write_text("name: imports\nruntime: process\nnodes: [local]\nrun: {command: ['true']}\n")
         done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"the run for its imports failed:\n{done.stderr}")
+        raise RuntimeError(f"the run that lists imports failed:\n{done.stderr}")
     return done.stdout.splitlines()[-1].split()
 
 

@@ -1,12 +1,12 @@
-"""Files to batches: images per CPU-second of our loader against what a user would write instead, in one run.
+"""Files to batches: images per CPU-second of our loader against what a user would use instead, in one run.
 
     python -m bench.loader [--images 256] [--rounds 9] [--json FILE]
 
-ImageNet-sized JPEGs (made here from two real photos), RandomResizedCrop to 224, batches of 64, two workers each. Every
-way has a process of its own and they take turns, a pass over the images each; a ratio is the median of the rounds' own
-ratios, so that what else the machine does meets both sides of it. A pass's CPU-seconds are all that the process and its
-workers have used since the end of its last one: what was read ahead is not forgotten. PSNR is of the same 32 crops
-against Pillow on the original files.
+ImageNet-sized JPEGs (made here from two photos), RandomResizedCrop to 224, batches of 64, two workers each. Every
+loader has its own process, and they take turns, one pass over the images each. The ratio is the median over rounds, so
+that other load on the machine affects both sides. The CPU-seconds of a pass are all that the process and its workers
+have used since the end of the previous pass, so read-ahead is included. PSNR compares the same 32 crops with Pillow's
+crops of the original files.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ import torch
 from PIL import Image
 
 from bench import report
-from bench.loader_ways import (
-    BARE,
+from bench.loader_variants import (
     CLASSIC,
     COMPILED,
     DALI,
     PACKED,
+    SIMPLEJPEG,
     TIMM,
+    TORCHVISION,
     UINT8,
-    WAYS,
-    WITHOUT,
+    VARIANTS,
     Box,
     Crop,
     Places,
@@ -45,11 +45,11 @@ from train.data import augment, pack, sampler
 from train.errors import TrainError
 
 SIZES = ((500, 375), (375, 500), (500, 333), (333, 500), (500, 500), (640, 480), (400, 300), (480, 360))
-CROPS = 32  # images whose PSNR is taken
+CROPS = 32  # images for PSNR
 TARGETS = (
     (COMPILED, CLASSIC, 3.5),
-    (WITHOUT, CLASSIC, 2.5),
-    (BARE, CLASSIC, 2.5),
+    (SIMPLEJPEG, CLASSIC, 2.5),
+    (TORCHVISION, CLASSIC, 2.5),
     (PACKED, CLASSIC, 7.0),
     (COMPILED, UINT8, 1.3),
     (COMPILED, TIMM, 1.3),
@@ -59,16 +59,16 @@ TARGETS = (
 
 @dataclass
 class Row:
-    """One way's rounds."""
+    """One loader and its results."""
 
     process: BaseProcess
     pipe: Connection
-    psnr: float | None = None  # dB; None: it decodes and resamples with Pillow itself
+    psnr: float | None = None  # dB; None: the loader itself decodes and resamples with Pillow
     per_cpu_s: list[float] = field(default_factory=list)  # images
 
 
 def make_images(folder: Path, count: int) -> None:
-    """`count` JPEGs, quality 95, three of four 4:2:0: crops of two photos, enlarged and shaded differently."""
+    """Writes `count` JPEGs of quality 95, three in four 4:2:0: resized crops of two photos, varied in brightness."""
     from sklearn.datasets import load_sample_images
 
     photos = [Image.fromarray(photo) for photo in load_sample_images().images]
@@ -88,7 +88,7 @@ def make_images(folder: Path, count: int) -> None:
 
 
 def cpu_seconds(workers: Sequence[int]) -> float:
-    """Of this process and of its live worker processes, to the nanosecond (getrusage of another one has 10 ms)."""
+    """CPU seconds of this process and its live workers, in nanosecond resolution (other sources have 10 ms)."""
     total = time.process_time()
     for pid in workers:
         for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"):
@@ -97,10 +97,10 @@ def cpu_seconds(workers: Sequence[int]) -> float:
 
 
 def serve(name: str, places: Places, pipe: Connection) -> None:
-    """A way's process: says first its PSNR or why it cannot run, then of each pass images and CPU-seconds."""
+    """A loader's process: sends its PSNR, or why it cannot run; then, for each pass, images and CPU-seconds."""
     torch.set_num_threads(1)
     try:
-        loaded = WAYS[name](places)
+        loaded = VARIANTS[name](places)
         pipe.send(psnr(places.files, loaded.crop) if loaded.crop else None)
     except (ImportError, TrainError) as error:
         pipe.send(f"{type(error).__name__}: {error}")
@@ -115,7 +115,7 @@ def serve(name: str, places: Places, pipe: Connection) -> None:
 
 
 def psnr(files: Sequence[Path], crop: Crop) -> float:
-    """Of the first files' random crops against Pillow's, all errors together, in dB."""
+    """PSNR in dB of the first files' random crops against Pillow's, from the mean error of all of them."""
     errors = []
     for index, path in enumerate(files[:CROPS]):
         numbers = sampler.uniforms(0, 0, np.array([index]), augment.NUMBERS)[0].tolist()
@@ -127,16 +127,16 @@ def psnr(files: Sequence[Path], crop: Crop) -> float:
 
 
 def begin(places: Places) -> dict[str, Row]:
-    """Every way that can run here, ready; says what cannot, and why."""
+    """Starts every loader that can run here; prints which cannot, and why."""
     spawn, rows = multiprocessing.get_context("spawn"), {}
-    for name in WAYS:
+    for name in VARIANTS:
         here, there = spawn.Pipe()
         process = spawn.Process(target=serve, args=(name, places, there))
         process.start()
         there.close()
         answer = here.recv()
         if isinstance(answer, str):
-            print(f"left out {name}: {answer}")
+            print(f"skipped {name}: {answer}")
             process.join()
         else:
             rows[name] = Row(process, here, answer)
@@ -144,7 +144,7 @@ def begin(places: Places) -> dict[str, Row]:
 
 
 def race(rows: Sequence[Row], rounds: int) -> None:
-    """Turn by turn, beginning with another one each round; the first round is not counted."""
+    """One pass of each loader per round, starting with a different one each round; the first round is a warm-up."""
     for turn in range(rounds + 1):
         first = turn * len(rows) // (rounds + 1)
         for row in [*rows[first:], *rows[:first]]:
@@ -155,7 +155,7 @@ def race(rows: Sequence[Row], rounds: int) -> None:
 
 
 def ratios(row: Row, base: Row) -> list[float]:
-    """Of images per CPU-second, round by round."""
+    """Ratios of images per CPU-second, one per round."""
     return [ours / theirs for ours, theirs in zip(row.per_cpu_s, base.per_cpu_s, strict=True)]
 
 

@@ -1,10 +1,10 @@
-"""Every parallel method on the same images at the same global batch, side by side on this machine: one table.
+"""Every parallel method on the same images at the same global batch, on this machine, in one table.
 
     python -m bench.parallel [--arch A] [--batch B] [--epochs E] [--repeats R] [--json FILE]
 
-`single` is what the others are measured against. On CPU all processes share the cores, so a speed-up shows cost, not
-gain: what a method adds to the same work. Methods take turns, so that a slow phase of the machine hits all alike.
-dual_batch works at its own batches: --batch is what its workers' batches add up to.
+`single` is the baseline. On CPU all processes share the cores, so the speed-up shows the overhead that a method adds to
+the same work, not a gain. Methods alternate, so that a slow phase of the machine affects all of them. For dual_batch,
+--batch is the sum of its workers' batches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from launcher.records.compare import cells, compare
 from launcher.records.measured import Measured, measure
 
 LIMIT = 540.0  # seconds for one run
-# name -> processes, and options that go with a global batch of {batch}; {half} and {quarter} of it
+# name -> processes, and options for a global batch of {batch}; {half} is half of it
 METHODS: dict[str, tuple[int, str]] = {
     "single": (1, "--batch-size {batch}"),
     "dp": (1, "--parallel dp --replicas 2 --batch-size {batch}"),
@@ -38,10 +38,10 @@ METHODS: dict[str, tuple[int, str]] = {
 
 
 def run(name: str, arch: str, batch: int, epochs: int, data: str) -> Measured:
-    """One training by that method; its steady rate.
+    """One training with that method; returns its measurements.
 
     Raises:
-        subprocess.CalledProcessError: it failed; its output was printed.
+        subprocess.CalledProcessError: the training failed; its output was printed.
     """
     processes, options = METHODS[name]
     output = tempfile.mkdtemp(prefix="bench-parallel-")
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def _median(found: list[Measured]) -> Measured:
-    """The run whose rate is the median's nearest."""
+    """The run whose rate is nearest to the median."""
     middle = statistics.median(one.images_per_s for one in found)
     return min(found, key=lambda one: abs(one.images_per_s - middle))
 

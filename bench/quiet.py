@@ -1,10 +1,10 @@
-"""What it costs to follow a run that says nothing: processor time of the launcher's machine, a minute.
+"""The cost of following a quiet run: CPU time per minute on the launcher's machine.
 
     python -m tests.bed up -n 8 && python -m bench.quiet [--nodes 8] [--seconds 120] [--json FILE]
 
 A job that sleeps runs on real nodes of the test bed while an attached `launcher up` follows it, once with its output
-in a pipe and once in a terminal, where it shows live progress. Counted are the launcher's own process and all that it
-started, from `--settle` seconds after the start on. The nodes share this machine, but what they do is not counted.
+in a pipe and once in a terminal, where it shows live progress. Measured are the launcher's process and all processes it
+started, beginning `--settle` seconds after the start. The nodes run on this machine too, but are not measured.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from typing import Any
 from bench import report
 from bench.environment import LIMIT, Caller, bed_of
 
-TARGET = 1.0  # processor seconds a minute
+TARGET = 1.0  # CPU seconds per minute
 COLUMNS, LINES = 120, 40
-STARTED = 60.0  # seconds until every container surely runs
+STARTED = 60.0  # seconds within which every container must run
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.quiet", description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=120.0, help="how long each way is watched")
-    parser.add_argument("--settle", type=float, default=10.0, help="seconds from the start until counting begins")
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long each kind of output is measured")
+    parser.add_argument("--settle", type=float, default=10.0, help="seconds from the start until measuring begins")
     parser.add_argument("--json", type=Path, metavar="FILE")
     call = parser.parse_args()
     found: dict[str, Any] = {"machine": report.machine(), "nodes": call.nodes, "seconds": call.seconds, "results": {}}
@@ -46,35 +46,35 @@ def main() -> int:
         job = caller.job(
             "bench-quiet", [node.alias for node in bed.nodes[: call.nodes]], {"command": ["sleep", str(asleep)]}
         )
-        for way, following in (("pipe", in_pipe), ("terminal", in_terminal)):
+        for output, following in (("pipe", in_pipe), ("terminal", in_terminal)):
             with following(caller, job) as process:
                 _wait_until_started(caller, process)
                 time.sleep(call.settle)
-                found["results"][way] = watch(process, call.seconds)
+                found["results"][output] = measure(process, call.seconds)
             caller.down()
-    rows = [("output goes to a", "processor s a minute", "user", "system", "target")]
-    for way, value in found["results"].items():
+    rows = [("output goes to a", "CPU s per minute", "user", "system", "target")]
+    for output, value in found["results"].items():
         figures = (f"{value[key]:.2f}" for key in ("total", "user", "system"))
-        rows.append((way, *figures, report.judged(value["total"], TARGET, "s a minute")))
+        rows.append((output, *figures, report.judged(value["total"], TARGET, "s per minute")))
     print(report.table(rows))
     if call.json:
         report.write(call.json, found)
     return 0
 
 
-def watch(process: subprocess.Popen[bytes], seconds: float) -> dict[str, float]:
-    """Processor seconds a minute that the process and all of its session take. Raises RuntimeError if it ends."""
+def measure(process: subprocess.Popen[bytes], seconds: float) -> dict[str, float]:
+    """CPU seconds per minute of the process and its whole session. Raises RuntimeError if it ends."""
     before, began = _processor_time(process.pid), time.monotonic()
     time.sleep(seconds)
     after, took = _processor_time(process.pid), time.monotonic() - began
     if process.poll() is not None:
-        raise RuntimeError(f"launcher up ended while it was watched: exit {process.returncode}")
+        raise RuntimeError(f"launcher up ended during the measurement: exit {process.returncode}")
     user, system = ((b - a) * 60 / took for a, b in zip(before, after, strict=True))
     return {"total": user + system, "user": user, "system": system}
 
 
 def _processor_time(session: int) -> tuple[float, float]:
-    """User and system seconds of every process of a session, those included that have ended and were waited for."""
+    """User and system seconds of all processes of a session, including children that ended and were waited for."""
     user = system = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
@@ -96,7 +96,7 @@ def _wait_until_started(caller: Caller, process: subprocess.Popen[bytes]) -> Non
 
 @contextlib.contextmanager
 def in_pipe(caller: Caller, job: str) -> Iterator[subprocess.Popen[bytes]]:
-    """An attached `up` whose output nobody sees."""
+    """An attached `up` whose output is discarded."""
     process = caller.start(
         *("up", job), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -109,15 +109,15 @@ def in_pipe(caller: Caller, job: str) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextlib.contextmanager
 def in_terminal(caller: Caller, job: str) -> Iterator[subprocess.Popen[bytes]]:
-    """An attached `up` before a terminal of the usual size, which is read as a terminal's program does."""
-    ours, its = pty.openpty()
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-    process = caller.start("up", job, stdin=its, stdout=its, stderr=its, start_new_session=True)
-    os.close(its)
+    """An attached `up` in a pseudo-terminal of the usual size, whose output is read and discarded."""
+    master, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+    process = caller.start("up", job, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
+    os.close(terminal)
 
     def read() -> None:
-        with contextlib.suppress(OSError):  # EIO: the last one who had it open has ended
-            while os.read(ours, 1 << 16):
+        with contextlib.suppress(OSError):  # EIO: the last process that had the terminal open has ended
+            while os.read(master, 1 << 16):
                 pass
 
     reader = threading.Thread(target=read, daemon=True)
@@ -127,11 +127,11 @@ def in_terminal(caller: Caller, job: str) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         _leave(process)
         reader.join(5)
-        os.close(ours)
+        os.close(master)
 
 
 def _leave(process: subprocess.Popen[bytes]) -> None:
-    """One Ctrl-C: the run goes on, `down` ends it."""
+    """Sends one Ctrl-C, which detaches; `down` then ends the run."""
     process.send_signal(signal.SIGINT)
     try:
         process.wait(LIMIT)

@@ -1,4 +1,4 @@
-"""What every benchmark reports: the machine it ran on, medians with all values behind them, a table, a JSON file."""
+"""Reporting shared by all benchmarks: the machine, medians with all their values, a table, a JSON file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def machine() -> dict[str, Any]:
-    """Where the figures come from; load is the 1-minute average, which says whether others were at work."""
+    """The machine that the figures come from; load is the 1-minute average, which shows whether it was busy."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -30,7 +30,7 @@ def machine() -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """Empty where there is no git, as in a container."""
+    """Empty if git is not installed, as in a container."""
     if not shutil.which("git"):
         return ""
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
@@ -45,7 +45,7 @@ def _cpu() -> str:
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
-    """Median, extremes and every value, in the order in which they were taken."""
+    """Median, extremes and all values in the order of measurement."""
     return {
         "median": round(statistics.median(values), 3),
         "min": round(min(values), 3),
@@ -55,14 +55,14 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they must be; the first row is the head."""
+    """Plain text with aligned columns; the first row is the header."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
 def judged(value: float, target: float, unit: str = "") -> str:
-    """The figure, its target (an upper bound), and whether it holds."""
+    """The figure, its target (an upper bound), and whether it was met."""
     unit = unit and f" {unit}"
     return f"{value:.2f}{unit}, target <= {round(target, 2):g}{unit}: {'met' if value <= target else 'NOT MET'}"
 

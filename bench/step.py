@@ -1,12 +1,11 @@
-"""What our loop costs over the least that PyTorch needs: images/s of both, same model, batch and precision, in one run.
+"""Overhead of our training loop over a minimal PyTorch loop: images/s of both, same model, batch and precision.
 
     python -m bench.step [--arch resnet50] [--batch-size 256] [--steps 20] [--rounds 5] [--json FILE]
 
 The bare loop has no loader, schedule, metrics or checks: a fixed batch on the device, forward, backward, SGD. Ours is
-the trainer's own step with its repeated batch (what --headspace trains on), with normalisation, metrics, schedule and
-the stop flag. The two take turns, each round in another order, and the ratio is the median of the rounds' own ratios,
-of wall time and of processor time (which others on the machine disturb less). On a GPU, the published ResNet-50 figures
-stand beside.
+the trainer's step on a repeated batch (as with --headspace), with normalisation, metrics, schedule and the stop flag.
+The two alternate, with the order changing each round. The ratio is the median over rounds, of wall time and of CPU time
+(which other load on the machine affects less). On a GPU the published ResNet-50 figures are printed too.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ PUBLISHED = (  # images/s of one GPU, ResNet-50 at 224 px, mixed precision
 )
 
 
-TARGET = 0.99  # ours to bare, images/s
+TARGET = 0.99  # ours / bare, images/s
 
 
 def bare_loop(config: Config, world: World) -> Callable[[int], None]:
-    """`steps` -> runs that many steps of the least there is."""
+    """A function that runs the given number of minimal steps."""
     precision, device = choose_precision(config, world.device), world.device
     model = precision.cast(seeded_model(config.arch, 1000, 0), device).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)
@@ -65,11 +64,11 @@ def bare_loop(config: Config, world: World) -> Callable[[int], None]:
 
 
 def our_loop(run: Run, stop: StopSignal) -> Callable[[int], None]:
-    """`steps` -> runs that many steps as `train.loop` does, down to the line every ten steps."""
+    """A function that runs the given number of steps as `train.loop` does, including the line every ten steps."""
     from train.loop import requests
 
     run.model.train()
-    # one epoch for all turns: the order of its 1.28 million images is drawn up once, as in training
+    # one epoch for all turns: its 1.28 million images are shuffled once, as in training
     batches = run.train_loader.batches(requests(run), 0)
     numbers = count()
 
@@ -88,7 +87,7 @@ def our_loop(run: Run, stop: StopSignal) -> Callable[[int], None]:
 
 
 def timed(loop: Callable[[int], None], steps: int, device: torch.device) -> tuple[float, float]:
-    """Wall and processor seconds of `steps` steps, the device's queue included."""
+    """Wall and CPU seconds of `steps` steps, including work queued on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     begin, used = time.perf_counter(), time.process_time()
@@ -99,7 +98,7 @@ def timed(loop: Callable[[int], None], steps: int, device: torch.device) -> tupl
 
 
 def compare(config: Config, steps: int, rounds: int) -> dict[str, Any]:
-    """Both loops, turn by turn: images/s of wall and of processor time, and their ratios round by round."""
+    """Both loops, alternating: images/s by wall and by CPU time, and their ratios per round."""
     world = start(config)
     run = prepare(config, world)
     loops = {"bare": bare_loop(config, world), "ours": our_loop(run, StopSignal(world))}
@@ -116,7 +115,7 @@ def compare(config: Config, steps: int, rounds: int) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
         "amp": run.precision.name,
     }
-    for index, kind in enumerate(("wall", "processor")):
+    for index, kind in enumerate(("wall time", "CPU time")):
         rates = {name: [images / took[index] for took in values] for name, values in seconds.items()}
         ratio = [ours / bare for ours, bare in zip(rates["ours"], rates["bare"], strict=True)]
         result[kind] = {name: report.summary(values) for name, values in [*rates.items(), ("ratio", ratio)]}
@@ -130,7 +129,7 @@ def main() -> None:
     parser.add_argument("--arch", default="resnet50")
     parser.add_argument("--batch-size", type=int, default=256 if gpu else 8)
     parser.add_argument("--image-size", type=int, default=224)
-    parser.add_argument("--steps", type=int, default=20 if gpu else 1, help="a turn")
+    parser.add_argument("--steps", type=int, default=20 if gpu else 1, help="per turn")
     parser.add_argument("--rounds", type=int, default=5 if gpu else 15)
     parser.add_argument("--amp", default="auto")
     parser.add_argument("--data", default="synthetic", help="with a data set, ours trains on one repeated batch of it")
@@ -147,11 +146,11 @@ def main() -> None:
         f"{options.rounds} turns of {options.steps} steps, load {head['load']}"
     )
     rows = [["images/s", "bare loop", "ours", "ratio", "min", "max"]]
-    for kind in ("wall", "processor"):
+    for kind in ("wall time", "CPU time"):
         found = result[kind]
         spread = [f"{found['ratio'][key]:.3f}" for key in ("median", "min", "max")]
         rows.append([kind, f"{found['bare']['median']:.2f}", f"{found['ours']['median']:.2f}", *spread])
-    met = result["wall"]["ratio"]["median"] >= TARGET
+    met = result["wall time"]["ratio"]["median"] >= TARGET
     print(f"{report.table(rows)}\ntarget >= {TARGET}: {'met' if met else 'NOT MET'}")
     if gpu:
         for name, rate, source in PUBLISHED:

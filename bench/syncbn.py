@@ -1,11 +1,11 @@
-"""Experiment 3's table: synchronised batch norm over channels x batch, time and memory of a process.
+"""Experiment 3's table: synchronised batch norm over channels x batch, time and memory per process.
 
     python -m torch.distributed.run --standalone --nproc-per-node 2 -m bench.syncbn [--json FILE]
     launcher up jobs/e3_grid_bed.yaml
 
-Forward and `outputs.sum().backward()` of one layer, warm: starting processes is not in the figure. Variants take turns.
-custom: train/syncbn.py over all ranks. On GPUs it stands beside library (torch's); on CPU, where that does not work, by
-whole: torch's plain batch norm of all ranks' batches in one process, the same result without communication.
+Forward and `outputs.sum().backward()` of one warmed-up layer; starting processes is not included. Variants alternate.
+custom: train/syncbn.py over all ranks. On GPUs it is compared with library (torch's); on CPU, where that does not work,
+with whole: torch's plain batch norm of all ranks' batches in one process, the same result without communication.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ def step(layer: Layer, x: Tensor, cuda: bool) -> float:
 
 
 def memory(layer: Layer, x: Tensor, cuda: bool) -> float:
-    """MiB that a forward and backward take beside their input: the peak, in this process."""
+    """Peak MiB that forward and backward need in addition to their input, in this process."""
     x.grad = None
     if cuda:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         step(layer, x, cuda)
         return (torch.cuda.max_memory_allocated() - before) / 2**20
-    ctypes.CDLL(None).malloc_trim(0)  # what earlier cells freed goes back, or it would be taken for nothing
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
+    ctypes.CDLL(None).malloc_trim(0)  # return memory freed by earlier cells, or its reuse would not be counted
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak: proc(5)
     before = _status("VmRSS")
     step(layer, x, cuda)
     return max(_status("VmHWM") - before, 0) / 2**10
@@ -65,7 +65,7 @@ def _status(name: str) -> int:
 
 
 def cell(world: World, channels: int, batch: int, side: int, repeats: int) -> dict[str, Any]:
-    """Both variants at one size; medians over the steps, and over ranks the slowest and the largest."""
+    """Both variants at one size: medians over steps, maxima over ranks."""
     cuda = world.device.type == "cuda"
     torch.manual_seed(world.rank)
     mine = torch.randn(batch, channels, side, side, device=world.device, requires_grad=True)
@@ -100,7 +100,7 @@ def cell(world: World, channels: int, batch: int, side: int, repeats: int) -> di
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--channels", type=int, nargs="+", default=CHANNELS)
-    options.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="of a process")
+    options.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="per process")
     options.add_argument("--side", type=int, default=8)
     options.add_argument("--repeats", type=int, default=15)
     output = os.environ.get("LAUNCHER_OUTPUT", "")
@@ -127,7 +127,7 @@ def main() -> None:
                 f"{ours['mib'] * 1024 / size:.2f}",
             )
         )
-    print(f"{world.size} processes, images of {given.side}x{given.side}, {other} beside custom")
+    print(f"{world.size} processes, images of {given.side}x{given.side}, custom against {other}")
     print(table(rows), flush=True)
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)

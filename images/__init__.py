@@ -1,1 +1,1 @@
-"""What is built into images and what runs inside them: Dockerfile, probe, version tables. Data, not code."""
+"""The files that images are built from and checked with: Dockerfile, probe, version tables. Data, not code."""

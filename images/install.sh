@@ -2,7 +2,7 @@
 # One step of images/Dockerfile:
 #   install.sh torchvision keep | wheel VERSION [cpu|cuNNN] | source VERSION [FOLDER]
 #   install.sh packages FILE
-# torch is never replaced: its build is read before and after, and a step that changed it fails.
+# torch is never replaced: its build is read before and after, and a step that changes it fails.
 set -eu
 
 say() { echo "launcher: $*"; }
@@ -17,7 +17,7 @@ for name in PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_TRUSTED_HOST; do
 done
 if [ -f /opt/launcher/ca.crt ]; then export PIP_CERT=/opt/launcher/ca.crt; fi
 
-# torch's own words about its build, read without importing it: version and git commit.
+# The version and git commit of the installed torch, read without importing it.
 torch_build() {
   "$python" -c '
 import importlib.util, os, re
@@ -27,7 +27,7 @@ if spec is not None and spec.origin:
     print(" ".join(re.findall(r"^(?:__version__|git_version)\b[^=\n]*=\s*(\S+)", text, re.M)))'
 }
 
-# The version as pip knows it, which may be spelled unlike torch.__version__: nv25.1 for nv25.01.
+# The version as pip reports it, which may be spelled differently from torch.__version__: nv25.1 for nv25.01.
 pip_version() { "$python" -m pip show "$1" 2>/dev/null | sed -n 's/^Version: //p'; }
 
 torchvision_wheel() { # VERSION VARIANT
@@ -51,8 +51,8 @@ torchvision_source() { # VERSION FOLDER
   PIP_CONSTRAINT='' "$python" -m pip uninstall -y torchvision || say "no torchvision that pip could remove"
   cuda=0
   if command -v nvcc >/dev/null; then cuda=1; fi
-  # PYTORCH_VERSION: NVIDIA's value lacks the suffix of the installed build, and setup.py would demand just that.
-  # FORCE_CUDA: no GPU is visible in a build. No isolation: setup.py must see this image's torch.
+  # PYTORCH_VERSION is unset: NVIDIA's value lacks the suffix of the installed build, so setup.py would require another torch.
+  # FORCE_CUDA: no GPU is visible in a build. No build isolation: setup.py must see this image's torch.
   (cd "$source" && env -u PYTORCH_VERSION PIP_CONSTRAINT='' FORCE_CUDA=$cuda BUILD_VERSION="$1" MAX_JOBS="${MAX_JOBS:-8}" \
     "$python" -m pip install --no-deps --no-build-isolation -v .)
   [ -n "$2" ] || rm -rf "$source"
@@ -60,7 +60,7 @@ torchvision_source() { # VERSION FOLDER
 
 packages() { # FILE
   grep -qv '^[[:space:]]*\(#.*\)\{0,1\}$' "$1" || { say "no extra packages"; return; }
-  # The base's own constraints, if it has any, less its lines about torch and torchvision, which are pinned as they are now.
+  # The base's own constraints, if any, without its lines for torch and torchvision, which are pinned to what is installed.
   constraints=$(mktemp)
   if [ -n "${PIP_CONSTRAINT:-}" ] && [ -f "$PIP_CONSTRAINT" ]; then
     grep -v -i -E '^[[:space:]]*(torch|torchvision)[[:space:]]*(@|[=<>!~])' "$PIP_CONSTRAINT" >"$constraints" || true
@@ -84,4 +84,4 @@ case "$step ${1:-}" in
   *) fail "unknown step: $step $*" ;;
 esac
 after=$(torch_build)
-[ -z "$before" ] || [ "$before" = "$after" ] || fail "torch was replaced: it was $before, it is $after now"
+[ -z "$before" ] || [ "$before" = "$after" ] || fail "torch was replaced: it was $before, now it is $after"

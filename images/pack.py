@@ -1,24 +1,25 @@
-# Python 3.6 reads this.
+# Must run under Python 3.6.
 # ruff: noqa: B904, PTH112, PTH118, PTH123, PTH208, UP031
-"""Writes an image as an archive for `docker load`: only the layers asked for, at once and as they lie.
+"""Writes an image as an archive for `docker load`: only the requested layers, straight from the engine's store.
 
     python3 pack.py DOCKER_ROOT IMAGE_ID KNOWN CHUNK
     python3 pack.py DOCKER_ROOT IMAGE_ID serve TOKEN_FILE
 
 `docker save` first copies a whole image to disk, then sends it. This reads what the engine's classic store keeps of
-each layer: its files, and the rest of its tar byte for byte (tar-split). KNOWN layers, from the base up, are left out
-unless they come again. Nothing needs to be trusted: the engine that loads the archive checks every layer's digest.
-CHUNK: bytes after which the archive ends and another one follows, that goes on with the next layer: each but the last
-is an image of the layers so far, labelled PARTIAL, so that a node that was cut off keeps what it has.
-serve: prints `PORT n` and writes one archive to every client that knows the token: layers from KNOWN on, about CHUNK
-bytes of them. It greets a client with a digest of the token, so that each side has a proof of the other:
+each layer: its files, and the rest of its tar byte for byte (tar-split).
+
+KNOWN: how many layers, from the base up, the receiver has; they are left out, unless a later layer is identical.
+CHUNK: bytes after which the archive ends and another one follows with the next layers. Each archive but the last
+is an image of the layers so far, labelled PARTIAL, so that a node whose connection is lost keeps what it has.
+serve: prints `PORT n` and writes one archive to every client that knows the token: the layers after the first KNOWN,
+about CHUNK bytes of them. The server first sends a digest of the token, so that each side has proven itself:
 
     < sha256 of "launcher TOKEN"
     > TOKEN KNOWN CHUNK
     < the archive
 
-Needs root, or a container that has both folders,
-DOCKER_ROOT/image and DOCKER_ROOT/<driver>. Exit code 3: this store is not laid out like that; use `docker save`.
+The output need not be trusted: the engine that loads it checks every layer's digest. Needs root, or a container with
+both folders, DOCKER_ROOT/image and DOCKER_ROOT/<driver>. Exit code 3: the store has another layout; use `docker save`.
 """
 
 import base64
@@ -35,8 +36,8 @@ import tarfile
 import threading
 
 PIECE = 1 << 20
-CLIENT_TIMEOUT = 600  # seconds for which a client may take nothing
-PARTIAL = "launcher.image.partial"  # label: id of the image that this one is the lower part of
+SEND_TIMEOUT = 600  # seconds without progress on a connection
+PARTIAL = "launcher.image.partial"  # label: id of the image whose lower layers this one has
 BLOCK = 512
 
 
@@ -93,15 +94,15 @@ def put_layer(out, name, layer, files, size):
         if content:
             with open(os.path.join(files, path), "rb", buffering=0) as stream:
                 if os.fstat(stream.fileno()).st_size != content:
-                    raise LayoutError("%r is not of the size that the layer tells" % path)
+                    raise LayoutError("%r has not the size that the layer's record says" % path)
                 shutil.copyfileobj(stream, out, PIECE)
     out.write(padding(size))
 
 
 def chunks(sizes, known, limit):
-    """Ranges of layers, each of at least `limit` bytes but the last; at least one, so that the image itself comes.
+    """Ranges of layers, each of at least `limit` bytes except the last; at least one: it carries the configuration.
 
-    The first is smaller: it shows early how fast the link is.
+    The first is smaller: it shows early how fast the connection is.
     """
     begin, held, enough = known, 0, limit // 16
     for place in range(known, len(sizes)):
@@ -122,7 +123,7 @@ def partial(config, image, count):
 
 
 def write(root, image, known, limit, out, once=False):
-    """All archives, or the first one that goes on after the known layers."""
+    """All archives, or with `once` only the first one after the known layers."""
     drivers = [d for d in os.listdir(os.path.join(root, "image")) if os.path.isdir(os.path.join(root, d))]
     if len(drivers) != 1:
         raise LayoutError("no classic image store below %s" % root)
@@ -130,7 +131,7 @@ def write(root, image, known, limit, out, once=False):
     digest = image.split(":")[1]
     config = read(store, "imagedb", "content", "sha256", digest)
     if hashlib.sha256(config).hexdigest() != digest:
-        raise LayoutError("the image's configuration is not what its id says")
+        raise LayoutError("the image's configuration does not match its id")
     diffs = json.loads(config.decode())["rootfs"]["diff_ids"]
     names = ["blobs/sha256/" + diff.split(":")[1] for diff in diffs]
     layers, chain = [], ""
@@ -154,7 +155,7 @@ def write(root, image, known, limit, out, once=False):
 
 
 def serve(root, image, token):
-    """For as long as this process lives."""
+    """Serves clients until the process is killed."""
     listener = socket.socket()
     listener.bind(("", 0))
     listener.listen(16)
@@ -168,14 +169,14 @@ def serve(root, image, token):
 def answer(connection, root, image, token):
     with connection:
         try:
-            connection.settimeout(CLIENT_TIMEOUT)
+            connection.settimeout(SEND_TIMEOUT)
             connection.sendall(hashlib.sha256(b"launcher " + token).hexdigest().encode() + b"\n")
             with connection.makefile("rb") as request:
                 words = request.readline(400).split()
             if len(words) == 3 and hmac.compare_digest(words[0], token):
                 with connection.makefile("wb", PIECE) as out:
                     write(root, image, int(words[1]), int(words[2]), out, once=True)
-        except (LayoutError, OSError, ValueError) as problem:  # the other side sees an archive that breaks off
+        except (LayoutError, OSError, ValueError) as problem:  # the client sees a truncated archive
             sys.stderr.write("%s\n" % problem)
             sys.stderr.flush()
 

@@ -1,12 +1,12 @@
-# Python 3.6 reads this, pathlib would cost a third of its start-up, and whatever a check raises is a finding.
+# Must run under Python 3.6. No pathlib: it would cost a third of the start-up. Any exception of a check is a result.
 # ruff: noqa: PTH113, PTH118, PTH120, PTH123, PTH208, UP031, BLE001
-"""Runs inside any image from Python 3.6 and torch 1.1 up: what this Python, its torch and its torchvision can do.
+"""Runs inside any image with Python 3.6 and torch 1.1 or later and reports what its torch and torchvision can do.
 
-    python3 -c "$(cat probe.py)" NAME facts    what `launcher up` must know; imports no torch, well under 0.1 s
-    python3 -c "$(cat probe.py)" NAME full     also imports torch and torchvision and tries what breaks in misfits
+    python3 -c "$(cat probe.py)" NAME facts    what `launcher up` must know; does not import torch, well under 0.1 s
+    python3 -c "$(cat probe.py)" NAME full     also imports torch and torchvision and tests what fails if they mismatch
 
-NAME is what this interpreter was called by. Prints one line, MARK and a JSON object; anything else on the output is
-noise of the image.
+NAME is the name under which this interpreter was started. Prints one line: MARK and a JSON object. Any other output
+comes from the image and is ignored.
 """
 
 import importlib.util
@@ -33,7 +33,7 @@ def read(path):
 
 
 def folder(package):
-    """Where a package lies, found without importing it; "" where there is none."""
+    """A package's folder, found without importing it; "" if it is not installed."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -75,7 +75,7 @@ def facts(name):
 
 
 def surroundings():
-    """What a repair would find: pip, its constraints, compilers, NVIDIA's own source tree."""
+    """What a repair can use: pip, its constraints, compilers, NVIDIA's source tree."""
     path = os.environ.get("PIP_CONSTRAINT", "")
     pins = {}
     for line in read(path).splitlines() if path else ():
@@ -101,7 +101,7 @@ def surroundings():
 
 
 def words(error):
-    """An error with its causes: torch tells that a library did not load, and only the cause why."""
+    """An error with its causes: torch only says that a library did not load, the cause says why."""
     found = []
     while error is not None and len(found) < 5:
         found.append("%s: %s" % (type(error).__name__, str(error).strip()))
@@ -110,11 +110,11 @@ def words(error):
 
 
 def tried(report, name, action):
-    """Note what came of `action`: {"ok": True, ...} or {"ok": False, "error": ...}; reports at once."""
+    """Runs `action` and reports its result at once: {"ok": True, ...} or {"ok": False, "error": ...}."""
     report({"trying": name})
     try:
         result = dict(action() or {}, ok=True)
-    except BaseException as error:  # a SystemExit of the image's packages is a finding like any other
+    except BaseException as error:  # a SystemExit raised by the image's packages is a result like any other
         result = {"ok": False, "error": words(error)}
     report({name: result})
     return result["ok"]
@@ -139,7 +139,7 @@ def import_torchvision():
 
 
 def library():
-    """The cause that torchvision's own import hides: load its compiled operators directly."""
+    """Loads torchvision's compiled operators directly, because its import hides why they fail."""
     import torch
 
     place = folder("torchvision")
@@ -163,7 +163,7 @@ def nms(device):
 
 
 def vgg16():
-    """The model that torchvision before 0.2.2 could only feed with 224x224 images (pytorch/vision PR 747)."""
+    """The model that works only with 224x224 images in torchvision before 0.2.2 (pytorch/vision PR 747)."""
     import torch
     import torchvision
 
@@ -193,7 +193,7 @@ def checks(report):
 
 
 def checks_in_child():
-    """The checks in a process of their own: a library built for another torch may crash instead of raising."""
+    """Runs the checks in a child process: a library built for another torch may crash instead of raising."""
     reader, writer = os.pipe()
     sys.stdout.flush()
     child = os.fork()

@@ -1,4 +1,4 @@
-"""The command line; an error that a user can cure is one line and exit code 2."""
+"""The command line. An error that the user can fix is one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from train.errors import Stopped, TrainError
 
 EXIT_USAGE, EXIT_STOPPED = 2, 143
 
-# first word -> module whose main(argv) it means; without one of these words a model is trained
+# first argument -> module whose main(argv) handles it; any other first argument means training
 COMMANDS = {"dual-batch": "train.dual_batch.cli", "pack": "train.data.pack"}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code: 0 done, 2 something in the call or the data does not fit, 143 stopped by SIGTERM and saved.
+    """Returns the exit code: 0 done, 2 bad options, data or checkpoint, 143 stopped by SIGTERM with a checkpoint saved.
 
-    Any other exception leaves with its traceback, which torchrun's error file gets too.
+    Any other exception ends the process with its traceback, which torchrun's error file records too.
     """
     argv = sys.argv[1:] if argv is None else argv
     try:
@@ -31,8 +31,8 @@ def main(argv: list[str] | None = None) -> int:
         config = parse(argv)
         if guard.needed(config.parallel):
             return guard.guard(argv)
-        # after parsing: --help and a wrong option must not wait for torch
-        gc.disable()  # modules are not garbage: looking for some while torch loads is a seventh of its time
+        # imported after parsing: --help and a wrong option must not wait for torch
+        gc.disable()  # garbage collection takes a seventh of torch's import time and finds nothing
         from torch.distributed.elastic.multiprocessing.errors import record
 
         from train.launch import run
@@ -50,9 +50,10 @@ def main(argv: list[str] | None = None) -> int:
 def leave(code: int) -> NoReturn:
     """Ends the process without running C++ destructors.
 
-    Everything is written and closed by now. A communication library's thread that is still there when the interpreter
-    shuts down ends in "terminate called without an active exception". The process group's own are gone by then (see
-    `train.parallel.world`), those of torch RPC need not be: a training that succeeded must not end with SIGABRT.
+    Everything is written and closed by now. If a thread of a communication library still runs when the interpreter
+    shuts down, the process aborts with "terminate called without an active exception". The process group's threads
+    have ended (see `train.parallel.world`), those of torch RPC may not have: a training that succeeded must not end
+    with SIGABRT.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""A progress line that renews itself, for a person at a terminal; nothing anywhere else."""
+"""A progress bar, shown only if the output is a terminal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 from typing import TextIO
 
 WIDTH = 24  # of the bar itself, characters
-EVERY = 0.1  # seconds between two pictures of it
-CLEAR = "\x1b[K"  # what is right of the cursor
+EVERY = 0.1  # seconds between two redraws
+CLEAR = "\x1b[K"  # clears the line right of the cursor
 
 
 class Bar:
-    """Leaves the cursor at the line's beginning, so that whatever is printed next takes the line over."""
+    """Leaves the cursor at the beginning of the line, so that the next output overwrites the bar."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -22,7 +22,7 @@ class Bar:
         self._begun: tuple[float, int] | None = None
 
     def step(self, epoch: int, epochs: int, step: int, steps: int) -> None:
-        """Step `step` of all `steps` is done, in epoch `epoch` (1 first)."""
+        """Shows that step `step` of `steps` in all is done, in epoch `epoch` (counted from 1)."""
         if not self._shown:
             return
         now = time.monotonic()
@@ -41,7 +41,7 @@ class Bar:
         self._stream.flush()
 
     def clear(self) -> None:
-        """Before a line of text."""
+        """Removes the bar before a line of text is printed."""
         if self._shown and self._begun:
             self._stream.write(CLEAR)
 

@@ -1,7 +1,7 @@
-"""Checkpoints: written atomically by rank 0 behind the training's back, checked by a digest, loaded once and broadcast.
+"""Checkpoints: written atomically by rank 0 in the background, verified by a digest, loaded once and broadcast.
 
-A file is complete or not there: temporary name, fsync, rename. It carries the SHA-256 of its own content, so that a
-damaged one is noticed, and `previous.pt` is then used. `torch.load` opens every file as it is.
+A file is either complete or absent: temporary name, fsync, rename. It contains the SHA-256 of its content, so that
+damage is detected, and `previous.pt` is used instead. Every file is a plain `torch.load` file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FORMAT = 1
 
 
 def digest(state: Any) -> str:
-    """SHA-256 over every tensor's type, shape and bytes and every other value, in order."""
+    """SHA-256 over the type, shape and bytes of every tensor, and over every other value, in order."""
     total = hashlib.sha256()
     for path, value in _leaves(state, ""):
         total.update(path.encode())
@@ -41,7 +41,7 @@ def digest(state: Any) -> str:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """SHA-256 of the parameters; buffers, which may be a rank's own, left out."""
+    """SHA-256 of the parameters. Buffers are left out, because they may differ between ranks."""
     return digest(dict(model.named_parameters()))
 
 
@@ -65,13 +65,13 @@ def _map_tensors(value: Any, change: Any) -> Any:
 
 
 def snapshot(state: State) -> State:
-    """A copy on the CPU that later steps do not change."""
+    """A copy on the CPU, unaffected by later steps."""
     copied: State = _map_tensors(state, lambda tensor: tensor.detach().to("cpu", copy=True))
     return copied
 
 
 class Saver:
-    """Rank 0's writer: one file at a time, on a thread, so that training waits for the copy in memory alone."""
+    """Rank 0's writer: one file at a time, on a thread, so that training waits only for the copy in memory."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder, self._keep = folder, keep
@@ -79,19 +79,19 @@ class Saver:
         self._last: Future[None] | None = None
 
     def save(self, state: State, best: bool = False, epoch: int | None = None) -> None:
-        """Starts writing last.pt (what it was becomes previous.pt), if `best` also best.pt, and one of the epochs kept.
+        """Starts writing last.pt (the old one becomes previous.pt), best.pt if `best`, and the epoch's file if `keep`.
 
         Raises:
-            OSError: the file before this one could not be written.
+            OSError: the previous checkpoint could not be written.
         """
         self.wait()
         self._last = self._pool.submit(self._write, snapshot(state), best, epoch)
 
     def wait(self) -> None:
-        """Until everything is on disk.
+        """Waits until everything is on disk.
 
         Raises:
-            OSError: it could not be written.
+            OSError: the checkpoint could not be written.
         """
         if self._last is not None:
             self._last.result()
@@ -137,7 +137,7 @@ def _sync_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint and where it was; `damaged` names the newer file that could not be used."""
+    """A checkpoint and its path; `damaged` names the newer file that could not be used."""
 
     state: State
     path: Path
@@ -148,13 +148,13 @@ def read(path: Path) -> State:
     """One file's content, on the CPU.
 
     Raises:
-        TrainError: not there, damaged, or not written by this trainer.
+        TrainError: the file is missing, damaged, or not written by this trainer.
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise TrainError(f"{path}: no such checkpoint") from None
-    except Exception as error:  # a damaged zip or pickle can raise anything, and all of it means one thing
+    except Exception as error:  # a damaged zip or pickle can raise any exception
         raise TrainError(f"{path}: damaged ({type(error).__name__}: {str(error).splitlines()[0]})") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise TrainError(f"{path}: not a checkpoint of this trainer (format {FORMAT})")
@@ -164,10 +164,10 @@ def read(path: Path) -> State:
 
 
 def find(resume: str, folder: Path) -> Loaded | None:
-    """The checkpoint that `--resume` means, or None to begin anew.
+    """The checkpoint that `--resume` selects, or None to start from scratch.
 
     Raises:
-        TrainError: the one named cannot be used, none of the folder's can, or `none` would overwrite some.
+        TrainError: the given checkpoint or all in the folder are unusable, or `none` would overwrite existing ones.
     """
     candidates = [path for name in ("last.pt", "previous.pt") if (path := folder / name).exists()]
     if resume == "none":
@@ -185,13 +185,13 @@ def find(resume: str, folder: Path) -> Loaded | None:
         except TrainError as error:
             failures.append(str(error))
     if failures:
-        raise TrainError(f"no usable checkpoint: {'; '.join(failures)}; begin anew with another --output")
+        raise TrainError(f"no usable checkpoint: {'; '.join(failures)}; start over with another --output")
     return None
 
 
 @dataclass(frozen=True)
 class _Hole:
-    """A tensor's place in a state whose tensors travel on their own."""
+    """A placeholder for a tensor in a state whose tensors are broadcast separately."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

@@ -1,11 +1,11 @@
-"""Models for 32x32 images that the experiments used: MobileNetV2 with and without batch norm, and VGG16."""
+"""Models for 32x32 images from the experiments: MobileNetV2 with and without batch norm, and VGG16."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-# expansion, width, blocks, stride of the first: Sandler et al., arXiv 1801.04381, table 2, with strides for 32x32
+# expansion, width, blocks, stride of the first block: Sandler et al., arXiv 1801.04381, table 2, with strides for 32x32
 MOBILENET_V2 = (
     (1, 16, 1, 1),
     (6, 24, 2, 1),
@@ -19,7 +19,7 @@ VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 5
 
 
 class InvertedResidual(nn.Module):
-    """1x1 up, 3x3 each channel alone, 1x1 down; a shortcut where the stride is 1, projected where widths differ."""
+    """1x1 expansion, 3x3 depthwise, 1x1 projection; a shortcut if the stride is 1, projected if the widths differ."""
 
     def __init__(self, channels: int, width: int, expansion: int, stride: int, norm: bool) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def _conv(channels: int, width: int, size: int, stride: int = 1, groups: int = 1
 
 
 def cifar_mobilenet_v2(num_classes: int, norm: bool = True) -> nn.Module:
-    """MobileNetV2 for 32x32 images, 2,296,922 parameters at 10 classes; layers: stem, 17 blocks, head."""
+    """MobileNetV2 for 32x32 images, 2,296,922 parameters with 10 classes; layers: stem, 17 blocks, head."""
     layers: list[nn.Module] = [nn.Sequential(*_conv(3, 32, 3, norm=norm), nn.ReLU(inplace=True))]
     channels = 32
     for expansion, width, blocks, stride in MOBILENET_V2:

@@ -1,4 +1,4 @@
-"""Every option of the trainer, declared once: its group, default, meaning and limits."""
+"""Every option of the trainer, declared once: group, help text, default and limits."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from train.errors import TrainError
 
 
 def option(group: str, text: str, default: Any, **limits: Any) -> Any:
-    """A field that is also a command-line option; `limits` are argparse's keywords, plus `above` and `least`."""
+    """A field that is also a command-line option; `limits` are keywords of argparse, plus `above` and `least`."""
     return field(default=default, metadata={"group": group, "help": text, **limits})
 
 
 @dataclass(frozen=True)
 class Config:
-    """One run's options, checked. Field `batch_size` is `--batch-size`."""
+    """The checked options of one run. Field `batch_size` is `--batch-size`."""
 
     data: str = option(
         "data",
-        "folder of train/ and val/ with class folders, a .tar of it, tar shards, CIFAR, a packed file, synthetic[:N]",
+        "folder with train/ and val/ of class folders, a .tar of it, tar shards, CIFAR, a packed file, synthetic[:N]",
         MISSING,
     )
     image_size: int = option("data", "side of a training image in pixels", 224, least=8)
     phases: tuple[str, ...] = option(
-        "data", "progressive resizing, SIDE@SHARE: from that share of the epochs on, train at that side", (), nargs="+"
+        "data", "progressive resizing, SIDE@SHARE: after that share of the epochs, train at that side", (), nargs="+"
     )
     val_resize: int = option("data", "shorter side before the validation crop; 0: image size x 256/224", 0, least=0)
     augment: str = option(
@@ -36,19 +36,19 @@ class Config:
         "crop",
         choices=("crop", "shift", "none"),
     )
-    crop_scale: float = option("data", "smallest share of the area that a random crop keeps", 0.08, above=0)
+    crop_scale: float = option("data", "smallest fraction of the area that a random crop keeps", 0.08, above=0)
     flip: float = option("data", "probability of a horizontal flip", 0.5, least=0)
-    mean: tuple[float, ...] = option("data", "channel means, of 0..1", (0.485, 0.456, 0.406), nargs=3)
+    mean: tuple[float, ...] = option("data", "channel means, in 0..1", (0.485, 0.456, 0.406), nargs=3)
     std: tuple[float, ...] = option("data", "channel standard deviations", (0.229, 0.224, 0.225), nargs=3)
     decoder: str = option(
         "data",
-        "of training images; auto: the fastest that works here (roi is compiled on first use)",
+        "decoder of training images; auto: the fastest that works here (roi is compiled on first use)",
         "auto",
         choices=("auto", "roi", "simplejpeg", "torchvision", "pil"),
     )
-    workers: int = option("data", "decoding threads a process; -1: its share of the cores", -1, least=-1)
-    max_damaged: int = option("data", "damaged images that are skipped before the run is given up", 10, least=0)
-    headspace: bool = option("data", "train on one repeated batch, to see what the data path costs", False)
+    workers: int = option("data", "decoding threads per process; -1: its share of the cores", -1, least=-1)
+    max_damaged: int = option("data", "damaged images to skip before the run fails", 10, least=0)
+    headspace: bool = option("data", "train on one repeated batch, to measure the cost of data loading", False)
     prefetch: int = option("data", "batches decoded ahead", 3, least=1)
 
     arch: str = option(
@@ -56,59 +56,63 @@ class Config:
     )
 
     epochs: int = option("training", "passes over the training set", 90, least=1)
-    batch_size: int = option("training", "images a step and process", 256, least=1)
-    seed: int = option("training", "of weights, order and augmentation", 0, least=0)
+    batch_size: int = option("training", "images per step and process", 256, least=1)
+    seed: int = option("training", "seed of weights, order and augmentation", 0, least=0)
     lr: float = option("training", "peak learning rate at the reference batch", 0.5, above=0)
-    lr_reference_batch: int = option("training", "global batch for which --lr is meant", 256, least=1)
+    lr_reference_batch: int = option("training", "global batch that --lr refers to", 256, least=1)
     lr_scaling: str = option(
         "training", "linear: lr x global batch / reference batch", "linear", choices=("linear", "none")
     )
-    momentum: float = option("training", "of SGD", 0.9, least=0)
+    momentum: float = option("training", "momentum of SGD", 0.9, least=0)
     weight_decay: float = option("training", "L2 penalty", 1e-4, least=0)
     decay: str = option(
         "training", "weights: no decay on biases and norms; all: on everything", "weights", choices=("weights", "all")
     )
     optimizer: str = option("training", "sgd with momentum, lars or adamw", "sgd", choices=("sgd", "lars", "adamw"))
-    nesterov: bool = option("training", "Nesterov's momentum, of sgd", False)
+    nesterov: bool = option("training", "sgd: Nesterov momentum", False)
     lars_eta: float = option("training", "trust coefficient of lars", 1e-3, above=0)
     adam_beta2: float = option("training", "second beta of adamw; the first is --momentum", 0.999, least=0)
     parallel: str = option(
         "parallel",
-        "single; dp: replicas in one process; ddp; model: a stage a process; pipeline: the same with micro-batches; "
+        "single; dp: replicas in one process; ddp; model: a stage per process; pipeline: the same with micro-batches; "
         "dual_batch: parameter server; auto: ddp on several processes, else single",
         "auto",
         choices=("auto", "single", "dp", "ddp", "model", "pipeline", "dual_batch"),
     )
     replicas: int = option("parallel", "dp: devices; 0: all GPUs, or 2 on CPU", 0, least=0)
-    micro_batches: int = option("parallel", "pipeline: pieces of a batch; 0: as many as stages", 0, least=0)
-    pipeline_schedule: str = option("parallel", "pipeline: order of the pieces", "gpipe", choices=("gpipe", "1f1b"))
+    micro_batches: int = option("parallel", "pipeline: micro-batches per batch; 0: one per stage", 0, least=0)
+    pipeline_schedule: str = option("parallel", "pipeline: schedule", "gpipe", choices=("gpipe", "1f1b"))
     small: int = option("parallel", "dual_batch: workers with a small batch; --batch-size is the large one", 0, least=0)
-    ratio: float = option("parallel", "dual_batch: a round's time against all-large", 1.0, above=0)
-    a: tuple[float, ...] = option("parallel", "dual_batch: seconds a sample; one, or one a worker", (0.0,), nargs="+")
-    b: tuple[float, ...] = option("parallel", "dual_batch: seconds a batch; one, or one a worker", (0.0,), nargs="+")
-    merge: str = option("parallel", "dual_batch: how weights are taken in", "asp", choices=("asp", "bsp", "ssp"))
+    ratio: float = option("parallel", "dual_batch: a round's time relative to all-large", 1.0, above=0)
+    a: tuple[float, ...] = option(
+        "parallel", "dual_batch: seconds per sample; one, or one per worker", (0.0,), nargs="+"
+    )
+    b: tuple[float, ...] = option(
+        "parallel", "dual_batch: seconds per batch; one, or one per worker", (0.0,), nargs="+"
+    )
+    merge: str = option("parallel", "dual_batch: how weights are merged", "asp", choices=("asp", "bsp", "ssp"))
     variant: str = option(
         "parallel",
-        "dual_batch; published: the paper's merge, sizes cut; follow_up: W <- (W + f*w)/(1 + f), sizes rounded",
+        "dual_batch; published: the paper's merge, sizes truncated; follow_up: W <- (W + f*w)/(1 + f), sizes rounded",
         "published",
         choices=("published", "follow_up"),
     )
-    staleness: int = option("parallel", "dual_batch, ssp: pushes that a worker may be ahead", 3, least=0)
+    staleness: int = option("parallel", "dual_batch, ssp: pushes by which a worker may be ahead", 3, least=0)
 
-    accumulate: int = option("training", "batches a process whose gradients make one step", 1, least=1)
+    accumulate: int = option("training", "batches per process whose gradients are summed for one step", 1, least=1)
     clip_norm: float = option("training", "largest norm of all gradients together; 0: no limit", 0.0, least=0)
-    ema_decay: float = option("training", "average of the weights, validated instead of them; 0: none", 0.0, least=0)
-    label_smoothing: float = option("training", "share of a label given to all classes", 0.0, least=0)
+    ema_decay: float = option("training", "decay of the weights' average, used in validation; 0: none", 0.0, least=0)
+    label_smoothing: float = option("training", "share of a label spread over all classes", 0.0, least=0)
     mixup: float = option("training", "alpha of mixup; 0: none", 0.0, least=0)
     cutmix: float = option("training", "alpha of cutmix; 0: none", 0.0, least=0)
     schedule: str = option(
         "training",
-        "of the learning rate, over all steps",
+        "learning-rate schedule, over all steps",
         "onecycle",
         choices=("onecycle", "cosine", "linear", "multistep"),
     )
     warmup: float = option(
-        "training", "share of all steps in which the rate rises; -1: onecycle 0.3, others 0.05", -1.0
+        "training", "share of all steps during which the rate rises; -1: onecycle 0.3, others 0.05", -1.0
     )
     milestones: tuple[float, ...] = option(
         "training", "multistep: shares of the run after which the rate drops", (1 / 3, 2 / 3, 8 / 9), nargs="+"
@@ -117,24 +121,24 @@ class Config:
     div_factor: float = option("training", "onecycle: peak / first rate", 25.0, above=0)
     final_div_factor: float = option("training", "onecycle: first / last rate", 1e4, above=0)
     last_batch: str = option(
-        "training", "the last, smaller batch of an epoch: keep it, or drop it", "keep", choices=("keep", "drop")
+        "training", "keep or drop the last, smaller batch of an epoch", "keep", choices=("keep", "drop")
     )
 
     metrics: str = option(
         "training",
-        "who validates what; exact: every rank works out its part; scatter: rank 0 hands the parts out",
+        "how validation is divided; exact: every rank computes its part; scatter: rank 0 sends out the parts",
         "exact",
         choices=("exact", "scatter"),
     )
 
     amp: str = option(
         "precision",
-        "auto: bf16 where the GPU has it, else fp16 with a loss scale, none on CPU; O0 to O3 as apex named them",
+        "auto: bf16 if the GPU has it, else fp16 with a loss scale, none on CPU; O0 to O3 as in apex",
         "auto",
         choices=("auto", "none", "bf16", "fp16", "O0", "O1", "O2", "O3"),
     )
     dtype: str = option(
-        "precision", "of weights and inputs; float64 is for equality tests", "float32", choices=("float32", "float64")
+        "precision", "weights and inputs; float64 is for equality tests", "float32", choices=("float32", "float64")
     )
     memory_format: str = option(
         "precision", "auto: channels_last on a GPU", "auto", choices=("auto", "channels_last", "contiguous")
@@ -142,7 +146,7 @@ class Config:
 
     syncbn: str = option(
         "model",
-        "batch norm over all ranks: custom (ours) works everywhere, library (torch's) on GPUs only",
+        "synchronised batch norm: custom (ours) works everywhere, library (torch's) on GPUs only",
         "none",
         choices=("none", "custom", "library"),
     )
@@ -150,18 +154,18 @@ class Config:
     bucket_mb: float = option("system", "size of DDP's gradient buckets in MiB", 25.0, above=0)
     static_graph: bool = option("system", "tell DDP that every step runs the same graph", False)
     device: str = option("system", "auto: this process's GPU, else cpu", "auto", choices=("auto", "cpu", "cuda"))
-    threads: int = option("system", "torch threads a process on CPU; 0: torch's choice", 0, least=0)
-    timeout: float = option("system", "seconds before a stuck collective is an error", 600.0, above=0)
+    threads: int = option("system", "torch threads per process on CPU; 0: torch's default", 0, least=0)
+    timeout: float = option("system", "seconds until a stuck collective is an error", 600.0, above=0)
 
     output: str = option("output", "folder of the results; default: $LAUNCHER_OUTPUT or ./output", "")
-    resume: str = option("output", "auto: go on where the output folder ended; none; or a checkpoint", "auto")
+    resume: str = option("output", "auto: from the output folder's last checkpoint; none; or a checkpoint", "auto")
     log_every: int = option("output", "steps between console lines", 10, least=1)
     profile: bool = option("output", "trace a few steps of the first epoch into profile/trace.json (Perfetto)", False)
     keep: int = option("output", "epoch checkpoints kept beside last and best", 0, least=0)
     print_digest: bool = option("output", "every rank prints the SHA-256 of its weights at the end", False)
 
     def side(self, epoch: int) -> int:
-        """The training images' side in epoch `epoch` (0 first): that of the last phase begun, else image_size."""
+        """The side of training images in epoch `epoch` (from 0): that of the current phase, else image_size."""
         side = self.image_size
         for phase in self.phases:
             size, _, share = phase.partition("@")
@@ -170,17 +174,17 @@ class Config:
         return side
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as JSON and a checkpoint keep them."""
+        """Plain values, for JSON and checkpoints."""
         return asdict(self)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The argument parser that `Config` declares, one group of options a concern."""
+    """The argument parser that `Config` declares."""
     root = argparse.ArgumentParser(
         prog="python -m train",
-        description="Trains an image classifier; alone or under torchrun, on CPU (gloo) or GPUs (NCCL).",
+        description="Trains an image classifier, alone or under torchrun, on CPU (gloo) or GPUs (NCCL).",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,  # --epoch must not quietly mean --epochs
+        allow_abbrev=False,  # --epoch must not silently mean --epochs
     )
     groups: dict[str, Any] = {}
     for item in fields(Config):
@@ -207,7 +211,8 @@ def parse(argv: list[str]) -> Config:
     """The checked options.
 
     Raises:
-        TrainError: a value is outside its limits. Wrong spelling ends in argparse's own exit 2.
+        TrainError: a value is outside its limits.
+        SystemExit: 2, from argparse, for unknown options.
     """
     values = vars(parser().parse_args(argv))
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}

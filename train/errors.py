@@ -1,9 +1,9 @@
-"""What a user can put right: reported in one line, exit code 2, nothing overwritten."""
+"""Errors that the user can fix (one line, exit code 2, nothing overwritten), and the end after SIGTERM."""
 
 
 class TrainError(Exception):
-    """The options, the data or a checkpoint do not fit; the message says where, what and the next step."""
+    """Invalid options, data or checkpoint; the message says where, what and the next step."""
 
 
 class Stopped(Exception):  # noqa: N818 - not an error
-    """SIGTERM arrived on some rank; all ranks agreed on the step and saved it. Ends the process with exit code 143."""
+    """SIGTERM arrived on a rank; all ranks stopped at the same step and it was saved. Leads to exit code 143."""

@@ -1,11 +1,11 @@
-"""What TensorBoard's HParams tab shows of a run: the settings that set runs of an experiment apart, and the results."""
+"""TensorBoard's HParams tab: the settings in which the runs of an experiment differ, and the results."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# facts of the run, and options: the columns of the table, in this order
+# facts about the run, and options: the columns of the table, in this order
 FACTS = ("parallel", "world", "devices", "global_batch", "amp")
 OPTIONS = (
     *("arch", "epochs", "batch_size", "accumulate", "lr", "lr_scaling", "schedule", "warmup", "optimizer", "momentum"),
@@ -16,11 +16,11 @@ RESULTS = ("Accuracy/val", "Accuracy5/val", "Loss/val", "Accuracy/train", "Loss/
 
 
 class Session:
-    """One run as the tab's session: written at its start and at its end, by tensorboard's own messages."""
+    """One run as a session of the tab, written at its start and at its end."""
 
     def __init__(self, facts: Mapping[str, Any], board: Any) -> None:
         """`facts`: as `Writer.begin` gets them, options below "config". `board`: a SummaryWriter."""
-        from torch.utils.tensorboard.summary import hparams  # with TensorBoard itself, only where rank 0 needs it
+        from torch.utils.tensorboard.summary import hparams  # slow to import, and only rank 0 needs it
 
         config = facts["config"]
         settings = {name: facts[name] for name in FACTS} | {name: config[name] for name in OPTIONS}
@@ -30,5 +30,5 @@ class Session:
         self._files.add_summary(start)
 
     def close(self) -> None:
-        """The run ended well."""
+        """Records that the run has succeeded."""
         self._files.add_summary(self._end)

@@ -1,4 +1,4 @@
-"""One process from its process group to its end: the first line, the stop signal, the group's farewell."""
+"""The life of one training process: it joins the process group, handles SIGTERM, trains and leaves the group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from train.config import Config
-from train.parallel.peers import lost_peers_named
+from train.parallel.peers import name_lost_peers
 from train.parallel.world import StopSignal, start
 
 
@@ -26,7 +26,7 @@ def run(config: Config) -> None:
     world = start(config)
     stop = StopSignal(world)
     before = signal.signal(signal.SIGTERM, lambda *_: stop.ask())
-    if world.first:  # before the slow imports below: the sign of life that all ranks are there
+    if world.first:  # before the slow imports below: tells the user that all ranks have joined
         print(
             f"train: {world.size} process{'es' * (world.size > 1)}, {world.device.type}, backend {world.backend}, "
             f"torch {torch.__version__}",
@@ -35,7 +35,7 @@ def run(config: Config) -> None:
     from train.loop import train
 
     try:
-        with lost_peers_named(world):
+        with name_lost_peers(world):
             train(config, world, stop)
     finally:
         signal.signal(signal.SIGTERM, before)

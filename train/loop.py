@@ -1,4 +1,4 @@
-"""The run: epochs of steps, exact validation, a checkpoint after each epoch, a stop that all ranks take together."""
+"""The run: epochs of steps, exact validation, a checkpoint after each epoch, and a coordinated stop of all ranks."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from train.setup import Run, prepare
 from train.step import Plan
 from train.watch import Interval, Silent, Writer
 
-SHOWN = 32  # images in a picture of TensorBoard
+SHOWN = 32  # images in a grid in TensorBoard
 
 
 def train(config: Config, world: World, stop: StopSignal) -> None:
-    """Trains as the options say, from the beginning or from where the output folder's checkpoint ended.
+    """Trains according to the options, from scratch or from the output folder's last checkpoint.
 
     Raises:
-        TrainError: something does not fit; nothing was overwritten.
-        Stopped: SIGTERM; the checkpoint is on disk.
+        TrainError: invalid options, data or checkpoint; nothing was overwritten.
+        Stopped: SIGTERM arrived; the checkpoint is on disk.
     """
     run = prepare(config, world)
     watch = Writer(Path(config.output), run.precision.scaled) if world.first else Silent()
@@ -43,7 +43,7 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
     _announce(run, watch)
     if run.progress.validated >= config.epochs:
         done = f"{run.progress.validated} epochs of {config.epochs} are done"
-        watch.say(f"train: nothing to do: {done}; raise --epochs to go on")
+        watch.say(f"train: nothing to do: {done}; raise --epochs to continue")
         return
     watch.begin(_facts(run), purge_step=run.global_step + 1 if run.resumed else None)
     started, worked = time.perf_counter(), time.process_time()
@@ -58,7 +58,7 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
         if saver:
             saver.save(run.state())
             saver.close()
-        world.sum(torch.zeros(1))  # no rank leaves before the file is written: torchrun would end the others
+        world.sum(torch.zeros(1))  # no rank exits before the file is written, or torchrun would kill the others
         where = f"epoch {run.progress.epoch + 1}, step {run.progress.step}"
         watch.say(f"train: stopped at {where}; the checkpoint is saved")
         watch.end({"stopped": True, "step": run.global_step, "steps": run.total_steps})
@@ -80,7 +80,7 @@ def _announce(run: Run, watch: Silent) -> None:
     )
     if run.resumed:
         if run.resumed.damaged:
-            watch.say(f"train: {run.resumed.damaged}; using the one before")
+            watch.say(f"train: {run.resumed.damaged}; using the previous one")
         watch.say(f"train: resumed {run.resumed.path} at epoch {run.progress.epoch + 1}, step {run.progress.step}")
 
 
@@ -105,10 +105,10 @@ def _facts(run: Run) -> dict[str, object]:
 
 
 def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
-    """The rest of the epoch under way.
+    """Trains the rest of the current epoch.
 
     Raises:
-        Stopped: between two steps; `run.progress` says which.
+        Stopped: between two steps; `run.progress` says where.
     """
     config, world, progress = run.config, run.world, run.progress
     run.model.train()
@@ -145,7 +145,7 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
 
 
 def _plan(run: Run) -> Plan:
-    """The next step's rate and mix. Dropout draws from the step's own seed, so that a resumed run draws the same."""
+    """The next step's rate and mix. Also seeds torch for this step, so that dropout is the same in a resumed run."""
     config, progress = run.config, run.progress
     seed = sampler.fold(config.seed, progress.epoch, progress.step)
     torch.manual_seed(sampler.fold(seed, run.world.rank))
@@ -153,7 +153,7 @@ def _plan(run: Run) -> Plan:
 
 
 def requests(run: Run) -> Iterator[Request]:
-    """This rank's micro-batches of the rest of the epoch: one or more a step, of which the last may only fill up."""
+    """This rank's micro-batches for the rest of the epoch, one or more per step; the last may be only fillers."""
     progress, world = run.progress, run.world
     permutation = sampler.order(run.config.seed, progress.epoch, len(run.dataset.train.labels))
     for step in range(progress.step, run.epoch_steps):
@@ -184,7 +184,7 @@ def _interval(run: Run, now: Scores, so_far: Scores, rate: float, seconds: float
 
 
 def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None) -> Scores:
-    """Validates, reports and saves the epoch whose training is over."""
+    """Validates, reports and saves after an epoch of training."""
     progress = run.progress
     start = time.perf_counter()
     scores, mistaken = validate(run, stop)
@@ -203,15 +203,15 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None
 
 
 def validate(run: Run, stop: StopSignal) -> tuple[Scores, Pixels]:
-    """Every validation image exactly once, whatever the number of ranks: nothing is padded, sums are added up.
+    """Validates every image exactly once on any number of ranks: no padding, and sums are reduced, not averages.
 
-    Also returns a few of this rank's images that were classified wrongly, (n, side, side, 3).
+    Also returns some images that this rank misclassified, (n, side, side, 3).
 
     Raises:
-        Stopped: the epoch is then validated after the resumption.
+        Stopped: SIGTERM arrived; the resumed run validates the epoch again.
     """
     world, batch_size, count = run.world, run.config.batch_size, len(run.dataset.val.labels)
-    if world.data_shards > 1:  # running statistics of batch norm: validate, and save, rank 0's everywhere
+    if world.data_shards > 1:  # batch norm's running statistics: every rank validates and saves those of rank 0
         for buffer in run.step.evaluated.buffers():
             dist.broadcast(buffer, 0)
     mine = validation_indices(run.config.metrics, count, world)
@@ -220,7 +220,7 @@ def validate(run: Run, stop: StopSignal) -> tuple[Scores, Pixels]:
     meter = Meter(world)
     mistaken = np.empty((0, run.config.image_size, run.config.image_size, 3), np.uint8)
     run.step.evaluated.eval()
-    for _ in range(-(-count // world.data_shards // batch_size)):  # of the largest shard: all ranks loop equally often
+    for _ in range(-(-count // world.data_shards // batch_size)):  # batches of the largest shard, the same on all ranks
         if stop.agreed():
             raise Stopped
         if (batch := next(batches, None)) is not None:
@@ -234,7 +234,7 @@ def validate(run: Run, stop: StopSignal) -> tuple[Scores, Pixels]:
 
 @torch.inference_mode()
 def _evaluate(run: Run, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The batch's `counts`, and which images are classified wrongly."""
+    """The batch's `counts`, and which images are misclassified."""
     device = run.world.device
     labels = batch.labels.to(device, non_blocking=True)
     with run.precision.context(device):
@@ -263,14 +263,14 @@ def _close(run: Run, watch: Silent, saver: Saver | None, scores: Scores, seconds
 
 
 class _Clock:
-    """Time of an interval, and how much of it went by waiting for data."""
+    """Time of an interval, and how much of it was spent waiting for data."""
 
     def __init__(self) -> None:
         self.waited = 0.0
         self._start = time.perf_counter()
 
     def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The same batches; the time until each one is there counts as waiting."""
+        """Passes on the batches; the time until each one arrives counts as waiting."""
         while True:
             asked = time.perf_counter()
             batch = next(batches, None)
@@ -280,7 +280,7 @@ class _Clock:
             yield batch
 
     def restart(self) -> float:
-        """Ends the interval; its seconds."""
+        """Starts a new interval; returns the seconds of the old one."""
         now = time.perf_counter()
         seconds, self._start, self.waited = now - self._start, now, 0.0
         return max(seconds, 1e-9)

@@ -1,4 +1,4 @@
-"""What freed memory costs on a CPU."""
+"""The cost of freed memory on a CPU."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import ctypes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 _NEVER = 2**31 - 1
-_LARGEST = 32 << 20  # bytes: what mallopt(3) takes at most on 64 bits
+_LARGEST = 32 << 20  # bytes: the maximum of mallopt(3) on 64 bits
 
 
 def keep_freed_memory() -> None:
-    """Asks the C library to keep what is freed for the next request.
+    """Tells the C library to keep freed memory for later allocations.
 
-    By default glibc gives freed gradients and activations back to the system in every step and takes them again page by
-    page: ResNet-50 at batch 8 met 65,000 to 94,000 page faults a step, and none with this. The process keeps its
-    greatest size. Nothing happens where the C library has no such switch. Source: mallopt(3).
+    By default glibc returns freed gradients and activations to the system in every step and faults them in again page
+    by page: ResNet-50 at batch 8 had 65,000 to 94,000 page faults per step, and none with this. The process keeps its
+    peak size. Does nothing if the C library has no mallopt. Source: mallopt(3).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

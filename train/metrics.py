@@ -1,4 +1,4 @@
-"""Loss and accuracy, exact over any number of ranks: sums and counts are added up, never averages."""
+"""Loss and accuracy, exact on any number of ranks: sums and counts are reduced, never averages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from train.parallel.world import World
 
 
 def counts(logits: Tensor, labels: Tensor, losses: Tensor, weights: Tensor) -> Tensor:
-    """(4,) float64: loss sum, right, right within the first five, images; only those with weight count.
+    """(4,) float64: loss sum, top-1 hits, top-5 hits, images; images with weight 0 do not count.
 
     `logits` (n, classes), the others (n,). n may be 0.
     """
@@ -25,13 +25,13 @@ def counts(logits: Tensor, labels: Tensor, losses: Tensor, weights: Tensor) -> T
     return torch.stack([value.double() for value in sums])
 
 
-def validation_indices(way: str, count: int, world: World) -> sampler.Indices:
-    """Rank's part of `count` validation images, each of which is in exactly one part.
+def validation_indices(mode: str, count: int, world: World) -> sampler.Indices:
+    """This rank's part of `count` validation images; every image is in exactly one part.
 
-    exact: every rank works its part out itself. scatter: rank 0 sends each rank as many indices, the last ones padded,
-    and how many of them count (experiment 3's way: a shard more to send, the same result).
+    exact: every rank computes its part. scatter: rank 0 sends each rank equally many indices, the last ones padded,
+    and how many of them are valid (as in experiment 3: one more transfer, the same result).
     """
-    if way == "exact" or world.data_shards == 1:
+    if mode == "exact" or world.data_shards == 1:
         return sampler.validation_share(count, world.shard, world.data_shards)
     shard = -(-count // world.size)
     mine, valid = torch.zeros(shard, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
@@ -77,7 +77,7 @@ class Meter:
         self._interval = sums if self._interval is None else self._interval + sums
 
     def read(self, waited: float) -> tuple[Tensor, float]:
-        """The interval's sums and `waited` seconds, both over all ranks; a new interval begins. Every rank calls it."""
+        """The interval's sums and `waited` seconds, both over all ranks; starts a new interval. Every rank calls it."""
         mine = torch.zeros(4, dtype=torch.float64) if self._interval is None else self._interval.cpu()
         both = self.world.sum(torch.cat([mine, torch.tensor([waited], dtype=torch.float64)]))
         self._interval = None

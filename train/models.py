@@ -1,4 +1,4 @@
-"""Architectures by name: three small ones of our own for 32x32 images, and every classifier of torchvision."""
+"""Architectures by name: small ones of our own for 32x32 images, and every classifier of torchvision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from train.syncbn import BATCH_NORMS
 class SmallCNN(nn.Module):
     """Three stages of two 3x3 convolutions with group norm; (N, 3, H, W) -> (N, classes), H and W >= 8.
 
-    No batch norm: an image's output depends on that image alone, so two ranks compute what one would.
+    No batch norm: an image's output depends only on that image, so two ranks compute the same as one.
     """
 
     def __init__(self, num_classes: int, widths: tuple[int, ...] = (16, 32, 64)) -> None:
@@ -60,7 +60,7 @@ class BasicBlock(nn.Module):
 
 
 def _cifar_resnet(num_classes: int, widths: tuple[int, ...], blocks: int) -> nn.Module:
-    """Stem of stride 1, no max-pool; a stage of `blocks` blocks a width, each stage but the first halves the side."""
+    """Stem of stride 1, no max-pool; a stage of `blocks` blocks per width; all stages but the first halve the side."""
     stem = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False)
     layers: list[nn.Module] = [stem, nn.BatchNorm2d(widths[0]), nn.ReLU(inplace=True)]
     channels = widths[0]
@@ -92,40 +92,40 @@ OWN: dict[str, Callable[[int], nn.Module]] = {
 
 
 def make_model(arch: str, num_classes: int) -> nn.Module:
-    """The architecture `arch`, freshly initialised from torch's global generator.
+    """The architecture `arch`, initialised from torch's global generator.
 
     Raises:
-        TrainError: there is no such architecture; the message names the nearest ones.
+        TrainError: there is no such architecture; the message names the closest ones.
     """
     if arch in OWN:
         return OWN[arch](num_classes)
-    from torchvision import models  # here, because it costs two seconds that our own architectures need not pay
+    from torchvision import models  # imported here: it takes two seconds, and our own architectures do not need it
 
     names: list[str] = models.list_models(module=models)
     if arch not in names:
         near = difflib.get_close_matches(arch, [*OWN, *names], n=3, cutoff=0.4)
-        raise TrainError(f"--arch {arch}: no such architecture; nearest: {', '.join(near or ['resnet50'])}")
+        raise TrainError(f"--arch {arch}: no such architecture; closest: {', '.join(near or ['resnet50'])}")
     build = models.get_model_builder(arch)
     options: dict[str, Any] = {"weights": None, "num_classes": num_classes}
-    if arch in ("googlenet", "inception_v3"):  # their auxiliary heads return tuples; train the main head alone
+    if arch in ("googlenet", "inception_v3"):  # their auxiliary heads return tuples; train only the main head
         options |= {"aux_logits": False, "init_weights": True}
-    if arch.startswith(("resnet", "resnext", "wide_resnet")):  # Goyal et al., section 5.1: large batches need it
+    if arch.startswith(("resnet", "resnext", "wide_resnet")):  # large batches need it: Goyal et al., section 5.1
         options["zero_init_residual"] = True
     model: nn.Module = build(**options)
     return model
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether a batch's own statistics enter the result, through torch's batch norm."""
+    """Whether the model has torch's batch norm, so that outputs depend on the batch's statistics."""
     return any(isinstance(module, BATCH_NORMS) for module in model.modules())
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Trainable numbers."""
+    """Number of trainable parameters."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def seeded_model(arch: str, num_classes: int, seed: int) -> nn.Module:
-    """`make_model` from a seed: the same weights on every rank."""
+    """`make_model` with a seed: the same weights on every rank."""
     torch.manual_seed(seed)
     return make_model(arch, num_classes)

@@ -1,4 +1,4 @@
-"""The loss of a micro-batch: cross-entropy with label smoothing, on images that mixup or cutmix may have mixed."""
+"""The loss of a micro-batch: cross-entropy with label smoothing, optionally on images mixed by mixup or cutmix."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from train.config import Config
 
 @dataclass(frozen=True)
 class Mix:
-    """How two images become one: `share` of the image, the rest of its neighbour, blended or (`box`) as a patch."""
+    """How two images become one: `share` of the image and the rest of its neighbour, blended or as a patch (`box`)."""
 
     share: float
     box: tuple[int, int, int, int] | None  # top, bottom, left, right
 
 
 def draw_mix(config: Config, seed: int, side: int) -> Mix | None:
-    """The mix of one step, from a seed of that step; mixup or cutmix, one of them at random if both are on.
+    """The mix of one step, drawn from that step's seed; mixup or cutmix, or a random one of them if both are on.
 
     Zhang et al., arXiv 1710.09412; Yun et al., arXiv 1905.04899.
     """
@@ -41,7 +41,7 @@ def draw_mix(config: Config, seed: int, side: int) -> Mix | None:
 
 
 def apply_mix(mix: Mix, images: Tensor) -> Tensor:
-    """(n, 3, H, W): image i mixed with image i - 1."""
+    """Mixes image i with image i - 1; (n, 3, H, W)."""
     other = images.roll(1, 0)
     if mix.box is None:
         return torch.lerp(other, images, mix.share)
@@ -52,7 +52,7 @@ def apply_mix(mix: Mix, images: Tensor) -> Tensor:
 
 
 def losses(logits: Tensor, labels: Tensor, smoothing: float, mix: Mix | None) -> Tensor:
-    """(n,) losses; a mixed image's is the mean of both labels', by their shares."""
+    """(n,) losses; a mixed image's loss is the mean over both labels, weighted by their shares."""
     loss = functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
     if mix is None:
         return loss

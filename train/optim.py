@@ -1,4 +1,4 @@
-"""Optimisers by name, with weight decay kept off biases and norms; LARS is our own."""
+"""Optimisers by name, without weight decay on biases and norms; LARS is our own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from train.config import Config
 class LARS(torch.optim.Optimizer):
     """Layer-wise adaptive rates: You, Gitman, Ginsburg, arXiv 1708.03888, algorithm 1.
 
-    local = eta*|w| / (|g| + wd*|w|), 1 if a norm is 0; v = m*v + lr*local*(g + wd*w); w -= v. Tensors of one dimension
-    (biases, norms) take plain momentum SGD without decay.
+    local = eta*|w| / (|g| + wd*|w|), 1 if a norm is 0; v = m*v + lr*local*(g + wd*w); w -= v. One-dimensional tensors
+    (biases, norms) get plain momentum SGD without decay.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LARS(torch.optim.Optimizer):
         if parameter.ndim > 1:
             weight_norm, gradient_norm = parameter.norm(), gradient.norm()
             local = group["eta"] * weight_norm / (gradient_norm + decay * weight_norm)
-            usable = (weight_norm > 0) & (gradient_norm > 0)  # stays on the device: no synchronisation a layer
+            usable = (weight_norm > 0) & (gradient_norm > 0)  # stays on the device, so no synchronisation per layer
             rate = group["lr"] * torch.where(usable, local, torch.ones_like(local))
             gradient = gradient + decay * parameter
         state = self.state[parameter]
@@ -64,6 +64,6 @@ def make_optimizer(config: Config, parameters: list[nn.Parameter]) -> torch.opti
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The rate of the next step, for every parameter group."""
+    """Sets the rate of the next step in every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -1,8 +1,8 @@
-"""What is computed in which type: autocast, or 16-bit weights with fp32 masters, and the loss scale that fp16 needs.
+"""Mixed precision: autocast, or 16-bit weights with fp32 master weights, and the loss scale that fp16 needs.
 
-The levels are apex's, under which experiment 1 was written down: O0 nothing, O1 autocast by operator, O2 fp16 weights
-with fp32 batch norm and fp32 master weights, O3 fp16 throughout. The default is bf16 autocast, which needs no scale,
-where the hardware has it.
+The levels are apex's, as experiment 1 reports them: O0 off, O1 autocast per operator, O2 fp16 weights with fp32 batch
+norm and fp32 master weights, O3 fp16 throughout. The default is bf16 autocast if the hardware has it; bf16 needs no
+loss scale.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from train.syncbn import BATCH_NORMS
 
 
 class TensorCores(TorchFunctionMode):
-    """16-bit products on a CPU as a GPU's tensor cores make them: 16-bit in, sums in fp32, rounded to 16 bits once.
+    """16-bit products on a CPU as on a GPU's tensor cores: 16-bit inputs, fp32 sums, rounded to 16 bits once.
 
-    torch's own fp16 convolutions on CPU add up an image at a time in fp16, which no GPU does, and are 30 times slower.
+    torch's own fp16 convolutions on CPU sum gradients image by image in fp16, unlike any GPU, and are 30 times slower.
     """
 
     PRODUCTS = frozenset((functional.conv1d, functional.conv2d, functional.conv3d, functional.linear, torch.matmul))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Tensors of fp16 pass the products as fp32, forth and, through the casts' own gradients, back."""
+        """Computes products of fp16 tensors in fp32; through the casts' gradients this holds for backward too."""
         half = args and isinstance(args[0], Tensor) and args[0].dtype is torch.float16
         if not (half and func in self.PRODUCTS):
             return func(*args, **(kwargs or {}))
@@ -41,23 +41,23 @@ class TensorCores(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Precision:
-    """The types of a run."""
+    """The number types of a run."""
 
     name: str  # none, bf16, fp16 (O1), O2, O3
-    weights: torch.dtype  # of the model's weights and inputs
+    weights: torch.dtype  # type of the model's weights and inputs
     autocast: torch.dtype | None
     masters: bool  # fp32 copies of the weights, which the optimiser updates
     scaled: bool  # a dynamic loss scale
     layout: torch.memory_format
 
     def context(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Where operators choose their type, or where a CPU multiplies 16-bit weights as a GPU would; or nothing."""
+        """Autocast, or TensorCores for 16-bit weights on a CPU, or a null context."""
         if self.autocast:
             return torch.autocast(device.type, self.autocast)
         return TensorCores() if self.weights is torch.float16 and device.type == "cpu" else nullcontext()
 
     def cast(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The model on the device, in this precision's types and memory layout; O2 leaves batch norm in fp32."""
+        """Moves the model to the device, in this precision's types and memory layout; O2 keeps batch norm in fp32."""
         model = model.to(device, self.weights, memory_format=self.layout)  # type: ignore[call-overload]
         if self.masters:
             for module in model.modules():
@@ -67,12 +67,12 @@ class Precision:
 
 
 def choose_precision(config: Config, device: torch.device) -> Precision:
-    """--amp auto: bf16 where the GPU computes in it, else fp16 with a loss scale; none on CPU."""
+    """--amp auto: bf16 if the GPU supports it in hardware, else fp16 with a loss scale; none on CPU."""
     name = {"O0": "none", "O1": "fp16"}.get(config.amp, config.amp)
     if name == "auto" and (device.type == "cpu" or config.dtype == "float64"):
         name = "none"
     elif name == "auto":
-        # before Ampere bf16 is emulated and slower than fp32, so the capability counts, not is_bf16_supported()
+        # before Ampere bf16 is emulated and slower than fp32, so check the capability, not is_bf16_supported()
         name = "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp16"
     nhwc = config.memory_format == "channels_last" or (config.memory_format == "auto" and device.type == "cuda")
     return Precision(
@@ -88,7 +88,7 @@ def choose_precision(config: Config, device: torch.device) -> Precision:
 class LossScale:
     """Dynamic loss scale: starts at 2^16, doubles after 2000 clean steps (cap 2^24), halves when a gradient overflows.
 
-    Micikevicius et al., arXiv 1710.03740, section 3.2. Disabled it is 1, and nothing is checked.
+    Micikevicius et al., arXiv 1710.03740, section 3.2. If disabled, it is 1 and nothing is checked.
     """
 
     GROWTH_INTERVAL, CAP = 2000, 2.0**24
@@ -100,9 +100,9 @@ class LossScale:
 
     @torch.no_grad()
     def unscale(self, gradients: list[Tensor]) -> bool:
-        """Divides the gradients by the scale; False if any is inf or nan, and then the scale is halved.
+        """Divides the gradients by the scale; if any is inf or nan, halves the scale and returns False.
 
-        All ranks hold the same reduced gradients, so all of them decide alike.
+        All ranks have the same reduced gradients, so all make the same decision.
         """
         if not self.enabled:
             return True
@@ -120,25 +120,25 @@ class LossScale:
         return {"value": self.value, "clean": self._clean}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there, if a scale is used at all."""
+        """Restores the state, if a scale is used at all."""
         if self.enabled:
             self.value, self._clean = state["value"], state["clean"]
 
 
 class Masters:
-    """fp32 copies of 16-bit weights: the optimiser updates these, the model gets them rounded."""
+    """fp32 copies of 16-bit weights: the optimiser updates the copies, the model gets them rounded."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.parameters = [nn.Parameter(p.detach().float().clone()) for p in self._model]
 
     def take_gradients(self) -> None:
-        """The model's gradients, in fp32, become the masters'."""
+        """Copies the model's gradients, in fp32, to the masters."""
         for ours, theirs in zip(self.parameters, self._model, strict=True):
             ours.grad = None if theirs.grad is None else theirs.grad.float()
 
     @torch.no_grad()
     def publish(self) -> None:
-        """The model's weights become the masters', rounded."""
+        """Copies the masters, rounded, to the model's weights."""
         for theirs, ours in zip(self._model, self.parameters, strict=True):
             theirs.copy_(ours)

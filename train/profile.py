@@ -1,4 +1,4 @@
-"""A trace of a few training steps, on request: what ran when, on the CPU and on the GPU, for Perfetto or Chrome."""
+"""An optional trace of a few training steps on CPU and GPU, for Perfetto or Chrome."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class NoTrace:
     """Records nothing."""
 
     def step(self) -> None:
-        """A step is over."""
+        """Called after each step."""
 
     def close(self) -> None:
-        """The epoch is over."""
+        """Called after the epoch."""
 
 
 class Trace(NoTrace):
@@ -37,16 +37,16 @@ class Trace(NoTrace):
         self._profiler = self._stack.enter_context(profiler.profile(schedule=plan, on_trace_ready=write))
 
     def step(self) -> None:
-        """A step is over."""
+        """See `NoTrace`."""
         self._profiler.step()
 
     def close(self) -> None:
-        """The epoch is over."""
+        """See `NoTrace`."""
         self._stack.close()
 
 
 def tracing(config: Config, world: World, epoch: int) -> NoTrace:
-    """The recorder of this rank and epoch: rank 0's first one, if asked for."""
+    """A recorder for rank 0's first epoch if --profile is set, else one that records nothing."""
     if config.profile and world.first and epoch == 0:
         return Trace(Path(config.output) / "profile" / "trace.json")
     return NoTrace()

@@ -15,7 +15,7 @@ Schedule = Callable[[int], float]
 class OneCycle:
     """Smith and Topin, arXiv 1708.07120, as torch.optim.lr_scheduler.OneCycleLR computes it (cosine, two phases).
 
-    `total` steps in all; the rate rises from peak/div to peak over the first `warmup` share, then falls to
+    Over `total` steps the rate rises from peak/div to peak in the first `warmup` share, then falls to
     peak/div/final_div.
     """
 
@@ -26,7 +26,7 @@ class OneCycle:
     final_div: float = 1e4
 
     def __call__(self, step: int) -> float:
-        """The rate of step `step` (0 first). Past the end it stays at the last rate instead of raising."""
+        """The rate of step `step` (counted from 0). Past the end it stays at the last rate instead of raising."""
         first = self.peak / self.div
         last = first / self.final_div
         top = self.warmup * self.total - 1
@@ -37,7 +37,7 @@ class OneCycle:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """peak*(t + 1)/w in the first w steps, then `after`, a function of the share of the rest that is done."""
+    """peak*(t + 1)/w in the first w steps, then `after`, a function of the completed share of the remaining steps."""
 
     peak: float
     total: int
@@ -45,7 +45,7 @@ class WarmUp:
     after: Callable[[float], float]
 
     def __call__(self, step: int) -> float:
-        """The rate of step `step` (0 first)."""
+        """The rate of step `step` (counted from 0)."""
         if step < self.steps:
             return self.peak * (step + 1) / self.steps
         return self.peak * self.after(min((step - self.steps) / max(self.total - self.steps, 1), 1.0))
@@ -53,7 +53,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class MultiStep:
-    """Times `gamma` at each milestone, a share of the whole run; with the warm-up of the others."""
+    """The rate is multiplied by `gamma` at each milestone (a share of the run); with a linear warm-up."""
 
     peak: float
     total: int
@@ -62,7 +62,7 @@ class MultiStep:
     gamma: float
 
     def __call__(self, step: int) -> float:
-        """The rate of step `step` (0 first)."""
+        """The rate of step `step` (counted from 0)."""
         if step < self.steps:
             return self.peak * (step + 1) / self.steps
         return self.peak * self.gamma ** sum(step >= round(share * self.total) for share in self.milestones)
@@ -73,22 +73,22 @@ def _cosine(start: float, end: float, share: float) -> float:
 
 
 def half_cosine(share: float) -> float:
-    """1 to 0 along half a cosine (Loshchilov and Hutter, arXiv 1608.03983, without restarts)."""
+    """From 1 to 0 along half a cosine (Loshchilov and Hutter, arXiv 1608.03983, without restarts)."""
     return _cosine(1.0, 0.0, share)
 
 
 def straight(share: float) -> float:
-    """1 to 0 along a line."""
+    """From 1 to 0 linearly."""
     return 1.0 - share
 
 
 def peak_rate(config: Config, global_batch: int) -> float:
-    """--lr, scaled linearly with the global batch (Goyal et al., arXiv 1706.02677, section 2.1) unless told not to."""
+    """--lr, scaled linearly with the global batch (Goyal et al., arXiv 1706.02677, section 2.1) unless switched off."""
     return config.lr * (global_batch / config.lr_reference_batch if config.lr_scaling == "linear" else 1.0)
 
 
 def make_schedule(config: Config, global_batch: int, total: int) -> Schedule:
-    """The schedule of a run of `total` optimiser steps."""
+    """The schedule for a run of `total` optimiser steps."""
     peak = peak_rate(config, global_batch)
     warmup = config.warmup if config.warmup >= 0 else 0.3 if config.schedule == "onecycle" else 0.05
     if config.schedule == "onecycle":

@@ -1,4 +1,4 @@
-"""Everything a run needs before its first step, alike on every rank, put back where a checkpoint left it."""
+"""Everything that a run needs before its first step, the same on every rank, restored from a checkpoint if any."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ from train.syncbn import SyncBatchNorm, convert
 
 @dataclass
 class Progress:
-    """Where a run is. With the options it determines everything that is still to come."""
+    """The position of a run. Together with the options it determines the rest of the run."""
 
     epoch: int = 0  # training epochs done
-    step: int = 0  # steps done in the epoch under way
+    step: int = 0  # steps done in the current epoch
     updates: int = 0  # steps applied: the schedule's position
     skipped: int = 0  # steps not applied because fp16 overflowed
     validated: int = 0  # epochs validated
     best: float = -1.0  # highest top-1 so far, percent
-    sums: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))  # of this epoch, all ranks
+    sums: Tensor = field(
+        default_factory=lambda: torch.zeros(4, dtype=torch.float64)
+    )  # `counts` of this epoch, all ranks
 
 
 @dataclass
@@ -61,37 +63,38 @@ class Run:
 
     @property
     def global_batch(self) -> int:
-        """Images a step, of all ranks."""
+        """Images per step on all ranks together."""
         return _global_batch(self.config, self.world)
 
     @property
     def total_steps(self) -> int:
-        """Of the whole run."""
+        """Steps of the whole run."""
         return self.config.epochs * self.epoch_steps
 
     @property
     def global_step(self) -> int:
-        """Steps done, of the whole run."""
+        """Steps done so far in the whole run."""
         return self.progress.epoch * self.epoch_steps + self.progress.step
 
     @property
     def least_samples(self) -> int:
-        """What a rank's batch is filled up to, with weight 0.
+        """The size to which a rank's batch is padded with samples of weight 0.
 
-        Batch norm refuses a single value a channel; the synchronised one takes none as well, and must not see fillers.
+        Batch norm rejects a single value per channel. Synchronised batch norm accepts an empty batch and must not see
+        fillers.
         """
         if any(isinstance(module, SyncBatchNorm) for module in self.model.modules()):
             return 0
         return 2 if has_batch_norm(self.model) else 1
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree on in the middle of an epoch for the sample order to be the same."""
+        """What must match when a checkpoint from inside an epoch is resumed, so that the sample order is the same."""
         names = ("seed", "last_batch")
         order = {name: getattr(self.config, name) for name in names}
         return order | {"global_batch": self.global_batch, "images": len(self.dataset.train.labels)}
 
     def state(self) -> checkpoint.State:
-        """What a checkpoint holds."""
+        """The content of a checkpoint."""
         return {
             "format": checkpoint.FORMAT,
             "arch": self.config.arch,
@@ -108,10 +111,11 @@ class Run:
 
 
 def prepare(config: Config, world: World) -> Run:
-    """Data, model, optimiser, schedule and the checkpoint to go on from.
+    """Opens the data, builds model, optimiser and schedule, and restores the checkpoint if there is one.
 
     Raises:
-        TrainError: on the ranks where something does not fit; the other ranks end with it (SystemExit).
+        TrainError: invalid options, data or checkpoint on this rank.
+        SystemExit: another rank raised TrainError.
     """
     if world.device.type == "cpu":
         keep_freed_memory()
@@ -159,7 +163,7 @@ def _say(text: str) -> None:
 
 
 def _silent(_text: str) -> None:
-    """For ranks other than 0, which would print the same."""
+    """For ranks other than 0, which would repeat rank 0's messages."""
 
 
 def _global_batch(config: Config, world: World) -> int:
@@ -186,7 +190,7 @@ def _epoch_steps(config: Config, world: World, images: int) -> int:
         times = f" x {config.accumulate} accumulated" if config.accumulate > 1 else ""
         raise TrainError(
             f"--batch-size {config.batch_size}{times} on {world.size} process{'es' * (world.size > 1)} "
-            f"is {batch} images a step, but there are {images} to train on; "
+            f"is {batch} images per step, but there are {images} to train on; "
             f"make it {max(1, images // (batch // config.batch_size))} or less"
         )
     return sampler.steps_per_epoch(images, batch, config.last_batch == "keep")
@@ -217,9 +221,10 @@ def _restore(run: Run, resumed: checkpoint.Loaded) -> None:
     if changed := [f"{key} {value} -> {now[key]}" for key, value in before.items() if value != now[key]]:
         if progress.step:
             raise TrainError(
-                f"{resumed.path} was saved inside an epoch, and the order of images changed since: {', '.join(changed)}"
+                f"{resumed.path} was saved inside an epoch, and the order of images has changed since: "
+                f"{', '.join(changed)}"
             )
-        # between epochs this is fine: the schedule goes on at the same share of the run
+        # between epochs this is fine: the schedule continues at the same share of the run
         progress.updates = progress.epoch * run.epoch_steps
     run.progress = progress
     run.step.load_optimizer(state["optimizer"])

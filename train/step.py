@@ -1,4 +1,4 @@
-"""One training step: micro-batches forward and backward, each normalised on the device, then the weights' update."""
+"""One training step: forward and backward of micro-batches, normalised on the device, then the weight update."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from train.precision import LossScale, Masters, Precision
 
 
 class Normalise(nn.Module):
-    """(n, H, W, 3) uint8 -> (n, 3, H, W) of the weights' type, (x/255 - mean)/std, on the device."""
+    """(n, H, W, 3) uint8 -> (n, 3, H, W) in the weights' type, (x/255 - mean)/std, on the device."""
 
     def __init__(self, config: Config, precision: Precision, device: torch.device) -> None:
         super().__init__()
         mean = torch.tensor(config.mean, dtype=torch.float64) * 255
         std = torch.tensor(config.std, dtype=torch.float64) * 255
-        # computed in at least fp32, and rounded to the weights' type last
+        # computed in at least fp32 and rounded to the weights' type at the end
         self._type = torch.promote_types(precision.weights, torch.float32)
         self.scale = (1 / std).view(1, 3, 1, 1).to(device, self._type)
         self.shift = (-mean / std).view(1, 3, 1, 1).to(device, self._type)
         self.precision = precision
 
     def forward(self, images: Tensor) -> Tensor:
-        """A permuted view of NHWC is channels_last NCHW, so the conversion is the only copy."""
+        """Normalises; a permuted view of NHWC is channels_last NCHW, so the type conversion is the only copy."""
         x = torch.addcmul(self.shift, images.permute(0, 3, 1, 2).to(self._type), self.scale)
         return x.to(self.precision.weights).contiguous(memory_format=self.precision.layout)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a step needs from outside: its rate, its number among the updates, its mix."""
+    """The inputs of a step besides data: learning rate, number of the update, mix."""
 
     rate: float
     update: int
@@ -49,11 +49,11 @@ class Plan:
 
 
 class Step:
-    """The model's update, the same on every rank.
+    """Updates the model, identically on every rank.
 
     A rank's loss is its sum over samples x world / total: DDP's mean over ranks is then the mean over all samples of
-    all ranks and micro-batches, also when the last batch of an epoch falls unevenly. Gradients travel once an update,
-    with the last micro-batch.
+    all ranks and micro-batches, even if the last batch of an epoch is divided unevenly. Gradients are reduced once per
+    update, with the last micro-batch.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Step:
         self.scale = LossScale(precision.scaled)
         self.ema = EMA(model, config.ema_decay) if config.ema_decay else None
         self.normalise = Normalise(config, precision, world.device)
-        self.has_logits = True  # and counts the correct ones; of a model's stages only the last has them
+        self.has_logits = True  # and can count hits; with model stages only the last one has logits
 
     def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
-        """Adds a micro-batch's gradients; returns its `counts`, on the device."""
+        """Adds a micro-batch's gradients; returns its `counts` on the device."""
         device = self.world.device
         images = self.normalise(batch.images.to(device, non_blocking=True))
         labels, weights = batch.labels.to(device, non_blocking=True), batch.weights.to(device, non_blocking=True)
@@ -87,7 +87,7 @@ class Step:
         return counts(logits.detach(), labels, loss.detach(), weights)
 
     def update(self, plan: Plan) -> bool:
-        """Moves the weights by the gradients gathered; False if they overflowed and no rank moved."""
+        """Updates the weights with the accumulated gradients; False if they overflowed and no rank updated."""
         if self.masters:
             self.masters.take_gradients()
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
@@ -105,22 +105,22 @@ class Step:
         return applied
 
     def gather_to_rank0(self) -> None:
-        """Before a checkpoint, on every rank: sends rank 0 what it lacks of the model. Here it has everything."""
+        """Sends rank 0 the parts of the model that it lacks; called on every rank before a checkpoint. Here: none."""
 
     def optimizer_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the optimiser; after `gather_to_rank0`."""
+        """The optimiser's state for a checkpoint; call after `gather_to_rank0`."""
         return self.optimizer.state_dict()
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
-        """Goes on from there."""
+        """Restores the optimiser's state."""
         self.optimizer.load_state_dict(state)
 
     @property
     def evaluated(self) -> nn.Module:
-        """The model that is validated: the average of the weights where there is one."""
+        """The model to validate: the averaged weights if there are any."""
         return self.ema.model if self.ema else self.model
 
 
 def _wide(logits: Tensor) -> Tensor:
-    """16-bit logits as fp32: a softmax over a thousand classes needs it."""
+    """16-bit logits as fp32, which a softmax over a thousand classes needs."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -1,7 +1,7 @@
 """Batch normalisation over the batches of all ranks, on any device and backend, for batches of different sizes.
 
-torch's own SyncBatchNorm works on GPUs only. One all-reduce forward, one backward, of float64 sums: with float32 sums a
-mean of 100 costs three digits of the variance. What is done to each value is done in its own type, at least float32.
+torch's own SyncBatchNorm works on GPUs only. One all-reduce forward and one backward, of float64 sums: with float32
+sums a mean of 100 costs three digits of the variance. Elementwise operations use the input's type, at least float32.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Normalise(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         axes, channels = [0, *range(2, x.ndim)], x.shape[1]
         count = torch.full((1,), x.numel() // channels, dtype=torch.float64, device=x.device)
-        # the norm's square, because that is summed in float64 without a float64 copy of the input
+        # the square of the norm, because vector_norm sums in float64 without a float64 copy of the input
         squares = torch.linalg.vector_norm(x, dim=axes, dtype=torch.float64).square()
         sums = _all_sum(torch.cat([x.sum(axes, dtype=torch.float64), squares, count]))
         count = sums[-1]
@@ -49,7 +49,7 @@ class _Normalise(torch.autograd.Function):
 
 
 def _wide(values: Tensor, like: Tensor) -> Tensor:
-    """(C,) as (1, C, 1, ...), in the type that values of `like` are computed in."""
+    """(C,) as (1, C, 1, ...), in the type in which values of `like` are computed."""
     kind = torch.promote_types(like.dtype, torch.float32)
     return values.view(1, -1, *[1] * (like.ndim - 2)).to(kind)
 

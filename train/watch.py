@@ -1,4 +1,4 @@
-"""What a run shows of itself: console lines, TensorBoard scalars, metrics.jsonl. Rank 0 alone; others are `Silent`."""
+"""The output of a run: console lines, TensorBoard scalars, metrics.jsonl. Only rank 0 writes; others are `Silent`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from train.data.source import Pixels
 from train.hparams import Session
 from train.metrics import Scores
 
-GRID = 8  # images a row
+GRID = 8  # images per row
 FLUSH_SECONDS = 2  # how far TensorBoard's files may lag behind; the launcher collects them while the run goes on
 
 
 @dataclass(frozen=True)
 class Interval:
-    """What happened since the last line. Rates are of all ranks."""
+    """What happened since the last line. Rates are over all ranks."""
 
-    epoch: int  # 1 first
+    epoch: int  # counted from 1
     epochs: int
-    step: int  # of the run, 1 first
+    step: int  # of the run, counted from 1
     steps: int
     epoch_step: int
     epoch_steps: int
@@ -33,7 +33,7 @@ class Interval:
     so_far: Scores  # of the epoch
     lr: float
     images_per_s: float
-    data_wait: float  # share of the time, 0 to 1, mean over ranks
+    data_wait: float  # fraction of the time, 0 to 1, mean over ranks
     loss_scale: float
     skipped: int  # steps, of the run
 
@@ -45,26 +45,26 @@ class Silent:
         """A console line."""
 
     def begin(self, facts: dict[str, Any], purge_step: int | None) -> None:
-        """The run starts, or goes on after `purge_step` - 1."""
+        """The run starts, or resumes at step `purge_step`."""
 
     def stepped(self, epoch: int, epochs: int, step: int, steps: int) -> None:
         """Step `step` of the run's `steps` is done."""
 
     def progress(self, now: Interval) -> None:
-        """Some steps were done."""
+        """An interval of steps is done."""
 
     def validated(self, epoch: int, epochs: int, step: int, train: Scores, val: Scores, seconds: float) -> None:
-        """An epoch is over."""
+        """An epoch has been trained and validated."""
 
     def images(self, tag: str, images: Pixels, step: int) -> None:
-        """Some images, (n, side, side, 3)."""
+        """Images to show, (n, side, side, 3)."""
 
     def end(self, facts: dict[str, Any]) -> None:
-        """The run is over."""
+        """The run has ended."""
 
 
 class Writer(Silent):
-    """Rank 0: prints, and writes below the output folder. metrics.jsonl is only ever appended to, line by line."""
+    """Rank 0: prints, and writes below the output folder. metrics.jsonl is only appended to, line by line."""
 
     def __init__(self, output: Path, amp: bool) -> None:
         self._output, self._amp = output, amp
@@ -72,7 +72,7 @@ class Writer(Silent):
         self._bar = Bar()
 
     def say(self, text: str) -> None:
-        """Prints at once, whatever stdout is."""
+        """Prints a line and flushes it."""
         self._bar.clear()
         print(text, flush=True)
 
@@ -81,8 +81,8 @@ class Writer(Silent):
         self._bar.step(epoch, epochs, step, steps)
 
     def begin(self, facts: dict[str, Any], purge_step: int | None) -> None:
-        """Opens the files. With `purge_step`, TensorBoard forgets what a run that was cut off wrote from there on."""
-        from torch.utils.tensorboard import SummaryWriter  # a second that only rank 0 pays, after its first line
+        """Opens the files. TensorBoard drops what an interrupted run wrote from `purge_step` on."""
+        from torch.utils.tensorboard import SummaryWriter  # takes a second: only on rank 0, after its first line
 
         self._output.mkdir(parents=True, exist_ok=True)
         self._jsonl = (self._output / "metrics.jsonl").open("a", encoding="utf-8")
@@ -92,7 +92,7 @@ class Writer(Silent):
         self._line("start", **facts)
 
     def progress(self, now: Interval) -> None:
-        """One line in experiment 1's form, one of JSON, and the scalars at this step."""
+        """Writes a console line in experiment 1's format, a JSON line, and the scalars of this step."""
         cur, avg = now.interval, now.so_far
         self.say(
             f"Epoch: [{now.epoch}][{now.epoch_step}/{now.epoch_steps}] Loss {cur.loss:.4f} ({avg.loss:.4f}) "
@@ -126,7 +126,7 @@ class Writer(Silent):
         self._scalars(scalars, now.step)
 
     def validated(self, epoch: int, epochs: int, step: int, train: Scores, val: Scores, seconds: float) -> None:
-        """The epoch's line; scalars at the step that ends the epoch, so that both curves share an axis."""
+        """Writes the epoch's line, and scalars at the epoch's last step, so that both curves share an axis."""
         self.say(
             f"Epoch: [{epoch}] val Loss {val.loss:.4f} Acc@1 {val.top1:.2f} Acc@5 {val.top5:.2f} "
             f"({val.images} images, {seconds:.1f} s)"
@@ -136,7 +136,7 @@ class Writer(Silent):
         self._scalars({"Loss/val": val.loss, "Accuracy/val": val.top1, "Accuracy5/val": val.top5}, step)
 
     def images(self, tag: str, images: Pixels, step: int) -> None:
-        """As one picture in TensorBoard, GRID of them a row."""
+        """Writes the images as one grid to TensorBoard, GRID per row."""
         rows = -(-len(images) // GRID)
         filled = np.zeros((rows * GRID, *images.shape[1:]), np.uint8)
         filled[: len(images)] = images

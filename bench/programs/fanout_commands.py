@@ -1,15 +1,15 @@
-"""What a pretended node answers to a command.
+"""How a simulated node answers commands.
 
-Commands are run for real by a shell, in the node's own folder, but for these, which are answered in this process:
+Commands run in a real shell, in the node's own folder, except these, which are answered in this process:
 
-- the launcher's look at a node: what it printed once on this machine, with the node's own home, port and time;
-- its clean-up of /dev/shm, for that is this machine's: nothing was left there;
-- the scripts of launcher/node/files.py that every node runs: make a folder, list one, send files, follow them. What
-  they do is done, to the same files; a shell and its tools would cost some milliseconds of processor time, which on a
-  real node are the node's own: 256 times that on the cores of this machine would measure this machine;
-- what the rival asks for (`docker run`, `docker rm`, `cat`): it is spared the shell in the same way.
+- the launcher's facts script: its output on this machine, recorded once, with the node's own home, port and time;
+- the clean-up of /dev/shm, because that folder is this machine's: answered as if nothing was left there;
+- the scripts of launcher/node/files.py that run on every node: make a folder, list one, send files, follow them. Their
+  effect on the files is the same. A shell and its tools would take some milliseconds of CPU time, on a real node the
+  node's own; 256 times that on this machine's cores would measure this machine instead of the launcher;
+- the baseline's commands (`docker run`, `docker rm`, `cat`), which skip the shell for the same reason.
 
-`docker` is a program that does nothing, so that no script reaches this machine's engine.
+`docker` is a program that does nothing, so that no script reaches this machine's Docker engine.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from launcher.node import facts, shm_cleanup
 from launcher.node.files import _FOLLOW, _MAKE_DIR, _MISSING, _PREFACE, _SCAN, _SPANS
 
 TEMPLATE_CONNECTION = "198.18.255.1 54321 198.18.255.1 54322"  # replaced by a node's own
-POLL = 0.2  # seconds, as its `tail -s` has it
-RIVALS = ("docker run ", "docker rm ")
+POLL = 0.2  # seconds, as in the script's `tail -s`
+BASELINE = ("docker run ", "docker rm ")
 
 Process = Any  # asyncssh.SSHServerProcess[bytes]
 Answer = Callable[[Process, Sequence[str]], Awaitable[int]]
 
-run_for_real: Counter[str] = Counter()  # how often each command was, by its beginning
+run_for_real: Counter[str] = Counter()  # commands run in a real shell, by their beginning
 
 
 class Commands:
-    """Of one node. `look`: what the launcher's look printed with HOME at `template`."""
+    """The commands of one node. `recorded`: the output of the launcher's facts script with HOME at `template`."""
 
-    def __init__(self, home: Path, port: int, look: bytes, template: Path, docker: Path) -> None:
+    def __init__(self, home: Path, port: int, recorded: bytes, template: Path, docker: Path) -> None:
         self._home = home
         self._connection = f"127.0.0.1 1 127.0.0.1 {port}"
         own = {str(template): str(home), TEMPLATE_CONNECTION: self._connection}
-        self._look = functools.reduce(lambda text, pair: text.replace(*pair), _encoded(own), look)
+        self._recorded = functools.reduce(lambda text, pair: text.replace(*pair), _encoded(own), recorded)
         self._environment = {
             "HOME": str(home),
             "PATH": f"{docker.parent}:/usr/bin:/bin",
@@ -65,12 +65,12 @@ class Commands:
         }
 
     async def run(self, process: Process, command: str) -> int:
-        """Its exit code."""
+        """Answers the command; returns its exit code."""
         if command.startswith("sh -c "):
             _, _, script, *arguments = shlex.split(command)
             if answer := self._scripts.get(script):
                 return await answer(process, arguments[1:])
-        if command.startswith(RIVALS):
+        if command.startswith(BASELINE):
             return await self._nothing(process, ())
         if command.startswith("cat ") and shlex.quote(command[4:]) == command[4:]:
             process.stdout.write(b"".join(path.read_bytes() for path in sorted((self._home / command[4:]).iterdir())))
@@ -78,7 +78,7 @@ class Commands:
         return await self._for_real(process, command)
 
     async def _facts(self, process: Process, _: Sequence[str]) -> int:
-        process.stdout.write(re.sub(rb"(?<=@@time\n)\d+\.\d+", b"%.6f" % time.time(), self._look))
+        process.stdout.write(re.sub(rb"(?<=@@time\n)\d+\.\d+", b"%.6f" % time.time(), self._recorded))
         return 0
 
     async def _nothing(self, _: Process, __: Sequence[str]) -> int:
@@ -111,7 +111,7 @@ class Commands:
         return 0
 
     async def _follow(self, process: Process, arguments: Sequence[str]) -> int:
-        """Until stdin ends."""
+        """Runs until stdin ends."""
         ended = asyncio.create_task(process.stdin.read())
         places = [int(offset) - 1 for offset in arguments[1::2]]
         while not ended.done():
@@ -142,7 +142,7 @@ class Commands:
         try:
             await asyncio.gather(_copy(child.stdout, process.stdout), _copy(child.stderr, process.stderr))
             code = await child.wait()
-        finally:  # the channel may have closed before it ended
+        finally:  # the channel may have closed before the command ended
             feeding.cancel()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
@@ -162,7 +162,7 @@ def _encoded(pairs: dict[str, str]) -> list[tuple[bytes, bytes]]:
     return [(old.encode(), new.encode()) for old, new in pairs.items()]
 
 
-def look_here(template: Path) -> bytes:
-    """What the launcher's look at this machine prints, with HOME at `template`."""
+def record_facts(template: Path) -> bytes:
+    """The output of the launcher's facts script on this machine, with HOME at `template`."""
     environment = {**os.environ, "HOME": str(template), "SSH_CONNECTION": TEMPLATE_CONNECTION}
     return subprocess.run(["sh", "-c", facts.script()], env=environment, stdout=subprocess.PIPE, check=True).stdout

@@ -1,8 +1,8 @@
-"""A pretended Docker engine: as much of the Engine API, over one byte stream, as a run's life asks for.
+"""A simulated Docker engine: the part of the Engine API that a run uses, over one byte stream.
 
-A run's container does nothing. It ends PRETENDED_SECONDS (of its environment) after its start, or when it is stopped,
-and leaves in its output folder what entry.sh would: a log of 16 kB and three smaller files. Probes of an image are
-short programs whose output counts: those are run for real, on this machine.
+A run's container does nothing. It ends SIMULATED_SECONDS (from its environment) after its start, or when it is stopped,
+and leaves in its output folder what entry.sh would: a log of 16 kB and three smaller files. Image probes are short
+programs whose output matters, so they really run, on this machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, unquote
 
 IMAGE = "bench:latest"
 IMAGE_ID = "sha256:" + "1" * 64
-SECONDS = "PRETENDED_SECONDS"
+SECONDS = "SIMULATED_SECONDS"
 LOG = b"".join(b"step %6d  loss 0.123456  images/s 1234.5\n" % step for step in range(190))  # 8 kB
 RANK_LOG = LOG[:4096]
 VERSION = {"Version": "27.0.0", "ApiVersion": "1.46", "MinAPIVersion": "1.24", "Os": "linux", "Arch": "amd64"}
@@ -48,7 +48,7 @@ Read = Callable[[int], Awaitable[bytes]]
 
 
 class Container:
-    """One container; `found` is what an inspect shows."""
+    """One container; `found` is its inspect document."""
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
         self.config = config
@@ -71,7 +71,7 @@ class Container:
         return str(self.found["State"]["Status"])
 
     def summary(self) -> dict[str, Any]:
-        """As a list shows it."""
+        """Its entry in a list of containers."""
         names, labels = [self.found["Name"]], self.found["Config"]["Labels"]
         image = {"Image": IMAGE, "ImageID": IMAGE_ID}
         return {"Id": self.found["Id"], "Names": names, "Labels": labels, "State": self.status, "Created": 0, **image}
@@ -87,7 +87,7 @@ class Container:
             self.probe = asyncio.create_task(self._run(argv, env))
 
     def end(self, code: int = 0) -> None:
-        """It ends now, unless it has."""
+        """Ends the container, unless it has already ended."""
         if self.status != "running":
             return
         if self.timer is not None:
@@ -120,14 +120,14 @@ class Container:
 
 
 class Engine:
-    """The containers of one node. `number` makes its id its own."""
+    """The containers of one node. `number` makes the engine's id unique."""
 
     def __init__(self, number: int) -> None:
         self._containers: dict[str, Container] = {}
-        self._info = {**INFO, "ID": f"pretended-{number}"}
+        self._info = {**INFO, "ID": f"simulated-{number}"}
 
     async def serve(self, readuntil: Callable[[bytes], Awaitable[bytes]], exactly: Read, stream: Any) -> None:
-        """HTTP/1.1, kept alive, until the stream ends. `stream` has write()."""
+        """Serves HTTP/1.1 requests until the stream ends. `stream` has write()."""
         while True:
             try:
                 head = (await readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -170,7 +170,7 @@ class Engine:
         container = self._find(words[1]) if words[0] == "containers" and len(words) > 1 else None
         if container is None:
             if words[0] not in ("containers", "images"):
-                print(f"pretended engine: {method} /{'/'.join(words)} has no answer", file=sys.stderr, flush=True)
+                print(f"simulated engine: {method} /{'/'.join(words)} is not implemented", file=sys.stderr, flush=True)
             return 404, {"message": f"no such thing: {'/'.join(words)}"}
         if method == "DELETE":
             if container.status == "running" and query.get("force") not in ("1", "true", "True"):
@@ -192,7 +192,7 @@ class Engine:
         elif what == "logs":
             return 200, struct.pack(">BxxxL", 1, len(container.log)) + container.log if container.log else b""
         else:
-            print(f"pretended engine: /containers/ID/{what} has no answer", file=sys.stderr, flush=True)
+            print(f"simulated engine: /containers/ID/{what} is not implemented", file=sys.stderr, flush=True)
             return 404, {"message": what}
         return 204, None
 
@@ -203,7 +203,7 @@ class Engine:
         return 201, {"Id": self._containers[name].found["Id"], "Warnings": []}
 
     def _find(self, text: str) -> Container | None:
-        """By name or by id."""
+        """The container with that name or id."""
         by_id = (each for each in self._containers.values() if each.found["Id"] == text)
         return self._containers.get(text) or next(by_id, None)
 

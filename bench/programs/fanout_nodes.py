@@ -1,10 +1,10 @@
-"""Many pretended nodes in one process: `python -m bench.programs.fanout_nodes FOLDER FIRST COUNT ROUND_TRIP_MS`.
+"""Many simulated nodes in one process: `python -m bench.programs.fanout_nodes FOLDER FIRST COUNT ROUND_TRIP_MS`.
 
-Each is an ssh server of its own (asyncssh) behind a wire that delays every byte by half the round trip, each way. It
-runs commands (fanout_commands.py), speaks for a Docker engine (`docker system dial-stdio`, fanout_engine.py), has sftp,
-and connects to where it is asked to connect. FOLDER has the host key `host`, the user's `user.pub` and `bin/docker`;
-the nodes' homes are made in it. Prints the ports as a JSON list; when its stdin ends, which commands were run by a real
-shell and how often, and ends.
+Each is a separate ssh server (asyncssh) behind a proxy that delays every byte by half the round trip each way. It
+runs commands (fanout_commands.py), acts as a Docker engine (`docker system dial-stdio`, fanout_engine.py), has sftp and
+forwards connections. FOLDER has the host key `host`, the user's `user.pub` and `bin/docker`; the nodes' home folders
+are created in it. Prints the ports as a JSON list. When its stdin ends, it prints which commands ran in a real shell
+and how often, and exits.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ import asyncssh
 from asyncssh.connection import SSHConnection
 from asyncssh.constants import MSG_IGNORE
 
-from bench.programs.fanout_commands import Commands, look_here, run_for_real
+from bench.programs.fanout_commands import Commands, record_facts, run_for_real
 from bench.programs.fanout_engine import LOG, RANK_LOG, Engine
 from tests.bed.delay import serve_delayed
 
 DIAL_STDIO = "docker system dial-stdio"
-RIVALS_FILES = {"log": 2 * LOG, "rank": RANK_LOG, "clock": b"1 1\n" * 2, "attempts": b"start 1\nexit 0 2\n"}
+BASELINE_FILES = {"log": 2 * LOG, "rank": RANK_LOG, "clock": b"1 1\n" * 2, "attempts": b"start 1\nexit 0 2\n"}
 _send_packet = SSHConnection.send_packet
 
 
 def _without_ignore(self: SSHConnection, kind: int, *args: bytes, **handler: Any) -> None:
-    """asyncssh sends an empty message before every other one; sshd does not, and it costs the client time to read."""
+    """asyncssh sends an empty message before each message. sshd does not, and reading it would cost the client time."""
     if kind != MSG_IGNORE:
         _send_packet(self, kind, *args, **handler)
 
 
 class Server(asyncssh.SSHServer):
-    """Opens connections for its client, as sshd does."""
+    """Forwards connections for its client, as sshd does."""
 
     def connection_requested(self, *_: object) -> bool:
         return True
 
 
-async def begin(folder: Path, number: int, delay: float, look: bytes) -> int:
-    """One node; its port."""
+async def begin(folder: Path, number: int, delay: float, recorded: bytes) -> int:
+    """Starts one node; returns its port."""
     home = folder / f"node{number}"
     (home / "job").mkdir(parents=True)
-    for name, data in RIVALS_FILES.items():
+    for name, data in BASELINE_FILES.items():
         (home / "job" / name).write_bytes(data)
     engine = Engine(number)
 
@@ -66,7 +66,7 @@ async def begin(folder: Path, number: int, delay: float, look: bytes) -> int:
             working.cancel()
             await asyncio.wait({working})
         elif (error := working.exception()) is not None:
-            if not isinstance(error, ConnectionError):  # the client has left
+            if not isinstance(error, ConnectionError):  # ConnectionError: the client has disconnected
                 traceback.print_exception(error)
             process.exit(255)
         else:
@@ -85,21 +85,21 @@ async def begin(folder: Path, number: int, delay: float, look: bytes) -> int:
     )
     outside = await serve_delayed("127.0.0.1", listener.get_port(), delay)
     port = int(outside.sockets[0].getsockname()[1])
-    commands = Commands(home, port, look, folder / "template", folder / "bin" / "docker")
+    commands = Commands(home, port, recorded, folder / "template", folder / "bin" / "docker")
     return port
 
 
 async def main() -> None:
     folder, first, count, delay = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]) / 2000
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every node connects to the first one, through its wire
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every node connects to the first one through its proxy
     SSHConnection.send_packet = _without_ignore  # type: ignore[method-assign]
     (folder / "template").mkdir(exist_ok=True)
-    look = look_here(folder / "template")
-    print(json.dumps([await begin(folder, first + place, delay, look) for place in range(count)]), flush=True)
+    recorded = record_facts(folder / "template")
+    print(json.dumps([await begin(folder, first + place, delay, recorded) for place in range(count)]), flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     print(json.dumps(run_for_real), flush=True)
-    os._exit(0)  # whatever connections are still open
+    os._exit(0)  # without closing the connections that are still open
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The smallest distributed program: its first line comes when all ranks have met."""
+"""The smallest distributed program: it prints its first line when all ranks have joined."""
 
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
 if dist.get_rank() == 0:
-    print(f"met: {dist.get_world_size()} ranks", flush=True)
+    print(f"joined: {dist.get_world_size()} ranks", flush=True)
 dist.barrier()
 dist.destroy_process_group()

@@ -1,8 +1,8 @@
 #!/bin/sh
-# What one would write by hand: sh launch.sh NAME MASTER_ADDRESS IMAGE SITE_PACKAGES NODE...
-# The code goes over the same ssh call that starts the container, so a node costs one connection.
-# SSH is the ssh command; the current folder is the code. PROGRAM: run it instead of torchrun and its worker.
-# DETACH: return when the last container runs instead of following the first node's log.
+# A hand-written launch script: sh launch.sh NAME MASTER_ADDRESS IMAGE SITE_PACKAGES NODE...
+# The ssh call that starts the container also sends the code, so each node takes one connection.
+# SSH: the ssh command. The current folder is the code. PROGRAM: runs instead of torchrun and its worker.
+# DETACH: return when the last container runs, instead of following the first node's log.
 set -eu
 name=$1 master=$2 image=$3 site=$4
 shift 4

@@ -2,9 +2,9 @@
 
     python jobs/data/make_digits.py jobs/data/digits.tar
 
-The same Pillow gives the same bytes: members are sorted, times are 0, owner is uid 0. The 397 validation images (a
-prime: it divides by no world size) are those with the smallest SHA-256 of their index, so that the split depends on
-nothing but the index.
+The same version of Pillow gives the same bytes: members are sorted, times are 0, the owner is uid 0. The 397 validation
+images are those with the smallest SHA-256 of their index, so the split depends on the index alone. 397 is prime, so
+no world size above 1 divides it.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_digits
 
-SIDE = 32  # pixels; 8x8 is below what convolutional networks with a pooling stem can take
+SIDE = 32  # pixels; 8x8 is too small for convolutional networks with a pooling stem
 VALIDATION = 397
 QUALITY = 90
 
@@ -43,7 +43,7 @@ def members() -> dict[str, bytes]:
 
 
 def write(path: Path) -> None:
-    """USTAR, sorted, mtime 0, uid 0: nothing of the machine that made it."""
+    """USTAR, sorted, mtime 0, uid 0: independent of the machine that writes it."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for name, content in sorted(members().items()):
             info = tarfile.TarInfo(name)

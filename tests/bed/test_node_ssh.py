@@ -94,7 +94,7 @@ def test_a_node_behind_another_shares_its_connection(bed: Bed, pool: SshPool) ->
     direct, behind = SshMachine("a", "node2", pool), SshMachine("b", "node1-via-node2", pool)
     assert behind.run(["hostname"]).out.strip() == b"node1"
     assert direct.run(["sh", "-c", "ps -C sshd -o args= | grep -c trainer@notty || true"]).code == 0
-    assert behind._connection.hop is direct._connection
+    assert pool.connection("node1-via-node2").hop is pool.connection("node2")
 
 
 def test_a_chain_of_jump_hosts(bed: Bed, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""The figures of a fault: printed by its test, kept in the file that LAUNCHER_FIGURES names, shown as a table.
+"""Measurements of each fault: its test prints them and appends them to the file named by LAUNCHER_FIGURES.
 
-`python -m tests.e2e.figures FILE` prints the table; of a fault that was tried several times it shows the last.
+`python -m tests.e2e.figures FILE` prints them as a table, with the latest measurement of each fault.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ HEAD = (
     "fault",
     "nodes",
     "outcome",
-    "told after s",
-    "going on after s",
+    "reported after s",
+    "resumed after s",
     "intervals lost",
     "lines lost",
     "left",
@@ -26,18 +26,18 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Figures:
-    """What was seen of one fault.
+    """The measurements of one fault.
 
-    told: seconds from the fault until the launcher said so; None where it had nothing to say. again: seconds from the
-    fault (of one that heals: from its end) until the next step, or until the end of `up` where the fault ends
-    the run. intervals: between two checkpoints, the most that any restart lost.
+    reported: seconds from the fault until the launcher reported it; None if it reported nothing. resumed: seconds from
+    the fault (or from its end, if it heals) until the next step, or until `up` exits if the fault ends the run.
+    intervals: checkpoint intervals of training that had to be repeated, at worst.
     """
 
     fault: str
     nodes: int
     outcome: str
-    told: float | None
-    again: float | None
+    reported: float | None
+    resumed: float | None
     intervals: float
     lines_lost: int
     left: int
@@ -50,8 +50,8 @@ class Figures:
             self.fault,
             str(self.nodes),
             self.outcome,
-            seconds(self.told),
-            seconds(self.again),
+            seconds(self.reported),
+            seconds(self.resumed),
             f"{self.intervals:.1f}",
             str(self.lines_lost),
             str(self.left),
@@ -65,7 +65,7 @@ class Figures:
 
 
 def table(text: str) -> str:
-    """Markdown, by fault in the order in which they were first tried, then by nodes."""
+    """Markdown, in the order in which the faults were first tested, then by number of nodes."""
     seen = [Figures(**json.loads(line)) for line in text.splitlines()]
     faults = list(dict.fromkeys(figures.fault for figures in seen))
     last = {(faults.index(figures.fault), figures.nodes): figures for figures in seen}

@@ -89,10 +89,10 @@ def archive_of_something_else(data: Path) -> Path:
     [
         (lambda data: data / "absent", "no such file or folder"),
         (empty, "no class folders in train/"),
-        (one_class, "one class only"),
+        (one_class, "only one class"),
         (class_without_images, "no images in train/ten"),
         (no_validation, "no class folders in val/"),
-        (unknown_class, "val/zero is no class of train/"),
+        (unknown_class, "val/zero is not a class in train/"),
         (text_named_jpg, "readme.jpg: not an image"),
         (broken_archive, "not a plain tar archive"),
         (archive_of_something_else, "no images in the archive"),
@@ -113,7 +113,7 @@ def test_data(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("--arch resnet5O", "nearest: resnet50"),
+        ("--arch resnet5O", "closest: resnet50"),
         ("--batch-size 25", "make it 24 or less"),
         ("--batch-size 0", "must be at least 1"),
         ("--lr -1", "must be above 0"),

@@ -61,7 +61,7 @@ def test_a_killed_worker_is_reported_and_the_run_goes_on(data: Path, tmp_path: P
     end = ranks[0].metrics("end")[0]
     assert (end["granted"], end["finished"]) == (36, 36)
     assert [lost["rank"] for lost in end["lost"]] == [2]
-    assert ranks[0].text.count("rank 2 is lost (no sign of life for 8 s") == 1
+    assert ranks[0].text.count("rank 2 is lost (no heartbeat for 8 s") == 1
 
 
 def test_a_killed_server_ends_the_workers(data: Path, tmp_path: Path) -> None:

@@ -146,5 +146,5 @@ def test_a_lost_workers_grant_goes_to_another(merge: str) -> None:
 def test_silence_is_noticed() -> None:
     given = server(2, 2)
     time.sleep(0.2)
-    given.beat(0)
+    given.heartbeat(0)
     assert given.silent(0.15) == [1]

@@ -161,7 +161,7 @@ def test_a_pickle_that_calls_something_is_refused(tmp_path: Path, capfd: pytest.
     cifar(tmp_path / "cifar", "python", 10)
     (tmp_path / "cifar" / "data_batch_3").write_bytes(pickle.dumps({b"data": Evil()}))
     assert main(["--data", str(tmp_path / "cifar"), "--output", str(tmp_path / "o"), *QUICK]) == 2
-    assert "has no place in a CIFAR file" in capfd.readouterr().err
+    assert "does not belong in a CIFAR file" in capfd.readouterr().err
 
 
 def shard(path: Path, files: dict[str, bytes]) -> None:

@@ -161,7 +161,7 @@ def test_a_model_that_is_no_chain_is_refused() -> None:
         (1, "--parallel pipeline", "start two or more"),
         (2, "--parallel single", "one process, not 2"),
         (2, "--parallel dp", "one process with all devices"),
-        (2, "--parallel model --ema-decay 0.9 --clip-norm 1", "does not do --clip-norm 1.0, --ema-decay 0.9"),
+        (2, "--parallel model --ema-decay 0.9 --clip-norm 1", "does not support --clip-norm 1.0, --ema-decay 0.9"),
         (2, "--parallel pipeline --micro-batches 3", "not a multiple of the 3"),
         (2, "--parallel pipeline", "--last-batch drop"),
     ],

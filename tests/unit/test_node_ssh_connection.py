@@ -1,4 +1,4 @@
-"""One connection a server: made once, replaced when it died, given up when the server is silent. Against a server on localhost."""
+"""One connection a server: made once, replaced when it died, closed when the server is silent. On localhost."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_launcher_that_was_stopped_for_long_asks_before_it_gives_up(server: Ss
     ssh = SshMachine("a", "node", pool)
     assert ssh.run(["true"]).code == 0
     connection = pool.connection("node")
-    connection._live[1].heard -= 3600  # type: ignore[index]
+    connection.live[1].heard -= 3600  # type: ignore[index]
     time.sleep(3)
     assert ssh.run(["true"]).code == 0
     assert server.accepted == 1

@@ -1,1 +1,1 @@
-"""From files to batches: which images (folder), in which order (sampler), which part of each (augment)."""
+"""From files to batches: data set formats (open), sample order (sampler), augmentation (augment), decoding (loader)."""

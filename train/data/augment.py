@@ -1,4 +1,4 @@
-"""Which part of an image is shown: a box in source pixels, and a flip, from the image's size and its random numbers."""
+"""Augmentation: which box of an image is used, shifted and flipped, from the image's size and its random numbers."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from dataclasses import dataclass
 from train.config import Config
 
 TRIES = 10
-NUMBERS = 4 * TRIES + 1  # random numbers an image: four for each try of a crop, and the flip
+NUMBERS = 4 * TRIES + 1  # random numbers per image: four for each attempt at a crop, one for the flip
 
 
 @dataclass(frozen=True)
 class View:
-    """Box (left, top, width, height) in pixels of the source; then a shift of the result, and a horizontal flip."""
+    """A box (left, top, width, height) in source pixels, then a shift of the result and a horizontal flip."""
 
     box: tuple[float, float, float, float]
     shift: tuple[int, int] = (0, 0)
     flip: bool = False
 
     def reduction(self, side: int) -> float:
-        """How many source pixels become one of `side`, along the axis where it is fewer."""
+        """Source pixels per result pixel along the axis with fewer; `side` is that of the result."""
         return min(self.box[2], self.box[3]) / side
 
 
 def validation_view(config: Config, width: int, height: int) -> View:
-    """The centre: shorter side to `val_resize`, then a crop of `image_size`, both in one resampling."""
+    """The centre crop: the shorter side resized to `val_resize`, then cropped to `image_size`, in one resampling."""
     resize = config.val_resize or round(config.image_size * 256 / 224)
     side = min(width, height) * min(config.image_size / resize, 1.0)
     return View(((width - side) / 2, (height - side) / 2, side, side))
 
 
 def training_view(config: Config, width: int, height: int, numbers: Sequence[float], side: int) -> View:
-    """The augmented view for one image; `numbers` are NUMBERS uniforms of [0, 1), `side` that of the result."""
+    """The augmented view of one image; `numbers` are NUMBERS uniforms in [0, 1), `side` is that of the result."""
     flip = numbers[-1] < config.flip
     if config.augment == "crop":
         return View(random_box(width, height, config.crop_scale, numbers), flip=flip)
@@ -48,7 +48,7 @@ def training_view(config: Config, width: int, height: int, numbers: Sequence[flo
 def random_box(width: int, height: int, scale: float, numbers: Sequence[float]) -> tuple[float, float, float, float]:
     """Szegedy et al., arXiv 1409.4842, section 6: area in [scale, 1], log-uniform ratio in [3/4, 4/3].
 
-    Ten tries as in torchvision's RandomResizedCrop, then the largest centred box of an allowed ratio.
+    Ten attempts, as in torchvision's RandomResizedCrop, then the largest centred box with an allowed ratio.
     """
     low, high = math.log(3 / 4), math.log(4 / 3)
     for index in range(TRIES):

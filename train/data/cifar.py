@@ -1,6 +1,6 @@
 """CIFAR-10 and CIFAR-100 as published: a folder with the unpacked `python` or `binary` version, read into memory.
 
-https://www.cs.toronto.edu/~kriz/cifar.html describes both. Pickles are read by an unpickler that knows arrays only.
+https://www.cs.toronto.edu/~kriz/cifar.html describes both. Pickles are read by an unpickler that accepts only arrays.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class ArraySource:
     labels: NDArray[np.int64]
 
     def name(self, index: int) -> str:
-        """The file and the image's number."""
+        """The file and the image's index."""
         return f"{self.where}#{index}"
 
     def read(self, index: int) -> Pixels:
-        """The image."""
+        """The image's pixels."""
         image: Pixels = self.pixels[index]
         return image
 
 
 def find_cifar(folder: Path) -> str | None:
-    """Which of the published forms lies in the folder, or None."""
+    """Which of the published formats the folder contains, or None."""
     for form, (train, _, meta) in FILES.items():
         if (folder / train[0]).is_file() and (folder / meta).is_file():
             return form
@@ -54,10 +54,10 @@ def find_cifar(folder: Path) -> str | None:
 
 
 def open_cifar(folder: Path, form: str) -> Dataset:
-    """The data set of that form; validates on the published test images.
+    """The data set in that format, with the published test images as the validation set.
 
     Raises:
-        TrainError: a file is missing or is not what it should be.
+        TrainError: a file is missing or invalid.
     """
     train, test, meta = FILES[form]
     try:
@@ -90,21 +90,21 @@ def _batch(path: Path, form: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
     if form.endswith("python"):
         content = _unpickle(path)
         return np.asarray(content[b"data"], np.uint8), np.asarray(content[b"labels" if ten else b"fine_labels"])
-    head = 1 if ten else 2  # CIFAR-100 has the coarse label in front of the fine one
+    head = 1 if ten else 2  # CIFAR-100 has the coarse label before the fine one
     rows = np.frombuffer(path.read_bytes(), np.uint8).reshape(-1, head + BYTES)
     return rows[:, head:], rows[:, head - 1].astype(np.int64)
 
 
 class _ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """The few constructors that arrays and byte strings are pickled with."""
+        """Allows only the constructors needed for arrays and byte strings."""
         known = {"_reconstruct", "ndarray", "dtype", "encode", "scalar"}
         if name in known and module.split(".")[0] in ("numpy", "_codecs"):
             return super().find_class(module.replace("numpy.core", "numpy._core") if _RENAMED else module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in a CIFAR file")
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong in a CIFAR file")
 
 
-_RENAMED = hasattr(np, "_core")  # numpy 2 warns about the old name, which the published files have
+_RENAMED = hasattr(np, "_core")  # numpy 2 warns about the old name, which the published files use
 
 
 def _unpickle(path: Path) -> Any:

@@ -1,6 +1,6 @@
-"""Encoded bytes to the pixels of a view, RGB whatever the file holds; the decoder is chosen at start-up and named.
+"""From encoded bytes to the RGB pixels of a view, by a decoder that is chosen at start-up and named in the log.
 
-Validation and whatever is no plain upright JPEG always go through Pillow: full decode, antialiased.
+Validation images, and all files other than plain upright JPEGs, always use Pillow: full decode, antialiased.
 """
 
 from __future__ import annotations
@@ -21,40 +21,41 @@ from train.errors import TrainError
 
 Choose = Callable[[int, int], View]
 _ORIENTATION = 0x0112
-UNFIT = (roi.BuildError, ImportError, OSError, RuntimeError, AttributeError)  # a decoder that does not work here
+# what a decoder raises that does not work here
+UNUSABLE = (roi.BuildError, ImportError, OSError, RuntimeError, AttributeError)
 
 
 class DecodeError(Exception):
-    """The image is damaged or cut short."""
+    """The image is damaged or truncated."""
 
 
 class NotAnImageError(Exception):
-    """The bytes are no image at all, whatever the file is called."""
+    """The bytes are not an image, despite the file's name."""
 
 
 class Decoder(Protocol):
-    """Called from several threads at once."""
+    """Decodes images; called from several threads at once."""
 
     @property
     def name(self) -> str:
-        """As `--decoder` spells it."""
+        """Its name as a value of `--decoder`."""
 
     def decode(self, data: bytes, choose: Choose, out: Pixels) -> None:
-        """Writes the view that `choose` takes of the image into `out` (side, side, 3).
+        """Writes the view that `choose` selects from the image into `out` (side, side, 3).
 
-        `choose` gets the size as a viewer sees it, after the file's EXIF rotation.
+        `choose` gets the width and height after the file's EXIF rotation.
 
         Raises:
-            NotAnImageError: no image format known to Pillow.
-            DecodeError: damaged, or cut short.
+            NotAnImageError: not an image format known to Pillow.
+            DecodeError: the image is damaged or truncated.
         """
 
     def resize(self, pixels: Pixels, choose: Choose, out: Pixels) -> None:
-        """The same for pixels (height, width, 3) that need no decoding."""
+        """The same for already decoded pixels (height, width, 3)."""
 
 
 class Pillow:
-    """Full decode, then one antialiased bilinear resampling of the box."""
+    """Full decode, then antialiased bilinear resampling of the box."""
 
     name = "pil"
 
@@ -69,7 +70,7 @@ class Pillow:
 
 @dataclass(frozen=True)
 class Roi:
-    """roi.c for JPEGs: only the crop's rows and columns, two-tap bilinear; Pillow for the rest."""
+    """roi.c for JPEGs: decodes only the crop's rows and columns, two-tap bilinear; Pillow for all other files."""
 
     library: roi.Library
     name: str = "roi"
@@ -98,7 +99,7 @@ class Roi:
 
 
 class SimpleJpeg:
-    """simplejpeg (libjpeg-turbo, whole image) and OpenCV's bilinear, where both are installed; Pillow for the rest."""
+    """simplejpeg (libjpeg-turbo, whole image) and OpenCV's bilinear resampling; Pillow for all other files."""
 
     name = "simplejpeg"
 
@@ -106,7 +107,7 @@ class SimpleJpeg:
         import cv2
         import simplejpeg
 
-        cv2.setNumThreads(0)  # the loader's threads are enough
+        cv2.setNumThreads(0)  # the loader has threads already
         self._jpeg, self._cv = simplejpeg, cv2
 
     def decode(self, data: bytes, choose: Choose, out: Pixels) -> None:
@@ -116,7 +117,7 @@ class SimpleJpeg:
             return
         try:
             pixels = self._jpeg.decode_jpeg(data, "RGB")
-        except ValueError:  # cut short, or only a stray byte: Pillow knows which, and says so
+        except ValueError:  # truncated, or just a stray byte: Pillow can tell them apart
             Pillow().decode(data, choose, out)
             return
         self.resize(pixels, choose, out)
@@ -124,23 +125,23 @@ class SimpleJpeg:
     def resize(self, pixels: Pixels, choose: Choose, out: Pixels) -> None:
         """See `Decoder`."""
         view, side = choose(pixels.shape[1], pixels.shape[0]), len(out)
-        resized: Any = self._cv.resize(pixels[_cut(view)], (side, side))  # OpenCV's types know no kind of number
+        resized: Any = self._cv.resize(pixels[_cut(view)], (side, side))  # OpenCV's stubs have no dtype
         finish(resized, view, out)
 
 
 class TorchVision:
-    """torchvision's own decoder (libjpeg-turbo, whole image) and torch's antialiased bilinear; Pillow for the rest.
+    """torchvision's decoder (libjpeg-turbo, whole image) and torch's antialiased bilinear; Pillow for all other files.
 
-    Both are among the trainer's requirements: the fastest way where nothing can be compiled or installed.
+    The trainer requires both anyway: the fastest decoder if nothing can be compiled or installed.
     """
 
     name = "torchvision"
 
     def __init__(self) -> None:
-        """Decodes one pixel, for a torchvision may come without its image library.
+        """Decodes one pixel as a test, because torchvision may be built without its image library.
 
         Raises:
-            ImportError, OSError, RuntimeError, AttributeError: this one does.
+            ImportError, OSError, RuntimeError, AttributeError: this torchvision has no image library.
         """
         import torch
         from torchvision import io as images
@@ -162,7 +163,7 @@ class TorchVision:
             return
         try:
             pixels = self._pixels(data)
-        except RuntimeError:  # damaged: Pillow knows how, and says so
+        except RuntimeError:  # damaged: Pillow gives the reason
             Pillow().decode(data, choose, out)
             return
         self.resize(pixels, choose, out)
@@ -170,19 +171,19 @@ class TorchVision:
     def resize(self, pixels: Pixels, choose: Choose, out: Pixels) -> None:
         """See `Decoder`."""
         view, side = choose(pixels.shape[1], pixels.shape[0]), len(out)
-        # copied by numpy: torch would start threads of its own for it, in each of the loader's threads
+        # copied by numpy: torch would start its own threads for this in each of the loader's threads
         crop = self._torch.from_numpy(pixels[_cut(view)].copy()).permute(2, 0, 1)[None]
         resized = self._torch.nn.functional.interpolate(crop, (side, side), mode="bilinear", antialias=True)
         finish(resized[0].permute(1, 2, 0).numpy(), view, out)
 
 
 def choose_decoder(wanted: str, say: Callable[[str], None] = lambda _: None) -> Decoder:
-    """The decoder for training images: the fastest one that works here, or the one asked for.
+    """The decoder for training images: the fastest that works on this machine, or the requested one.
 
-    `say` hears why the compiled one is not used although any would do.
+    `say` is called with the reason if `auto` cannot use the compiled decoder.
 
     Raises:
-        TrainError: the one asked for does not work here.
+        TrainError: the requested decoder does not work on this machine.
     """
     tiers: dict[str, Callable[[], Decoder]] = {
         "roi": lambda: Roi(roi.Library(roi.build())),
@@ -193,19 +194,21 @@ def choose_decoder(wanted: str, say: Callable[[str], None] = lambda _: None) -> 
     if wanted != "auto":
         try:
             return tiers[wanted]()
-        except UNFIT as error:
-            raise TrainError(f"--decoder {wanted}: it does not work here: {error}; use --decoder auto") from error
+        except UNUSABLE as error:
+            raise TrainError(
+                f"--decoder {wanted}: does not work on this machine: {error}; use --decoder auto"
+            ) from error
     for name, make in tiers.items():
         try:
             return make()
-        except UNFIT as error:
+        except UNUSABLE as error:
             if name == "roi":
                 say(f"train: without the compiled decoder: {error}; it needs cc and libjpeg-turbo's headers")
-    raise AssertionError("Pillow is always there")
+    raise AssertionError("Pillow always works")
 
 
 def upright(data: bytes) -> Image.Image:
-    """The whole image, RGB, as a viewer shows it.
+    """The whole image, RGB, with its EXIF rotation applied.
 
     Raises:
         NotAnImageError, DecodeError: see `Decoder`.
@@ -218,7 +221,7 @@ def upright(data: bytes) -> Image.Image:
             return _upright_rgb(image)
     except UnidentifiedImageError as error:
         raise NotAnImageError(f"not an image: it begins with {data[:16]!r}") from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow's, on bad files
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # raised by Pillow on bad files
         raise DecodeError(str(error)) from error
 
 
@@ -233,7 +236,7 @@ def _resample(image: Image.Image, choose: Choose, out: Pixels) -> None:
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith(("I", "F")):  # 16 bits and more: Pillow would clip to white instead of scaling
+    if image.mode.startswith(("I", "F")):  # 16 bits or more: Pillow would clip to white instead of scaling
         deep = np.asarray(image, np.float64)
         image = Image.fromarray((deep / (65535 if deep.max() > 255 else 255) * 255).astype(np.uint8))
     if "exif" in image.info and image.getexif().get(_ORIENTATION, 1) != 1:
@@ -248,7 +251,7 @@ def _cut(view: View) -> tuple[slice, slice]:
 
 
 def _channels(data: bytes) -> int:
-    """Of a JPEG, from its frame header; 0 where that is not found."""
+    """The channels of a JPEG, from its frame header; 0 if that is not found."""
     place = 2
     while place + 9 < len(data) and data[place] == 0xFF:
         if 0xC0 <= data[place + 1] <= 0xCF and data[place + 1] not in (0xC4, 0xC8, 0xCC):
@@ -258,7 +261,7 @@ def _channels(data: bytes) -> int:
 
 
 def _is_upright_jpeg(data: bytes) -> bool:
-    """A JPEG whose EXIF says nothing of a rotation. A false alarm costs time only: Pillow reads it then."""
+    """Whether this is a JPEG without an EXIF rotation. A wrong False only costs time: Pillow then reads the file."""
     if not data.startswith(b"\xff\xd8\xff"):
         return False
     start = data.find(b"Exif\0\0", 0, 256) + 6
@@ -278,7 +281,7 @@ def _is_upright_jpeg(data: bytes) -> bool:
 
 
 def finish(pixels: Pixels, view: View, out: Pixels) -> None:
-    """Applies the view's flip and shift while writing into `out` (side, side, 3); what a shift uncovers is black."""
+    """Applies the view's flip and shift while writing into `out` (side, side, 3); a shift uncovers black pixels."""
     if view.flip:
         pixels = pixels[:, ::-1]
     dx, dy = view.shift

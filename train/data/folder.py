@@ -1,6 +1,6 @@
 """Images in class folders, train/<class>/*.jpg and val/<class>/*.jpg, in a directory or in an uncompressed tar archive.
 
-An archive is indexed once and read in place, by offset; nothing is unpacked, so no member can escape anywhere.
+An archive is indexed once and read in place, by offset. Nothing is unpacked, so path traversal is impossible.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FileSource:
 
     def read(self, index: int) -> bytes:
         """The file's content."""
-        with open(f"{self.root}/{self.files[index]}", "rb") as file:  # noqa: PTH123 - a Path object an image costs more than the call
+        with open(f"{self.root}/{self.files[index]}", "rb") as file:  # noqa: PTH123 - a Path object per image costs more than the call
             return file.read()
 
 
@@ -64,7 +64,7 @@ def open_folder(path: Path) -> Dataset:
     """The data set in a directory.
 
     Raises:
-        TrainError: the layout is not the expected one; the message says what is missing.
+        TrainError: the layout is wrong; the message says what is missing.
     """
     listing = {split: _walk(path / split) for split in SPLITS}
     classes = _classes(str(path), listing)
@@ -76,10 +76,10 @@ def open_folder(path: Path) -> Dataset:
 
 
 def open_tar(path: Path) -> Dataset:
-    """The data set in an uncompressed tar archive; one folder around train/ and val/ is accepted.
+    """The data set in an uncompressed tar archive; train/ and val/ may be inside one top-level folder.
 
     Raises:
-        TrainError: not such an archive, or the layout is not the expected one.
+        TrainError: not an uncompressed tar archive, or the layout is wrong.
     """
     extents: dict[str, tuple[int, int]] = {}
     listing: dict[str, dict[str, list[str]]] = {split: {} for split in SPLITS}
@@ -104,7 +104,7 @@ def open_tar(path: Path) -> Dataset:
 
 
 def _place(parts: tuple[str, ...]) -> tuple[str, str, str] | None:
-    """(split, class, rest) of a member's path, or None for what is no image of the data set."""
+    """(split, class, rest) of a member's path, or None if it is not an image of the data set."""
     for start in (0, 1):
         if len(parts) >= start + 3 and parts[start] in SPLITS and _is_image(parts[-1]):
             return parts[start], parts[start + 1], "/".join(parts[start + 2 :])
@@ -116,7 +116,7 @@ def _is_image(name: str) -> bool:
 
 
 def _walk(root: Path) -> dict[str, list[str]]:
-    """Class -> image paths below `root`, class first. A class folder without images maps to nothing."""
+    """Class -> image paths below `root`, which begin with the class. An empty class folder maps to an empty list."""
     if not root.is_dir():
         return {}
     folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
@@ -138,12 +138,12 @@ def _classes(where: str, listing: dict[str, dict[str, list[str]]]) -> list[str]:
             raise TrainError(f"--data {where}: no class folders in {split}/; {LAYOUT}")
     classes = sorted(listing["train"])
     if len(classes) < 2:
-        raise TrainError(f"--data {where}: one class only ({classes[0]}) in train/; a classifier needs two or more")
+        raise TrainError(f"--data {where}: only one class ({classes[0]}) in train/; a classifier needs two or more")
     for split in SPLITS:
         if empty := [name for name, files in listing[split].items() if not files]:
             raise TrainError(f"--data {where}: no images in {split}/{empty[0]}; put some there or remove the folder")
     if unknown := sorted(set(listing["val"]) - set(classes)):
-        raise TrainError(f"--data {where}: val/{unknown[0]} is no class of train/; remove it or add it there")
+        raise TrainError(f"--data {where}: val/{unknown[0]} is not a class in train/; remove it or add it there")
     return classes
 
 

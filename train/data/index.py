@@ -1,7 +1,7 @@
-"""What lies where in a tar archive: read once, then kept in the user's cache, because a header an image takes minutes.
+"""An index of a tar archive, kept in the user's cache, because reading a header per image takes minutes.
 
-An entry of the cache is for one archive's path, size and time of change; anything else, and anything unreadable, and it
-is made anew.
+A cache entry is valid for the archive's path, size and modification time. Otherwise, or if the entry cannot be read,
+the archive is indexed again.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ FORMAT = 1
 
 
 def members(path: Path) -> list[Member]:
-    """The plain files of an uncompressed archive, in its order; links and the like are left out.
+    """The regular files of an uncompressed archive, in its order; links and other members are left out.
 
     Raises:
-        tarfile.TarError: it is no such archive.
-        OSError: it cannot be read.
+        tarfile.TarError: not an uncompressed tar archive.
+        OSError: the archive cannot be read.
     """
     place = _place(path)
     if (known := _read(place, path.stat().st_size)) is not None:
         return known
     with tarfile.open(path, "r:") as tar:
         found = [(member.name, member.offset_data, member.size) for member in tar if member.isfile()]
-    with contextlib.suppress(OSError, RuntimeError):  # nowhere to write: then it is read again the next time
+    with contextlib.suppress(OSError, RuntimeError):  # without a writable cache it is indexed again next time
         _write(place, found)
     return found
 
@@ -40,7 +40,7 @@ def _place(path: Path) -> Path | None:
     key = repr((FORMAT, str(path.resolve()), status.st_size, status.st_mtime_ns))
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # no home at all
+    except RuntimeError:  # no home folder
         return None
     return cache / "launcher-train" / "tar" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
@@ -61,4 +61,4 @@ def _write(place: Path | None, found: list[Member]) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False) as file:
         json.dump(found, file)
-    Path(file.name).replace(place)  # atomic: another rank may be writing the same
+    Path(file.name).replace(place)  # atomic: another rank may be writing the same file

@@ -1,6 +1,6 @@
-"""Batches ahead of time: a thread pool decodes into preallocated uint8 slots, in the order asked for.
+"""Prefetching of batches: a thread pool decodes into preallocated uint8 slots; batches come in the requested order.
 
-Threads, not processes: the decoders release the interpreter's lock, nothing is pickled, and /dev/shm is not used.
+Threads, not processes: the decoders release the GIL, nothing is pickled, and /dev/shm is not used.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from train.data import augment, decode, sampler
 from train.data.source import Pixels, Source
 from train.errors import TrainError
 
-CHUNK = 8  # images a task: small enough to spread one batch over the threads, large enough to hide the hand-over
+CHUNK = 8  # images per task: few enough to spread a batch over the threads, enough to amortise the task's overhead
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What one rank works on in one step. Valid until the next batch is asked for: the slot is used again."""
+    """What one rank processes at once. Valid only until the next batch is requested, because its slot is reused."""
 
     images: Tensor  # (n, side, side, 3) uint8
     labels: Tensor  # (n,) int64
-    weights: Tensor  # (n,) float32: 0 for an image that could not be read or that only fills up
+    weights: Tensor  # (n,) float32: 0 for an unreadable image or a filler
     total: int  # images of the whole step, all ranks together
     last: bool  # the step's last micro-batch
 
 
 @dataclass(frozen=True)
 class Request:
-    """The samples of one batch; the last `filler` of them only fill up and weigh nothing."""
+    """The samples of one batch; the last `filler` of them are padding with weight 0."""
 
     indices: sampler.Indices
     total: int
@@ -45,13 +45,13 @@ class Request:
 
 @dataclass
 class Damaged:
-    """Images that could not be read, named once each; more than the limit ends the run."""
+    """Images that could not be read, each reported once; more than the limit ends the run."""
 
     limit: int
     names: dict[str, str]
 
     def add(self, name: str, reason: str) -> None:
-        """Notes one.
+        """Records one.
 
         Raises:
             TrainError: there are more than `limit`.
@@ -72,7 +72,7 @@ class Loader:
     def __init__(
         self, config: Config, source: Source, decoder: decode.Decoder | None, batch: int, local_world: int, pin: bool
     ) -> None:
-        """`decoder` is for training, with augmentation; None: validation, always with Pillow."""
+        """With a `decoder`: for training, augmented; without: for validation, always with Pillow."""
         self._config, self._source, self._training = config, source, decoder is not None
         self._decoder = decoder or decode.Pillow()
         self._damaged = Damaged(config.max_damaged, {})
@@ -83,7 +83,7 @@ class Loader:
         self._slots = [torch.empty(batch * largest**2 * 3, dtype=torch.uint8, pin_memory=pin) for _ in range(depth)]
 
     def batches(self, requests: Iterable[Request], epoch: int, side: int | None = None) -> Iterator[Batch]:
-        """One batch a request, in order.
+        """One batch per request, in order.
 
         Raises:
             TrainError: too many images cannot be read.

@@ -1,4 +1,4 @@
-"""From `--data` to a data set: which of the formats it is."""
+"""Opens the data set that `--data` names, in whichever format it is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from train.data.source import Dataset
 from train.errors import TrainError
 
 SYNTHETIC = re.compile(r"synthetic(:(\d+))?")
-IMAGENET = 1_281_167  # images, what `synthetic` alone means
+IMAGENET = 1_281_167  # images: the default size of `synthetic`
 
 
 def is_synthetic(data: str) -> bool:
@@ -26,7 +26,7 @@ def open_dataset(data: str, side: int = 224) -> Dataset:
     """The data set that `--data` names; `side` is that of synthetic images.
 
     Raises:
-        TrainError: nothing is there, or it is no data set; the message says what was expected.
+        TrainError: the path does not exist or is not a data set; the message says what was expected.
     """
     if found := SYNTHETIC.fullmatch(data):
         return synthetic(max(2, int(found[2] or IMAGENET)), side)

@@ -1,4 +1,4 @@
-"""`python -m train pack`: any data set into one packed file, its images re-encoded to a bounded side or stored raw."""
+"""`python -m train pack`: packs any data set into one file, with images re-encoded to a maximum side or stored raw."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from train.data.packed import PackWriter
 from train.data.source import Pixels, Source
 from train.errors import TrainError
 
-AHEAD = 64  # images in flight: enough for any number of threads, little memory
+AHEAD = 64  # images in flight: enough for any number of threads, at little memory
 
 
 def main(argv: list[str]) -> int:
-    """Parses the command's own options, packs, and says what it cost.
+    """Parses the command's options, packs, and prints the resulting size.
 
     Raises:
         TrainError: the data set cannot be read.
@@ -33,8 +33,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("data", help="what --data of the trainer takes")
     parser.add_argument("out", type=Path, help="the packed file")
     parser.add_argument("--max-side", type=int, default=400, help="longest side of a JPEG in pixels (default 400)")
-    parser.add_argument("--quality", type=int, default=90, help="of JPEGs that are made smaller (default 90)")
-    parser.add_argument("--raw", type=int, metavar="SIDE", help="store pixels instead, shorter side SIDE")
+    parser.add_argument("--quality", type=int, default=90, help="of JPEGs that are resized (default 90)")
+    parser.add_argument("--raw", type=int, metavar="SIDE", help="store raw pixels instead, with shorter side SIDE")
     options = parser.parse_args(argv)
     dataset = open_dataset(options.data)
     recode = Recode(options.max_side, options.quality, options.raw)
@@ -43,18 +43,20 @@ def main(argv: list[str]) -> int:
             writer.add(split, _records(source, recode, pool))
     images = len(dataset.train.labels) + len(dataset.val.labels)
     size = options.out.stat().st_size
-    sys.stdout.write(f"{options.out}: {images:,} images, {size / 1e6:,.1f} MB, {size / images / 1e3:.1f} kB an image\n")
+    sys.stdout.write(
+        f"{options.out}: {images:,} images, {size / 1e6:,.1f} MB, {size / images / 1e3:.1f} kB per image\n"
+    )
     return 0
 
 
 class Recode:
-    """What becomes of one image."""
+    """Re-encodes one image."""
 
     def __init__(self, max_side: int, quality: int, raw: int | None) -> None:
         self._max_side, self._quality, self._raw = max_side, quality, raw
 
     def __call__(self, data: bytes | Pixels) -> bytes | Pixels:
-        """A JPEG, or raw pixels (height, width, 3). A JPEG that is small enough stays as it is, byte for byte."""
+        """A JPEG, or raw pixels (height, width, 3). A JPEG that is small enough is kept byte for byte."""
         image = Image.fromarray(data) if isinstance(data, np.ndarray) else upright(data)
         if self._raw:
             return np.asarray(_scaled(image, self._raw / min(image.size)))

@@ -1,10 +1,12 @@
-"""The packed format: one file, records back to back, an index at the end. Random access, so a true shuffle.
+"""The packed format: one file with consecutive records and an index at the end. Random access, so a true shuffle.
 
 0   8 bytes  magic
-8   uint64   offset of the index; 16 uint64 its length; 24 32 bytes its SHA-256
+8   uint64   offset of the index
+16  uint64   length of the index
+24  32 bytes SHA-256 of the index
 56  records  JPEG files, or raw pixels (height, width, 3)
 index        one line of JSON {classes, splits: {train: n, val: m}}, then int64 offsets (n + m + 1), int32 labels,
-             int32 heights, int32 widths (0 for a file), and the names, each ended by a zero byte
+             int32 heights, int32 widths (0 for JPEG files), and the names, separated by zero bytes
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class PackedSource:
     names: Sequence[str]
 
     def name(self, index: int) -> str:
-        """The file, and the image's name in the data set it was made from."""
+        """The file, and the image's name in the original data set."""
         return f"{self.path}:{self.names[index]}"
 
     def read(self, index: int) -> bytes | Pixels:
@@ -54,7 +56,7 @@ class PackedSource:
 
 
 def is_packed(path: Path) -> bool:
-    """Whether the file begins like one."""
+    """Whether the file begins with the packed format's magic number."""
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 
@@ -63,7 +65,7 @@ def open_packed(path: Path) -> Dataset:
     """The data set in a packed file.
 
     Raises:
-        TrainError: it is cut short or damaged.
+        TrainError: the file is truncated or damaged.
     """
     with path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -90,7 +92,7 @@ def open_packed(path: Path) -> Dataset:
 
 @dataclass
 class PackWriter:
-    """Writes a packed file: `add` in the order of the splits; the file appears under its name when all went well."""
+    """Writes a packed file, with one `add` per split. The file gets its final name only if everything succeeds."""
 
     path: Path
     classes: Sequence[str]
@@ -106,7 +108,7 @@ class PackWriter:
         return self
 
     def add(self, split: str, records: Iterable[tuple[str, int, bytes | Pixels]]) -> None:
-        """All (name, label, JPEG file or pixels) of one split."""
+        """Writes the records (name, label, JPEG file or pixels) of one split."""
         before = len(self._rows)
         for name, label, record in records:
             height, width = record.shape[:2] if isinstance(record, np.ndarray) else (0, 0)

@@ -1,4 +1,4 @@
-"""The same batch again and again, from the device: what training would cost if data cost nothing (`--headspace`)."""
+"""The same batch over and over, from the device: the speed of training if data loading were free (`--headspace`)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SYNTHETIC_CLASSES, SYNTHETIC_VALIDATION = 1000, 1000
 
 
 class Repeated:
-    """Loads one batch from the loader it stands for, keeps it on the device, and hands out that."""
+    """Loads one batch, keeps it on the device and repeats it."""
 
     def __init__(self, loader: Loader, device: torch.device) -> None:
         self._loader, self._device = loader, device
         self._kept: Batch | None = None
 
     def batches(self, requests: Iterable[Request], epoch: int) -> Iterator[Batch]:
-        """A batch a request, of the size asked for."""
+        """One batch per request, of the requested size."""
         for request in requests:
             if self._kept is None or len(request.indices) > len(self._kept.labels):
                 first = next(self._loader.batches([request], epoch))
@@ -41,22 +41,22 @@ class Repeated:
 
 @dataclass(frozen=True)
 class NoiseSource:
-    """Images of noise, each its own: a data set's shape without a data set."""
+    """Images of random noise: a synthetic data set."""
 
     side: int
     labels: NDArray[np.int64]
 
     def name(self, index: int) -> str:
-        """Says that it is none."""
+        """A name that shows that the image is synthetic."""
         return f"synthetic#{index}"
 
     def read(self, index: int) -> Pixels:
-        """Pixels from the image's number."""
+        """Random pixels, with the index as the seed."""
         return np.random.default_rng(index).integers(0, 256, (self.side, self.side, 3), np.uint8)
 
 
 def synthetic(images: int, side: int) -> Dataset:
-    """`images` to train on, of a thousand classes (fewer if there are fewer images)."""
+    """`images` for training, of a thousand classes (fewer if there are fewer images)."""
     classes = min(SYNTHETIC_CLASSES, images)
     train, val = (np.arange(count, dtype=np.int64) % classes for count in (images, min(images, SYNTHETIC_VALIDATION)))
     return Dataset([str(number) for number in range(classes)], NoiseSource(side, train), NoiseSource(side, val))

@@ -1,6 +1,6 @@
-/* Decodes the part of a JPEG that a crop needs, and resamples it: libjpeg-turbo crop_scanline and skip_scanlines, its IDCT
- * scaled by a power of two where the crop is at least twice the target (other factors have no SIMD), then two-tap bilinear.
- * Built and called by roi.py; holds no state, so any number of threads may be inside. */
+/* Decodes the part of a JPEG that a crop needs, and resamples it: libjpeg-turbo's crop_scanline and skip_scanlines, its IDCT
+ * scaled by a power of two if the crop is at least twice the target (other factors have no SIMD), then two-tap bilinear.
+ * Built and called by roi.py; stateless, so any number of threads may call it at once. */
 #include <setjmp.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -14,8 +14,8 @@
 
 enum { ROI_OK = 0, ROI_ERROR = 1, ROI_UNSUPPORTED = 2 };
 
-typedef float quad __attribute__((vector_size(16))); /* the channels of a pixel, the fourth of no meaning */
-enum { PAD = 4 }; /* floats that a quad may read beyond its row */
+typedef float quad __attribute__((vector_size(16))); /* the channels of a pixel; the fourth is unused */
+enum { PAD = 4 }; /* floats that a quad may read beyond the end of its row */
 
 typedef struct {
     struct jpeg_error_mgr base;
@@ -26,7 +26,7 @@ typedef struct {
 static void on_error(j_common_ptr info) { longjmp(((errors *)info->err)->escape, 1); }
 
 static void on_message(j_common_ptr info, int level) {
-    /* other warnings, such as stray bytes before a marker, are common in data sets and do no harm */
+    /* other warnings, such as stray bytes before a marker, are common in data sets and harmless */
     if (level < 0 && info->err->msg_code == JWRN_JPEG_EOF) ((errors *)info->err)->cut_short = 1;
 }
 
@@ -37,7 +37,7 @@ static void begin(struct jpeg_decompress_struct *info, errors *err) {
     err->cut_short = 0;
 }
 
-/* Width and height into size[2]. */
+/* Writes width and height to size[2]. */
 int roi_size(const uint8_t *data, size_t length, int *size, char *message) {
     struct jpeg_decompress_struct info;
     errors err;
@@ -57,11 +57,11 @@ int roi_size(const uint8_t *data, size_t length, int *size, char *message) {
     return components == 1 || components == 3 ? ROI_OK : ROI_UNSUPPORTED;
 }
 
-/* For each of `side` outputs: the first of two neighbouring inputs, and the weight of the second. */
+/* For each of `side` outputs, the first of two neighbouring inputs and the weight of the second. */
 static void taps(int side, double start, double length, int offset, int count, int flip, int *first, float *weight) {
     for (int i = 0; i < side; i++) {
         double at = start + (i + 0.5) * length / side - 0.5;
-        double low = start, high = start + length - 1; /* nothing outside the box enters */
+        double low = start, high = start + length - 1; /* pixels outside the box do not contribute */
         if (at > high) at = high;
         if (at < low) at = low;
         at -= offset;
@@ -74,15 +74,15 @@ static void taps(int side, double start, double length, int offset, int count, i
     }
 }
 
-/* Between two rows: one multiplication a byte, which the compiler does for many at once. */
+/* Interpolates between two rows: one multiplication per byte, which the compiler vectorises. */
 static void vertical(const uint8_t *restrict upper, const uint8_t *restrict lower, float weight, int count,
                      float *restrict out) {
     for (int i = 0; i < count; i++) out[i] = (float)upper[i] + (float)(lower[i] - upper[i]) * weight;
 }
 
-/* Four bytes, rounded down. */
+/* Four floats to bytes, rounded down. */
 static uint32_t bytes(quad values) {
-#ifdef __SSE2__ /* the compiler takes it apart lane by lane */
+#ifdef __SSE2__ /* the compiler does not vectorise the portable version */
     __m128i words = _mm_cvttps_epi32((__m128)values);
     words = _mm_packs_epi32(words, words);
     return (uint32_t)_mm_cvtsi128_si32(_mm_packus_epi16(words, words));
@@ -102,7 +102,7 @@ static uint32_t between(const float *row, int first, int step, float weight) {
     return bytes(left + (right - left) * weight + 0.5f);
 }
 
-/* Along one row, `out` getting its bytes from left to right: each pixel's fourth byte is overwritten by the next one. */
+/* Interpolates along one row. `out` is written from left to right: the next pixel overwrites a pixel's fourth byte. */
 static void horizontal(const float *row, int side, const int *first, const float *weight, int step, uint8_t *out) {
     uint32_t pixel;
     for (int i = 0; i + 1 < side; i++) {
@@ -113,7 +113,7 @@ static void horizontal(const float *row, int side, const int *first, const float
     memcpy(out + 3 * (side - 1), &pixel, 3);
 }
 
-/* The box {left, top, wide, high}, in pixels of an image of which width x height pixels are there from (x0, y0) on. */
+/* Resamples the box {left, top, wide, high} of an image, of which `pixels` has width x height pixels from (x0, y0) on. */
 static int resample(const uint8_t *pixels, int width, int height, int x0, int y0, const double *box, int side, int flip,
                     uint8_t *out) {
     size_t line = (size_t)3 * width + PAD;
@@ -133,7 +133,7 @@ static int resample(const uint8_t *pixels, int width, int height, int x0, int y0
     return ROI_OK;
 }
 
-/* The box {left, top, width, height} of the image, resampled to side x side RGB in `out`, mirrored if asked. */
+/* Decodes the box {left, top, width, height} and resamples it to side x side RGB in `out`, mirrored if `flip`. */
 int roi_decode(const uint8_t *data, size_t length, const double *box, int side, int flip, uint8_t *out, char *message) {
     struct jpeg_decompress_struct info;
     errors err;
@@ -149,7 +149,7 @@ int roi_decode(const uint8_t *data, size_t length, const double *box, int side, 
     jpeg_mem_src(&info, (unsigned char *)data, length);
     jpeg_read_header(&info, TRUE);
     info.out_color_space = JCS_RGB;
-    info.dct_method = JDCT_ISLOW; /* the fast one is no faster with SIMD and costs 5 dB */
+    info.dct_method = JDCT_ISLOW; /* the fast method is no faster with SIMD and costs 5 dB */
     int scale = 1;
     while (scale < 8 && box[2] >= 2.0 * scale * side && box[3] >= 2.0 * scale * side) scale *= 2;
     info.scale_num = 1;
@@ -159,7 +159,7 @@ int roi_decode(const uint8_t *data, size_t length, const double *box, int side, 
     double scaled[4] = {box[0] / scale, box[1] / scale, box[2] / scale, box[3] / scale};
     double left = scaled[0], top = scaled[1], wide = scaled[2], high = scaled[3];
     int full_width = (int)info.output_width, full_height = (int)info.output_height;
-    /* one pixel more on each side: the chroma upsampling at the edge of what is decoded differs from the whole image's */
+    /* with a margin, because chroma upsampling at the edge of the decoded area differs from that of the whole image */
     int x0 = (int)left - 2, x1 = (int)(left + wide) + 3, y0 = (int)top, y1 = (int)(top + high) + 2;
     if (x0 < 0) x0 = 0;
     if (x1 > full_width) x1 = full_width;
@@ -178,7 +178,7 @@ int roi_decode(const uint8_t *data, size_t length, const double *box, int side, 
         y += (int)jpeg_read_scanlines(&info, &row, 1);
     }
     if (err.cut_short) {
-        strcpy(message, "the file is cut short");
+        strcpy(message, "the file is truncated");
         jpeg_destroy_decompress(&info);
         free(pixels);
         return ROI_ERROR;
@@ -190,7 +190,7 @@ int roi_decode(const uint8_t *data, size_t length, const double *box, int side, 
     return ROI_OK;
 }
 
-/* The same for the box {left, top, width, height} of width x height RGB pixels that need no decoding. */
+/* The same for already decoded pixels: width x height, RGB. */
 int roi_resample(const uint8_t *pixels, int width, int height, const double *box, int side, int flip, uint8_t *out) {
     return resample(pixels, width, height, 0, 0, box, side, flip, out);
 }

@@ -1,4 +1,4 @@
-"""The compiled decoder: roi.c, built once with the machine's own compiler and libjpeg-turbo, called without the GIL."""
+"""The compiled decoder: roi.c, built once with the machine's C compiler and libjpeg-turbo, called without the GIL."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ OK, ERROR, UNSUPPORTED = 0, 1, 2
 
 
 class BuildError(Exception):
-    """There is no compiler, or no libjpeg-turbo to build against; the message says which."""
+    """No compiler, or no libjpeg-turbo to build against; the message says which."""
 
 
 def build() -> Path:
-    """The shared library, built if this machine's cache has none of this source.
+    """The shared library, built unless the cache has it for this source, compiler and machine.
 
     Raises:
-        BuildError: it cannot be built here.
+        BuildError: the library cannot be built here.
     """
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
@@ -41,7 +41,7 @@ def build() -> Path:
         if not library.exists():
             cache.mkdir(parents=True, exist_ok=True)
             _compile(compiler, library)
-    except (OSError, RuntimeError) as error:  # nowhere to write, or no home at all
+    except (OSError, RuntimeError) as error:  # the cache is not writable, or there is no home folder
         raise BuildError(str(error)) from error
     return library
 
@@ -55,7 +55,7 @@ def _compile(compiler: str, library: Path) -> None:
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
             raise BuildError(lines[0].strip() if lines else f"{compiler} exited with {done.returncode}")
-        made.replace(library)  # atomic: another rank may be building the same
+        made.replace(library)  # atomic: another rank may be building the same library
 
 
 class Library:
@@ -88,20 +88,20 @@ class Library:
         ]
 
     def size(self, data: bytes) -> tuple[int, int] | None:
-        """Width and height of a JPEG, or None for what only Pillow can read (CMYK, damaged headers)."""
+        """Width and height of a JPEG, or None if only Pillow can read it (CMYK, damaged header)."""
         size, message = (ctypes.c_int * 2)(), ctypes.create_string_buffer(MESSAGE_BYTES)
         if self._size(data, len(data), ctypes.byref(size), message) != OK:
             return None
         return size[0], size[1]
 
     def decode(self, data: bytes, view: View, flip: bool, out: Pixels) -> str | None:
-        """The view's box into `out`, (side, side, 3) and contiguous; what is wrong with the file, or None."""
+        """Writes the view's box to `out`, (side, side, 3) and contiguous; returns an error message, or None."""
         box, message = (ctypes.c_double * 4)(*view.box), ctypes.create_string_buffer(MESSAGE_BYTES)
         code = self._decode(data, len(data), ctypes.byref(box), len(out), int(flip), out.ctypes.data, message)
         return None if code == OK else message.value.decode(errors="replace")
 
     def resample(self, pixels: Pixels, view: View, out: Pixels) -> None:
-        """The view's box of (height, width, 3) pixels into `out`; both contiguous."""
+        """Writes the view's box of (height, width, 3) pixels to `out`; both contiguous."""
         height, width, _ = pixels.shape
         box = (ctypes.c_double * 4)(*view.box)
         if self._resample(
@@ -111,5 +111,5 @@ class Library:
 
 
 def contiguous(side: int) -> Pixels:
-    """Room for one decoded image."""
+    """An uninitialised buffer for one decoded image."""
     return np.empty((side, side, 3), np.uint8)

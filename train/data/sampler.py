@@ -1,7 +1,7 @@
-"""Which sample comes when, and which random numbers it gets: pure functions of seed, epoch and global sample index.
+"""The order of samples and the random numbers of each: pure functions of seed, epoch and global sample index.
 
-Nothing here has state, so a resumed run, also one on another number of ranks, sees the same samples with the same
-augmentation. The order is an argsort of 64-bit hashes, which no library version can change.
+Nothing here has state, so a resumed run, even on another number of ranks, sees the same samples with the same
+augmentation. The order is an argsort of 64-bit hashes, so it does not depend on library versions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def fold(*parts: int) -> int:
-    """One 64-bit number from several, order included: a seed for (seed, epoch, step, rank) and the like."""
+    """Hashes several numbers, order-dependent, into one 64-bit number: a seed from (seed, epoch, step, rank), say."""
     state = np.zeros(1, np.uint64)
     for part in parts:
         state = _mix((state + _GOLDEN) ^ _mix(np.array([part & 0xFFFFFFFFFFFFFFFF], np.uint64) + _GOLDEN))
@@ -30,13 +30,13 @@ def fold(*parts: int) -> int:
 
 
 def order(seed: int, epoch: int, count: int) -> Indices:
-    """The permutation of `count` samples of one epoch."""
+    """The permutation of `count` samples for one epoch."""
     keys = _mix(np.arange(count, dtype=np.uint64) * _GOLDEN + np.uint64(fold(seed, epoch)))
     return np.argsort(keys, kind="stable").astype(np.int64)
 
 
 def uniforms(seed: int, epoch: int, indices: Indices, count: int) -> NDArray[np.float64]:
-    """(len(indices), count) numbers in [0, 1), a row a sample."""
+    """(len(indices), count) numbers in [0, 1), one row per sample."""
     rows = _mix(indices.astype(np.uint64) * _GOLDEN + np.uint64(fold(seed, epoch, 1)))
     table = _mix(rows[:, None] + np.arange(1, count + 1, dtype=np.uint64)[None, :] * _GOLDEN)
     numbers: NDArray[np.float64] = (table >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -44,24 +44,24 @@ def uniforms(seed: int, epoch: int, indices: Indices, count: int) -> NDArray[np.
 
 
 def steps_per_epoch(count: int, global_batch: int, keep_last: bool) -> int:
-    """Batches of one epoch; the last, smaller one counts if it is kept."""
+    """Batches of one epoch, including the last, smaller one if it is kept."""
     return -(-count // global_batch) if keep_last else count // global_batch
 
 
 def split(count: int, rank: int, world: int) -> slice:
-    """Rank's contiguous piece of `count` items; pieces differ by at most one item and may be empty."""
+    """The rank's contiguous piece of `count` items; sizes differ by at most one and may be 0."""
     base, extra = divmod(count, world)
     start = rank * base + min(rank, extra)
     return slice(start, start + base + (rank < extra))
 
 
 def training_batch(permutation: Indices, step: int, global_batch: int, rank: int, world: int) -> tuple[Indices, int]:
-    """Rank's samples of one step of an epoch, and the number of samples of all ranks together."""
+    """The rank's samples in one step of an epoch, and the number of samples of all ranks together."""
     batch = permutation[step * global_batch : (step + 1) * global_batch]
     return batch[split(len(batch), rank, world)], len(batch)
 
 
 def validation_share(count: int, rank: int, world: int) -> Indices:
-    """Rank's validation samples: shard = ceil(count / world), nothing padded, nothing twice; the last may be empty."""
+    """The rank's validation samples: shards of ceil(count / world), unpadded and disjoint; the last may be empty."""
     shard = -(-count // world)
     return np.arange(min(rank * shard, count), min((rank + 1) * shard, count), dtype=np.int64)

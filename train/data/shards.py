@@ -1,7 +1,7 @@
-"""Tar shards: a folder of train*.tar and val*.tar, indexed once, read in place; random access, so a true shuffle.
+"""Tar shards: a folder with train*.tar and val*.tar, indexed once, read in place; random access, so a true shuffle.
 
-An image's class is its folder in the archive (`n01440764/x.JPEG`) or what its sibling `x.cls` holds, as webdataset has
-it.
+An image's class is its folder in the archive (`n01440764/x.JPEG`), or the content of `x.cls` beside it, as in
+webdataset.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Entry = tuple[str, str, tuple[int, int, int]]  # class, name, (descriptor, offse
 
 
 def find_shards(folder: Path) -> bool:
-    """Whether the folder holds shards of both splits."""
+    """Whether the folder has shards of both splits."""
     return all(any(folder.glob(f"{split}*.tar")) for split in SPLITS)
 
 
@@ -30,7 +30,7 @@ def open_shards(folder: Path) -> Dataset:
     """The data set in the shards.
 
     Raises:
-        TrainError: a shard is no tar archive, an image has no class, or the classes do not fit.
+        TrainError: a shard is not a tar archive, an image has no class, or the splits' classes do not match.
     """
     entries = {
         split: [entry for path in sorted(folder.glob(f"{split}*.tar")) for entry in _index(path)] for split in SPLITS
@@ -40,7 +40,7 @@ def open_shards(folder: Path) -> Dataset:
         raise TrainError(f"--data {folder}: {len(classes)} classes in train*.tar; a classifier needs two or more")
     number = {label: index for index, label in enumerate(classes)}
     if unknown := [entry for entry in entries["val"] if entry[0] not in number]:
-        raise TrainError(f"--data {folder}: {unknown[0][1]} has class {unknown[0][0]}, that train*.tar does not have")
+        raise TrainError(f"--data {folder}: {unknown[0][1]} has class {unknown[0][0]}, which train*.tar lacks")
     sources = {}
     for split, found in entries.items():
         labels = np.array([number[label] for label, _, _ in found], np.int64)
@@ -49,7 +49,7 @@ def open_shards(folder: Path) -> Dataset:
 
 
 def _natural(label: str) -> tuple[int, str]:
-    """webdataset's class numbers in the order of numbers, names in that of names."""
+    """A sort key: webdataset's class numbers in numeric order, names in alphabetical order."""
     return (int(label), "") if label.isdigit() else (1 << 62, label)
 
 
@@ -60,7 +60,7 @@ def _index(path: Path) -> Iterator[Entry]:
     labels: dict[str, str] = {}
     try:
         for name, offset, size in members(path):
-            stem, suffix = os.path.splitext(name)  # noqa: PTH122 - a member's name, not a path here
+            stem, suffix = os.path.splitext(name)  # noqa: PTH122 - a member's name, not a local path
             if suffix.lower() in EXTENSIONS:
                 images[stem] = (name, (descriptor, offset, size))
             elif suffix == ".cls":

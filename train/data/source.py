@@ -1,4 +1,4 @@
-"""What a data set is to the rest of the trainer: numbered, labelled, named items that can be read from any thread."""
+"""The interface of data sets: numbered, labelled, named items that can be read from any thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Source(Protocol):
         """(n,) class numbers."""
 
     def name(self, index: int) -> str:
-        """Where the item comes from, for messages."""
+        """The item's origin, for messages."""
 
     def read(self, index: int) -> bytes | Pixels:
         """An encoded image, or decoded pixels (H, W, 3)."""

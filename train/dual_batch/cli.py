@@ -12,10 +12,10 @@ from train.errors import TrainError
 
 
 def main(argv: list[str]) -> None:
-    """Runs one of the two.
+    """Runs one of the two commands.
 
     Raises:
-        TrainError: what was asked for does not exist; the message says why.
+        TrainError: there is no such plan, or the measurement failed; the message says why.
     """
     options = _parser().parse_args(argv)
     result = _plan(options) if options.verb == "plan" else _fit(options)
@@ -32,22 +32,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = root.add_subparsers(dest="verb", required=True)
     plan = verbs.add_parser("plan", help="batch sizes, data split and update factor", allow_abbrev=False)
-    plan.add_argument("--workers", type=int, required=True, metavar="G", help="workers in all")
-    plan.add_argument("--small", type=int, required=True, metavar="S", help="those with a small batch")
+    plan.add_argument("--workers", type=int, required=True, metavar="G", help="number of workers")
+    plan.add_argument("--small", type=int, required=True, metavar="S", help="number of workers with a small batch")
     plan.add_argument("--samples", type=int, required=True, metavar="N", help="training samples")
     plan.add_argument("--base-batch", type=int, required=True, metavar="B", help="the large batch")
-    plan.add_argument("--ratio", type=float, required=True, metavar="K", help="a round's time against all-large")
-    plan.add_argument("--a", type=float, required=True, nargs="+", metavar="A", help="seconds a sample; one, or G")
-    plan.add_argument("--b", type=float, required=True, nargs="+", metavar="B", help="seconds a batch; one, or G")
+    plan.add_argument("--ratio", type=float, required=True, metavar="K", help="a round's time relative to all-large")
+    plan.add_argument("--a", type=float, required=True, nargs="+", metavar="A", help="seconds per sample; one, or G")
+    plan.add_argument("--b", type=float, required=True, nargs="+", metavar="B", help="seconds per batch; one, or G")
     plan.add_argument(
-        "--variant", choices=tuple(WHOLE), default="published", help="follow_up rounds instead of cutting"
+        "--variant", choices=tuple(WHOLE), default="published", help="follow_up rounds instead of truncating"
     )
     fit = verbs.add_parser("fit", help="measure a and b on this machine", allow_abbrev=False)
-    fit.add_argument("--arch", default="cifar_resnet18", help="the model to be trained")
-    fit.add_argument("--classes", type=int, default=100, metavar="N", help="its classes")
+    fit.add_argument("--arch", default="cifar_resnet18", help="the model to train")
+    fit.add_argument("--classes", type=int, default=100, metavar="N", help="its number of classes")
     fit.add_argument("--image-size", type=int, default=32, metavar="N", help="side of an image in pixels")
     fit.add_argument("--batches", type=int, nargs="+", default=[8, 16, 32, 64, 128], metavar="N", help="sizes to time")
-    fit.add_argument("--repeats", type=int, default=5, metavar="N", help="steps a size; the median counts")
+    fit.add_argument("--repeats", type=int, default=5, metavar="N", help="steps per size; the median is used")
     fit.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     for verb in (plan, fit):
         verb.add_argument("--json", action="store_true", help="print JSON")
@@ -56,9 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _plan(options: argparse.Namespace) -> dict[str, object]:
     if len(options.a) != len(options.b):
-        raise TrainError(
-            f"--a has {len(options.a)} values and --b {len(options.b)}; give as many of one as of the other"
-        )
+        raise TrainError(f"--a has {len(options.a)} values and --b {len(options.b)}; give the same number of both")
     costs = [Cost(a, b) for a, b in zip(options.a, options.b, strict=True)]
     return plan_dual_batch(
         options.workers,
@@ -72,12 +70,12 @@ def _plan(options: argparse.Namespace) -> dict[str, object]:
 
 
 def _fit(options: argparse.Namespace) -> dict[str, object]:
-    import torch  # here, because planning does not need it
+    import torch  # imported here because planning does not need it
 
     from train.dual_batch.fit import fit, measure
 
     if min(options.batches) < 2 or options.repeats < 1:
-        raise TrainError("--batches: 2 or more samples each, since batch norm refuses one; --repeats: at least 1")
+        raise TrainError("--batches: 2 or more samples each, since batch norm rejects one; --repeats: at least 1")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise TrainError("--device cuda: torch sees no GPU")
     cuda = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())

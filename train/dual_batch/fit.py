@@ -1,4 +1,4 @@
-"""What a batch costs on this machine: a*B + b seconds, by least squares over measured batch times."""
+"""The cost of a batch on this machine: a*B + b seconds, fitted to measured batch times by least squares."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from train.models import seeded_model
 
 @dataclass(frozen=True)
 class Timing:
-    """One batch size and the median of its times."""
+    """One batch size and the median time of its batches."""
 
     batch: int
     seconds: float
@@ -27,7 +27,7 @@ def fit(timings: Sequence[Timing]) -> Cost:
     """The line through the points.
 
     Raises:
-        TrainError: fewer than two batch sizes, or a line that falls: the times are too noisy to plan with.
+        TrainError: fewer than two batch sizes, or a or b is not positive: the times are too noisy to plan with.
     """
     if len({timing.batch for timing in timings}) < 2:
         raise TrainError("--batches: a line needs two batch sizes or more")
@@ -35,7 +35,7 @@ def fit(timings: Sequence[Timing]) -> Cost:
     (a, b), *_ = np.linalg.lstsq(sizes, np.array([timing.seconds for timing in timings]), rcond=None)
     if not (a > 0 and b > 0):
         raise TrainError(
-            f"the times give {a:.3g} s a sample and {b:.3g} s a batch: both must be above 0; measure with more "
+            f"the times give {a:.3g} s per sample and {b:.3g} s per batch: both must be above 0; measure with more "
             f"--repeats, with smaller batches too, and with nothing else running"
         )
     return Cost(float(a), float(b))
@@ -44,7 +44,7 @@ def fit(timings: Sequence[Timing]) -> Cost:
 def measure(
     arch: str, classes: int, side: int, batches: Sequence[int], repeats: int, device: torch.device
 ) -> list[Timing]:
-    """Training steps of `arch` on images of that side; batch sizes take turns, so that a slow phase hits all alike."""
+    """Times training steps of `arch`; batch sizes alternate, so that a slow phase of the machine affects all."""
     model = seeded_model(arch, classes, seed=0).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     images = torch.randn(max(batches), 3, side, side, device=device)

@@ -1,8 +1,8 @@
-"""A worker under guard: the process that torchrun started waits, and a child of it works.
+"""A guard process for a worker: the process that torchrun started waits, and a child process does the work.
 
-torchrun ends all of a node's processes when one of them dies. A worker that is killed (the kernel takes the largest
-process where memory ends, which is the child) must not take its node's other workers along: its guard tells the server
-and ends well. No torch is loaded here until something is to be told.
+torchrun ends all processes of a node when one of them dies. A worker that is killed (if memory runs out, the kernel
+kills the largest process, which is the child) must not end the node's other workers: its guard reports the loss and
+exits with 0. torch is imported only when there is a loss to report.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def needed(parallel: str) -> bool:
-    """Whether this process is to guard a worker instead of being one."""
+    """Whether this process should guard a worker instead of being one."""
     return parallel == "dual_batch" and int(os.environ.get("RANK", "0")) > 0 and GUARDED not in os.environ
 
 
 def guard(argv: Sequence[str]) -> int:
-    """Starts `python -m train ARGV` and waits for it; the exit code.
+    """Starts `python -m train ARGV`, waits for it and returns the exit code.
 
-    A death by signal after all have met is told to the server and is 0: the run goes on without this worker.
+    If a signal kills it after all ranks have joined, the loss is reported and the exit code is 0: the run continues
+    without this worker.
     """
     env = os.environ | {GUARDED: str(os.getpid())}
     worker = subprocess.Popen([sys.executable, "-m", "train", *argv], env=env)
@@ -41,21 +42,21 @@ def guard(argv: Sequence[str]) -> int:
     name = signal.Signals(-code).name
     why = f"killed by {name} on {socket.gethostname()}"
     if -code == signal.SIGKILL:
-        why += "; out of memory? the kernel's log tells (dmesg)"
+        why += "; out of memory? see the kernel's log (dmesg)"
     rank = int(os.environ["RANK"])
     print(f"train: worker {rank - 1} (rank {rank}) was {why}", file=sys.stderr, flush=True)
-    from train.dual_batch.network import tell_lost
+    from train.dual_batch.network import report_lost
 
     try:
-        return 0 if tell_lost(rank, why) else 128 - code
-    except TrainError as error:  # then no rank is left to go on
+        return 0 if report_lost(rank, why) else 128 - code
+    except TrainError as error:  # the store is gone, and the run with it
         print(f"train: error: {error}", file=sys.stderr, flush=True)
         return 128 - code
 
 
-def under_guard() -> None:
-    """In the working process: it ends with its guard, whatever ends that one."""
+def die_with_guard() -> None:
+    """Called in the guarded process: it is killed when its guard dies."""
     if guard_pid := os.environ.get(GUARDED):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(guard_pid):  # it died before we asked
+        if os.getppid() != int(guard_pid):  # the guard died before the call
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""How the server takes a worker's weights in: named tensors; integers, such as counters, stay the server's."""
+"""Merging of workers' weights into the server's: named tensors; integers, such as counters, stay the server's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Weights = dict[str, Tensor]
 
 
 def merge_one(server: Weights, worker: Weights, factor: float, variant: str = "published") -> Weights:
-    """W <- ((2 - f)*W + f*w)/2: the asynchronous merge (Lu et al., section III); f = 1 is the mean.
+    """The asynchronous merge, W <- ((2 - f)*W + f*w)/2 (Lu et al., section III); f = 1 gives the mean.
 
     follow_up: W <- (W + f*w)/(1 + f), arXiv 2509.26092.
     """
@@ -22,15 +22,15 @@ def merge_one(server: Weights, worker: Weights, factor: float, variant: str = "p
 
 
 def merge_all(server: Weights, pushes: Sequence[tuple[Weights, float]]) -> Weights:
-    """W <- sum(f_i*w_i)/sum(f_i): the synchronous merge."""
+    """The synchronous merge, W <- sum(f_i*w_i)/sum(f_i)."""
     total = sum(factor for _, factor in pushes)
     merged = {}
     for name, value in server.items():
         if value.is_floating_point():
-            # the terms as tensors: sum()'s start of 0 would make the first one a copy for nothing
+            # not sum(): its start value of 0 would copy the first term needlessly
             first, *others = (weights[name] * (factor / total) for weights, factor in pushes)
             for other in others:
                 first = first + other
-            value = first  # noqa: PLW2901 - the merged one
+            value = first  # noqa: PLW2901 - the merged value
         merged[name] = value
     return merged

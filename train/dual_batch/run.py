@@ -1,4 +1,4 @@
-"""A dual-batch run: rank 0 serves, validates after every round and writes; the other ranks work."""
+"""A dual-batch run: rank 0 serves, validates after every round and writes the files; the other ranks are workers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from train.config import Config
 from train.data.loader import Loader, Request
 from train.data.open import open_dataset
 from train.data.source import Dataset
-from train.dual_batch.guard import under_guard
-from train.dual_batch.network import Remote, join, part, store, told_lost
+from train.dual_batch.guard import die_with_guard
+from train.dual_batch.network import Remote, disconnect, join, reported_lost, store
 from train.dual_batch.options import check, plan_of
 from train.dual_batch.plan import DualBatchPlan
 from train.dual_batch.server import ParameterServer, Rates
@@ -31,22 +31,22 @@ from train.schedule import peak_rate
 from train.step import Normalise
 from train.watch import Interval, Writer
 
-PATIENCE = 30.0  # seconds without a sign of life before a worker counts as lost; --timeout if that is less
-LOOK = 1.0  # seconds between two looks at who is silent
+HEARTBEAT_TIMEOUT = 30.0  # seconds without a heartbeat until a worker counts as lost; --timeout if that is less
+POLL = 1.0  # seconds between two checks for lost workers
 
 
 def run(config: Config) -> None:
-    """One process of the run, under torchrun or its environment.
+    """One process of the run, started by torchrun or with its environment variables.
 
     Raises:
-        TrainError: something does not fit, or every worker is lost.
-        Stopped: SIGTERM; the checkpoint is on disk.
+        TrainError: invalid options, data or checkpoint, or every worker is lost.
+        Stopped: SIGTERM arrived; the checkpoint is on disk.
     """
-    under_guard()
+    die_with_guard()
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if size < 2:
-        raise TrainError("--parallel dual_batch: one process serves and the others work; start two or more")
+        raise TrainError("--parallel dual_batch: one process serves, the others are workers; start two or more")
     check(config)
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -61,15 +61,15 @@ def run(config: Config) -> None:
             return
         join(rank, size)
         remote = Remote(rank - 1, config.timeout)
-        remote.keep_beating()
+        remote.start_heartbeats()
         work(config, world, plan.shares[rank - 1], remote, stop)
-        part()
+        disconnect()
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 class Server:
-    """Rank 0: owns the weights, the files and the console. A round is as many local epochs as there are workers."""
+    """Rank 0: has the weights, writes the files and prints. A round is as many local epochs as there are workers."""
 
     def __init__(
         self, config: Config, world: World, dataset: Dataset, plan: DualBatchPlan, stop: threading.Event
@@ -99,17 +99,17 @@ class Server:
         self._saver = checkpoint.Saver(self._folder, config.keep)
 
     def run(self, size: int) -> None:
-        """Serves until every local epoch is in.
+        """Serves until all local epochs are finished.
 
         Raises:
             TrainError: every worker is lost.
-            Stopped: asked to; what is done is saved.
+            Stopped: SIGTERM arrived; the finished local epochs are saved.
         """
         self._announce()
         join(0, size, self._server)
-        self._board = store()
-        self._server.all_met()
-        self._since = started = time.perf_counter()  # they begin now, while the files are being opened here
+        self._store = store()
+        self._server.all_joined()
+        self._since = started = time.perf_counter()  # the workers begin now, while this process opens its files
         self._watch.begin(self._facts(size), self._steps(self._first) + 1 if self._found else None)
         scores = Scores(0.0, 0.0, 0.0, 0)
         try:
@@ -120,13 +120,13 @@ class Server:
                 done, scores = self._finish_round()
         except Stopped:
             self._server.close()
-            self._say_farewell()
+            self._wait_until_workers_left()
             self._save(*self._server.state()[:2], best=False)
             self._saver.close()
             self._watch.say(f"train: stopped after {self._server.finished} local epochs; the checkpoint is saved")
             self._watch.end({"stopped": True, "step": self._steps(self._server.finished)})
             raise
-        self._say_farewell()
+        self._wait_until_workers_left()
         self._saver.close()
         seconds = time.perf_counter() - started
         facts = {"top1": scores.top1, "top5": scores.top5, "loss": scores.loss, "best_top1": self._best}
@@ -137,7 +137,7 @@ class Server:
             f"train: done in {seconds:.1f} s; {self._server.finished} local epochs, {len(lost)} workers lost; "
             f"val Acc@1 {scores.top1:.2f} (best {self._best:.2f}) Acc@5 {scores.top5:.2f}"
         )
-        part()
+        disconnect()
 
     def _announce(self) -> None:
         shares = "; ".join(
@@ -171,38 +171,38 @@ class Server:
         }
 
     def _await(self, goal: int) -> None:
-        """Until so many local epochs are in; meanwhile looks who is gone."""
-        patience = min(PATIENCE, self._config.timeout)
-        while not self._server.wait_for(goal, LOOK):
-            self._look(patience)
+        """Waits until `goal` local epochs are finished; meanwhile checks for lost workers."""
+        limit = min(HEARTBEAT_TIMEOUT, self._config.timeout)
+        while not self._server.wait_for(goal, POLL):
+            self._check_workers(limit)
             if self._stop.is_set():
                 raise Stopped
-        self._look(patience)
+        self._check_workers(limit)
         if self._server.finished < goal:
             why = "; ".join(f"rank {worker + 1}: {why}" for worker, why in self._server.lost.items())
-            part()
+            disconnect()
             raise TrainError(f"every worker is lost: {why or 'they left'}; the last checkpoint is in {self._folder}")
 
-    def _look(self, patience: float) -> None:
+    def _check_workers(self, limit: float) -> None:
         for worker in range(len(self._plan.shares)):
-            if worker not in self._reported and (why := told_lost(self._board, worker + 1)):
+            if worker not in self._reported and (why := reported_lost(self._store, worker + 1)):
                 self._server.lose(worker, why)
-        for worker in self._server.silent(patience):
-            self._server.lose(worker, f"no sign of life for {patience:.0f} s: killed, hung or cut off")
+        for worker in self._server.silent(limit):
+            self._server.lose(worker, f"no heartbeat for {limit:.0f} s: killed, hung or disconnected")
         for worker, why in self._server.lost.items():
             if worker not in self._reported:
                 self._reported.add(worker)
                 self._watch.say(f"train: rank {worker + 1} is lost ({why}); the others do its share")
 
-    def _say_farewell(self) -> None:
-        """Lets the workers hear that it is over; those that are dead are not waited for longer than usual."""
-        patience = min(PATIENCE, self._config.timeout)
-        while not self._server.wait_empty(LOOK):
-            self._look(patience)
-        self._look(patience)  # who was lost at the very end is reported as well
+    def _wait_until_workers_left(self) -> None:
+        """Waits until every worker has learnt that the run is over, or is lost."""
+        limit = min(HEARTBEAT_TIMEOUT, self._config.timeout)
+        while not self._server.wait_empty(POLL):
+            self._check_workers(limit)
+        self._check_workers(limit)  # reports workers that were lost at the very end
 
     def _finish_round(self) -> tuple[int, Scores]:
-        """Validates, reports and saves what is in by now, which may be more than the round: workers do not wait."""
+        """Validates, reports and saves the current state, which may be past the round's end: workers do not wait."""
         finished, weights, sums = self._server.state()
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
@@ -236,7 +236,7 @@ class Server:
         )
 
     def _steps(self, local_epochs: int) -> int:
-        """A round counts as the steps of one worker, on average; TensorBoard's axis."""
+        """Steps for TensorBoard's axis: a round counts as the mean number of steps of a worker."""
         each = [-(-share.samples // share.batch) for share in self._plan.shares]
         return local_epochs // len(each) * max(1, sum(each) // len(each))
 
@@ -276,12 +276,12 @@ class Server:
     def _resume(self, found: checkpoint.Loaded) -> tuple[int, float]:
         state = found.state
         if "dual_batch" not in state or state["arch"] != self._config.arch:
-            raise TrainError(f"{found.path} is not of a dual-batch run of {self._config.arch}; use another --output")
+            raise TrainError(f"{found.path} is not from a dual-batch run of {self._config.arch}; use another --output")
         try:
             self._model.load_state_dict(state["model"])
         except RuntimeError as error:
             raise TrainError(f"{found.path} does not fit the model: {str(error).splitlines()[-1].strip()}") from error
         progress = state["dual_batch"]
-        # another number of workers has another number of local epochs a round: whole rounds count
+        # the number of workers, and so of local epochs per round, may have changed: resume at a whole round
         rounds = progress["finished"] // progress["workers"]
         return rounds * len(self._plan.shares), float(progress["best"])

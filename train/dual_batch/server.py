@@ -1,6 +1,6 @@
-"""The parameter server: grants local epochs, takes weights in, notices workers that are gone. Knows no network.
+"""The parameter server: grants local epochs, merges weights, keeps track of lost workers. Independent of the network.
 
-Every method is called from several threads and returns soon; one that has to wait does so for a slice of time.
+Every method may be called from several threads and returns soon; methods that wait have a time limit.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from torch import Tensor
 from train.dual_batch.merge import Weights, merge_all, merge_one
 from train.dual_batch.plan import Share
 
-SLICE = 2.0  # seconds a call waits at most; the caller asks again
+MAX_WAIT = 2.0  # seconds that a call waits at most; the caller then asks again
 
 
 @dataclass(frozen=True)
 class Grant:
-    """Leave to do one local epoch."""
+    """Permission to train one local epoch."""
 
-    number: int  # of all grants, 0 first
-    round: int  # as many grants as there are workers, 0 first
+    number: int  # among all grants, counted from 0
+    round: int  # a round has as many grants as there are workers, counted from 0
     rate: float
     weights: Weights
 
 
 @dataclass(frozen=True)
 class Rates:
-    """The learning rate of a grant: a pure function of its number."""
+    """The learning rate of a grant, as a pure function of its number."""
 
     first: float
     gamma: float
-    drops: tuple[int, ...]  # grants from which on it is multiplied once more
+    drops: tuple[int, ...]  # grants at which the rate is multiplied by gamma
 
     def __call__(self, number: int) -> float:
         return self.first * self.gamma ** sum(number >= drop for drop in self.drops)
 
 
 class ParameterServer:
-    """Gives out exactly `total` local epochs that are finished, whichever workers die on the way.
+    """Grants local epochs until exactly `total` are finished, even if workers die.
 
     merge: asp, each push at once; bsp, when every worker has pushed; ssp, asp until a worker is more than `staleness`
     pushes ahead of another, then one bsp round.
@@ -63,23 +63,25 @@ class ParameterServer:
         self._shares, self._total, self._rates = shares, total, rates
         self._merge, self._staleness, self._variant = merge, staleness, variant
         self._changed = threading.Condition()
-        self._alive = dict.fromkeys(range(len(shares)), time.monotonic())  # worker -> last sign of life
+        self._alive = dict.fromkeys(
+            range(len(shares)), time.monotonic()
+        )  # worker -> time of its last heartbeat or call
         self._working: dict[int, int] = {}  # worker -> number of its grant
-        self._returned: list[int] = []  # numbers of grants whose worker is gone
-        self._gathered: dict[int, Weights] = {}  # what waits for the synchronous merge
+        self._returned: list[int] = []  # numbers of grants whose worker was lost
+        self._gathered: dict[int, Weights] = {}  # worker -> weights that wait for the synchronous merge
         self._gather = merge == "bsp"
         self._pushes = [0] * len(shares)  # since the last synchronous merge
         self._sums = torch.zeros(4, dtype=torch.float64)
         self._closed = False
-        self.granted = done  # local epochs begun and not lost
+        self.granted = done  # local epochs that were granted and not lost
         self.finished = done
-        self.lost: dict[int, str] = {}  # worker -> why, in the order in which they went
+        self.lost: dict[int, str] = {}  # worker -> why, in the order of their loss
 
     def pull(self, worker: int) -> Grant | str:
-        """A grant; `wait`: ask again; `done`: go."""
+        """A grant, or "wait": ask again, or "done": the run is over."""
         with self._changed:
             self._seen(worker)
-            self._changed.wait_for(lambda: self._ready(worker), SLICE)
+            self._changed.wait_for(lambda: self._ready(worker), MAX_WAIT)
             if self._closed or worker not in self._alive or self.finished >= self._total:
                 return "done"
             if not self._may_work(worker):
@@ -91,7 +93,7 @@ class ParameterServer:
             return Grant(number, number // len(self._shares), self._rates(number), weights)
 
     def push(self, worker: int, weights: Weights, sums: Tensor) -> None:
-        """A local epoch's weights and its `counts`. What comes from a worker given up on is left."""
+        """Takes a local epoch's weights and its `counts`. Pushes of workers that count as lost are ignored."""
         with self._changed:
             self._seen(worker)
             if worker not in self._alive or worker not in self._working:
@@ -109,18 +111,18 @@ class ParameterServer:
             self._merge_gathered()
             self._changed.notify_all()
 
-    def beat(self, worker: int) -> None:
-        """A sign of life."""
+    def heartbeat(self, worker: int) -> None:
+        """Records that the worker is alive."""
         with self._changed:
             self._seen(worker)
 
-    def all_met(self) -> None:
-        """Every worker is there: from now on silence counts."""
+    def all_joined(self) -> None:
+        """All workers have joined: heartbeats are expected from now on."""
         with self._changed:
             self._alive = dict.fromkeys(self._alive, time.monotonic())
 
     def lose(self, worker: int, why: str) -> None:
-        """The worker is gone; its grant goes to the others."""
+        """Removes a lost worker; another worker gets its grant."""
         with self._changed:
             if worker in self._alive:
                 del self._alive[worker]
@@ -130,44 +132,38 @@ class ParameterServer:
                 self._changed.notify_all()
 
     def leave(self, worker: int) -> None:
-        """The worker ends as it should."""
+        """Removes a worker that has finished."""
         with self._changed:
             self._alive.pop(worker, None)
             self._return(worker)
             self._changed.notify_all()
 
-    def silent(self, patience: float) -> list[int]:
-        """Workers that gave no sign of life for so many seconds."""
+    def silent(self, seconds: float) -> list[int]:
+        """Workers from which nothing was heard for so many seconds."""
         with self._changed:
-            return [worker for worker, seen in self._alive.items() if time.monotonic() - seen > patience]
+            return [worker for worker, seen in self._alive.items() if time.monotonic() - seen > seconds]
 
     def close(self) -> None:
-        """No more grants: the run is stopped."""
+        """Grants no more local epochs: the run is being stopped."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def wait_for(self, finished: int, seconds: float) -> bool:
-        """Until so many local epochs are in (and merged), or no worker is left; False if it takes longer."""
+        """Waits until so many local epochs are finished, or no worker is left; False after `seconds`."""
         with self._changed:
             return self._changed.wait_for(lambda: self.finished >= finished or not self._alive, seconds)
 
     def wait_empty(self, seconds: float) -> bool:
-        """Until every worker has left or is lost; False if it takes longer."""
+        """Waits until every worker has left or is lost; False after `seconds`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._alive, seconds)
 
     def state(self) -> tuple[int, Weights, Tensor]:
-        """Local epochs finished, the weights, and the sums of the local epochs since the last call."""
+        """The number of finished local epochs, the weights, and the summed `counts` since the last call."""
         with self._changed:
             sums, self._sums = self._sums, torch.zeros(4, dtype=torch.float64)
             return self.finished, {name: value.clone() for name, value in self._weights.items()}, sums
-
-    @property
-    def abandoned(self) -> bool:
-        """Nobody is left to work."""
-        with self._changed:
-            return not self._alive
 
     def _seen(self, worker: int) -> None:
         if worker in self._alive:
@@ -184,11 +180,11 @@ class ParameterServer:
         return over or self._may_work(worker)
 
     def _may_work(self, worker: int) -> bool:
-        """There is something to grant, and this worker does not wait for a synchronous merge."""
+        """Whether there is a local epoch to grant and this worker is not waiting for a synchronous merge."""
         return self.granted < self._total and worker not in self._gathered
 
     def _merge_gathered(self) -> None:
-        """The synchronous merge, once all who are there have pushed, or nothing is left to be pushed."""
+        """Does the synchronous merge once all live workers have pushed, or no more pushes are due."""
         everyone = self._alive.keys() <= self._gathered.keys()
         if not self._gathered or self._working.keys() & self._alive.keys():
             return

@@ -1,4 +1,4 @@
-"""A worker's life: pull weights, train one local epoch on its share, push, until the server says that it is over."""
+"""A worker: pulls weights, trains one local epoch on its share and pushes the result, until the server ends the run."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from train.step import Plan, Step
 
 
 def work(config: Config, world: World, share: Share, server: Remote, stop: threading.Event) -> None:
-    """Local epochs until there are no more.
+    """Trains local epochs until the server grants no more.
 
     Raises:
         TrainError: the server is gone.
-        Stopped: this worker was asked to stop.
+        Stopped: SIGTERM arrived.
     """
     try:
         _work(config, world, share, server, stop)
     except (TrainError, RuntimeError, MemoryError, OSError) as error:  # torch's out of memory is a RuntimeError
         if isinstance(error.__cause__, RuntimeError) and isinstance(error, TrainError):
             raise  # the server itself cannot be reached
-        # told to the server, which reports it; the run goes on without this worker, so this is no failure of the run
+        # the server reports it; the run continues without this worker, so this is not a failure of the run
         kind = "out of memory" if _out_of_memory(error) else type(error).__name__
         reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
         server.lose(f"{kind} on {socket.gethostname()}: {reason}")
@@ -46,7 +46,7 @@ def work(config: Config, world: World, share: Share, server: Remote, stop: threa
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """On the CPU neither torch nor oneDNN has a class of its own for it; the last word is what oneDNN says of it."""
+    """On the CPU torch and oneDNN have no exception class for this; the phrases are theirs."""
     words = ("can't allocate memory", "could not create a primitive")
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in words)
 
@@ -65,7 +65,7 @@ def _work(config: Config, world: World, share: Share, server: Remote, stop: thre
                 raise Stopped
             if isinstance(answer, Grant):
                 model.load_state_dict({**model.state_dict(), **answer.weights})
-                step = Step(config, world, precision, model, model)  # momentum starts anew with the pulled weights
+                step = Step(config, world, precision, model, model)  # momentum starts at 0 with the pulled weights
                 sums = train_epoch(config, loader, share, step, answer, server.worker, fewest, images, stop)
                 weights = {name: value.detach().cpu() for name, value in model.state_dict().items()}
                 server.push(weights, sums)
@@ -84,7 +84,7 @@ def train_epoch(
     images: int,
     stop: threading.Event,
 ) -> torch.Tensor:
-    """The `counts` of the share's samples, in an order of its own for every grant."""
+    """Trains on the share's samples, in a different order for every grant; returns their `counts`."""
     step.model.train()
     order = sampler.order(sampler.fold(config.seed, worker), grant.number, images)
     torch.manual_seed(sampler.fold(config.seed, worker, grant.number))
@@ -101,7 +101,7 @@ def train_epoch(
 
 
 def _requests(indices: sampler.Indices, batch: int, fewest: int) -> Iterator[Request]:
-    """The last, smaller batch is kept; fillers without weight where batch norm needs them."""
+    """The batches of a share, the last one possibly smaller, with fillers of weight 0 if batch norm needs them."""
     for start in range(0, len(indices), batch):
         piece = indices[start : start + batch]
         filler = max(0, fewest - len(piece))

@@ -1,1 +1,1 @@
-"""How processes work together: the process group and its collectives (world), gradient averaging (ddp)."""
+"""Parallel training: the process group (world), choice of method (methods), DDP, DataParallel, model and pipeline."""

@@ -1,4 +1,4 @@
-"""A model as a chain of layers, and the chain cut into one stage a rank."""
+"""A model as a chain of layers, cut into one stage per rank."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class _Mean(nn.Module):
 
 
 def layers(model: Any, arch: str) -> list[nn.Module]:
-    """The layers whose chain is the model, in order; they are the model's own, not copies.
+    """The model's own layers (not copies), in the order in which they form a chain.
 
     Raises:
-        TrainError: the model is no chain that we know.
+        TrainError: the model is not a known chain.
     """
     if isinstance(model, SmallCNN):
         return [*model.features, _Mean(), model.classifier]
@@ -46,15 +46,15 @@ def layers(model: Any, arch: str) -> list[nn.Module]:
 
 
 def stages(model: nn.Module, arch: str, ranks: int) -> list[nn.Sequential]:
-    """One stage a rank: the published cut where there is one, else equally many layers each.
+    """One stage per rank: the published cut if there is one, else the same number of layers each.
 
     Raises:
-        TrainError: no chain, or fewer layers than ranks.
+        TrainError: the model is not a chain, or has fewer layers than ranks.
     """
     chain = layers(model, arch)
     if len(chain) < ranks:
         raise TrainError(
-            f"--arch {arch}: {len(chain)} layers cannot make {ranks} stages; use {len(chain)} processes or less"
+            f"--arch {arch}: {len(chain)} layers cannot make {ranks} stages; use {len(chain)} processes or fewer"
         )
     inner = PUBLISHED.get((arch, ranks)) or [len(chain) * rank // ranks for rank in range(1, ranks)]
     bounds = [0, *inner, len(chain)]

@@ -10,9 +10,9 @@ from train.parallel.world import World
 
 
 def wrap(model: nn.Module, world: World, config: Config) -> nn.Module:
-    """`model` with its gradients averaged over all ranks, which start from rank 0's weights; alone, the model itself.
+    """`model` with gradients averaged over all ranks, which start from rank 0's weights; a single process gets `model`.
 
-    Gradients live in the communication buckets (gradient_as_bucket_view), which saves one copy of them all.
+    Gradients are views of the communication buckets (gradient_as_bucket_view), which saves a copy of all gradients.
     """
     if world.size == 1:
         return model

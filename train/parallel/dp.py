@@ -1,8 +1,8 @@
-"""DataParallel: one process, a replica a device, threads. On CPU the same algorithm, so that it can be compared there.
+"""DataParallel: one process with threads and one replica per device. On CPU the same algorithm, for comparisons.
 
-The batch is cut by `chunk` (5 over 3 devices is 2, 2, 1), each replica computes its piece on a thread of its own, the
-logits are joined, and the replicas' gradients add up in the weights. Batch norm sees a replica's piece; the first
-replica's running statistics are kept.
+The batch is split by `chunk` (5 over 3 devices is 2, 2, 1), each replica computes its piece on its own thread, the
+logits are concatenated, and the replicas' gradients are summed in the weights. Batch norm sees only the replica's
+piece; the first replica's running statistics are kept.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from train.parallel.world import World
 
 
 class Replicas(nn.Module):
-    """`module` on the CPU `count` times over, as nn.DataParallel does it on GPUs (where alone that one works)."""
+    """`count` replicas of `module` on the CPU, equivalent to nn.DataParallel, which works on GPUs only."""
 
     def __init__(self, module: nn.Module, count: int) -> None:
         super().__init__()
         self.module = module
-        # in a tuple, so that they are no submodules; their own weights are never used, see `_state`
+        # in a tuple, so that they are not submodules; their own weights are never used, see `_state`
         self._copies = tuple(copy.deepcopy(module) for _ in range(count - 1))
         self._pool = ThreadPoolExecutor(count, "replica")
 
@@ -36,7 +36,7 @@ class Replicas(nn.Module):
         states = [self._state() for _ in pieces[1:]]
 
         def run(replica: int, piece: Tensor) -> Tensor:
-            with torch.set_grad_enabled(graph):  # a setting of each thread
+            with torch.set_grad_enabled(graph):  # a per-thread setting
                 out: Tensor
                 if replica == 0:
                     out = self.module(piece)
@@ -54,14 +54,14 @@ class Replicas(nn.Module):
 
 
 def devices(config: Config, world: World) -> int:
-    """How many replicas.
+    """The number of replicas.
 
     Raises:
         TrainError: more than one process, or more replicas than GPUs.
     """
     if world.size > 1:
         raise TrainError(
-            f"--parallel dp is one process with all devices, not {world.size}; set processes to 1, or use ddp"
+            f"--parallel dp runs one process with all devices, not {world.size}; set processes to 1, or use ddp"
         )
     found = torch.cuda.device_count()
     if world.device.type == "cpu":
@@ -72,7 +72,7 @@ def devices(config: Config, world: World) -> int:
 
 
 def wrap(model: nn.Module, world: World, config: Config) -> nn.Module:
-    """`model` replicated; its state stays in `model`."""
+    """`model` with replicas; the state stays in `model`."""
     count = devices(config, world)
     if world.device.type == "cpu":
         return Replicas(model, count)

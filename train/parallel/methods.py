@@ -1,4 +1,4 @@
-"""--parallel: which step a run takes."""
+"""--parallel: chooses the kind of training step."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from train.step import Step
 
 
 def method(config: Config, world: World) -> str:
-    """auto: ddp on several processes, else single."""
+    """The parallel method; auto is ddp on several processes, else single."""
     if config.parallel != "auto":
         return config.parallel
     return "ddp" if world.size > 1 else "single"
 
 
 def device_count(config: Config, world: World) -> int:
-    """Devices that share the work, whatever the number of processes."""
+    """The number of devices that share the work, which may differ from the number of processes."""
     return dp.devices(config, world) if method(config, world) == "dp" else world.size
 
 
 def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
-    """The step of the method.
+    """The step for the method.
 
     Raises:
-        TrainError: the method does not go with the other options or the number of processes.
+        TrainError: the method does not support the other options or the number of processes.
     """
     kind = method(config, world)
     if kind == "single" and world.size > 1:
-        raise TrainError(f"--parallel single is one process, not {world.size}; use ddp, or set processes to 1")
+        raise TrainError(f"--parallel single runs one process, not {world.size}; use ddp, or set processes to 1")
     if kind in ("model", "pipeline"):
         if world.size == 1:
-            raise TrainError(f"--parallel {kind} cuts the model over processes; start two or more (processes: 2)")
+            raise TrainError(f"--parallel {kind} splits the model over processes; start two or more (processes: 2)")
         if kind == "model":
             from train.parallel.model import StageStep
 

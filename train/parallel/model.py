@@ -1,7 +1,7 @@
-"""Model parallelism by hand: a stage of the model on each rank, activations sent forward and gradients back.
+"""Hand-written model parallelism: one stage of the model per rank, activations sent forward and gradients back.
 
-One batch is under way at a time. Forward a rank waits for the one before alone, backward for the one after alone, so
-nothing can wait in a circle; a rank that died ends its neighbours' wait with an error, at the latest after --timeout.
+Only one batch is in flight. In the forward pass a rank waits only for its predecessor, in the backward pass only for
+its successor, so there is no deadlock. If a rank dies, its neighbours get an error, at the latest after --timeout.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _send(tensor: Tensor, to: int) -> None:
 
 
 def _receive(source: int, device: torch.device) -> Tensor:
-    """A tensor of any shape: the header of every batch tells, since the last one is smaller."""
+    """Receives a tensor of any shape, preceded by a header, because the last batch of an epoch is smaller."""
     header = torch.zeros(HEADER, dtype=torch.int64)
     dist.recv(header, source)
     dimensions, kind, *sizes = header.tolist()
@@ -44,7 +44,7 @@ def _receive(source: int, device: torch.device) -> Tensor:
 
 
 class _Send(torch.autograd.Function):
-    """Sends activations on; its result is a token whose backward pass receives their gradient."""
+    """Sends activations to the next rank; returns a token whose backward pass receives their gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, to: int) -> Tensor:
@@ -54,14 +54,14 @@ class _Send(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        del gradients  # of the token: it carries no value
+        del gradients  # the token's, which has no meaning
         gradient = torch.empty(ctx.shape, dtype=ctx.dtype, device=ctx.device)
         dist.recv(gradient, ctx.to)
         return gradient, None
 
 
 class _Receive(torch.autograd.Function):
-    """Receives activations; sends their gradient back. `hook` only makes autograd come by here."""
+    """Receives activations; sends their gradient back. `hook` exists only so that autograd calls `backward`."""
 
     @staticmethod
     def forward(ctx: Any, hook: Tensor, source: int) -> Tensor:
@@ -75,7 +75,7 @@ class _Receive(torch.autograd.Function):
 
 
 class Stage(nn.Module):
-    """This rank's layers between its neighbours: logits on the last rank, elsewhere a token to call backward on."""
+    """This rank's layers and their communication: returns logits on the last rank, elsewhere a token for backward()."""
 
     def __init__(self, layers: nn.Module, world: World) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Stage(nn.Module):
         self._hook = torch.zeros((), device=world.device, requires_grad=True)
 
     def forward(self, images: Tensor) -> Tensor:
-        """`images` count on the first rank alone."""
+        """`images` are used only on the first rank."""
         x: Tensor = _Receive.apply(self._hook, self._rank - 1) if self._rank else images
         x = self.layers(x)
         token: Tensor = x if self._last else _Send.apply(x, self._rank + 1)
@@ -92,7 +92,7 @@ class Stage(nn.Module):
 
 
 class StageStep(Step):
-    """A step of one stage. Every rank reads the same batch; the last one has the logits and counts."""
+    """A step of one stage. Every rank reads the same batch; the last one has the logits and computes the counts."""
 
     def __init__(self, config: Config, world: World, precision: Precision, model: nn.Module) -> None:
         _check(config)
@@ -106,7 +106,7 @@ class StageStep(Step):
         self._optimizers: list[dict[str, Any] | None] = [None] * world.size
 
     def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
-        """Adds a micro-batch's gradients; its `counts` on the last rank, zeros elsewhere."""
+        """Adds a micro-batch's gradients; returns its `counts` on the last rank, zeros elsewhere."""
         device = self.world.device
         images = self.normalise(batch.images.to(device, non_blocking=True))
         labels, weights = batch.labels.to(device, non_blocking=True), batch.weights.to(device, non_blocking=True)
@@ -123,14 +123,14 @@ class StageStep(Step):
         return counts(logits.detach(), labels, loss.detach(), weights)
 
     def update(self, plan: Plan) -> bool:
-        """Moves this stage's weights."""
+        """Updates this stage's weights."""
         set_rate(self.optimizer, plan.rate)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return True
 
     def gather_to_rank0(self) -> None:
-        """Brings all stages' weights into rank 0's whole model, and their optimisers' states beside it."""
+        """Gathers all stages' weights in rank 0's whole model, and their optimisers' states beside it."""
         own = self.whole.state_dict(keep_vars=True)
         mine = {id(value) for value in self.model.state_dict(keep_vars=True).values()}
         part = {name: value.detach().cpu() for name, value in own.items() if id(value) in mine}
@@ -142,31 +142,31 @@ class StageStep(Step):
             self._optimizers = [state for _, state in parts]
 
     def optimizer_state(self) -> dict[str, Any]:
-        """All stages', as `gather_to_rank0` left them."""
+        """The states of all stages, as gathered by `gather_to_rank0`."""
         return {"stages": self._optimizers}
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
-        """This stage's part.
+        """Restores this stage's state.
 
         Raises:
-            TrainError: the checkpoint is of another cut.
+            TrainError: the checkpoint has a different number of stages.
         """
         found = len(state.get("stages", []))
         if found != self.world.size:
             raise TrainError(
-                f"the checkpoint was made with {found or 'no'} stages, this run has {self.world.size}; use as many"
+                f"the checkpoint has {found or 'no'} stages, this run has {self.world.size}; use the same number"
             )
         self.optimizer.load_state_dict(state["stages"][self.world.rank])
 
 
 def _check(config: Config) -> None:
-    """What a stage cannot do on its own is refused instead of being done wrongly."""
+    """Raises TrainError for options that a stage cannot handle on its own."""
     refused = {
-        "--amp": config.amp in ("fp16", "O1", "O2", "O3"),  # an overflow in one stage would have to be known in all
+        "--amp": config.amp in ("fp16", "O1", "O2", "O3"),  # all stages would have to know of an overflow in one
         "--clip-norm": config.clip_norm > 0,
         "--ema-decay": config.ema_decay > 0,
         "--syncbn": config.syncbn != "none",
         "--compile": config.compile,
     }
     if found := [f"{name} {getattr(config, name[2:].replace('-', '_'))}" for name, wrong in refused.items() if wrong]:
-        raise TrainError(f"--parallel {config.parallel} does not do {', '.join(found)}; leave it out, or use ddp")
+        raise TrainError(f"--parallel {config.parallel} does not support {', '.join(found)}; leave it out, or use ddp")

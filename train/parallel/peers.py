@@ -1,4 +1,4 @@
-"""Another process is gone: the one line that its victims say, instead of a library's stack."""
+"""The loss of another process: reported as a single line instead of a library's traceback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from train.errors import TrainError
 from train.parallel.world import World
 
-# gloo's, the store's and NCCL's words for it
+# how gloo, the store and NCCL report it
 _GONE = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|Socket closed|Connection refused|recvValue failed|failed to recv"
     r"|Timed out waiting .*ms for (recv|send)|remote process exited|ncclRemoteError|store.*may have died",
@@ -19,8 +19,8 @@ _GONE = re.compile(
 
 
 @contextmanager
-def lost_peers_named(world: World) -> Iterator[None]:
-    """What a collective says of a peer that closed its connection, or did not answer in time, becomes a TrainError."""
+def name_lost_peers(world: World) -> Iterator[None]:
+    """Turns a collective's error about a peer that is gone or did not answer in time into a TrainError."""
     try:
         yield
     except RuntimeError as error:
@@ -28,6 +28,6 @@ def lost_peers_named(world: World) -> Iterator[None]:
             raise
         why = next(line for line in str(error).splitlines() if _GONE.search(line)).strip()
         raise TrainError(
-            f"rank {world.rank} of {world.size} on {socket.gethostname()} lost another process: {why}; what ended that "
-            f"one is in its own log (the first rank to fail; `launcher status` names it)"
+            f"rank {world.rank} of {world.size} on {socket.gethostname()} lost another process: {why}; the cause is in "
+            f"the log of the first rank to fail (`launcher status` names it)"
         ) from error

@@ -1,4 +1,4 @@
-"""Pipeline parallelism by torch.distributed.pipelining: stages as in `model`, but several micro-batches under way."""
+"""Pipeline parallelism with torch.distributed.pipelining: stages as in `model`, several micro-batches in flight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 class PipelineStep(StageStep):
-    """A step of one stage over --micro-batches pieces; batch norm sees the pieces, as with accumulation.
+    """A step of one stage over --micro-batches pieces; batch norm sees single pieces, as with accumulation.
 
     GPipe: Huang et al., arXiv 1811.06965. 1F1B: Narayanan et al., arXiv 1806.03377 (flushed every step).
     """
@@ -31,12 +31,12 @@ class PipelineStep(StageStep):
         super().__init__(config, world, precision, model)
         stage = PipelineStage(self.model.layers, world.rank, world.size, world.device)  # type: ignore[arg-type]
         self._total = 1
-        # gradients are sums over the pieces already: no division by their number
+        # gradients are already sums over the pieces: no division by their number
         self._schedule = SCHEDULES[config.pipeline_schedule](stage, pieces, loss_fn=self._loss, scale_grads=False)
 
     def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
-        """One batch through the pipeline."""
-        del plan  # no mix: refused
+        """Runs one batch through the pipeline."""
+        del plan  # its mix is None: mixup and cutmix are not supported
         device = self.world.device
         self._total = batch.total
         if self.world.first:
@@ -46,7 +46,7 @@ class PipelineStep(StageStep):
         if not self.has_logits:
             return torch.zeros(4, dtype=torch.float64, device=device)
         target = torch.stack([batch.labels.double(), batch.weights.double()], 1).to(device)
-        # counted from the joined logits: the schedule also calls the loss once to learn the shapes
+        # counted from all logits, not in the loss function: the schedule calls that once more to learn the shapes
         logits = self._schedule.step(target=target).detach()
         loss = self._losses(logits, target)
         return counts(logits, target[:, 0].long(), loss, target[:, 1])
@@ -65,13 +65,13 @@ def _check(config: Config, world: World, pieces: int) -> None:
         raise TrainError(f"--batch-size {config.batch_size}: not a multiple of the {pieces} micro-batches of a step")
     if pieces < world.size:
         raise TrainError(
-            f"--micro-batches {pieces}: at least as many as the {world.size} stages, to keep them all busy"
+            f"--micro-batches {pieces}: must be at least the number of stages ({world.size}), to keep them all busy"
         )
     if config.last_batch != "drop":
-        raise TrainError("--parallel pipeline needs --last-batch drop: its schedules have one batch size")
+        raise TrainError("--parallel pipeline needs --last-batch drop: its schedules have a fixed batch size")
     if config.amp not in ("auto", "none", "O0"):
-        raise TrainError(f"--parallel pipeline does not do --amp {config.amp}; leave it out, or use ddp")
+        raise TrainError(f"--parallel pipeline does not support --amp {config.amp}; leave it out, or use ddp")
     if config.mixup or config.cutmix:
         raise TrainError(
-            "--parallel pipeline does not do --mixup or --cutmix: they would mix within a micro-batch only"
+            "--parallel pipeline does not support --mixup or --cutmix: they would mix only within a micro-batch"
         )

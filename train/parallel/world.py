@@ -1,6 +1,6 @@
-"""The processes of a run: who this one is, its device, and the few collectives that the trainer needs.
+"""The processes of a run: this process's rank and device, and the few collectives that the trainer needs.
 
-Everything is a no-op for a single process, which then needs no process group at all.
+Everything is a no-op for a single process, which needs no process group.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-# Before any group: its functions take the group of the moment they are imported as a default argument. DDP would import
-# them later, and the group, with its threads, would then live until the interpreter is torn down, and abort there.
+# Imported before any group exists: default arguments of its functions hold the group that exists at import time. DDP
+# would import it later; the group and its threads would then live until the interpreter shuts down, and abort it.
 import torch.distributed.nn
 from torch import Tensor
 
@@ -28,29 +28,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """This process among all; `size` 1 means alone."""
+    """This process's position among all; `size` is 1 for a single process."""
 
     rank: int
     size: int
     local_rank: int
     local_size: int
     device: torch.device
-    backend: str  # "none" when alone
-    sharded: bool = True  # each rank has samples of its own; the stages of one model all read the same
+    backend: str  # "none" for a single process
+    sharded: bool = True  # each rank reads its own samples; False: all ranks are stages of one model and read the same
 
     @property
     def first(self) -> bool:
-        """Rank 0: the one that writes."""
+        """Whether this is rank 0, which writes the files."""
         return self.rank == 0
 
     @property
     def shard(self) -> int:
-        """Which of the `data_shards` is this rank's."""
+        """This rank's index among the `data_shards`."""
         return self.rank if self.sharded else 0
 
     @property
     def data_shards(self) -> int:
-        """Into how many pieces the samples are cut."""
+        """The number of pieces into which the samples are split."""
         return self.size if self.sharded else 1
 
     def sum(self, values: Tensor) -> Tensor:
@@ -68,11 +68,11 @@ class World:
         return box[0]
 
     def all_ranks_or_exit(self, what: Callable[[], T]) -> T:
-        """`what()` on every rank; if it fails on one, every rank ends now instead of waiting for that one for ever.
+        """Calls `what` on every rank; if it fails on one, all ranks end now instead of waiting for that rank forever.
 
         Raises:
-            TrainError: on the first rank that failed; it names rank and machine unless all failed alike.
-            SystemExit: 2, on the others.
+            TrainError: on the first rank that failed; it names rank and machine unless all failed the same way.
+            SystemExit: 2, on the other ranks.
         """
         try:
             result, failure = what(), None
@@ -95,10 +95,10 @@ class World:
 
 
 def start(config: Config) -> World:
-    """Joins the process group that torchrun's environment describes, or none when started alone.
+    """Joins the process group that torchrun's environment describes, if any.
 
     Raises:
-        TrainError: the device asked for is not there.
+        TrainError: the requested device is not available.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -107,7 +107,7 @@ def start(config: Config) -> World:
         torch.set_num_threads(config.threads)
     backend = "none"
     if size > 1:
-        # gloo beside NCCL: stop flags and metrics are CPU numbers and must not wait for the GPU's queue
+        # gloo in addition to NCCL: stop flags and metrics are CPU tensors and must not wait for the GPU's queue
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout))
     sharded = config.parallel not in ("model", "pipeline")
@@ -115,10 +115,10 @@ def start(config: Config) -> World:
 
 
 def choose_device(wanted: str, local_rank: int, local_size: int) -> torch.device:
-    """This process's device; on a GPU also the settings that make it fast.
+    """This process's device; for a GPU also enables TF32 and cuDNN's benchmark mode.
 
     Raises:
-        TrainError: the device asked for is not there.
+        TrainError: the requested device is not available.
     """
     found = torch.cuda.device_count() if wanted != "cpu" else 0
     if wanted == "cuda" and found == 0:
@@ -126,7 +126,7 @@ def choose_device(wanted: str, local_rank: int, local_size: int) -> torch.device
     if found == 0:
         return torch.device("cpu")
     if local_size > found:
-        raise TrainError(f"{local_size} processes here but {found} GPUs; start one process a GPU, or --device cpu")
+        raise TrainError(f"{local_size} processes here but {found} GPUs; start one process per GPU, or --device cpu")
     torch.cuda.set_device(local_rank)
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
@@ -135,10 +135,10 @@ def choose_device(wanted: str, local_rank: int, local_size: int) -> torch.device
 
 
 class StopSignal:
-    """A SIGTERM on any rank, agreed on by all at the same step, without making any step wait.
+    """Makes all ranks stop at the same step after a SIGTERM on any rank, without delaying any step.
 
-    Each step starts an asynchronous all-reduce of the local flag and reads the result of the step before, which has
-    long arrived by then; all ranks read the same sum at the same step.
+    Each step starts an asynchronous all-reduce of the local flag and reads the result from the previous step, which has
+    arrived long before; all ranks read the same sum at the same step.
     """
 
     def __init__(self, world: World) -> None:
@@ -148,11 +148,11 @@ class StopSignal:
         self._work: Any = None
 
     def ask(self) -> None:
-        """This rank wants to stop; called from a signal handler."""
+        """Requests a stop; called from a signal handler."""
         self._asked = True
 
     def agreed(self) -> bool:
-        """Called once a step by every rank: whether all stop now."""
+        """Whether all ranks stop now; every rank must call it once per step."""
         if self._world.size == 1:
             return self._asked
         if self._work is not None:
@@ -163,7 +163,7 @@ class StopSignal:
         return stop
 
     def settle(self) -> None:
-        """Waits for the reduction under way, before the process group ends."""
+        """Waits for the pending all-reduce, before the process group is destroyed."""
         if self._work is not None:
             self._work.wait()
             self._work = None

@@ -42,7 +42,7 @@ class Connection:
         self._pool = pool
         self._lock = threading.Lock()
         self._tunnels = threading.Lock()
-        self._live: tuple[paramiko.Transport, Wire] | None = None
+        self.live: tuple[paramiko.Transport, Wire] | None = None
         self._attempt: Callable[[], paramiko.Transport] | None = None
         self._pinging = False
 
@@ -52,8 +52,8 @@ class Connection:
         Raises NodeUnreachable, HostKeyUnknown, HostKeyChanged, AuthFailed, UsageError; where: the alias that failed.
         """
         with self._lock:
-            if self._live is not None and self._live[0].is_active():
-                return self._live[0]
+            if self.live is not None and self.live[0].is_active():
+                return self.live[0]
             attempt = self._attempt = self._attempt or in_background(self._connect)
         try:
             return attempt()
@@ -69,7 +69,7 @@ class Connection:
 
     def check_alive(self) -> None:
         """After silence ping the server; after too much of it close: every waiting call wakes with an error."""
-        live = self._live
+        live = self.live
         if live is None or not live[0].is_active():
             return
         transport, wire = live
@@ -92,7 +92,7 @@ class Connection:
 
     def close(self) -> None:
         with self._lock:
-            live, self._live = self._live, None
+            live, self.live = self.live, None
         if live is not None:
             live[1].close()
             live[0].close()
@@ -109,7 +109,7 @@ class Connection:
                     transport = self._start(wire, deadline)
                 with self._lock:
                     if transport is not None and not self.closed.is_set():
-                        self._live = transport, wire
+                        self.live = transport, wire
                         return transport
             except BaseException:
                 wire.close()

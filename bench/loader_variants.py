@@ -1,4 +1,4 @@
-"""The ways of loading: ours, and what a user would take instead, each as its own documentation has it."""
+"""The loaders that are compared: ours, and the alternatives, each used as its documentation recommends."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ SIDE, BATCH, WORKERS = 224, 64, 2
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 Box = tuple[int, int, int, int]  # left, top, width, height
-Crop = Callable[[Path, Box], NDArray[np.uint8]]  # the box of a file, at SIDE x SIDE: how it decodes, without its chance
+Crop = Callable[[Path, Box], NDArray[np.uint8]]  # a given box of a file, at SIDE x SIDE: decoding without randomness
 
 
 @dataclass
 class Loaded:
-    """One way of loading, ready: `epoch` yields the number of images of each batch of one pass over the data."""
+    """A loader that is ready: `epoch` yields the number of images of each batch of one pass over the data."""
 
     epoch: Callable[[], Iterator[int]]
     crop: Crop | None = None
-    workers: Callable[[], list[int]] = list  # processes beside this one
+    workers: Callable[[], list[int]] = list  # pids of worker processes
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,19 @@ class Places:
 
     @property
     def files(self) -> list[Path]:
-        """The training images, in the order of their numbers."""
+        """The training images, in index order."""
         return sorted((self.folder / "train").glob("*/*.jpg"))
 
 
 def data_loader(dataset: Any, crop: Crop | None, **options: Any) -> Loaded:
-    """Through torch's DataLoader with worker processes that stay."""
+    """torch's DataLoader with persistent worker processes."""
     loader = torch.utils.data.DataLoader(
         dataset,
         BATCH,
         shuffle=True,
         num_workers=WORKERS,
         persistent_workers=True,
-        multiprocessing_context="fork",  # torch's own choice; this process itself was spawned
+        multiprocessing_context="fork",  # torch's default; this process itself was spawned
         **options,
     )
 
@@ -107,7 +107,7 @@ def torchvision_uint8(places: Places) -> Loaded:
 
 
 def timm(places: Places) -> Loaded:
-    """timm's training transform, uint8 to numpy, and its collate; it decodes with Pillow."""
+    """timm's training transform to uint8 arrays, and its collate function; it decodes with Pillow."""
     from timm.data import ImageDataset, create_transform
     from timm.data.loader import fast_collate
 
@@ -160,17 +160,17 @@ def dali(places: Places) -> Loaded:
 
 
 def of_file(path: Path, box: Box) -> NDArray[np.uint8]:
-    """The reference of all crops: Pillow, of the original file."""
+    """The reference for all crops: Pillow on the original file."""
     out = np.empty((SIDE, SIDE, 3), np.uint8)
     decode.Pillow().decode(path.read_bytes(), lambda *_: augment.View(box), out)
     return out
 
 
 def ours(places: Places, data: Path, decoder: str) -> Loaded:
-    """Our loader, as the trainer uses it.
+    """Our loader, used as in the trainer.
 
     Raises:
-        TrainError: the decoder does not work here.
+        TrainError: the decoder does not work on this machine.
     """
     config = Config(data=str(data), image_size=SIDE, workers=WORKERS)
     source, chosen = open_dataset(str(data)).train, decode.choose_decoder(decoder)
@@ -185,7 +185,7 @@ def ours(places: Places, data: Path, decoder: str) -> Loaded:
             yield len(batch.labels)
 
     def crop(path: Path, box: Box) -> NDArray[np.uint8]:
-        """A packed record may be smaller than its original: the box shrinks with it."""
+        """A packed record may be smaller than the original, so the box is scaled with it."""
         wide, high = Image.open(path).size
         out = np.empty((SIDE, SIDE, 3), np.uint8)
 
@@ -202,17 +202,17 @@ def ours(places: Places, data: Path, decoder: str) -> Loaded:
 
 CLASSIC, UINT8 = "torchvision classic (PIL, float32)", "torchvision uint8 (decode_jpeg, v2)"
 TIMM, DALI = "timm (uint8, fast_collate)", "DALI on CPU (fused crop)"
-COMPILED, WITHOUT, BARE = "ours, compiled", "ours, simplejpeg + OpenCV", "ours, torchvision"
+COMPILED, SIMPLEJPEG, TORCHVISION = "ours, compiled", "ours, simplejpeg + OpenCV", "ours, torchvision"
 PACKED = "ours, compiled, packed JPEG <= 400 px"
 
-WAYS: dict[str, Callable[[Places], Loaded]] = {
+VARIANTS: dict[str, Callable[[Places], Loaded]] = {
     CLASSIC: classic,
     UINT8: torchvision_uint8,
     TIMM: timm,
     DALI: dali,
     COMPILED: lambda places: ours(places, places.folder, "roi"),
-    WITHOUT: lambda places: ours(places, places.folder, "simplejpeg"),
-    BARE: lambda places: ours(places, places.folder, "torchvision"),
+    SIMPLEJPEG: lambda places: ours(places, places.folder, "simplejpeg"),
+    TORCHVISION: lambda places: ours(places, places.folder, "torchvision"),
     "ours, Pillow": lambda places: ours(places, places.folder, "pil"),
     PACKED: lambda places: ours(places, places.packed, "roi"),
     "ours, torchvision, packed JPEG <= 400 px": lambda places: ours(places, places.packed, "torchvision"),
