@@ -66,6 +66,7 @@ class Commands:
 
     async def run(self, process: Process, command: str) -> int:
         """Answers the command; returns its exit code."""
+        command = command.removesuffix(" </dev/null")
         if command.startswith("sh -c "):
             _, _, script, *arguments = shlex.split(command)
             if answer := self._scripts.get(script):

@@ -31,7 +31,7 @@ class _Sessions(paramiko.ServerInterface):
         return paramiko.OPEN_SUCCEEDED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        if command != b"sleep":
+        if not command.startswith(b"sleep"):
             threading.Thread(target=self._end, args=(channel,), daemon=True).start()
         return True
 
