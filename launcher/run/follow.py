@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -93,10 +93,16 @@ class Follow:
         """Stop following; the run goes on. Threads that wait for a node are not waited for: they only read."""
         self._stop.set()
         self._due.set()
+        for node in self._nodes:
+            node.collected.set()
 
     def _run(self, job: Callable[[], None]) -> None:
+        """A job that fails ends the whole, with its traceback: no other one may wait for it for ever."""
         try:
             job()
+        except BaseException:
+            self.close()
+            raise
         finally:
             self._queue.put(None)
 
@@ -108,7 +114,7 @@ class Follow:
                 state = node.engine.wait(node.container, WAIT)
             except LauncherError as error:
                 if failures == 0:
-                    since = time.monotonic()
+                    since, node.away = time.monotonic(), True
                     self._queue.put(NodeLost(node.name, str(error)))
                 others_ended = all(other.ended for other in self._nodes if other is not node)
                 if others_ended and time.monotonic() - since > GIVE_UP:
@@ -120,7 +126,7 @@ class Follow:
                 continue
             if failures:
                 self._queue.put(NodeBack(node.name))
-                failures = 0
+                failures, node.away = 0, False
             if state.phase.ended:
                 self._queue.put(NodeEnded(node.name, state))
                 break
@@ -147,16 +153,14 @@ class Follow:
     def _collect(self) -> None:
         """TensorBoard logs and the like now and then; everything of a node that has ended, at once."""
         pause = COLLECT_EVERY
-        while not all(node.collected.is_set() for node in self._nodes):
+        while left := [node for node in self._nodes if not node.collected.is_set()]:
             self._due.wait(pause)
             self._due.clear()
-            left = [node for node in self._nodes if not node.collected.is_set()]
             if self._stop.is_set():
-                for node in left:
-                    node.collected.set()
                 return
             ended = [node for node in left if node.ended]
-            folders = output_folders(self._attached.engines, [node.node for node in ended or left])
+            wanted = ended or [node for node in left if not node.away]
+            folders = output_folders(self._attached.engines, [node.node for node in wanted])
             results = collect(folders, self._attached.record.paths.root)
             new = any(isinstance(result, int) and result for result in results)
             pause = COLLECT_EVERY if new else min(2 * pause, COLLECT_SELDOM)
@@ -183,6 +187,7 @@ class _Node:
         self.node = node
         self.name, self.container = node.name, node.container
         self.engine = attached.engines[node.name]
+        self.away = False  # it does not answer now
         self.ended = 0.0  # of time.monotonic()
         self.collected = threading.Event()  # its files are here, or never will be
         self.problem: LauncherError | None = None  # why not
@@ -217,7 +222,8 @@ class _Node:
     def take(self, path: str, data: bytes) -> None:
         """Report it, and keep it in runs/."""
         offset = self._report(path, data)
-        append(self._root, self._relative(path), offset, data)
+        with suppress(OSError):  # a full disk here: collect() reports it
+            append(self._root, self._relative(path), offset, data)
 
     def take_the_rest(self) -> None:
         """What the collected files have beyond what was reported."""
