@@ -45,13 +45,13 @@ def test_nodes_see_each_other_and_jump_hosts_work(bed: Bed) -> None:
         ("no-such-host", "Could not resolve hostname"),
     ],
 )
-def test_broken_ways_in_are_broken_as_named(bed: Bed, alias: str, message: str) -> None:
+def test_broken_aliases_fail_as_named(bed: Bed, alias: str, message: str) -> None:
     done = bed.ssh(alias, "true", check=False)
     assert done.returncode == 255
     assert message in done.stderr
 
 
-def test_the_blackhole_answers_nothing(bed: Bed) -> None:
+def test_the_blackhole_never_answers(bed: Bed) -> None:
     began = time.monotonic()
     done = bed.ssh("blackhole", "true", check=False, timeout=2)
     assert "timed out" in done.stderr
@@ -98,7 +98,7 @@ def test_leftovers_are_found_and_swept(clean_bed: Bed) -> None:
     assert clean_bed.leftovers(node).lines() == []
 
 
-def test_a_paused_node_stands_still_with_its_containers(clean_bed: Bed) -> None:
+def test_a_paused_node_stops_its_containers(clean_bed: Bed) -> None:
     node = clean_bed.nodes[1]
     ticker = "for i in $(seq 100); do date +%s.%N; sleep 0.1; done"
     clean_bed.docker(node, "run", "-d", "--name", "ticker", "--init", TRAIN_IMAGE, "sh", "-c", ticker)
@@ -162,7 +162,7 @@ def test_power_loss_takes_memory_and_keeps_the_disk(clean_bed: Bed) -> None:
     clean_bed.sh(node, "rm /home/trainer/kept")
 
 
-def test_sshd_and_the_engine_die_and_come_back(clean_bed: Bed) -> None:
+def test_sshd_and_the_engine_can_be_killed_and_restarted(clean_bed: Bed) -> None:
     node = clean_bed.nodes[1]
     with faults.without_sshd(clean_bed, node):
         assert "Connection refused" in clean_bed.ssh(node.alias, "true", check=False).stderr

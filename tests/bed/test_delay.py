@@ -41,7 +41,7 @@ def echo_server(greeting: bytes = b"") -> Iterator[tuple[str, int]]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_connection_costs_a_round_trip_and_so_does_every_answer() -> None:
+def test_every_connection_and_every_answer_takes_a_round_trip() -> None:
     greeted, answered, round_trip = [], [], []
     with echo_server(b"hello") as target, delayed_ports([target], SECONDS) as [port]:
         for _ in range(5):
@@ -92,7 +92,7 @@ def test_many_connections_at_once_do_not_wait_for_each_other() -> None:
             connection.close()
 
 
-def test_where_nothing_listens_the_connection_ends() -> None:
+def test_a_connection_to_a_closed_port_ends() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         target = free.getsockname()
     with delayed_ports([target], 0.01) as [port], socket.create_connection(("127.0.0.1", port), 5) as connection:
@@ -100,7 +100,7 @@ def test_where_nothing_listens_the_connection_ends() -> None:
 
 
 @pytest.mark.bed
-def test_ssh_reaches_every_node_later_and_proves_its_host_key(bed: Bed) -> None:
+def test_ssh_reaches_every_node_delayed_and_verifies_its_host_key(bed: Bed) -> None:
     def took(config: object, alias: str) -> float:
         began = time.monotonic()
         argv = ["ssh", "-F", str(config), "-o", "BatchMode=yes", alias, "uname", "-n"]

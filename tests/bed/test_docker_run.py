@@ -65,7 +65,7 @@ def inspected(bed: Bed, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("spec", [PLAIN, FULL], ids=["plain", "full"])
-def test_a_pasted_line_makes_the_container_that_up_makes(bed: Bed, engine: Engine, spec: ContainerSpec) -> None:
+def test_a_pasted_line_creates_the_same_container_as_up(bed: Bed, engine: Engine, spec: ContainerSpec) -> None:
     bed.sh(bed.nodes[0], docker_run(spec))
     engine.create(replace(spec, name="launcher-created"))
     pasted, created = inspected(bed, "launcher-pasted"), inspected(bed, "launcher-created")

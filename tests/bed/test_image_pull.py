@@ -71,7 +71,7 @@ def engines_of(bed):
     return connect([(node.alias, node.alias) for node in bed.nodes[:2]], ssh_config=bed.ssh_config)
 
 
-def test_every_node_pulls_the_same_digest_with_a_login_that_stays_here(
+def test_every_node_pulls_the_same_digest_and_the_login_is_not_stored_there(
     clean_bed, local, published, tmp_path, monkeypatch
 ):
     served, name, port = published
@@ -87,16 +87,14 @@ def test_every_node_pulls_the_same_digest_with_a_login_that_stays_here(
         assert found == ""
 
 
-def test_without_a_login_the_registrys_refusal_is_told(clean_bed, local, published, tmp_path, monkeypatch):
+def test_without_a_login_the_registrys_refusal_is_reported(clean_bed, local, published, tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     with engines_of(clean_bed) as fleet, pytest.raises(ImageUnfit, match="docker login") as refusal:
         provide(published[1], ImageLocations(fleet.engines, local, Log()))
     assert refusal.value.exit_code == 4
 
 
-def test_a_node_that_lacks_what_the_caller_has_from_a_registry_pulls_it_too(
-    clean_bed, local, published, tmp_path, monkeypatch
-):
+def test_a_node_pulls_an_image_that_the_caller_has_from_a_registry(clean_bed, local, published, tmp_path, monkeypatch):
     _, name, port = published
     log_in(tmp_path, monkeypatch, port)
     local.images.pull(name, {"username": registry.USER, "password": registry.PASSWORD})

@@ -87,7 +87,7 @@ def test_four_nodes_and_one_image_over_the_uplink(four, fleet, image, monkeypatc
     clean(four)
 
 
-def test_a_node_that_has_it_already_serves_and_nothing_leaves_from_here(four, fleet, image, monkeypatch):
+def test_a_node_that_already_has_the_image_serves_it_and_nothing_is_pushed(four, fleet, image, monkeypatch):
     monkeypatch.setenv(peers.VARIABLE, "3")
     with caller_engine() as local:
         provide(image, ImageLocations(fleet.engines[2:3], local, Log()))
@@ -97,7 +97,7 @@ def test_a_node_that_has_it_already_serves_and_nothing_leaves_from_here(four, fl
     clean(four)
 
 
-def test_a_node_that_reaches_no_other_is_served_from_here(four, fleet, image, monkeypatch):
+def test_a_node_that_reaches_no_peer_is_served_by_the_launcher(four, fleet, image, monkeypatch):
     monkeypatch.setenv(peers.VARIABLE, "4")
     said = Log()
     with faults.partition(four, four.nodes[3], four.nodes[0]), caller_engine() as local:
@@ -109,7 +109,7 @@ def test_a_node_that_reaches_no_other_is_served_from_here(four, fleet, image, mo
     clean(four)
 
 
-def test_a_first_node_that_goes_away_is_named_and_the_others_have_it(four, fleet, image, monkeypatch):
+def test_a_lost_first_node_is_named_and_the_others_get_the_image(four, fleet, image, monkeypatch):
     monkeypatch.setenv(peers.VARIABLE, "4")
     once = threading.Event()
     with contextlib.ExitStack() as healing, caller_engine() as local:
@@ -125,7 +125,7 @@ def test_a_first_node_that_goes_away_is_named_and_the_others_have_it(four, fleet
     assert found == [1, 0, 0, 0]
 
 
-def test_who_does_not_know_the_token_gets_nothing(four, fleet, image):
+def test_a_client_without_the_token_gets_nothing(four, fleet, image):
     server, client = fleet.engines[:2]
     with caller_engine() as local:
         done = provide(image, ImageLocations([server], local, Log()))

@@ -69,7 +69,7 @@ def test_a_base_that_does_not_exist_is_refused(local):
     assert refusal.value.next_step
 
 
-def test_packages_on_a_base_that_is_kept_build_once_and_name_the_same_image_again(local):
+def test_packages_on_a_kept_base_are_built_once_and_give_the_same_name(local):
     asked = image(base="launcher-bed-train", torchvision="keep", packages=["six"])
     said = Log()
     first = ensure(asked, [local], local, said, job=JOB)
@@ -85,7 +85,7 @@ def test_packages_on_a_base_that_is_kept_build_once_and_name_the_same_image_agai
     assert info.labels[names.WHY] == "the job says keep: nothing was checked"
 
 
-def test_the_classic_builder_on_a_node_makes_it_where_the_caller_has_no_docker(clean_bed):
+def test_a_node_builds_with_the_classic_builder_if_the_caller_has_no_docker(clean_bed):
     hosts = [(node.alias, node.alias) for node in clean_bed.nodes[:2]]
     asked = image(base="launcher-bed-train", torchvision="keep", packages=["six"])
     with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet:
@@ -97,7 +97,7 @@ def test_the_classic_builder_on_a_node_makes_it_where_the_caller_has_no_docker(c
             engine.images.remove(done.reference)
 
 
-def test_a_failed_build_shows_the_builders_own_words(local):
+def test_a_failed_build_shows_the_builders_output(local):
     asked = image(base="launcher-bed-train", torchvision="keep", packages=["surely-no-such-package-0"])
     with pytest.raises(
         ImageBuildFailed, match="No matching distribution found for surely-no-such-package-0"
@@ -108,7 +108,7 @@ def test_a_failed_build_shows_the_builders_own_words(local):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_vgg_without_adaptive_pool_is_named_and_repaired_and_torch_stays(local, faulty):
+def test_vgg_without_adaptive_pool_is_named_and_repaired_without_replacing_torch(local, faulty):
     asked = image(base=faulty)
     repair = plan_repair(asked, ImageLocations([local], local, Log()))
     assert repair.lock.step == "wheel 0.29.1 cu130"
@@ -127,7 +127,7 @@ def test_vgg_without_adaptive_pool_is_named_and_repaired_and_torch_stays(local, 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("asked", "there"), [("auto", "0.29.1+cu130"), ("0.29.0", "0.29.0+cu130")])
-def test_no_torchvision_gets_one(local, faulty, asked, there):
+def test_a_missing_torchvision_is_installed(local, faulty, asked, there):
     base = standins.on_top(faulty, "launcher-bed-faulty:none", "RUN pip uninstall -y torchvision")
     done = ensure(image(base=base, torchvision=asked), [local], local, Log(), job=JOB)
     info = local.images.inspect(done.reference)
@@ -136,7 +136,7 @@ def test_no_torchvision_gets_one(local, faulty, asked, there):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_an_image_without_pip_is_refused_by_name(local, faulty):
+def test_an_image_without_pip_is_refused_with_the_reason(local, faulty):
     base = standins.on_top(faulty, "launcher-bed-faulty:no-pip", "RUN rm -rf /usr/lib/python3/dist-packages/pip*")
     with pytest.raises(ImageUnfit, match="has no pip to install torchvision"):
         plan_repair(image(base=base), ImageLocations([local], local, Log()))
@@ -144,7 +144,7 @@ def test_an_image_without_pip_is_refused_by_name(local, faulty):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_cpu_torch_with_a_wheel_for_cuda_is_named(local, bed, tmp_path):
+def test_cpu_torch_with_a_cuda_wheel_is_reported(local, bed, tmp_path):
     wheel = standins.download("torch==2.13.0", tmp_path)
     if "+cpu" not in wheel.name:
         pytest.skip(f"the package index of this machine has no CPU build of torch, but {wheel.name}")
@@ -185,7 +185,7 @@ def test_torchvision_newer_than_torch_is_named_and_repaired(local, bed):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_what_is_unusual_and_works_is_said_each_time_and_nothing_is_built(local, faulty, tmp_path):
+def test_a_working_oddity_is_reported_each_time_and_nothing_is_built(local, faulty, tmp_path):
     line = "RUN if [ -f /build/ca.crt ]; then export PIP_CERT=/build/ca.crt; fi \\\n"
     line += " && python3 -m pip install --no-deps torchvision==0.2.2.post3"
     base = standins.on_top(faulty, "launcher-bed-faulty:unusual", line)
@@ -199,7 +199,7 @@ def test_what_is_unusual_and_works_is_said_each_time_and_nothing_is_built(local,
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_whole_way_from_the_original_error_to_a_trained_vgg(clean_bed, local, tmp_path, faulty):
+def test_from_the_original_error_to_a_trained_vgg(clean_bed, local, tmp_path, faulty):
     """First the image as it is fails with the original error, then `up` of the bed's job repairs, ships and trains."""
     cli = Cli(tmp_path, {"LAUNCHER_SSH_CONFIG": str(clean_bed.ssh_config)})
     (tmp_path / "forward.py").write_text(FORWARD)
@@ -235,7 +235,7 @@ def test_the_whole_way_from_the_original_error_to_a_trained_vgg(clean_bed, local
             clean_bed.sh(node, f"docker images -q {name} | sort -u | xargs -r docker image rm -f")
 
 
-def test_equal_reports_mean_nothing_was_replaced(local):
+def test_a_replaced_torch_is_detected_by_its_build_string(local):
     """The proof that torch stayed is by its whole build string, not by its version number."""
     before = Report(python="python3", torch="2.6.0a0+ecf3bae40a.nv25.01")
     after = dataclasses.replace(before, torch="2.6.0")

@@ -83,7 +83,7 @@ class Log(list):
         self.append(line)
 
 
-def test_only_what_the_nodes_lack_travels_and_the_same_image_is_everywhere(clean_bed, engines, local, make):
+def test_only_missing_layers_are_sent_and_all_nodes_get_the_same_image(clean_bed, engines, local, make):
     name = make(20, 5)
     done = provide(name, ImageLocations(engines, local, Log()))
     assert set(ids(clean_bed, name)) == {done.id} == {docker("image", "inspect", "-f", "{{.Id}}", name)}
@@ -96,14 +96,14 @@ def test_only_what_the_nodes_lack_travels_and_the_same_image_is_everywhere(clean
     assert again.shipped == {}
 
 
-def test_one_more_layer_costs_that_layer(engines, local, make):
+def test_adding_a_layer_sends_only_that_layer(engines, local, make):
     first = make(20)
     provide(first, ImageLocations(engines, local, Log()))
     done = provide(make(2, base=first), ImageLocations(engines, local, Log()))
     assert all(2 * MIB < sent <= 2 * MIB * 1.05 for sent in done.shipped.values())
 
 
-def test_a_layer_that_comes_twice(engines, local, make, tmp_path):
+def test_a_repeated_layer(engines, local, make, tmp_path):
     """Empty layers repeat in real images; older engines write such a layer once and link to it."""
     name = f"launcher-test-ship:{uuid.uuid4().hex[:12]}"
     (tmp_path / "Dockerfile").write_text(f"FROM {make(1)}\nRUN touch -d @0 /x\nRUN rm /x\nRUN touch -d @0 /x\n")
@@ -115,7 +115,7 @@ def test_a_layer_that_comes_twice(engines, local, make, tmp_path):
         docker("image", "rm", name)
 
 
-def test_a_big_image_goes_in_parts_and_goes_on_after_a_cut_where_it_was(clean_bed, engines, local, make):
+def test_a_large_image_is_sent_in_parts_and_resumes_after_a_lost_connection(clean_bed, engines, local, make):
     name = make(30, 30, 30)
     info = local.images.inspect(name)
     node = clean_bed.nodes[0]
@@ -135,7 +135,7 @@ def test_a_big_image_goes_in_parts_and_goes_on_after_a_cut_where_it_was(clean_be
         assert not untagged(clean_bed, each)  # the parts are gone
 
 
-def test_parts_of_an_image_whose_node_went_away_are_leftovers(clean_bed, engines, local, make, monkeypatch):
+def test_parts_of_an_unfinished_image_are_leftovers(clean_bed, engines, local, make, monkeypatch):
     monkeypatch.setattr("launcher.image.push.PROGRESS_INTERVAL", 0)  # at every piece: the cut is never too late
     name = make(20, 20, 20, 20)
     info = local.images.inspect(name)
@@ -159,9 +159,7 @@ def test_parts_of_an_image_whose_node_went_away_are_leftovers(clean_bed, engines
     assert not untagged(clean_bed, node)
 
 
-def test_a_node_without_the_image_gets_it_from_another_node_where_the_caller_has_no_docker(
-    clean_bed, engines, local, make
-):
+def test_a_node_gets_the_image_from_another_node_if_the_caller_has_no_docker(clean_bed, engines, local, make):
     name = make(5)
     provide(name, ImageLocations(engines[:1], local, Log()))
     said = Log()
@@ -171,7 +169,7 @@ def test_a_node_without_the_image_gets_it_from_another_node_where_the_caller_has
     assert len(set(ids(clean_bed, name))) == 1
 
 
-def test_the_callers_image_replaces_another_one_of_the_same_name_and_says_so(clean_bed, engines, local, make):
+def test_the_callers_image_replaces_one_of_the_same_name_and_this_is_reported(clean_bed, engines, local, make):
     name = make(1)
     provide(name, ImageLocations(engines, local, Log()))
     make(1, name=name)
@@ -181,14 +179,14 @@ def test_the_callers_image_replaces_another_one_of_the_same_name_and_says_so(cle
     assert any("node1, node2 had another" in line for line in said)
 
 
-def test_nobody_has_it_and_no_registry_could(engines, local):
+def test_an_image_that_exists_nowhere_is_refused(engines, local):
     with pytest.raises(ImageUnfit, match="neither on node1, node2 nor on this machine") as refusal:
         provide("launcher/none:0123", ImageLocations(engines, local, Log()))
     assert refusal.value.exit_code == 4
     assert refusal.value.next_step
 
 
-def test_the_layers_read_out_of_the_store_are_what_docker_save_gives(local, make, tmp_path):
+def test_layers_read_from_the_store_equal_those_of_docker_save(local, make, tmp_path):
     """Directly, through a container, and by the engine: the same layers, byte for byte."""
     name = make(3, 1)
     info = local.images.inspect(name)
@@ -223,7 +221,7 @@ def at_half(action):
     return on_progress
 
 
-def test_a_cut_in_the_middle_is_got_over(clean_bed, engines, local, make):
+def test_a_connection_lost_halfway_is_recovered(clean_bed, engines, local, make):
     name = make(60, 60)
     node = clean_bed.nodes[0]
     done = provide(
@@ -235,9 +233,7 @@ def test_a_cut_in_the_middle_is_got_over(clean_bed, engines, local, make):
 
 
 @pytest.mark.parametrize("fault", ["sshd gone", "engine killed"])
-def test_a_node_that_goes_away_is_named_keeps_nothing_half_and_gets_it_by_a_second_try(
-    clean_bed, engines, local, make, fault
-):
+def test_a_lost_node_is_named_keeps_no_partial_image_and_a_retry_succeeds(clean_bed, engines, local, make, fault):
     name = make(60, 60)
     node = clean_bed.nodes[0]
     with contextlib.ExitStack() as healing:
@@ -265,7 +261,7 @@ def ids_or_none(bed, node, name):
     return bed.run(node, "docker", "image", "inspect", "-f", "{{.Id}}", name, check=False).stdout.strip()
 
 
-def test_a_full_disk_is_named_and_the_other_node_is_served(clean_bed, local, make):
+def test_a_full_disk_is_reported_and_the_other_node_gets_the_image(clean_bed, local, make):
     name = make(60, 60)
     node = clean_bed.nodes[0]
     hosts = [(n.alias, n.alias) for n in clean_bed.nodes[:2]]

@@ -56,7 +56,7 @@ def hosts(bed, *ranks):
     return [(bed.nodes[rank].alias, bed.nodes[rank].alias) for rank in ranks]
 
 
-def test_both_get_the_same_image_under_their_own_ids(mixed, image):
+def test_both_stores_get_the_same_image_under_different_ids(mixed, image):
     with connect(hosts(mixed, 0, 1), ssh_config=mixed.ssh_config) as fleet, caller_engine() as local:
         places = ImageLocations(fleet.engines, local, Log())
         assert [engine.images.fills_in() for engine in fleet.engines] == [True, False]

@@ -50,14 +50,14 @@ def test_a_command_and_both_of_its_streams(ssh: Ssh) -> None:
     assert (done.code, done.out, done.err) == (3, b"it's; $HOME\nin", b"err\n")
 
 
-def test_big_streams_in_all_directions_at_once_do_not_block(ssh: Ssh) -> None:
+def test_large_streams_in_all_directions_at_once_do_not_block(ssh: Ssh) -> None:
     data = os.urandom(1 << 20) * 12
     done = ssh.run(["sh", "-c", "head -c 12582912 /dev/zero >&2; cat"], data, timeout=60)
     assert done.out == data
     assert len(done.err) == 12582912
 
 
-def test_a_command_that_reads_nothing_of_its_input(ssh: Ssh) -> None:
+def test_a_command_that_does_not_read_its_input(ssh: Ssh) -> None:
     assert ssh.run(["true"], b"x" * (32 << 20), timeout=30).code == 0
 
 
@@ -68,7 +68,7 @@ def test_a_time_limit_names_the_node_and_ends_the_wait(ssh: Ssh) -> None:
     assert time.monotonic() - began < 3
 
 
-def test_connecting_and_a_first_command_are_quick(bed: Bed) -> None:
+def test_connecting_and_a_first_command_are_fast(bed: Bed) -> None:
     times = []
     for _ in range(3):
         pool = SshPool(str(bed.ssh_config))
@@ -106,7 +106,7 @@ def test_a_chain_of_jump_hosts(bed: Bed, tmp_path: Path) -> None:
     pool.close()
 
 
-def test_jump_hosts_in_a_circle_are_a_usage_error(bed: Bed, tmp_path: Path) -> None:
+def test_a_cycle_of_jump_hosts_is_a_usage_error(bed: Bed, tmp_path: Path) -> None:
     file = config(bed, tmp_path, "Host x\n ProxyJump y\nHost y\n ProxyJump x\n")
     with pytest.raises(UsageError, match="circle"):
         SshPool(file).connection("x")
@@ -155,7 +155,7 @@ def test_a_proxy_command_that_fails_says_why(bed: Bed, tmp_path: Path) -> None:
     assert "its ProxyCommand failed: no way" in error.what
 
 
-def test_an_encrypted_key_is_named_with_its_cure(bed: Bed, tmp_path: Path) -> None:
+def test_an_encrypted_key_is_reported_with_a_fix(bed: Bed, tmp_path: Path) -> None:
     key = tmp_path / "id_locked"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "a passphrase", "-f", str(key)], check=True)
     text = f"Host end\n HostName {bed.nodes[0].address}\n IdentityFile {key}\nHost *\n IdentityAgent none\n"
@@ -167,7 +167,7 @@ def test_an_encrypted_key_is_named_with_its_cure(bed: Bed, tmp_path: Path) -> No
     assert error.next_step == f"unlock it once: ssh-add {key}"
 
 
-def test_an_agent_holds_what_no_file_here_does(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_only_the_agent_has_is_used(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     socket = tmp_path / "agent"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL)
     try:
@@ -186,7 +186,7 @@ def test_an_agent_holds_what_no_file_here_does(bed: Bed, tmp_path: Path, monkeyp
         agent.wait()
 
 
-def test_a_dead_agent_is_no_reason_not_to_use_a_key_file(
+def test_a_dead_agent_does_not_prevent_the_use_of_a_key_file(
     bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "nobody"))
@@ -195,7 +195,7 @@ def test_a_dead_agent_is_no_reason_not_to_use_a_key_file(
     pool.close()
 
 
-def test_accept_new_learns_a_host_and_refuses_a_changed_one(bed: Bed, tmp_path: Path) -> None:
+def test_accept_new_records_a_host_and_refuses_a_changed_key(bed: Bed, tmp_path: Path) -> None:
     known = tmp_path / "known"
     text = (
         f"Host end\n HostName {bed.nodes[0].address}\n UserKnownHostsFile {known}\n StrictHostKeyChecking accept-new\n"
@@ -213,7 +213,7 @@ def test_accept_new_learns_a_host_and_refuses_a_changed_one(bed: Bed, tmp_path: 
     assert type(refused(file, "end")).__name__ == "HostKeyChanged"
 
 
-def test_the_cure_for_an_unknown_host_key_works(bed: Bed, tmp_path: Path) -> None:
+def test_the_suggested_fix_for_an_unknown_host_key_works(bed: Bed, tmp_path: Path) -> None:
     known = tmp_path / "known"
     text = f"Host end\n HostName {bed.nodes[0].address}\n UserKnownHostsFile {known}\n"
     file = config(bed, tmp_path, text)
@@ -227,7 +227,7 @@ def test_the_cure_for_an_unknown_host_key_works(bed: Bed, tmp_path: Path) -> Non
     pool.close()
 
 
-def test_broken_sessions_are_made_anew_by_the_next_call(bed: Bed, ssh: Ssh) -> None:
+def test_the_next_call_reconnects_after_a_lost_connection(bed: Bed, ssh: Ssh) -> None:
     files = Files(SshMachine(ssh))
     assert ssh.run(["true"]).code == 0
     assert files.read("/etc/hostname")
@@ -237,7 +237,7 @@ def test_broken_sessions_are_made_anew_by_the_next_call(bed: Bed, ssh: Ssh) -> N
     assert files.read("/etc/hostname")
 
 
-def test_a_cut_while_a_command_runs_is_an_error_at_once(bed: Bed, ssh: Ssh) -> None:
+def test_a_connection_lost_during_a_command_is_an_error_at_once(bed: Bed, ssh: Ssh) -> None:
     ssh.connect()
     cut = threading.Timer(1.0, faults.kill_ssh_sessions, (bed, bed.nodes[0]))
     cut.start()
@@ -249,7 +249,7 @@ def test_a_cut_while_a_command_runs_is_an_error_at_once(bed: Bed, ssh: Ssh) -> N
 
 
 @pytest.mark.slow
-def test_a_node_that_vanishes_without_a_word_is_noticed(bed: Bed, ssh: Ssh) -> None:
+def test_a_node_that_vanishes_silently_is_detected(bed: Bed, ssh: Ssh) -> None:
     ssh.connect()
     began = time.monotonic()
     with faults.isolated(bed, bed.nodes[0]), pytest.raises(NodeUnreachable, match="was lost"):
@@ -257,7 +257,7 @@ def test_a_node_that_vanishes_without_a_word_is_noticed(bed: Bed, ssh: Ssh) -> N
     assert 20 < time.monotonic() - began < 60
 
 
-def test_all_broken_ways_in_are_told_at_once_within_the_time_limit(bed: Bed) -> None:
+def test_all_unreachable_nodes_are_reported_at_once_within_the_time_limit(bed: Bed) -> None:
     names = ["refused", "blackhole", "no-such-host", "unknown-host-key", "changed-host-key", "wrong-key", "node1"]
     began = time.monotonic()
     with pytest.raises(LauncherError) as caught:
@@ -269,7 +269,7 @@ def test_all_broken_ways_in_are_told_at_once_within_the_time_limit(bed: Bed) -> 
         assert f"\n{name}: " in told
 
 
-def test_the_good_nodes_are_there_when_failures_are_allowed(bed: Bed) -> None:
+def test_reachable_nodes_are_returned_if_failures_are_allowed(bed: Bed) -> None:
     with connect([("a", "node1"), ("b", "refused")], "docker", bed.ssh_config, allow_failures=True) as fleet:
         assert [engine.node for engine in fleet.engines] == ["a"]
         assert list(fleet.failed) == ["b"]
