@@ -109,7 +109,7 @@ def run(folder: Path, first: str, restarts: int = 2) -> list[Node]:
 
 
 @pytest.mark.timeout(200)
-def test_a_node_that_is_back_before_the_master_has_noticed_waits_for_the_new_one(tmp_path: Path) -> None:
+def test_a_node_restarted_before_the_master_noticed_waits_for_the_new_generation(tmp_path: Path) -> None:
     nodes = run(tmp_path, "sys.exit(3) if rank == 1 else (time.sleep(8), sys.exit(1))")
     assert [node.code for node in nodes] == [0, 0], "".join(node.output for node in nodes)
     assert [node.attempts for node in nodes] == [2, 2], "one failure is one restart of each"
@@ -118,7 +118,7 @@ def test_a_node_that_is_back_before_the_master_has_noticed_waits_for_the_new_one
 
 
 @pytest.mark.timeout(200)
-def test_a_node_that_is_stuck_ends_when_the_master_has_failed_for_good(tmp_path: Path) -> None:
+def test_a_stuck_node_ends_when_the_master_has_failed(tmp_path: Path) -> None:
     nodes = run(tmp_path, "sys.exit(3) if rank == 0 else time.sleep(600)", restarts=0)
     assert all(node.code not in (0, None) for node in nodes)
     late = nodes[1].ended - nodes[0].ended
@@ -141,7 +141,7 @@ def pretended(folder: Path, torch: str, run: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize("version", ["1.9.0a0+c3d40fd", "1.9.1+cu111"])
-def test_before_stores_could_be_shared_it_is_torchrun_and_nothing_else(tmp_path: Path, version: str) -> None:
+def test_plain_torchrun_is_used_if_torch_cannot_share_its_store(tmp_path: Path, version: str) -> None:
     run = """
         import sys
         def main():
@@ -151,7 +151,7 @@ def test_before_stores_could_be_shared_it_is_torchrun_and_nothing_else(tmp_path:
     assert (done.stdout, done.returncode) == (f"torchrun {' '.join(OPTIONS)}\n", 0), done.stderr
 
 
-def test_a_torch_that_does_not_load_says_why(tmp_path: Path) -> None:
+def test_a_torch_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
     done = pretended(tmp_path, "__version__ = '1.9'\n", "raise ImportError('libcudart.so.12: no such file')")
     assert done.returncode == 1
     assert "ImportError: libcudart.so.12: no such file" in done.stderr

@@ -41,7 +41,7 @@ def distance(a: dict[str, Any], b: dict[str, Any]) -> float:
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
-def test_two_ranks_equal_one_to_1e_10(alone: Rank, pair: list[Rank]) -> None:
+def test_two_ranks_equal_one_rank_to_1e_10(alone: Rank, pair: list[Rank]) -> None:
     one, two = alone.checkpoint(), pair[0].checkpoint()
     assert one["model"]["classifier.weight"].dtype is torch.float64
     assert distance(one["model"], two["model"]) < 1e-10
@@ -66,19 +66,19 @@ def test_accumulated_micro_batches_equal_one_batch_to_1e_10(alone: Rank, accumul
     assert one["progress"]["updates"] == two["progress"]["updates"] == 15
 
 
-def test_the_last_epochs_asked_for_are_kept(accumulated: list[Rank]) -> None:
+def test_the_requested_number_of_epoch_checkpoints_is_kept(accumulated: list[Rank]) -> None:
     names = {path.name for path in (accumulated[0].output / "checkpoints").iterdir()}
     assert names == {"last.pt", "previous.pt", "best.pt", "epoch-0002.pt", "epoch-0003.pt"}
     assert accumulated[0].checkpoint("epoch-0002.pt")["progress"]["epoch"] == 2
 
 
-def test_training_moved_the_weights(alone: Rank) -> None:
+def test_training_changes_the_weights(alone: Rank) -> None:
     """Without this the equality above could hold for a trainer that does nothing."""
     losses = [epoch["train"]["loss"] for epoch in alone.metrics("epoch")]
     assert losses[-1] < losses[0] - 0.01
 
 
-def test_reported_losses_are_those_of_all_ranks(alone: Rank, pair: list[Rank]) -> None:
+def test_reported_losses_are_over_all_ranks(alone: Rank, pair: list[Rank]) -> None:
     for one, two in zip(alone.metrics("epoch"), pair[0].metrics("epoch"), strict=True):
         assert one["train"]["images"] == two["train"]["images"] == 37
         assert one["train"]["loss"] == pytest.approx(two["train"]["loss"], rel=1e-10)
@@ -89,7 +89,7 @@ def test_both_ranks_end_with_the_same_bits(pair: list[Rank]) -> None:
     assert pair[0].digest == pair[1].digest
 
 
-def test_rank_0_alone_writes_and_speaks(pair: list[Rank]) -> None:
+def test_only_rank_0_writes_and_prints(pair: list[Rank]) -> None:
     assert {path.name for path in pair[0].output.iterdir()} == {"checkpoints", "tensorboard", "metrics.jsonl"}
     assert not pair[1].output.exists()
     assert [line for line in pair[1].lines if not line.startswith("train: rank 1 weights")] == []

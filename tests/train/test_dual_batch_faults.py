@@ -62,7 +62,9 @@ def assert_all_was_done(server: Rank, local_epochs: int, lost: list[int]) -> Non
 
 
 @pytest.mark.parametrize("merge", ["asp", "ssp", "bsp"])
-def test_grants_are_exact_with_a_worker_that_runs_a_fifth_of_the_time(data: Path, tmp_path: Path, merge: str) -> None:
+def test_the_number_of_grants_is_exact_with_a_worker_at_a_fifth_of_the_speed(
+    data: Path, tmp_path: Path, merge: str
+) -> None:
     options = ["--data", data, "--epochs", 4, "--batch-size", 25, "--merge", merge, "--timeout", 30]
     ranks = start(tmp_path, 4, *COMMON, *options)
     ranks[0].wait_for("Epoch: [1]")
@@ -72,7 +74,7 @@ def test_grants_are_exact_with_a_worker_that_runs_a_fifth_of_the_time(data: Path
     assert_all_was_done(ranks[0], 12, [])
 
 
-def test_a_worker_killed_under_torchrun_takes_no_other_along(data: Path, tmp_path: Path) -> None:
+def test_a_worker_killed_under_torchrun_does_not_end_the_others(data: Path, tmp_path: Path) -> None:
     """A server and three workers on one node: torchrun itself would end them all."""
     torchrun = ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "4", "--max-restarts", "0"]
     meeting = ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--rdzv-backend", "static"]
@@ -96,7 +98,7 @@ def test_a_worker_killed_under_torchrun_takes_no_other_along(data: Path, tmp_pat
     assert node.text.count("rank 2 is lost (killed by SIGKILL on") == 1
 
 
-def test_a_worker_out_of_memory_is_reported_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
+def test_a_worker_out_of_memory_is_reported_and_the_run_continues(data: Path, tmp_path: Path) -> None:
     """Rank 2 may take 150 MB more than it has when training begins: its first batch of 200 does not fit."""
     options = ["--data", data, "--arch", "cifar_resnet20", "--image-size", 32, "--val-resize", 32, "--epochs", 2]
     ranks = start(
@@ -108,7 +110,7 @@ def test_a_worker_out_of_memory_is_reported_and_the_run_goes_on(data: Path, tmp_
     assert "train: worker 1 (rank 2) gave up: out of memory: " in ranks[2].text
 
 
-def test_a_worker_that_dies_before_all_have_met_is_a_failure_at_once(data: Path, tmp_path: Path) -> None:
+def test_a_worker_that_dies_before_all_have_joined_fails_the_run_at_once(data: Path, tmp_path: Path) -> None:
     """Rank 2 never comes, so that the others wait; the guard of rank 1 has no rank to tell and hands the death on."""
     ranks = start(tmp_path, 3, *COMMON, "--data", data, "--epochs", 2, "--batch-size", 10)
     ranks[2].process.kill()

@@ -62,7 +62,7 @@ def asked(url: str, body: dict[str, Any]) -> dict[str, Any]:
         time.sleep(0.2)
 
 
-def test_its_columns_are_what_sets_runs_apart(address: str) -> None:
+def test_the_columns_are_the_settings_in_which_runs_differ(address: str) -> None:
     experiment = asked(address + "experiment", {"experimentName": ""})
     names = {info["name"] for info in experiment["hparamInfos"]}
     assert {"parallel", "world", "global_batch", "lr", "syncbn", "merge", "micro_batches"} <= names

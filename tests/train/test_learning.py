@@ -45,7 +45,7 @@ def test_the_best_checkpoint_is_the_best_epoch(digits: Rank) -> None:
     assert digits.checkpoint("previous.pt")["progress"]["validated"] == 11
 
 
-def test_console_lines_have_the_known_form(digits: Rank) -> None:
+def test_console_lines_have_the_documented_format(digits: Rank) -> None:
     number = r"\d+\.\d+"
     form = re.compile(
         rf"Epoch: \[\d+\]\[\d+/44\] Loss {number} \({number}\) Acc@1 {number} \({number}\) Acc@5 {number} \({number}\) "
@@ -57,7 +57,7 @@ def test_console_lines_have_the_known_form(digits: Rank) -> None:
     assert digits.lines[0].startswith("train: 2 processes, cpu, backend gloo, torch ")
 
 
-def test_tensorboard_has_every_scalar_once_a_step(digits: Rank) -> None:
+def test_tensorboard_has_every_scalar_once_per_step(digits: Rank) -> None:
     curves = EventAccumulator(str(digits.output / "tensorboard")).Reload()
     by_step = {
         "Loss/train",
@@ -78,7 +78,7 @@ def test_tensorboard_has_every_scalar_once_a_step(digits: Rank) -> None:
     assert [event.value for event in curves.Scalars("Accuracy/val")] == pytest.approx(val)
 
 
-def test_tensorboard_shows_what_was_trained_on_and_what_was_mistaken(digits: Rank) -> None:
+def test_tensorboard_shows_augmented_and_misclassified_images(digits: Rank) -> None:
     pictures = EventAccumulator(str(digits.output / "tensorboard")).Reload()
     assert set(pictures.Tags()["images"]) == {"Images/augmented", "Images/misclassified"}
     first = pictures.Images("Images/augmented")[0]
@@ -88,7 +88,7 @@ def test_tensorboard_shows_what_was_trained_on_and_what_was_mistaken(digits: Ran
     assert shown[1] > 230
 
 
-def test_a_trace_is_written_when_asked_for(tmp_path: Path) -> None:
+def test_a_trace_is_written_on_request(tmp_path: Path) -> None:
     options = [
         "--arch",
         "smallcnn",
@@ -139,7 +139,7 @@ def test_o2_emulated_on_cpu_is_within_half_a_point_of_fp32(tmp_path: Path) -> No
     assert min(top1["O0"]) > 93
 
 
-def test_metrics_say_where_the_run_is(digits: Rank) -> None:
+def test_metrics_contain_the_runs_position(digits: Rank) -> None:
     start, end = digits.metrics("start")[0], digits.metrics("end")[0]
     assert (start["world"], start["arch"], start["amp"], start["steps"]) == (2, "smallcnn", "none", 528)
     last = digits.metrics("step")[-1]
@@ -149,7 +149,7 @@ def test_metrics_say_where_the_run_is(digits: Rank) -> None:
     assert end["digest"].startswith(digits.lines[-1].split()[-1])
 
 
-def test_the_digits_archive_is_what_its_script_makes(tmp_path: Path) -> None:
+def test_the_digits_archive_equals_its_scripts_output(tmp_path: Path) -> None:
     """Same names and labels; the bytes of a JPEG may differ between versions of the encoder."""
     import runpy
     import tarfile

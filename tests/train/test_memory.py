@@ -41,7 +41,7 @@ def per_step(how: str) -> float:
     return float(done.stdout)
 
 
-def test_what_a_step_frees_the_next_one_has_again() -> None:
+def test_memory_freed_in_a_step_is_reused_in_the_next() -> None:
     usual, kept = per_step("leave"), per_step("keep")
     print(f"page faults a step: {usual:.0f}, with freed memory kept {kept:.0f}")
     assert usual > 10_000

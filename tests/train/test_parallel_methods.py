@@ -43,7 +43,7 @@ def losses(rank: Rank) -> list[Any]:
 
 
 @pytest.mark.parametrize(("arch", "ranks"), [("cifar_mobilenet_v2", 4), ("cifar_resnet20", 3)])
-def test_model_parallel_is_one_process_bit_by_bit(data: Path, tmp_path: Path, arch: str, ranks: int) -> None:
+def test_model_parallel_equals_one_process_bit_for_bit(data: Path, tmp_path: Path, arch: str, ranks: int) -> None:
     options = ["--data", data, "--arch", arch, "--batch-size", 8, "--epochs", 1, *COMMON]
     alone = run(tmp_path / "alone", 1, *options)[0]
     staged = run(tmp_path / "staged", ranks, "--parallel", "model", *options)[0]
@@ -57,7 +57,7 @@ def test_model_parallel_is_one_process_bit_by_bit(data: Path, tmp_path: Path, ar
     assert staged.metrics("start")[0]["parallel"] == "model"
 
 
-def test_model_parallel_goes_on_where_it_stopped(data: Path, tmp_path: Path) -> None:
+def test_model_parallel_resumes_where_it_stopped(data: Path, tmp_path: Path) -> None:
     options = ["--data", data, "--arch", "cifar_resnet20", "--batch-size", 8, "--parallel", "model", *COMMON]
     flat = ["--schedule", "multistep", "--warmup", "0", "--milestones", "1"]
     whole = run(tmp_path / "whole", 2, *options, *flat, "--epochs", 2)[0]
@@ -73,7 +73,7 @@ def accumulated(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Rank:
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_pipelines_equal_accumulation(data: Path, tmp_path: Path, accumulated: Rank, schedule: str) -> None:
+def test_pipelines_equal_gradient_accumulation(data: Path, tmp_path: Path, accumulated: Rank, schedule: str) -> None:
     options = ["--batch-size", 8, "--micro-batches", 4, "--last-batch", "drop", "--dtype", "float64", "--epochs", 1]
     method = ["--parallel", "pipeline", "--pipeline-schedule", schedule]
     first = run(tmp_path, 2, "--data", data, "--arch", "cifar_resnet20", *options, *method, *COMMON)[0]
@@ -94,7 +94,7 @@ def test_data_parallel_equals_ddp(data: Path, tmp_path: Path) -> None:
     assert len(losses(ranks)) == 4
 
 
-def test_synchronised_batch_norm_trains_as_one_process(data: Path, tmp_path: Path) -> None:
+def test_synchronised_batch_norm_trains_like_one_process(data: Path, tmp_path: Path) -> None:
     """Plain batch norm of the whole batch is the reference, also for the last batch: 3 images and 2."""
     options = ["--data", data, "--arch", "cifar_resnet20", "--dtype", "float64", "--epochs", 1, *COMMON]
     alone = run(tmp_path / "alone", 1, "--batch-size", 8, *options)[0]
@@ -105,7 +105,7 @@ def test_synchronised_batch_norm_trains_as_one_process(data: Path, tmp_path: Pat
         assert ours == pytest.approx(theirs, rel=1e-6)
 
 
-def test_replicas_gradients_add_up_and_the_first_keeps_its_statistics() -> None:
+def test_replicas_gradients_are_summed_and_the_first_replicas_statistics_kept() -> None:
     """5 over 3 is 2, 2, 1, as nn.DataParallel cuts."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double().eval()
@@ -123,7 +123,7 @@ def test_replicas_gradients_add_up_and_the_first_keeps_its_statistics() -> None:
     torch.testing.assert_close(module[1].running_mean, own.running_mean)
 
 
-def test_mobilenet_is_the_published_one_and_cut_as_published() -> None:
+def test_mobilenet_and_its_stages_are_as_published() -> None:
     model = make_model("cifar_mobilenet_v2", 10)
     assert parameter_count(model) == 2_296_922
     x, shapes = torch.zeros(2, 3, 32, 32), []
@@ -137,7 +137,7 @@ def test_mobilenet_is_the_published_one_and_cut_as_published() -> None:
 
 
 @pytest.mark.parametrize("arch", ["smallcnn", "cifar_vgg16", "resnet18", "vgg11"])
-def test_stages_chain_to_the_model(arch: str) -> None:
+def test_stages_in_sequence_equal_the_model(arch: str) -> None:
     torch.manual_seed(0)
     model = make_model(arch, 10).eval()
     x = torch.randn(1, 3, 32, 32)
@@ -147,7 +147,7 @@ def test_stages_chain_to_the_model(arch: str) -> None:
     assert torch.equal(x, expected)
 
 
-def test_a_model_that_is_no_chain_is_refused() -> None:
+def test_a_model_that_is_not_a_chain_is_refused() -> None:
     with pytest.raises(TrainError, match="cannot be cut into stages"):
         stages(make_model("googlenet", 10), "googlenet", 2)
     with pytest.raises(TrainError, match="cannot make 99 stages"):
@@ -166,7 +166,7 @@ def test_a_model_that_is_no_chain_is_refused() -> None:
         (2, "--parallel pipeline", "--last-batch drop"),
     ],
 )
-def test_methods_that_do_not_fit_are_refused(data: Path, tmp_path: Path, world: int, options: str, why: str) -> None:
+def test_unsupported_methods_are_refused(data: Path, tmp_path: Path, world: int, options: str, why: str) -> None:
     ranks = start(tmp_path, world, "--data", data, "--arch", "smallcnn", "--batch-size", 8, *COMMON, *options.split())
     assert finish(ranks) == [2] * world
     assert why in ranks[0].text

@@ -37,7 +37,7 @@ def test_every_image_counts_once_on_every_rank(
 
 
 @pytest.mark.parametrize("case", CASES[1:], ids=str)
-def test_scores_are_those_of_one_process(
+def test_scores_equal_those_of_one_process(
     by_world: dict[tuple[int, str], list[list[dict[str, Any]]]], case: tuple[int, str]
 ) -> None:
     alone = by_world[1, "exact"][0]
