@@ -74,7 +74,7 @@ def compose(bed: Bed, plugin: None, tmp_path: Path) -> Iterator[Compose]:
     project("down", "-v", "--remove-orphans", "-t", "5")
 
 
-def test_training_ends_well_and_tensorboard_goes_on_serving(compose: Compose) -> None:
+def test_training_succeeds_and_tensorboard_keeps_serving(compose: Compose) -> None:
     compose("up", "-d")
     waited = compose("wait", "train", check=False)
     assert waited.returncode == 0, compose("logs", "train").stdout
@@ -97,7 +97,7 @@ def test_the_exit_code_is_the_trainers_own(compose: Compose) -> None:
     assert by_run.returncode == by_up.returncode == 1
 
 
-def test_the_gpu_override_asks_for_every_gpu_and_one_process_each(plugin: None) -> None:
+def test_the_gpu_override_requests_all_gpus_with_one_process_each(plugin: None) -> None:
     files = ["-f", str(REPOSITORY / "docker-compose.yml"), "-f", str(REPOSITORY / "docker-compose.gpu.yml")]
     train = json.loads(run(["docker", "compose", *files, "config", "--format", "json"]).stdout)["services"]["train"]
     [device] = train["deploy"]["resources"]["reservations"]["devices"]

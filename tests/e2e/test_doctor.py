@@ -37,7 +37,7 @@ def job(cli: Cli, **keys: Any) -> object:
     return cli.job("doctor", **{**base, **keys, "mounts": mounts})
 
 
-def test_a_sound_bed_is_sound_and_measured(bed_cli: Cli, bed: Bed) -> None:
+def test_a_healthy_bed_passes_and_is_measured(bed_cli: Cli, bed: Bed) -> None:
     seen = examined(bed_cli, job(bed_cli), "--measure", code=0)
     for node in bed.nodes[:2]:
         for name in ("reachable", "clock", "engine", "disk", "shared memory", "gpus", "mount", "interface", "network"):
@@ -49,7 +49,7 @@ def test_a_sound_bed_is_sound_and_measured(bed_cli: Cli, bed: Bed) -> None:
     assert bed.wait_clean(home=True) == []
 
 
-def test_every_way_in_that_is_broken_is_named(bed_cli: Cli) -> None:
+def test_every_unreachable_node_is_reported(bed_cli: Cli) -> None:
     names = {
         "refused": "reachable",
         "no-such-host": "reachable",
@@ -91,7 +91,7 @@ def test_mounts_data_port_and_shared_memory(bed_cli: Cli, bed: Bed) -> None:
     assert (seen["node1", "port"]["level"], seen["node2", "shared memory"]["level"]) == ("fail", "warn")
 
 
-def test_a_firewall_between_the_nodes_is_found_by_trying(bed_cli: Cli, bed: Bed) -> None:
+def test_a_firewall_between_the_nodes_is_found(bed_cli: Cli, bed: Bed) -> None:
     with faults.blocked_port(bed, bed.nodes[0], 29500):
         seen = examined(bed_cli, job(bed_cli), code=3)
     assert "198.18" in seen["node2", "network"]["what"]
@@ -109,7 +109,7 @@ def test_no_engine_and_missing_gpus(bed_cli: Cli, bed: Bed) -> None:
     assert "2 GPUs are asked for" in seen["node1", "gpus"]["what"]
 
 
-def test_for_a_person_the_cures_are_there_too(bed_cli: Cli) -> None:
+def test_the_text_output_includes_the_fixes(bed_cli: Cli) -> None:
     said = bed_cli("doctor", "node1", "wrong-key", code=3).stdout
     assert "FAIL wrong-key" in said
     assert "->" in said

@@ -25,7 +25,7 @@ def ends(bed: Bed, node: Node) -> float | None:
     return float(bed.sh(node, f"date -d {words[1]} +%s.%N"))
 
 
-def test_attached_the_peers_of_any_failure_are_stopped_within_15_s(bed_cli: Cli, bed: Bed) -> None:
+def test_an_attached_launcher_stops_a_failures_peers_within_15_s(bed_cli: Cli, bed: Bed) -> None:
     """Nothing tells the peer, which even ignores SIGTERM: no torchrun, no collective."""
     command = ["sh", "-c", f'if [ "$RANK" = 1 ]; then sleep 3; echo broken; exit 3; fi; {STUBBORN}']
     failed = bed_cli("up", bed_cli.job("peers", **bed_job(run={"command": command})), code=1)
@@ -40,7 +40,7 @@ def test_attached_the_peers_of_any_failure_are_stopped_within_15_s(bed_cli: Cli,
 
 
 @pytest.mark.parametrize("kill", [kill_rank, kill_container])
-def test_detached_a_dead_rank_ends_all_by_itself(bed_cli: Cli, bed: Bed, kill: object) -> None:
+def test_a_dead_rank_ends_all_containers_without_the_launcher(bed_cli: Cli, bed: Bed, kill: object) -> None:
     bed_cli.program("steps.py")
     keys = bed_job(run={"script": "steps.py", "args": ["2000", "5", "0.1"]})
     bed_cli("up", "-d", bed_cli.job("alone", **keys))
@@ -58,7 +58,7 @@ def test_detached_a_dead_rank_ends_all_by_itself(bed_cli: Cli, bed: Bed, kill: o
     assert bed.wait_clean() == []
 
 
-def test_restarts_used_up_end_the_run_with_its_first_failure(bed_cli: Cli, bed: Bed) -> None:
+def test_exhausted_restarts_end_the_run_with_its_first_failure(bed_cli: Cli, bed: Bed) -> None:
     command = ["sh", "-c", f'if [ "$RANK" = 1 ]; then sleep 1; echo broken; exit 3; fi; {STUBBORN}']
     bed_cli("up", bed_cli.job("used", **bed_job(run={"command": command}, restarts=2)), code=1)
     result = bed_cli.result()
@@ -71,7 +71,7 @@ def test_restarts_used_up_end_the_run_with_its_first_failure(bed_cli: Cli, bed: 
     assert bed.wait_clean() == []
 
 
-def test_a_new_run_begins_with_an_earlier_runs_checkpoints(bed_cli: Cli, bed: Bed) -> None:
+def test_a_new_run_can_resume_an_earlier_runs_checkpoints(bed_cli: Cli, bed: Bed) -> None:
     bed_cli.program("steps.py")
     keys = bed_job(run={"script": "steps.py", "args": ["12", "5", "0.05"]})
     job = bed_cli.job("first", **keys)

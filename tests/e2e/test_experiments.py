@@ -40,7 +40,7 @@ def project(bed_cli: Cli) -> Cli:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_is_one_command_and_a_table(project: Cli, name: str) -> None:
+def test_an_experiment_takes_one_command_and_yields_a_table(project: Cli, name: str) -> None:
     variants, expected = EXPERIMENTS[name]
     job = Path("jobs") / f"{name}.yaml"
     written = yaml.safe_load((project.cwd / job).read_text())
@@ -64,7 +64,7 @@ def test_the_table_of_channels_and_batches(project: Cli) -> None:
     assert all(float(cell) > 0 for row in rows for cell in row[2:5])
 
 
-def test_a_dual_batch_worker_killed_on_its_node_is_reported_and_the_run_ends_well(project: Cli, bed: Bed) -> None:
+def test_a_dual_batch_worker_killed_on_its_node_is_reported_and_the_run_succeeds(project: Cli, bed: Bed) -> None:
     """A server and a worker on node1, two workers on node2: rank 2 is killed, rank 3 beside it goes on."""
     args = {"data": "jobs/data/digits.tar", "arch": "smallcnn", "image_size": 16, "val_resize": 16, "augment": "none"}
     args |= {"flip": 0, "epochs": 20, "batch_size": 64, "lr": 0.1, "lr_scaling": "none", "schedule": "multistep"}

@@ -50,7 +50,7 @@ OVERCOME: dict[str, tuple[Callable[[Bed, Node], None], int]] = {
     four={"a rank is killed", "a container is killed", "a node is killed and restarted"},
     everyday={"a rank is killed", "a node is killed and restarted"},
 )
-def test_the_run_goes_on_from_its_last_checkpoint(scene: Scene, name: str) -> None:
+def test_the_run_resumes_from_its_last_checkpoint(scene: Scene, name: str) -> None:
     fault, place = OVERCOME[name]
     drill = scene.begin("again", restarts=3)
     broken = time.monotonic()
@@ -74,7 +74,7 @@ def test_the_run_goes_on_from_its_last_checkpoint(scene: Scene, name: str) -> No
 
 
 @pytest.mark.parametrize("scene", [pytest.param(2, marks=pytest.mark.slow)], indirect=True)
-def test_a_rank_that_the_kernel_kills_for_memory_is_restarted(scene: Scene) -> None:
+def test_a_rank_killed_by_the_oom_killer_is_restarted(scene: Scene) -> None:
     drill = scene.begin("hoards", restarts=2, variables={"HOARD": "1:40"}, resources={"memory": "1500m"})
     drill.sees("^step 39$")
     broken = time.monotonic()
@@ -89,7 +89,7 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_restarted(scene: Scene) -> N
 
 
 @pytest.mark.parametrize("scene", [pytest.param(2, marks=pytest.mark.slow)], indirect=True)
-def test_the_trainer_itself_goes_on_after_its_container_was_killed(scene: Scene) -> None:
+def test_the_trainer_resumes_after_its_container_was_killed(scene: Scene) -> None:
     digits(scene.cli.cwd, train=120, val=31)
     job = train_job(batch_size=4, epochs=12)
     drill = Drill.follow(scene.cli, "up", scene.cli.job("trainer", **{**job, "restarts": 2}))

@@ -92,7 +92,7 @@ def test_the_run_ends_with_its_reason(scene: Scene, name: str) -> None:
 
 
 @pytest.mark.parametrize("scene", [2], indirect=True)
-def test_memory_that_is_full_without_restarts_ends_the_run_and_is_named(scene: Scene) -> None:
+def test_out_of_memory_without_restarts_ends_the_run_with_that_reason(scene: Scene) -> None:
     drill = scene.begin("hoards", variables={"HOARD": "1:40"}, resources={"memory": "1500m"})
     broken = drill.sees("^step 39$")
     over = drill.end(1) - broken

@@ -59,7 +59,7 @@ PASSING = {
     four={"a node is paused for 60 s", "no packets between two nodes for 30 s", "no sshd for 60 s"},
     everyday={"no packets between two nodes for 30 s"},
 )
-def test_the_run_waits_and_goes_on(scene: Scene, name: str) -> None:
+def test_the_run_waits_and_resumes(scene: Scene, name: str) -> None:
     """The ranks' own patience is longer than the fault, as the communication libraries' is by default."""
     passing = PASSING[name]
     drill = scene.begin("waits", steps=passing.steps, patience=300)
@@ -82,7 +82,7 @@ def test_the_run_waits_and_goes_on(scene: Scene, name: str) -> None:
 
 
 @pytest.mark.parametrize("scene", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
-def test_a_clock_that_is_an_hour_off_is_told_and_harms_nothing(scene: Scene) -> None:
+def test_a_clock_that_is_an_hour_off_is_reported_and_harmless(scene: Scene) -> None:
     called = time.monotonic()
     with an_hour_ahead(scene.bed, scene.nodes):
         drill = scene.begin("clock", steps=30)
@@ -97,7 +97,7 @@ def test_a_clock_that_is_an_hour_off_is_told_and_harms_nothing(scene: Scene) -> 
 
 
 @pytest.mark.parametrize("scene", [pytest.param(n, marks=pytest.mark.slow) for n in (2, 4)], indirect=True)
-def test_the_run_goes_on_without_the_launcher_and_is_found_again(scene: Scene) -> None:
+def test_the_run_continues_without_the_launcher_and_is_found_again(scene: Scene) -> None:
     first = scene.begin("orphan", steps=300)
     first.stop()
     killed = time.monotonic()

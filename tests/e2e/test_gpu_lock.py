@@ -27,7 +27,7 @@ def job(cli: Cli, name: str, seconds: float, gpus: object = "all", **keys: objec
     return cli.job(name, **bed_job(nodes=["node1"], gpus=gpus, run={"command": command}, **keys))
 
 
-def test_a_gpu_in_use_is_refused_with_its_run_and_owner(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
+def test_a_gpu_in_use_is_refused_naming_its_run_and_owner(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
     bed_cli("up", "-d", job(bed_cli, "first", 600, [0]))
     first = bed_cli.runs()[-1].name
     refused = bed_cli("up", job(bed_cli, "second", 1), "--set", "port=29501", code=3)
@@ -41,7 +41,7 @@ def test_a_gpu_in_use_is_refused_with_its_run_and_owner(bed_cli: Cli, bed: Bed, 
     assert bed.wait_clean() == []
 
 
-def test_wait_waits_and_an_ended_run_holds_nothing(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
+def test_wait_waits_and_an_ended_run_holds_no_gpu(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
     bed_cli("up", "-d", job(bed_cli, "before", 20))
     drill = Drill.follow(bed_cli, "up", "--wait", job(bed_cli, "after", 1), "--set", "port=29501")
     waited = drill.sees("waiting: node node1: GPU .* is in use by the run before-")
@@ -52,7 +52,7 @@ def test_wait_waits_and_an_ended_run_holds_nothing(bed_cli: Cli, bed: Bed, gpus:
     assert bed.wait_clean() == []
 
 
-def test_of_many_at_once_exactly_one_gets_it(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
+def test_exactly_one_of_many_concurrent_runs_gets_the_gpu(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
     file = job(bed_cli, "race", 600)
     started = [bed_cli.start("up", "-d", file, "--set", f"port={29500 + i}") for i in range(5)]
     codes = []
@@ -68,7 +68,7 @@ def test_of_many_at_once_exactly_one_gets_it(bed_cli: Cli, bed: Bed, gpus: list[
     assert bed.wait_clean() == []
 
 
-def test_a_claim_whose_owner_is_gone_heals(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
+def test_a_claim_of_a_vanished_owner_is_released(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
     bed_cli("up", "-d", job(bed_cli, "gone", 600))
     # Somebody removed the run's container by hand: its claims are still there.
     bed.docker(bed.nodes[0], "rm", "-f", f"launcher-{bed_cli.runs()[-1].name}-0")

@@ -90,7 +90,7 @@ def succeeds(bed: Bed, cli: Cli, file: Path, image: str) -> None:
         assert not untagged(bed, node)
 
 
-def test_ssh_is_cut_at_half_of_it(clean_bed: Bed, cli: Cli, image: str) -> None:
+def test_ssh_is_lost_halfway(clean_bed: Bed, cli: Cli, image: str) -> None:
     """Got over by the same `up`."""
     file, node = job(cli, image), clean_bed.nodes[0]
     process = cli.start("up", file)
@@ -105,7 +105,7 @@ def test_ssh_is_cut_at_half_of_it(clean_bed: Bed, cli: Cli, image: str) -> None:
 
 
 @pytest.mark.parametrize("back", [True, False], ids=["restarted", "gone"])
-def test_the_engine_breaks_off_at_half_of_it(clean_bed: Bed, cli: Cli, image: str, back: bool) -> None:
+def test_the_engine_dies_halfway(clean_bed: Bed, cli: Cli, image: str, back: bool) -> None:
     file, node = job(cli, image), clean_bed.nodes[0]
     process = cli.start("up", file)
     wait_for_half(clean_bed, node)

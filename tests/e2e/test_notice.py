@@ -59,7 +59,7 @@ def posted() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     server.server_close()
 
 
-def test_a_command_and_a_webhook_are_told_of_the_end(
+def test_a_command_and_a_webhook_are_notified_of_the_end(
     noticed_cli: Cli, posted: tuple[str, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     address, got = posted
@@ -75,7 +75,7 @@ def test_a_command_and_a_webhook_are_told_of_the_end(
     assert (tmp_path / "told").read_text() == "failed" + json.dumps(got[0])
 
 
-def test_of_a_detached_run_whoever_sees_it_end_gives_the_notice_once(
+def test_the_command_that_sees_a_detached_run_end_notifies_once(
     noticed_cli: Cli, posted: tuple[str, list[dict[str, Any]]]
 ) -> None:
     address, got = posted
@@ -87,7 +87,7 @@ def test_of_a_detached_run_whoever_sees_it_end_gives_the_notice_once(
     assert [notice["state"] for notice in got] == ["done"]
 
 
-def test_a_notice_that_fails_is_told_and_changes_nothing(
+def test_a_failed_notification_is_reported_and_changes_nothing(
     noticed_cli: Cli, posted: tuple[str, list[dict[str, Any]]]
 ) -> None:
     write_settings(noticed_cli, command=["false"], webhook=posted[0] + "/broken")
@@ -97,7 +97,7 @@ def test_a_notice_that_fails_is_told_and_changes_nothing(
     assert posted[0] not in done.stderr
 
 
-def test_settings_that_are_wrong_or_others_may_write_are_refused_before_anything_starts(noticed_cli: Cli) -> None:
+def test_invalid_or_writable_settings_are_refused_before_anything_starts(noticed_cli: Cli) -> None:
     here = job(noticed_cli, "true")
     file = write_settings(noticed_cli, webhok="x")
     assert f"{file}: notify.webhok" in noticed_cli("up", here, code=2).stderr
@@ -108,7 +108,7 @@ def test_settings_that_are_wrong_or_others_may_write_are_refused_before_anything
     assert noticed_cli.runs() == []
 
 
-def test_a_job_file_names_no_notice(noticed_cli: Cli, tmp_path: Path) -> None:
+def test_a_job_file_cannot_set_a_notification(noticed_cli: Cli, tmp_path: Path) -> None:
     file = job(noticed_cli, "true", notify={"command": ["touch", str(tmp_path / "touched")]})
     assert "notify: unknown key" in noticed_cli("up", file, code=2).stderr
     assert not (tmp_path / "touched").exists()

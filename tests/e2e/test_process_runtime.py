@@ -40,7 +40,7 @@ def left(cli: Cli) -> list[Path]:
     return list(Path(cli.env["HOME"], ".launcher").glob("*/.node"))
 
 
-def test_quickstart_learns_the_digits_and_brings_its_curves(home_cli: Cli) -> None:
+def test_quickstart_learns_the_digits_and_collects_its_curves(home_cli: Cli) -> None:
     for name in ("train", "jobs"):
         shutil.copytree(ROOT / name, home_cli.cwd / name, ignore=shutil.ignore_patterns("__pycache__"))
     done = home_cli("up", "jobs/quickstart.yaml", timeout=300)
@@ -56,7 +56,7 @@ def test_quickstart_learns_the_digits_and_brings_its_curves(home_cli: Cli) -> No
     assert left(home_cli) == []
 
 
-def test_leaving_and_coming_back_loses_no_line(home_cli: Cli) -> None:
+def test_detaching_and_reattaching_loses_no_line(home_cli: Cli) -> None:
     script = home_cli.program("ticks.py")
     job = home_cli.job("ticks", **process_job(nodes=["local"], run={"command": ["python3", script, "60"]}))
     first = home_cli.start("up", job)
@@ -73,7 +73,7 @@ def test_leaving_and_coming_back_loses_no_line(home_cli: Cli) -> None:
     assert home_cli.result()["state"] == "done"
 
 
-def test_a_second_ctrl_c_stops_the_run_and_the_program_may_save(home_cli: Cli) -> None:
+def test_a_second_ctrl_c_stops_the_run_and_lets_the_program_save(home_cli: Cli) -> None:
     script = home_cli.program("ticks.py")
     job = home_cli.job("ticks", **process_job(nodes=["local"], run={"command": ["python3", script, "600"]}))
     up = home_cli.start("up", job)
@@ -92,7 +92,7 @@ def test_a_second_ctrl_c_stops_the_run_and_the_program_may_save(home_cli: Cli) -
 
 
 @pytest.mark.parametrize("delay", [0.15, 0.3, 0.45, 0.6, 0.8, 1.0])
-def test_ctrl_c_at_any_moment_of_the_start_leaves_a_whole_run_or_nothing(home_cli: Cli, delay: float) -> None:
+def test_ctrl_c_during_start_leaves_a_complete_run_or_nothing(home_cli: Cli, delay: float) -> None:
     script = home_cli.program("ticks.py")
     job = home_cli.job("early", **process_job(run={"command": ["python3", script, "600"]}))
     up = home_cli.start("up", job)
@@ -144,7 +144,7 @@ def test_a_missing_secret_or_script_is_refused_before_anything_starts(home_cli: 
     assert not Path(home_cli.env["HOME"], ".launcher").exists()
 
 
-def test_one_rank_that_raises_is_named(home_cli: Cli) -> None:
+def test_a_rank_that_raises_is_named(home_cli: Cli) -> None:
     script = home_cli.program("raises.py")
     failed = home_cli("up", home_cli.job("raises", **process_job(run={"script": script})), code=1)
     assert "KeyError: 'dog'" in failed.stderr
@@ -152,7 +152,7 @@ def test_one_rank_that_raises_is_named(home_cli: Cli) -> None:
     assert left(home_cli) == []
 
 
-def test_a_time_limit_is_one(home_cli: Cli) -> None:
+def test_the_time_limit_is_enforced(home_cli: Cli) -> None:
     script = home_cli.program("ticks.py")
     job = home_cli.job(
         "slow", **process_job(nodes=["local"], timeout="2s", run={"command": ["python3", script, "600"]})

@@ -46,7 +46,7 @@ def test_there_are_examples() -> None:
 
 
 @pytest.mark.parametrize("script", examples())
-def test_an_example_runs_as_it_stands(script: str, tmp_path: Path) -> None:
+def test_an_example_runs_unmodified(script: str, tmp_path: Path) -> None:
     done = shell(script, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 

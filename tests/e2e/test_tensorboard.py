@@ -163,7 +163,7 @@ def test_the_page_shows_the_loss_and_accuracy_curves_of_a_run(bed_cli: Cli, chro
 
 
 @pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_when_told_to_and_leaves_no_server(cli: Cli, way: signal.Signals, tmp_path: Path) -> None:
+def test_tensorboard_ends_on_request_and_leaves_no_server(cli: Cli, way: signal.Signals, tmp_path: Path) -> None:
     """A run on this machine is enough for that: no bed is needed."""
     cli("up", cli.job("here", runtime="process", nodes=["local"], run={"command": ["true"]}))
     before = servers()

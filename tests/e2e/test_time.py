@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("rank", [1, 0], ids=["a-worker-lags", "the-master-lags"])
-def test_a_hang_is_a_failure_that_names_who_lags_and_where(bed_cli: Cli, bed: Bed, rank: int) -> None:
+def test_a_hang_is_a_failure_that_names_the_lagging_rank_and_its_stack(bed_cli: Cli, bed: Bed, rank: int) -> None:
     bed_cli.program("hangs.py")
     job = bed_cli.job("hang", **bed_job(run={"script": "hangs.py", "args": [str(rank)]}, hang_timeout="20s"))
     drill = Drill.follow(bed_cli, "up", job)
@@ -34,7 +34,7 @@ def test_a_hang_is_a_failure_that_names_who_lags_and_where(bed_cli: Cli, bed: Be
     assert bed.wait_clean() == []
 
 
-def test_a_hang_is_restarted_where_restarts_are_left(bed_cli: Cli, bed: Bed) -> None:
+def test_a_hang_is_restarted_if_restarts_are_left(bed_cli: Cli, bed: Bed) -> None:
     command = [
         "sh",
         "-c",
@@ -45,7 +45,7 @@ def test_a_hang_is_restarted_where_restarts_are_left(bed_cli: Cli, bed: Bed) -> 
     assert bed_cli.result()["nodes"][0]["restarted"][0].startswith("exit code 125 (hung)")
 
 
-def test_the_time_limit_holds_with_nobody_watching(bed_cli: Cli, bed: Bed) -> None:
+def test_the_time_limit_holds_without_the_launcher(bed_cli: Cli, bed: Bed) -> None:
     bed_cli.program("steps.py")
     keys = bed_job(run={"script": "steps.py", "args": ["2000", "5", "0.1"]}, timeout="25s", restarts=3)
     began = time.monotonic()
@@ -61,7 +61,7 @@ def test_the_time_limit_holds_with_nobody_watching(bed_cli: Cli, bed: Bed) -> No
 
 
 @pytest.mark.slow
-def test_with_nobody_watching_a_stuck_worker_ends_after_its_master(bed_cli: Cli, bed: Bed) -> None:
+def test_a_stuck_worker_ends_after_its_master_without_the_launcher(bed_cli: Cli, bed: Bed) -> None:
     """The worker is in no collective, so that nothing of torch's tells it; its stack is in its own log."""
     bed_cli.program("hangs.py")
     job = bed_cli.job("stuck", **bed_job(run={"script": "hangs.py", "args": ["1"]}, hang_timeout="10s"))

@@ -92,7 +92,7 @@ def test_two_ranks_are_bitwise_equal_and_equal_one_rank_and_validate_every_image
         )
 
 
-def test_curves_and_logs_are_here_when_it_ends(bed_cli: Cli, bed: Bed) -> None:
+def test_curves_and_logs_are_collected_when_the_run_ends(bed_cli: Cli, bed: Bed) -> None:
     digits(bed_cli.cwd, train=60, val=31)
     bed_cli("up", bed_cli.job("curves", **train_job(batch_size=8, epochs=1)))
     run = bed_cli.runs()[-1]
@@ -109,7 +109,7 @@ def test_curves_and_logs_are_here_when_it_ends(bed_cli: Cli, bed: Bed) -> None:
     assert owners == ["trainer"]
 
 
-def test_a_script_that_knows_nothing_of_us_runs_unchanged(bed_cli: Cli) -> None:
+def test_a_script_unaware_of_the_launcher_runs_unchanged(bed_cli: Cli) -> None:
     script = bed_cli.program("plain.py")
     done = bed_cli("up", bed_cli.job("plain", **bed_job(run={"script": script})))
     assert "rank 0 of 2: sum 3, cwd /workspace/code, uid 1001" in done.stdout
@@ -120,7 +120,7 @@ def test_a_script_that_knows_nothing_of_us_runs_unchanged(bed_cli: Cli) -> None:
     assert "node2 | rank 1 of 2" in everyone
 
 
-def test_any_command_runs_once_a_node_and_finds_the_rendezvous_in_its_environment(bed_cli: Cli) -> None:
+def test_any_command_runs_once_per_node_with_the_rendezvous_in_its_environment(bed_cli: Cli) -> None:
     command = [
         "sh",
         "-c",
@@ -164,7 +164,7 @@ def test_nothing_is_left_after_down(bed_cli: Cli, bed: Bed) -> None:
     assert json.loads(bed_cli("runs", "--json").stdout)[0]["state"] == "stopped"
 
 
-def test_a_start_that_fails_on_one_node_undoes_everything_on_both(bed_cli: Cli, bed: Bed) -> None:
+def test_a_start_that_fails_on_one_node_is_rolled_back_on_both(bed_cli: Cli, bed: Bed) -> None:
     bed.sh(bed.nodes[0], "mkdir -p /srv/only-here")
     bed_cli.program("plain.py")
     keys = bed_job(run={"script": "plain.py"})
@@ -175,7 +175,7 @@ def test_a_start_that_fails_on_one_node_undoes_everything_on_both(bed_cli: Cli, 
     assert bed.wait_clean(home=True) == []
 
 
-def test_without_the_record_the_nodes_tell_everything(bed_cli: Cli, bed: Bed) -> None:
+def test_without_the_record_the_nodes_labels_are_enough(bed_cli: Cli, bed: Bed) -> None:
     bed_cli.program("ticks.py")
     bed_cli("up", "-d", bed_cli.job("lost", **bed_job(run={"script": "ticks.py", "args": ["20"]})))
     shutil.rmtree(bed_cli.cwd / "runs")
@@ -193,7 +193,7 @@ def test_without_the_record_the_nodes_tell_everything(bed_cli: Cli, bed: Bed) ->
     assert bed.wait_clean() == []
 
 
-def test_shared_memory_of_a_killed_job_is_swept_and_nobody_elses(bed_cli: Cli, bed: Bed) -> None:
+def test_only_the_killed_jobs_shared_memory_is_removed(bed_cli: Cli, bed: Bed) -> None:
     bed.sh(
         bed.nodes[0],
         "echo data > /dev/shm/my_dataset; echo old > /dev/shm/torch_1_old_0; touch -d yesterday /dev/shm/torch_1_old_0",
@@ -207,7 +207,7 @@ def test_shared_memory_of_a_killed_job_is_swept_and_nobody_elses(bed_cli: Cli, b
     assert bed.sh(bed.nodes[1], "ls /dev/shm").split() == []
 
 
-def test_a_change_of_the_code_sends_no_byte_of_the_image(bed_cli: Cli, bed: Bed) -> None:
+def test_changing_the_code_sends_nothing_of_the_image(bed_cli: Cli, bed: Bed) -> None:
     program = bed_cli.cwd / "says.sh"
     program.write_text("echo one\n")
     file = bed_cli.job("says", **bed_job(run={"command": ["sh", "says.sh"]}))
@@ -224,7 +224,7 @@ def test_a_change_of_the_code_sends_no_byte_of_the_image(bed_cli: Cli, bed: Bed)
     bed_cli("down")
 
 
-def test_clean_lists_first_and_removes_only_what_is_over(bed_cli: Cli, bed: Bed) -> None:
+def test_clean_lists_first_and_removes_only_ended_runs(bed_cli: Cli, bed: Bed) -> None:
     bed_cli("up", bed_cli.job("old", **bed_job(run={"command": ["echo", "done"]})))
     bed_cli("down")
     bed_cli("up", "-d", bed_cli.job("new", **bed_job(run={"command": ["sleep", "60"]})))
