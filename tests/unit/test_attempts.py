@@ -21,10 +21,10 @@ def test_restarts_and_why() -> None:
     assert parse(b"") == ()
 
 
-def test_torn_and_foreign_lines_are_passed_over() -> None:
+def test_truncated_and_unknown_lines_are_ignored() -> None:
     assert parse(b"start 1\nexit\nexit 1\nhello\nexit x 3\nstart\nexit 3 9\nexit 4 10\n") == (Attempt(1, 9, 3),)
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_read(text: bytes) -> None:
+def test_any_bytes_can_be_parsed(text: bytes) -> None:
     assert all(isinstance(why, str) for why in reasons(parse(text)))

@@ -73,11 +73,11 @@ def test_experiment_4_model_parallel_is_4_times_slower() -> None:
 
 
 @given(st.floats(0.01, 1), st.integers(2, 512))
-def test_amdahl_finds_the_share_that_made_the_speed_up(share: float, devices: int) -> None:
+def test_amdahl_recovers_the_parallel_fraction(share: float, devices: int) -> None:
     assert amdahl(1 / (1 - share + share / devices), devices) == pytest.approx(share, rel=1e-6)
 
 
-def test_amdahl_says_nothing_of_a_slow_down_or_of_equal_devices() -> None:
+def test_amdahl_is_undefined_for_a_slow_down_or_equal_devices() -> None:
     assert amdahl(0.7, 4) is None
     assert amdahl(1.5, 1) is None
 
@@ -120,7 +120,7 @@ def test_markdown_is_a_table_of_equal_widths() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_a_terminal_gets_the_columns_that_fit_and_the_names_of_the_others(width: int) -> None:
+def test_a_terminal_shows_the_columns_that_fit_and_names_the_others(width: int) -> None:
     runs = [
         timed("batch_size=64", "single", 1, 64, 0.742, accuracy=97.1, best=98.2, seconds=61.2),
         timed("batch_size=128", "ddp", 4, 512, 0.378, accuracy=96.4, best=96.4, seconds=30.5),

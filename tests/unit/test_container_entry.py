@@ -117,14 +117,14 @@ def test_a_program_killed_by_a_signal_gives_128_and_the_signal(box: Box) -> None
     assert box.run("/bin/sh", "-c", "kill -9 $$")[0] == 137
 
 
-def test_a_program_that_does_not_exist_is_named(box: Box) -> None:
+def test_a_missing_program_is_named(box: Box) -> None:
     code, out = box.run("no-such-program", "x")
     assert code == 127
     assert b"no-such-program" in out
     assert b"no-such-program" in box.log.read_bytes()
 
 
-def test_a_program_named_like_a_function_of_the_script_is_the_program(box: Box) -> None:
+def test_a_program_with_the_name_of_a_script_function_is_run(box: Box) -> None:
     tool = box.root / "tools" / "note"
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\necho the tool\n")
@@ -138,20 +138,20 @@ def test_stdout_and_stderr_are_merged_in_order_in_file_and_stream(box: Box) -> N
     assert (code, out, box.log.read_bytes()) == (0, expected, expected)
 
 
-def test_arguments_arrive_as_they_are(box: Box) -> None:
+def test_arguments_arrive_unchanged(box: Box) -> None:
     odd = ["a b", "", "*", "$HOME", "q\"u`o'te", "new\nline", "-n", "x=y", "\\"]
     out = box.run(sys.executable, "-c", "import sys; print(sys.argv[1:])", *odd)[1]
     assert out.decode() == f"{odd}\n"
 
 
-def test_long_lines_bursts_and_any_byte_come_through(box: Box) -> None:
+def test_long_lines_bursts_and_any_bytes_arrive(box: Box) -> None:
     program = "import os; d = bytes(range(256)) * 4096; os.write(1, b''); [os.write(i % 2 + 1, d) for i in range(6)]"
     code, out = box.run(sys.executable, "-c", program)
     assert code == 0
     assert out == box.log.read_bytes() == bytes(range(256)) * 4096 * 6
 
 
-def test_a_hundred_thousand_lines_come_through(box: Box) -> None:
+def test_a_hundred_thousand_lines_arrive(box: Box) -> None:
     out = box.run(sys.executable, "-c", "for i in range(100_000): print(i, 'x' * 20)")[1]
     assert out == box.log.read_bytes()
     assert out.count(b"\n") == 100_000
@@ -164,7 +164,7 @@ def test_restarts_append_and_are_counted(box: Box) -> None:
     assert [re.sub(r"\d{10,}", "T", line) for line in box.attempts] == ["start T", "exit 1 T", "start T", "exit 0 T"]
 
 
-def test_the_clock_tells_when_a_byte_was_written(box: Box) -> None:
+def test_the_clock_file_tells_when_a_byte_was_written(box: Box) -> None:
     before = int(time.time())
     box.run("/bin/sh", "-c", "echo one; sleep 2.3; echo two")
     notes = [tuple(map(int, line.split())) for line in (box.output / "logs" / "gpu-a.clock").read_text().splitlines()]
@@ -177,7 +177,7 @@ def test_the_clock_tells_when_a_byte_was_written(box: Box) -> None:
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 7), (signal.SIGINT, 7)])
-def test_a_stop_reaches_the_program_once_and_its_last_words_are_kept(box: Box, sent: signal.Signals, code: int) -> None:
+def test_a_stop_reaches_the_program_once_and_its_last_output_is_kept(box: Box, sent: signal.Signals, code: int) -> None:
     program = (
         "import signal, sys, time\n"
         "seen = []\n"
@@ -262,11 +262,11 @@ def test_the_time_limit_counts_from_the_first_start(box: Box) -> None:
     assert box.run("/bin/sh", "-c", "exit 5", env={"LAUNCHER_TIMEOUT": "3600"})[0] == 5
 
 
-def test_a_short_program_is_not_taken_for_one_at_its_limit(box: Box) -> None:
+def test_a_short_program_is_not_reported_as_timed_out(box: Box) -> None:
     assert {box.run("true", env={"LAUNCHER_TIMEOUT": "60"})[0] for _ in range(30)} == {0}
 
 
-def test_nothing_of_ours_is_left(box: Box) -> None:
+def test_no_process_or_file_of_the_script_is_left(box: Box) -> None:
     process = box.start("/bin/sh", "-c", "echo x", env={"LAUNCHER_TIMEOUT": "777"})
     process.communicate(timeout=20)
     deadline = time.monotonic() + 3  # the last of them is a `sleep 1`
@@ -276,7 +276,7 @@ def test_nothing_of_ours_is_left(box: Box) -> None:
     assert list((box.kit / "home").iterdir()) == []
 
 
-def test_a_grandchild_that_holds_the_log_delays_the_end_by_seconds_only(box: Box) -> None:
+def test_a_grandchild_that_holds_the_log_delays_the_end_by_only_seconds(box: Box) -> None:
     code, out = box.run("/bin/sh", "-c", f"echo before; sleep 40 2>&1 & echo $! > {box.root}/pid; exit 4")
     assert code == 4
     assert out == b"before\n"
@@ -320,7 +320,7 @@ def test_the_jobs_own_variables_are_not_overwritten(box: Box) -> None:
     assert {f"{name}={value}" for name, value in own.items()} <= set(out)
 
 
-def test_no_more_than_the_environment_it_documents_is_added(box: Box) -> None:
+def test_only_documented_variables_are_added(box: Box) -> None:
     out = box.run("env")[1].decode().splitlines()
     added = {line.partition("=")[0] for line in out} - set(box.env) - {"PWD", "OLDPWD", "SHLVL", "_"}
     assert added == {
@@ -351,7 +351,7 @@ def open_box(box: Box) -> Iterator[Box]:
 
 @needs_root
 @pytest.mark.parametrize("home", ["/", "/nonexistent", None])
-def test_a_uid_that_the_image_does_not_know_has_home_name_and_caches(open_box: Box, home: str | None) -> None:
+def test_a_uid_unknown_to_the_image_gets_a_home_name_and_caches(open_box: Box, home: str | None) -> None:
     box = open_box
     _own(box.kit)
     _own(box.output)
@@ -370,7 +370,7 @@ def test_a_uid_that_the_image_does_not_know_has_home_name_and_caches(open_box: B
 
 
 @needs_root
-def test_an_output_folder_that_cannot_be_written_is_one_clear_line(open_box: Box) -> None:
+def test_an_unwritable_output_folder_is_one_clear_line(open_box: Box) -> None:
     box = open_box
     _own(box.kit)
     argv = _as_stranger(box.argv("echo", "never"))
@@ -383,7 +383,7 @@ def test_an_output_folder_that_cannot_be_written_is_one_clear_line(open_box: Box
 
 
 @needs_root
-def test_secrets_of_somebody_else_are_an_error_not_a_silence(open_box: Box) -> None:
+def test_secrets_owned_by_another_user_are_an_error(open_box: Box) -> None:
     box = open_box
     _own(box.kit)
     _own(box.output)
@@ -408,7 +408,7 @@ def test_a_full_disk_does_not_hang_the_job(box: Box) -> None:
         subprocess.run(["umount", "-l", str(box.output)], check=True)
 
 
-def test_nobody_reading_dockers_side_does_not_lose_the_log(box: Box) -> None:
+def test_the_log_is_complete_without_a_reader_of_dockers_output(box: Box) -> None:
     process = box.start("/bin/sh", "-c", "echo one; sleep 0.5; echo two; echo three")
     assert process.stdout is not None
     box.until(b"one")
@@ -417,7 +417,7 @@ def test_nobody_reading_dockers_side_does_not_lose_the_log(box: Box) -> None:
     assert box.log.read_bytes() == b"one\ntwo\nthree\n"
 
 
-def test_signals_at_any_moment_never_hang_it_or_lie(one: Box) -> None:
+def test_signals_at_any_time_cause_no_hang_and_no_wrong_exit_code(one: Box) -> None:
     """TERM at random moments from the first to the last: it ends soon, by TERM or with the program's own code."""
     codes = set()
     for step in range(40):

@@ -51,18 +51,18 @@ def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Worker:
     return Worker(tmp_path, request.param)
 
 
-def test_the_worker_has_the_pid_that_was_started(worker: Worker) -> None:
+def test_the_worker_keeps_the_pid_that_was_started(worker: Worker) -> None:
     process = worker.start(sys.executable, "-c", "import os; print(os.getpid())")
     out, _ = process.communicate(timeout=30)
     assert int(out) == process.pid
 
 
-def test_both_streams_go_in_order_to_the_log_and_on(worker: Worker) -> None:
+def test_both_streams_go_in_order_to_the_log_and_to_stdout(worker: Worker) -> None:
     code, out = worker.run("/bin/sh", "-c", "echo a; echo b >&2; echo c; printf d; exit 5")
     assert (code, out, worker.log.read_bytes()) == (5, b"a\nb\nc\nd", b"a\nb\nc\nd")
 
 
-def test_a_burst_of_any_bytes_comes_through_twice(worker: Worker) -> None:
+def test_a_burst_of_any_bytes_arrives_in_both_places(worker: Worker) -> None:
     out = worker.run(sys.executable, "-c", "import os; [os.write(1, bytes(range(256)) * 4096) for _ in range(4)]")[1]
     assert out == worker.log.read_bytes() == bytes(range(256)) * 4096 * 4
 
@@ -74,7 +74,7 @@ def test_a_second_attempt_appends(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_what_it_said_before_its_process_group_was_killed_is_kept(worker: Worker, number: signal.Signals) -> None:
+def test_output_before_the_process_group_was_killed_is_kept(worker: Worker, number: signal.Signals) -> None:
     """torchrun signals the worker's whole group: the copier must not be in it, or not mind."""
     if worker.shell[-1] == "sh":
         program = ["/bin/sh", "-c", "echo last words; sleep 30"]
@@ -95,12 +95,12 @@ def test_the_worker_has_no_children_that_it_did_not_start(worker: Worker) -> Non
     assert worker.run(sys.executable, "-c", program) == (0, b"none\n")
 
 
-def test_the_worker_has_no_descriptors_that_it_did_not_ask_for(worker: Worker) -> None:
+def test_the_worker_inherits_no_extra_descriptors(worker: Worker) -> None:
     program = "import os\nfor fd in range(3, 12):\n    try: print(fd, os.fstat(fd))\n    except OSError: pass\n"
     assert worker.run(sys.executable, "-c", program) == (0, b"")
 
 
-def test_without_a_place_for_the_pipe_it_runs_all_the_same(worker: Worker) -> None:
+def test_the_worker_runs_even_if_the_pipe_cannot_be_created(worker: Worker) -> None:
     (worker.root / "kit" / "home").rmdir()
     code, out = worker.run("/bin/sh", "-c", "echo works; exit 4")
     assert code == 4
@@ -108,13 +108,13 @@ def test_without_a_place_for_the_pipe_it_runs_all_the_same(worker: Worker) -> No
     assert b"rank 3" in out
 
 
-def test_a_log_that_cannot_be_written_does_not_stop_the_worker(worker: Worker) -> None:
+def test_an_unwritable_log_does_not_stop_the_worker(worker: Worker) -> None:
     worker.log.mkdir()
     code, out = worker.run("/bin/sh", "-c", "echo works; exit 4")
     assert code == 4
     assert b"works\n" in out
 
 
-def test_it_leaves_no_file(worker: Worker) -> None:
+def test_no_file_is_left(worker: Worker) -> None:
     worker.run("true")
     assert list((worker.root / "kit" / "home").iterdir()) == []

@@ -33,7 +33,7 @@ def test_there_are_dockerfiles():
 
 
 @pytest.mark.parametrize("path", dockerfiles(), ids=str)
-def test_a_dockerfile_passes(path):
+def test_a_dockerfile_passes_hadolint(path):
     assert hadolint(path) == (0, "")
 
 
@@ -47,7 +47,7 @@ def test_a_dockerfile_passes(path):
         ("FROM nvcr.io/nvidia/pytorch:26.09-py3\nCMD python3 x.py", "DL3025"),
     ],
 )
-def test_the_settings_let_nothing_bad_pass(line, rule):
+def test_the_linter_settings_reject_bad_dockerfiles(line, rule):
     code, found = hadolint("-", line + "\n")
     assert code != 0
     assert rule in found

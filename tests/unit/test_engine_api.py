@@ -120,7 +120,7 @@ def get(client: DockerClient, path: str, timeout: float = 60) -> Any:
     return client.ask(f"get {path}", lambda api: checked(api.get(f"{api.base_url}{path}", timeout=timeout)).json())
 
 
-def test_what_is_sent_and_what_comes_back(client: DockerClient) -> None:
+def test_requests_and_responses(client: DockerClient) -> None:
     made = client.ask("create", lambda api: api.create_container_from_config({"Image": "i"}, "x"))
     assert made == ["POST", "/v1.41/containers/create?name=x", '{"Image": "i"}']
     listed = client.ask("list", lambda api: api.containers(all=True, filters={"label": ["a=b c"]}))
@@ -131,7 +131,7 @@ def test_what_is_sent_and_what_comes_back(client: DockerClient) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.41", "1.52"])
-def test_its_version_is_asked_once_and_used(
+def test_the_api_version_is_requested_once_and_used(
     client: DockerClient, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Engine, "version", version)
@@ -141,13 +141,15 @@ def test_its_version_is_asked_once_and_used(
 
 
 @pytest.mark.parametrize("version", ["", "1.41/../..", "one"])
-def test_what_is_no_version_is_refused(client: DockerClient, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_version_is_refused(client: DockerClient, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "version", version)
     with pytest.raises(EngineFailed, match=r"a: .*unexpected response from the Docker API"):
         client.ping()
 
 
-def test_no_proxy_and_no_redirect_has_a_say(client: DockerClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxies_are_ignored_and_redirects_stay_on_the_engine(
+    client: DockerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     assert get(client, "/info")[1] == "/info"
@@ -156,19 +158,19 @@ def test_no_proxy_and_no_redirect_has_a_say(client: DockerClient, monkeypatch: p
 
 
 @pytest.mark.parametrize("settings_", ["[]", '{"auths": {"x": 3}}'])
-def test_wrong_settings_of_docker_here_are_named(client: DockerClient, tmp_path: Path, settings_: str) -> None:
+def test_invalid_docker_settings_are_reported(client: DockerClient, tmp_path: Path, settings_: str) -> None:
     (tmp_path / "config.json").write_text(settings_)
     with pytest.raises(EngineFailed, match=r"config\.json"):
         client.ping()
 
 
-def test_many_at_once_share_few_connections(client: DockerClient) -> None:
+def test_many_concurrent_requests_share_few_connections(client: DockerClient) -> None:
     answers = run_all([lambda n=n: get(client, f"/{n}") for n in range(40)])
     assert [answer[1] for answer in answers] == [f"/{n}" for n in range(40)]
     assert len(Engine.connections) <= CONNECTIONS
 
 
-def test_a_list_is_asked_at_once_and_what_is_gone_is_left_out(client: DockerClient) -> None:
+def test_a_list_inspects_concurrently_and_omits_removed_containers(client: DockerClient) -> None:
     began = time.monotonic()
     assert len(found(lambda path: get(client, path), ["/slow"] * CONNECTIONS)) == CONNECTIONS
     assert time.monotonic() - began < 0.5 * CONNECTIONS
@@ -176,7 +178,7 @@ def test_a_list_is_asked_at_once_and_what_is_gone_is_left_out(client: DockerClie
     assert found(str, []) == []
 
 
-def test_a_connection_is_not_waited_for_without_end(client: DockerClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_connection_has_a_time_limit(client: DockerClient, monkeypatch: pytest.MonkeyPatch) -> None:
     client.ping()
     monkeypatch.setattr("launcher.node.docker.client._POOL_TIMEOUT", 0.1)
     threads = [threading.Thread(target=get, args=(client, "/slow")) for _ in range(CONNECTIONS)]
@@ -191,7 +193,9 @@ def test_a_connection_is_not_waited_for_without_end(client: DockerClient, monkey
 
 
 @pytest.mark.parametrize(("path", "words"), [("/none", "No such container: x"), ("/proxy", "Bad Gateway")])
-def test_a_refusal_has_its_words_and_costs_no_connection(client: DockerClient, path: str, words: str) -> None:
+def test_an_error_response_has_its_message_and_keeps_the_connection(
+    client: DockerClient, path: str, words: str
+) -> None:
     for _ in range(3):
         with pytest.raises(EngineFailed, match=words):
             get(client, path)
@@ -199,7 +203,7 @@ def test_a_refusal_has_its_words_and_costs_no_connection(client: DockerClient, p
 
 
 @pytest.mark.parametrize("path", ["/goodbye", "/last"])
-def test_a_connection_that_the_engine_has_closed_is_not_used_again(client: DockerClient, path: str) -> None:
+def test_a_connection_closed_by_the_engine_is_not_reused(client: DockerClient, path: str) -> None:
     for _ in range(2):
         assert get(client, path)[1] == path
         time.sleep(0.05)
@@ -207,21 +211,21 @@ def test_a_connection_that_the_engine_has_closed_is_not_used_again(client: Docke
     assert Engine.asked.count(path) == 2
 
 
-def test_a_request_whose_connection_died_is_asked_once_more(client: DockerClient) -> None:
+def test_a_request_on_a_dead_connection_is_retried_once(client: DockerClient) -> None:
     assert get(client, "/cut-once")[1] == "/cut-once"
     with pytest.raises(EngineUnavailable, match="broke"):
         get(client, "/cut")
     assert Engine.asked.count("/cut") == 2
 
 
-def test_a_late_answer_ends_its_connection(client: DockerClient) -> None:
+def test_a_late_response_closes_its_connection(client: DockerClient) -> None:
     with pytest.raises(EngineUnavailable, match="no answer"):
         get(client, "/slow", timeout=0.1)
     assert Engine.asked.count("/slow") == 1
     assert get(client, "/info")[1] == "/info"  # and not the late answer
 
 
-def test_a_save_that_is_given_up_ends_its_connection(client: DockerClient) -> None:
+def test_an_abandoned_save_closes_its_connection(client: DockerClient) -> None:
     images = DockerImages("a", client)
     for _ in range(CONNECTIONS + 1):
         Engine.gone.clear()
@@ -232,7 +236,7 @@ def test_a_save_that_is_given_up_ends_its_connection(client: DockerClient) -> No
     assert get(client, "/info")[1] == "/info"
 
 
-def test_a_connection_beside_a_thousand_others(dial: Dial) -> None:
+def test_a_connection_with_a_high_descriptor_number(dial: Dial) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     number = 1500  # select() knows none above 1023
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, number + 1), hard))
@@ -300,7 +304,7 @@ def test_answers(data: bytes, content: bytes) -> None:
     "data",
     [b"", OK + b"Content-Length: 5\r\n\r\nhi", OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n"[:-3]],
 )
-def test_one_that_is_torn_is_a_lost_connection(data: bytes) -> None:
+def test_a_truncated_response_is_a_lost_connection(data: bytes) -> None:
     with pytest.raises(EngineUnavailable, match=r"a: .*connection to its container engine broke"):
         answered(data)
 
@@ -313,14 +317,14 @@ def test_one_that_is_torn_is_a_lost_connection(data: bytes) -> None:
         OK + b"X: x\r\n" * 200,
     ],
 )
-def test_what_is_no_answer_is_an_unexpected_response(data: bytes) -> None:
+def test_an_invalid_response_is_reported_as_unexpected(data: bytes) -> None:
     with pytest.raises(EngineFailed, match=r"a: .*unexpected response from the Docker API"):
         answered(data)
 
 
 @given(st.binary(max_size=60))
 @settings(max_examples=60, deadline=None)
-def test_no_bytes_break_it(data: bytes) -> None:
+def test_any_bytes_are_handled(data: bytes) -> None:
     for whole in (data, OK + data, OK + b"Transfer-Encoding: chunked\r\n\r\n" + data):
         with contextlib.suppress(LauncherError):
             answered(whole)
@@ -331,7 +335,7 @@ def test_no_engine_here(tmp_path: Path) -> None:
         dial_local("a", {"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
 
 
-def test_the_engine_of_another_machine_is_not_local() -> None:
+def test_an_engine_on_another_machine_is_not_local() -> None:
     with pytest.raises(EngineUnavailable, match="name the node gpu-b instead"):
         dial_local("a", {"DOCKER_HOST": "ssh://gpu-b"})
 
@@ -355,7 +359,7 @@ DIAL = '[ "$*" = "system dial-stdio" ] || exit 9\n'
 
 
 @pytest.mark.parametrize("how", ["DOCKER_CONTEXT", "settings", "DOCKER_HOST"])
-def test_another_context_is_dockers_own_business(how: str, tmp_path: Path, docker_here: Callable[[str], None]) -> None:
+def test_another_context_is_left_to_docker(how: str, tmp_path: Path, docker_here: Callable[[str], None]) -> None:
     docker_here(
         f"{DIAL}echo x >>{tmp_path}/calls\n{HEAR}"
         "printf 'HTTP/1.1 200 OK\\r\\nApi-Version: 1.41\\r\\nContent-Length: 2\\r\\n\\r\\nOK'\n"
@@ -372,14 +376,14 @@ def test_another_context_is_dockers_own_business(how: str, tmp_path: Path, docke
     client.close()
 
 
-def test_what_docker_here_says_against_it(docker_here: Callable[[str], None]) -> None:
+def test_errors_of_the_docker_command_are_reported(docker_here: Callable[[str], None]) -> None:
     docker_here("echo permission denied >&2; exit 1")
     client = DockerClient("a", "me", lambda: dial_local("a", {"DOCKER_CONTEXT": "other"}))
     with pytest.raises(EngineForbidden, match="usermod -aG docker me"):
         client.ping()
 
 
-def test_an_engine_that_goes_after_an_answer_is_a_lost_connection(
+def test_an_engine_lost_after_a_response_is_a_lost_connection(
     tmp_path: Path, docker_here: Callable[[str], None]
 ) -> None:
     docker_here(
@@ -394,7 +398,7 @@ def test_an_engine_that_goes_after_an_answer_is_a_lost_connection(
     assert (tmp_path / "calls").read_text() == "x\n" * 2
 
 
-def test_no_docker_command_for_a_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_without_the_docker_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DialFailed) as failed:
         dial_local("a", {"DOCKER_CONTEXT": "other"})
@@ -402,7 +406,9 @@ def test_no_docker_command_for_a_context(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("settings_", ["{}", "no json", "[]", '{"currentContext": "default"}', None])
-def test_no_context_is_the_usual_socket(settings_: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_context_the_default_socket_is_used(
+    settings_: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if settings_ is not None:
         (tmp_path / "config.json").write_text(settings_)
     monkeypatch.setattr("launcher.node.docker.channel.SOCKET", str(tmp_path / "usual.sock"))
@@ -410,7 +416,7 @@ def test_no_context_is_the_usual_socket(settings_: str | None, tmp_path: Path, m
         dial_local("a", {"DOCKER_CONFIG": str(tmp_path)})
 
 
-def test_a_program_that_still_waits_is_idle(docker_here: Callable[[str], None]) -> None:
+def test_a_waiting_program_is_idle(docker_here: Callable[[str], None]) -> None:
     docker_here("read -r line; echo early; sleep 60")
     wire = dial_local("a", {"DOCKER_CONTEXT": "other"})
     assert isinstance(wire, DialStdio)

@@ -41,7 +41,7 @@ def report(
     )
 
 
-def test_a_base_that_works_is_kept():
+def test_a_working_base_is_kept():
     assert decide("auto", report(), "x").step == "keep"
 
 
@@ -83,7 +83,7 @@ def test_cpu_torch_with_a_cuda_wheel_is_named_and_gets_the_cpu_wheel(library):
     assert decide("auto", mixed, "x").step == "wheel 0.28.0 cpu"
 
 
-def test_a_cpu_torch_that_does_not_say_so_gets_the_cpu_wheel_too():
+def test_a_cpu_torch_without_a_local_version_gets_the_cpu_wheel_too():
     mixed = report("2.13.0", "0.28.0", cuda="", import_torchvision=bad(NO_NMS), library=bad(NO_CUDA))
     assert decide("auto", mixed, "x").step == "wheel 0.28.0 cpu"
 
@@ -118,17 +118,17 @@ def test_a_missing_requirement_is_named():
     ("tree", "torchvision", "step"),
     [("", "0.20.0a0", "source 0.21.0"), ("/opt/pytorch/vision", "", "source 0.21.0 /opt/pytorch/vision")],
 )
-def test_nvidias_own_torch_means_a_build_from_source(tree, torchvision, step):
+def test_nvidias_torch_means_a_build_from_source(tree, torchvision, step):
     nvidia = report("2.6.0a0+ecf3bae40a.nv25.01", torchvision, tree=tree, import_torchvision=bad(NO_NMS))
     assert decide("auto", nvidia, "x").step == step
 
 
-def test_a_version_that_is_asked_for_is_cloned_even_where_the_image_has_a_tree():
+def test_a_requested_version_is_cloned_even_if_the_image_has_a_source_tree():
     nvidia = report("2.6.0a0+ecf3bae40a.nv25.01", "0.21.0a0", tree="/opt/pytorch/vision")
     assert decide("0.20.1", nvidia, "x").step == "source 0.20.1"
 
 
-def test_a_source_build_without_nvcc_says_what_it_will_lack():
+def test_a_source_build_without_nvcc_gets_a_note():
     nvidia = report("2.6.0a0+ecf3bae40a.nv25.01", "", tools=("g++", "git"))
     assert "no nvcc" in decide("auto", nvidia, "x").notes[0]
 
@@ -155,7 +155,7 @@ def test_keep_checks_nothing():
         (report("3.7.0a0+123", "", cuda=""), "no torchvision is known for torch 3.7.0a0+123"),
     ],
 )
-def test_what_cannot_be_cured_is_refused_with_its_name(found, words):
+def test_an_unrepairable_fault_is_refused_with_its_name(found, words):
     with pytest.raises(ImageUnfit, match="image x: ") as refusal:
         decide("auto", found, "x")
     assert words in str(refusal.value)
@@ -163,7 +163,7 @@ def test_what_cannot_be_cured_is_refused_with_its_name(found, words):
     assert refusal.value.exit_code == 4
 
 
-def test_no_pip_is_refused_only_where_something_must_be_installed():
+def test_a_missing_pip_is_refused_only_if_something_must_be_installed():
     without = Report.from_json(
         {"python": "python3", "torch": "2.14.1", "torch_folder": "/t", "checks": {"import_torch": OK}}
     )

@@ -15,7 +15,7 @@ def start(target):
     return thread
 
 
-def test_every_byte_of_every_archive_arrives_in_order_through_little_room():
+def test_every_byte_of_every_archive_arrives_in_order_with_a_small_buffer():
     channel, got = Channel(room=10), []
     reader = start(lambda: got.extend(list(archive) for archive in channel.archives()))
     sent = [bytes([n % 256]) * 7 for n in range(500)]
@@ -28,7 +28,7 @@ def test_every_byte_of_every_archive_arrives_in_order_through_little_room():
     assert got == [[*sent, tar_stream.end()]] * 2
 
 
-def test_what_a_reader_leaves_of_an_archive_is_skipped():
+def test_the_unread_rest_of_an_archive_is_skipped():
     channel = Channel()
     for letter in (b"a", b"b"):
         channel.put(letter)
@@ -38,7 +38,7 @@ def test_what_a_reader_leaves_of_an_archive_is_skipped():
     assert [next(archive) for archive in channel.archives()] == [b"a", b"b"]
 
 
-def test_the_writer_waits_for_a_slow_reader_and_not_longer_than_it_lives():
+def test_the_writer_waits_for_a_slow_reader_only_while_it_is_alive():
     channel = Channel(room=10)
     assert channel.put(b"x" * 10)
     results = []
@@ -50,7 +50,7 @@ def test_the_writer_waits_for_a_slow_reader_and_not_longer_than_it_lives():
     assert results == [False]
 
 
-def test_a_failed_source_is_an_error_at_the_reader_not_an_end():
+def test_a_failed_source_is_an_error_at_the_reader_not_an_end_of_file():
     channel = Channel()
     channel.put(b"x")
     channel.close(OSError("broke off"))

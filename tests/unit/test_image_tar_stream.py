@@ -59,23 +59,23 @@ def contents(data):
     pieces=st.lists(st.integers(1, 1500), min_size=1, max_size=4),
     form=st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]),
 )
-def test_every_member_passes_unchanged_however_the_stream_is_cut(members, pieces, form):
+def test_every_member_is_unchanged_however_the_stream_is_split(members, pieces, form):
     assert contents(passed_on(tar(members, form), pieces=pieces)) == contents(tar(members, form))
 
 
-def test_long_names_and_fractional_times_as_go_writes_them():
+def test_long_names_and_fractional_times_as_written_by_go():
     name = "blobs/sha256/" + "a" * 150
     data = tar({name: b"content"}, mtime=1.5)
     [member] = tar_stream.members([data])
     assert (member.name, member.size) == (name, 7)
 
 
-def test_a_member_that_is_not_read_is_skipped():
+def test_an_unread_member_is_skipped():
     data = tar({"a": b"x" * 5000, "b": b"y"})
     assert [member.name for member in tar_stream.members([data])] == ["a", "b"]
 
 
-def test_archives_that_follow_each_other_are_told_apart():
+def test_consecutive_archives_are_separated():
     both = tar({"a": b"1", "b": b"2"}) + tar({"a": b"3"})
     assert [(member.archive, member.name) for member in tar_stream.members(cut(both, [700]))] == [
         (0, "a"),
@@ -85,12 +85,12 @@ def test_archives_that_follow_each_other_are_told_apart():
 
 
 @pytest.mark.parametrize("kept", [700, 513, 100])
-def test_a_stream_that_breaks_off_is_an_error(kept):
+def test_a_truncated_stream_is_an_error(kept):
     with pytest.raises(tar_stream.TruncatedError):
         passed_on(tar({"a": b"x" * 1000})[:kept])
 
 
-def test_v1_names_are_those_of_a_real_engine():
+def test_v1_names_equal_those_of_a_real_engine():
     """Folder names of `docker save` by Docker 20.10 for an image with these layers."""
     layers = [
         "sha256:4bad82a2e49eb07aa30b8e4b8c1e21ca24133a6df85dd106f9e4ff274f09c9a6",
@@ -110,14 +110,14 @@ def diff(number):
     return "sha256:" + hashlib.sha256(str(number).encode()).hexdigest()
 
 
-def test_known_layers_are_left_out_and_the_rest_is_passed_on():
+def test_known_layers_are_left_out_and_the_rest_is_copied():
     layers = [diff(i) for i in range(4)]
     data = tar({f"blobs/sha256/{layer[7:]}": layer.encode() for layer in layers} | {"manifest.json": b"[]"})
     left = contents(passed_on(data, tar_stream.layer_names(layers, 2)))
     assert set(left) == {f"blobs/sha256/{layer[7:]}" for layer in layers[2:]} | {"manifest.json"}
 
 
-def test_a_known_layer_that_comes_again_is_kept():
+def test_a_repeated_known_layer_is_kept():
     """Engines write it once; the second place would find nothing."""
     layers = [diff(1), diff(2), diff(1)]
     names = tar_stream.layer_names(layers, 2)
@@ -125,7 +125,7 @@ def test_a_known_layer_that_comes_again_is_kept():
     assert f"blobs/sha256/{diff(2)[7:]}" in names
 
 
-def test_nothing_is_left_out_for_a_store_that_has_nothing():
+def test_nothing_is_left_out_for_an_empty_store():
     assert tar_stream.layer_names([diff(1), diff(2)], 0) == frozenset()
 
 

@@ -29,7 +29,7 @@ def test_a_published_torch_is_known_with_its_variant(local):
 
 
 @pytest.mark.parametrize(("torch", "torchvision"), MINORS)
-def test_a_snapshot_goes_by_its_minor_version(torch, torchvision):
+def test_a_snapshot_is_looked_up_by_its_minor_version(torch, torchvision):
     if torch.startswith("<="):
         assert torchvision_for("1.0.0a0+abcdef0") == versions.PURE_PYTHON
         return

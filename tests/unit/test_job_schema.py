@@ -100,22 +100,22 @@ def test_every_key_is_described() -> None:
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
-def test_the_repositorys_jobs_agree_with_the_schema(path: Path) -> None:
+def test_the_repositorys_jobs_match_the_schema(path: Path) -> None:
     VALIDATOR.validate(yaml.safe_load(path.read_text()))
 
 
-def test_dumped_jobs_agree_with_the_schema() -> None:
+def test_dumped_jobs_match_the_schema() -> None:
     for text in (TEMPLATE, enabled(TEMPLATE)):
         VALIDATOR.validate(yaml.safe_load(dump_job(parse_job(text))))
 
 
 @pytest.mark.parametrize("name", CAUGHT_BY_SCHEMA)
-def test_an_editor_with_the_schema_sees_the_mistake(name: str) -> None:
+def test_the_schema_detects_the_mistake(name: str) -> None:
     data = yaml.safe_load((BROKEN / f"{name}.yaml").read_text())
     assert not VALIDATOR.is_valid(data)
 
 
-def test_the_template_loads_as_it_stands() -> None:
+def test_the_template_loads_unchanged() -> None:
     job = parse_job(TEMPLATE, "template.yaml")
     assert parse_job(dump_job(job)) == job
     VALIDATOR.validate(yaml.safe_load(TEMPLATE))

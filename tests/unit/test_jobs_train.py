@@ -32,7 +32,7 @@ RECIPES = {  # job: epochs, top-1 published
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_the_trainer_takes_what_the_job_gives_it(name: str) -> None:
+def test_the_trainer_accepts_every_jobs_arguments(name: str) -> None:
     job: Job = JOBS[name]
     config = parse(list(argv_of(job.run.args)))
     assert config.data
@@ -41,7 +41,7 @@ def test_the_trainer_takes_what_the_job_gives_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_names_its_source_and_what_to_expect(name: str) -> None:
+def test_a_recipe_names_its_source_and_its_published_result(name: str) -> None:
     epochs, top1 = RECIPES[name]
     assert parse(list(argv_of(JOBS[f"{name}-0"].run.args))).epochs == epochs
     head = (REPOSITORY / "jobs" / f"{name}.yaml").read_text().partition("\nname:")[0]

@@ -54,7 +54,7 @@ def imports(path: Path) -> Iterator[str]:
             yield node.module or ""
 
 
-def test_help_loads_nothing_that_only_commands_need() -> None:
+def test_help_imports_nothing_that_only_commands_need() -> None:
     loaded = imported_by(
         "from launcher.cli.main import main\nsys.argv = ['launcher', '--help']\ntry: main()\nexcept SystemExit: pass"
     )
@@ -90,7 +90,7 @@ def test_plain_processes_need_neither_docker_nor_paramiko(tmp_path: Path) -> Non
     assert not imported_by(code) & {"docker", "requests", "urllib3", "paramiko", "cryptography"}
 
 
-def test_the_trainer_does_not_know_the_launcher_nor_the_launcher_the_trainer() -> None:
+def test_trainer_and_launcher_do_not_import_each_other() -> None:
     for path in sources("train"):
         assert not [name for name in imports(path) if name.partition(".")[0] == "launcher"], path
     in_the_image = ROOT / "launcher" / "container_scripts" / "agent.py"  # runs under the image's Python, never here
@@ -99,7 +99,7 @@ def test_the_trainer_does_not_know_the_launcher_nor_the_launcher_the_trainer() -
 
 
 @pytest.mark.parametrize("package", ["launcher", "train", "bench", "tests"])
-def test_every_module_says_what_it_is_and_fits_in_the_head(package: str) -> None:
+def test_every_module_has_a_docstring_and_a_limited_length(package: str) -> None:
     for path in sources(package):
         text = path.read_text(encoding="utf-8")
         if path.name != "__init__.py" or text.strip():
@@ -109,7 +109,7 @@ def test_every_module_says_what_it_is_and_fits_in_the_head(package: str) -> None
             assert lines <= LIMIT + MARGIN, f"{path.relative_to(ROOT)} has {lines} lines: split it"
 
 
-def test_import_linter_keeps_the_arrows() -> None:
+def test_import_linter_passes() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"],
         cwd=ROOT,
@@ -120,7 +120,7 @@ def test_import_linter_keeps_the_arrows() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_a_refused_job_file_costs_no_connection_and_little_time(tmp_path: Path) -> None:
+def test_a_refused_job_file_is_reported_fast_and_without_connecting(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("name: bad\nnodse: [gpu-a]\n")
     began = time.monotonic()

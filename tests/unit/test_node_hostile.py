@@ -78,7 +78,7 @@ contents = st.fixed_dictionaries(
 
 @given(contents, st.sampled_from([1, 124, 125, 137, 143, 255]))
 @quick
-def test_the_files_that_tell_of_a_failure(told: dict[str, bytes], code: int) -> None:
+def test_error_files(told: dict[str, bytes], code: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, data in told.items():
             path = Path(folder, name)
@@ -114,7 +114,7 @@ paths = st.one_of(
 
 @given(paths, st.booleans())
 @settings(max_examples=500, deadline=None)
-def test_no_path_of_a_node_leads_out_of_the_runs_folder(path: str, checkpoints: bool) -> None:
+def test_no_path_from_a_node_leaves_the_runs_folder(path: str, checkpoints: bool) -> None:
     wanted = want(path, checkpoints=checkpoints)
     if wanted is not None:
         root = Path("/somewhere/runs/r")
@@ -126,7 +126,7 @@ def test_no_path_of_a_node_leads_out_of_the_runs_folder(path: str, checkpoints: 
     st.lists(st.sampled_from(["tensorboard", "logs", "errors", "state", "a.tfevents.1", "b"]), max_size=4), st.data()
 )
 @quick
-def test_what_a_node_has_comes_here_whatever_its_names_are(parts: list[str], data: st.DataObject) -> None:
+def test_files_are_collected_whatever_their_names(parts: list[str], data: st.DataObject) -> None:
     """A file where a folder is expected and the other way round."""
     with tempfile.TemporaryDirectory() as there, tempfile.TemporaryDirectory() as here:
         Path(here, "logs").mkdir()
@@ -151,7 +151,7 @@ def test_a_listing_of_files(listing: bytes) -> None:
     st.dictionaries(st.sampled_from([v for k, v in vars(labels).items() if k.isupper() and k != "SPLIT"]), st.text())
 )
 @quick
-def test_labels_that_somebody_else_wrote(marks: dict[str, str]) -> None:
+def test_labels_written_by_another_program(marks: dict[str, str]) -> None:
     state = ContainerState("id", "c", "i", marks, Phase.RUNNING, None, False, 0, 1.0, 0.0, "")
     with contextlib.suppress(LauncherError):
         assert node_of(state).rank >= 0
@@ -177,7 +177,7 @@ said = st.lists(st.sampled_from([b"MARK\n", b"3\n", b"abc", b"0\n", b"9999999999
 
 @given(said)
 @settings(max_examples=60, deadline=None)
-def test_a_node_that_says_anything_when_its_files_are_read(said: bytes) -> None:
+def test_arbitrary_answers_when_files_are_read(said: bytes) -> None:
     files, spans = Files(Says(said)), [Span("/a", 0, 5), Span("/b", 0, 5)]
     with contextlib.suppress(LauncherError):
         assert sum(len(piece) for _, piece in files.read_spans(spans)) <= 10
@@ -256,7 +256,7 @@ def misshapen(draw: st.DrawFn) -> bytes:
 
 @given(misshapen(), st.sampled_from([200, 200, 200, 404, 409, 500]))
 @settings(max_examples=150, deadline=None)
-def test_an_engine_that_answers_anything(engine: DockerEngine, body: bytes, status: int) -> None:
+def test_arbitrary_answers_of_the_engine(engine: DockerEngine, body: bytes, status: int) -> None:
     Answers.body, Answers.status = body, status
     for ask in (
         lambda: engine.inspect("c"),

@@ -22,7 +22,7 @@ def fail(node: str) -> int:
     raise NodeUnreachable(node, "is away", "")
 
 
-def test_results_come_in_order_and_at_once() -> None:
+def test_calls_run_concurrently_and_results_keep_their_order() -> None:
     barrier = threading.Barrier(20)
 
     def meet(place: int) -> int:
@@ -33,25 +33,25 @@ def test_results_come_in_order_and_at_once() -> None:
     assert run_all([lambda place=place: meet(place) for place in range(20)]) == list(range(20))
 
 
-def test_all_failures_are_told_in_order() -> None:
+def test_all_failures_are_reported_in_order() -> None:
     with pytest.raises(NodesFailed) as caught:
         run_all([lambda: fail("a"), lambda: 1, lambda: fail("c")])
     assert [error.where for error in caught.value.errors] == ["a", "c"]
     assert "2 of 3 nodes failed" in str(caught.value)
 
 
-def test_a_defect_is_not_dressed_up_as_a_nodes_failure() -> None:
+def test_a_defect_is_not_reported_as_a_nodes_failure() -> None:
     with pytest.raises(ZeroDivisionError):
         run_all([lambda: fail("a"), lambda: 1 // 0])
 
 
-def test_settled_failures_stand_in_their_places() -> None:
+def test_settled_failures_keep_their_positions() -> None:
     one, two = run_all_settled([lambda: fail("a"), lambda: 2])
     assert isinstance(one, NodeUnreachable)
     assert two == 2
 
 
-def test_two_at_once_and_the_error_of_either() -> None:
+def test_two_calls_run_at_once_and_either_may_fail() -> None:
     assert run_both(lambda: 1, lambda: "x") == (1, "x")
     with pytest.raises(NodeUnreachable):
         run_both(lambda: 1, lambda: fail("a"))
@@ -72,7 +72,7 @@ def interrupted(steps: list[str]) -> int:
     return sum(run_all([lambda node=node: job(node) for node in "abc"]))
 
 
-def test_ctrl_c_waits_for_the_end_of_what_must_not_be_cut() -> None:
+def test_ctrl_c_waits_for_the_end_of_a_protected_section() -> None:
     steps: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         uninterrupted(lambda: interrupted(steps))
@@ -81,7 +81,7 @@ def test_ctrl_c_waits_for_the_end_of_what_must_not_be_cut() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_ctrl_c_does_not_hide_what_went_wrong() -> None:
+def test_ctrl_c_does_not_hide_an_error() -> None:
     def fails() -> int:
         interrupted([])
         return fail("a")
@@ -102,9 +102,7 @@ def test_ctrl_c_stays_ignored_where_it_was() -> None:
     ("refused", "granted", "tries"),
     [([], WANTED, 1), (["memlock"], WANTED[1:], 3), (["memlock", "stack"], (), 3)],
 )
-def test_limits_are_tried_together_and_then_one_by_one(
-    refused: list[str], granted: ulimits.Ulimits, tries: int
-) -> None:
+def test_limits_are_probed_together_then_one_by_one(refused: list[str], granted: ulimits.Ulimits, tries: int) -> None:
     asked: list[Sequence[tuple[str, int]]] = []
 
     def starts_with(limits: Sequence[tuple[str, int]]) -> bool:
@@ -115,7 +113,7 @@ def test_limits_are_tried_together_and_then_one_by_one(
     assert len(asked) == tries
 
 
-def test_what_was_found_is_remembered_by_engine_and_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_cached_by_engine_and_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file = ulimits.cache_file(("id", "28.0"), WANTED)
     assert file.is_relative_to(tmp_path)

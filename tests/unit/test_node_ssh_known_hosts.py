@@ -80,29 +80,29 @@ def test_verdicts(known: str, target: Target, verdict: Verdict) -> None:
     assert judge(target, KnownHosts(parse(known, "kh")), "ssh-ed25519", ED).verdict is verdict
 
 
-def test_a_changed_key_tells_where_the_old_one_stands() -> None:
+def test_a_changed_key_reports_where_the_old_one_is() -> None:
     known = KnownHosts(parse("# first\n" + line("10.0.0.1", OTHER_ED), "/home/me/.ssh/known_hosts"))
     assert judge(HOST, known, "ssh-ed25519", ED).places == ("/home/me/.ssh/known_hosts:2",)
 
 
-def test_the_algorithm_that_is_known_is_asked_for_first() -> None:
+def test_the_known_algorithm_is_offered_first() -> None:
     order = order_algorithms(HOST, KnownHosts(parse(line("10.0.0.1", RSA))), HOST_KEY_ALGORITHMS)
     assert order[:2] == ["rsa-sha2-512", "rsa-sha2-256"]
     assert sorted(order) == sorted(HOST_KEY_ALGORITHMS)
 
 
-def test_what_the_user_does_not_allow_is_not_asked_for() -> None:
+def test_algorithms_that_the_user_disallows_are_not_offered() -> None:
     target = Target("gpu", "h", host_key_algorithms=("rsa-sha2-512",))
     assert order_algorithms(target, KnownHosts(), HOST_KEY_ALGORITHMS) == ["rsa-sha2-512"]
 
 
 @given(st.text(), st.text(min_size=1))
-def test_no_text_breaks_it(text: str, name: str) -> None:
+def test_any_text_is_handled(text: str, name: str) -> None:
     keys = parse(text + "\n" + f"{name} ssh-ed25519 {base64.b64encode(ED).decode()}")
     judge(HOST, KnownHosts(keys), "ssh-ed25519", ED)
 
 
-def test_brackets_are_no_character_class() -> None:
+def test_brackets_are_not_a_character_class() -> None:
     assert matches("[h]:22", "[h]:22")
     assert not matches("[h]:22", "h:22")
 
@@ -111,13 +111,13 @@ NAME = st.sampled_from(["a", "b.c", "[a]:22", "*.c", "?", "!a", "*,!a", "a,b.c",
 
 
 @given(st.lists(NAME), st.sampled_from(["a", "b.c", "[a]:22", "d.c"]))
-def test_by_name_the_same_keys_are_found_as_line_by_line(names: list[str], host: str) -> None:
+def test_lookup_by_name_finds_the_same_keys_as_a_scan(names: list[str], host: str) -> None:
     keys = parse("".join(line(hashed(name) if place % 3 == 2 else name, ED) for place, name in enumerate(names)))
     spoken = [name == host if place % 3 == 2 else matches(name, host) for place, name in enumerate(names)]
     assert KnownHosts(keys).of(host) == [key for key, hit in zip(keys, spoken, strict=True) if hit]
 
 
-def test_files_are_read_once_and_again_when_they_have_changed(tmp_path: Path) -> None:
+def test_files_are_read_once_and_again_after_a_change(tmp_path: Path) -> None:
     file, files = tmp_path / "known_hosts", KnownHostsFiles()
     wanted = (str(file), str(tmp_path / "none"))
     assert judge(HOST, files.load(wanted), "ssh-ed25519", ED).verdict is Verdict.UNKNOWN
@@ -128,7 +128,7 @@ def test_files_are_read_once_and_again_when_they_have_changed(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("hash_it", [False, True])
-def test_a_remembered_host_is_known(tmp_path: Path, hash_it: bool) -> None:
+def test_a_recorded_host_is_known(tmp_path: Path, hash_it: bool) -> None:
     file = tmp_path / "new" / "known_hosts"
     target = Target("gpu", "10.0.0.1", port=2222, known_hosts=(str(file),), hash_known_hosts=hash_it)
     known_hosts.remember(target, "ssh-ed25519", ED)
@@ -136,13 +136,13 @@ def test_a_remembered_host_is_known(tmp_path: Path, hash_it: bool) -> None:
     assert ("10.0.0.1" in file.read_text()) is not hash_it
 
 
-def test_nothing_is_written_where_the_user_keeps_no_file() -> None:
+def test_nothing_is_written_if_the_user_has_no_known_hosts_file() -> None:
     known_hosts.remember(Target("gpu", "h", known_hosts=("/dev/null",)), "ssh-ed25519", ED)
     known_hosts.remember(Target("gpu", "h"), "ssh-ed25519", ED)
 
 
 @given(st.binary())
-def test_a_blob_that_is_no_key_is_a_value_error(data: bytes) -> None:
+def test_an_invalid_key_blob_is_a_value_error(data: bytes) -> None:
     try:
         known_hosts.type_of(data)
     except ValueError:

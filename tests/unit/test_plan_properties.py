@@ -79,7 +79,7 @@ def make(job: Job, facts: list[NodeFacts], probes: list[Probe], image: ImageFact
 
 @given(situations())
 @settings(max_examples=200, deadline=None)
-def test_a_plan_adds_up_or_says_where_it_cannot(
+def test_a_plan_is_consistent_or_an_error_names_the_cause(
     situation: tuple[Job, list[NodeFacts], list[Probe], ImageFacts],
 ) -> None:
     job, facts, probes, image = situation
@@ -127,6 +127,6 @@ def test_a_plan_is_read_back_from_its_record(situation: tuple[Job, list[NodeFact
 
 @given(jobs())
 @settings(max_examples=100, deadline=None)
-def test_offline_there_is_a_plan_for_every_job_or_an_error(data: dict[str, Any]) -> None:
+def test_every_job_has_an_offline_plan_or_an_error(data: dict[str, Any]) -> None:
     with contextlib.suppress(LauncherError):
         assert "offline" in offline(Job.model_validate(data), "c0de").warnings[0]
