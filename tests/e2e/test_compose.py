@@ -23,21 +23,21 @@ from tests.bed.shell import run, succeeds
 pytestmark = pytest.mark.bed
 
 REPOSITORY = Path(__file__).parents[2]
-OWNER = 4321  # nobody that the image or this machine knows
+OWNER = 4321  # a uid unknown to the image and to this machine
 DIGITS = "--data /data/digits.tar --arch smallcnn --image-size 32 --batch-size 128 --epochs 1 --threads 1"
 
 
 @dataclass(frozen=True)
 class Compose:
-    """One compose project with its own output folder and port."""
+    """A compose project with its own output folder and port."""
 
     project: str
-    stand_in: Path  # override file: the bed's torch in place of a base image that has one
+    stand_in: Path  # override file: the bed's torch instead of a base image with torch
     output: Path
     port: int
 
     def __call__(self, *argv: str, check: bool = True, train_args: str = DIGITS) -> CompletedProcess[str]:
-        """`docker compose ARGV`, as a user would call it from the repository's root."""
+        """Runs `docker compose ARGV` as a user would from the repository's root."""
         variables = {
             "BASE_IMAGE": BASE_IMAGE,
             "PACKAGES": "",
@@ -106,7 +106,7 @@ def test_the_gpu_override_requests_all_gpus_with_one_process_each(plugin: None) 
 
 
 def _scalar_tags(port: int, timeout: float = 60) -> dict[str, dict[str, object]]:
-    """run -> tag -> ... as TensorBoard's own page asks for them, once its loader has seen a validation."""
+    """run -> tag -> ... as TensorBoard's page requests them, once TensorBoard has read a validation."""
     deadline = time.monotonic() + timeout
     while True:
         try:

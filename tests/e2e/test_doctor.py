@@ -1,4 +1,4 @@
-"""`launcher doctor`: what is wrong with a node is found before a job meets it, with the cure."""
+"""`launcher doctor` finds a node's problems before a job does, and says how to fix them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Checks = dict[tuple[str, str], dict[str, Any]]
 
 
 def examined(cli: Cli, *args: object, code: int) -> Checks:
-    """The worst check by node and name."""
+    """The worst result by node and check."""
     done = cli("doctor", *args, "--json", code=code)
     report = json.loads(done.stdout)
     order = ["ok", "warn", "fail"]
@@ -69,7 +69,7 @@ def test_mounts_data_port_and_shared_memory(bed_cli: Cli, bed: Bed) -> None:
     bed.sh(two, "mkdir -p /srv/data /srv/closed; echo abd > /srv/data/x")
     bed.docker(
         one, "run", "-d", "--name", "squatter", "--network", "host", "launcher-bed-train", "python3", "-c",
-        # REUSEADDR: an earlier run's connections to this port may still be waiting to be forgotten
+        # REUSEADDR: an earlier run's connections to this port may still be in TIME_WAIT
         "import socket,time; s=socket.socket(); s.setsockopt(1,2,1); s.bind(('',29500)); s.listen(); time.sleep(90)",
     )  # fmt: skip
     listening = "grep -q ':733C 00000000:0000 0A' /proc/net/tcp"  # 29500
@@ -84,7 +84,7 @@ def test_mounts_data_port_and_shared_memory(bed_cli: Cli, bed: Bed) -> None:
             bed.sh(node, "rm -rf /srv/here /srv/data /srv/closed")
     assert "/srv/here is not there" in seen["node2", "mount"]["what"]
     assert "/srv/closed may not be read" in seen["node1", "mount"]["what"]
-    # The same names and sizes, another content.
+    # The same names and sizes, but different content.
     assert seen["all", "data"]["level"] == "warn"
     assert "is not the same everywhere" in seen["all", "data"]["what"]
     assert "29500" in seen["node1", "port"]["what"]

@@ -1,7 +1,7 @@
-"""The fault table, first part: what restarts overcome. The run goes on from its last checkpoint.
+"""The fault table, first part: faults that a restart overcomes. The run resumes from its last checkpoint.
 
-Every row prints its figures: `LAUNCHER_FIGURES=FILE pytest -m '' tests/e2e/test_faults*.py`, then
-`python -m tests.e2e.figures FILE` for the table.
+Every test prints its figures: `LAUNCHER_FIGURES=FILE pytest -m '' tests/e2e/test_faults*.py`, then
+`python -m tests.e2e.figures FILE` prints the table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(500)]
 
 
 def restart_engine(bed: Bed, node: Node) -> None:
-    """As `systemctl restart docker` after the engine's own crash."""
+    """Like `systemctl restart docker` after Docker crashed."""
     with faults.without_engine(bed, node):
         time.sleep(1)
 
@@ -56,11 +56,11 @@ def test_the_run_resumes_from_its_last_checkpoint(scene: Scene, name: str) -> No
     broken = time.monotonic()
     fault(scene.bed, scene.nodes[place])
     drill.end(0)
-    told, again, lost = drill.first("started again", broken), drill.recovered(broken), drill.lost_steps()
+    reported, resumed, lost = drill.first("started again", broken), drill.recovered(broken), drill.lost_steps()
     assert lost
-    assert max(lost) <= INTERVAL + 1  # the step under way counts too
+    assert max(lost) <= INTERVAL + 1  # the step in progress counts too
     assert {step for _, step in drill.steps} == set(range(1, 151))
-    assert told is not None, str(drill)
+    assert reported is not None, str(drill)
     result = scene.cli.result()
     assert (result["state"], result["exit_code"]) == ("done", 0)
     assert all(1 <= node["restarts"] <= 3 for node in result["nodes"])
@@ -69,7 +69,7 @@ def test_the_run_resumes_from_its_last_checkpoint(scene: Scene, name: str) -> No
     assert "restart 1 after" in scene.cli("status").stdout
     wrong = drill.lines_lost(scene.bed, scene.count)
     outcome = "done, " + "/".join(str(node["restarts"]) for node in result["nodes"]) + " restarts"
-    Figures(name, scene.count, outcome, told, again, max(lost) / INTERVAL, wrong, scene.clean()).publish()
+    Figures(name, scene.count, outcome, reported, resumed, max(lost) / INTERVAL, wrong, scene.clean()).publish()
     assert wrong == 0
 
 
@@ -79,12 +79,13 @@ def test_a_rank_killed_by_the_oom_killer_is_restarted(scene: Scene) -> None:
     drill.sees("^step 39$")
     broken = time.monotonic()
     drill.end(0)
-    told, again, lost = drill.first("started again", broken), drill.recovered(broken), drill.lost_steps()
+    reported, resumed, lost = drill.first("started again", broken), drill.recovered(broken), drill.lost_steps()
     assert max(lost) <= INTERVAL + 1
     assert {step for _, step in drill.steps} == set(range(1, 151))
     assert scene.cli.result()["nodes"][1]["restarts"] >= 1
     wrong = drill.lines_lost(scene.bed, scene.count)
-    Figures("a rank is killed for memory", 2, "done", told, again, max(lost) / INTERVAL, wrong, scene.clean()).publish()
+    name = "a rank is killed by the OOM killer"
+    Figures(name, 2, "done", reported, resumed, max(lost) / INTERVAL, wrong, scene.clean()).publish()
     assert wrong == 0
 
 

@@ -1,4 +1,4 @@
-"""Something breaks while `launcher up` brings an image: a clear error or none, and the next `up` succeeds."""
+"""Faults while `launcher up` transfers an image: a clear error or none, and the next `up` succeeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.bed, pytest.mark.slow, pytest.mark.timeout(600)]
 MIB = 1 << 20
 LAYERS, LAYER = 3, 130 * MIB
 HALF = LAYERS * LAYER // 2
-# On the node: until a `docker load` has taken half of the image. $1: bytes
+# Run on the node: waits until a `docker load` has received half of the image. $1: bytes
 WAIT = """
 while :; do
   for p in $(pgrep -x docker); do
@@ -34,7 +34,7 @@ done
 
 @pytest.fixture
 def image(clean_bed: Bed, tmp_path: Path) -> Iterator[str]:
-    """Random layers on what every node has."""
+    """Random layers on top of an image that every node has."""
     name = f"launcher-test-faults:{uuid.uuid4().hex[:12]}"
     lines = ["FROM launcher-bed-train"]
     for number in range(LAYERS):
@@ -54,7 +54,7 @@ def image(clean_bed: Bed, tmp_path: Path) -> Iterator[str]:
 def cli(clean_bed: Bed, tmp_path: Path) -> Cli:
     folder = tmp_path / "project"
     folder.mkdir()
-    # a cache of its own: what was measured on other days decides neither parts nor compression
+    # an empty cache: earlier measurements must decide neither parts nor compression
     return Cli(folder, {"LAUNCHER_SSH_CONFIG": str(clean_bed.ssh_config), "XDG_CACHE_HOME": str(tmp_path / "cache")})
 
 
@@ -81,7 +81,7 @@ def parts(bed: Bed, node: Node) -> list[str]:
 
 
 def succeeds(bed: Bed, cli: Cli, file: Path, image: str) -> None:
-    """The next `up`: the job runs, all have the same image, nothing half is left."""
+    """The next `up`: the job runs, all nodes have the same image, no partial image is left."""
     assert "it ran" in cli("up", file, timeout=300).stdout
     cli("down", "faults")
     found = {bed.docker(node, "image", "inspect", "-f", "{{.Id}}", image) for node in bed.nodes[:2]}
@@ -91,13 +91,13 @@ def succeeds(bed: Bed, cli: Cli, file: Path, image: str) -> None:
 
 
 def test_ssh_is_lost_halfway(clean_bed: Bed, cli: Cli, image: str) -> None:
-    """Got over by the same `up`."""
+    """The same `up` recovers from it."""
     file, node = job(cli, image), clean_bed.nodes[0]
     process = cli.start("up", file)
     wait_for_half(clean_bed, node)
     faults.kill_ssh_sessions(clean_bed, node)
     code, said = end(process)
-    # The image's connection is one, the run's another: both were cut; the second is made anew as well.
+    # The image has one connection, the run another: both were lost, and both are re-established.
     assert code == 0, said
     assert "it ran" in said
     cli("down", "faults")
@@ -111,15 +111,15 @@ def test_the_engine_dies_halfway(clean_bed: Bed, cli: Cli, image: str, back: boo
     wait_for_half(clean_bed, node)
     with contextlib.ExitStack() as healing:
         healing.enter_context(faults.without_engine(clean_bed, node))
-        if back:  # it answers again before `up` has ended, or just after
+        if back:  # the node answers again before `up` has ended, or just after
             healing.close()
         code, said = end(process)
     if code != 0 or not back:
         assert code in (3, 4), said
         assert "node1" in said
-        assert "->" in said  # what to do next
+        assert "->" in said  # the next step
         assert "it ran" not in said
-    # Nothing half: what came whole is marked as a part, saves the next try those bytes, and is gone after it.
+    # Nothing partial: complete layers are labelled as a part, which the next try resumes from and then removes.
     assert set(untagged(clean_bed, node)) <= set(parts(clean_bed, node))
     cli("down", "faults", code=None)
     succeeds(clean_bed, cli, file, image)

@@ -1,4 +1,4 @@
-"""Every line exactly once, whatever happens to the connection; the part of the output that was asked for."""
+"""Every line exactly once, whatever happens to the connection; logs limited to a part of the output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_no_line_is_lost_or_repeated_when_connections_are_lost(bed_cli: Cli, bed
         _, err = process.communicate(timeout=300)
     took = time.monotonic() - began
     assert process.returncode == 0, err
-    assert done == cuts, f"only {done} cuts while it ran"
+    assert done == cuts, f"only {done} lost connections during the run"
     numbers = [int(line.split()[1]) for line in target.read_text().splitlines()]
     lost, doubled = lines - len(set(numbers)), len(numbers) - len(set(numbers))
     print(f"{lines:,} lines, {cuts} cuts in {took:.0f} s: {lost} lost, {doubled} doubled")

@@ -1,4 +1,4 @@
-"""What is wrong with a node is said before anything starts: exit 3, every failing node, its cure, in time."""
+"""Problems of nodes are reported before anything starts: exit 3, every failing node with a fix, in time."""
 
 from __future__ import annotations
 

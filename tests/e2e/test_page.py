@@ -1,4 +1,4 @@
-"""The page of `launcher compare --html` in a browser: sorted, pointed at, dark and light."""
+"""The page of `launcher compare --html` in a browser: sorting, hovering, dark and light mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`launcher status` and its live table: what runs where, how far it is, what it said last."""
+"""`launcher status` and its live table: what runs where, its progress, its last line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.e2e.cli import Cli
 
 pytestmark = pytest.mark.timeout(200)
 
-# Says that it is at step 7 of 9 and waits for a file; the second node has nothing to tell.
+# Reports step 7 of 9 and waits for a file; the second node reports nothing.
 PROGRAM = """
 import json, os, sys, time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A job with a sweep: one variant after another, never two at once, and none that the user no longer waits for."""
+"""A job with a sweep: one variant after another, never two at once, and none after the user has left."""
 
 from __future__ import annotations
 

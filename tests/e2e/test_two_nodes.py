@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(600)]
 
 
 def digits(project: Path, train: int, val: int) -> None:
-    """A small real data set as a folder of JPEGs in the project, and the trainer's code beside it."""
+    """A small data set as a folder of JPEGs in the project, and the trainer's code beside it."""
     shutil.copytree(ROOT / "train", project / "train", ignore=shutil.ignore_patterns("__pycache__"))
     counts = {"train": train, "val": val}
     with tarfile.open(ROOT / "jobs/data/digits.tar") as tar:
@@ -75,7 +75,7 @@ def test_two_ranks_are_bitwise_equal_and_equal_one_rank_and_validate_every_image
         found = re.findall(r"\b[0-9a-f]{64}\b", text)
         assert found, f"rank {rank} printed no digest:\n{text}"
         digests.add(found[-1])
-    assert len(digests) == 1, "the two ranks ended with different weights"
+    assert len(digests) == 1, "the two ranks have different weights"
     assert "Epoch: [2]" in two.stdout
 
     epochs = [json.loads(line) for line in (run_two / "metrics.jsonl").read_text().splitlines()]
@@ -104,7 +104,7 @@ def test_curves_and_logs_are_collected_when_the_run_ends(bed_cli: Cli, bed: Bed)
     assert (run / "logs" / "node2.log").exists()
     assert bed_cli.result()["state"] == "done"
     assert bed_cli.result()["last"]["val"]["images"] == 31
-    # Files on the nodes belong to the ssh user, not to root.
+    # files on the nodes belong to the ssh user, not to root
     owners = bed.sh(bed.nodes[0], "find /home/trainer/.launcher -printf '%u\\n' | sort -u").split()
     assert owners == ["trainer"]
 
@@ -159,7 +159,7 @@ def test_nothing_is_left_after_down(bed_cli: Cli, bed: Bed) -> None:
     assert bed.wait_clean() == []
     again = bed_cli("down")
     assert "nothing left of it" in again.stderr
-    # What was printed until the end was brought here before the containers went.
+    # All output was collected before the containers were removed.
     assert "got SIGTERM, saving" in (bed_cli.runs()[-1] / "logs" / "node1.log").read_text()
     assert json.loads(bed_cli("runs", "--json").stdout)[0]["state"] == "stopped"
 
@@ -220,7 +220,7 @@ def test_changing_the_code_sends_nothing_of_the_image(bed_cli: Cli, bed: Bed) ->
     print(f"bytes that reached the nodes: {received}")
     assert again.stdout == "two\n"
     assert "image" not in again.stderr
-    assert max(received) < 200_000  # an image is thousands of times that
+    assert max(received) < 200_000  # an image is thousands of times larger
     bed_cli("down")
 
 

@@ -1,4 +1,4 @@
-"""`launcher exec` and `launcher shell`: a real terminal in a real container; nothing stays when its caller is gone."""
+"""`launcher exec` and `launcher shell`: a real terminal in a real container; nothing is left when the launcher dies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BED = [pytest.mark.bed, pytest.mark.timeout(300)]
 
 
 def start(cli: Cli, name: str, **keys: object) -> Path:
-    """A run that lasts, in the background; its job file."""
+    """The job file of a long run that is started in the background."""
     cli.program("ticks.py")
     job = cli.job(name, **bed_job(run={"script": "ticks.py", "args": ["2000"]}, **keys))
     cli("up", "-d", job)
@@ -81,7 +81,7 @@ class TestOnTheBed:
         person.type("sleep 1000\r")
         person.sees("sleep 1000")
         time.sleep(0.5)
-        person.type("\x03")  # ends the sleep, neither the shell nor the launcher
+        person.type("\x03")  # interrupts the sleep, but not the shell or the launcher
         person.sees(r"\^C")
         person.type("echo code $?; exit 9\r")
         person.sees(r"code 130")
@@ -153,7 +153,7 @@ class TestOnTheBed:
 def test_exec_and_shell_work_for_plain_processes(cli: Cli, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    mine = Cli(cli.cwd, {**cli.env, "HOME": str(home), "PS1": "$ "})  # a shell's prompt may come from its caller
+    mine = Cli(cli.cwd, {**cli.env, "HOME": str(home), "PS1": "$ "})  # the prompt is inherited
     mine.program("ticks.py")
     job = mine.job(
         "plain", runtime="process", nodes=["local", "local"], run={"command": ["python3", "ticks.py", "600"]}
