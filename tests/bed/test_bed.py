@@ -1,4 +1,4 @@
-"""The bed itself: is it the cluster that the other tests believe it to be?"""
+"""The bed itself: it is the cluster that the other tests expect."""
 
 from __future__ import annotations
 
@@ -110,7 +110,9 @@ def test_a_paused_node_stops_its_containers(clean_bed: Bed) -> None:
     time.sleep(0.5)
     ticks = [float(tick) for tick in clean_bed.docker(node, "logs", "ticker").split()]
     assert ticks[0] < began < ended < ticks[-1]
-    assert not [tick for tick in ticks if began + 0.5 < tick < ended - 0.1], "the container ran on in a paused node"
+    assert not [tick for tick in ticks if began + 0.5 < tick < ended - 0.1], (
+        "the container kept running in a paused node"
+    )
 
 
 def test_a_partition_heals(clean_bed: Bed) -> None:
@@ -135,7 +137,7 @@ def test_an_isolated_node_is_silent_and_a_lossy_one_slow(clean_bed: Bed) -> None
 
 
 def _dropped(bed: Bed) -> int:
-    """Packets that faults of the second node have swallowed so far."""
+    """Packets dropped by faults of the second node so far."""
     rules = bed.sh(bed.nodes[1], "iptables -nvxL BED_FAULT").splitlines()[2:]
     return sum(int(rule.split()[0]) for rule in rules)
 

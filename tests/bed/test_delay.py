@@ -1,4 +1,4 @@
-"""The delay in front of the nodes: late by what was asked for, nothing changed, nothing slowed down."""
+"""The delay in front of the nodes: exactly as specified, with unchanged data and unlimited throughput."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS = 0.05
 
 @contextlib.contextmanager
 def echo_server(greeting: bytes = b"") -> Iterator[tuple[str, int]]:
-    """Sends the greeting, then back whatever comes, then its end."""
+    """Sends the greeting, then echoes everything, including the end of the stream."""
 
     def serve() -> None:
         while True:
@@ -56,9 +56,9 @@ def test_every_connection_and_every_answer_takes_a_round_trip() -> None:
                 connection.sendall(b"again")
                 assert connection.recv(5) == b"again"
                 round_trip.append(time.monotonic() - began)
-    # A busy machine is late by itself, but not five times by as much as one more way; nothing is ever early.
+    # A busy machine adds delay, but less than one more trip in all of five attempts; nothing arrives early.
     assert 4 * SECONDS <= min(greeted) < 5 * SECONDS
-    assert 4 * SECONDS <= min(answered) < 5 * SECONDS  # it went out with the handshake's last packet
+    assert 4 * SECONDS <= min(answered) < 5 * SECONDS  # it was sent with the handshake's last packet
     assert 2 * SECONDS <= min(round_trip) < 3 * SECONDS
 
 
@@ -78,7 +78,7 @@ def test_bytes_arrive_unchanged_and_throughput_is_not_limited() -> None:
                 received.update(data)
         took = time.monotonic() - began
     assert received.digest() == hashlib.sha256(sent).digest()
-    assert took < 10  # a round trip for every 64 KiB would be 51 s
+    assert took < 10  # a round trip per 64 KiB would take 51 s
 
 
 def test_many_connections_at_once_do_not_wait_for_each_other() -> None:

@@ -1,4 +1,4 @@
-"""Nodes that reach a registry pull by themselves, by digest, with the caller's login, which stays off the node."""
+"""Nodes that reach a registry pull images themselves, by digest, with the caller's login, which is not stored there."""
 
 import base64
 import json
@@ -34,7 +34,7 @@ def local():
 
 @pytest.fixture
 def published(clean_bed, tmp_path, monkeypatch):
-    """(registry, name): an image that only a registry has, which asks for a password; nodes and we reach it."""
+    """(registry, name, port): an image only in a registry with a password, reachable from here and from the nodes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tag = f"launcher-test-pull:{uuid.uuid4().hex[:8]}"
     (tmp_path / "Dockerfile").write_text(f"FROM launcher-bed-train\nRUN echo {tag} >/pulled\n")
@@ -107,7 +107,7 @@ def test_a_node_pulls_an_image_that_the_caller_has_from_a_registry(clean_bed, lo
 
 
 def test_a_lock_file_pins_a_base_whose_tag_moves(clean_bed, local, published, tmp_path, monkeypatch):
-    """Also: nothing to do costs one look, and a lock that nobody can serve any more is refused with its cure."""
+    """The locked image is used, and pulled by digest, even though the tag has moved to another image."""
     served, name, port = published
     log_in(tmp_path, monkeypatch, port)
     asked = Image.model_validate({"base": name, "torchvision": "keep"})
@@ -117,7 +117,7 @@ def test_a_lock_file_pins_a_base_whose_tag_moves(clean_bed, local, published, tm
         locked = lock.read(path)
         assert (locked.base_digest, locked.base_id) == (served.digest, first.id)
         for engine in fleet.engines:
-            engine.images.tag("launcher-bed-train", name)  # the tag is another image now
+            engine.images.tag("launcher-bed-train", name)  # the tag has moved
         again = ensure(asked, fleet.engines, None, Log(), job="pull-test", lock_file=path)
         assert again.id == first.id
         for engine in fleet.engines:

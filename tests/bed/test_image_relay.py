@@ -1,4 +1,4 @@
-"""Nodes that have an image serve the others: it leaves the launcher's machine once, whoever else wants it."""
+"""Nodes that have an image serve the others as peers, so it leaves the launcher's machine only once."""
 
 import contextlib
 import os
@@ -67,7 +67,7 @@ def ids(bed, name):
 
 
 def clean(bed):
-    """No server, no part of an image is left on any node."""
+    """Asserts that no peer and no partial image is left on any node."""
     for node in bed.nodes[:4]:
         assert not bed.docker(node, "ps", "-aq")
         assert not bed.docker(node, "images", "-q", "--filter", "dangling=true")

@@ -1,4 +1,4 @@
-"""Images that do not fit together are repaired, or refused with the fault's name: on real engines, with real torch."""
+"""Broken images are repaired, or refused with the fault's name: on real engines, with real torch."""
 
 import dataclasses
 import os
@@ -24,7 +24,7 @@ from tests.bed.shell import run
 from tests.e2e.cli import ROOT, Cli
 
 pytestmark = pytest.mark.bed
-JOB = "bed-test"  # in the name of every image that is made here
+JOB = "bed-test"  # in the name of every image that is built here
 FORWARD = """
 import sys
 import torch, torchvision
@@ -77,7 +77,7 @@ def test_packages_on_a_kept_base_are_built_once_and_give_the_same_name(local):
     assert first.built
     assert not again.built
     assert again.id == first.id
-    assert any("install.sh packages" in line for line in said)  # the builder's own lines
+    assert any("install.sh packages" in line for line in said)  # the builder's output
     docker("image", "rm", first.reference)
     assert ensure(asked, [local], local, Log(), job=JOB).id == first.id  # the builder's cache gives the same id
     info = local.images.inspect(first.reference)
@@ -161,7 +161,7 @@ def test_cpu_torch_with_a_cuda_wheel_is_reported(local, bed, tmp_path):
     assert repair.lock.step == "wheel 0.28.0 cpu"
     try:
         done = ensure(image(base=base), [local], local, Log(), job=JOB)
-    except ImageBuildFailed as refusal:  # no way to PyTorch's own index, which alone has that wheel
+    except ImageBuildFailed as refusal:  # no access to PyTorch's own index, the only one with that wheel
         assert "No matching distribution found for torchvision==0.28.0+cpu" in str(refusal)  # noqa: PT017
         assert refusal.exit_code == 4  # noqa: PT017
     else:
@@ -189,7 +189,7 @@ def test_a_working_oddity_is_reported_each_time_and_nothing_is_built(local, faul
     line = "RUN if [ -f /build/ca.crt ]; then export PIP_CERT=/build/ca.crt; fi \\\n"
     line += " && python3 -m pip install --no-deps torchvision==0.2.2.post3"
     base = standins.on_top(faulty, "launcher-bed-faulty:unusual", line)
-    for _ in range(2):  # looked into, then as the lock file has it
+    for _ in range(2):  # first probed, then from the lock file
         said = Log()
         done = ensure(image(base=base), [local], local, said, job=JOB, lock_file=tmp_path / "x.lock.json")
         assert done.reference == base
@@ -200,7 +200,7 @@ def test_a_working_oddity_is_reported_each_time_and_nothing_is_built(local, faul
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_from_the_original_error_to_a_trained_vgg(clean_bed, local, tmp_path, faulty):
-    """First the image as it is fails with the original error, then `up` of the bed's job repairs, ships and trains."""
+    """The unrepaired image fails with the original error; `up` of the bed's job repairs it, ships it and trains."""
     cli = Cli(tmp_path, {"LAUNCHER_SSH_CONFIG": str(clean_bed.ssh_config)})
     (tmp_path / "forward.py").write_text(FORWARD)
     as_it_is = {
@@ -216,7 +216,7 @@ def test_from_the_original_error_to_a_trained_vgg(clean_bed, local, tmp_path, fa
     for name in ("bed_vgg16.yaml", "data/digits.tar"):
         (tmp_path / "jobs" / name).write_bytes((ROOT / "jobs" / name).read_bytes())
     shutil.copytree(ROOT / "train", tmp_path / "train", ignore=shutil.ignore_patterns("__pycache__"))
-    for made in local.images.list({names.JOB: "bed-vgg16"}):  # of an earlier test run
+    for made in local.images.list({names.JOB: "bed-vgg16"}):  # left by an earlier test run
         docker("image", "rm", "-f", made.id)
     done = cli("up", "jobs/bed_vgg16.yaml", timeout=1500)
     assert "building on this machine from launcher-bed-faulty: VGG without adaptive pool" in done.stderr
@@ -225,7 +225,9 @@ def test_from_the_original_error_to_a_trained_vgg(clean_bed, local, tmp_path, fa
     assert re.search(r"val Acc@1 \d+", done.stdout)
     cli("down", "bed-vgg16")
 
-    again = cli("up", "jobs/bed_vgg16.yaml", "-d", timeout=300)  # nothing is built or sent: why is said all the same
+    again = cli(
+        "up", "jobs/bed_vgg16.yaml", "-d", timeout=300
+    )  # nothing is built or sent, but the reason is still reported
     assert "as locked, made from launcher-bed-faulty: VGG without adaptive pool" in again.stderr
     assert "building" not in again.stderr
     assert "from this machine to" not in again.stderr
@@ -236,7 +238,7 @@ def test_from_the_original_error_to_a_trained_vgg(clean_bed, local, tmp_path, fa
 
 
 def test_a_replaced_torch_is_detected_by_its_build_string(local):
-    """The proof that torch stayed is by its whole build string, not by its version number."""
+    """torch is compared by its whole build string, not just by its version number."""
     before = Report(python="python3", torch="2.6.0a0+ecf3bae40a.nv25.01")
     after = dataclasses.replace(before, torch="2.6.0")
     assert "torch was replaced: 2.6.0a0+ecf3bae40a.nv25.01 before, 2.6.0 now" in Verdict("x", after, before).faults()
@@ -244,10 +246,10 @@ def test_a_replaced_torch_is_detected_by_its_build_string(local):
 
 @pytest.mark.parametrize("buildkit", ["0", "1"])
 def test_the_dockerfile_builds_with_both_builders(bed, tmp_path, buildkit):
-    """As docker-compose.yml uses it: the folder alone, everything else by arguments."""
+    """As docker-compose.yml uses it: only the folder, everything else as build arguments."""
     for name in ("Dockerfile", "install.sh", "requirements.txt"):
         shutil.copy(ROOT / "images" / name, tmp_path)
-    if authority := os.environ.get("PIP_CERT"):  # pip in the build trusts what pip here trusts
+    if authority := os.environ.get("PIP_CERT"):  # pip in the build trusts the same authority as pip here
         shutil.copy(authority, tmp_path / "ca.crt")
     if buildkit == "1" and not has_buildx():
         pytest.skip("no buildx on this machine")

@@ -1,4 +1,4 @@
-"""Images on the way to real nodes: what travels, who serves whom, and every way it can break."""
+"""Getting images to real nodes: what is sent, from which node, and every way it can fail."""
 
 import contextlib
 import os
@@ -41,7 +41,7 @@ def local():
 
 @pytest.fixture
 def make(clean_bed, tmp_path):
-    """Builds an image of these random layers (MiB each) on top of another one; removed everywhere afterwards."""
+    """Builds an image with random layers of these sizes (MiB) on top of another; removed everywhere afterwards."""
     made = []
 
     def build(*layers, base=BASE, name=None, where=None):
@@ -74,7 +74,7 @@ def ids(bed, name):
 
 
 def untagged(bed, node):
-    """Images without a name: what a half-done load could leave."""
+    """Images without a name, which an incomplete load could leave."""
     return bed.docker(node, "images", "-q", "--filter", "dangling=true").split()
 
 
@@ -88,7 +88,7 @@ def test_only_missing_layers_are_sent_and_all_nodes_get_the_same_image(clean_bed
     done = provide(name, ImageLocations(engines, local, Log()))
     assert set(ids(clean_bed, name)) == {done.id} == {docker("image", "inspect", "-f", "{{.Id}}", name)}
     for sent in done.shipped.values():
-        assert 25 * MIB < sent <= 25 * MIB * 1.02  # Debian's 145 MB are there already
+        assert 25 * MIB < sent <= 25 * MIB * 1.02  # Debian's 145 MB are already there
 
     began = time.monotonic()
     again = provide(name, ImageLocations(engines, local, Log()))
@@ -130,13 +130,15 @@ def test_a_large_image_is_sent_in_parts_and_resumes_after_a_lost_connection(clea
     assert cut.is_set()
     assert set(ids(clean_bed, name)) == {info.id}
     assert sent["node2"] < 91 * MIB
-    assert sent["node1"] < 150 * MIB  # 90 and the part that was cut, not twice 90
+    assert sent["node1"] < 150 * MIB  # 90 plus the interrupted part, not twice 90
     for each in clean_bed.nodes[:2]:
-        assert not untagged(clean_bed, each)  # the parts are gone
+        assert not untagged(clean_bed, each)  # no parts are left
 
 
 def test_parts_of_an_unfinished_image_are_leftovers(clean_bed, engines, local, make, monkeypatch):
-    monkeypatch.setattr("launcher.image.push.PROGRESS_INTERVAL", 0)  # at every piece: the cut is never too late
+    monkeypatch.setattr(
+        "launcher.image.push.PROGRESS_INTERVAL", 0
+    )  # after every piece, so that the fault is never too late
     name = make(20, 20, 20, 20)
     info = local.images.inspect(name)
     node = clean_bed.nodes[0]
@@ -187,7 +189,7 @@ def test_an_image_that_exists_nowhere_is_refused(engines, local):
 
 
 def test_layers_read_from_the_store_equal_those_of_docker_save(local, make, tmp_path):
-    """Directly, through a container, and by the engine: the same layers, byte for byte."""
+    """Read directly, through a container, and by the engine, the layers are the same."""
     name = make(3, 1)
     info = local.images.inspect(name)
     store = export.classic_store()
@@ -210,7 +212,7 @@ def test_layers_read_from_the_store_equal_those_of_docker_save(local, make, tmp_
 
 
 def at_half(action):
-    """Do it once, when half of the image has travelled."""
+    """Calls `action` once, when half of the image has been sent."""
     once = threading.Event()
 
     def on_progress(progress):
@@ -229,7 +231,7 @@ def test_a_connection_lost_halfway_is_recovered(clean_bed, engines, local, make)
     )
     assert set(ids(clean_bed, name)) == {done.id}
     assert not untagged(clean_bed, node)
-    assert done.shipped["node1"] > done.shipped["node2"]  # what was sent in vain is counted too
+    assert done.shipped["node1"] > done.shipped["node2"]  # bytes sent in vain are counted too
 
 
 @pytest.mark.parametrize("fault", ["sshd gone", "engine killed"])

@@ -1,4 +1,4 @@
-"""Real engines over real ssh: containers from their making to their end."""
+"""Real engines over real ssh: containers from creation to removal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def spec(*argv: str, **changes: object) -> ContainerSpec:
 
 
 def archive(**files: tuple[int, int, bytes]) -> bytes:
-    """Names with / for __: (uid, mode, contents); no contents for a folder."""
+    """A tar archive; in names, __ stands for /: (uid, mode, content), without content for a folder."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, (uid, mode, data) in files.items():
@@ -256,7 +256,7 @@ def test_granted_ulimits_are_probed_and_cached(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     granted = engine.granted_ulimits(TRAIN_IMAGE)
-    # what it says it grants it grants, what it leaves out it refuses
+    # listed limits work, limits that are not listed are refused
     assert engine.run_probe(spec("true", ulimits=granted))[0] == 0
     if ("memlock", -1) not in granted:
         with pytest.raises(EngineFailed, match="rlimit"):

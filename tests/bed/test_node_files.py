@@ -108,11 +108,11 @@ def test_many_spans_of_many_files_come_in_one_answer(files: Files) -> None:
 
 
 def until(follower: Follower, path: str, size: int) -> bytes:
-    """So many bytes of a file that is followed."""
+    """Reads `size` bytes of a followed file."""
     found = b""
     while len(found) < size:
         got = follower.next(10)
-        assert got is not None, f"only {found!r} came"
+        assert got is not None, f"received only {found!r}"
         if got[0] == path:
             found += got[1]
     return found
@@ -130,7 +130,7 @@ def test_appended_data_is_pushed_from_the_offset_and_no_process_is_left(bed: Bed
         assert follower.next(0.3) is None
         bed.sh(bed.nodes[0], f"printf 'abc\\0\\377' >>{log}", user="trainer")
         assert until(follower, log, 5) == b"abc\0\xff"
-        files.make_dir(f"{ROOT}/sub")  # was not there when it was asked for
+        files.make_dir(f"{ROOT}/sub")  # did not exist when following began
         files.write(lines, b"1\n\n{a b}\nhalf")
         assert until(follower, lines, 8) == b"1\n\n{a b}\n"
         assert following(bed)

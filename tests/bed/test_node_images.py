@@ -1,4 +1,4 @@
-"""The image stores of real engines: saved, sent, loaded, named, listed, removed."""
+"""The image stores of real engines: save, send, load, tag, list, remove."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def ssh(pool: SshPool) -> Ssh:
 
 
 def config(bed: Bed, folder: Path, text: str) -> str:
-    """An ssh config of the test's own, with the bed's key and known hosts unless it says otherwise."""
+    """Writes an ssh config with this text, and the bed's key and known hosts as defaults."""
     file = folder / "ssh_config"
     defaults = f"Host *\n User trainer\n UserKnownHostsFile {bed.known_hosts}\n GlobalKnownHostsFile /dev/null\n"
     file.write_text(f"{text}\n{defaults} IdentitiesOnly yes\n StrictHostKeyChecking yes\n IdentityFile {bed.key}\n")
@@ -189,7 +189,7 @@ def test_a_key_that_only_the_agent_has_is_used(bed: Bed, tmp_path: Path, monkeyp
 def test_a_dead_agent_does_not_prevent_the_use_of_a_key_file(
     bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "nobody"))
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "dead"))
     pool = SshPool(config(bed, tmp_path, f"Host end\n HostName {bed.nodes[0].address}\n"))
     assert Ssh("a", "end", pool).run(["true"]).code == 0
     pool.close()
@@ -204,7 +204,7 @@ def test_accept_new_records_a_host_and_refuses_a_changed_key(bed: Bed, tmp_path:
     pool = SshPool(file)
     Ssh("a", "end", pool).connect()
     pool.close()
-    # OpenSSH takes what was learned
+    # OpenSSH accepts what was recorded
     assert bed.nodes[0].address in known.read_text()
     subprocess.run(["ssh", "-F", file, "-o", "StrictHostKeyChecking=yes", "end", "true"], check=True, timeout=20)
     known.write_text(

@@ -40,7 +40,7 @@ def full_disk(bed: Bed, nodes: tuple[Node, ...]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Final:
-    """A fault that does not heal during the run. words: of the result's failure; reported: of the launcher's message."""
+    """A fault that does not heal in the run. words: in the result's failure; reported: in the launcher's messages."""
 
     fault: Callable[[Bed, tuple[Node, ...]], AbstractContextManager[object]]
     code: int
