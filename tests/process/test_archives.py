@@ -1,4 +1,4 @@
-"""Archives for plain processes: none writes outside of its own folders."""
+"""Archives for plain processes: none writes outside its folders."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_nothing_is_written_through_a_symlink(machine: Machine, tmp_path: Path) 
     with pytest.raises(EngineFailed):
         engine.put(container, hostile(_file, f"{code}/data/x"))
     assert list(outside.iterdir()) == []
-    engine.put(container, hostile(_file, f"{code}/data"))  # a file takes the link's place
+    engine.put(container, hostile(_file, f"{code}/data"))  # a file replaces the link
     assert Path(spec.layout.code, "data").read_bytes() == b"x"
     assert list(outside.iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""The end of plain processes: stops, and what a kill -9, a Ctrl-C and the end of the caller do."""
+"""The end of plain processes: stop, kill -9, Ctrl-C, and the end of the caller."""
 
 from __future__ import annotations
 
@@ -103,12 +103,12 @@ def test_no_descendant_outlives_the_container(machine: Machine, program: str, ho
 
 
 def test_a_program_ends_if_its_folder_is_removed(machine: Machine) -> None:
-    """Somebody removes the run by hand: its processes must not go on without anybody knowing of them."""
+    """If the user removes the run's folder by hand, its processes must not keep running unnoticed."""
     _, name = machine.start(machine.spec("exec sleep 300"))
     everything = machine.alive()
     assert everything
 
-    def removed() -> bool:  # it is being written to, so once may not be enough
+    def removed() -> bool:  # the folder is being written to, so one attempt may not be enough
         shutil.rmtree(machine.output, ignore_errors=True)
         return not machine.output.exists()
 

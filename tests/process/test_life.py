@@ -1,4 +1,4 @@
-"""Plain processes as an engine: from their making to their removal, and their restarts."""
+"""The engine for plain processes: from creation to removal, and restarts."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_running_container_is_not_removed(machine: Machine) -> None:
 
 
 def test_nodes_on_one_machine_can_be_removed_concurrently(machine: Machine) -> None:
-    """They share a folder, which the last one takes along."""
+    """They share a folder, which is removed with the last one."""
     for _ in range(5):
         nodes = [machine.create(machine.spec("true", rank)) for rank in range(8)]
         run_all([partial(engine.remove, name) for engine, name in nodes])

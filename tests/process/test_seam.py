@@ -1,4 +1,4 @@
-"""Several nodes of plain processes on one machine, their environment, and the rest of the seam."""
+"""Several nodes on one machine, their environment, and the rest of the Engine protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain processes with torchrun in them."""
+"""Plain processes that run torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user gets wrong: one clear line, exit code 2, nothing written."""
+"""User errors: one clear line, exit code 2, nothing written."""
 
 import io
 import tarfile
@@ -167,7 +167,7 @@ def test_a_checkpoint_of_another_program_is_refused(
 
 
 def test_data_missing_on_one_rank_ends_both_and_names_the_rank(data: Path, tmp_path: Path) -> None:
-    """The rank that has its data must not wait for the other one for ever."""
+    """The rank that has its data must not wait for the other one forever."""
     (tmp_path / "0").symlink_to(data)
     ranks = start(tmp_path / "out", 2, tmp_path, *QUICK, program=("-c", BY_RANK))
     assert finish(ranks) == [2, 2]
@@ -204,7 +204,7 @@ def test_damaged_images_are_reported_once_skipped_and_not_counted(
 
 
 def test_path_traversal_in_an_archive_has_no_effect(tmp_path: Path) -> None:
-    """Names that would leave a folder, and links, are no images of the data set."""
+    """Paths that would leave the folder, and links, are not images of the data set."""
     path = tmp_path / "data.tar"
     with tarfile.open(DIGITS) as source, tarfile.open(path, "w") as tar:
         for member in source.getmembers()[::40]:

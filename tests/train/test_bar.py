@@ -1,4 +1,4 @@
-"""The progress bar: for a terminal only, and never in the way of a line."""
+"""The progress bar: only on a terminal, and never mixed into a line of output."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Decoded pixels are those a viewer shows, whatever the file holds; views are the field's own."""
+"""Decoded pixels are as an image viewer shows them, whatever the file's format; crops follow the usual definitions."""
 
 import contextlib
 import io
@@ -16,14 +16,14 @@ from train.data.augment import NUMBERS, View, random_box, training_view, validat
 from train.data.decode import Choose, DecodeError, Decoder, NotAnImageError, Pillow, choose_decoder, finish
 from train.errors import TrainError
 
-# torchvision deprecates what it decodes with; when that is gone, our choice falls through to the next decoder
+# torchvision deprecates its decoder; without it the next decoder is chosen
 pytestmark = pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
 
 CONFIG = Config(data="unused", image_size=32)
 
 
 def scene(width: int = 80, height: int = 60) -> Image.Image:
-    """Smooth and asymmetric, so that JPEG keeps it and a flip shows."""
+    """Smooth, so that JPEG preserves it, and asymmetric, so that a flip is visible."""
     x, y = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
     return Image.fromarray(np.stack([x, y, (x + y) / 2], axis=2).astype(np.uint8))
 
@@ -108,7 +108,7 @@ def test_files_that_are_not_images_and_damaged_images_are_distinguished() -> Non
 
 
 def photo(width: int = 320, height: int = 240) -> Image.Image:
-    """Detail everywhere: what a decoder gets wrong shows."""
+    """Detail everywhere, so that decoding errors are visible."""
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, (height // 4, width // 4, 3), np.uint8)
     return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
@@ -117,7 +117,7 @@ def photo(width: int = 320, height: int = 240) -> Image.Image:
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
 @pytest.mark.parametrize("flip", [False, True])
 def test_the_compiled_decoder_is_two_tap_bilinear_of_the_crop(roi: Decoder, subsampling: int, flip: bool) -> None:
-    """Against Pillow's full decode and torch's resampling; 55 dB is rounding."""
+    """Compared with Pillow's full decode and torch's resampling; 55 dB is rounding error."""
     data = encoded(photo(), quality=90, subsampling=subsampling)
     full = torch.from_numpy(np.asarray(Image.open(io.BytesIO(data))).copy()).permute(2, 0, 1)[None].float()
     for row in np.random.default_rng(1).random((40, NUMBERS)).tolist():
@@ -131,7 +131,7 @@ def test_the_compiled_decoder_is_two_tap_bilinear_of_the_crop(roi: Decoder, subs
 
 
 def test_the_compiled_decoder_reduces_large_crops_in_the_transform(roi: Decoder) -> None:
-    """Much closer to Pillow's antialiased result than two taps over the full image, which alias."""
+    """Much closer to Pillow's antialiased result than two-tap resampling of the full image, which aliases."""
     data = encoded(photo(1024, 768), quality=90)
     full = torch.from_numpy(np.asarray(Image.open(io.BytesIO(data))).copy()).permute(2, 0, 1)[None].float()
     aliased = torch.nn.functional.interpolate(full, size=(64, 64), mode="bilinear")[0].permute(1, 2, 0).numpy()
@@ -183,7 +183,7 @@ def fast(request: pytest.FixtureRequest) -> Decoder:
 
 
 def test_every_decoder_gives_about_the_same_pixels_as_pillow(fast: Decoder) -> None:
-    """The same crops, flips included, of a colour and a grey image; two taps cost some of it."""
+    """The same crops, including flips, of a colour and a grey image; two-tap resampling costs some accuracy."""
     least = {"roi": 30, "simplejpeg": 30, "torchvision": 45}[fast.name]
     for image in (photo(), photo().convert("L")):
         data = encoded(image, quality=95)

@@ -1,4 +1,4 @@
-"""The planner against the published figures, its refusals, and the fit of costs."""
+"""The planner against the published figures, invalid plans, and the fit of costs."""
 
 import json
 import subprocess
@@ -39,14 +39,14 @@ def test_published_split_and_factor() -> None:
 
 
 def test_factor_of_the_merge_figures() -> None:
-    """f = 8750/13750, which the checked merges use, is the plan of 4 workers, one of them small, at ratio 1.1."""
+    """f = 8750/13750, used in the tests of merges, is the plan for 4 workers, one of them small, at ratio 1.1."""
     plan = published(4, 1, 1.1)
     assert (plan.shares[0].samples, plan.shares[1].samples) == (8750, 13750)
     assert plan.shares[0].factor == 8750 / 13750
 
 
 def test_the_follow_up_rounds_where_the_paper_truncates() -> None:
-    """6 workers, 4 small: d_L = 8750, d_S = 8125 in both; 258.6 samples a batch are 258 and 259."""
+    """6 workers, 4 small: d_L = 8750, d_S = 8125 in both; 258.6 samples per batch become 258 and 259."""
     options = "--workers 6 --small 4 --samples 50000 --base-batch 1000 --ratio 1.05 --a 0.00022595"
     command = ["-m", "train", "dual-batch", "plan", *options.split(), "--b", str(PUBLISHED.b), "--json"]
     found = {}
@@ -114,7 +114,7 @@ def test_invalid_costs_are_refused() -> None:
     ratio=st.floats(0.01, 0.99),
 )
 def test_workers_of_any_speed_finish_a_round_together(costs: list[Cost], share: float, ratio: float) -> None:
-    """Truncation aside: each worker's time is the round's, and every sample is given out once."""
+    """Apart from truncation, all workers take the same time, and every sample is assigned once."""
     small = round(share * len(costs))
     speeds = [1 / cost.seconds_per_sample(500) for cost in costs]
     limit = sum(speeds) / sum(speeds[small:]) if small < len(costs) else 1.5

@@ -36,7 +36,7 @@ def test_asynchronous_merges_give_the_published_figures() -> None:
 
 
 def test_the_follow_ups_merge() -> None:
-    """W <- (W + f*w)/(1 + f), f = 8750/13750: 7/18, then the mean with each large one."""
+    """W <- (W + f*w)/(1 + f), f = 8750/13750: 7/18, then the mean with each large worker's weights."""
     given = ParameterServer({"w": torch.zeros(1)}, [SMALL, LARGE], 3, Rates(0.1, 1, ()), "asp", 0, 0, "follow_up")
     for worker, pushed, expected in (
         (0, 1.0, 7 / 18),
@@ -72,7 +72,7 @@ def test_rates_drop_at_their_grants() -> None:
 
 @pytest.mark.parametrize("merge", ["asp", "bsp", "ssp"])
 def test_the_number_of_grants_is_exact_with_one_worker_five_times_slower(merge: str) -> None:
-    """Threads pull, work and push as workers do; grants, finished epochs and numbers are each exactly rounds x G."""
+    """Threads pull, train and push like workers; grants, finished epochs and grant numbers are exactly rounds x G."""
     workers, rounds = 4, 10
     given = server(workers, workers * rounds, merge, staleness=2)
     numbers: list[int] = []
@@ -114,7 +114,7 @@ def test_bsp_waits_for_all_and_merges_by_factor() -> None:
 def test_ssp_holds_fast_workers_until_the_slow_one_catches_up() -> None:
     given = server(2, 10, "ssp", staleness=1)
     assert isinstance(given.pull(1), Grant)
-    for _ in range(3):  # worker 0: two asynchronous pushes bring it more than 1 ahead, the third is gathered
+    for _ in range(3):  # worker 0: two asynchronous pushes put it more than 1 ahead, the third is gathered
         assert isinstance(given.pull(0), Grant)
         given.push(0, {"w": torch.ones(2), "num_batches_tracked": torch.tensor(0)}, NO_SUMS)
     assert value(given) == 0.75

@@ -1,4 +1,4 @@
-"""The same images from every format: packed files, archives, CIFAR's own; synthetic ones and the repeated batch."""
+"""The same images from every format: packed files, archives, CIFAR's files; synthetic data and the repeated batch."""
 
 import io
 import json
@@ -109,7 +109,7 @@ def test_packing_stops_at_an_unreadable_image_and_leaves_no_file(
 
 
 def cifar(folder: Path, form: str, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Writes random images in one of the published forms; the training set's (n, 32, 32, 3) and labels."""
+    """Writes random images in one of the published formats; returns the training images (n, 32, 32, 3) and labels."""
     rng = np.random.default_rng(0)
     folder.mkdir()
     ten, python = classes == 10, form == "python"
@@ -208,7 +208,7 @@ def test_an_archive_is_indexed_once_and_again_when_it_changes(
     assert items(again.train) == items(first.train)
     assert items(again.val) == items(first.val)
     assert kept.stat().st_mtime_ns == before
-    kept.write_text(kept.read_text()[:-20])  # cut short, as by a full disk
+    kept.write_text(kept.read_text()[:-20])  # truncated, as by a full disk
     assert items(open_dataset(str(path)).val) == items(first.val)
     with tarfile.open(path, "a") as tar:
         tar.add(files[-1], files[-1].relative_to(folder))
@@ -269,4 +269,4 @@ def test_headspace_repeats_one_batch_without_waiting_for_data(folder: Path, tmp_
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["kind"] == "step"]
     assert statistics.median(line["data_wait"] for line in steps) < 0.1
-    assert steps[-1]["top1"] == 100  # nine images are learnt by heart
+    assert steps[-1]["top1"] == 100  # nine images can be memorised

@@ -1,4 +1,4 @@
-"""Every parallel method computes what one process would, as seen from its checkpoint and its metrics."""
+"""Every parallel method computes the same as one process, judged by its checkpoint and its metrics."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from train.models import make_model, parameter_count
 from train.parallel.cut import stages
 from train.parallel.dp import Replicas
 
-# 37 images in global batches of 8: five steps an epoch, the last one of 5
+# 37 images in global batches of 8: five steps per epoch, the last one with 5 images
 OPTIONS = "--image-size 32 --val-resize 32 --augment shift --lr 0.5 --workers 1 --log-every 1 --device cpu"
 COMMON = OPTIONS.split()
 
@@ -33,7 +33,7 @@ def weights(rank: Rank) -> dict[str, torch.Tensor]:
 
 
 def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    """The largest difference of any two numbers, running statistics included."""
+    """The largest difference between corresponding numbers, including running statistics."""
     assert a.keys() == b.keys()
     return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
 
@@ -83,19 +83,20 @@ def test_pipelines_equal_gradient_accumulation(data: Path, tmp_path: Path, accum
 
 
 def test_data_parallel_equals_ddp(data: Path, tmp_path: Path) -> None:
-    """With batch norm, which sees a replica's piece in the one and a rank's in the other: equal pieces."""
+    """With batch norm, which sees a replica's piece in one and a rank's in the other; the pieces are equal."""
     options = ["--data", data, "--arch", "cifar_resnet20", "--dtype", "float64", "--epochs", 1, *COMMON]
     options += ["--last-batch", "drop"]
     replicas = run(tmp_path / "dp", 1, "--parallel", "dp", "--replicas", 2, "--batch-size", 8, *options)[0]
     ranks = run(tmp_path / "ddp", 2, "--batch-size", 4, *options)[0]
-    # A weight is its first value less the sum of rate * gradient, at rates from 0.02 up: no gradient differs by 1e-6
+    # A weight is its initial value minus the sum of rate * gradient, at rates of at least 0.02: no gradient differs by
+    # as much as 1e-6
     assert distance(weights(replicas), weights(ranks)) < 1e-9
     assert replicas.metrics("start")[0]["devices"] == ranks.metrics("start")[0]["devices"] == 2
     assert len(losses(ranks)) == 4
 
 
 def test_synchronised_batch_norm_trains_like_one_process(data: Path, tmp_path: Path) -> None:
-    """Plain batch norm of the whole batch is the reference, also for the last batch: 3 images and 2."""
+    """Plain batch norm of the whole batch is the reference, even for the last batch with 3 and 2 images."""
     options = ["--data", data, "--arch", "cifar_resnet20", "--dtype", "float64", "--epochs", 1, *COMMON]
     alone = run(tmp_path / "alone", 1, "--batch-size", 8, *options)[0]
     ranks = run(tmp_path / "ranks", 2, "--batch-size", 4, "--syncbn", "custom", *options)[0]
@@ -106,7 +107,7 @@ def test_synchronised_batch_norm_trains_like_one_process(data: Path, tmp_path: P
 
 
 def test_replicas_gradients_are_summed_and_the_first_replicas_statistics_kept() -> None:
-    """5 over 3 is 2, 2, 1, as nn.DataParallel cuts."""
+    """5 over 3 is 2, 2, 1, as nn.DataParallel splits."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double().eval()
     x = torch.randn(5, 3, dtype=torch.float64)
@@ -191,7 +192,7 @@ def test_a_killed_process_ends_the_others_with_one_line(
     os.kill(ranks[victim].process.pid, signal.SIGKILL)
     killed = time.monotonic()
     codes = finish(ranks)
-    assert time.monotonic() - killed < 120  # the time-out is 10 s; a hang would have no end
+    assert time.monotonic() - killed < 120  # the time limit is 10 s; a hang would not end
     assert codes.pop(victim) == -signal.SIGKILL
     assert codes == [2] * (world - 1), "\n\n".join(rank.text for rank in ranks)
     for rank in ranks:

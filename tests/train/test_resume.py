@@ -1,4 +1,4 @@
-"""A run that was cut off, anywhere, ends with the bits of one that was not."""
+"""A run that was interrupted anywhere ends bit for bit like one that was not."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.train.runs import Rank, digit_tree, finish, run, start
 
-# batch norm, a random crop and flips: everything with state or chance in it
+# batch norm, random crops and flips: everything with state or randomness
 OPTIONS = "--arch cifar_resnet20 --image-size 16 --crop-scale 0.5 --epochs 3 --batch-size 4 --lr 0.5 --log-every 1"
 COMMON = (*OPTIONS.split(), "--print-digest", "--workers", "1")
 
@@ -22,13 +22,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
-    """Never cut off."""
+    """A run that is not interrupted."""
     return run(tmp_path_factory.mktemp("whole"), 2, "--data", data, *COMMON)
 
 
 @pytest.fixture(scope="module")
 def stopped(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Rank], list[int]]:
-    """SIGTERM to rank 1 alone, inside the second epoch."""
+    """SIGTERM to rank 1 only, inside the second epoch."""
     ranks = start(tmp_path_factory.mktemp("stopped"), 2, "--data", data, *COMMON)
     ranks[0].wait_for("Epoch: [2][2/")
     ranks[1].process.send_signal(signal.SIGTERM)

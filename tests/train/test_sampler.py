@@ -1,4 +1,4 @@
-"""The order of samples and their random numbers depend on seed, epoch and index alone."""
+"""The order of samples and their random numbers depend only on seed, epoch and index."""
 
 import numpy as np
 from hypothesis import given
@@ -20,7 +20,7 @@ def test_epochs_and_seeds_differ() -> None:
 
 
 def test_the_order_does_not_depend_on_library_versions() -> None:
-    """A checkpoint made by an older version goes on with the same images."""
+    """A checkpoint of an older version continues with the same images."""
     assert sampler.order(7, 3, 8).tolist() == [0, 3, 7, 2, 6, 5, 1, 4]
     assert sampler.uniforms(7, 3, np.array([5]), 2).tolist() == [[0.04575437527569526, 0.2410506905687938]]
 

@@ -1,4 +1,4 @@
-"""Every rate equals its formula and torch's own scheduler."""
+"""Every rate equals its formula and that of torch's scheduler."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def test_the_rate_stays_constant_past_the_end() -> None:
 
 
 def test_a_run_can_be_extended_unlike_with_torchs_scheduler_state() -> None:
-    """Why a checkpoint holds the step alone: OneCycleLR's state brings the old number of steps back."""
+    """Why a checkpoint stores only the step: OneCycleLR's state restores the old total number of steps."""
 
     def torch_s(total: int) -> torch.optim.lr_scheduler.OneCycleLR:
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)

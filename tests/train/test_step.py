@@ -88,7 +88,7 @@ def test_gradients_are_reduced_once_per_update_for_any_number_of_micro_batches(r
 
 
 def test_16_bit_products_on_a_cpu_equal_those_of_tensor_cores() -> None:
-    """16 bits in, sums in fp32, rounded once, forth and back; torch's own add up the weights' gradient in fp16."""
+    """16-bit inputs, fp32 sums, rounded once, forward and backward; torch's kernels sum weight gradients in fp16."""
     precision = choose_precision(Config(data="", amp="O2"), CPU)
     torch.manual_seed(0)
     x, weight = torch.randn(32, 8, 12, 12).half(), (torch.randn(16, 8, 3, 3) / 8).half()
@@ -129,7 +129,7 @@ def test_loss_scale_halves_doubles_and_stops_at_its_cap() -> None:
     for _ in range(1999):
         assert scale.unscale([torch.ones(1)])
     assert scale.value == 2**15
-    assert not scale.unscale([torch.tensor([float("inf")])])  # and begins to count anew
+    assert not scale.unscale([torch.tensor([float("inf")])])  # and restarts counting
     for _ in range(2000 * 12):
         assert scale.unscale([torch.ones(1)])
     assert scale.value == 2**24

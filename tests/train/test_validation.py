@@ -1,4 +1,4 @@
-"""Every validation image counts exactly once, whatever the number of ranks."""
+"""Every validation image counts exactly once on any number of ranks."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ WORKER = ("tests/train/validation_worker.py",)
 
 
 def validate(folder: Path, world: int, way: str) -> list[list[dict[str, Any]]]:
-    """What each rank reports for each data set."""
+    """Each rank's results for each data set."""
     ranks = start(folder / "out", world, folder, way, *(str(count) for count in COUNTS), program=WORKER)
     assert finish(ranks) == [0] * world, ranks[0].text
     return [[json.loads(line) for line in rank.lines if line.startswith("{")] for rank in ranks]
