@@ -1,4 +1,4 @@
-"""How often a node's processes were started, from a file that a node wrote and nobody may trust."""
+"""How often a node's processes were started, from a file that the node wrote and that is not trusted."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def lines(rate: float, world: int, batch: int, start: float = 0.0) -> list[dict[
 
 
 def test_experiment_0_data_parallel() -> None:
-    """0.742 s a batch of 256 on one GPU, 0.378 s on four."""
+    """0.742 s per batch of 256 on one GPU, 0.378 s on four."""
     alone, four = compare([timed("one", "single", 1, 256, 0.742), timed("four", "dp", 4, 256, 0.378)])
     assert alone.against is None
     assert four.speed_up == pytest.approx(1.963, abs=5e-4)
@@ -95,7 +95,7 @@ def test_baseline_is_the_fewest_devices_at_the_same_batch_and_model() -> None:
 def test_the_rate_leaves_out_each_starts_first_interval() -> None:
     once = lines(100.0, 2, 32)
     assert steady_rate(once) == pytest.approx(100)
-    assert steady_rate(once[:2]) == pytest.approx(100 / 9)  # nothing else is there
+    assert steady_rate(once[:2]) == pytest.approx(100 / 9)  # there is no other interval
 
 
 def test_a_resumed_run_is_one_run() -> None:
@@ -174,7 +174,7 @@ def record(runs: Path, run: str, group: str | None, variant: str = "") -> None:
 
 
 def test_groups(tmp_path: Path) -> None:
-    """Two sweeps of a job and a run of another: names mean the latest sweep, ids what they say."""
+    """Two sweeps of a job and a run of another: a name means the latest sweep, an id exactly that run or group."""
     first, second = "sweep-20261121-115900-aaaa", "sweep-20261121-120001-bbbb"
     record(tmp_path, IDS[0], first, "b=1")
     record(tmp_path, IDS[1], second, "b=1")
@@ -189,4 +189,4 @@ def test_groups(tmp_path: Path) -> None:
     assert names(IDS[2]) == [(IDS[2], "b=2")]
     assert names("alone", "sweep", IDS[1]) == [("alone-20261121-130000-cccc", None), (IDS[1], "b=1"), (IDS[2], "b=2")]
     with pytest.raises(RunUnknown, match="no such run"):
-        names("nobody")
+        names("unknown")

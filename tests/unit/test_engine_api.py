@@ -1,4 +1,4 @@
-"""Requests to an engine over real sockets: kept alive, shared, cut, late, torn; and the way to this machine's own."""
+"""Requests to an engine over real sockets: keep-alive, shared, lost, late and truncated; and the local engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PONG = OK + b"Api-Version: 1.41\r\nContent-Length: 2\r\n\r\nOK"
 
 
 class Engine(BaseHTTPRequestHandler):
-    """Answers with what it was asked, and does as the path says."""
+    """Echoes requests, and behaves as the path says."""
 
     protocol_version = "HTTP/1.1"
     version: ClassVar[str] = "1.41"
@@ -80,7 +80,7 @@ class Engine(BaseHTTPRequestHandler):
             self.close_connection = True
             self.gone.set()
 
-    do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815 - so http.server wants them
+    do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815 - names required by http.server
 
     def log_message(self, *_: object) -> None:
         pass
@@ -153,7 +153,7 @@ def test_proxies_are_ignored_and_redirects_stay_on_the_engine(
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     assert get(client, "/info")[1] == "/info"
-    assert get(client, "/elsewhere")[1] == "/here"  # of the same engine
+    assert get(client, "/elsewhere")[1] == "/here"  # on the same engine
     assert len(Engine.connections) == 1
 
 
@@ -222,7 +222,7 @@ def test_a_late_response_closes_its_connection(client: DockerClient) -> None:
     with pytest.raises(EngineUnavailable, match="no answer"):
         get(client, "/slow", timeout=0.1)
     assert Engine.asked.count("/slow") == 1
-    assert get(client, "/info")[1] == "/info"  # and not the late answer
+    assert get(client, "/info")[1] == "/info"  # and not the late response
 
 
 def test_an_abandoned_save_closes_its_connection(client: DockerClient) -> None:
@@ -238,7 +238,7 @@ def test_an_abandoned_save_closes_its_connection(client: DockerClient) -> None:
 
 def test_a_connection_with_a_high_descriptor_number(dial: Dial) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    number = 1500  # select() knows none above 1023
+    number = 1500  # select() supports none above 1023
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, number + 1), hard))
 
     def high() -> socket.socket:
@@ -256,7 +256,7 @@ def test_a_connection_with_a_high_descriptor_number(dial: Dial) -> None:
 
 
 def saying(data: bytes) -> Dial:
-    """An engine that says this whatever it is asked, after it was pinged."""
+    """An engine that sends this in response to every request after the ping."""
     dialled: list[socket.socket] = []
 
     def dial() -> Connection:
@@ -265,7 +265,7 @@ def saying(data: bytes) -> Dial:
         answers = [PONG, data] if len(dialled) == 1 else [data]
 
         def speak() -> None:
-            with theirs, contextlib.suppress(OSError):  # the client does not wait for all of it
+            with theirs, contextlib.suppress(OSError):  # the client does not read all of it
                 for answer in answers:
                     if not theirs.recv(1 << 16):
                         return
@@ -291,7 +291,7 @@ def answered(data: bytes) -> bytes:
         (OK + b"Content-Length: 2\r\n\r\nhi", b"hi"),
         (OK + b"Content-Length: 0\r\n\r\n", b""),
         (OK + b"transfer-encoding: chunked\r\n\r\n2\r\nhi\r\n1\r\n!\r\n0\r\n\r\n", b"hi!"),
-        (OK + b"\r\nhi there", b"hi there"),  # its end is the connection's
+        (OK + b"\r\nhi there", b"hi there"),  # it ends with the connection
         (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
         (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\n{}", b"{}"),
     ],
@@ -342,7 +342,7 @@ def test_an_engine_on_another_machine_is_not_local() -> None:
 
 @pytest.fixture
 def docker_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """What `docker` does on this machine, as a shell script."""
+    """Replaces `docker` on this machine by a shell script."""
 
     def be(script: str) -> None:
         path = tmp_path / "bin" / "docker"
@@ -393,7 +393,7 @@ def test_an_engine_lost_after_a_response_is_a_lost_connection(
     )
     client = DockerClient("a", "me", lambda: dial_local("a", {"DOCKER_CONTEXT": "other"}))
     client.ping()
-    with pytest.raises(EngineUnavailable, match="does not answer"):  # so says the second dial-stdio
+    with pytest.raises(EngineUnavailable, match="does not answer"):  # from the second dial-stdio
         client.ask("ask", lambda api: api.info())
     assert (tmp_path / "calls").read_text() == "x\n" * 2
 

@@ -1,4 +1,4 @@
-"""What an error says, and with which code the launcher ends."""
+"""Error messages and the launcher's exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of images, and the name that follows from what an image is built from."""
+"""Names of images, and how they follow from an image's inputs."""
 
 import dataclasses
 

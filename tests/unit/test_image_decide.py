@@ -1,4 +1,4 @@
-"""What is done about torchvision, by what the probe found and what the job asks for."""
+"""The decision about torchvision, given the probe's result and the job's request."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def bad(error):
 def report(
     torch="2.14.1+cu130", torchvision="0.29.1+cu130", cuda="13.0", tools=("g++", "git", "nvcc"), tree="", **checks
 ):
-    """What a full probe of an image with these versions says; checks not named went well."""
+    """The result of a full probe of an image with these versions; checks that are not given passed."""
     found = {"import_torch": {"ok": True, "cuda": cuda}, "import_torchvision": OK, "nms": OK, "vgg16": OK} | checks
     return Report.from_json(
         {

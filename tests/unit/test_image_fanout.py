@@ -1,4 +1,4 @@
-"""One stream to several readers: no byte lost, the writer never waits for a reader that has given up."""
+"""One stream to several readers: no byte is lost, and the writer never waits for a reader that has given up."""
 
 import threading
 import time

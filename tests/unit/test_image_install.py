@@ -1,4 +1,4 @@
-"""images/install.sh with a pip and a git that write down how they are called: the exact commands of every repair."""
+"""images/install.sh with a pip and a git that record their calls: the exact commands of every repair."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ TOOL = '#!/bin/sh\necho "$(basename "$0") $*" >>"$RECORD"\n[ "$1" != clone ] || 
 
 @pytest.fixture
 def install(tmp_path):
-    """Runs a step in an image with this torch: its exit code, what it printed, the commands it ran."""
+    """Runs a step in an image with this torch; returns exit code, output and the commands that it ran."""
     tools = tmp_path / "bin"
     torch = tmp_path / "site" / "torch"
     for folder in (tools, torch):

@@ -1,4 +1,4 @@
-"""images/probe.py as it runs inside an image, against packages laid out like real ones."""
+"""images/probe.py as it runs inside an image, with fake packages that are laid out like real ones."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def get_args_parser():
 
 @pytest.fixture
 def probe(tmp_path):
-    """Runs the script where only these files can be imported."""
+    """Runs the script in an environment where only these files can be imported."""
 
     def run(mode, files):
         for name, text in files.items():

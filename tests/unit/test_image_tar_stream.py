@@ -1,4 +1,4 @@
-"""Archives for `docker load` as streams, with the layers left out that the other side has."""
+"""Archives for `docker load` as streams, without the layers that the receiver has."""
 
 import hashlib
 import io
@@ -24,7 +24,7 @@ def tar(members, form=tarfile.PAX_FORMAT, **fields):
 
 
 def cut(data, sizes):
-    """The same bytes in pieces of these sizes, again and again."""
+    """The same bytes in pieces of these sizes, cycled."""
     place, turn = 0, 0
     while place < len(data):
         size = sizes[turn % len(sizes)]
@@ -33,7 +33,7 @@ def cut(data, sizes):
 
 
 def passed_on(data, leave_out=frozenset(), pieces=(1 << 16,)):
-    """What comes out when every member but some is passed on."""
+    """The output when all members except some are copied."""
     out = [
         member.head + b"".join(member.body)
         for member in tar_stream.members(cut(data, pieces))
@@ -91,7 +91,7 @@ def test_a_truncated_stream_is_an_error(kept):
 
 
 def test_v1_names_equal_those_of_a_real_engine():
-    """Folder names of `docker save` by Docker 20.10 for an image with these layers."""
+    """The folder names that `docker save` of Docker 20.10 writes for an image with these layers."""
     layers = [
         "sha256:4bad82a2e49eb07aa30b8e4b8c1e21ca24133a6df85dd106f9e4ff274f09c9a6",
         "sha256:0a97282e0b59eb8e430e2b62242080207387986bccccaa8d1dad883136616fed",
@@ -118,7 +118,7 @@ def test_known_layers_are_left_out_and_the_rest_is_copied():
 
 
 def test_a_repeated_known_layer_is_kept():
-    """Engines write it once; the second place would find nothing."""
+    """Engines write it only once; if it were left out, the repetition would find nothing."""
     layers = [diff(1), diff(2), diff(1)]
     names = tar_stream.layer_names(layers, 2)
     assert f"blobs/sha256/{diff(1)[7:]}" not in names

@@ -1,6 +1,6 @@
 """Broken job files: each is refused with one readable message that names the line, the key and what was expected.
 
-A file of broken_jobs says in its first lines what must be said of it: `# expect LINE: FRAGMENT`.
+The first lines of a file in broken_jobs say which message is expected: `# expect LINE: FRAGMENT`.
 """
 
 from __future__ import annotations

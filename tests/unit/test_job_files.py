@@ -1,4 +1,4 @@
-"""What a job names on the caller's machine must be there before anything starts; secrets are read with care."""
+"""Files that a job names on the caller's machine must exist before anything starts; secrets are read with care."""
 
 from __future__ import annotations
 

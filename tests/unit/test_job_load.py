@@ -1,4 +1,4 @@
-"""Good job files: every form that the manual allows, and the values it stands for."""
+"""Valid job files: every documented form and its value."""
 
 from __future__ import annotations
 
@@ -325,7 +325,7 @@ def test_a_jobs_origin_does_not_affect_equality() -> None:
 
 
 def test_loading_is_fast(tmp_path: Path) -> None:
-    """20 ms for the manual's job file; importing costs little more than pydantic alone."""
+    """20 ms for the documented job file; the import takes little longer than pydantic alone."""
     path = tmp_path / "job.yaml"
     path.write_text(MANUAL)
     load_job(path)

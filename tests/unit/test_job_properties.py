@@ -1,4 +1,4 @@
-"""Properties of the job file: nothing but JobInvalid for any text, load(dump(job)) == job, the argument rule."""
+"""Properties of the job file: only JobInvalid for any text, load(dump(job)) == job, the argument rule."""
 
 from __future__ import annotations
 

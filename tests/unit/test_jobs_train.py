@@ -1,4 +1,4 @@
-"""Every job that runs our trainer gives it options that it takes: none may fail on a GPU for a misspelling."""
+"""Every job that runs our trainer has valid options: none may fail on a GPU because of a misspelling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOBS = {
     for index, job in enumerate(expand_sweep(load_job(path)))
     if job.run.module == "train"
 }
-RECIPES = {  # job: epochs, top-1 published
+RECIPES = {  # job: epochs, published top-1
     "imagenet_rn50_90": (90, "77.12 %"),
     "imagenet_rn50_16": (16, "73.8 %"),
     "imagenet_rn50_32": (32, "76.6 %"),

@@ -1,4 +1,4 @@
-"""The entry point: what ends the program without a traceback."""
+"""The entry point: exceptions that end the program without a traceback."""
 
 from __future__ import annotations
 

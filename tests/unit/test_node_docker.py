@@ -1,4 +1,4 @@
-"""Containers as the Engine API takes them, states and failures as it tells them."""
+"""Containers as requests to the Engine API, and the states and failures in its responses."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_an_image_without_anything_in_its_config() -> None:
 
 
 def an_image(**changes: Any) -> dict[str, Any]:
-    """What a classic store (engine 20.10) and containerd's (engine 26.1) were seen to say of one image."""
+    """Recorded responses of a classic store (engine 20.10) and of containerd's (engine 26.1) for one image."""
     config = {
         "User": "",
         "Env": ["A=b"],
@@ -249,7 +249,7 @@ def test_engine_facts_of_old_and_new_engines() -> None:
 
 
 def wrapped(inner: Exception) -> requests.ConnectionError:
-    """As requests and urllib3 hand it on."""
+    """An error as raised by requests and urllib3."""
     return requests.ConnectionError(urllib3.exceptions.ProtocolError("Connection aborted.", inner))
 
 

@@ -1,4 +1,4 @@
-"""What a node tells about itself is read, whatever it tells."""
+"""Parsing of a node's facts, whatever the node sends."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What comes from a node is not trusted: torn by a cut, a full disk or a kill, or made to harm.
+"""Data from a node is not trusted: it may be truncated by a lost connection, a full disk or a kill, or malicious.
 
-Whatever it is, it is read, passed over, or refused with an error that names the node; never a traceback, and never a
+Whatever it is, it is parsed, ignored, or refused with an error that names the node. It never causes a traceback or a
 file outside the run's folder.
 """
 
@@ -47,7 +47,7 @@ ERROR_FILE = {"message": {"message": "m", "extraInfo": {"py_callstack": "Traceba
 
 
 def torn(whole: bytes) -> st.SearchStrategy[bytes]:
-    """Beginnings of it, pieces of it replaced, and anything else."""
+    """Prefixes of the text, the text with pieces replaced, and arbitrary bytes."""
     return st.one_of(
         st.integers(0, len(whole)).map(lambda end: whole[:end]),
         st.tuples(st.integers(0, len(whole)), st.binary(max_size=8)).map(
@@ -127,13 +127,13 @@ def test_no_path_from_a_node_leaves_the_runs_folder(path: str, checkpoints: bool
 )
 @quick
 def test_files_are_collected_whatever_their_names(parts: list[str], data: st.DataObject) -> None:
-    """A file where a folder is expected and the other way round."""
+    """A file where a folder is expected, and vice versa."""
     with tempfile.TemporaryDirectory() as there, tempfile.TemporaryDirectory() as here:
         Path(here, "logs").mkdir()
         for _ in range(3):
             names = data.draw(st.permutations(parts))
             path = Path(there, *names) if names else Path(there, "metrics.jsonl")
-            with contextlib.suppress(OSError):  # of this test: a folder is there already
+            with contextlib.suppress(OSError):  # the test itself may have created a folder there
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(b"x")
         collect([OutputFolder(Files(LocalMachine("a", "me")), there, ())], Path(here), checkpoints=True)
@@ -158,14 +158,14 @@ def test_labels_written_by_another_program(marks: dict[str, str]) -> None:
 
 
 class Says(LocalMachine):
-    """A node whose shell says this, whatever it is asked."""
+    """A node whose shell prints this for every command."""
 
     def __init__(self, said: bytes) -> None:
         super().__init__("a", "me")
         self.said = said
 
     def open(self, argv: Sequence[str]) -> CommandStream:
-        mark = argv[-1].encode()  # which it knows, for it was told
+        mark = argv[-1].encode()  # which the node knows, since it is an argument
         text = self.said.replace(b"MARK", mark)
         return super().open(["python3", "-c", f"import os; os.write(1, {text!r}); os.write(2, {text!r})"])
 
@@ -187,7 +187,7 @@ def test_arbitrary_answers_when_files_are_read(said: bytes) -> None:
 
 
 class Answers(BaseHTTPRequestHandler):
-    """An engine that says whatever it was told to."""
+    """An engine that sends a given response."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -204,7 +204,7 @@ class Answers(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = _answer  # noqa: N815 - so http.server wants them
+    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = _answer  # noqa: N815 - names required by http.server
 
     def log_message(self, *_: object) -> None:
         pass
@@ -238,7 +238,7 @@ INSPECTED = {
 
 @st.composite
 def misshapen(draw: st.DrawFn) -> bytes:
-    """An answer with one of its values replaced, at any depth; a list of it; or anything else."""
+    """A response with one value replaced at any depth, a list of it, or arbitrary JSON."""
     whole: Any = json.loads(json.dumps(INSPECTED))
     place, key = whole, draw(st.sampled_from(sorted(whole)))
     while isinstance(place[key], dict) and draw(st.booleans()):

@@ -1,4 +1,4 @@
-"""Many nodes at once: every failure is told, none hides another; limits are looked for once."""
+"""Many nodes at once: every failure is reported, none hides another; limits are probed once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_two_calls_run_at_once_and_either_may_fail() -> None:
 
 
 def interrupted(steps: list[str]) -> int:
-    """A Ctrl-C while nodes are waited for, and more of them; each job ends long after."""
+    """Several Ctrl-C while waiting for nodes; each call ends long after them."""
 
     def job(node: str) -> int:
         for _ in range(5):
@@ -77,7 +77,7 @@ def test_ctrl_c_waits_for_the_end_of_a_protected_section() -> None:
     with pytest.raises(KeyboardInterrupt):
         uninterrupted(lambda: interrupted(steps))
     assert sorted(steps) == ["a", "b", "c"]
-    with pytest.raises(KeyboardInterrupt):  # and is itself again afterwards
+    with pytest.raises(KeyboardInterrupt):  # the default handler is restored afterwards
         signal.raise_signal(signal.SIGINT)
 
 

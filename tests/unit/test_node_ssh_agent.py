@@ -1,4 +1,4 @@
-"""An ssh-agent at a socket of the ssh config's choice."""
+"""An ssh-agent at a socket that the ssh config names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a host is reached, from what OpenSSH says."""
+"""How to reach a host, from OpenSSH's configuration."""
 
 from __future__ import annotations
 

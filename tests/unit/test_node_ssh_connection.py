@@ -1,4 +1,4 @@
-"""One connection a server: made once, made anew, given up when the server is silent. Against a server on localhost."""
+"""One connection per server: shared, re-established, closed when the server is silent. Tested with a local server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def server(tmp_path: Path) -> Iterator[SshServer]:
 
 @pytest.fixture
 def make(server: SshServer) -> Iterator[Make]:
-    """A node `a` on that server; keyword arguments are options of its ssh config."""
+    """A node `a` on that server; keyword arguments are ssh config options."""
     pools: list[SshPool] = []
 
     def made(**options: object) -> Ssh:

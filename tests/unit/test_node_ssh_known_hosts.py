@@ -1,4 +1,4 @@
-"""known_hosts means what OpenSSH takes it to mean."""
+"""known_hosts is interpreted as by OpenSSH."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ PORT = Target("gpu", "10.0.0.1", port=2222)
         (line(hashed("10.0.0.2"), ED), HOST, Verdict.UNKNOWN),
         (line("10.0.0.1", OTHER_ED), HOST, Verdict.CHANGED),
         (line("10.0.0.1", OTHER_ED) + line("10.0.0.1", ED), HOST, Verdict.KNOWN),
-        (line("10.0.0.1", RSA), HOST, Verdict.UNKNOWN),  # another type: OpenSSH too asks as for a new host
+        (line("10.0.0.1", RSA), HOST, Verdict.UNKNOWN),  # another key type: OpenSSH too treats it as a new host
         ("@revoked " + line("*", ED) + line("10.0.0.1", ED), HOST, Verdict.REVOKED),
         ("@revoked " + line("*", OTHER_ED) + line("10.0.0.1", ED), HOST, Verdict.KNOWN),
         ("@cert-authority " + line("*", ED), HOST, Verdict.UNKNOWN),
@@ -71,7 +71,7 @@ PORT = Target("gpu", "10.0.0.1", port=2222)
         (line("[10.0.0.1]:2222", OTHER_ED) + line("10.0.0.1", ED), PORT, Verdict.CHANGED),
         (line("cluster", ED), Target("gpu", "10.0.0.1", host_key_alias="cluster"), Verdict.KNOWN),
         (line("10.0.0.1", ED), Target("gpu", "10.0.0.1", host_key_alias="cluster"), Verdict.UNKNOWN),
-        (line("Cluster", ED), Target("gpu", "10.0.0.1", host_key_alias="CLUSTER"), Verdict.KNOWN),  # case means nothing
+        (line("Cluster", ED), Target("gpu", "10.0.0.1", host_key_alias="CLUSTER"), Verdict.KNOWN),  # case-insensitive
         ("|1|torn|\n" + line("|1|torn|", ED) + line("|2|YQ==|YQ==", ED), HOST, Verdict.UNKNOWN),
         ("# " + line("10.0.0.1", ED) + "torn\n10.0.0.1 ssh-ed25519 !!!\n", HOST, Verdict.UNKNOWN),
     ],

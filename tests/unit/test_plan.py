@@ -1,6 +1,6 @@
-"""Plans are values: the exact containers, variables and commands, held against golden files.
+"""Plans are values: the exact containers, variables and commands, compared with golden files.
 
-After a wanted change: UPDATE_GOLDEN=1 python -m pytest tests/unit/test_plan.py, then read the diff.
+After an intended change: UPDATE_GOLDEN=1 python -m pytest tests/unit/test_plan.py, then read the diff.
 """
 
 from __future__ import annotations

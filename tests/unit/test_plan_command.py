@@ -1,4 +1,4 @@
-"""`launcher plan` as a person sees it, and as `docker run` lines."""
+"""The output of `launcher plan` for a person, and as `docker run` lines."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ FULL = replace(
 
 
 def csv(text: str) -> list[str]:
-    """As docker's command line reads it."""
+    """A value as docker's command line parses it."""
     import csv as reader
 
     return next(iter(reader.reader(io.StringIO(text))))
 
 
 def request_of(line: str) -> dict[str, Any]:
-    """What docker would send to its engine: docs.docker.com/reference/cli/docker/container/run."""
+    """The request that docker would send to its engine: docs.docker.com/reference/cli/docker/container/run."""
     words = shlex.split(line.replace("\\\n", " "))
     assert words[:3] == ["docker", "run", "-d"]
     options = argparse.ArgumentParser()
@@ -141,7 +141,7 @@ def request_of(line: str) -> dict[str, Any]:
 def test_a_docker_run_line_equals_the_request_of_up(spec: ContainerSpec) -> None:
     named = replace(spec, image=spec.image or "i")
     wanted = container_request(named)
-    if named.gpu_driver == "cdi":  # docker sends one request a device
+    if named.gpu_driver == "cdi":  # docker sends one request per device
         (request,) = wanted["HostConfig"]["DeviceRequests"]
         wanted["HostConfig"]["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": [id_]} for id_ in request["DeviceIDs"]]
     assert request_of(docker_run(named)) == wanted

@@ -1,4 +1,4 @@
-"""Properties of the plan: for any job and any nodes a plan that adds up, or an error that says where; nothing else."""
+"""Properties of the plan: for any job and any nodes, a consistent plan or an error that says where; nothing else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ addresses = st.one_of(
 
 @st.composite
 def looks(draw: st.DrawFn, job: Job, rank: int) -> NodeFacts:
-    """A node of the job as it may be found: more or less of everything, strange names, no engine."""
+    """Possible facts of a job's node: more or less of everything, unusual names, no engine."""
     entry = job.nodes[rank]
     count = draw(st.integers(0, 4))
     return dataclasses.replace(
@@ -91,7 +91,7 @@ def test_a_plan_is_consistent_or_an_error_names_the_cause(
             assert located, str(each)
             assert each.what
         return
-    assert plan == make(job, facts, probes, image), "the same plan for the same facts"
+    assert plan == make(job, facts, probes, image), "the same facts must give the same plan"
     assert [node.rank for node in plan.nodes] == list(range(len(job.nodes)))
     assert [node.node for node in plan.nodes] == [entry.name for entry in job.nodes]
     first = 0

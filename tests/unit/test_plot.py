@@ -1,4 +1,4 @@
-"""Comparisons as pictures and as a page: whole, self-contained, and with everything in them that they are to tell."""
+"""Comparisons as plots and as a page: complete and self-contained."""
 
 import dataclasses
 import io
@@ -31,7 +31,7 @@ def rows(batches: tuple[int, ...]) -> list[Row]:
 
 
 def words(svg: bytes) -> list[str]:
-    """The texts of a picture: matplotlib draws them as shapes and keeps the words as comments."""
+    """The texts of a plot: matplotlib draws them as shapes and keeps the text in comments."""
     return [text.strip() for text in re.findall(r"<!--(.*?)-->", svg.decode(), re.DOTALL)]
 
 

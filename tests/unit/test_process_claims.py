@@ -1,4 +1,4 @@
-"""Claims of plain processes: one name, one owner, also when many ask at once."""
+"""Claims of plain processes: one owner per name, even with concurrent requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_claim_is_released_only_by_its_own_id(home: Path) -> None:
     assert old is not None
     assert process_claims.let_go(old.id)
     assert process_claims.claim("gpu-0", {RUN: "c"}) is None
-    assert not process_claims.let_go(old.id)  # that one is gone; c's stays
+    assert not process_claims.let_go(old.id)  # that claim is gone; c's remains
     assert process_claims.claim("gpu-0", {RUN: "d"}) is not None
     process_claims.claim("gpu-1", {RUN: "c"})
     process_claims.let_go_all("c")

@@ -1,4 +1,4 @@
-"""The caller's side of a run: code snapshots, finding runs, bringing files over."""
+"""The caller's side of a run: code snapshots, finding runs, collecting files."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_an_unknown_run_is_refused_with_a_next_step(text: str) -> None:
 
 
 def output(folder: Path, **files: bytes) -> OutputFolder:
-    """A run's output folder as a node of this machine has it."""
+    """A run's output folder on a node that is this machine."""
     for name, data in files.items():
         path = folder / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def test_only_new_bytes_are_sent(tmp_path: Path) -> None:
     assert collect([folder], here) == [0]
     assert not (here / "checkpoints").exists()
     assert collect([folder], here, checkpoints=True) == [1]
-    output(there, tensorboard__events=b"new")  # shorter: another file
+    output(there, tensorboard__events=b"new")  # shorter, so it is another file
     assert collect([folder], here) == [3]
     assert (here / "tensorboard/events").read_bytes() == b"new"
 
@@ -188,10 +188,10 @@ def test_two_concurrent_collectors_duplicate_nothing(tmp_path: Path) -> None:
 
 
 def test_pushed_data_is_appended_only_at_its_offset(tmp_path: Path) -> None:
-    append(tmp_path, "logs/a", 3, b"later")  # what comes before is not here: left to collect()
+    append(tmp_path, "logs/a", 3, b"later")  # the data before it is not here: left to collect()
     assert (tmp_path / "logs/a").read_bytes() == b""
     append(tmp_path, "logs/a", 0, b"abcdef")
-    append(tmp_path, "logs/a", 4, b"efgh")  # a part of it is here already
+    append(tmp_path, "logs/a", 4, b"efgh")  # a part of it is already here
     append(tmp_path, "logs/a", 0, b"ab")
     assert (tmp_path / "logs/a").read_bytes() == b"abcdefgh"
 

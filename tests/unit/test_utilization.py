@@ -1,4 +1,4 @@
-"""How busy a node is, from whatever it says."""
+"""A node's utilization, parsed from whatever it sends."""
 
 from __future__ import annotations
 
