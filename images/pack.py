@@ -19,8 +19,9 @@ about CHUNK bytes of them. The server first sends a digest of the token, so that
     > TOKEN KNOWN CHUNK
     < the archive
 
-The output need not be trusted: the engine that loads it checks every layer's digest. Needs root, or a container that has
-both folders, DOCKER_ROOT/image and DOCKER_ROOT/<driver>. Exit code 3: the store has another layout; use `docker save`.
+The output need not be trusted: the engine that loads it checks every layer's digest. Needs root, or a container that
+has both folders, DOCKER_ROOT/image and DOCKER_ROOT/<driver>. Exit code 3: the store has another layout; use
+`docker save`.
 """
 
 import base64
@@ -101,7 +102,7 @@ def put_layer(out, name, layer, files, size):
 
 
 def chunks(sizes, known, limit):
-    """Ranges of layers, each of at least `limit` bytes except the last; at least one, so that the configuration is sent.
+    """Ranges of layers, each of at least `limit` bytes except the last; at least one, to send the configuration.
 
     The first is smaller: it shows early how fast the connection is.
     """

@@ -3,8 +3,8 @@
     python jobs/data/make_digits.py jobs/data/digits.tar
 
 The same version of Pillow gives the same bytes: members are sorted, times are 0, the owner is uid 0. The 397 validation
-images are those with the smallest SHA-256 of their index, so the split depends on nothing but the index. 397 is prime, so
-no world size above 1 divides it.
+images are those with the smallest SHA-256 of their index, so the split depends on nothing but the index. 397 is prime,
+so no smaller world size above 1 divides it.
 """
 
 import hashlib

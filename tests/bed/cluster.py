@@ -210,7 +210,7 @@ def _create(settings: Settings, files: SshFiles, addresses: Addresses, index: in
 
 
 def _rights(name: str) -> list[str]:
-    """--privileged if this machine allows it, else all capabilities except SYS_RESOURCE, which some sandboxes refuse."""
+    """--privileged if this machine allows it, else all capabilities but SYS_RESOURCE, which some sandboxes refuse."""
     probe = f"{name}-probe-{os.getpid()}"
     allowed = succeeds(
         ["docker", "run", "--rm", "--name", probe, "--network", "none", "--privileged", BASE_IMAGE, "true"]
