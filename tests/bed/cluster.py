@@ -115,11 +115,9 @@ def wait_ready(settings: Settings, index: int, timeout: float = READY_TIMEOUT) -
     deadline = time.monotonic() + timeout
     while not (_greets(address) and succeeds(["docker", "exec", name, "docker", "info", "-f", "{{.ID}}"])):
         if time.monotonic() > deadline:
-            said = run(["docker", "logs", "--tail", "5", name], check=False)
+            log = run(["docker", "logs", "--tail", "5", name], check=False)
             engine = run(["docker", "exec", name, "tail", "-n", "5", "/var/log/dockerd.log"], check=False)
-            raise CommandFailed(
-                f"{name} was not ready within {timeout:.0f} s: {said.stdout}{said.stderr}{engine.stdout}"
-            )
+            raise CommandFailed(f"{name} was not ready within {timeout:.0f} s: {log.stdout}{log.stderr}{engine.stdout}")
         time.sleep(0.1)
 
 

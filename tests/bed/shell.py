@@ -16,8 +16,8 @@ def run(
     """Runs `argv` and captures both streams as text; raises CommandFailed unless `check` is false."""
     done = subprocess.run(list(argv), capture_output=True, text=True, timeout=timeout, input=stdin, check=False)
     if check and done.returncode:
-        said = "\n".join((done.stderr + done.stdout).strip().splitlines()[-15:])
-        raise CommandFailed(f"{' '.join(argv)}: exit {done.returncode}\n{said}")
+        end = "\n".join((done.stderr + done.stdout).strip().splitlines()[-15:])
+        raise CommandFailed(f"{' '.join(argv)}: exit {done.returncode}\n{end}")
     return done
 
 

@@ -25,8 +25,8 @@ dist.destroy_process_group()
 
 def test_openssh_reaches_every_node_as_a_user_who_is_not_root_and_may_use_docker(bed: Bed) -> None:
     for node in bed.nodes:
-        said = bed.ssh(node.alias, "id -un; hostname; docker version -f '{{.Server.Os}}'; which python3 || echo bare")
-        assert said.stdout.split() == ["trainer", node.alias, "linux", "bare"]
+        answer = bed.ssh(node.alias, "id -un; hostname; docker version -f '{{.Server.Os}}'; which python3 || echo bare")
+        assert answer.stdout.split() == ["trainer", node.alias, "linux", "bare"]
 
 
 def test_nodes_see_each_other_and_jump_hosts_work(bed: Bed) -> None:

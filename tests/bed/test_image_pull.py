@@ -76,12 +76,12 @@ def test_every_node_pulls_the_same_digest_and_the_login_is_not_stored_there(
 ):
     served, name, port = published
     log_in(tmp_path, monkeypatch, port)
-    said = Log()
+    log = Log()
     with engines_of(clean_bed) as fleet:
-        done = provide(name, ImageLocations(fleet.engines, local, said))
+        done = provide(name, ImageLocations(fleet.engines, local, log))
         assert done.shipped == {}
         assert {engine.images.inspect(name).id for engine in fleet.engines} == {done.id}
-    assert any(f"@{served.digest}" in line for line in said)
+    assert any(f"@{served.digest}" in line for line in log)
     for node in clean_bed.nodes[:2]:
         found = clean_bed.sh(node, "grep -rls s3cret /home /root /etc/docker /var/lib/docker/containers || true")
         assert found == ""

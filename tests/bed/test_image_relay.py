@@ -76,14 +76,14 @@ def clean(bed):
 def test_four_nodes_and_one_image_over_the_uplink(four, fleet, image, monkeypatch):
     monkeypatch.setenv(peers.VARIABLE, "4")
     monkeypatch.setattr(peers, "CHUNK", SIZE // 3)  # several parts
-    said = Log()
+    log = Log()
     with caller_engine() as local:
-        done = provide(image, ImageLocations(fleet.engines, local, said))
+        done = provide(image, ImageLocations(fleet.engines, local, log))
         assert ids(four, image) == {done.id} == {local.images.inspect(image).id}
-    print("\n".join(said))
+    print("\n".join(log))
     assert sorted(done.shipped) == ["node1", "node2", "node3", "node4"]
     assert SIZE < sum(done.shipped.values()) < 1.02 * SIZE
-    assert sum("pulled it from node" in line for line in said) == 3
+    assert sum("pulled it from node" in line for line in log) == 3
     clean(four)
 
 
@@ -99,13 +99,13 @@ def test_a_node_that_already_has_the_image_serves_it_and_nothing_is_pushed(four,
 
 def test_a_node_that_reaches_no_peer_is_served_by_the_launcher(four, fleet, image, monkeypatch):
     monkeypatch.setenv(peers.VARIABLE, "4")
-    said = Log()
+    log = Log()
     with faults.partition(four, four.nodes[3], four.nodes[0]), caller_engine() as local:
-        done = provide(image, ImageLocations(fleet.engines, local, said))
+        done = provide(image, ImageLocations(fleet.engines, local, log))
     assert ids(four, image) == {done.id}
-    print("\n".join(said))
+    print("\n".join(log))
     assert sum(sent > 0 for sent in done.shipped.values()) <= 2
-    assert done.shipped["node4"] > SIZE or any("node4 pulled it from node" in line for line in said)
+    assert done.shipped["node4"] > SIZE or any("node4 pulled it from node" in line for line in log)
     clean(four)
 
 

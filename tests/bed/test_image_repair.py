@@ -71,13 +71,13 @@ def test_a_base_that_does_not_exist_is_refused(local):
 
 def test_packages_on_a_kept_base_are_built_once_and_give_the_same_name(local):
     asked = image(base="launcher-bed-train", torchvision="keep", packages=["six"])
-    said = Log()
-    first = ensure(asked, [local], local, said, job=JOB)
+    log = Log()
+    first = ensure(asked, [local], local, log, job=JOB)
     again = ensure(asked, [local], local, Log(), job=JOB)
     assert first.built
     assert not again.built
     assert again.id == first.id
-    assert any("install.sh packages" in line for line in said)  # the builder's output
+    assert any("install.sh packages" in line for line in log)  # the builder's output
     docker("image", "rm", first.reference)
     assert ensure(asked, [local], local, Log(), job=JOB).id == first.id  # the builder's cache gives the same id
     info = local.images.inspect(first.reference)
@@ -190,11 +190,11 @@ def test_a_working_oddity_is_reported_each_time_and_nothing_is_built(local, faul
     line += " && python3 -m pip install --no-deps torchvision==0.2.2.post3"
     base = standins.on_top(faulty, "launcher-bed-faulty:unusual", line)
     for _ in range(2):  # first probed, then from the lock file
-        said = Log()
-        done = ensure(image(base=base), [local], local, said, job=JOB, lock_file=tmp_path / "x.lock.json")
+        log = Log()
+        done = ensure(image(base=base), [local], local, log, job=JOB, lock_file=tmp_path / "x.lock.json")
         assert done.reference == base
-        assert any("note: torchvision 0.2.2 is not the official pair" in text for text in said)
-        assert any("note: torchvision 0.2.2 has no operators" in text for text in said)
+        assert any("note: torchvision 0.2.2 is not the official pair" in text for text in log)
+        assert any("note: torchvision 0.2.2 has no operators" in text for text in log)
 
 
 @pytest.mark.slow

@@ -164,10 +164,10 @@ def test_parts_of_an_unfinished_image_are_leftovers(clean_bed, engines, local, m
 def test_a_node_gets_the_image_from_another_node_if_the_caller_has_no_docker(clean_bed, engines, local, make):
     name = make(5)
     provide(name, ImageLocations(engines[:1], local, Log()))
-    said = Log()
-    done = provide(name, ImageLocations(engines, None, said))
+    log = Log()
+    done = provide(name, ImageLocations(engines, None, log))
     assert list(done.shipped) == ["node2"]
-    assert any("from node1 to node2" in line for line in said)
+    assert any("from node1 to node2" in line for line in log)
     assert len(set(ids(clean_bed, name))) == 1
 
 
@@ -175,10 +175,10 @@ def test_the_callers_image_replaces_one_of_the_same_name_and_this_is_reported(cl
     name = make(1)
     provide(name, ImageLocations(engines, local, Log()))
     make(1, name=name)
-    said = Log()
-    done = provide(name, ImageLocations(engines, local, said))
+    log = Log()
+    done = provide(name, ImageLocations(engines, local, log))
     assert set(ids(clean_bed, name)) == {done.id}
-    assert any("node1, node2 had another" in line for line in said)
+    assert any("node1, node2 had another" in line for line in log)
 
 
 def test_an_image_that_exists_nowhere_is_refused(engines, local):

@@ -47,9 +47,9 @@ def build(images: Images, dockerfile: str, say: Callable[[str], None] = lambda _
 
 def test_an_image_is_built_and_sent_and_is_the_same_on_both_nodes(fleet: Fleet) -> None:
     one, two = store(fleet, 0), store(fleet, 1)
-    said: list[str] = []
-    made = build(one, f"FROM {TRAIN_IMAGE}\nARG WORD\nRUN echo the word is $WORD\nENV A=b\n", said.append)
-    assert any("the word is hello" in line for line in said)
+    log: list[str] = []
+    made = build(one, f"FROM {TRAIN_IMAGE}\nARG WORD\nRUN echo the word is $WORD\nENV A=b\n", log.append)
+    assert any("the word is hello" in line for line in log)
     info = one.inspect(MADE)
     assert info is not None
     assert (info.id, info.tags, info.env["A"], info.arch) == (made, (MADE,), "b", "amd64")

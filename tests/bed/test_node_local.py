@@ -38,8 +38,8 @@ def test_the_local_engine_and_a_remote_one_behave_the_same(bed: Bed, tmp_path: P
             output_dir=str(out),
             user=f"{os.getuid()}:{os.getgid()}",
         )
-        code, said = fleet.engines[0].run_probe(spec)
-        assert (code, said) == (0, b"said\n")
+        code, output = fleet.engines[0].run_probe(spec)
+        assert (code, output) == (0, b"said\n")
         assert fleet.engines[0].files.read(str(out / "f")) == b"hello\n"
         assert fleet.engines[0].list({"launcher.run": label}) == []
         assert fleet.engines[0].host_key() is None

@@ -263,10 +263,10 @@ def test_all_unreachable_nodes_are_reported_at_once_within_the_time_limit(bed: B
     with pytest.raises(LauncherError) as caught:
         connect([(name, name) for name in names], "docker", bed.ssh_config, timeout=4)
     assert time.monotonic() - began < 8
-    told = str(caught.value)
-    assert "6 of 7 nodes failed" in told
+    message = str(caught.value)
+    assert "6 of 7 nodes failed" in message
     for name in names[:-1]:
-        assert f"\n{name}: " in told
+        assert f"\n{name}: " in message
 
 
 def test_reachable_nodes_are_returned_if_failures_are_allowed(bed: Bed) -> None:

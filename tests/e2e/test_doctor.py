@@ -110,7 +110,7 @@ def test_no_engine_and_missing_gpus(bed_cli: Cli, bed: Bed) -> None:
 
 
 def test_the_text_output_includes_the_fixes(bed_cli: Cli) -> None:
-    said = bed_cli("doctor", "node1", "wrong-key", code=3).stdout
-    assert "FAIL wrong-key" in said
-    assert "->" in said
-    assert "1 failures" in said
+    output = bed_cli("doctor", "node1", "wrong-key", code=3).stdout
+    assert "FAIL wrong-key" in output
+    assert "->" in output
+    assert "1 failures" in output

@@ -96,10 +96,10 @@ def test_ssh_is_lost_halfway(clean_bed: Bed, cli: Cli, image: str) -> None:
     process = cli.start("up", file)
     wait_for_half(clean_bed, node)
     faults.kill_ssh_sessions(clean_bed, node)
-    code, said = end(process)
+    code, output = end(process)
     # The image has one connection, the run another: both were lost, and both are re-established.
-    assert code == 0, said
-    assert "it ran" in said
+    assert code == 0, output
+    assert "it ran" in output
     cli("down", "faults")
     succeeds(clean_bed, cli, file, image)
 
@@ -113,12 +113,12 @@ def test_the_engine_dies_halfway(clean_bed: Bed, cli: Cli, image: str, back: boo
         healing.enter_context(faults.without_engine(clean_bed, node))
         if back:  # the node answers again before `up` has ended, or just after
             healing.close()
-        code, said = end(process)
+        code, output = end(process)
     if code != 0 or not back:
-        assert code in (3, 4), said
-        assert "node1" in said
-        assert "->" in said  # the next step
-        assert "it ran" not in said
+        assert code in (3, 4), output
+        assert "node1" in output
+        assert "->" in output  # the next step
+        assert "it ran" not in output
     # Nothing partial: complete layers are labelled as a part, which the next try resumes from and then removes.
     assert set(untagged(clean_bed, node)) <= set(parts(clean_bed, node))
     cli("down", "faults", code=None)

@@ -63,16 +63,15 @@ def test_a_command_and_a_webhook_are_notified_of_the_end(
     noticed_cli: Cli, posted: tuple[str, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     address, got = posted
-    program = (
-        f"import os, sys; open({str(tmp_path / 'told')!r}, 'w').write(os.environ['LAUNCHER_STATE'] + sys.stdin.read())"
-    )
+    file = str(tmp_path / "notified")
+    program = f"import os, sys; open({file!r}, 'w').write(os.environ['LAUNCHER_STATE'] + sys.stdin.read())"
     write_settings(noticed_cli, command=[sys.executable, "-c", program], webhook=address)
     noticed_cli("up", job(noticed_cli, "echo secret words; exit 3"), code=1)
     run = noticed_cli.runs()[-1].name
     assert [(notice["run"], notice["state"], notice["exit_code"]) for notice in got] == [(run, "failed", 1)]
     assert "local exited with code 3" in got[0]["text"]
     assert "secret words" not in json.dumps(got)
-    assert (tmp_path / "told").read_text() == "failed" + json.dumps(got[0])
+    assert Path(file).read_text() == "failed" + json.dumps(got[0])
 
 
 def test_the_command_that_sees_a_detached_run_end_notifies_once(

@@ -52,10 +52,10 @@ def test_hovering_over_a_curve_shows_run_time_and_value(tab: Page) -> None:
     place = "const at = document.querySelector('#charts path').getBoundingClientRect(); return [at.x, at.y, at.width];"
     x, y, width = tab.evaluate(f"(() => {{ {place} }})()")
     tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + width, y=y + 200)
-    told = tab.wait_for(
+    tooltip = tab.wait_for(
         "document.getElementById('tip').style.display === 'block' && document.getElementById('tip').textContent"
     )
-    run, time, loss = told.split("\n")
+    run, time, loss = tooltip.split("\n")
     assert run.startswith("batch_size=")
     assert float(loss.removeprefix("loss ")) == pytest.approx(2 / float(time.removeprefix("seconds ")), rel=1e-3)
 

@@ -63,7 +63,7 @@ def test_a_secret_is_nowhere_but_in_its_file(bed_cli: Cli, bed: Bed, tmp_path: P
     keys = bed_job(run={"script": "holds.py"}, secrets=["TOKEN", {"FROM_FILE": "secret.txt"}])
     job = cli.job("holds", **keys)
 
-    said = [cli("plan", job, "--json").stdout]
+    outputs = [cli("plan", job, "--json").stdout]
     process = cli.start("up", job)
     lines_of_ours = ""
     assert process.stdout is not None
@@ -74,11 +74,11 @@ def test_a_secret_is_nowhere_but_in_its_file(bed_cli: Cli, bed: Bed, tmp_path: P
         if line == "has 48\n":
             break
     run = cli.runs()[-1]
-    said += [cli(*words).stdout for words in (["status", "--json"], ["runs", "--json"], ["logs", "-F"])]
+    outputs += [cli(*words).stdout for words in (["status", "--json"], ["runs", "--json"], ["logs", "-F"])]
 
     for value in (token, second):
         assert value not in lines_of_ours
-        assert all(value not in text for text in said)
+        assert all(value not in text for text in outputs)
         for node in bed.nodes[:2]:
             assert value not in command_lines(bed, node)
             ids = bed.docker(node, "ps", "-aq").split()

@@ -29,8 +29,8 @@ def test_a_hang_is_a_failure_that_names_the_lagging_rank_and_its_stack(bed_cli: 
     assert f"the others wait for rank {rank} on node{rank + 1}" in failure["what"]
     assert "reads_data_for_ever" in failure["words"]
     assert "all_reduce" in failure["words"]
-    said = [line for _, line in drill.messages]
-    assert any("hung: no output" in line for line in said)
+    messages = [line for _, line in drill.messages]
+    assert any("hung: no output" in line for line in messages)
     assert bed.wait_clean() == []
 
 

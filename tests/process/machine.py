@@ -67,7 +67,7 @@ class Machine:
             assert time.monotonic() < deadline, f"timed out after {seconds} s; the log: {self.log()}"
             time.sleep(0.02)
 
-    def said(self, text: str, rank: int = 0) -> None:
+    def wait_for_output(self, text: str, rank: int = 0) -> None:
         self.until(lambda: text in self.log(rank))
 
     def supervisor(self, rank: int = 0) -> int:

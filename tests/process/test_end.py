@@ -29,7 +29,7 @@ def test_a_stop_sends_one_sigterm_and_waits(machine: Machine) -> None:
         print("saved", len(seen), flush=True)
     """
     engine, name = machine.start(machine.spec("exec python3 -u main.py"), **{"main.py": textwrap.dedent(program)})
-    machine.said("ready")
+    machine.wait_for_output("ready")
     state = engine.stop(name, 10)
     assert (state.phase, state.exit_code) == (Phase.EXITED, 0)
     assert machine.log() == "ready\nsaved 1\n"
@@ -38,7 +38,7 @@ def test_a_stop_sends_one_sigterm_and_waits(machine: Machine) -> None:
 
 def test_a_program_that_ignores_sigterm_is_killed_after_the_grace_period(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("trap '' TERM; echo ready; while :; do sleep 0.1; done"))
-    machine.said("ready")
+    machine.wait_for_output("ready")
     began = time.monotonic()
     state = engine.stop(name, 1)
     assert 0.9 < time.monotonic() - began < 8
@@ -48,7 +48,7 @@ def test_a_program_that_ignores_sigterm_is_killed_after_the_grace_period(machine
 
 def test_a_stop_without_grace_is_immediate(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("trap '' TERM; echo ready; sleep 60; sleep 60"))
-    machine.said("ready")
+    machine.wait_for_output("ready")
     began = time.monotonic()
     assert engine.stop(name, 0).phase is Phase.EXITED
     assert time.monotonic() - began < 3
@@ -57,7 +57,7 @@ def test_a_stop_without_grace_is_immediate(machine: Machine) -> None:
 
 def test_a_second_stop_shortens_the_first(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("trap '' TERM; echo ready; while :; do sleep 0.1; done"))
-    machine.said("ready")
+    machine.wait_for_output("ready")
     first = subprocess.Popen(
         [
             sys.executable,
@@ -119,7 +119,7 @@ def test_a_program_ends_if_its_folder_is_removed(machine: Machine) -> None:
 
 def test_a_killed_supervisor_is_reported_and_its_processes_are_ended(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("echo ready; sleep 300"))
-    machine.said("ready")
+    machine.wait_for_output("ready")
     os.kill(machine.supervisor(), signal.SIGKILL)
     state = engine.wait(name, 5)
     assert (state.phase, state.exit_code) == (Phase.EXITED, 137)

@@ -26,9 +26,9 @@ def test_a_container_from_creation_to_removal(machine: Machine) -> None:
     state = engine.wait(name, 20)
     assert (state.phase, state.exit_code, state.restarts, state.error) == (Phase.EXITED, 3, 0, "")
     assert before <= state.started <= state.finished <= time.time()
-    said = f"code\n{machine.output}/.node/local-0/code\nerr\n"
-    assert machine.log() == said
-    assert engine.logs(name).decode() == said
+    expected = f"code\n{machine.output}/.node/local-0/code\nerr\n"
+    assert machine.log() == expected
+    assert engine.logs(name).decode() == expected
     assert engine.logs(name, tail=1) == b"err\n"
     engine.remove(name)
     engine.remove(name)
@@ -85,7 +85,7 @@ def test_a_name_can_be_used_only_once(machine: Machine) -> None:
 
 def test_starting_a_running_container_again_changes_nothing(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("echo started; exec sleep 60"))
-    machine.said("started")
+    machine.wait_for_output("started")
     engine.start(name)
     assert machine.log() == "started\n"
     engine.stop(name, 5)
@@ -139,7 +139,7 @@ def test_a_success_is_not_restarted(machine: Machine) -> None:
 
 def test_a_stop_prevents_further_restarts(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("echo attempt; exec sleep 300", restarts=5))
-    machine.said("attempt")
+    machine.wait_for_output("attempt")
     state = engine.stop(name, 5)
     assert (state.exit_code, state.restarts) == (143, 0)
     assert machine.log() == "attempt\n"

@@ -195,10 +195,10 @@ def test_damaged_images_are_reported_once_skipped_and_not_counted(
     bad[1].write_bytes(b"")
     output = tmp_path / "output"
     assert main(["--data", str(data), "--output", str(output), *QUICK, "--epochs", "2"]) == 0
-    said = capfd.readouterr().out
+    printed = capfd.readouterr().out
     for path in bad:
-        assert said.count(f"skipped {path}") == 1
-    assert "(11 images" in said
+        assert printed.count(f"skipped {path}") == 1
+    assert "(11 images" in printed
     assert main(["--data", str(data), "--output", str(tmp_path / "strict"), *QUICK, "--max-damaged", "0"]) == 2
     assert "allow more with --max-damaged" in capfd.readouterr().err
 

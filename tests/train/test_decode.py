@@ -265,8 +265,8 @@ def test_another_decoder_is_chosen_without_a_compiler_or_a_writable_cache(
     assert choose_decoder("auto").name in ("simplejpeg", "torchvision")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    said: list[str] = []
-    assert choose_decoder("auto", said.append).name in ("simplejpeg", "torchvision")
-    assert said == ["train: without the compiled decoder: no C compiler; it needs cc and libjpeg-turbo's headers"]
+    messages: list[str] = []
+    assert choose_decoder("auto", messages.append).name in ("simplejpeg", "torchvision")
+    assert messages == ["train: without the compiled decoder: no C compiler; it needs cc and libjpeg-turbo's headers"]
     with pytest.raises(TrainError, match="no C compiler"):
         choose_decoder("roi")
