@@ -43,6 +43,6 @@ def per_step(how: str) -> float:
 
 def test_memory_freed_in_a_step_is_reused_in_the_next() -> None:
     usual, kept = per_step("leave"), per_step("keep")
-    print(f"page faults a step: {usual:.0f}, with freed memory kept {kept:.0f}")
+    print(f"page faults per step: {usual:.0f}, with freed memory kept {kept:.0f}")
     assert usual > 10_000
     assert kept < 100
