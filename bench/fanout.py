@@ -31,6 +31,7 @@ from pathlib import Path
 
 from bench import report
 from bench.environment import Caller, Cost, ssh_to_all
+from bench.programs.fanout_commands import node_address
 from bench.programs.fanout_engine import IMAGE, SECONDS
 
 ROUND_TRIP_MS = 50
@@ -96,8 +97,8 @@ def measure(count: int, repeat: int) -> dict[str, list[Turn]]:
 
 
 def _launcher(caller: Caller, hosts: Sequence[str]) -> Turn:
-    # All nodes have this machine's address. The launcher still tests that the others reach the first node.
-    nodes = [{"host": host, "address": "127.0.0.1"} for host in hosts]
+    # Each node has its own loopback address. The launcher tests that the others reach the first node.
+    nodes = [{"host": host, "address": node_address(number)} for number, host in enumerate(hosts, 1)]
 
     def job(name: str, seconds: float) -> str:
         env = {SECONDS: f"{seconds:g}"}

@@ -1,4 +1,4 @@
-"""Fixtures that every test may ask for."""
+"""Fixtures available to every test."""
 
 import signal
 
@@ -6,6 +6,6 @@ from tests.bed.fixtures import bed, clean_bed
 
 __all__ = ["bed", "clean_bed"]
 
-# A shell that starts us in the background has SIGINT ignored, and so would everything that tests start and interrupt.
+# A shell ignores SIGINT in background jobs; the programs that tests start and interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -41,13 +41,21 @@ Answer = Callable[[Process, Sequence[str]], Awaitable[int]]
 run_for_real: Counter[str] = Counter()  # commands run in a real shell, by their beginning
 
 
-class Commands:
-    """The commands of one node. `recorded`: the output of the launcher's facts script with HOME at `template`."""
+def node_address(number: int) -> str:
+    """The loopback address of node `number`, counted from 1."""
+    return f"127.0.{number >> 8}.{number & 255}"
 
-    def __init__(self, home: Path, port: int, recorded: bytes, template: Path, docker: Path) -> None:
+
+class Commands:
+    """The commands of one node. `recorded`: the output of the launcher's facts script with HOME at `template`.
+
+    `address`: a loopback address of this node, since nodes with the same address could not reach each other.
+    """
+
+    def __init__(self, home: Path, address: str, port: int, recorded: bytes, template: Path, docker: Path) -> None:
         self._home = home
         self._connection = f"127.0.0.1 1 127.0.0.1 {port}"
-        own = {str(template): str(home), TEMPLATE_CONNECTION: self._connection}
+        own = {str(template): str(home), TEMPLATE_CONNECTION: self._connection, "inet 127.0.0.1/": f"inet {address}/"}
         self._recorded = functools.reduce(lambda text, pair: text.replace(*pair), _encoded(own), recorded)
         self._environment = {
             "HOME": str(home),

@@ -22,7 +22,7 @@ import asyncssh
 from asyncssh.connection import SSHConnection
 from asyncssh.constants import MSG_IGNORE
 
-from bench.programs.fanout_commands import Commands, record_facts, run_for_real
+from bench.programs.fanout_commands import Commands, node_address, record_facts, run_for_real
 from bench.programs.fanout_engine import LOG, RANK_LOG, Engine
 from tests.bed.delay import serve_delayed
 
@@ -85,7 +85,7 @@ async def begin(folder: Path, number: int, delay: float, recorded: bytes) -> int
     )
     outside = await serve_delayed("127.0.0.1", listener.get_port(), delay)
     port = int(outside.sockets[0].getsockname()[1])
-    commands = Commands(home, port, recorded, folder / "template", folder / "bin" / "docker")
+    commands = Commands(home, node_address(number), port, recorded, folder / "template", folder / "bin" / "docker")
     return port
 
 

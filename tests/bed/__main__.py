@@ -14,7 +14,7 @@ from tests.bed.shell import CommandFailed
 
 
 def main() -> int:
-    """0 done; 1 something failed; 3 this machine cannot run the bed (one line says why)."""
+    """Returns 0: done; 1: a command failed; 3: this machine cannot run the bed (one line says why)."""
     parser = argparse.ArgumentParser(prog="python -m tests.bed", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="bring the bed up, reusing what is there")
@@ -23,8 +23,8 @@ def main() -> int:
     down = commands.add_parser("down", help="remove nodes, network, volumes, keys")
     down.add_argument("--stop-engine", action="store_true", help="also stop the dockerd that `up` started, if now idle")
     down.add_argument("--purge", action="store_true", help="also remove images and cached files")
-    commands.add_parser("status", help="nodes and what is left over on them")
-    commands.add_parser("env", help="shell lines that point ssh and launcher at the bed")
+    commands.add_parser("status", help="show the nodes and what is left over on them")
+    commands.add_parser("env", help="print shell lines that point ssh and the launcher at the bed")
     call = parser.parse_args()
     settings = Settings.from_environment(call.venv if call.command == "up" else None)
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Addresses:
-    """Fixed places in the bed's /24."""
+    """Fixed addresses in the bed's /24."""
 
     subnet: ipaddress.IPv4Network
 
@@ -23,5 +23,5 @@ class Addresses:
 
     @property
     def no_route(self) -> str:
-        """Nobody's address: the kernel says "no route to host" after about 3 s."""
+        """An unused address: the kernel reports "no route to host" after about 3 s."""
         return str(self.subnet[251])

@@ -1,4 +1,4 @@
-"""The Debian archive that this machine's own apt uses; no host name is ever written down here."""
+"""The Debian archive that this machine's apt uses; no host name is hard-coded here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ APT = Path("/etc/apt")
 
 @dataclass(frozen=True)
 class Archive:
-    """One apt source: its address and the key file that signs it, when it names one."""
+    """One apt source: its address, and the key file that signs it if it names one."""
 
     uri: str
     signed_by: str | None
@@ -22,7 +22,7 @@ class Archive:
 def debian_archive(root: Path = APT) -> Archive:
     """The first binary source of `root` that serves component main of this machine's Debian release.
 
-    Raises BedUnavailable where the machine is no Debian or its sources name none.
+    Raises BedUnavailable if the machine does not run Debian or has no such source.
     """
     release = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', Path("/etc/os-release").read_text(), re.MULTILINE))
     if release.get("ID") != "debian":
@@ -37,7 +37,7 @@ def debian_archive(root: Path = APT) -> Archive:
 
 
 def _sources(root: Path) -> list[dict[str, str]]:
-    """Both of apt's formats as the fields of the newer one, in lower case."""
+    """Sources in both of apt's formats, as the fields of the newer format, in lower case."""
     found: list[dict[str, str]] = []
     for path in sorted((root / "sources.list.d").glob("*.sources")):
         for paragraph in re.split(r"\n\s*\n", path.read_text()):

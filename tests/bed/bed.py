@@ -1,4 +1,4 @@
-"""What tests hold: the nodes of a bed that is up, ways to run things on them, and what was left over there."""
+"""The bed as tests use it: its nodes, running commands on them, and finding what was left over there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.bed.shell import CommandFailed, output, run
 from tests.bed.sshfiles import SshFiles
 
 LAUNCHER_LABEL = "launcher."
-# What a node at rest runs; everything else is somebody's.
+# The processes of an idle node; all others were left over by a test.
 AT_REST = re.compile(
     r"/sbin/docker-init --|sleep infinity$|dockerd --|containerd --config|sshd: .*\[listener\]|ps -eo|.*<defunct>"
 )
@@ -35,7 +35,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What somebody left on a node; each entry is one line that a failed assertion can print."""
+    """What was left over on a node; each entry is one line that a failed assertion can print."""
 
     containers: tuple[str, ...] = ()  # with a label that begins with `launcher.`, stopped ones too
     networks: tuple[str, ...] = ()  # user-defined
@@ -43,10 +43,10 @@ class Leftovers:
     processes: tuple[str, ...] = ()
     shm: tuple[str, ...] = ()  # /dev/shm
     tmp: tuple[str, ...] = ()  # /tmp and /var/tmp
-    home: tuple[str, ...] = ()  # ~/.launcher of every user: output folders may stay, so they are not dirt
+    home: tuple[str, ...] = ()  # ~/.launcher of every user; output folders may stay
 
     def lines(self, *, home: bool = True) -> list[str]:
-        """Everything found, `kind: entry`; without the output folders if `home` is false."""
+        """All leftovers as `kind: entry`; without the output folders if `home` is false."""
         kinds = ["containers", "networks", "volumes", "processes", "shm", "tmp", *(["home"] if home else [])]
         return [f"{kind}: {entry}" for kind in kinds for entry in getattr(self, kind)]
 
@@ -61,7 +61,7 @@ class Bed:
 
     @classmethod
     def attach(cls, settings: Settings) -> Bed:
-        """The bed as it is now; raises BedUnavailable when it is down."""
+        """The bed as it is now; raises BedUnavailable if it is down."""
         addresses = cluster.addresses_of(settings)
         nodes = [
             Node(index, f"node{index}", addresses.node(index), settings.container(index))
@@ -97,19 +97,19 @@ class Bed:
     def run(
         self, node: Node, *argv: str, check: bool = True, user: str = "root", timeout: float = 120
     ) -> subprocess.CompletedProcess[str]:
-        """A command on the node, past sshd: it works while the network or sshd is broken. Raises CommandFailed."""
+        """Runs a command on the node without ssh: it works while the network or sshd is down. Raises CommandFailed."""
         return run(["docker", "exec", "-u", user, node.container, *argv], check=check, timeout=timeout)
 
     def sh(self, node: Node, script: str, *, user: str = "root", timeout: float = 120) -> str:
-        """Standard output of a shell script on the node; raises CommandFailed."""
+        """Runs a shell script on the node; returns its standard output. Raises CommandFailed."""
         return self.run(node, "sh", "-c", script, user=user, timeout=timeout).stdout
 
     def docker(self, node: Node, *argv: str, timeout: float = 120) -> str:
-        """`docker ARGV` on the node's engine: its output, stripped; raises CommandFailed."""
+        """Runs `docker ARGV` on the node's engine; returns its output, stripped. Raises CommandFailed."""
         return self.run(node, "docker", *argv, timeout=timeout).stdout.strip()
 
     def ssh(self, alias: str, *argv: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        """A command through OpenSSH and the bed's config; raises CommandFailed."""
+        """Runs a command through OpenSSH with the bed's config. Raises CommandFailed."""
         options = ["-F", str(self.ssh_config), "-o", "BatchMode=yes", "-o", f"ConnectTimeout={int(timeout)}"]
         return run(["ssh", *options, alias, *argv], check=check, timeout=timeout + 5)
 
@@ -118,20 +118,20 @@ class Bed:
         return output(["docker", "inspect", "-f", "{{.State.Status}}", node.container])
 
     def preload(self, node: Node, image: str) -> None:
-        """Put an image of this machine's engine on the node."""
+        """Copies an image of this machine's engine to the node."""
         cluster.preload(self.settings, node.index, image)
 
     def wait_ready(self, node: Node, timeout: float = cluster.READY_TIMEOUT) -> None:
-        """Until sshd and the engine answer; raises CommandFailed."""
+        """Waits until sshd and the engine answer. Raises CommandFailed."""
         cluster.wait_ready(self.settings, node.index, timeout)
 
     def torch_options(self) -> list[str]:
-        """Options of `docker run` and `docker create` for a container that sees torch and has the node's network."""
+        """Options of `docker run` and `docker create` for a container with torch and the node's network."""
         mounted = ["-v", f"{VENV_IN_NODE}:{VENV_IN_NODE}:ro", "-e", f"PYTHONPATH={SITE_PACKAGES_IN_NODE}"]
         return ["--init", "--network", "host", "--ipc", "host", *mounted, "-e", "OMP_NUM_THREADS=1"]
 
     def leftovers(self, node: Node) -> Leftovers:
-        """What is on the node that a node at rest does not have."""
+        """Everything on the node that an idle node does not have."""
         containers = [
             f"{item['Name'].lstrip('/')} {item['State']['Status']}"
             for item in self._inspect(node)
@@ -155,8 +155,10 @@ class Bed:
         )
 
     def wait_clean(self, nodes: Sequence[Node] | None = None, timeout: float = 5, *, home: bool = False) -> list[str]:
-        """What is still left over on the nodes after at most `timeout` seconds (an ssh session ends a moment after its
-        client): `alias: kind: entry` lines, empty when all is clean."""
+        """Waits until nothing is left over on the nodes; returns what still is after `timeout` seconds.
+
+        Lines have the form `alias: kind: entry`. An ssh session ends a moment after its client, hence the wait.
+        """
         deadline = time.monotonic() + timeout
         while True:
             lines = [
@@ -169,7 +171,7 @@ class Bed:
             time.sleep(0.2)
 
     def sweep(self, node: Node) -> None:
-        """Make the node as it was at rest: no containers, volumes, files or processes of anybody."""
+        """Removes all containers, volumes, files and processes that an idle node does not have."""
         script = [
             "docker ps -aq | xargs -r docker rm -f -v",
             "docker network prune -f",
@@ -181,7 +183,7 @@ class Bed:
         self.sh(node, "\n".join(["set -e", *script]))
 
     def _inspect(self, node: Node) -> list[Any]:
-        for _ in range(3):  # a container may go between the list and the look at it
+        for _ in range(3):  # a container may be removed between list and inspect
             ids = self.docker(node, "ps", "-aq", "--no-trunc").split()
             if not ids:
                 return []

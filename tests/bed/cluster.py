@@ -1,4 +1,4 @@
-"""Nodes of a bed: created, reused when they are what is asked for, brought back, removed."""
+"""The nodes of a bed: created, reused if they match the request, recovered, removed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.bed.shell import CommandFailed, run, succeeds
 from tests.bed.sshfiles import SshFiles
 
 BENCHMARKING_RANGE = ipaddress.ip_network("198.18.0.0/15")  # RFC 2544: never routed, so traffic stays on this machine
-LABEL = "launcher-bed"  # not `launcher.`: the launcher's own labels are what leftover checks look for
+LABEL = "launcher-bed"  # without the prefix `launcher.`, by which leftover checks find the launcher's containers
 FINGERPRINT = "launcher-bed.fingerprint"
 READY_TIMEOUT = 60.0  # seconds for a node's sshd and engine
 UNPRIVILEGED = [
@@ -44,7 +44,7 @@ UNPRIVILEGED = [
 
 @contextlib.contextmanager
 def locked(settings: Settings, what: str = "change") -> Iterator[None]:
-    """One process at a time changes a bed, and one test session at a time (`what="session"`) uses it; others wait."""
+    """A lock: one process at a time changes a bed, and one test session (`what="session"`) at a time uses it."""
     settings.cache.mkdir(parents=True, exist_ok=True)
     with (settings.cache / f"{settings.name}.{what}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -54,9 +54,9 @@ def locked(settings: Settings, what: str = "change") -> Iterator[None]:
 def up(
     settings: Settings, nodes: int = 2, *, install: bool = True, say: Callable[[str], None] = lambda _: None
 ) -> list[int]:
-    """Bring the bed up with at least `nodes` nodes, reusing what is there; returns the indices of its nodes.
+    """Brings the bed up with at least `nodes` nodes, reusing existing ones; returns the indices of its nodes.
 
-    `install` false changes nothing on this machine outside its Docker engine. Raises BedUnavailable, CommandFailed.
+    Without `install`, nothing on this machine outside its Docker engine changes. Raises BedUnavailable, CommandFailed.
     """
     if not (settings.site_packages).is_dir():
         raise BedUnavailable(
@@ -84,7 +84,7 @@ def up(
 
 
 def down(settings: Settings, *, purge: bool = False, stop_engine: bool = False) -> None:
-    """Remove nodes with their volumes, the network and the state; keeps images and caches unless `purge`."""
+    """Removes nodes with their volumes, the network and the state; keeps images and caches unless `purge`."""
     with locked(settings):
         engine = host.engine_answers()
         if engine:
@@ -96,12 +96,12 @@ def down(settings: Settings, *, purge: bool = False, stop_engine: bool = False) 
             if purge:
                 images.purge(settings)
         run(["rm", "-rf", "--", str(settings.state)])
-        if stop_engine and engine and not docker("ps", "-q"):  # another bed, or somebody's containers, may need it
+        if stop_engine and engine and not docker("ps", "-q"):  # other containers may need it
             host.stop_engine(settings)
 
 
 def addresses_of(settings: Settings) -> Addresses:
-    """The address plan of a bed that is up; raises BedUnavailable when it is not."""
+    """The address plan of a bed that is up; raises BedUnavailable if it is down."""
     done = run(["docker", "network", "inspect", "-f", "{{(index .IPAM.Config 0).Subnet}}", settings.name], check=False)
     if done.returncode:
         raise BedUnavailable(f"the bed {settings.name} is down: `python -m tests.bed up` brings it up")
@@ -109,22 +109,20 @@ def addresses_of(settings: Settings) -> Addresses:
 
 
 def wait_ready(settings: Settings, index: int, timeout: float = READY_TIMEOUT) -> None:
-    """Until the node's sshd greets and its engine answers; raises CommandFailed with the node's own last words."""
+    """Waits until the node's sshd and engine answer; raises CommandFailed with the last lines of the node's logs."""
     address = addresses_of(settings).node(index)
     name = settings.container(index)
     deadline = time.monotonic() + timeout
     while not (_greets(address) and succeeds(["docker", "exec", name, "docker", "info", "-f", "{{.ID}}"])):
         if time.monotonic() > deadline:
-            said = run(["docker", "logs", "--tail", "5", name], check=False)
+            log = run(["docker", "logs", "--tail", "5", name], check=False)
             engine = run(["docker", "exec", name, "tail", "-n", "5", "/var/log/dockerd.log"], check=False)
-            raise CommandFailed(
-                f"{name} was not ready within {timeout:.0f} s: {said.stdout}{said.stderr}{engine.stdout}"
-            )
+            raise CommandFailed(f"{name} was not ready within {timeout:.0f} s: {log.stdout}{log.stderr}{engine.stdout}")
         time.sleep(0.1)
 
 
 def preload(settings: Settings, index: int, image: str) -> None:
-    """Put an image of this machine's engine on a node's, unless the node has that very image."""
+    """Copies an image of this machine's engine to a node's, unless the node has that same image."""
     name = settings.container(index)
     there = run(["docker", "exec", name, "docker", "image", "inspect", "-f", "{{.Id}}", image], check=False)
     if there.stdout.strip() == images.image_id(image):
@@ -134,17 +132,17 @@ def preload(settings: Settings, index: int, image: str) -> None:
             ["docker", "exec", "-i", name, "docker", "load", "-q"], stdin=save.stdout, capture_output=True, check=False
         )
     if save.returncode or load.returncode:
-        raise CommandFailed(f"could not put {image} on {name}: {load.stderr.decode().strip()}")
+        raise CommandFailed(f"could not copy {image} to {name}: {load.stderr.decode().strip()}")
 
 
 def existing(settings: Settings) -> list[int]:
-    """Indices of the nodes that this bed has, running or not."""
+    """Indices of this bed's nodes, running or not."""
     names = docker("ps", "-a", "--filter", f"label={LABEL}={settings.name}", "--format", "{{.Names}}").split()
     return sorted(int(name.rpartition("-node")[2]) for name in names)
 
 
 def _network(settings: Settings) -> Addresses:
-    """The bed's own bridge, on the first /24 of the benchmarking range that no other network of this engine holds."""
+    """The bed's bridge, on the first /24 of the benchmarking range that no other network of this engine uses."""
     with contextlib.suppress(BedUnavailable):
         return addresses_of(settings)
     taken = []
@@ -158,7 +156,7 @@ def _network(settings: Settings) -> Addresses:
 
 
 def _ensure_node(settings: Settings, files: SshFiles, addresses: Addresses, index: int) -> None:
-    """The node as asked for, running and ready; one made from something else is replaced."""
+    """Makes sure that the node exists as requested, running and ready; a node with other settings is replaced."""
     name = settings.container(index)
     rights = _rights(name)
     wanted = hashlib.sha256(b"".join([
@@ -171,7 +169,7 @@ def _ensure_node(settings: Settings, files: SshFiles, addresses: Addresses, inde
     )
     fingerprint, _, status = state.stdout.strip().partition(" ")
     if fingerprint == wanted and status == "running":
-        # An environment that was deleted and made again at the same path is not what the node has mounted.
+        # If the environment was deleted and recreated at the same path, the node still has the old one mounted.
         mounted = run(["docker", "exec", name, "test", "-d", SITE_PACKAGES_IN_NODE], check=False).returncode == 0
         fingerprint = wanted if mounted else "stale"
     if fingerprint != wanted:
@@ -187,7 +185,7 @@ def _ensure_node(settings: Settings, files: SshFiles, addresses: Addresses, inde
     except CommandFailed:
         if status != "running":
             raise
-        docker("restart", "-t", "1", name)  # a fault that a killed test left behind: power-cycle it
+        docker("restart", "-t", "1", name)  # a killed test left a fault behind: power-cycle it
         wait_ready(settings, index)
 
 
@@ -210,7 +208,7 @@ def _create(settings: Settings, files: SshFiles, addresses: Addresses, index: in
 
 
 def _rights(name: str) -> list[str]:
-    """--privileged where the machine lets us; else everything but what it refuses (SYS_RESOURCE in some sandboxes)."""
+    """--privileged if this machine allows it, else all capabilities but SYS_RESOURCE, which some sandboxes refuse."""
     probe = f"{name}-probe-{os.getpid()}"
     allowed = succeeds(
         ["docker", "run", "--rm", "--name", probe, "--network", "none", "--privileged", BASE_IMAGE, "true"]
@@ -221,7 +219,7 @@ def _rights(name: str) -> list[str]:
 
 
 def _greets(address: str) -> bool:
-    """Whether an ssh server speaks first on port 22, as the protocol has it (RFC 4253, 4.2)."""
+    """Whether an ssh server sends its identification on port 22 (RFC 4253, 4.2)."""
     try:
         with socket.create_connection((address, 22), timeout=1) as connection:
             return connection.recv(4) == b"SSH-"

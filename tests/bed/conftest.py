@@ -1,4 +1,4 @@
-"""Fixtures of the tests that speak to the bed's nodes without the command line."""
+"""Fixtures of tests that use the bed's nodes without the command line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Faults on purpose: each breaks one thing the way reality does, and says how it heals.
+"""Fault injection: each fault breaks one thing realistically.
 
-The context managers heal on the way out, also when the test fails. Everything works past the network and sshd of the
-node (docker exec), so that a broken node can still be mended.
+The context managers heal at exit, even if the test fails. Everything bypasses the node's network and sshd (docker
+exec), so that a broken node can still be repaired.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DATA_ROOT = "/var/lib/docker"
 
 @contextlib.contextmanager
 def paused(node: Node) -> Iterator[None]:
-    """A hung machine: every process stands still, the containers' too; connections stay open, unanswered."""
+    """A hung machine: all processes stop, including the containers'; connections stay open, unanswered."""
     docker("pause", node.container)
     try:
         yield
@@ -29,19 +29,19 @@ def paused(node: Node) -> Iterator[None]:
 
 
 def power_off(node: Node) -> None:
-    """Power loss: all processes gone at once, memory and /dev/shm too, disks stay. `power_on` heals."""
+    """Power loss: all processes end at once, memory and /dev/shm are lost, disks remain. `power_on` heals."""
     docker("kill", node.container)
 
 
 def power_on(bed: Bed, node: Node) -> None:
-    """Boot the node and wait until sshd and its engine answer; containers with a restart policy come back."""
+    """Boots the node and waits until sshd and its engine answer; containers with a restart policy restart."""
     docker("start", node.container)
     bed.wait_ready(node)
 
 
 @contextlib.contextmanager
 def partition(bed: Bed, one: Node, other: Node) -> Iterator[None]:
-    """Packets between two nodes vanish in both directions; both stay reachable from here."""
+    """Packets between two nodes are dropped in both directions; both stay reachable from here."""
     _drop(bed, one, "-s", other.address)
     _drop(bed, one, "-d", other.address)
     try:
@@ -52,7 +52,7 @@ def partition(bed: Bed, one: Node, other: Node) -> Iterator[None]:
 
 @contextlib.contextmanager
 def isolated(bed: Bed, node: Node) -> Iterator[None]:
-    """The node is cut off from everybody, us included, without a single packet saying so."""
+    """All packets to and from the node are silently dropped, including those of this machine."""
     _drop(bed, node, "!", "-i", "lo")
     _drop(bed, node, "!", "-o", "lo")
     try:
@@ -63,7 +63,7 @@ def isolated(bed: Bed, node: Node) -> Iterator[None]:
 
 @contextlib.contextmanager
 def blocked_port(bed: Bed, node: Node, port: int) -> Iterator[None]:
-    """A firewall on the node that drops one incoming TCP port."""
+    """A firewall on the node drops packets to one TCP port."""
     _drop(bed, node, "-p", "tcp", "--dport", str(port))
     try:
         yield
@@ -73,7 +73,7 @@ def blocked_port(bed: Bed, node: Node, port: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def packet_loss(bed: Bed, node: Node, fraction: float) -> Iterator[None]:
-    """Every packet that enters the node is lost with the given probability (0 to 1)."""
+    """Every incoming packet of the node is lost with the given probability (0 to 1)."""
     _drop(bed, node, "!", "-i", "lo", "-m", "statistic", "--mode", "random", "--probability", str(fraction))
     try:
         yield
@@ -82,13 +82,13 @@ def packet_loss(bed: Bed, node: Node, fraction: float) -> Iterator[None]:
 
 
 def heal_network(bed: Bed, node: Node) -> None:
-    """Remove every network fault of the node."""
+    """Removes all network faults of the node."""
     bed.run(node, "iptables", "-F", "BED_FAULT")
 
 
 @contextlib.contextmanager
 def without_sshd(bed: Bed, node: Node, *, sessions: bool = True) -> Iterator[None]:
-    """No ssh server: new connections are refused, and open ones die too if `sessions`."""
+    """sshd is down: new connections are refused, and open ones break too if `sessions`."""
     bed.run(node, "pkill", "-KILL", *(["-x", "sshd"] if sessions else ["-F", "/run/sshd.pid"]))
     try:
         yield
@@ -98,13 +98,13 @@ def without_sshd(bed: Bed, node: Node, *, sessions: bool = True) -> Iterator[Non
 
 
 def kill_ssh_sessions(bed: Bed, node: Node) -> None:
-    """Every open ssh connection to the node breaks; new ones work. Nothing to heal."""
+    """Breaks every open ssh connection to the node; new ones work, so there is nothing to heal."""
     bed.sh(node, 'pgrep -x sshd | grep -vx "$(cat /run/sshd.pid)" | xargs -r kill -KILL')
 
 
 @contextlib.contextmanager
 def without_engine(bed: Bed, node: Node) -> Iterator[None]:
-    """No Docker engine: killed as by the kernel's OOM killer; its containers' processes live on until it is back."""
+    """The Docker engine is killed, as by the OOM killer; its containers' processes live until it is back."""
     bed.sh(node, "pkill -KILL -x dockerd; pkill -KILL -x containerd; rm -f /var/run/docker.sock; true")
     try:
         yield
@@ -113,14 +113,14 @@ def without_engine(bed: Bed, node: Node) -> Iterator[None]:
 
 
 def start_engine(bed: Bed, node: Node) -> None:
-    """Start the node's engine after `without_engine` or an engine's own death."""
+    """Starts the node's engine after `without_engine` or a crash."""
     docker("exec", "-d", node.container, "/usr/local/sbin/bed-dockerd.sh")
     bed.wait_ready(node)
 
 
 @contextlib.contextmanager
 def small_shm(bed: Bed, node: Node, size: str = "64m") -> Iterator[None]:
-    """/dev/shm as small as Docker's default for containers, where data loader workers run out of it."""
+    """/dev/shm as small as Docker's default for containers, too small for data loader workers."""
     before = bed.sh(node, "findmnt -no SIZE -b /dev/shm").strip()
     bed.run(node, "mount", "-o", f"remount,size={size}", "/dev/shm")
     try:
@@ -131,7 +131,7 @@ def small_shm(bed: Bed, node: Node, size: str = "64m") -> Iterator[None]:
 
 @contextlib.contextmanager
 def small_disk(bed: Bed, node: Node, path: str, size: str = "1m", owner: str = "trainer") -> Iterator[None]:
-    """A file system of `size` at `path` (made if missing), owned by `owner`: writing more fails with ENOSPC."""
+    """A file system of `size` at `path` (created if missing), owned by `owner`: writing more fails with ENOSPC."""
     bed.run(node, "install", "-d", "-o", owner, "-g", owner, path)
     bed.run(node, "mount", "-t", "tmpfs", "-o", f"size={size},uid={owner},gid={owner},mode=755", "bed-small", path)
     try:
@@ -142,7 +142,7 @@ def small_disk(bed: Bed, node: Node, path: str, size: str = "1m", owner: str = "
 
 @contextlib.contextmanager
 def small_data_root(bed: Bed, node: Node, size: str = "64m") -> Iterator[None]:
-    """An engine whose disk is nearly full: a fresh, empty data root of `size`; the old one returns with its images."""
+    """An engine whose disk is nearly full: an empty data root of `size`; the old one with its images is restored."""
     with contextlib.ExitStack() as healing:
         _stop_engine(bed, node)
         healing.callback(start_engine, bed, node)
@@ -155,9 +155,9 @@ def small_data_root(bed: Bed, node: Node, size: str = "64m") -> Iterator[None]:
 
 @contextlib.contextmanager
 def containerd_store(bed: Bed, node: Node, engine: Path) -> Iterator[None]:
-    """A newer engine (its programs are in the folder `engine`) with containerd's image store, empty; heals to the old.
+    """A newer engine (programs in the folder `engine`) with an empty containerd image store, until the exit.
 
-    Such a store gives an image another id, and takes nothing but whole archives.
+    Such a store gives an image a different id, and loads only whole archives.
     """
     newer = "/opt/newer-engine"
     docker("cp", f"{engine}/.", f"{node.container}:{newer}")
@@ -188,13 +188,13 @@ def _drop(bed: Bed, node: Node, *match: str) -> None:
 
 
 @contextlib.contextmanager
-def pretended_gpus(bed: Bed, node: Node, count: int = 2) -> Iterator[list[str]]:
-    """GPUs that nobody has: a tool that lists them and an engine that believes in them; yields their UUIDs.
+def fake_gpus(bed: Bed, node: Node, count: int = 2) -> Iterator[list[str]]:
+    """Fake GPUs: an nvidia-smi that lists them and an engine that accepts them; yields their UUIDs.
 
-    Enough for who gets which GPU; nothing computes on them.
+    Enough to test the assignment of GPUs to runs; nothing can compute on them.
     """
     uuids = [f"GPU-{node.index:08x}-0000-0000-0000-{place:012x}" for place in range(count)]
-    lines = "".join(f"{place}, {uuid}, Pretended GPU, 16000, 550.54\\n" for place, uuid in enumerate(uuids))
+    lines = "".join(f"{place}, {uuid}, Fake GPU, 16000, 550.54\\n" for place, uuid in enumerate(uuids))
     hook = "nvidia-container-runtime-hook"
     bed.sh(
         node,

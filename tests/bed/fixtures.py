@@ -1,4 +1,4 @@
-"""pytest fixtures of the bed; tests/conftest.py makes them known to every test."""
+"""pytest fixtures of the bed; tests/conftest.py makes them available to every test."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.bed.settings import BedUnavailable, Settings
 
 @pytest.fixture(scope="session")
 def bed() -> Iterator[Bed]:
-    """The bed with at least two nodes, brought up if an engine answers, and left up for the next session.
+    """The bed with at least two nodes, brought up if a Docker engine answers, and left up for the next session.
 
-    Without an engine: a skip with one line, or a failure where LAUNCHER_BED_REQUIRED is set. A test run never installs
-    packages and never starts an engine: that is for `python -m tests.bed up`. Sessions take turns on a bed.
+    Without an engine the test is skipped with one line, or fails if LAUNCHER_BED_REQUIRED is set. Without that variable
+    a test run never installs packages or starts an engine; `python -m tests.bed up` does. One session at a time.
     """
     settings = Settings.from_environment()
     with cluster.locked(settings, "session"):
@@ -32,7 +32,7 @@ def bed() -> Iterator[Bed]:
 
 @pytest.fixture
 def clean_bed(bed: Bed) -> Iterator[Bed]:
-    """The bed with nothing of earlier tests on its nodes; it sweeps again afterwards and so proves no cleanliness."""
+    """The bed with nothing of earlier tests on its nodes. It is swept afterwards too, so it proves no cleanliness."""
     for node in bed.nodes:
         bed.sweep(node)
     yield bed
@@ -41,7 +41,7 @@ def clean_bed(bed: Bed) -> Iterator[Bed]:
 
 
 def unavailable(reason: str) -> NoReturn:
-    """End a test that cannot run here: a skip with one line, or a failure where LAUNCHER_BED_REQUIRED is set."""
+    """Ends a test that cannot run here: skips it with one line, or fails it if LAUNCHER_BED_REQUIRED is set."""
     if _required():
         pytest.fail(f"LAUNCHER_BED_REQUIRED is set, but: {reason}", pytrace=False)
     pytest.skip(reason)

@@ -34,7 +34,7 @@ def engine_answers() -> bool:
 
 
 def ensure(settings: Settings) -> None:
-    """A running engine, the tools and the plugins, installed or started where they are missing and this user is root.
+    """Makes sure that the engine runs and tools and plugins exist; as root, installs and starts what is missing.
 
     Raises BedUnavailable with one line that says what is missing.
     """
@@ -54,7 +54,7 @@ def ensure(settings: Settings) -> None:
 
 
 def require_engine() -> None:
-    """For callers that must not change the machine: raises BedUnavailable unless an engine answers already."""
+    """For callers that must not change the machine: raises BedUnavailable unless an engine already answers."""
     if not shutil.which("docker"):
         raise BedUnavailable(
             "no Docker on this machine (root on Debian: `python -m tests.bed up` installs it and brings the bed up)"
@@ -66,7 +66,7 @@ def require_engine() -> None:
 
 
 def install_packages() -> None:
-    """apt-get install what PACKAGES lacks on this machine; a running engine of another package counts as docker.io."""
+    """Installs missing PACKAGES with apt-get; a running engine from another package counts as docker.io."""
     have_engine = engine_answers()
     search = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     missing = [
@@ -79,13 +79,13 @@ def install_packages() -> None:
     if not shutil.which("apt-get"):
         raise BedUnavailable(f"missing {', '.join(missing)}, and there is no apt-get to install them with")
     lock = ["-o", "DPkg::Lock::Timeout=300"]
-    run(["apt-get", *lock, "update", "-q"], check=False, timeout=300)  # one broken third-party source must not stop us
+    run(["apt-get", *lock, "update", "-q"], check=False, timeout=300)  # a broken third-party source must not matter
     environment = ["env", "DEBIAN_FRONTEND=noninteractive"]
     run([*environment, "apt-get", *lock, "install", "-qy", "--no-install-recommends", *missing], timeout=600)
 
 
 def install_plugins() -> None:
-    """`docker compose` and `docker buildx`, from this suite when it has them, else unpacked from NEWER_SUITE."""
+    """Installs `docker compose` and `docker buildx`, unpacked from NEWER_SUITE, unless they are installed."""
     missing = [package for plugin, package in PLUGINS.items() if not succeeds(["docker", plugin, "version"])]
     if not missing or not shutil.which("apt-get"):
         return
@@ -98,7 +98,7 @@ def install_plugins() -> None:
 
 
 def newer_engine(settings: Settings) -> Path:
-    """A folder with the programs of NEWER_SUITE's engine, which knows containerd's image store; kept in the cache.
+    """A folder with the programs of NEWER_SUITE's engine, which supports containerd's image store; cached.
 
     Raises BedUnavailable.
     """
@@ -120,11 +120,11 @@ def newer_engine(settings: Settings) -> Path:
 
 @contextlib.contextmanager
 def _unpacked(packages: Sequence[str]) -> Iterator[Path]:
-    """The files of these packages of NEWER_SUITE, without what they depend on; nothing is installed."""
+    """The files of these packages of NEWER_SUITE, without their dependencies; nothing is installed."""
     archive = debian_archive()
     with tempfile.TemporaryDirectory(prefix="launcher-bed-") as folder:
         temporary = Path(folder)
-        temporary.chmod(0o755)  # apt fetches as an unprivileged user
+        temporary.chmod(0o755)  # apt downloads as an unprivileged user
         for part in ("lists/partial", "cache/archives/partial"):
             (temporary / part).mkdir(parents=True)
         signed = f" [signed-by={archive.signed_by}]" if archive.signed_by else ""
@@ -143,7 +143,7 @@ def _unpacked(packages: Sequence[str]) -> Iterator[Path]:
 
 
 def start_engine(settings: Settings, timeout: float = 60) -> None:
-    """Start dockerd, detached, past the stale pid and socket files of one that was killed; raises BedUnavailable."""
+    """Starts dockerd, detached, after removing stale pid files of a killed one. Raises BedUnavailable."""
     if _wait_for_engine(1 if _alive(Path("/var/run/docker.pid")) is None else timeout):
         return
     for pid_file in (Path("/var/run/docker.pid"), Path("/var/run/docker/containerd/containerd.pid")):
@@ -167,7 +167,7 @@ def start_engine(settings: Settings, timeout: float = 60) -> None:
 
 
 def stop_engine(settings: Settings) -> bool:
-    """Stop the dockerd that `start_engine` started, if it still runs; returns whether it did."""
+    """Stops the dockerd that `start_engine` started; returns whether it was still running."""
     pid = _alive(_started_by_us(settings))
     _started_by_us(settings).unlink(missing_ok=True)
     if pid is None:
@@ -184,13 +184,13 @@ def _started_by_us(settings: Settings) -> Path:
 
 
 def _alive(pid_file: Path) -> int | None:
-    """The pid in the file if that process is an engine and not an unrelated one that got the number later."""
+    """The pid in the file if that process is an engine, not an unrelated process that reused the pid."""
     try:
         pid = int(pid_file.read_text())
         status = Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError, ValueError):
         return None
-    # A killed engine may linger as a zombie where the machine's pid 1 does not reap.
+    # A killed engine may remain as a zombie if the machine's pid 1 does not reap.
     dead = re.search(r"^State:\s+[ZX]", status, re.MULTILINE)
     engine = re.match(r"Name:\s+(dockerd|containerd)\n", status)
     return pid if engine and not dead else None
@@ -206,5 +206,5 @@ def _wait_for_engine(timeout: float) -> bool:
 
 
 def docker(*argv: str, timeout: float = 300) -> str:
-    """`docker ARGV` on this machine's engine: its standard output, stripped; raises CommandFailed."""
+    """Runs `docker ARGV` on this machine's engine; returns its standard output, stripped. Raises CommandFailed."""
     return output(["docker", *argv], timeout=timeout)

@@ -1,4 +1,4 @@
-"""The bed's three images on this machine's engine: the base without a registry, the node, the training container's."""
+"""The bed's three images on this machine's engine: base (built without a registry), node and training image."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.bed.shell import CommandFailed, run, succeeds
 
 FOLDER = Path(__file__).parent
 INCLUDE = "python3,python3-venv,python3-pip,ca-certificates"
-CONTENT = "launcher-bed.content"  # label: digest of what the image was built from
+CONTENT = "launcher-bed.content"  # label: digest of the image's inputs
 
 
 def image_id(reference: str) -> str | None:
@@ -25,7 +25,7 @@ def image_id(reference: str) -> str | None:
 
 
 def ensure(settings: Settings) -> None:
-    """All three images present and built from what the files here say now; raises BedUnavailable, CommandFailed."""
+    """Makes sure that all three images exist and are up to date. Raises BedUnavailable, CommandFailed."""
     if image_id(BASE_IMAGE) is None:
         make_base(settings)
     base = image_id(BASE_IMAGE) or ""
@@ -34,18 +34,18 @@ def ensure(settings: Settings) -> None:
 
 
 def base_tarball(settings: Settings) -> Path:
-    """Where the base image's root file system is kept between beds."""
+    """The cached root file system of the base image."""
     return settings.cache / f"{BASE_SUITE}-{hashlib.sha256(INCLUDE.encode()).hexdigest()[:8]}.tar"
 
 
 def make_base(settings: Settings) -> None:
-    """BASE_IMAGE from the cached tarball, else by debootstrap, else from a registry; raises BedUnavailable."""
+    """Creates BASE_IMAGE from the cached tarball, else by debootstrap, else from a registry. Raises BedUnavailable."""
     tarball = base_tarball(settings)
     if not tarball.exists():
         if os.geteuid() != 0 or not shutil.which("debootstrap", path=os.environ.get("PATH", "") + ":/usr/sbin"):
             if not succeeds(["docker", "pull", "-q", BASE_IMAGE], timeout=120):
                 raise BedUnavailable(
-                    f"no {BASE_IMAGE} here, no registry to pull it from, and only root with debootstrap can make it"
+                    f"no {BASE_IMAGE} here, no registry to pull it from, and only root with debootstrap can build it"
                 )
             return
         _bootstrap(tarball)
@@ -53,7 +53,7 @@ def make_base(settings: Settings) -> None:
 
 
 def _bootstrap(tarball: Path) -> None:
-    """A minimal Debian as a tarball; apt's downloads and the documentation stay out (a third of the size)."""
+    """A minimal Debian as a tarball, without apt's downloads and the documentation (a third of the size)."""
     archive = debian_archive()
     tarball.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="rootfs-", dir=tarball.parent) as folder:
@@ -79,11 +79,11 @@ def _bootstrap(tarball: Path) -> None:
         exclude = [f"--exclude={pattern}" for pattern in leave_out]
         partial = tarball.with_suffix(".partial")
         run(["tar", "-C", str(root), *exclude, "-cf", str(partial), "."])
-        partial.rename(tarball)  # whole or not at all, should we be killed here
+        partial.rename(tarball)  # atomic, in case this process is killed
 
 
 def _build(tag: str, dockerfile: str, files: list[str], base: str) -> None:
-    """Build `tag` unless it carries the digest of the very files and base it would be built from."""
+    """Builds `tag`, unless its label has the digest of the current files and base."""
     content = hashlib.sha256(base.encode())
     for name in [dockerfile, *files]:
         content.update((FOLDER / name).read_bytes())
@@ -93,8 +93,8 @@ def _build(tag: str, dockerfile: str, files: list[str], base: str) -> None:
     )
     if labelled.stdout.strip() == digest:
         return
-    # Classic builder with host networking: the only combination that reaches a package archive from inside a build
-    # on machines whose bridge has no way out.
+    # The classic builder with host networking: the only combination that reaches a package archive during a build
+    # on machines whose bridge has no route to the outside.
     argv = [
         "docker",
         "build",
@@ -111,7 +111,7 @@ def _build(tag: str, dockerfile: str, files: list[str], base: str) -> None:
 
 
 def purge(settings: Settings) -> None:
-    """Remove the images and the cached tarball."""
+    """Removes the images and the cached tarball."""
     for tag in (NODE_IMAGE, TRAIN_IMAGE, BASE_IMAGE):
         if image_id(tag):
             try:

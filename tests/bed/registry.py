@@ -1,4 +1,4 @@
-"""A registry with one image in it, behind a password, on this machine's loopback: enough for `docker pull`."""
+"""A registry with one image and a password on this machine's loopback interface: enough for `docker pull`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
 
 class Registry:
-    """Blobs by digest and one manifest, as the Docker registry API V2 serves them."""
+    """Blobs by digest and one manifest, served with the Docker registry API V2."""
 
     def __init__(self, archive: Path) -> None:
-        """archive: `docker save` of one image; its layers are served as they lie there, uncompressed."""
+        """archive: the output of `docker save` for one image; its layers are served uncompressed."""
         self.blobs: dict[str, bytes] = {}
         with tarfile.open(archive) as found:
             [image] = json.loads(found.extractfile("manifest.json").read())  # type: ignore[union-attr]
@@ -48,7 +48,7 @@ class Registry:
 
 @contextmanager
 def serving(registry: Registry) -> Iterator[int]:
-    """Its port on 127.0.0.1."""
+    """Serves the registry; yields its port on 127.0.0.1."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -85,7 +85,7 @@ def serving(registry: Registry) -> Iterator[int]:
                 self.wfile.write(body)
 
         def log_message(self, *words: object) -> None:
-            """pytest shows what matters."""
+            """Logs nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -99,7 +99,7 @@ def serving(registry: Registry) -> Iterator[int]:
 
 @contextmanager
 def forwarded(config: Path, aliases: list[str], port: int) -> Iterator[None]:
-    """The port on these nodes' own loopback: engines trust a registry there without TLS."""
+    """Forwards the port to these nodes' loopback interface, where engines accept a registry without TLS."""
     tunnels = [
         subprocess.Popen(
             ["ssh", "-F", str(config), "-N", "-o", "ExitOnForwardFailure=yes", "-R", f"{port}:127.0.0.1:{port}", alias]

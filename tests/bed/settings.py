@@ -1,4 +1,4 @@
-"""Where a bed keeps its things and what it is called; read once from the environment."""
+"""Name and folders of a bed, read once from the environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRAIN_IMAGE = "launcher-bed-train"
 VENV_IN_NODE = "/opt/venv"
 SITE_PACKAGES_IN_NODE = f"{VENV_IN_NODE}/lib/{CONTAINER_PYTHON}/site-packages"
 TRAINER = "trainer"  # the ssh user: not root, may use docker
-NO_DOCKER = "nodocker"  # an ssh user who may not
+NO_DOCKER = "nodocker"  # an ssh user who may not use docker
 
 
 class BedUnavailable(RuntimeError):  # noqa: N818 - a state of the machine, not a defect
@@ -24,7 +24,7 @@ class BedUnavailable(RuntimeError):  # noqa: N818 - a state of the machine, not 
 
 @dataclass(frozen=True)
 class Settings:
-    """One bed: `name` prefixes its containers and is its network's name, so that two beds can stand side by side."""
+    """One bed: `name` prefixes its containers and names its network, so that two beds can coexist."""
 
     name: str
     cache: Path  # the base image's tarball, the engine's log; survives `down`
@@ -41,7 +41,7 @@ class Settings:
 
     @property
     def site_packages(self) -> Path:
-        """What training containers import torch from."""
+        """The folder from which training containers import torch."""
         return self.venv / "lib" / CONTAINER_PYTHON / "site-packages"
 
     def container(self, index: int) -> str:

@@ -1,4 +1,4 @@
-"""Running programs on this machine, with errors that carry what the program said."""
+"""Running programs on this machine, with errors that contain the program's output."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class CommandFailed(RuntimeError):  # noqa: N818
 def run(
     argv: Sequence[str], *, check: bool = True, timeout: float = 300, stdin: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `argv`, capture both streams as text; raises CommandFailed unless `check` is false."""
+    """Runs `argv` and captures both streams as text; raises CommandFailed unless `check` is false."""
     done = subprocess.run(list(argv), capture_output=True, text=True, timeout=timeout, input=stdin, check=False)
     if check and done.returncode:
-        said = "\n".join((done.stderr + done.stdout).strip().splitlines()[-15:])
-        raise CommandFailed(f"{' '.join(argv)}: exit {done.returncode}\n{said}")
+        end = "\n".join((done.stderr + done.stdout).strip().splitlines()[-15:])
+        raise CommandFailed(f"{' '.join(argv)}: exit {done.returncode}\n{end}")
     return done
 
 
@@ -27,7 +27,7 @@ def output(argv: Sequence[str], timeout: float = 300) -> str:
 
 
 def succeeds(argv: Sequence[str], timeout: float = 60) -> bool:
-    """Whether `argv` exists and exits 0 in time."""
+    """Whether the program exists and exits with 0 in time."""
     try:
         return run(argv, check=False, timeout=timeout).returncode == 0
     except (FileNotFoundError, subprocess.TimeoutExpired):

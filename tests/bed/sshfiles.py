@@ -1,4 +1,4 @@
-"""Keys, known_hosts and the ssh config that tests reach the nodes with, broken ways in included."""
+"""Keys, known_hosts and the ssh config with which tests reach the nodes, including aliases that fail."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class SshFiles:
         return self.folder / "id_wrong"
 
     def host_key(self, index: int) -> Path:
-        """The host key of node `index`, kept here so that a node made anew is still the same host."""
+        """The host key of node `index`, kept here so that a recreated node has the same key."""
         return self.folder / f"host_key_{index}"
 
     def make_keys(self, indices: list[int]) -> None:
-        """Create what is missing; existing keys stay."""
+        """Creates missing keys; existing keys are kept."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
         for path in [self.key, self.wrong_key, self.folder / "host_key_changed", *map(self.host_key, indices)]:
@@ -49,7 +49,7 @@ class SshFiles:
                 run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "launcher-bed", "-f", str(path)])
 
     def write(self, addresses: Mapping[int, str], blackhole: str, no_route: str) -> None:
-        """known_hosts in three kinds (right, empty, changed) and the config with one alias for each way in."""
+        """Writes three known_hosts files (correct, empty, changed) and the config with all aliases."""
         changed = self.folder / "known_hosts_changed"
         empty = self.folder / "known_hosts_empty"
         public = {index: self.host_key(index).with_suffix(".pub").read_text().strip() for index in addresses}
@@ -86,7 +86,7 @@ class SshFiles:
             "StrictHostKeyChecking": "yes",
             "PasswordAuthentication": "no",
         }
-        # OpenSSH takes the first value it meets, so the defaults come last; of IdentityFile it takes all.
+        # OpenSSH uses the first value it finds, so the defaults come last; it uses all IdentityFiles.
         key = _block("* !wrong-key", {"IdentityFile": str(self.key)})
         self.config.write_text("\n".join([*hosts, key, _block("*", defaults)]))
 

@@ -1,4 +1,4 @@
-"""Stand-ins for images that do not fit together: real torch, real torchvision, the wrong ones of each."""
+"""Stand-ins for broken images: real torch and real torchvision in versions that do not match."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.bed.shell import run
 
 FOLDER = Path(__file__).parent / "faulty"
 FAULTY = "launcher-bed-faulty"
-TIMEOUT = 1500  # seconds: torch and what it needs is 3 GB of wheels
+TIMEOUT = 1500  # seconds: torch and its requirements are 3 GB of wheels
 
 
 def download(requirement: str, folder: Path) -> Path:
@@ -26,16 +26,16 @@ def download(requirement: str, folder: Path) -> Path:
 
 
 def faulty(tag: str = FAULTY, *wheels: Path, **arguments: str) -> str:
-    """Build a stand-in on this machine's engine: torch 2.14.1 with torchvision 0.2.1 unless `arguments` say otherwise.
+    """Builds a stand-in on this machine's engine: torch 2.14.1 with torchvision 0.2.1 unless `arguments` say otherwise.
 
-    Minutes and 4 GB the first time, a second from the builder's cache.
+    Takes minutes and 4 GB the first time, a second with the builder's cache.
     """
     with tempfile.TemporaryDirectory(prefix="launcher-bed-") as folder:
         context = Path(folder)
         for path in (*FOLDER.glob("*.*"), FOLDER / "Dockerfile", *wheels):
             shutil.copy(path, context)
         authority = os.environ.get("PIP_CERT", "")
-        if authority:  # pip in the build trusts what pip here trusts
+        if authority:  # pip in the build trusts the same authority as pip here
             shutil.copy(authority, context / "ca.crt")
         for path in context.iterdir():
             os.utime(path, (0, 0))
@@ -48,7 +48,7 @@ def faulty(tag: str = FAULTY, *wheels: Path, **arguments: str) -> str:
 
 
 def on_top(base: str, tag: str, *lines: str) -> str:
-    """`base` with these Dockerfile lines after it."""
+    """Builds an image from `base` and these Dockerfile lines."""
     text = "\n".join([f"FROM {base}", *lines]) + "\n"
     subprocess.run(
         ["docker", "build", "-q", "-t", tag, "-"],

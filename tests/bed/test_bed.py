@@ -1,4 +1,4 @@
-"""The bed itself: is it the cluster that the other tests believe it to be?"""
+"""The bed itself: it is the cluster that the other tests expect."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ dist.destroy_process_group()
 
 def test_openssh_reaches_every_node_as_a_user_who_is_not_root_and_may_use_docker(bed: Bed) -> None:
     for node in bed.nodes:
-        said = bed.ssh(node.alias, "id -un; hostname; docker version -f '{{.Server.Os}}'; which python3 || echo bare")
-        assert said.stdout.split() == ["trainer", node.alias, "linux", "bare"]
+        answer = bed.ssh(node.alias, "id -un; hostname; docker version -f '{{.Server.Os}}'; which python3 || echo bare")
+        assert answer.stdout.split() == ["trainer", node.alias, "linux", "bare"]
 
 
 def test_nodes_see_each_other_and_jump_hosts_work(bed: Bed) -> None:
@@ -45,13 +45,13 @@ def test_nodes_see_each_other_and_jump_hosts_work(bed: Bed) -> None:
         ("no-such-host", "Could not resolve hostname"),
     ],
 )
-def test_broken_ways_in_are_broken_as_named(bed: Bed, alias: str, message: str) -> None:
+def test_broken_aliases_fail_as_named(bed: Bed, alias: str, message: str) -> None:
     done = bed.ssh(alias, "true", check=False)
     assert done.returncode == 255
     assert message in done.stderr
 
 
-def test_the_blackhole_answers_nothing(bed: Bed) -> None:
+def test_the_blackhole_never_answers(bed: Bed) -> None:
     began = time.monotonic()
     done = bed.ssh("blackhole", "true", check=False, timeout=2)
     assert "timed out" in done.stderr
@@ -98,7 +98,7 @@ def test_leftovers_are_found_and_swept(clean_bed: Bed) -> None:
     assert clean_bed.leftovers(node).lines() == []
 
 
-def test_a_paused_node_stands_still_with_its_containers(clean_bed: Bed) -> None:
+def test_a_paused_node_stops_its_containers(clean_bed: Bed) -> None:
     node = clean_bed.nodes[1]
     ticker = "for i in $(seq 100); do date +%s.%N; sleep 0.1; done"
     clean_bed.docker(node, "run", "-d", "--name", "ticker", "--init", TRAIN_IMAGE, "sh", "-c", ticker)
@@ -110,7 +110,9 @@ def test_a_paused_node_stands_still_with_its_containers(clean_bed: Bed) -> None:
     time.sleep(0.5)
     ticks = [float(tick) for tick in clean_bed.docker(node, "logs", "ticker").split()]
     assert ticks[0] < began < ended < ticks[-1]
-    assert not [tick for tick in ticks if began + 0.5 < tick < ended - 0.1], "the container ran on in a paused node"
+    assert not [tick for tick in ticks if began + 0.5 < tick < ended - 0.1], (
+        "the container kept running in a paused node"
+    )
 
 
 def test_a_partition_heals(clean_bed: Bed) -> None:
@@ -135,7 +137,7 @@ def test_an_isolated_node_is_silent_and_a_lossy_one_slow(clean_bed: Bed) -> None
 
 
 def _dropped(bed: Bed) -> int:
-    """Packets that faults of the second node have swallowed so far."""
+    """Packets dropped by faults of the second node so far."""
     rules = bed.sh(bed.nodes[1], "iptables -nvxL BED_FAULT").splitlines()[2:]
     return sum(int(rule.split()[0]) for rule in rules)
 
@@ -162,7 +164,7 @@ def test_power_loss_takes_memory_and_keeps_the_disk(clean_bed: Bed) -> None:
     clean_bed.sh(node, "rm /home/trainer/kept")
 
 
-def test_sshd_and_the_engine_die_and_come_back(clean_bed: Bed) -> None:
+def test_sshd_and_the_engine_can_be_killed_and_restarted(clean_bed: Bed) -> None:
     node = clean_bed.nodes[1]
     with faults.without_sshd(clean_bed, node):
         assert "Connection refused" in clean_bed.ssh(node.alias, "true", check=False).stderr

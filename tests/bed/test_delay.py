@@ -1,4 +1,4 @@
-"""The delay in front of the nodes: late by what was asked for, nothing changed, nothing slowed down."""
+"""The delay in front of the nodes: exactly as specified, with unchanged data and unlimited throughput."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS = 0.05
 
 @contextlib.contextmanager
 def echo_server(greeting: bytes = b"") -> Iterator[tuple[str, int]]:
-    """Sends the greeting, then back whatever comes, then its end."""
+    """Sends the greeting, then echoes everything, including the end of the stream."""
 
     def serve() -> None:
         while True:
@@ -41,7 +41,7 @@ def echo_server(greeting: bytes = b"") -> Iterator[tuple[str, int]]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_connection_costs_a_round_trip_and_so_does_every_answer() -> None:
+def test_every_connection_and_every_answer_takes_a_round_trip() -> None:
     greeted, answered, round_trip = [], [], []
     with echo_server(b"hello") as target, delayed_ports([target], SECONDS) as [port]:
         for _ in range(5):
@@ -56,9 +56,9 @@ def test_a_connection_costs_a_round_trip_and_so_does_every_answer() -> None:
                 connection.sendall(b"again")
                 assert connection.recv(5) == b"again"
                 round_trip.append(time.monotonic() - began)
-    # A busy machine is late by itself, but not five times by as much as one more way; nothing is ever early.
+    # A busy machine adds delay, but less than one more trip in all of five attempts; nothing arrives early.
     assert 4 * SECONDS <= min(greeted) < 5 * SECONDS
-    assert 4 * SECONDS <= min(answered) < 5 * SECONDS  # it went out with the handshake's last packet
+    assert 4 * SECONDS <= min(answered) < 5 * SECONDS  # it was sent with the handshake's last packet
     assert 2 * SECONDS <= min(round_trip) < 3 * SECONDS
 
 
@@ -78,7 +78,7 @@ def test_bytes_arrive_unchanged_and_throughput_is_not_limited() -> None:
                 received.update(data)
         took = time.monotonic() - began
     assert received.digest() == hashlib.sha256(sent).digest()
-    assert took < 10  # a round trip for every 64 KiB would be 51 s
+    assert took < 10  # a round trip per 64 KiB would take 51 s
 
 
 def test_many_connections_at_once_do_not_wait_for_each_other() -> None:
@@ -92,7 +92,7 @@ def test_many_connections_at_once_do_not_wait_for_each_other() -> None:
             connection.close()
 
 
-def test_where_nothing_listens_the_connection_ends() -> None:
+def test_a_connection_to_a_closed_port_ends() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         target = free.getsockname()
     with delayed_ports([target], 0.01) as [port], socket.create_connection(("127.0.0.1", port), 5) as connection:
@@ -100,7 +100,7 @@ def test_where_nothing_listens_the_connection_ends() -> None:
 
 
 @pytest.mark.bed
-def test_ssh_reaches_every_node_later_and_proves_its_host_key(bed: Bed) -> None:
+def test_ssh_reaches_every_node_delayed_and_verifies_its_host_key(bed: Bed) -> None:
     def took(config: object, alias: str) -> float:
         began = time.monotonic()
         argv = ["ssh", "-F", str(config), "-o", "BatchMode=yes", alias, "uname", "-n"]

@@ -1,4 +1,4 @@
-"""`launcher plan --docker`: the printed line, pasted into a node's shell, makes the container that `up` would make."""
+"""`launcher plan --docker`: the printed line, pasted into a node's shell, creates the same container as `up`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def inspected(bed: Bed, name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(bed.sh(bed.nodes[0], f"docker inspect {name}"))[0]
     config = found["Config"]
     program = [*(config.pop("Entrypoint") or []), *(config.pop("Cmd") or [])]
-    for own in ("Hostname", "AttachStdout", "AttachStderr"):  # -d says what becomes of them
+    for own in ("Hostname", "AttachStdout", "AttachStderr"):  # they depend on -d
         config.pop(own, None)
     config["Env"].sort()
     asked = container_request(FULL)["HostConfig"]  # docker's command line fills in engine defaults for the rest
@@ -65,7 +65,7 @@ def inspected(bed: Bed, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("spec", [PLAIN, FULL], ids=["plain", "full"])
-def test_a_pasted_line_makes_the_container_that_up_makes(bed: Bed, engine: Engine, spec: ContainerSpec) -> None:
+def test_a_pasted_line_creates_the_same_container_as_up(bed: Bed, engine: Engine, spec: ContainerSpec) -> None:
     bed.sh(bed.nodes[0], docker_run(spec))
     engine.create(replace(spec, name="launcher-created"))
     pasted, created = inspected(bed, "launcher-pasted"), inspected(bed, "launcher-created")

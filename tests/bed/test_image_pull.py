@@ -1,4 +1,4 @@
-"""Nodes that reach a registry pull by themselves, by digest, with the caller's login, which stays off the node."""
+"""Nodes that reach a registry pull images themselves, by digest, with the caller's login, which is not stored there."""
 
 import base64
 import json
@@ -34,7 +34,7 @@ def local():
 
 @pytest.fixture
 def published(clean_bed, tmp_path, monkeypatch):
-    """(registry, name): an image that only a registry has, which asks for a password; nodes and we reach it."""
+    """(registry, name, port): an image only in a registry with a password, reachable from here and from the nodes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tag = f"launcher-test-pull:{uuid.uuid4().hex[:8]}"
     (tmp_path / "Dockerfile").write_text(f"FROM launcher-bed-train\nRUN echo {tag} >/pulled\n")
@@ -71,32 +71,30 @@ def engines_of(bed):
     return connect([(node.alias, node.alias) for node in bed.nodes[:2]], ssh_config=bed.ssh_config)
 
 
-def test_every_node_pulls_the_same_digest_with_a_login_that_stays_here(
+def test_every_node_pulls_the_same_digest_and_the_login_is_not_stored_there(
     clean_bed, local, published, tmp_path, monkeypatch
 ):
     served, name, port = published
     log_in(tmp_path, monkeypatch, port)
-    said = Log()
+    log = Log()
     with engines_of(clean_bed) as fleet:
-        done = provide(name, ImageLocations(fleet.engines, local, said))
+        done = provide(name, ImageLocations(fleet.engines, local, log))
         assert done.shipped == {}
         assert {engine.images.inspect(name).id for engine in fleet.engines} == {done.id}
-    assert any(f"@{served.digest}" in line for line in said)
+    assert any(f"@{served.digest}" in line for line in log)
     for node in clean_bed.nodes[:2]:
         found = clean_bed.sh(node, "grep -rls s3cret /home /root /etc/docker /var/lib/docker/containers || true")
         assert found == ""
 
 
-def test_without_a_login_the_registrys_refusal_is_told(clean_bed, local, published, tmp_path, monkeypatch):
+def test_without_a_login_the_registrys_refusal_is_reported(clean_bed, local, published, tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     with engines_of(clean_bed) as fleet, pytest.raises(ImageUnfit, match="docker login") as refusal:
         provide(published[1], ImageLocations(fleet.engines, local, Log()))
     assert refusal.value.exit_code == 4
 
 
-def test_a_node_that_lacks_what_the_caller_has_from_a_registry_pulls_it_too(
-    clean_bed, local, published, tmp_path, monkeypatch
-):
+def test_a_node_pulls_an_image_that_the_caller_has_from_a_registry(clean_bed, local, published, tmp_path, monkeypatch):
     _, name, port = published
     log_in(tmp_path, monkeypatch, port)
     local.images.pull(name, {"username": registry.USER, "password": registry.PASSWORD})
@@ -109,7 +107,7 @@ def test_a_node_that_lacks_what_the_caller_has_from_a_registry_pulls_it_too(
 
 
 def test_a_lock_file_pins_a_base_whose_tag_moves(clean_bed, local, published, tmp_path, monkeypatch):
-    """Also: nothing to do costs one look, and a lock that nobody can serve any more is refused with its cure."""
+    """The locked image is used, and pulled by digest, even though the tag has moved to another image."""
     served, name, port = published
     log_in(tmp_path, monkeypatch, port)
     asked = Image.model_validate({"base": name, "torchvision": "keep"})

@@ -1,4 +1,4 @@
-"""Nodes that have an image serve the others: it leaves the launcher's machine once, whoever else wants it."""
+"""Nodes that have an image serve the others as peers, so it leaves the launcher's machine only once."""
 
 import contextlib
 import os
@@ -67,7 +67,7 @@ def ids(bed, name):
 
 
 def clean(bed):
-    """No server, no part of an image is left on any node."""
+    """Asserts that no peer and no partial image is left on any node."""
     for node in bed.nodes[:4]:
         assert not bed.docker(node, "ps", "-aq")
         assert not bed.docker(node, "images", "-q", "--filter", "dangling=true")
@@ -76,18 +76,18 @@ def clean(bed):
 def test_four_nodes_and_one_image_over_the_uplink(four, fleet, image, monkeypatch):
     monkeypatch.setenv(peers.VARIABLE, "4")
     monkeypatch.setattr(peers, "CHUNK", SIZE // 3)  # several parts
-    said = Log()
+    log = Log()
     with caller_engine() as local:
-        done = provide(image, ImageLocations(fleet.engines, local, said))
+        done = provide(image, ImageLocations(fleet.engines, local, log))
         assert ids(four, image) == {done.id} == {local.images.inspect(image).id}
-    print("\n".join(said))
+    print("\n".join(log))
     assert sorted(done.shipped) == ["node1", "node2", "node3", "node4"]
     assert SIZE < sum(done.shipped.values()) < 1.02 * SIZE
-    assert sum("pulled it from node" in line for line in said) == 3
+    assert sum("pulled it from node" in line for line in log) == 3
     clean(four)
 
 
-def test_a_node_that_has_it_already_serves_and_nothing_leaves_from_here(four, fleet, image, monkeypatch):
+def test_a_node_that_already_has_the_image_serves_it_and_nothing_is_pushed(four, fleet, image, monkeypatch):
     monkeypatch.setenv(peers.VARIABLE, "3")
     with caller_engine() as local:
         provide(image, ImageLocations(fleet.engines[2:3], local, Log()))
@@ -97,19 +97,19 @@ def test_a_node_that_has_it_already_serves_and_nothing_leaves_from_here(four, fl
     clean(four)
 
 
-def test_a_node_that_reaches_no_other_is_served_from_here(four, fleet, image, monkeypatch):
+def test_a_node_that_reaches_no_peer_is_served_by_the_launcher(four, fleet, image, monkeypatch):
     monkeypatch.setenv(peers.VARIABLE, "4")
-    said = Log()
+    log = Log()
     with faults.partition(four, four.nodes[3], four.nodes[0]), caller_engine() as local:
-        done = provide(image, ImageLocations(fleet.engines, local, said))
+        done = provide(image, ImageLocations(fleet.engines, local, log))
     assert ids(four, image) == {done.id}
-    print("\n".join(said))
+    print("\n".join(log))
     assert sum(sent > 0 for sent in done.shipped.values()) <= 2
-    assert done.shipped["node4"] > SIZE or any("node4 pulled it from node" in line for line in said)
+    assert done.shipped["node4"] > SIZE or any("node4 pulled it from node" in line for line in log)
     clean(four)
 
 
-def test_a_first_node_that_goes_away_is_named_and_the_others_have_it(four, fleet, image, monkeypatch):
+def test_a_lost_first_node_is_named_and_the_others_get_the_image(four, fleet, image, monkeypatch):
     monkeypatch.setenv(peers.VARIABLE, "4")
     once = threading.Event()
     with contextlib.ExitStack() as healing, caller_engine() as local:
@@ -125,7 +125,7 @@ def test_a_first_node_that_goes_away_is_named_and_the_others_have_it(four, fleet
     assert found == [1, 0, 0, 0]
 
 
-def test_who_does_not_know_the_token_gets_nothing(four, fleet, image):
+def test_a_client_without_the_token_gets_nothing(four, fleet, image):
     server, client = fleet.engines[:2]
     with caller_engine() as local:
         done = provide(image, ImageLocations([server], local, Log()))

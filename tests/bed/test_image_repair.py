@@ -1,4 +1,4 @@
-"""Images that do not fit together are repaired, or refused with the fault's name: on real engines, with real torch."""
+"""Broken images are repaired, or refused with the fault's name: on real engines, with real torch."""
 
 import dataclasses
 import os
@@ -24,7 +24,7 @@ from tests.bed.shell import run
 from tests.e2e.cli import ROOT, Cli
 
 pytestmark = pytest.mark.bed
-JOB = "bed-test"  # in the name of every image that is made here
+JOB = "bed-test"  # in the name of every image that is built here
 FORWARD = """
 import sys
 import torch, torchvision
@@ -69,7 +69,7 @@ def test_a_base_that_does_not_exist_is_refused(local):
     assert refusal.value.next_step
 
 
-def test_packages_on_a_base_that_is_kept_build_once_and_name_the_same_image_again(local):
+def test_packages_on_a_kept_base_are_built_once_and_give_the_same_name(local):
     asked = image(base="launcher-bed-train", torchvision="keep", packages=["six"])
     said = Log()
     first = ensure(asked, ImageLocations([local], local, said), job=JOB)
@@ -77,7 +77,7 @@ def test_packages_on_a_base_that_is_kept_build_once_and_name_the_same_image_agai
     assert first.built
     assert not again.built
     assert again.id == first.id
-    assert any("install.sh packages" in line for line in said)  # the builder's own lines
+    assert any("install.sh packages" in line for line in said)  # the builder's output
     docker("image", "rm", first.reference)
     again = ensure(asked, ImageLocations([local], local, Log()), job=JOB)
     assert again.id == first.id  # by the builder's cache
@@ -86,7 +86,7 @@ def test_packages_on_a_base_that_is_kept_build_once_and_name_the_same_image_agai
     assert info.labels[names.WHY] == "the job says keep: nothing was checked"
 
 
-def test_the_classic_builder_on_a_node_makes_it_where_the_caller_has_no_docker(clean_bed):
+def test_a_node_builds_with_the_classic_builder_if_the_caller_has_no_docker(clean_bed):
     hosts = [(node.alias, node.alias) for node in clean_bed.nodes[:2]]
     asked = image(base="launcher-bed-train", torchvision="keep", packages=["six"])
     with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet:
@@ -98,7 +98,7 @@ def test_the_classic_builder_on_a_node_makes_it_where_the_caller_has_no_docker(c
             engine.images.remove(done.reference)
 
 
-def test_a_failed_build_shows_the_builders_own_words(local):
+def test_a_failed_build_shows_the_builders_output(local):
     asked = image(base="launcher-bed-train", torchvision="keep", packages=["surely-no-such-package-0"])
     with pytest.raises(
         ImageBuildFailed, match="No matching distribution found for surely-no-such-package-0"
@@ -109,7 +109,7 @@ def test_a_failed_build_shows_the_builders_own_words(local):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_vgg_without_adaptive_pool_is_named_and_repaired_and_torch_stays(local, faulty):
+def test_vgg_without_adaptive_pool_is_named_and_repaired_without_replacing_torch(local, faulty):
     asked = image(base=faulty)
     repair = plan_repair(asked, ImageLocations([local], local, Log()))
     assert repair.lock.step == "wheel 0.29.1 cu130"
@@ -129,7 +129,7 @@ def test_vgg_without_adaptive_pool_is_named_and_repaired_and_torch_stays(local, 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("asked", "there"), [("auto", "0.29.1+cu130"), ("0.29.0", "0.29.0+cu130")])
-def test_no_torchvision_gets_one(local, faulty, asked, there):
+def test_a_missing_torchvision_is_installed(local, faulty, asked, there):
     base = standins.on_top(faulty, "launcher-bed-faulty:none", "RUN pip uninstall -y torchvision")
     done = ensure(image(base=base, torchvision=asked), ImageLocations([local], local, Log()), job=JOB)
     info = local.images.inspect(done.reference)
@@ -138,7 +138,7 @@ def test_no_torchvision_gets_one(local, faulty, asked, there):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_an_image_without_pip_is_refused_by_name(local, faulty):
+def test_an_image_without_pip_is_refused_with_the_reason(local, faulty):
     base = standins.on_top(faulty, "launcher-bed-faulty:no-pip", "RUN rm -rf /usr/lib/python3/dist-packages/pip*")
     with pytest.raises(ImageUnfit, match="has no pip to install torchvision"):
         plan_repair(image(base=base), ImageLocations([local], local, Log()))
@@ -146,7 +146,7 @@ def test_an_image_without_pip_is_refused_by_name(local, faulty):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_cpu_torch_with_a_wheel_for_cuda_is_named(local, bed, tmp_path):
+def test_cpu_torch_with_a_cuda_wheel_is_reported(local, bed, tmp_path):
     wheel = standins.download("torch==2.13.0", tmp_path)
     if "+cpu" not in wheel.name:
         pytest.skip(f"the package index of this machine has no CPU build of torch, but {wheel.name}")
@@ -188,7 +188,7 @@ def test_torchvision_newer_than_torch_is_named_and_repaired(local, bed):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_what_is_unusual_and_works_is_said_each_time_and_nothing_is_built(local, faulty, tmp_path):
+def test_a_working_oddity_is_reported_each_time_and_nothing_is_built(local, faulty, tmp_path):
     line = "RUN if [ -f /build/ca.crt ]; then export PIP_CERT=/build/ca.crt; fi \\\n"
     line += " && python3 -m pip install --no-deps torchvision==0.2.2.post3"
     base = standins.on_top(faulty, "launcher-bed-faulty:unusual", line)
@@ -203,8 +203,8 @@ def test_what_is_unusual_and_works_is_said_each_time_and_nothing_is_built(local,
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_whole_way_from_the_original_error_to_a_trained_vgg(clean_bed, local, tmp_path, faulty):
-    """First the image as it is fails with the original error, then `up` of the bed's job repairs, ships and trains."""
+def test_from_the_original_error_to_a_trained_vgg(clean_bed, local, tmp_path, faulty):
+    """The unrepaired image fails with the original error; `up` of the bed's job repairs it, ships it and trains."""
     cli = Cli(tmp_path, {"LAUNCHER_SSH_CONFIG": str(clean_bed.ssh_config)})
     (tmp_path / "forward.py").write_text(FORWARD)
     as_it_is = {
@@ -220,7 +220,7 @@ def test_the_whole_way_from_the_original_error_to_a_trained_vgg(clean_bed, local
     for name in ("bed_vgg16.yaml", "data/digits.tar"):
         (tmp_path / "jobs" / name).write_bytes((ROOT / "jobs" / name).read_bytes())
     shutil.copytree(ROOT / "train", tmp_path / "train", ignore=shutil.ignore_patterns("__pycache__"))
-    for made in local.images.list({names.JOB: "bed-vgg16"}):  # of an earlier test run
+    for made in local.images.list({names.JOB: "bed-vgg16"}):  # left by an earlier test run
         docker("image", "rm", "-f", made.id)
     done = cli("up", "jobs/bed_vgg16.yaml", timeout=1500)
     assert "building on this machine from launcher-bed-faulty: VGG without adaptive pool" in done.stderr
@@ -229,7 +229,9 @@ def test_the_whole_way_from_the_original_error_to_a_trained_vgg(clean_bed, local
     assert re.search(r"val Acc@1 \d+", done.stdout)
     cli("down", "bed-vgg16")
 
-    again = cli("up", "jobs/bed_vgg16.yaml", "-d", timeout=300)  # nothing is built or sent: why is said all the same
+    again = cli(
+        "up", "jobs/bed_vgg16.yaml", "-d", timeout=300
+    )  # nothing is built or sent, but the reason is still reported
     assert "as locked, made from launcher-bed-faulty: VGG without adaptive pool" in again.stderr
     assert "building" not in again.stderr
     assert "from this machine to" not in again.stderr
@@ -239,8 +241,8 @@ def test_the_whole_way_from_the_original_error_to_a_trained_vgg(clean_bed, local
             clean_bed.sh(node, f"docker images -q {name} | sort -u | xargs -r docker image rm -f")
 
 
-def test_equal_reports_mean_nothing_was_replaced(local):
-    """The proof that torch stayed is by its whole build string, not by its version number."""
+def test_a_replaced_torch_is_detected_by_its_build_string(local):
+    """torch is compared by its whole build string, not just by its version number."""
     before = Report(python="python3", torch="2.6.0a0+ecf3bae40a.nv25.01")
     after = dataclasses.replace(before, torch="2.6.0")
     assert "torch was replaced: 2.6.0a0+ecf3bae40a.nv25.01 before, 2.6.0 now" in Verdict("x", after, before).faults()
@@ -248,10 +250,10 @@ def test_equal_reports_mean_nothing_was_replaced(local):
 
 @pytest.mark.parametrize("buildkit", ["0", "1"])
 def test_the_dockerfile_builds_with_both_builders(bed, tmp_path, buildkit):
-    """As docker-compose.yml uses it: the folder alone, everything else by arguments."""
+    """As docker-compose.yml uses it: only the folder, everything else as build arguments."""
     for name in ("Dockerfile", "install.sh", "requirements.txt"):
         shutil.copy(ROOT / "images" / name, tmp_path)
-    if authority := os.environ.get("PIP_CERT"):  # pip in the build trusts what pip here trusts
+    if authority := os.environ.get("PIP_CERT"):  # pip in the build trusts the same authority as pip here
         shutil.copy(authority, tmp_path / "ca.crt")
     if buildkit == "1" and not has_buildx():
         pytest.skip("no buildx on this machine")

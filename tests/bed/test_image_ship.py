@@ -1,4 +1,4 @@
-"""Images on the way to real nodes: what travels, who serves whom, and every way it can break."""
+"""Getting images to real nodes: what is sent, from which node, and every way it can fail."""
 
 import contextlib
 import os
@@ -41,7 +41,7 @@ def local():
 
 @pytest.fixture
 def make(clean_bed, tmp_path):
-    """Builds an image of these random layers (MiB each) on top of another one; removed everywhere afterwards."""
+    """Builds an image with random layers of these sizes (MiB) on top of another; removed everywhere afterwards."""
     made = []
 
     def build(*layers, base=BASE, name=None, where=None):
@@ -74,7 +74,7 @@ def ids(bed, name):
 
 
 def untagged(bed, node):
-    """Images without a name: what a half-done load could leave."""
+    """Images without a name, which an incomplete load could leave."""
     return bed.docker(node, "images", "-q", "--filter", "dangling=true").split()
 
 
@@ -83,12 +83,12 @@ class Log(list):
         self.append(line)
 
 
-def test_only_what_the_nodes_lack_travels_and_the_same_image_is_everywhere(clean_bed, engines, local, make):
+def test_only_missing_layers_are_sent_and_all_nodes_get_the_same_image(clean_bed, engines, local, make):
     name = make(20, 5)
     done = provide(name, ImageLocations(engines, local, Log()))
     assert set(ids(clean_bed, name)) == {done.id} == {docker("image", "inspect", "-f", "{{.Id}}", name)}
     for sent in done.shipped.values():
-        assert 25 * MIB < sent <= 25 * MIB * 1.02  # Debian's 145 MB are there already
+        assert 25 * MIB < sent <= 25 * MIB * 1.02  # Debian's 145 MB are already there
 
     began = time.monotonic()
     again = provide(name, ImageLocations(engines, local, Log()))
@@ -96,14 +96,14 @@ def test_only_what_the_nodes_lack_travels_and_the_same_image_is_everywhere(clean
     assert again.shipped == {}
 
 
-def test_one_more_layer_costs_that_layer(engines, local, make):
+def test_adding_a_layer_sends_only_that_layer(engines, local, make):
     first = make(20)
     provide(first, ImageLocations(engines, local, Log()))
     done = provide(make(2, base=first), ImageLocations(engines, local, Log()))
     assert all(2 * MIB < sent <= 2 * MIB * 1.05 for sent in done.shipped.values())
 
 
-def test_a_layer_that_comes_twice(engines, local, make, tmp_path):
+def test_a_repeated_layer(engines, local, make, tmp_path):
     """Empty layers repeat in real images; older engines write such a layer once and link to it."""
     name = f"launcher-test-ship:{uuid.uuid4().hex[:12]}"
     (tmp_path / "Dockerfile").write_text(f"FROM {make(1)}\nRUN touch -d @0 /x\nRUN rm /x\nRUN touch -d @0 /x\n")
@@ -115,7 +115,7 @@ def test_a_layer_that_comes_twice(engines, local, make, tmp_path):
         docker("image", "rm", name)
 
 
-def test_a_big_image_goes_in_parts_and_goes_on_after_a_cut_where_it_was(clean_bed, engines, local, make):
+def test_a_large_image_is_sent_in_parts_and_resumes_after_a_lost_connection(clean_bed, engines, local, make):
     name = make(30, 30, 30)
     info = local.images.inspect(name)
     node = clean_bed.nodes[0]
@@ -130,13 +130,15 @@ def test_a_big_image_goes_in_parts_and_goes_on_after_a_cut_where_it_was(clean_be
     assert cut.is_set()
     assert set(ids(clean_bed, name)) == {info.id}
     assert sent["node2"] < 91 * MIB
-    assert sent["node1"] < 150 * MIB  # 90 and the part that was cut, not twice 90
+    assert sent["node1"] < 150 * MIB  # 90 plus the interrupted part, not twice 90
     for each in clean_bed.nodes[:2]:
-        assert not untagged(clean_bed, each)  # the parts are gone
+        assert not untagged(clean_bed, each)  # no parts are left
 
 
-def test_parts_of_an_image_whose_node_went_away_are_leftovers(clean_bed, engines, local, make, monkeypatch):
-    monkeypatch.setattr("launcher.image.push.PROGRESS_INTERVAL", 0)  # at every piece: the cut is never too late
+def test_parts_of_an_unfinished_image_are_leftovers(clean_bed, engines, local, make, monkeypatch):
+    monkeypatch.setattr(
+        "launcher.image.push.PROGRESS_INTERVAL", 0
+    )  # after every piece, so that the fault is never too late
     name = make(20, 20, 20, 20)
     info = local.images.inspect(name)
     node = clean_bed.nodes[0]
@@ -159,37 +161,35 @@ def test_parts_of_an_image_whose_node_went_away_are_leftovers(clean_bed, engines
     assert not untagged(clean_bed, node)
 
 
-def test_a_node_without_the_image_gets_it_from_another_node_where_the_caller_has_no_docker(
-    clean_bed, engines, local, make
-):
+def test_a_node_gets_the_image_from_another_node_if_the_caller_has_no_docker(clean_bed, engines, local, make):
     name = make(5)
     provide(name, ImageLocations(engines[:1], local, Log()))
-    said = Log()
-    done = provide(name, ImageLocations(engines, None, said))
+    log = Log()
+    done = provide(name, ImageLocations(engines, None, log))
     assert list(done.shipped) == ["node2"]
-    assert any("from node1 to node2" in line for line in said)
+    assert any("from node1 to node2" in line for line in log)
     assert len(set(ids(clean_bed, name))) == 1
 
 
-def test_the_callers_image_replaces_another_one_of_the_same_name_and_says_so(clean_bed, engines, local, make):
+def test_the_callers_image_replaces_one_of_the_same_name_and_this_is_reported(clean_bed, engines, local, make):
     name = make(1)
     provide(name, ImageLocations(engines, local, Log()))
     make(1, name=name)
-    said = Log()
-    done = provide(name, ImageLocations(engines, local, said))
+    log = Log()
+    done = provide(name, ImageLocations(engines, local, log))
     assert set(ids(clean_bed, name)) == {done.id}
-    assert any("node1, node2 had another" in line for line in said)
+    assert any("node1, node2 had another" in line for line in log)
 
 
-def test_nobody_has_it_and_no_registry_could(engines, local):
+def test_an_image_that_exists_nowhere_is_refused(engines, local):
     with pytest.raises(ImageUnfit, match="neither on node1, node2 nor on this machine") as refusal:
         provide("launcher/none:0123", ImageLocations(engines, local, Log()))
     assert refusal.value.exit_code == 4
     assert refusal.value.next_step
 
 
-def test_the_layers_read_out_of_the_store_are_what_docker_save_gives(local, make, tmp_path):
-    """Directly, through a container, and by the engine: the same layers, byte for byte."""
+def test_layers_read_from_the_store_equal_those_of_docker_save(local, make, tmp_path):
+    """Read directly, through a container, and by the engine, the layers are the same."""
     name = make(3, 1)
     info = local.images.inspect(name)
     store = export.classic_store(local)
@@ -212,7 +212,7 @@ def test_the_layers_read_out_of_the_store_are_what_docker_save_gives(local, make
 
 
 def at_half(action):
-    """Do it once, when half of the image has travelled."""
+    """Calls `action` once, when half of the image has been sent."""
     once = threading.Event()
 
     def on_progress(at, so_far, total):
@@ -223,7 +223,7 @@ def at_half(action):
     return on_progress
 
 
-def test_a_cut_in_the_middle_is_got_over(clean_bed, engines, local, make):
+def test_a_connection_lost_halfway_is_recovered(clean_bed, engines, local, make):
     name = make(60, 60)
     node = clean_bed.nodes[0]
     done = provide(
@@ -231,13 +231,11 @@ def test_a_cut_in_the_middle_is_got_over(clean_bed, engines, local, make):
     )
     assert set(ids(clean_bed, name)) == {done.id}
     assert not untagged(clean_bed, node)
-    assert done.shipped["node1"] > done.shipped["node2"]  # what was sent in vain is counted too
+    assert done.shipped["node1"] > done.shipped["node2"]  # bytes sent in vain are counted too
 
 
 @pytest.mark.parametrize("fault", ["sshd gone", "engine killed"])
-def test_a_node_that_goes_away_is_named_keeps_nothing_half_and_gets_it_by_a_second_try(
-    clean_bed, engines, local, make, fault
-):
+def test_a_lost_node_is_named_keeps_no_partial_image_and_a_retry_succeeds(clean_bed, engines, local, make, fault):
     name = make(60, 60)
     node = clean_bed.nodes[0]
     with contextlib.ExitStack() as healing:
@@ -265,7 +263,7 @@ def ids_or_none(bed, node, name):
     return bed.run(node, "docker", "image", "inspect", "-f", "{{.Id}}", name, check=False).stdout.strip()
 
 
-def test_a_full_disk_is_named_and_the_other_node_is_served(clean_bed, local, make):
+def test_a_full_disk_is_reported_and_the_other_node_gets_the_image(clean_bed, local, make):
     name = make(60, 60)
     node = clean_bed.nodes[0]
     hosts = [(n.alias, n.alias) for n in clean_bed.nodes[:2]]

@@ -1,4 +1,4 @@
-"""Nodes whose engines keep images in different ways: the ids differ, the image must not."""
+"""Nodes whose engines have different image stores: the ids differ, the image must not."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def hosts(bed, *ranks):
     return [(bed.nodes[rank].alias, bed.nodes[rank].alias) for rank in ranks]
 
 
-def test_both_get_the_same_image_under_their_own_ids(mixed, image):
+def test_both_stores_get_the_same_image_under_different_ids(mixed, image):
     with connect(hosts(mixed, 0, 1), ssh_config=mixed.ssh_config) as fleet, caller_engine() as local:
         places = ImageLocations(fleet.engines, local, Log())
         assert [engine.images.fills_in() for engine in fleet.engines] == [True, False]
@@ -64,7 +64,7 @@ def test_both_get_the_same_image_under_their_own_ids(mixed, image):
         assert done.ids["node1"] == local.images.inspect(image).id == done.id
         assert done.ids["node2"] != done.id
         assert done.ids["node2"] == mixed.docker(mixed.nodes[1], "image", "inspect", "-f", "{{.Id}}", image)
-        assert done.shipped["node1"] < 4 << 20 < done.shipped["node2"]  # a containerd store wants all layers
+        assert done.shipped["node1"] < 4 << 20 < done.shipped["node2"]  # a containerd store needs all layers
         again = provide(image, places)
         assert again.shipped == {}
         assert again.ids == done.ids
@@ -74,7 +74,7 @@ def test_both_get_the_same_image_under_their_own_ids(mixed, image):
 
 
 def test_another_configuration_is_another_image(mixed, image, tmp_path):
-    """The same layers with another environment: not the same, in whatever store."""
+    """The same layers with a different environment are a different image in every store."""
     other = "launcher-test-stores:other"
     text = f"FROM {image}\nENV A=c\n"
     argv = ["docker", "build", "-q", "-t", other, "-"]
@@ -93,7 +93,7 @@ def test_another_configuration_is_another_image(mixed, image, tmp_path):
 
 
 def test_from_a_containerd_store_to_a_classic_one(mixed, image):
-    """The caller has no Docker; node2 is the one that has the image."""
+    """The caller has no Docker; only node2 has the image."""
     with caller_engine() as local:
         with connect(hosts(mixed, 1), ssh_config=mixed.ssh_config) as fleet:
             provide(image, ImageLocations(fleet.engines, local, Log()))

@@ -1,4 +1,4 @@
-"""Real engines over real ssh: containers from their making to their end."""
+"""Real engines over real ssh: containers from creation to removal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def spec(*argv: str, **changes: object) -> ContainerSpec:
 
 
 def archive(**files: tuple[int, int, bytes]) -> bytes:
-    """Names with / for __: (uid, mode, contents); no contents for a folder."""
+    """A tar archive; in names, __ stands for /: (uid, mode, content), without content for a folder."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, (uid, mode, data) in files.items():
@@ -66,7 +66,7 @@ def archive(**files: tuple[int, int, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def test_facts_are_those_of_the_node(bed: Bed, fleet: Fleet) -> None:
+def test_facts_describe_the_node(bed: Bed, fleet: Fleet) -> None:
     began = time.monotonic()
     one, two = fleet.each(lambda engine: engine.facts([TRAIN_IMAGE, "no/such:image"]))
     assert time.monotonic() - began < 3
@@ -85,7 +85,7 @@ def test_facts_are_those_of_the_node(bed: Bed, fleet: Fleet) -> None:
     assert one.engine.id != two.engine.id
 
 
-def test_a_container_from_its_making_to_its_end(bed: Bed, engine: DockerEngine) -> None:
+def test_a_container_from_creation_to_exit(bed: Bed, engine: DockerEngine) -> None:
     script = 'id -u; id -G; stat -c "%u %a" . secret; pwd; cat; echo done >/output/f; exit 5'
     made = spec("sh", "-c", script, groups=(102,), env={"A": "1"})
     container = engine.create(made)
@@ -114,7 +114,7 @@ def test_a_container_from_its_making_to_its_end(bed: Bed, engine: DockerEngine) 
     assert engine.list({"launcher.run": None}) == []
 
 
-def test_it_has_what_was_asked_for(bed: Bed, engine: DockerEngine) -> None:
+def test_a_container_has_what_its_spec_asks_for(bed: Bed, engine: DockerEngine) -> None:
     limit = "cat /sys/fs/cgroup/memory*/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null"
     script = f"ulimit -s; cat /proc/sys/kernel/hostname; grep store /etc/hosts; {limit}; cat /data/x; touch /data/y"
     bed.sh(bed.nodes[0], "mkdir -p /tmp/data && echo hello >/tmp/data/x && chmod -R a+rwX /tmp/data")
@@ -138,13 +138,13 @@ def test_it_has_what_was_asked_for(bed: Bed, engine: DockerEngine) -> None:
     assert engine.list({"launcher.run": None}) == []
 
 
-def test_dev_shm_is_the_hosts_or_as_large_as_asked(engine: DockerEngine) -> None:
+def test_dev_shm_is_the_hosts_or_has_the_requested_size(engine: DockerEngine) -> None:
     shm = ("sh", "-c", "df -Pk /dev/shm | tail -1 | awk '{print $2}'")
     assert engine.run_probe(spec(*shm))[1].strip() == b"1048576"
     assert engine.run_probe(spec(*shm, ipc="private", shm_size=128 << 20))[1].strip() == b"131072"
 
 
-def test_restarts_are_no_end(engine: DockerEngine) -> None:
+def test_a_restart_does_not_end_the_wait(engine: DockerEngine) -> None:
     container = engine.create(spec("sh", "-c", "sleep 0.7; exit 3", restarts=2))
     engine.start(container)
     assert not engine.wait(container, 1.0).phase.ended
@@ -152,7 +152,7 @@ def test_restarts_are_no_end(engine: DockerEngine) -> None:
     assert (state.phase, state.exit_code, state.restarts) == (Phase.EXITED, 3, 2)
 
 
-def test_wait_gives_the_state_when_its_time_is_over(engine: DockerEngine) -> None:
+def test_wait_returns_the_state_at_its_time_limit(engine: DockerEngine) -> None:
     container = engine.create(spec("sleep", "60"))
     began = time.monotonic()
     assert engine.wait(container, 0.5).phase is Phase.CREATED
@@ -170,7 +170,7 @@ def test_wait_sees_a_container_that_starts_and_ends_while_it_waits(engine: Docke
     assert time.monotonic() - began < 6
 
 
-def test_wait_outlives_cut_connections(bed: Bed, engine: DockerEngine) -> None:
+def test_wait_survives_lost_connections(bed: Bed, engine: DockerEngine) -> None:
     container = engine.create(spec("sh", "-c", "sleep 4; exit 7"))
     engine.start(container)
     cuts = [threading.Timer(at, faults.kill_ssh_sessions, (bed, bed.nodes[0])) for at in (0.5, 2.0)]
@@ -181,7 +181,7 @@ def test_wait_outlives_cut_connections(bed: Bed, engine: DockerEngine) -> None:
         cut.join()
 
 
-def test_stop_lets_it_end_and_kills_it_then(engine: DockerEngine) -> None:
+def test_stop_waits_for_the_grace_period_then_kills(engine: DockerEngine) -> None:
     kind = engine.create(spec("sh", "-c", "trap 'exit 9' TERM; while :; do sleep 0.1; done"))
     deaf = engine.create(spec("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done", restarts=5))
     for container in (kind, deaf):
@@ -206,7 +206,7 @@ def test_stop_ends_a_container_that_waits_for_its_next_restart(engine: DockerEng
     engine.remove(container)
 
 
-def test_refusals_say_what_is_wrong(engine: DockerEngine) -> None:
+def test_refused_requests_say_what_is_wrong(engine: DockerEngine) -> None:
     made = spec("true")
     engine.create(made)
     with pytest.raises(NameTaken, match=made.name):
@@ -226,7 +226,7 @@ def test_refusals_say_what_is_wrong(engine: DockerEngine) -> None:
     engine.stop(running, 0)
 
 
-def test_a_program_that_is_not_there_fails_at_start_with_the_engines_words(engine: DockerEngine) -> None:
+def test_a_missing_program_fails_at_start_with_the_engines_message(engine: DockerEngine) -> None:
     container = engine.create(spec("/no/such/program", init=False))
     with pytest.raises(EngineFailed, match="/no/such/program"):
         engine.start(container)
@@ -240,7 +240,7 @@ def test_a_probe_that_hangs_is_ended_and_removed(engine: DockerEngine) -> None:
     assert engine.list({"launcher.run": None}) == []
 
 
-def test_the_log_is_kept_small(engine: DockerEngine) -> None:
+def test_logs_can_be_read_in_full_and_by_tail(engine: DockerEngine) -> None:
     code, output = engine.run_probe(spec("sh", "-c", "seq 200000; exit 0"))
     assert code == 0
     assert output.endswith(b"200000\n")
@@ -251,12 +251,12 @@ def test_the_log_is_kept_small(engine: DockerEngine) -> None:
     assert len(engine.logs(container, tail=1).split()) == 1
 
 
-def test_limits_that_the_engine_grants_are_found_and_remembered(
+def test_granted_ulimits_are_probed_and_cached(
     engine: DockerEngine, tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     granted = engine.granted_ulimits(TRAIN_IMAGE)
-    # what it says it grants it grants, what it leaves out it refuses
+    # listed limits work, limits that are not listed are refused
     assert engine.run_probe(spec("true", ulimits=granted))[0] == 0
     if ("memlock", -1) not in granted:
         with pytest.raises(EngineFailed, match="rlimit"):
@@ -265,7 +265,7 @@ def test_limits_that_the_engine_grants_are_found_and_remembered(
     assert engine.list({}) == []
 
 
-def test_the_ways_between_nodes(bed: Bed, fleet: Fleet) -> None:
+def test_reachability_between_nodes(bed: Bed, fleet: Fleet) -> None:
     one, two = fleet.engines
     address = bed.nodes[1].address
     assert one.reach(address, 22, 3, expect=two.host_key()) is Reach.OPEN
@@ -277,7 +277,7 @@ def test_the_ways_between_nodes(bed: Bed, fleet: Fleet) -> None:
     assert [node.ssh_port for node in fleet.facts()] == [22, 22]
 
 
-def test_many_ways_at_once_are_told_apart(bed: Bed, fleet: Fleet) -> None:
+def test_many_concurrent_probes_are_not_confused(bed: Bed, fleet: Fleet) -> None:
     one = fleet.engines[0]
     address = bed.nodes[1].address
     wanted = [(22, Reach.OPEN), (29513, Reach.REFUSED)] * 10
@@ -294,13 +294,13 @@ def test_many_ways_at_once_are_told_apart(bed: Bed, fleet: Fleet) -> None:
     assert [seen[place] for place in range(len(wanted))] == [reach for _, reach in wanted]
 
 
-def test_shared_memory_of_dead_processes_is_swept(bed: Bed, engine: DockerEngine) -> None:
+def test_shared_memory_of_dead_processes_is_removed(bed: Bed, engine: DockerEngine) -> None:
     bed.sh(bed.nodes[0], "touch /dev/shm/torch_1_2_3 /dev/shm/mine", user="trainer")
     assert list(engine.sweep_shared_memory(time.time() - 60)) == ["torch_1_2_3"]
     assert bed.sh(bed.nodes[0], "ls /dev/shm").split() == ["mine"]
 
 
-def test_no_permission_and_no_engine_have_their_cures(bed: Bed) -> None:
+def test_missing_permission_and_missing_engine_come_with_a_fix(bed: Bed) -> None:
     with pytest.raises(NodesFailed) as caught:
         connect([("a", "node1-nodocker")], "docker", bed.ssh_config)
     assert isinstance(caught.value.errors[0], EngineForbidden)
@@ -311,7 +311,7 @@ def test_no_permission_and_no_engine_have_their_cures(bed: Bed) -> None:
     assert "systemctl start docker" in str(caught.value)
 
 
-def test_calls_come_back_after_the_engine_was_restarted(bed: Bed, fleet: Fleet, clean_bed: Bed) -> None:
+def test_calls_work_again_after_the_engine_was_restarted(bed: Bed, fleet: Fleet, clean_bed: Bed) -> None:
     engine = fleet.engines[1]
     assert engine.list({}) == []
     with faults.without_engine(bed, bed.nodes[1]), pytest.raises(EngineUnavailable):

@@ -30,7 +30,7 @@ def files(bed: Bed) -> Iterator[Files]:
     pool.close()
 
 
-def test_what_is_written_is_read_from_any_place(files: Files) -> None:
+def test_a_written_file_can_be_read_from_any_offset(files: Files) -> None:
     data = os.urandom(3_000_001)
     files.write(f"{ROOT}/f", data)
     for offset, limit in [(0, 1 << 20), (5, 70_000), (65_536, 65_536), (2_999_999, 100), (0, 10 << 20), (3_000_001, 9)]:
@@ -38,7 +38,7 @@ def test_what_is_written_is_read_from_any_place(files: Files) -> None:
     assert files.read(f"{ROOT}/f", 9_000_000) == b""
 
 
-def test_modes_and_names_that_are_not_nice(bed: Bed, files: Files) -> None:
+def test_modes_and_difficult_names(bed: Bed, files: Files) -> None:
     name = "a b'$(c)\"\\ü\n-d"
     files.write(f"{ROOT}/{name}", b"1", 0o640)
     files.make_dir(f"{ROOT}/-x/y")
@@ -49,7 +49,7 @@ def test_modes_and_names_that_are_not_nice(bed: Bed, files: Files) -> None:
     assert modes == ["700", "700", "700", "600", "640"]
 
 
-def test_what_is_not_there(files: Files) -> None:
+def test_missing_files(files: Files) -> None:
     with pytest.raises(FileNotFoundError):
         files.read(f"{ROOT}/none")
     assert files.scan(f"{ROOT}/none") == []
@@ -65,7 +65,7 @@ def test_links_are_not_followed(bed: Bed, files: Files) -> None:
     files.make_dir(ROOT)
 
 
-def test_what_may_not_be_touched_is_said(files: Files) -> None:
+def test_denied_access_is_reported(files: Files) -> None:
     with pytest.raises(NodeUnfit, match="a: could not write /root/x"):
         files.write("/root/x", b"")
     with pytest.raises(PermissionError):
@@ -75,12 +75,12 @@ def test_what_may_not_be_touched_is_said(files: Files) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/home", "relative", "/home/trainer/../..", "/./home/"])
-def test_nothing_near_the_root_is_ever_removed(files: Files, path: str) -> None:
+def test_paths_near_the_root_are_never_removed(files: Files, path: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         files.remove_tree(path)
 
 
-def test_a_full_disk_leaves_no_half_file(bed: Bed, files: Files) -> None:
+def test_a_full_disk_leaves_no_partial_file(bed: Bed, files: Files) -> None:
     with faults.small_disk(bed, bed.nodes[0], f"{ROOT}/small", "64k"):
         with pytest.raises(NodeUnfit, match="No space left"):
             files.write(f"{ROOT}/small/f", b"x" * 1_000_000)
@@ -88,7 +88,7 @@ def test_a_full_disk_leaves_no_half_file(bed: Bed, files: Files) -> None:
     bed.sh(bed.nodes[0], f"rmdir {ROOT}/small")
 
 
-def test_many_pieces_of_many_files_come_in_one_answer(files: Files) -> None:
+def test_many_spans_of_many_files_come_in_one_answer(files: Files) -> None:
     data = {f"{ROOT}/{name}": os.urandom(size) for name, size in (("a", 200_000), ("b c'd", 10), ("e", 0))}
     for path, content in data.items():
         files.write(path, content)
@@ -107,11 +107,11 @@ def test_many_pieces_of_many_files_come_in_one_answer(files: Files) -> None:
 
 
 def until(follower: Follower, path: str, size: int) -> bytes:
-    """So many bytes of a file that is followed."""
+    """Reads `size` bytes of a followed file."""
     found = b""
     while len(found) < size:
         got = follower.next(10)
-        assert got is not None, f"only {found!r} came"
+        assert got is not None, f"received only {found!r}"
         if got[0] == path:
             found += got[1]
     return found
@@ -121,7 +121,7 @@ def following(bed: Bed) -> str:
     return bed.sh(bed.nodes[0], "pgrep -fa 'tail -[c]' || true")
 
 
-def test_what_is_added_is_pushed_from_the_offset_on_and_nothing_stays(bed: Bed, files: Files) -> None:
+def test_appended_data_is_pushed_from_the_offset_and_no_process_is_left(bed: Bed, files: Files) -> None:
     log, lines = f"{ROOT}/log", f"{ROOT}/sub/lines"
     files.write(log, b"0123456789")
     with contextlib.closing(files.follow(log, 4, {lines: 0})) as follower:
@@ -129,7 +129,7 @@ def test_what_is_added_is_pushed_from_the_offset_on_and_nothing_stays(bed: Bed, 
         assert follower.next(0.3) is None
         bed.sh(bed.nodes[0], f"printf 'abc\\0\\377' >>{log}", user="trainer")
         assert until(follower, log, 5) == b"abc\0\xff"
-        files.make_dir(f"{ROOT}/sub")  # was not there when it was asked for
+        files.make_dir(f"{ROOT}/sub")  # did not exist when following began
         files.write(lines, b"1\n\n{a b}\nhalf")
         assert until(follower, lines, 8) == b"1\n\n{a b}\n"
         assert following(bed)
@@ -139,7 +139,7 @@ def test_what_is_added_is_pushed_from_the_offset_on_and_nothing_stays(bed: Bed, 
     assert following(bed) == ""
 
 
-def test_a_cut_under_a_quiet_file_is_told_and_nothing_stays(bed: Bed, files: Files) -> None:
+def test_a_lost_connection_is_reported_for_a_quiet_file_and_no_process_is_left(bed: Bed, files: Files) -> None:
     files.write(f"{ROOT}/log", b"abc")
     with contextlib.closing(files.follow(f"{ROOT}/log", 0, {})) as follower:
         assert until(follower, f"{ROOT}/log", 3) == b"abc"

@@ -1,4 +1,4 @@
-"""The image stores of real engines: saved, sent, loaded, named, listed, removed."""
+"""The image stores of real engines: save, send, load, tag, list, remove."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def build(images: DockerImages, dockerfile: str, say: Callable[[str], None] = la
     )
 
 
-def test_an_image_is_built_sent_and_the_same_on_both(fleet: Fleet) -> None:
+def test_an_image_is_built_and_sent_and_is_the_same_on_both_nodes(fleet: Fleet) -> None:
     one, two = store(fleet, 0), store(fleet, 1)
-    said: list[str] = []
-    made = build(one, f"FROM {TRAIN_IMAGE}\nARG WORD\nRUN echo the word is $WORD\nENV A=b\n", said.append)
-    assert any("the word is hello" in line for line in said)
+    log: list[str] = []
+    made = build(one, f"FROM {TRAIN_IMAGE}\nARG WORD\nRUN echo the word is $WORD\nENV A=b\n", log.append)
+    assert any("the word is hello" in line for line in log)
     info = one.inspect(MADE)
     assert info is not None
     assert (info.id, info.tags, info.env["A"], info.arch) == (made, (MADE,), "b", "amd64")
@@ -68,7 +68,7 @@ def test_an_image_is_built_sent_and_the_same_on_both(fleet: Fleet) -> None:
     assert two.inspect(made) is None
 
 
-def test_without_the_openssh_client_the_engine_takes_the_archive_itself(
+def test_without_the_openssh_client_the_archive_goes_to_the_engines_api(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = store(fleet, 0), store(fleet, 1)
@@ -82,18 +82,18 @@ def test_without_the_openssh_client_the_engine_takes_the_archive_itself(
         two.load([b"this is no archive"])
 
 
-def test_a_step_that_fails_is_told_with_its_last_lines_and_leaves_nothing(bed: Bed, fleet: Fleet) -> None:
+def test_a_failed_build_step_is_reported_with_its_last_lines_and_leaves_nothing(bed: Bed, fleet: Fleet) -> None:
     with pytest.raises(ImageBuildFailed, match=r"(?s)a: could not build.*no luck today.*returned a non-zero code: 4"):
         build(store(fleet, 0), f"FROM {TRAIN_IMAGE}\nRUN echo no luck today; exit 4\n")
     assert bed.docker(bed.nodes[0], "ps", "-aq") == ""
 
 
-def test_what_is_no_archive_is_refused_with_the_nodes_name(fleet: Fleet) -> None:
+def test_an_invalid_archive_is_refused_with_the_nodes_name(fleet: Fleet) -> None:
     with pytest.raises(ImageShipFailed, match=r"^b: "):
         store(fleet, 1).load([b"this is no archive"])
 
 
-def test_a_source_that_breaks_off_is_not_taken_for_an_image(bed: Bed, fleet: Fleet) -> None:
+def test_a_truncated_source_is_not_loaded_as_an_image(bed: Bed, fleet: Fleet) -> None:
     def broken() -> Iterator[bytes]:
         yield from list(store(fleet, 0).save(TRAIN_IMAGE))[:3]
         raise RuntimeError("the source broke")
@@ -102,12 +102,12 @@ def test_a_source_that_breaks_off_is_not_taken_for_an_image(bed: Bed, fleet: Fle
         store(fleet, 1).load(broken())
 
 
-def test_a_full_disk_is_said(bed: Bed, fleet: Fleet) -> None:
+def test_a_full_disk_is_reported(bed: Bed, fleet: Fleet) -> None:
     with faults.small_data_root(bed, bed.nodes[1]), pytest.raises(ImageShipFailed, match="b: its disk is full"):
         store(fleet, 1).load(store(fleet, 0).save(TRAIN_IMAGE))
 
 
-def test_a_save_that_is_given_up_gives_its_connection_back(fleet: Fleet) -> None:
+def test_an_abandoned_save_releases_its_connection(fleet: Fleet) -> None:
     images = store(fleet, 0)
     for _ in range(7):  # more than the pool has connections
         pieces = images.save(TRAIN_IMAGE)
@@ -116,7 +116,7 @@ def test_a_save_that_is_given_up_gives_its_connection_back(fleet: Fleet) -> None
     assert images.inspect(TRAIN_IMAGE) is not None
 
 
-def test_what_no_registry_has_is_unfit(fleet: Fleet) -> None:
+def test_an_image_in_no_registry_is_unfit(fleet: Fleet) -> None:
     with pytest.raises(ImageUnfit, match="a: "):
         store(fleet, 0).pull("127.0.0.1:1/no/such:image")
     with pytest.raises(ImageUnfit, match="a: "):

@@ -20,7 +20,7 @@ from tests.bed.settings import TRAIN_IMAGE
 pytestmark = pytest.mark.bed
 
 
-def test_this_machines_engine_and_a_remote_one_do_the_same(bed: Bed, tmp_path: Path) -> None:
+def test_the_local_engine_and_a_remote_one_behave_the_same(bed: Bed, tmp_path: Path) -> None:
     label = secrets.token_hex(4)
     with connect([("here", "local"), ("there", "node1")], "docker", bed.ssh_config) as fleet:
         here, there = fleet.each(lambda engine: engine.facts())
@@ -38,8 +38,8 @@ def test_this_machines_engine_and_a_remote_one_do_the_same(bed: Bed, tmp_path: P
             output_dir=str(out),
             user=f"{os.getuid()}:{os.getgid()}",
         )
-        code, said = fleet.engines[0].run_probe(spec)
-        assert (code, said) == (0, b"said\n")
+        code, output = fleet.engines[0].run_probe(spec)
+        assert (code, output) == (0, b"said\n")
         assert fleet.engines[0].files.read(str(out / "f")) == b"hello\n"
         assert fleet.engines[0].list({"launcher.run": label}) == []
         assert fleet.engines[0].host_key() is None
@@ -50,7 +50,7 @@ def test_this_machines_engine_and_a_remote_one_do_the_same(bed: Bed, tmp_path: P
         assert fleet.engines[0].reach(bed.blackhole, 29514, 1) is Reach.SILENT
 
 
-def test_the_callers_engine_is_there_or_is_none(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_callers_engine_is_optional(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     with caller_engine() as engine:
         assert isinstance(engine, DockerEngine)
     monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/docker.sock")
@@ -65,7 +65,7 @@ def test_the_callers_engine_is_there_or_is_none(bed: Bed, monkeypatch: pytest.Mo
         connect([("here", "local")], "docker")
 
 
-def test_local_without_a_runtime_is_its_processes_and_its_containers(bed: Bed) -> None:
+def test_local_without_a_runtime_covers_processes_and_containers(bed: Bed) -> None:
     with connect([("local", "local"), ("node1", "node1")], None, bed.ssh_config) as fleet:
         assert [engine.node for engine in fleet.engines] == ["local", "local", "node1"]
         assert [engine.images is None for engine in fleet.engines] == [True, False, False]

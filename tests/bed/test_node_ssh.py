@@ -27,7 +27,7 @@ def ssh(pool: SshPool) -> SshMachine:
 
 
 def config(bed: Bed, folder: Path, text: str) -> str:
-    """An ssh config of the test's own, with the bed's key and known hosts unless it says otherwise."""
+    """Writes an ssh config with this text, and the bed's key and known hosts as defaults."""
     file = folder / "ssh_config"
     defaults = f"Host *\n User trainer\n UserKnownHostsFile {bed.known_hosts}\n GlobalKnownHostsFile /dev/null\n"
     file.write_text(f"{text}\n{defaults} IdentitiesOnly yes\n StrictHostKeyChecking yes\n IdentityFile {bed.key}\n")
@@ -67,7 +67,7 @@ def test_a_time_limit_names_the_node_and_ends_the_wait(ssh: SshMachine) -> None:
     assert time.monotonic() - began < 3
 
 
-def test_connecting_and_a_first_command_are_quick(bed: Bed) -> None:
+def test_connecting_and_a_first_command_are_fast(bed: Bed) -> None:
     times = []
     for _ in range(3):
         pool = SshPool(str(bed.ssh_config))
@@ -105,7 +105,7 @@ def test_a_chain_of_jump_hosts(bed: Bed, tmp_path: Path) -> None:
     pool.close()
 
 
-def test_jump_hosts_in_a_circle_are_a_usage_error(bed: Bed, tmp_path: Path) -> None:
+def test_a_cycle_of_jump_hosts_is_a_usage_error(bed: Bed, tmp_path: Path) -> None:
     file = config(bed, tmp_path, "Host x\n ProxyJump y\nHost y\n ProxyJump x\n")
     with pytest.raises(UsageError, match="circle"):
         SshPool(file).connection("x")
@@ -154,7 +154,7 @@ def test_a_proxy_command_that_fails_says_why(bed: Bed, tmp_path: Path) -> None:
     assert "its ProxyCommand failed: no way" in error.what
 
 
-def test_an_encrypted_key_is_named_with_its_cure(bed: Bed, tmp_path: Path) -> None:
+def test_an_encrypted_key_is_reported_with_a_fix(bed: Bed, tmp_path: Path) -> None:
     key = tmp_path / "id_locked"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "a passphrase", "-f", str(key)], check=True)
     text = f"Host end\n HostName {bed.nodes[0].address}\n IdentityFile {key}\nHost *\n IdentityAgent none\n"
@@ -166,7 +166,7 @@ def test_an_encrypted_key_is_named_with_its_cure(bed: Bed, tmp_path: Path) -> No
     assert error.next_step == f"unlock it once: ssh-add {key}"
 
 
-def test_an_agent_holds_what_no_file_here_does(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_only_the_agent_has_is_used(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     socket = tmp_path / "agent"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL)
     try:
@@ -185,16 +185,16 @@ def test_an_agent_holds_what_no_file_here_does(bed: Bed, tmp_path: Path, monkeyp
         agent.wait()
 
 
-def test_a_dead_agent_is_no_reason_not_to_use_a_key_file(
+def test_a_dead_agent_does_not_prevent_the_use_of_a_key_file(
     bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "nobody"))
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "dead"))
     pool = SshPool(config(bed, tmp_path, f"Host end\n HostName {bed.nodes[0].address}\n"))
     assert SshMachine("a", "end", pool).run(["true"]).code == 0
     pool.close()
 
 
-def test_accept_new_learns_a_host_and_refuses_a_changed_one(bed: Bed, tmp_path: Path) -> None:
+def test_accept_new_records_a_host_and_refuses_a_changed_key(bed: Bed, tmp_path: Path) -> None:
     known = tmp_path / "known"
     text = (
         f"Host end\n HostName {bed.nodes[0].address}\n UserKnownHostsFile {known}\n StrictHostKeyChecking accept-new\n"
@@ -203,7 +203,7 @@ def test_accept_new_learns_a_host_and_refuses_a_changed_one(bed: Bed, tmp_path: 
     pool = SshPool(file)
     SshMachine("a", "end", pool).connect()
     pool.close()
-    # OpenSSH takes what was learned
+    # OpenSSH accepts what was recorded
     assert bed.nodes[0].address in known.read_text()
     subprocess.run(["ssh", "-F", file, "-o", "StrictHostKeyChecking=yes", "end", "true"], check=True, timeout=20)
     known.write_text(
@@ -212,7 +212,7 @@ def test_accept_new_learns_a_host_and_refuses_a_changed_one(bed: Bed, tmp_path: 
     assert type(refused(file, "end")).__name__ == "HostKeyChanged"
 
 
-def test_the_cure_for_an_unknown_host_key_works(bed: Bed, tmp_path: Path) -> None:
+def test_the_suggested_fix_for_an_unknown_host_key_works(bed: Bed, tmp_path: Path) -> None:
     known = tmp_path / "known"
     text = f"Host end\n HostName {bed.nodes[0].address}\n UserKnownHostsFile {known}\n"
     file = config(bed, tmp_path, text)
@@ -256,19 +256,19 @@ def test_a_node_that_vanishes_without_a_word_is_noticed(bed: Bed, ssh: SshMachin
     assert 20 < time.monotonic() - began < 60
 
 
-def test_all_broken_ways_in_are_told_at_once_within_the_time_limit(bed: Bed) -> None:
+def test_all_unreachable_nodes_are_reported_at_once_within_the_time_limit(bed: Bed) -> None:
     names = ["refused", "blackhole", "no-such-host", "unknown-host-key", "changed-host-key", "wrong-key", "node1"]
     began = time.monotonic()
     with pytest.raises(LauncherError) as caught:
         connect([(name, name) for name in names], "docker", bed.ssh_config, timeout=4)
     assert time.monotonic() - began < 8
-    told = str(caught.value)
-    assert "6 of 7 nodes failed" in told
+    message = str(caught.value)
+    assert "6 of 7 nodes failed" in message
     for name in names[:-1]:
-        assert f"\n{name}: " in told
+        assert f"\n{name}: " in message
 
 
-def test_the_good_nodes_are_there_when_failures_are_allowed(bed: Bed) -> None:
+def test_reachable_nodes_are_returned_if_failures_are_allowed(bed: Bed) -> None:
     with connect([("a", "node1"), ("b", "refused")], "docker", bed.ssh_config, allow_failures=True) as fleet:
         assert [engine.node for engine in fleet.engines] == ["a"]
         assert list(fleet.failed) == ["b"]

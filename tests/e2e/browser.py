@@ -1,4 +1,4 @@
-"""A headless Chromium under the DevTools protocol over a pipe: no port, no driver, no further package."""
+"""A headless Chromium controlled by the DevTools protocol over a pipe: no port, no driver, no extra package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
     "--headless",
-    "--no-sandbox",  # root, as in CI; it only ever sees our own page
+    "--no-sandbox",  # needed for root, as in CI; it only opens our own pages
     "--disable-gpu",
     "--no-first-run",
     "--disable-background-networking",
@@ -32,12 +32,12 @@ FLAGS = (
 
 
 def program() -> str | None:
-    """The browser's path, None where there is none."""
+    """The browser's path, or None if none is installed."""
     return next((found for name in PROGRAMS if (found := shutil.which(name))), None)
 
 
 class Page:
-    """One tab."""
+    """One browser tab."""
 
     def __init__(self, process: subprocess.Popen[bytes], to: int, fro: int) -> None:
         self._process, self._to, self._from = process, to, fro
@@ -51,13 +51,13 @@ class Page:
         self.call("Page.navigate", url=url)
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression; AssertionError where it throws."""
+        """The value of a JavaScript expression; AssertionError if it throws."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def wait_for(self, expression: str, timeout: float = 60) -> Any:
-        """Until the expression is true: its value. AssertionError, with the page's text, where it never is."""
+        """Waits until the expression is true, returns its value; AssertionError with the page's text on time-out."""
         deadline = time.monotonic() + timeout
         while not (value := self.evaluate(expression)):
             if time.monotonic() > deadline:
@@ -70,7 +70,7 @@ class Page:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def call(self, method: str, timeout: float = 30, **parameters: Any) -> dict[str, Any]:
-        """A command of the DevTools protocol; its result."""
+        """Sends a command of the DevTools protocol and returns its result."""
         self._id += 1
         message = {"id": self._id, "method": method, "params": parameters}
         if self._session:
@@ -98,7 +98,7 @@ class Page:
 
 @contextmanager
 def browser(executable: str, profile: Path) -> Iterator[Page]:
-    """A browser with an empty profile; it ends with this."""
+    """A browser with an empty profile, ended at exit."""
     commands, to = os.pipe()
     fro, answers = os.pipe()
     # The protocol's ends are fds 3 and 4 of the browser: high copies, so that neither overwrites the other on its way.

@@ -1,4 +1,4 @@
-"""Calling the launcher as a user does: another process, a folder of its own, a job file."""
+"""Calls the launcher as a user does: in a separate process, in its own folder, with a job file."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @dataclass(frozen=True)
 class Cli:
-    """`cwd` is a user's project: runs/ appears there."""
+    """`cwd` is the user's project folder, where runs/ is created."""
 
     cwd: Path
     env: Mapping[str, str] = field(default_factory=dict)
 
     def start(self, *args: object, stdout: int | IO[bytes] = subprocess.PIPE) -> subprocess.Popen[str]:
-        """A launcher that goes on in the background, stderr and, unless it goes elsewhere, stdout as pipes."""
+        """Starts the launcher in the background, with stderr and, by default, stdout as pipes."""
         return subprocess.Popen(
             [sys.executable, "-m", "launcher", *map(str, args)],
             cwd=self.cwd,
@@ -39,7 +39,7 @@ class Cli:
         )
 
     def __call__(self, *args: object, code: int | None = 0, timeout: float = 180) -> subprocess.CompletedProcess[str]:
-        """Run to the end; fails the test with all output when the exit code is not `code` (None: any)."""
+        """Runs the launcher; fails the test with all output if the exit code is not `code` (None: any)."""
         process = self.start(*args)
         try:
             out, err = process.communicate(timeout=timeout)
@@ -52,24 +52,24 @@ class Cli:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def until_logged(self, words: str, timeout: float = 90) -> None:
-        """Wait until the master of the latest run has printed these words."""
+        """Waits until the master of the latest run has printed these words."""
         deadline = time.monotonic() + timeout
         while words not in (seen := self("logs", "--no-follow").stdout):
-            assert time.monotonic() < deadline, f"never printed {words!r}:\n{seen}"
+            assert time.monotonic() < deadline, f"{words!r} was not printed:\n{seen}"
 
     def job(self, name: str = "job", **keys: Any) -> Path:
-        """Write a job file; its path."""
+        """Writes a job file and returns its path."""
         path = self.cwd / f"{name}.yaml"
         path.write_text(yaml.safe_dump({"name": name, **keys}, sort_keys=False))
         return path
 
     def program(self, name: str) -> str:
-        """Put one of the test programs into the project; its path in there."""
+        """Copies one of the test programs into the project and returns its path there."""
         shutil.copy(PROGRAMS / name, self.cwd / name)
         return name
 
     def runs(self) -> list[Path]:
-        """The run folders, the latest last."""
+        """The run folders, oldest first."""
         folder = self.cwd / "runs"
         return sorted(folder.iterdir(), key=lambda p: p.name[-20:]) if folder.exists() else []
 
@@ -80,7 +80,7 @@ class Cli:
 
 
 def bed_job(**keys: Any) -> dict[str, Any]:
-    """What every job on the bed has in common: its nodes, its image, torch from the nodes' /opt/venv."""
+    """The keys common to all jobs on the bed: nodes, image, torch from the nodes' /opt/venv."""
     python = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return {
         "image": {"ref": "launcher-bed-train"},

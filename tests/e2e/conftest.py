@@ -15,7 +15,7 @@ from tests.e2e.scene import Scene
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
-    """The launcher in an empty project; its caches are its own."""
+    """The launcher in an empty project, with empty caches."""
     project = tmp_path / "project"
     project.mkdir()
     return Cli(project, {"XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "200"})
@@ -23,13 +23,13 @@ def cli(tmp_path: Path) -> Cli:
 
 @pytest.fixture
 def bed_cli(cli: Cli, clean_bed: Bed) -> Cli:
-    """The launcher with the bed's ssh config; the bed is clean before and after."""
+    """The launcher with the bed's ssh config; the bed is swept before and after."""
     return Cli(cli.cwd, {**cli.env, "LAUNCHER_SSH_CONFIG": str(clean_bed.ssh_config)})
 
 
 @pytest.fixture
 def scene(request: pytest.FixtureRequest, cli: Cli, bed: Bed) -> Iterator[Scene]:
-    """With as many nodes as its parameter says; they are clean before and after."""
+    """A scene with as many nodes as its parameter says, swept before and after."""
     count = int(request.param)
     if count > len(bed.nodes):
         cluster.up(bed.settings, count)

@@ -1,4 +1,4 @@
-"""A run that something happens to: followed line by line, with the time of each line, while the test breaks things."""
+"""A run under fault injection, followed line by line with the time of each line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Drill:
     cli: Cli
     process: subprocess.Popen[str]
     lines: list[tuple[float, str]] = field(default_factory=list)
-    news: list[tuple[float, str]] = field(default_factory=list)
+    messages: list[tuple[float, str]] = field(default_factory=list)
 
     @classmethod
     def begin(
@@ -34,48 +34,50 @@ class Drill:
         *,
         steps: int = 150,
         seconds: float = 0.1,
-        patience: float = 60,
+        peer_timeout: float = 60,
         variables: dict[str, str] | None = None,
         **keys: Any,
     ) -> Drill:
-        """patience: of the communication between the ranks, in seconds. variables: for the program."""
+        """peer_timeout: seconds until the ranks' collectives time out. variables: environment of the program."""
         cli.program("steps.py")
-        job = bed_job(run={"script": "steps.py", "args": list(map(str, (steps, INTERVAL, seconds, patience)))}, **keys)
+        job = bed_job(
+            run={"script": "steps.py", "args": list(map(str, (steps, INTERVAL, seconds, peer_timeout)))}, **keys
+        )
         job["env"] |= variables or {}
         return cls.follow(cli, "up", cli.job(name, **job))
 
     @classmethod
     def follow(cls, cli: Cli, *args: object) -> Drill:
-        """Any command that follows a run."""
+        """Starts any command that follows a run."""
         drill = cls(cli, cli.start(*args))
-        for stream, into in ((drill.process.stdout, drill.lines), (drill.process.stderr, drill.news)):
+        for stream, into in ((drill.process.stdout, drill.lines), (drill.process.stderr, drill.messages)):
             threading.Thread(target=_read, args=(stream, into), daemon=True).start()
         return drill
 
     def sees(self, words: str, timeout: float = 120, after: float = 0.0) -> float:
-        """Wait for a line of the job's output or of the launcher's news that came after that time; when it came."""
+        """Waits for a matching line, later than `after`, of the job's output or the launcher; returns its time."""
         deadline = time.monotonic() + timeout
         while True:
-            for at, line in [*self.lines, *self.news]:
+            for at, line in [*self.lines, *self.messages]:
                 if at > after and re.search(words, line):
                     return at
-            assert time.monotonic() < deadline, f"never saw {words!r}:\n{self}"
-            assert self.process.poll() is None, f"ended before {words!r}:\n{self}"
+            assert time.monotonic() < deadline, f"{words!r} did not appear:\n{self}"
+            assert self.process.poll() is None, f"the launcher ended before {words!r} appeared:\n{self}"
             time.sleep(0.05)
 
     def end(self, code: int, timeout: float = 240) -> float:
-        """Wait for its exit code; when it came."""
+        """Waits for the exit code; returns the time of the exit."""
         try:
             self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise AssertionError(f"did not end in {timeout} s:\n{self}") from None
-        time.sleep(0.3)  # the readers have the last lines
+        time.sleep(0.3)  # until the readers have the last lines
         assert self.process.returncode == code, f"exit code {self.process.returncode}:\n{self}"
         return time.monotonic()
 
     def stop(self) -> None:
-        """For a test that has seen enough."""
+        """Kills the launcher."""
         self.process.kill()
         self.process.wait()
 
@@ -84,7 +86,7 @@ class Drill:
         return [(at, int(line.split()[1])) for at, line in self.lines if re.fullmatch(r"step \d+", line)]
 
     def lost_steps(self) -> list[int]:
-        """For each time that rank 0 began anew: how many steps were done again."""
+        """For each restart of rank 0, how many steps were repeated."""
         lost, last = [], 0
         for _, line in self.lines:
             if match := re.fullmatch(r"rank 0 begins after step (\d+)", line):
@@ -94,24 +96,24 @@ class Drill:
         return lost[1:]
 
     def recovered(self, fault: float) -> float:
-        """Seconds from the fault to the first step after the restart that it caused."""
-        again = next(at for at, line in self.lines if at > fault and "rank 0 begins" in line)
-        return next(at for at, _ in self.steps if at > again) - fault
+        """Seconds from the fault to the first step after the resulting restart."""
+        resumed = next(at for at, line in self.lines if at > fault and "rank 0 begins" in line)
+        return next(at for at, _ in self.steps if at > resumed) - fault
 
     def first(self, words: str, after: float) -> float | None:
-        """Seconds from `after` to the first news like this; None where there was none."""
-        return next((at - after for at, line in self.news if at > after and re.search(words, line)), None)
+        """Seconds from `after` to the first matching message of the launcher, or None."""
+        return next((at - after for at, line in self.messages if at > after and re.search(words, line)), None)
 
     def no_line_lost(self, bed: Bed) -> None:
-        """What was shown is what the master's log holds, each line once, in order."""
+        """Asserts that the screen showed each line of the master's log once, in order."""
         run = self.cli.runs()[-1].name
         log = bed.sh(bed.nodes[0], f"cat /home/trainer/.launcher/{run}/logs/node1.log")
         assert [line for _, line in self.lines] == log.splitlines()
 
     def lines_lost(self, bed: Bed, nodes: int) -> int:
-        """Lines that are missing, doubled or out of place: in the files brought here, of every node, and on the screen.
+        """Number of lines missing, repeated or out of order, in every node's collected files and on the screen.
 
-        On the screen the traceback of a run that failed is left out, for the failure itself is shown instead.
+        For a failed run, the screen does not show the traceback, because it shows the failure instead.
         """
         run, wrong = self.cli.runs()[-1], 0
         for node in bed.nodes[:nodes]:
@@ -124,17 +126,17 @@ class Drill:
         return wrong
 
     def __str__(self) -> str:
-        shown = sorted([*self.lines, *self.news])
+        shown = sorted([*self.lines, *self.messages])
         return "\n".join(f"{at - shown[0][0]:7.2f}  {line}" for at, line in shown[-80:])
 
 
 def kill_rank(bed: Bed, node: Node) -> None:
-    """The kernel's out-of-memory killer takes a worker."""
+    """Kills a worker, as the OOM killer would."""
     bed.sh(node, "pkill -KILL -f '^[^ ]*python3 steps.py'")
 
 
 def kill_container(bed: Bed, node: Node) -> None:
-    """The container's pid 1 dies, and all in it."""
+    """Kills pid 1 of the container, and with it everything inside."""
     bed.sh(node, "docker ps -q | xargs docker inspect -f '{{.State.Pid}}' | xargs kill -KILL")
 
 

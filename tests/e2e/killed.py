@@ -1,7 +1,7 @@
 """The launcher, killed with SIGKILL at an exact moment: `python -m tests.e2e.killed WHEN ARGS...`.
 
-WHEN is `before:NAME:N` or `after:NAME:N`: the N-th call of that method of the nodes' engines, calls for a probe not
-counted; `before:probe-NAME:N` counts those for probes only.
+WHEN is `before:NAME:N` or `after:NAME:N`: the N-th call of that method of the nodes' engines, not counting calls for
+probes; `before:probe-NAME:N` counts only calls for probes.
 """
 
 from __future__ import annotations

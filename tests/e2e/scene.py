@@ -1,4 +1,4 @@
-"""Where a fault happens: some nodes of the bed, and a launcher that has a run on them."""
+"""The setting of a fault test: some nodes of the bed, and a launcher with a run on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.bed.bed import Bed, Node
 from tests.e2e.cli import Cli
 from tests.e2e.drill import Drill
 
-AWAY = "no connection, trying again"  # what the launcher says of a node that does not answer
+AWAY = "no connection, trying again"  # the launcher's message about a node that does not answer
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,10 @@ class Scene:
         return drill
 
     def clean(self) -> int:
-        """How much is left over once the run was taken down: it must be nothing.
+        """Takes the run down; returns the number of leftovers, which must be 0.
 
-        A node that was cut off hears of the end of our old connections when TCP tries again, after a minute or two.
+        A node that was cut off learns that the old connections are closed at TCP's next retransmission, after up to two
+        minutes.
         """
         self.cli("down")
         left = self.bed.wait_clean(self.nodes, timeout=200)
@@ -43,7 +44,7 @@ class Scene:
 
 
 def rows(names: dict[str, Any], four: set[str], everyday: set[str]) -> Any:
-    """Every fault with 2 nodes and those of `four` with 4, too; the slow ones marked."""
+    """Every fault with 2 nodes, those in `four` also with 4; all but `everyday` with 2 nodes are marked slow."""
     return pytest.mark.parametrize(
         ("name", "scene"),
         [

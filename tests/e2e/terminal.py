@@ -1,4 +1,4 @@
-"""A person in front of the launcher: a real terminal, typed on and looked at."""
+"""Simulates a user at a terminal: types into a pseudo-terminal and reads its screen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.e2e.cli import ROOT, Cli
 
 
 class Person:
-    """A launcher in a terminal of 100 columns and 30 lines."""
+    """The launcher in a terminal of 100 columns and 30 lines."""
 
     def __init__(self, cli: Cli, *args: object) -> None:
         self._screen, inner = os.openpty()
@@ -35,7 +35,7 @@ class Person:
             stdin=inner,
             stdout=inner,
             stderr=inner,
-            preexec_fn=take_terminal,  # noqa: PLW1509 - a test has no other thread
+            preexec_fn=take_terminal,  # noqa: PLW1509 - a test has no other threads
         )
         os.close(inner)
 
@@ -46,35 +46,35 @@ class Person:
         fcntl.ioctl(self._screen, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def sees(self, pattern: str, timeout: float = 60) -> re.Match[str]:
-        """Wait until this appears below what was seen before; fails with the whole screen."""
+        """Waits until the pattern appears after what was seen before; fails with the whole screen."""
         deadline = time.monotonic() + timeout
         while not (match := re.search(pattern, self.seen)):
-            assert time.monotonic() < deadline, f"never saw {pattern!r}:\n{self.seen}"
-            assert self._look(), f"ended before {pattern!r} was seen:\n{self.seen}"
+            assert time.monotonic() < deadline, f"{pattern!r} did not appear:\n{self.seen}"
+            assert self._look(), f"the launcher ended before {pattern!r} appeared:\n{self.seen}"
         self.seen = self.seen[match.end() :]
         return match
 
     def end(self, timeout: float = 60) -> int:
-        """Wait for the launcher's end; its exit code."""
+        """Waits for the launcher to exit; returns its exit code."""
         deadline = time.monotonic() + timeout
         while self._look():
-            assert time.monotonic() < deadline, f"did not end:\n{self.seen}"
+            assert time.monotonic() < deadline, f"the launcher did not exit:\n{self.seen}"
         os.close(self._screen)
         return self.process.wait(timeout=10)
 
     def kill(self) -> None:
-        """As the out-of-memory killer does."""
+        """Sends SIGKILL, as the OOM killer does."""
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()
         os.close(self._screen)
 
     def _look(self) -> bool:
-        """False at the end."""
+        """Reads more output; False at the end."""
         if not select.select([self._screen], [], [], 0.2)[0]:
             return True
         try:
             piece = os.read(self._screen, 65536)
-        except OSError:  # how Linux tells that the other side is closed
+        except OSError:  # raised by Linux when the other side is closed
             return False
         self.seen += piece.decode(errors="replace")
         return bool(piece)

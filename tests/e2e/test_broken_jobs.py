@@ -38,14 +38,14 @@ def test_a_broken_job_file(
 
 
 @pytest.mark.parametrize("name", ["missing.yaml", "folder"])
-def test_no_file_at_all(cli: Cli, name: str) -> None:
+def test_a_missing_file(cli: Cli, name: str) -> None:
     (cli.cwd / "folder").mkdir()
     refused = cli("up", name, code=2)
     assert name in refused.stderr
     assert "Traceback" not in refused.stderr
 
 
-def test_a_whole_process_refuses_a_typo_with_the_nearest_key(cli: Cli) -> None:
+def test_the_program_refuses_a_typo_and_suggests_the_closest_key(cli: Cli) -> None:
     job = cli.job("typo", runtime="process", nodes=["local"], run={"moduel": "train"})
     refused = cli("up", job, code=2)
     assert re.search(r"typo\.yaml:\d+: run\.moduel: unknown key; did you mean 'module'\?", refused.stderr)

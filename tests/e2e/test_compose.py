@@ -23,21 +23,21 @@ from tests.bed.shell import run, succeeds
 pytestmark = pytest.mark.bed
 
 REPOSITORY = Path(__file__).parents[2]
-OWNER = 4321  # nobody that the image or this machine knows
+OWNER = 4321  # a uid unknown to the image and to this machine
 DIGITS = "--data /data/digits.tar --arch smallcnn --image-size 32 --batch-size 128 --epochs 1 --threads 1"
 
 
 @dataclass(frozen=True)
 class Compose:
-    """One compose project with its own output folder and port."""
+    """A compose project with its own output folder and port."""
 
     project: str
-    stand_in: Path  # override file: the bed's torch in place of a base image that has one
+    stand_in: Path  # override file: the bed's torch instead of a base image with torch
     output: Path
     port: int
 
     def __call__(self, *argv: str, check: bool = True, train_args: str = DIGITS) -> CompletedProcess[str]:
-        """`docker compose ARGV`, as a user would call it from the repository's root."""
+        """Runs `docker compose ARGV` as a user would from the repository's root."""
         variables = {
             "BASE_IMAGE": BASE_IMAGE,
             "PACKAGES": "",
@@ -74,7 +74,7 @@ def compose(bed: Bed, plugin: None, tmp_path: Path) -> Iterator[Compose]:
     project("down", "-v", "--remove-orphans", "-t", "5")
 
 
-def test_training_ends_well_and_tensorboard_goes_on_serving(compose: Compose) -> None:
+def test_training_succeeds_and_tensorboard_keeps_serving(compose: Compose) -> None:
     compose("up", "-d")
     waited = compose("wait", "train", check=False)
     assert waited.returncode == 0, compose("logs", "train").stdout
@@ -97,7 +97,7 @@ def test_the_exit_code_is_the_trainers_own(compose: Compose) -> None:
     assert by_run.returncode == by_up.returncode == 1
 
 
-def test_the_gpu_override_asks_for_every_gpu_and_one_process_each(plugin: None) -> None:
+def test_the_gpu_override_requests_all_gpus_with_one_process_each(plugin: None) -> None:
     files = ["-f", str(REPOSITORY / "docker-compose.yml"), "-f", str(REPOSITORY / "docker-compose.gpu.yml")]
     train = json.loads(run(["docker", "compose", *files, "config", "--format", "json"]).stdout)["services"]["train"]
     [device] = train["deploy"]["resources"]["reservations"]["devices"]
@@ -106,7 +106,7 @@ def test_the_gpu_override_asks_for_every_gpu_and_one_process_each(plugin: None) 
 
 
 def _scalar_tags(port: int, timeout: float = 60) -> dict[str, dict[str, object]]:
-    """run -> tag -> ... as TensorBoard's own page asks for them, once its loader has seen a validation."""
+    """run -> tag -> ... as TensorBoard's page requests them, once TensorBoard has read a validation."""
     deadline = time.monotonic() + timeout
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The launcher killed with -9 at every step of `up`: the next command sees the truth, and `down` cleans all of it."""
+"""The launcher killed with -9 at every step of `up`: the next command shows the real state, and `down` removes all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.e2e.cli import ROOT, Cli, bed_job
 
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(200)]
 
-# Where, and what `status` says then: None where no run has begun.
+# When it is killed, and the state that `status` then shows: None if no run has begun.
 STEPS: dict[str, str | None] = {
     "after:connect:1": None,
     "after:facts:2": None,
@@ -25,11 +25,11 @@ STEPS: dict[str, str | None] = {
     "after:create:1": "created",
     "after:put:1": "created",
     "after:put:2": "created",
-    "before:wait:2": "created",  # the look at what was created, before anything starts
+    "before:wait:2": "created",  # the check of what was created, before anything starts
     "before:start:1": "created",
     "after:start:1": "running",
     "after:start:2": "running",
-    "before:wait:4": "running",  # the watch over the second node
+    "before:wait:4": "running",  # monitoring of the second node
 }
 EVERYDAY = {"after:probe-create:1", "after:start:1"}
 
@@ -59,4 +59,4 @@ def test_killed(bed_cli: Cli, bed: Bed, when: str) -> None:
     bed_cli("down", "--purge")
     assert bed.wait_clean(home=True) == []
     assert json.loads(bed_cli("status", "--json").stdout)["state"] == "stopped"
-    bed_cli("up", job, "--set", "run.args=[3]")  # nothing is in the way of the next run
+    bed_cli("up", job, "--set", "run.args=[3]")  # nothing blocks the next run

@@ -1,4 +1,4 @@
-"""`launcher doctor`: what is wrong with a node is found before a job meets it, with the cure."""
+"""`launcher doctor` finds a node's problems before a job does, and says how to fix them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Checks = dict[tuple[str, str], dict[str, Any]]
 
 
 def examined(cli: Cli, *args: object, code: int) -> Checks:
-    """The worst check by node and name."""
+    """The worst result by node and check."""
     done = cli("doctor", *args, "--json", code=code)
     report = json.loads(done.stdout)
     order = ["ok", "warn", "fail"]
@@ -37,7 +37,7 @@ def job(cli: Cli, **keys: Any) -> object:
     return cli.job("doctor", **{**base, **keys, "mounts": mounts})
 
 
-def test_a_sound_bed_is_sound_and_measured(bed_cli: Cli, bed: Bed) -> None:
+def test_a_healthy_bed_passes_and_is_measured(bed_cli: Cli, bed: Bed) -> None:
     seen = examined(bed_cli, job(bed_cli), "--measure", code=0)
     for node in bed.nodes[:2]:
         for name in ("reachable", "clock", "engine", "disk", "shared memory", "gpus", "mount", "interface", "network"):
@@ -49,7 +49,7 @@ def test_a_sound_bed_is_sound_and_measured(bed_cli: Cli, bed: Bed) -> None:
     assert bed.wait_clean(home=True) == []
 
 
-def test_every_way_in_that_is_broken_is_named(bed_cli: Cli) -> None:
+def test_every_unreachable_node_is_reported(bed_cli: Cli) -> None:
     names = {
         "refused": "reachable",
         "no-such-host": "reachable",
@@ -69,7 +69,7 @@ def test_mounts_data_port_and_shared_memory(bed_cli: Cli, bed: Bed) -> None:
     bed.sh(two, "mkdir -p /srv/data /srv/closed; echo abd > /srv/data/x")
     bed.docker(
         one, "run", "-d", "--name", "squatter", "--network", "host", "launcher-bed-train", "python3", "-c",
-        # REUSEADDR: an earlier run's connections to this port may still be waiting to be forgotten
+        # REUSEADDR: an earlier run's connections to this port may still be in TIME_WAIT
         "import socket,time; s=socket.socket(); s.setsockopt(1,2,1); s.bind(('',29500)); s.listen(); time.sleep(90)",
     )  # fmt: skip
     listening = "grep -q ':733C 00000000:0000 0A' /proc/net/tcp"  # 29500
@@ -84,14 +84,14 @@ def test_mounts_data_port_and_shared_memory(bed_cli: Cli, bed: Bed) -> None:
             bed.sh(node, "rm -rf /srv/here /srv/data /srv/closed")
     assert "/srv/here is not there" in seen["node2", "mount"]["what"]
     assert "/srv/closed may not be read" in seen["node1", "mount"]["what"]
-    # The same names and sizes, another content.
+    # The same names and sizes, but different content.
     assert seen["all", "data"]["level"] == "warn"
     assert "is not the same everywhere" in seen["all", "data"]["what"]
     assert "29500" in seen["node1", "port"]["what"]
     assert (seen["node1", "port"]["level"], seen["node2", "shared memory"]["level"]) == ("fail", "warn")
 
 
-def test_a_firewall_between_the_nodes_is_found_by_trying(bed_cli: Cli, bed: Bed) -> None:
+def test_a_firewall_between_the_nodes_is_found(bed_cli: Cli, bed: Bed) -> None:
     with faults.blocked_port(bed, bed.nodes[0], 29500):
         seen = examined(bed_cli, job(bed_cli), code=3)
     assert "198.18" in seen["node2", "network"]["what"]
@@ -109,8 +109,8 @@ def test_no_engine_and_missing_gpus(bed_cli: Cli, bed: Bed) -> None:
     assert "2 GPUs are asked for" in seen["node1", "gpus"]["what"]
 
 
-def test_for_a_person_the_cures_are_there_too(bed_cli: Cli) -> None:
-    said = bed_cli("doctor", "node1", "wrong-key", code=3).stdout
-    assert "FAIL wrong-key" in said
-    assert "->" in said
-    assert "1 failures" in said
+def test_the_text_output_includes_the_fixes(bed_cli: Cli) -> None:
+    output = bed_cli("doctor", "node1", "wrong-key", code=3).stdout
+    assert "FAIL wrong-key" in output
+    assert "->" in output
+    assert "1 failures" in output

@@ -1,4 +1,4 @@
-"""How runs end when something fails for good, and what does not end them: peers, lost nodes, cut networks, no sshd."""
+"""What ends a run and what does not: failed peers, lost nodes, network partitions, sshd down."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ STUBBORN = "trap 'echo no' TERM; echo here; i=0; while [ $i -lt 600 ]; do sleep 
 
 
 def ends(bed: Bed, node: Node) -> float | None:
-    """When the node's container ended, by the clock that all nodes here share; None while it runs."""
+    """When the node's container ended, by the clock that all nodes share; None while it runs."""
     words = bed.sh(node, "docker ps -aq | xargs docker inspect -f '{{.State.Running}} {{.State.FinishedAt}}'").split()
     if words[0] == "true":
         return None
     return float(bed.sh(node, f"date -d {words[1]} +%s.%N"))
 
 
-def test_attached_the_peers_of_any_failure_are_stopped_within_15_s(bed_cli: Cli, bed: Bed) -> None:
-    """Nothing tells the peer, which even ignores SIGTERM: no torchrun, no collective."""
+def test_an_attached_launcher_stops_a_failures_peers_within_15_s(bed_cli: Cli, bed: Bed) -> None:
+    """The peer cannot notice the failure (no torchrun, no collective) and even ignores SIGTERM."""
     command = ["sh", "-c", f'if [ "$RANK" = 1 ]; then sleep 3; echo broken; exit 3; fi; {STUBBORN}']
     failed = bed_cli("up", bed_cli.job("peers", **bed_job(run={"command": command})), code=1)
     result = bed_cli.result()
@@ -40,7 +40,7 @@ def test_attached_the_peers_of_any_failure_are_stopped_within_15_s(bed_cli: Cli,
 
 
 @pytest.mark.parametrize("kill", [kill_rank, kill_container])
-def test_detached_a_dead_rank_ends_all_by_itself(bed_cli: Cli, bed: Bed, kill: object) -> None:
+def test_a_dead_rank_ends_all_containers_without_the_launcher(bed_cli: Cli, bed: Bed, kill: object) -> None:
     bed_cli.program("steps.py")
     keys = bed_job(run={"script": "steps.py", "args": ["2000", "5", "0.1"]})
     bed_cli("up", "-d", bed_cli.job("alone", **keys))
@@ -49,7 +49,7 @@ def test_detached_a_dead_rank_ends_all_by_itself(bed_cli: Cli, bed: Bed, kill: o
     (kill_rank if kill is kill_rank else kill_container)(bed, bed.nodes[1])
     while None in (times := [ends(bed, node) for node in bed.nodes[:2]]):
         assert time.time() - broken < 60
-    print(f"all containers ended {max(t for t in times if t) - broken:.1f} s after the kill, nobody watching")
+    print(f"all containers ended {max(t for t in times if t) - broken:.1f} s after the kill, without a launcher")
     assert max(t for t in times if t) - broken < 15
     assert json.loads(bed_cli("status", "--json").stdout)["state"] == "failed"
     late = bed_cli("logs", "alone", code=1)
@@ -58,7 +58,7 @@ def test_detached_a_dead_rank_ends_all_by_itself(bed_cli: Cli, bed: Bed, kill: o
     assert bed.wait_clean() == []
 
 
-def test_restarts_used_up_end_the_run_with_its_first_failure(bed_cli: Cli, bed: Bed) -> None:
+def test_exhausted_restarts_end_the_run_with_its_first_failure(bed_cli: Cli, bed: Bed) -> None:
     command = ["sh", "-c", f'if [ "$RANK" = 1 ]; then sleep 1; echo broken; exit 3; fi; {STUBBORN}']
     bed_cli("up", bed_cli.job("used", **bed_job(run={"command": command}, restarts=2)), code=1)
     result = bed_cli.result()
@@ -71,7 +71,7 @@ def test_restarts_used_up_end_the_run_with_its_first_failure(bed_cli: Cli, bed: 
     assert bed.wait_clean() == []
 
 
-def test_a_new_run_begins_with_an_earlier_runs_checkpoints(bed_cli: Cli, bed: Bed) -> None:
+def test_a_new_run_can_resume_an_earlier_runs_checkpoints(bed_cli: Cli, bed: Bed) -> None:
     bed_cli.program("steps.py")
     keys = bed_job(run={"script": "steps.py", "args": ["12", "5", "0.05"]})
     job = bed_cli.job("first", **keys)
@@ -82,7 +82,7 @@ def test_a_new_run_begins_with_an_earlier_runs_checkpoints(bed_cli: Cli, bed: Be
     assert done.stdout.splitlines()[-1] == "rank 0 finished after step 17"
     first, second = [run.name for run in bed_cli.runs()]
     saved = bed.sh(bed.nodes[0], f"cat /home/trainer/.launcher/{first}/checkpoints/last.json")
-    assert json.loads(saved) == {"step": 10}  # the earlier run's own is as it was
+    assert json.loads(saved) == {"step": 10}  # the earlier run's checkpoint is unchanged
     refused = bed_cli("up", job, "--resume", second, "--nodes", "node2,node1", code=3)
     assert "has left no checkpoints/" in refused.stderr
     assert "node2" in refused.stderr

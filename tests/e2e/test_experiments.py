@@ -1,4 +1,4 @@
-"""The experiments' bed jobs through the CLI, as a user runs them: tables, pictures, pages; and a lost worker."""
+"""The experiments' bed jobs through the CLI, as a user runs them: tables, plots, pages; and a lost worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.e2e.drill import Drill
 
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(1200)]
 
-# a job, what of its sweep is run here (None: the job has none), what the table must say of method and devices
+# a job, the part of its sweep that is run here (None: no sweep), method and devices expected in the table
 EXPERIMENTS: dict[str, tuple[list[int] | None, list[tuple[str, int]]]] = {
     "e0_dp_bed": ([0, 1], [("single", 1), ("dp", 2)]),
     "e0_ddp_bed": ([1], [("ddp", 2)]),
@@ -32,7 +32,7 @@ EXPERIMENTS: dict[str, tuple[list[int] | None, list[tuple[str, int]]]] = {
 
 @pytest.fixture
 def project(bed_cli: Cli) -> Cli:
-    """A copy of what the jobs take as their code."""
+    """A copy of the code that the jobs use."""
     for name in ("train", "jobs", "bench"):
         shutil.copytree(ROOT / name, bed_cli.cwd / name, ignore=shutil.ignore_patterns("__pycache__"))
     return bed_cli
@@ -40,7 +40,7 @@ def project(bed_cli: Cli) -> Cli:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_is_one_command_and_a_table(project: Cli, name: str) -> None:
+def test_an_experiment_takes_one_command_and_yields_a_table(project: Cli, name: str) -> None:
     variants, expected = EXPERIMENTS[name]
     job = Path("jobs") / f"{name}.yaml"
     written = yaml.safe_load((project.cwd / job).read_text())
@@ -64,8 +64,8 @@ def test_the_table_of_channels_and_batches(project: Cli) -> None:
     assert all(float(cell) > 0 for row in rows for cell in row[2:5])
 
 
-def test_a_dual_batch_worker_killed_on_its_node_is_reported_and_the_run_ends_well(project: Cli, bed: Bed) -> None:
-    """A server and a worker on node1, two workers on node2: rank 2 is killed, rank 3 beside it goes on."""
+def test_a_dual_batch_worker_killed_on_its_node_is_reported_and_the_run_succeeds(project: Cli, bed: Bed) -> None:
+    """A server and a worker on node1, two workers on node2: rank 2 is killed, rank 3 on the same node continues."""
     args = {"data": "jobs/data/digits.tar", "arch": "smallcnn", "image_size": 16, "val_resize": 16, "augment": "none"}
     args |= {"flip": 0, "epochs": 20, "batch_size": 64, "lr": 0.1, "lr_scaling": "none", "schedule": "multistep"}
     args |= {"warmup": 0, "parallel": "dual_batch"}

@@ -1,7 +1,7 @@
-"""The fault table, first part: what restarts overcome. The run goes on from its last checkpoint.
+"""The fault table, first part: faults that a restart overcomes. The run resumes from its last checkpoint.
 
-Every row prints its figures: `LAUNCHER_FIGURES=FILE pytest -m '' tests/e2e/test_faults*.py`, then
-`python -m tests.e2e.figures FILE` for the table.
+Every test prints its figures: `LAUNCHER_FIGURES=FILE pytest -m '' tests/e2e/test_faults*.py`, then
+`python -m tests.e2e.figures FILE` prints the table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(500)]
 
 
 def restart_engine(bed: Bed, node: Node) -> None:
-    """As `systemctl restart docker` after the engine's own crash."""
+    """Like `systemctl restart docker` after Docker crashed."""
     with faults.without_engine(bed, node):
         time.sleep(1)
 
@@ -50,17 +50,17 @@ OVERCOME: dict[str, tuple[Callable[[Bed, Node], None], int]] = {
     four={"a rank is killed", "a container is killed", "a node is killed and restarted"},
     everyday={"a rank is killed", "a node is killed and restarted"},
 )
-def test_the_run_goes_on_from_its_last_checkpoint(scene: Scene, name: str) -> None:
+def test_the_run_resumes_from_its_last_checkpoint(scene: Scene, name: str) -> None:
     fault, place = OVERCOME[name]
     drill = scene.begin("again", restarts=3)
     broken = time.monotonic()
     fault(scene.bed, scene.nodes[place])
     drill.end(0)
-    told, again, lost = drill.first("started again", broken), drill.recovered(broken), drill.lost_steps()
+    reported, resumed, lost = drill.first("started again", broken), drill.recovered(broken), drill.lost_steps()
     assert lost
-    assert max(lost) <= INTERVAL + 1  # the step under way counts too
+    assert max(lost) <= INTERVAL + 1  # the step in progress counts too
     assert {step for _, step in drill.steps} == set(range(1, 151))
-    assert told is not None, str(drill)
+    assert reported is not None, str(drill)
     result = scene.cli.result()
     assert (result["state"], result["exit_code"]) == ("done", 0)
     assert all(1 <= node["restarts"] <= 3 for node in result["nodes"])
@@ -69,27 +69,28 @@ def test_the_run_goes_on_from_its_last_checkpoint(scene: Scene, name: str) -> No
     assert "restart 1 after" in scene.cli("status").stdout
     wrong = drill.lines_lost(scene.bed, scene.count)
     outcome = "done, " + "/".join(str(node["restarts"]) for node in result["nodes"]) + " restarts"
-    Figures(name, scene.count, outcome, told, again, max(lost) / INTERVAL, wrong, scene.clean()).publish()
+    Figures(name, scene.count, outcome, reported, resumed, max(lost) / INTERVAL, wrong, scene.clean()).publish()
     assert wrong == 0
 
 
 @pytest.mark.parametrize("scene", [pytest.param(2, marks=pytest.mark.slow)], indirect=True)
-def test_a_rank_that_the_kernel_kills_for_memory_is_restarted(scene: Scene) -> None:
+def test_a_rank_killed_by_the_oom_killer_is_restarted(scene: Scene) -> None:
     drill = scene.begin("hoards", restarts=2, variables={"HOARD": "1:40"}, resources={"memory": "1500m"})
     drill.sees("^step 39$")
     broken = time.monotonic()
     drill.end(0)
-    told, again, lost = drill.first("started again", broken), drill.recovered(broken), drill.lost_steps()
+    reported, resumed, lost = drill.first("started again", broken), drill.recovered(broken), drill.lost_steps()
     assert max(lost) <= INTERVAL + 1
     assert {step for _, step in drill.steps} == set(range(1, 151))
     assert scene.cli.result()["nodes"][1]["restarts"] >= 1
     wrong = drill.lines_lost(scene.bed, scene.count)
-    Figures("a rank is killed for memory", 2, "done", told, again, max(lost) / INTERVAL, wrong, scene.clean()).publish()
+    name = "a rank is killed by the OOM killer"
+    Figures(name, 2, "done", reported, resumed, max(lost) / INTERVAL, wrong, scene.clean()).publish()
     assert wrong == 0
 
 
 @pytest.mark.parametrize("scene", [pytest.param(2, marks=pytest.mark.slow)], indirect=True)
-def test_the_trainer_itself_goes_on_after_its_container_was_killed(scene: Scene) -> None:
+def test_the_trainer_resumes_after_its_container_was_killed(scene: Scene) -> None:
     digits(scene.cli.cwd, train=120, val=31)
     job = train_job(batch_size=4, epochs=12)
     drill = Drill.follow(scene.cli, "up", scene.cli.job("trainer", **{**job, "restarts": 2}))

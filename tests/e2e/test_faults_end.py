@@ -1,4 +1,4 @@
-"""The fault table, third part: what ends a run. It says why, and leaves nothing."""
+"""The fault table, third part: faults that end a run. The launcher says why, and nothing is left."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gone(bed: Bed, nodes: tuple[Node, ...]) -> Iterator[None]:
 
 @contextmanager
 def full_disk(bed: Bed, nodes: tuple[Node, ...]) -> Iterator[None]:
-    """Somebody else takes all that is left of the disk with the output folders of the first node."""
+    """Another program fills the disk with the output folders of the first node."""
     file = "/home/trainer/.launcher/filler"
     bed.sh(nodes[0], f"dd if=/dev/zero of={file} bs=1M 2>/dev/null || true")
     try:
@@ -40,13 +40,13 @@ def full_disk(bed: Bed, nodes: tuple[Node, ...]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Final:
-    """A fault that does not heal while the run is there. words: in its result's failure; told: in the news."""
+    """A fault that does not heal in the run. words: in the result's failure; reported: in the launcher's messages."""
 
     fault: Callable[[Bed, tuple[Node, ...]], AbstractContextManager[object]]
     code: int
     state: str
     words: str
-    told: str
+    reported: str
 
 
 FINAL = {
@@ -71,43 +71,43 @@ FINAL = {
     everyday={"a node is gone for good", "the master's disk is full"},
 )
 def test_the_run_ends_with_its_reason(scene: Scene, name: str) -> None:
-    """The ranks' own patience is 20 s here: without a word from a peer nothing else can tell them."""
+    """The ranks' collectives time out after 20 s here: a rank cannot otherwise learn that a peer is gone."""
     final = FINAL[name]
     with faults.small_disk(scene.bed, scene.nodes[0], "/home/trainer/.launcher", "16m"):
-        drill = scene.begin("ends", steps=3000, patience=20)
+        drill = scene.begin("ends", steps=3000, peer_timeout=20)
         broken = time.monotonic()
         with final.fault(scene.bed, scene.nodes):
             over = drill.end(final.code) - broken
-        told = drill.first(final.told, broken)
+        reported = drill.first(final.reported, broken)
         result = scene.cli.result()
         failure = result["failure"]
         print(f"{failure['node']} {failure['what']} -> {failure['cure']}")
         assert result["state"] == final.state
         assert final.words in failure["what"]
-        assert told is not None, str(drill)
+        assert reported is not None, str(drill)
         wrong = 0 if final.state == "lost" else drill.lines_lost(scene.bed, scene.count)
         outcome = f"{final.state}, exit {final.code}"
-        Figures(name, scene.count, outcome, told, over, 0, wrong, scene.clean()).publish()
+        Figures(name, scene.count, outcome, reported, over, 0, wrong, scene.clean()).publish()
     assert wrong == 0
 
 
 @pytest.mark.parametrize("scene", [2], indirect=True)
-def test_memory_that_is_full_without_restarts_ends_the_run_and_is_named(scene: Scene) -> None:
+def test_out_of_memory_without_restarts_ends_the_run_with_that_reason(scene: Scene) -> None:
     drill = scene.begin("hoards", variables={"HOARD": "1:40"}, resources={"memory": "1500m"})
     broken = drill.sees("^step 39$")
     over = drill.end(1) - broken
     failure = scene.cli.result()["failure"]
     assert failure["node"] == "node2"
     assert "memory is full" in failure["what"]
-    told = drill.first("ended with exit code", broken)
+    reported = drill.first("ended with exit code", broken)
     wrong = drill.lines_lost(scene.bed, scene.count)
-    Figures("out of memory", 2, "failed, exit 1", told, over, 0, wrong, scene.clean()).publish()
+    Figures("out of memory", 2, "failed, exit 1", reported, over, 0, wrong, scene.clean()).publish()
     assert wrong == 0
 
 
 @pytest.mark.parametrize("scene", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
 def test_the_masters_port_is_taken(scene: Scene) -> None:
-    """By somebody whom the quick check sees."""
+    """By a program that already listens when the launcher checks."""
     taken = "import socket, time; s = socket.create_server(('', 29500)); time.sleep(600)"
     squatter = ["run", "-d", "--name", "squatter", "--network", "host", "launcher-bed-train", "python3", "-c", taken]
     scene.bed.docker(scene.nodes[0], *squatter)

@@ -1,4 +1,4 @@
-"""The fault table, second part: what heals in time. The run waits, or does not even notice, and goes on."""
+"""The fault table, second part: faults that heal in time. The run waits, or is not even affected, and continues."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(500)]
 
 @dataclass(frozen=True)
 class Passing:
-    """A fault for some seconds. told: what the launcher says meanwhile, "" where it need not notice."""
+    """A fault of some seconds. reported: the launcher's message about it; "" if it need not notice."""
 
     fault: Callable[[Bed, tuple[Node, ...]], AbstractContextManager[object]]
     seconds: float
     steps: int
-    told: str = ""
+    reported: str = ""
 
 
 @contextmanager
 def an_hour_ahead(bed: Bed, nodes: tuple[Node, ...]) -> Iterator[None]:
-    """Faked at `date`, which is what a look at a node asks."""
+    """Replaces `date`, from which the launcher reads a node's clock."""
     stub = '#!/bin/sh\\nexec /bin/date -d "+1 hour" "$@"\\n'
     bed.sh(nodes[-1], f"printf '{stub}' > /usr/local/bin/date; chmod 755 /usr/local/bin/date")
     try:
@@ -59,54 +59,56 @@ PASSING = {
     four={"a node is paused for 60 s", "no packets between two nodes for 30 s", "no sshd for 60 s"},
     everyday={"no packets between two nodes for 30 s"},
 )
-def test_the_run_waits_and_goes_on(scene: Scene, name: str) -> None:
-    """The ranks' own patience is longer than the fault, as the communication libraries' is by default."""
+def test_the_run_waits_and_resumes(scene: Scene, name: str) -> None:
+    """The time limit of the ranks' collectives is longer than the fault, as by default."""
     passing = PASSING[name]
-    drill = scene.begin("waits", steps=passing.steps, patience=300)
+    drill = scene.begin("waits", steps=passing.steps, peer_timeout=300)
     broken = time.monotonic()
     with passing.fault(scene.bed, scene.nodes):
         time.sleep(passing.seconds)
-        assert drill.process.poll() is None, f"over before the fault was:\n{drill}"
+        assert drill.process.poll() is None, f"the run ended during the fault:\n{drill}"
     healed = time.monotonic()
-    again = drill.sees("^step ", after=healed) - healed
+    resumed = drill.sees("^step ", after=healed) - healed
     drill.end(0)
-    told = drill.first(AWAY, broken)
-    if passing.told:
-        assert told is not None, str(drill)
+    reported = drill.first(AWAY, broken)
+    if passing.reported:
+        assert reported is not None, str(drill)
         assert drill.first("connected again", broken) is not None, str(drill)
     assert [step for _, step in drill.steps] == list(range(1, passing.steps + 1))
     assert [node["restarts"] for node in scene.cli.result()["nodes"]] == [0] * scene.count
     wrong = drill.lines_lost(scene.bed, scene.count)
-    Figures(name, scene.count, "done, no restart", told, again, 0, wrong, scene.clean()).publish()
+    Figures(name, scene.count, "done, no restart", reported, resumed, 0, wrong, scene.clean()).publish()
     assert wrong == 0
 
 
 @pytest.mark.parametrize("scene", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
-def test_a_clock_that_is_an_hour_off_is_told_and_harms_nothing(scene: Scene) -> None:
+def test_a_clock_that_is_an_hour_off_is_reported_and_harmless(scene: Scene) -> None:
     called = time.monotonic()
     with an_hour_ahead(scene.bed, scene.nodes):
         drill = scene.begin("clock", steps=30)
         drill.end(0)
-    told = drill.first(f"{scene.nodes[-1].alias}: its clock is off by .3600 s", called)
-    assert told is not None, str(drill)
+    reported = drill.first(f"{scene.nodes[-1].alias}: its clock is off by .3600 s", called)
+    assert reported is not None, str(drill)
     assert [step for _, step in drill.steps] == list(range(1, 31))
     wrong = drill.lines_lost(scene.bed, scene.count)
     name = "a node's clock is an hour ahead"
-    Figures(name, scene.count, "done, no restart", told, None, 0, wrong, scene.clean()).publish()
+    Figures(name, scene.count, "done, no restart", reported, None, 0, wrong, scene.clean()).publish()
     assert wrong == 0
 
 
 @pytest.mark.parametrize("scene", [pytest.param(n, marks=pytest.mark.slow) for n in (2, 4)], indirect=True)
-def test_the_run_goes_on_without_the_launcher_and_is_found_again(scene: Scene) -> None:
+def test_the_run_continues_without_the_launcher_and_is_found_again(scene: Scene) -> None:
     first = scene.begin("orphan", steps=300)
     first.stop()
     killed = time.monotonic()
     assert json.loads(scene.cli("status", "--json").stdout)["state"] == "running"
-    told = time.monotonic() - killed
+    reported = time.monotonic() - killed
     drill = Drill.follow(scene.cli, "logs")
-    again = drill.sees("^step 24$") - killed
+    resumed = drill.sees("^step 24$") - killed
     drill.end(0)
     assert [step for _, step in drill.steps] == list(range(1, 301))
     wrong = drill.lines_lost(scene.bed, scene.count)
-    Figures("the launcher is killed", scene.count, "done, no restart", told, again, 0, wrong, scene.clean()).publish()
+    Figures(
+        "the launcher is killed", scene.count, "done, no restart", reported, resumed, 0, wrong, scene.clean()
+    ).publish()
     assert wrong == 0

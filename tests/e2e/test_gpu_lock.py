@@ -1,4 +1,4 @@
-"""Two launchers at once on the same nodes: a GPU belongs to one run, the other is told whose, or waits."""
+"""Two launchers at once on the same nodes: a GPU belongs to one run; the other launcher names that run, or waits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def gpus(bed: Bed) -> Iterator[list[str]]:
-    with faults.pretended_gpus(bed, bed.nodes[0], 2) as uuids:
+    with faults.fake_gpus(bed, bed.nodes[0], 2) as uuids:
         yield uuids
 
 
@@ -27,13 +27,13 @@ def job(cli: Cli, name: str, seconds: float, gpus: object = "all", **keys: objec
     return cli.job(name, **bed_job(nodes=["node1"], gpus=gpus, run={"command": command}, **keys))
 
 
-def test_a_gpu_in_use_is_refused_with_its_run_and_owner(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
+def test_a_gpu_in_use_is_refused_naming_its_run_and_owner(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
     bed_cli("up", "-d", job(bed_cli, "first", 600, [0]))
     first = bed_cli.runs()[-1].name
     refused = bed_cli("up", job(bed_cli, "second", 1), "--set", "port=29501", code=3)
     assert f"GPU {gpus[0]} is in use by the run {first} of " in refused.stderr
     assert "--wait" in refused.stderr
-    # The other GPU is free, and a refused run leaves nothing behind that keeps it.
+    # The other GPU is free, and a refused run does not keep it.
     bed_cli("up", job(bed_cli, "third", 1, [1]), "--set", "port=29501")
     bed_cli("down", first)
     bed_cli("up", job(bed_cli, "second", 1))
@@ -41,18 +41,18 @@ def test_a_gpu_in_use_is_refused_with_its_run_and_owner(bed_cli: Cli, bed: Bed, 
     assert bed.wait_clean() == []
 
 
-def test_wait_waits_and_an_ended_run_holds_nothing(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
+def test_wait_waits_and_an_ended_run_holds_no_gpu(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
     bed_cli("up", "-d", job(bed_cli, "before", 20))
     drill = Drill.follow(bed_cli, "up", "--wait", job(bed_cli, "after", 1), "--set", "port=29501")
     waited = drill.sees("waiting: node node1: GPU .* is in use by the run before-")
     began = drill.sees("^begins$")
     drill.end(0)
-    print(f"waited {began - waited:.1f} s for a run that nobody took down")
+    print(f"waited {began - waited:.1f} s for a run that was not taken down")
     bed_cli("down", "--all")
     assert bed.wait_clean() == []
 
 
-def test_of_many_at_once_exactly_one_gets_it(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
+def test_exactly_one_of_many_concurrent_runs_gets_the_gpu(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
     file = job(bed_cli, "race", 600)
     started = [bed_cli.start("up", "-d", file, "--set", f"port={29500 + i}") for i in range(5)]
     codes = []
@@ -68,9 +68,9 @@ def test_of_many_at_once_exactly_one_gets_it(bed_cli: Cli, bed: Bed, gpus: list[
     assert bed.wait_clean() == []
 
 
-def test_a_claim_whose_owner_is_gone_heals(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
+def test_a_claim_of_a_vanished_owner_is_released(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
     bed_cli("up", "-d", job(bed_cli, "gone", 600))
-    # Somebody removed the run's container by hand: its claims are still there.
+    # The run's container was removed by hand, but its claims are still there.
     bed.docker(bed.nodes[0], "rm", "-f", f"launcher-{bed_cli.runs()[-1].name}-0")
     assert len(bed.leftovers(bed.nodes[0]).containers) == 2
     bed_cli("up", job(bed_cli, "next", 1))

@@ -1,4 +1,4 @@
-"""Something breaks while `launcher up` brings an image: a clear error or none, and the next `up` succeeds."""
+"""Faults while `launcher up` transfers an image: a clear error or none, and the next `up` succeeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.bed, pytest.mark.slow, pytest.mark.timeout(600)]
 MIB = 1 << 20
 LAYERS, LAYER = 3, 130 * MIB
 HALF = LAYERS * LAYER // 2
-# On the node: until a `docker load` has taken half of the image. $1: bytes
+# Run on the node: waits until a `docker load` has received half of the image. $1: bytes
 WAIT = """
 while :; do
   for p in $(pgrep -x docker); do
@@ -34,7 +34,7 @@ done
 
 @pytest.fixture
 def image(clean_bed: Bed, tmp_path: Path) -> Iterator[str]:
-    """Random layers on what every node has."""
+    """Random layers on top of an image that every node has."""
     name = f"launcher-test-faults:{uuid.uuid4().hex[:12]}"
     lines = ["FROM launcher-bed-train"]
     for number in range(LAYERS):
@@ -54,7 +54,7 @@ def image(clean_bed: Bed, tmp_path: Path) -> Iterator[str]:
 def cli(clean_bed: Bed, tmp_path: Path) -> Cli:
     folder = tmp_path / "project"
     folder.mkdir()
-    # a cache of its own: what was measured on other days decides neither parts nor compression
+    # an empty cache: earlier measurements must decide neither parts nor compression
     return Cli(folder, {"LAUNCHER_SSH_CONFIG": str(clean_bed.ssh_config), "XDG_CACHE_HOME": str(tmp_path / "cache")})
 
 
@@ -81,7 +81,7 @@ def parts(bed: Bed, node: Node) -> list[str]:
 
 
 def succeeds(bed: Bed, cli: Cli, file: Path, image: str) -> None:
-    """The next `up`: the job runs, all have the same image, nothing half is left."""
+    """The next `up`: the job runs, all nodes have the same image, no partial image is left."""
     assert "it ran" in cli("up", file, timeout=300).stdout
     cli("down", "faults")
     found = {bed.docker(node, "image", "inspect", "-f", "{{.Id}}", image) for node in bed.nodes[:2]}
@@ -90,36 +90,36 @@ def succeeds(bed: Bed, cli: Cli, file: Path, image: str) -> None:
         assert not untagged(bed, node)
 
 
-def test_ssh_is_cut_at_half_of_it(clean_bed: Bed, cli: Cli, image: str) -> None:
-    """Got over by the same `up`."""
+def test_ssh_is_lost_halfway(clean_bed: Bed, cli: Cli, image: str) -> None:
+    """The same `up` recovers from it."""
     file, node = job(cli, image), clean_bed.nodes[0]
     process = cli.start("up", file)
     wait_for_half(clean_bed, node)
     faults.kill_ssh_sessions(clean_bed, node)
-    code, said = end(process)
-    # The image's connection is one, the run's another: both were cut; the second is made anew as well.
-    assert code == 0, said
-    assert "it ran" in said
+    code, output = end(process)
+    # The image has one connection, the run another: both were lost, and both are re-established.
+    assert code == 0, output
+    assert "it ran" in output
     cli("down", "faults")
     succeeds(clean_bed, cli, file, image)
 
 
 @pytest.mark.parametrize("back", [True, False], ids=["restarted", "gone"])
-def test_the_engine_breaks_off_at_half_of_it(clean_bed: Bed, cli: Cli, image: str, back: bool) -> None:
+def test_the_engine_dies_halfway(clean_bed: Bed, cli: Cli, image: str, back: bool) -> None:
     file, node = job(cli, image), clean_bed.nodes[0]
     process = cli.start("up", file)
     wait_for_half(clean_bed, node)
     with contextlib.ExitStack() as healing:
         healing.enter_context(faults.without_engine(clean_bed, node))
-        if back:  # it answers again before `up` has ended, or just after
+        if back:  # the node answers again before `up` has ended, or just after
             healing.close()
-        code, said = end(process)
+        code, output = end(process)
     if code != 0 or not back:
-        assert code in (3, 4), said
-        assert "node1" in said
-        assert "->" in said  # what to do next
-        assert "it ran" not in said
-    # Nothing half: what came whole is marked as a part, saves the next try those bytes, and is gone after it.
+        assert code in (3, 4), output
+        assert "node1" in output
+        assert "->" in output  # the next step
+        assert "it ran" not in output
+    # Nothing partial: complete layers are labelled as a part, which the next try resumes from and then removes.
     assert set(untagged(clean_bed, node)) <= set(parts(clean_bed, node))
     cli("down", "faults", code=None)
     succeeds(clean_bed, cli, file, image)

@@ -1,4 +1,4 @@
-"""Every line exactly once, whatever happens to the connection; the part of the output that was asked for."""
+"""Every line exactly once, whatever happens to the connection; logs limited to a part of the output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(500)]
     ("lines", "cuts"),
     [pytest.param(60_000, 4, id="60-thousand"), pytest.param(1_000_000, 20, id="a-million", marks=pytest.mark.slow)],
 )
-def test_no_line_is_lost_or_doubled_through_cuts(bed_cli: Cli, bed: Bed, lines: int, cuts: int) -> None:
+def test_no_line_is_lost_or_repeated_when_connections_are_lost(bed_cli: Cli, bed: Bed, lines: int, cuts: int) -> None:
     bed_cli.program("flood.py")
     bursts = cuts * 3
     args = [str(lines), str(lines // bursts), "1"]
@@ -37,7 +37,7 @@ def test_no_line_is_lost_or_doubled_through_cuts(bed_cli: Cli, bed: Bed, lines: 
         _, err = process.communicate(timeout=300)
     took = time.monotonic() - began
     assert process.returncode == 0, err
-    assert done == cuts, f"only {done} cuts while it ran"
+    assert done == cuts, f"only {done} lost connections during the run"
     numbers = [int(line.split()[1]) for line in target.read_text().splitlines()]
     lost, doubled = lines - len(set(numbers)), len(numbers) - len(set(numbers))
     print(f"{lines:,} lines, {cuts} cuts in {took:.0f} s: {lost} lost, {doubled} doubled")
@@ -45,7 +45,7 @@ def test_no_line_is_lost_or_doubled_through_cuts(bed_cli: Cli, bed: Bed, lines: 
     assert numbers == list(range(lines))
 
 
-def test_the_launcher_killed_while_it_follows_loses_nothing(bed_cli: Cli, bed: Bed) -> None:
+def test_killing_the_launcher_while_it_follows_loses_nothing(bed_cli: Cli, bed: Bed) -> None:
     bed_cli.program("flood.py")
     command = ["python3", "flood.py", "4000", "100", "0.2"]
     process = bed_cli.start("up", bed_cli.job("killed", **bed_job(nodes=["node1"], run={"command": command})))
@@ -61,7 +61,7 @@ def test_the_launcher_killed_while_it_follows_loses_nothing(bed_cli: Cli, bed: B
     assert bed_cli.result()["state"] == "done"
 
 
-def test_the_part_that_was_asked_for(bed_cli: Cli) -> None:
+def test_logs_can_be_limited_to_a_part(bed_cli: Cli) -> None:
     bed_cli.program("nasty.py")
     script = bed_cli.job("nasty", **bed_job(run={"script": "nasty.py"}))
     followed = bed_cli("up", script).stdout

@@ -1,4 +1,4 @@
-"""What is wrong with a node is said before anything starts: exit 3, every failing node, its cure, in time."""
+"""Problems of nodes are reported before anything starts: exit 3, every failing node with a fix, in time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("alias", CASES)
-def test_a_node_that_cannot_be_used(bed_cli: Cli, alias: str) -> None:
+def test_an_unusable_node(bed_cli: Cli, alias: str) -> None:
     bed_cli.program("plain.py")
     keys = bed_job(run={"script": "plain.py"}, nodes=["node1" if alias != "node1-nodocker" else "node2", alias])
     start = time.monotonic()
@@ -36,7 +36,7 @@ def test_a_node_that_cannot_be_used(bed_cli: Cli, alias: str) -> None:
     assert not bed_cli.runs()
 
 
-def test_all_failing_nodes_are_named_at_once(bed_cli: Cli, bed: Bed) -> None:
+def test_all_failing_nodes_are_reported_at_once(bed_cli: Cli, bed: Bed) -> None:
     bed_cli.program("plain.py")
     keys = bed_job(run={"script": "plain.py"}, nodes=["node1", "refused", "wrong-key", "unknown-host-key"])
     failed = bed_cli("up", bed_cli.job("several", **keys), code=3)
@@ -57,7 +57,7 @@ def test_no_engine_and_no_docker(bed_cli: Cli, bed: Bed) -> None:
     assert "systemctl start docker" in failed.stderr or "docker" in failed.stderr.lower()
 
 
-def test_a_port_in_use_is_said_with_the_way_out(bed_cli: Cli, bed: Bed) -> None:
+def test_a_port_in_use_is_reported_with_a_fix(bed_cli: Cli, bed: Bed) -> None:
     bed_cli.program("plain.py")
     python = (
         "import socket,time; s=socket.socket(); s.setsockopt(1,2,1); s.bind(('',29500)); s.listen(); time.sleep(60)"

@@ -1,4 +1,4 @@
-"""A notice when a run ends: from the user's own settings, whoever sees the end; never from a job file."""
+"""The notification at the end of a run: configured in the user's settings, never in a job file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(200)
 
 @pytest.fixture
 def noticed_cli(cli: Cli, tmp_path: Path) -> Iterator[Cli]:
-    """With a home of its own."""
+    """The launcher with a temporary home folder."""
     (tmp_path / "home" / ".config" / "launcher").mkdir(parents=True)
     local = Cli(cli.cwd, {**cli.env, "HOME": str(tmp_path / "home"), "XDG_CONFIG_HOME": ""})
     yield local
@@ -40,7 +40,7 @@ def job(cli: Cli, command: str, **keys: Any) -> Path:
 
 @pytest.fixture
 def posted() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A webhook: its address, and what it got."""
+    """A webhook: its address, and the requests that it received."""
     got: list[dict[str, Any]] = []
 
     class Hook(BaseHTTPRequestHandler):
@@ -59,23 +59,22 @@ def posted() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     server.server_close()
 
 
-def test_a_command_and_a_webhook_are_told_of_the_end(
+def test_a_command_and_a_webhook_are_notified_of_the_end(
     noticed_cli: Cli, posted: tuple[str, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     address, got = posted
-    program = (
-        f"import os, sys; open({str(tmp_path / 'told')!r}, 'w').write(os.environ['LAUNCHER_STATE'] + sys.stdin.read())"
-    )
+    file = str(tmp_path / "notified")
+    program = f"import os, sys; open({file!r}, 'w').write(os.environ['LAUNCHER_STATE'] + sys.stdin.read())"
     write_settings(noticed_cli, command=[sys.executable, "-c", program], webhook=address)
     noticed_cli("up", job(noticed_cli, "echo secret words; exit 3"), code=1)
     run = noticed_cli.runs()[-1].name
     assert [(notice["run"], notice["state"], notice["exit_code"]) for notice in got] == [(run, "failed", 1)]
     assert "local exited with code 3" in got[0]["text"]
     assert "secret words" not in json.dumps(got)
-    assert (tmp_path / "told").read_text() == "failed" + json.dumps(got[0])
+    assert Path(file).read_text() == "failed" + json.dumps(got[0])
 
 
-def test_of_a_detached_run_whoever_sees_it_end_gives_the_notice_once(
+def test_the_command_that_sees_a_detached_run_end_notifies_once(
     noticed_cli: Cli, posted: tuple[str, list[dict[str, Any]]]
 ) -> None:
     address, got = posted
@@ -87,7 +86,7 @@ def test_of_a_detached_run_whoever_sees_it_end_gives_the_notice_once(
     assert [notice["state"] for notice in got] == ["done"]
 
 
-def test_a_notice_that_fails_is_told_and_changes_nothing(
+def test_a_failed_notification_is_reported_and_changes_nothing(
     noticed_cli: Cli, posted: tuple[str, list[dict[str, Any]]]
 ) -> None:
     write_settings(noticed_cli, command=["false"], webhook=posted[0] + "/broken")
@@ -97,7 +96,7 @@ def test_a_notice_that_fails_is_told_and_changes_nothing(
     assert posted[0] not in done.stderr
 
 
-def test_settings_that_are_wrong_or_others_may_write_are_refused_before_anything_starts(noticed_cli: Cli) -> None:
+def test_invalid_or_writable_settings_are_refused_before_anything_starts(noticed_cli: Cli) -> None:
     here = job(noticed_cli, "true")
     file = write_settings(noticed_cli, webhok="x")
     assert f"{file}: notify.webhok" in noticed_cli("up", here, code=2).stderr
@@ -108,7 +107,7 @@ def test_settings_that_are_wrong_or_others_may_write_are_refused_before_anything
     assert noticed_cli.runs() == []
 
 
-def test_a_job_file_names_no_notice(noticed_cli: Cli, tmp_path: Path) -> None:
+def test_a_job_file_cannot_set_a_notification(noticed_cli: Cli, tmp_path: Path) -> None:
     file = job(noticed_cli, "true", notify={"command": ["touch", str(tmp_path / "touched")]})
     assert "notify: unknown key" in noticed_cli("up", file, code=2).stderr
     assert not (tmp_path / "touched").exists()

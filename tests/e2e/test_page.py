@@ -1,4 +1,4 @@
-"""The page of `launcher compare --html` in a browser: sorted, pointed at, dark and light."""
+"""The page of `launcher compare --html` in a browser: sorting, hovering, dark and light mode."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def column(tab: Page, place: int) -> list[str]:
     return found
 
 
-def test_a_click_on_a_head_sorts_by_value_and_another_turns_it_round(tab: Page) -> None:
+def test_clicking_a_header_sorts_and_clicking_again_reverses(tab: Page) -> None:
     assert column(tab, 5) == ["90.0", "1000.0", "200.0"]
     tab.evaluate("document.querySelectorAll('th')[5].click()")
     assert column(tab, 5) == ["1000.0", "200.0", "90.0"]
@@ -48,19 +48,19 @@ def test_a_click_on_a_head_sorts_by_value_and_another_turns_it_round(tab: Page) 
     assert column(tab, 0) == ["batch_size=1", "batch_size=2", "batch_size=3"]
 
 
-def test_pointing_at_a_curve_tells_run_time_and_value(tab: Page) -> None:
+def test_hovering_over_a_curve_shows_run_time_and_value(tab: Page) -> None:
     place = "const at = document.querySelector('#charts path').getBoundingClientRect(); return [at.x, at.y, at.width];"
     x, y, width = tab.evaluate(f"(() => {{ {place} }})()")
     tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + width, y=y + 200)
-    told = tab.wait_for(
+    tooltip = tab.wait_for(
         "document.getElementById('tip').style.display === 'block' && document.getElementById('tip').textContent"
     )
-    run, time, loss = told.split("\n")
+    run, time, loss = tooltip.split("\n")
     assert run.startswith("batch_size=")
     assert float(loss.removeprefix("loss ")) == pytest.approx(2 / float(time.removeprefix("seconds ")), rel=1e-3)
 
 
-def test_a_run_can_be_hidden_and_nothing_was_asked_of_the_network(tab: Page) -> None:
+def test_a_run_can_be_hidden_without_network_access(tab: Page) -> None:
     curves = "document.querySelectorAll('#charts section:first-child path').length"
     assert tab.evaluate(curves) == 3
     tab.evaluate("document.querySelector('#legend button').click()")

@@ -1,4 +1,4 @@
-"""The embedded default through the CLI: no Docker, two nodes on this machine, the real digits."""
+"""`runtime: process` through the CLI: no Docker, two nodes on this machine, the real digits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture
 def home_cli(cli: Cli, tmp_path: Path) -> Iterator[Cli]:
-    """The launcher with a home of its own, so that what it leaves can be seen."""
+    """The launcher with a temporary home folder, so that leftovers can be found."""
     home = tmp_path / "home"
     home.mkdir()
     local = Cli(cli.cwd, {**cli.env, "HOME": str(home)})
@@ -36,11 +36,11 @@ def process_job(**keys: Any) -> dict[str, Any]:
 
 
 def left(cli: Cli) -> list[Path]:
-    """What is in ~/.launcher besides output folders."""
+    """The content of ~/.launcher besides output folders."""
     return list(Path(cli.env["HOME"], ".launcher").glob("*/.node"))
 
 
-def test_quickstart_learns_the_digits_and_brings_its_curves(home_cli: Cli) -> None:
+def test_quickstart_learns_the_digits_and_collects_its_curves(home_cli: Cli) -> None:
     for name in ("train", "jobs"):
         shutil.copytree(ROOT / name, home_cli.cwd / name, ignore=shutil.ignore_patterns("__pycache__"))
     done = home_cli("up", "jobs/quickstart.yaml", timeout=300)
@@ -56,24 +56,24 @@ def test_quickstart_learns_the_digits_and_brings_its_curves(home_cli: Cli) -> No
     assert left(home_cli) == []
 
 
-def test_leaving_and_coming_back_loses_no_line(home_cli: Cli) -> None:
+def test_detaching_and_reattaching_loses_no_line(home_cli: Cli) -> None:
     script = home_cli.program("ticks.py")
     job = home_cli.job("ticks", **process_job(nodes=["local"], run={"command": ["python3", script, "60"]}))
     first = home_cli.start("up", job)
     assert first.stdout is not None
     seen = [first.stdout.readline().strip() for _ in range(5)]
     first.send_signal(signal.SIGINT)
-    rest, news = first.communicate(timeout=30)
-    assert first.returncode == 0, news
-    assert "launcher logs ticks-" in news
-    assert "launcher down ticks-" in news
+    rest, messages = first.communicate(timeout=30)
+    assert first.returncode == 0, messages
+    assert "launcher logs ticks-" in messages
+    assert "launcher down ticks-" in messages
     again = home_cli("logs")
     assert again.stdout.splitlines() == [f"tick {i}" for i in range(60)]
     assert [*seen, *rest.splitlines()] == again.stdout.splitlines()[: 5 + len(rest.splitlines())]
     assert home_cli.result()["state"] == "done"
 
 
-def test_a_second_ctrl_c_stops_the_run_and_the_program_may_save(home_cli: Cli) -> None:
+def test_a_second_ctrl_c_stops_the_run_and_lets_the_program_save(home_cli: Cli) -> None:
     script = home_cli.program("ticks.py")
     job = home_cli.job("ticks", **process_job(nodes=["local"], run={"command": ["python3", script, "600"]}))
     up = home_cli.start("up", job)
@@ -105,21 +105,23 @@ def test_down_calls_stopped_what_it_stopped_and_gives_the_exit_code_of_what_had_
 
 
 @pytest.mark.parametrize("delay", [0.15, 0.3, 0.45, 0.6, 0.8, 1.0])
-def test_ctrl_c_at_any_moment_of_the_start_leaves_a_whole_run_or_nothing(home_cli: Cli, delay: float) -> None:
+def test_ctrl_c_during_start_leaves_a_complete_run_or_nothing(home_cli: Cli, delay: float) -> None:
     script = home_cli.program("ticks.py")
     job = home_cli.job("early", **process_job(run={"command": ["python3", script, "600"]}))
     up = home_cli.start("up", job)
     time.sleep(delay)
     up.send_signal(signal.SIGINT)
-    _, news = up.communicate(timeout=60)
-    if up.returncode == 0:  # it ran already: left, with the way back
-        assert "launcher logs early-" in news
+    _, messages = up.communicate(timeout=60)
+    if up.returncode == 0:  # it was running already: detached, with instructions
+        assert "launcher logs early-" in messages
         nodes = json.loads(home_cli("status", "--json").stdout)["nodes"]
         assert [node["state"] for node in nodes] == ["running", "running"]
         home_cli("down")
     else:
-        assert up.returncode in (5, 130, -signal.SIGINT), news  # before Python was ready to be asked: by the signal
-        assert "Traceback" not in news or "launcher/run" not in news
+        assert up.returncode in (5, 130, -signal.SIGINT), (
+            messages
+        )  # by the signal, if Python's handler was not installed yet
+        assert "Traceback" not in messages or "launcher/run" not in messages
     assert left(home_cli) == []
 
 
@@ -144,7 +146,7 @@ def test_secrets_reach_the_program_and_nothing_else(home_cli: Cli) -> None:
     assert "token is ***" in done.stdout
     assert value not in cli("plan", job).stdout + cli("status", "--json").stdout
     holders = [path.name for path in cli.cwd.rglob("*") if path.is_file() and value.encode() in path.read_bytes()]
-    assert holders == ["local.log"], "only what the program itself printed holds it"
+    assert holders == ["local.log"], "only the program's own output may contain it"
 
 
 def test_a_missing_secret_or_script_is_refused_before_anything_starts(home_cli: Cli) -> None:
@@ -157,7 +159,7 @@ def test_a_missing_secret_or_script_is_refused_before_anything_starts(home_cli: 
     assert not Path(home_cli.env["HOME"], ".launcher").exists()
 
 
-def test_one_rank_that_raises_is_named(home_cli: Cli) -> None:
+def test_a_rank_that_raises_is_named(home_cli: Cli) -> None:
     script = home_cli.program("raises.py")
     failed = home_cli("up", home_cli.job("raises", **process_job(run={"script": script})), code=1)
     assert "KeyError: 'dog'" in failed.stderr
@@ -165,7 +167,7 @@ def test_one_rank_that_raises_is_named(home_cli: Cli) -> None:
     assert left(home_cli) == []
 
 
-def test_a_time_limit_is_one(home_cli: Cli) -> None:
+def test_the_time_limit_is_enforced(home_cli: Cli) -> None:
     script = home_cli.program("ticks.py")
     job = home_cli.job(
         "slow", **process_job(nodes=["local"], timeout="2s", run={"command": ["python3", script, "600"]})
@@ -193,7 +195,7 @@ def test_curves_arrive_while_it_runs(home_cli: Cli) -> None:
         time.sleep(0.2)
     up.communicate()
     assert up.returncode == 0
-    assert any(0 < size < 1200 for size in sizes), "nothing came before the end"
+    assert any(0 < size < 1200 for size in sizes), "no curves arrived before the end"
     final = next(home_cli.cwd.glob("runs/*/tensorboard/events.out.tfevents.1.test"))
     assert final.stat().st_size == 1200
 

@@ -1,4 +1,4 @@
-"""What README and docs promise: examples run as they stand, links lead somewhere, tables name what there is."""
+"""README and docs are correct: examples run unmodified, links work, tables match the program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FENCE = re.compile(r"(<!-- run -->\n)?```(\w*)\n(.*?)```", re.DOTALL)
 
 
 def examples() -> list[str]:
-    """Shell examples marked with `<!-- run -->`."""
+    """The shell examples marked with `<!-- run -->`."""
     return [body for page in PAGES for mark, _, body in FENCE.findall(page.read_text(encoding="utf-8")) if mark]
 
 
@@ -46,7 +46,7 @@ def test_there_are_examples() -> None:
 
 
 @pytest.mark.parametrize("script", examples())
-def test_an_example_runs_as_it_stands(script: str, tmp_path: Path) -> None:
+def test_an_example_runs_unmodified(script: str, tmp_path: Path) -> None:
     done = shell(script, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -93,7 +93,7 @@ def test_the_table_of_exit_codes_covers_every_error() -> None:
 
 
 def test_the_two_commands_install_what_the_project_declares() -> None:
-    """The commands themselves are run by hand and by CI: each installs some gigabytes."""
+    """The commands themselves are run by hand and by CI, since each installs some gigabytes."""
     lines = [line for _, kind, body in FENCE.findall(README) if kind == "sh" for line in body.splitlines()]
     jobs = [line for line in lines if line.endswith(".venv/bin/launcher up jobs/quickstart.yaml")]
     tests = [line for line in lines if line.endswith(".venv/bin/python -m pytest")]

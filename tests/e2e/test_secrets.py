@@ -1,4 +1,4 @@
-"""A secret is where the job's processes read it, and nowhere else: every other place is searched for its value."""
+"""A secret exists only where the job's processes read it: every other place is searched for its value."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVERYWHERE = "/home /root /tmp /var/tmp /dev/shm /run /var/log /var/lib/docker /
 
 
 def on_disk(bed: Bed, node: Node, value: str) -> list[str]:
-    """Files of the node that hold it."""
+    """Files of the node that contain it."""
     script = f"grep -rlF -e {value} {EVERYWHERE} 2>/dev/null || true"
     return bed.sh(node, script, timeout=200).split()
 
@@ -36,18 +36,18 @@ def command_lines(bed: Bed, node: Node) -> str:
 
 
 def ours() -> str:
-    """The command lines of this machine, the launcher's among them."""
+    """The command lines of all processes on this machine, including the launcher."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             found.append(path.read_bytes())
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
     return b"\n".join(found).decode(errors="replace")
 
 
 def below(folder: Path) -> list[tuple[str, bytes]]:
-    """Every file with its content, what is packed unpacked."""
+    """Every file with its content, archives unpacked."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     contents = [(str(path), path.read_bytes()) for path in files]
     return [(name, gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data) for name, data in contents]
@@ -63,22 +63,22 @@ def test_a_secret_is_nowhere_but_in_its_file(bed_cli: Cli, bed: Bed, tmp_path: P
     keys = bed_job(run={"script": "holds.py"}, secrets=["TOKEN", {"FROM_FILE": "secret.txt"}])
     job = cli.job("holds", **keys)
 
-    said = [cli("plan", job, "--json").stdout]
+    outputs = [cli("plan", job, "--json").stdout]
     process = cli.start("up", job)
     lines_of_ours = ""
     assert process.stdout is not None
-    while True:  # all the while that it starts
+    while True:  # during the whole start
         lines_of_ours += ours()
         line = process.stdout.readline()
         assert line, process.stderr.read() if process.stderr else ""
         if line == "has 48\n":
             break
     run = cli.runs()[-1]
-    said += [cli(*words).stdout for words in (["status", "--json"], ["runs", "--json"], ["logs", "-F"])]
+    outputs += [cli(*words).stdout for words in (["status", "--json"], ["runs", "--json"], ["logs", "-F"])]
 
     for value in (token, second):
         assert value not in lines_of_ours
-        assert all(value not in text for text in said)
+        assert all(value not in text for text in outputs)
         for node in bed.nodes[:2]:
             assert value not in command_lines(bed, node)
             ids = bed.docker(node, "ps", "-aq").split()
@@ -90,7 +90,7 @@ def test_a_secret_is_nowhere_but_in_its_file(bed_cli: Cli, bed: Bed, tmp_path: P
             assert value not in bed.docker(node, "image", "inspect", image)
             assert value not in bed.docker(node, "history", "--no-trunc", image)
             held = on_disk(bed, node, value)
-            assert held, "the search finds what is there"
+            assert held, "the search itself does not work"
             assert all("/.launcher/secrets/" in path for path in held), held
             modes = bed.sh(node, f"stat -c '%a %U' {' '.join(held)}").splitlines()
             assert {line.split()[0] for line in modes} == {"600"}

@@ -1,4 +1,4 @@
-"""`launcher status` and its live table: what runs where, how far it is, what it said last."""
+"""`launcher status` and its live table: what runs where, its progress, its last line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.e2e.cli import Cli
 
 pytestmark = pytest.mark.timeout(200)
 
-# Says that it is at step 7 of 9 and waits for a file; the second node has nothing to tell.
+# Reports step 7 of 9 and waits for a file; the second node reports nothing.
 PROGRAM = """
 import json, os, sys, time
 from pathlib import Path
@@ -45,7 +45,7 @@ def finish(cli: Cli) -> None:
     (Path(cli.env["HOME"]) / ".launcher" / cli.runs()[-1].name / "enough").touch()
 
 
-def test_the_table_has_all_that_is_known_and_no_column_for_what_is_not(running: Cli) -> None:
+def test_the_table_has_only_columns_with_known_values(running: Cli) -> None:
     shown = running("status").stdout
     progress, head, first, second = shown.splitlines()[1:5]
     assert progress.strip() == "epoch 2/6  step 7/9  910 images/s  data wait 25%"
@@ -58,7 +58,7 @@ def test_the_table_has_all_that_is_known_and_no_column_for_what_is_not(running: 
     assert all(0 < node["use"]["memory"] < node["use"]["memory_total"] for node in seen["nodes"])
 
 
-def test_the_live_table_goes_on_until_the_run_has_ended(running: Cli) -> None:
+def test_the_live_table_updates_until_the_run_has_ended(running: Cli) -> None:
     process = running.start("status", "--watch")
     finish(running)
     out, err = process.communicate(timeout=60)

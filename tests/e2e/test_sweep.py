@@ -1,4 +1,4 @@
-"""A job with a sweep: one variant after another, never two at once, and none that the user no longer waits for."""
+"""A job with a sweep: one variant after another, never two at once, and none after the user has left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sweep(cli: Cli, tmp_path: Path) -> Iterator[tuple[Cli, Path]]:
     local("down", "--all", code=None)
 
 
-def test_it_is_refused_where_nobody_would_start_the_next(sweep: tuple[Cli, Path]) -> None:
+def test_a_detached_sweep_is_refused(sweep: tuple[Cli, Path]) -> None:
     cli, job = sweep
     refused = cli("up", "-d", job, code=2)
     assert "run one after another" in refused.stderr
@@ -37,7 +37,7 @@ def test_it_is_refused_where_nobody_would_start_the_next(sweep: tuple[Cli, Path]
 
 
 @pytest.mark.parametrize(("presses", "code"), [(1, 0), (2, 5)], ids=["left", "stopped"])
-def test_who_leaves_or_stops_a_variant_starts_no_other(sweep: tuple[Cli, Path], presses: int, code: int) -> None:
+def test_detaching_from_or_stopping_a_variant_starts_no_other(sweep: tuple[Cli, Path], presses: int, code: int) -> None:
     cli, job = sweep
     up = cli.start("up", job)
     assert up.stdout

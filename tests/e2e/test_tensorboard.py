@@ -1,4 +1,4 @@
-"""`launcher tensorboard` on a finished run of the bed, looked at with a real browser."""
+"""`launcher tensorboard` on a finished run of the bed, viewed in a real browser."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(600)]
 CURVES = ("Loss/train", "Loss/val", "Accuracy/train", "Accuracy/val")
 EPOCHS = 3
 FILTER = urllib.parse.quote("^(Loss|Accuracy)/")
-# For each card of the page: its tag, its text with the table of values, and where its chart is.
+# For each card of the page: its tag, its text with the table of values, and the position of its chart.
 CARDS = """
 Object.fromEntries([...document.querySelectorAll('card-view')].flatMap(card => {
   const title = card.querySelector('tb-truncated-path'), chart = card.querySelector('line-chart .series-view');
@@ -48,7 +48,7 @@ def chromium() -> str:
 
 @contextmanager
 def served(cli: Cli, *args: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`launcher tensorboard` and the address that it prints; a failed test leaves none behind."""
+    """`launcher tensorboard` and the address that it prints; ended even if the test fails."""
     process = cli.start("tensorboard", "--port", 0, *args)
     try:
         assert process.stdout is not None
@@ -63,20 +63,20 @@ def served(cli: Cli, *args: object) -> Iterator[tuple[subprocess.Popen[str], str
 
 
 def scalars(address: str, run: str, tag: str) -> list[tuple[int, float]]:
-    """(step, value) of a curve, from TensorBoard's own API."""
+    """(step, value) of a curve, from TensorBoard's API."""
     query = urllib.parse.urlencode({"run": run, "tag": tag})
     with urllib.request.urlopen(f"{address}data/plugin/scalars/scalars?{query}", timeout=20) as answer:
         return [(int(step), float(value)) for _, step, value in json.load(answer)]
 
 
 def tags(address: str) -> dict[str, list[str]]:
-    """Tags by run, as far as TensorBoard has read them."""
+    """Tags by run that TensorBoard has read so far."""
     with urllib.request.urlopen(f"{address}data/plugin/scalars/tags", timeout=20) as answer:
         return {run: list(found) for run, found in json.load(answer).items()}
 
 
 def inked_columns(picture: Path, box: dict[str, float]) -> float:
-    """Share of a chart's columns of pixels in which there is colour: the curve's, for axes and grid are grey."""
+    """Fraction of a chart's pixel columns that have colour, which only the curve has: axes and grid are grey."""
     with Image.open(picture) as image:
         x, y = int(box["x"]), int(box["y"])
         chart = image.convert("RGB").crop((x, y, x + int(box["width"]), y + int(box["height"])))
@@ -95,14 +95,14 @@ def servers() -> set[str]:
             try:
                 line = (entry / "cmdline").read_bytes()
             except OSError:
-                continue  # it has ended meanwhile
+                continue  # it has just ended
             if b"tensorboard.main" in line and b"launcher-tensorboard-" in line:
                 found.add(entry.name)
     return found
 
 
 def train(cli: Cli) -> str:
-    """A small run on both nodes; its id."""
+    """The id of a small run on both nodes."""
     shutil.copytree(ROOT / "train", cli.cwd / "train", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "jobs/data/digits.tar", cli.cwd)
     args = {
@@ -129,7 +129,7 @@ def test_the_page_shows_the_loss_and_accuracy_curves_of_a_run(bed_cli: Cli, chro
             assert time.monotonic() < deadline, known
             time.sleep(0.5)
         name = next(iter(known))
-        assert name.split("/")[0] == run, "a curve is named after its run"
+        assert name.split("/")[0] == run, "the curve does not have its run's name"
         for tag in CURVES:
             points = scalars(address, name, tag)
             assert [step for step, _ in points] == sorted({step for step, _ in points}), (tag, points)
@@ -145,7 +145,7 @@ def test_the_page_shows_the_loss_and_accuracy_curves_of_a_run(bed_cli: Cli, chro
             wanted = json.dumps(CURVES)
             page.wait_for(f"(cards => {wanted}.every(tag => cards[tag]?.text.includes('Value')))({CARDS})", 60)
             deadline = time.monotonic() + 30
-            while True:  # the lines are drawn by a worker, a moment after the rest
+            while True:  # a web worker draws the lines, a moment after the rest
                 cards = page.evaluate(CARDS)
                 page.screenshot(picture)
                 lines = {tag: inked_columns(picture, cards[tag]) for tag in CURVES}
@@ -156,15 +156,15 @@ def test_the_page_shows_the_loss_and_accuracy_curves_of_a_run(bed_cli: Cli, chro
         for tag, values in (("Loss/val", losses), ("Accuracy/val", accuracies)):
             assert f"{values[-1]:.6g}"[:5] in cards[tag]["text"], (tag, values[-1], cards[tag]["text"])
 
-        process.send_signal(signal.SIGINT)  # as Ctrl-C does
+        process.send_signal(signal.SIGINT)  # like Ctrl-C
         _, err = process.communicate(timeout=20)
         assert process.returncode == 0, err
         assert "Traceback" not in err, err
 
 
 @pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_when_told_to_and_leaves_no_server(cli: Cli, way: signal.Signals, tmp_path: Path) -> None:
-    """A run on this machine is enough for that: no bed is needed."""
+def test_tensorboard_ends_on_request_and_leaves_no_server(cli: Cli, way: signal.Signals, tmp_path: Path) -> None:
+    """A run on this machine is enough; no bed is needed."""
     cli("up", cli.job("here", runtime="process", nodes=["local"], run={"command": ["true"]}))
     before = servers()
     with served(Cli(cli.cwd, {**cli.env, "TMPDIR": str(tmp_path)})) as (process, address):

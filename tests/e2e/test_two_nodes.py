@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(600)]
 
 
 def digits(project: Path, train: int, val: int) -> None:
-    """A small real data set as a folder of JPEGs in the project, and the trainer's code beside it."""
+    """A small data set as a folder of JPEGs in the project, and the trainer's code beside it."""
     shutil.copytree(ROOT / "train", project / "train", ignore=shutil.ignore_patterns("__pycache__"))
     counts = {"train": train, "val": val}
     with tarfile.open(ROOT / "jobs/data/digits.tar") as tar:
@@ -75,7 +75,7 @@ def test_two_ranks_are_bitwise_equal_and_equal_one_rank_and_validate_every_image
         found = re.findall(r"\b[0-9a-f]{64}\b", text)
         assert found, f"rank {rank} printed no digest:\n{text}"
         digests.add(found[-1])
-    assert len(digests) == 1, "the two ranks ended with different weights"
+    assert len(digests) == 1, "the two ranks have different weights"
     assert "Epoch: [2]" in two.stdout
 
     epochs = [json.loads(line) for line in (run_two / "metrics.jsonl").read_text().splitlines()]
@@ -92,7 +92,7 @@ def test_two_ranks_are_bitwise_equal_and_equal_one_rank_and_validate_every_image
         )
 
 
-def test_curves_and_logs_are_here_when_it_ends(bed_cli: Cli, bed: Bed) -> None:
+def test_curves_and_logs_are_collected_when_the_run_ends(bed_cli: Cli, bed: Bed) -> None:
     digits(bed_cli.cwd, train=60, val=31)
     bed_cli("up", bed_cli.job("curves", **train_job(batch_size=8, epochs=1)))
     run = bed_cli.runs()[-1]
@@ -104,12 +104,12 @@ def test_curves_and_logs_are_here_when_it_ends(bed_cli: Cli, bed: Bed) -> None:
     assert (run / "logs" / "node2.log").exists()
     assert bed_cli.result()["state"] == "done"
     assert bed_cli.result()["last"]["val"]["images"] == 31
-    # Files on the nodes belong to the ssh user, not to root.
+    # files on the nodes belong to the ssh user, not to root
     owners = bed.sh(bed.nodes[0], "find /home/trainer/.launcher -printf '%u\\n' | sort -u").split()
     assert owners == ["trainer"]
 
 
-def test_a_script_that_knows_nothing_of_us_runs_unchanged(bed_cli: Cli) -> None:
+def test_a_script_unaware_of_the_launcher_runs_unchanged(bed_cli: Cli) -> None:
     script = bed_cli.program("plain.py")
     done = bed_cli("up", bed_cli.job("plain", **bed_job(run={"script": script})))
     assert "rank 0 of 2: sum 3, cwd /workspace/code, uid 1001" in done.stdout
@@ -120,7 +120,7 @@ def test_a_script_that_knows_nothing_of_us_runs_unchanged(bed_cli: Cli) -> None:
     assert "node2 | rank 1 of 2" in everyone
 
 
-def test_any_command_runs_once_a_node_and_finds_the_rendezvous_in_its_environment(bed_cli: Cli) -> None:
+def test_any_command_runs_once_per_node_with_the_rendezvous_in_its_environment(bed_cli: Cli) -> None:
     command = [
         "sh",
         "-c",
@@ -159,12 +159,12 @@ def test_nothing_is_left_after_down(bed_cli: Cli, bed: Bed) -> None:
     assert bed.wait_clean() == []
     again = bed_cli("down")
     assert "nothing left of it" in again.stderr
-    # What was printed until the end was brought here before the containers went.
+    # All output was collected before the containers were removed.
     assert "got SIGTERM, saving" in (bed_cli.runs()[-1] / "logs" / "node1.log").read_text()
     assert json.loads(bed_cli("runs", "--json").stdout)[0]["state"] == "stopped"
 
 
-def test_a_start_that_fails_on_one_node_undoes_everything_on_both(bed_cli: Cli, bed: Bed) -> None:
+def test_a_start_that_fails_on_one_node_is_rolled_back_on_both(bed_cli: Cli, bed: Bed) -> None:
     bed.sh(bed.nodes[0], "mkdir -p /srv/only-here")
     bed_cli.program("plain.py")
     keys = bed_job(run={"script": "plain.py"})
@@ -175,7 +175,7 @@ def test_a_start_that_fails_on_one_node_undoes_everything_on_both(bed_cli: Cli, 
     assert bed.wait_clean(home=True) == []
 
 
-def test_without_the_record_the_nodes_tell_everything(bed_cli: Cli, bed: Bed) -> None:
+def test_without_the_record_the_nodes_labels_are_enough(bed_cli: Cli, bed: Bed) -> None:
     bed_cli.program("ticks.py")
     bed_cli("up", "-d", bed_cli.job("lost", **bed_job(run={"script": "ticks.py", "args": ["20"]})))
     shutil.rmtree(bed_cli.cwd / "runs")
@@ -193,7 +193,7 @@ def test_without_the_record_the_nodes_tell_everything(bed_cli: Cli, bed: Bed) ->
     assert bed.wait_clean() == []
 
 
-def test_shared_memory_of_a_killed_job_is_swept_and_nobody_elses(bed_cli: Cli, bed: Bed) -> None:
+def test_only_the_killed_jobs_shared_memory_is_removed(bed_cli: Cli, bed: Bed) -> None:
     bed.sh(
         bed.nodes[0],
         "echo data > /dev/shm/my_dataset; echo old > /dev/shm/torch_1_old_0; touch -d yesterday /dev/shm/torch_1_old_0",
@@ -207,7 +207,7 @@ def test_shared_memory_of_a_killed_job_is_swept_and_nobody_elses(bed_cli: Cli, b
     assert bed.sh(bed.nodes[1], "ls /dev/shm").split() == []
 
 
-def test_a_change_of_the_code_sends_no_byte_of_the_image(bed_cli: Cli, bed: Bed) -> None:
+def test_changing_the_code_sends_nothing_of_the_image(bed_cli: Cli, bed: Bed) -> None:
     program = bed_cli.cwd / "says.sh"
     program.write_text("echo one\n")
     file = bed_cli.job("says", **bed_job(run={"command": ["sh", "says.sh"]}))
@@ -220,11 +220,11 @@ def test_a_change_of_the_code_sends_no_byte_of_the_image(bed_cli: Cli, bed: Bed)
     print(f"bytes that reached the nodes: {received}")
     assert again.stdout == "two\n"
     assert "image" not in again.stderr
-    assert max(received) < 200_000  # an image is thousands of times that
+    assert max(received) < 200_000  # an image is thousands of times larger
     bed_cli("down")
 
 
-def test_clean_lists_first_and_removes_only_what_is_over(bed_cli: Cli, bed: Bed) -> None:
+def test_clean_lists_first_and_removes_only_ended_runs(bed_cli: Cli, bed: Bed) -> None:
     bed_cli("up", bed_cli.job("old", **bed_job(run={"command": ["echo", "done"]})))
     bed_cli("down")
     bed_cli("up", "-d", bed_cli.job("new", **bed_job(run={"command": ["sleep", "60"]})))

@@ -1,4 +1,4 @@
-"""A machine whose processes are ended when a test is over."""
+"""A machine whose processes are ended after each test."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     left = made.alive()
     for name in made.names:
         supervisor.end(name)
-    assert not left or any(made.output.glob(".node/*/state.json")), f"processes without a folder: {left}"
+    assert not left or any(made.output.glob(".node/*/state.json")), f"processes left over: {left}"

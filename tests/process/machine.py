@@ -1,4 +1,4 @@
-"""A home of its own, and the containers of plain processes that a test makes in it."""
+"""A temporary home folder with containers that are plain processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUN = "job-20261121-120000-abcd"
 
 
 class Machine:
-    """A home of its own, engines, and the containers that tests make in it."""
+    """A temporary home folder, and the engines and containers that tests create in it."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -28,7 +28,7 @@ class Machine:
         self.names: list[str] = []
 
     def spec(self, program: str, rank: int = 0, restarts: int = 0, entry: bool = True, **env: str) -> ContainerSpec:
-        """A node that runs `sh -c program` behind the entry script."""
+        """A container that runs `sh -c program`, by default under the entry script."""
         node = f"local-{rank}"
         own = self.output / ".node" / node
         argv = ("sh", "-c", textwrap.dedent(program))
@@ -64,10 +64,10 @@ class Machine:
     def until(self, condition: Callable[[], object], seconds: float = 20) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < deadline, f"not within {seconds} s; the log: {self.log()}"
+            assert time.monotonic() < deadline, f"timed out after {seconds} s; the log: {self.log()}"
             time.sleep(0.02)
 
-    def said(self, text: str, rank: int = 0) -> None:
+    def wait_for_output(self, text: str, rank: int = 0) -> None:
         self.until(lambda: text in self.log(rank))
 
     def supervisor(self, rank: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""Archives for plain processes: none writes outside of its own folders."""
+"""Archives for plain processes: none writes outside its folders."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "member"), BAD)
-def test_an_archive_that_wants_to_go_elsewhere_is_refused(
+def test_an_archive_with_paths_outside_is_refused(
     machine: Machine, name: str, member: Callable[[tarfile.TarInfo], None]
 ) -> None:
     spec = machine.spec("true")
@@ -72,7 +72,7 @@ def test_an_archive_that_wants_to_go_elsewhere_is_refused(
     assert contents(machine.home) == before
 
 
-def test_nothing_is_written_through_a_link(machine: Machine, tmp_path: Path) -> None:
+def test_nothing_is_written_through_a_symlink(machine: Machine, tmp_path: Path) -> None:
     spec = machine.spec("true")
     engine, container = machine.create(spec)
     outside = tmp_path / "outside"
@@ -83,7 +83,7 @@ def test_nothing_is_written_through_a_link(machine: Machine, tmp_path: Path) -> 
     with pytest.raises(EngineFailed):
         engine.put(container, hostile(_file, f"{code}/data/x"))
     assert list(outside.iterdir()) == []
-    engine.put(container, hostile(_file, f"{code}/data"))  # a file takes the link's place
+    engine.put(container, hostile(_file, f"{code}/data"))  # a file replaces the link
     assert Path(spec.layout.code, "data").read_bytes() == b"x"
     assert list(outside.iterdir()) == []
 
@@ -118,7 +118,7 @@ KINDS = {"file": tarfile.REGTYPE, "dir": tarfile.DIRTYPE, "link": tarfile.SYMTYP
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(members=MEMBERS, prefix=st.sampled_from(["code", "kit", "", "node"]))
-def test_no_archive_at_all_writes_outside(
+def test_no_archive_writes_outside_the_folder(
     machine: Machine, members: list[tuple[list[str], str, str]], prefix: str
 ) -> None:
     spec = machine.spec("true")

@@ -1,4 +1,4 @@
-"""The end of plain processes: stops, and what a kill -9, a Ctrl-C and the end of the caller do."""
+"""The end of plain processes: stop, kill -9, Ctrl-C, and the end of the caller."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.node.process import supervisor
 from tests.process.machine import Machine
 
 
-def test_a_stop_is_one_sigterm_and_time_to_end(machine: Machine) -> None:
+def test_a_stop_sends_one_sigterm_and_waits(machine: Machine) -> None:
     program = """
         import signal, sys, time
         seen = []
@@ -29,16 +29,16 @@ def test_a_stop_is_one_sigterm_and_time_to_end(machine: Machine) -> None:
         print("saved", len(seen), flush=True)
     """
     engine, name = machine.start(machine.spec("exec python3 -u main.py"), **{"main.py": textwrap.dedent(program)})
-    machine.said("ready")
+    machine.wait_for_output("ready")
     state = engine.stop(name, 10)
     assert (state.phase, state.exit_code) == (Phase.EXITED, 0)
     assert machine.log() == "ready\nsaved 1\n"
     assert machine.alive() == set()
 
 
-def test_what_does_not_listen_is_killed_after_the_grace(machine: Machine) -> None:
+def test_a_program_that_ignores_sigterm_is_killed_after_the_grace_period(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("trap '' TERM; echo ready; while :; do sleep 0.1; done"))
-    machine.said("ready")
+    machine.wait_for_output("ready")
     began = time.monotonic()
     state = engine.stop(name, 1)
     assert 0.9 < time.monotonic() - began < 8
@@ -46,9 +46,9 @@ def test_what_does_not_listen_is_killed_after_the_grace(machine: Machine) -> Non
     assert machine.alive() == set()
 
 
-def test_a_stop_without_grace_is_quick(machine: Machine) -> None:
+def test_a_stop_without_grace_is_immediate(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("trap '' TERM; echo ready; sleep 60; sleep 60"))
-    machine.said("ready")
+    machine.wait_for_output("ready")
     began = time.monotonic()
     assert engine.stop(name, 0).phase is Phase.EXITED
     assert time.monotonic() - began < 3
@@ -57,7 +57,7 @@ def test_a_stop_without_grace_is_quick(machine: Machine) -> None:
 
 def test_a_second_stop_shortens_the_first(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("trap '' TERM; echo ready; while :; do sleep 0.1; done"))
-    machine.said("ready")
+    machine.wait_for_output("ready")
     first = subprocess.Popen(
         [
             sys.executable,
@@ -72,7 +72,7 @@ def test_a_second_stop_shortens_the_first(machine: Machine) -> None:
     assert first.wait(10) == 0
 
 
-def test_stopping_what_has_ended_or_never_began_is_no_error(machine: Machine) -> None:
+def test_stopping_an_ended_or_unstarted_container_is_not_an_error(machine: Machine) -> None:
     engine, name = machine.create(machine.spec("exit 4"))
     assert engine.stop(name, 5).phase is Phase.CREATED
     engine.start(name)
@@ -90,7 +90,7 @@ ESCAPES = {
 
 @pytest.mark.parametrize("program", ESCAPES.values(), ids=ESCAPES.keys())
 @pytest.mark.parametrize("how", ["stop", "end"])
-def test_nothing_that_it_started_outlives_it(machine: Machine, program: str, how: str) -> None:
+def test_no_descendant_outlives_the_container(machine: Machine, program: str, how: str) -> None:
     if how == "end":
         program = program.replace("; wait", "; sleep 0.3").replace("ready; sleep 300", "ready; sleep 0.3")
     engine, name = machine.start(machine.spec(program, entry=False))
@@ -102,13 +102,13 @@ def test_nothing_that_it_started_outlives_it(machine: Machine, program: str, how
     machine.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in everything), 2)
 
 
-def test_a_program_that_leaves_its_folder_behind_ends_with_it(machine: Machine) -> None:
-    """Somebody removes the run by hand: its processes must not go on without anybody knowing of them."""
+def test_a_program_ends_if_its_folder_is_removed(machine: Machine) -> None:
+    """If the user removes the run's folder by hand, its processes must not keep running unnoticed."""
     _, name = machine.start(machine.spec("exec sleep 300"))
     everything = machine.alive()
     assert everything
 
-    def removed() -> bool:  # it is being written to, so once may not be enough
+    def removed() -> bool:  # the folder is being written to, so one attempt may not be enough
         shutil.rmtree(machine.output, ignore_errors=True)
         return not machine.output.exists()
 
@@ -117,9 +117,9 @@ def test_a_program_that_leaves_its_folder_behind_ends_with_it(machine: Machine) 
     assert name
 
 
-def test_a_killed_supervisor_is_told_and_what_it_left_is_ended(machine: Machine) -> None:
+def test_a_killed_supervisor_is_reported_and_its_processes_are_ended(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("echo ready; sleep 300"))
-    machine.said("ready")
+    machine.wait_for_output("ready")
     os.kill(machine.supervisor(), signal.SIGKILL)
     state = engine.wait(name, 5)
     assert (state.phase, state.exit_code) == (Phase.EXITED, 137)
@@ -151,7 +151,7 @@ time.sleep(float(sys.argv[2]))
 """
 
 
-def test_it_outlives_its_caller_and_a_ctrl_c(machine: Machine) -> None:
+def test_a_container_outlives_its_caller_and_a_ctrl_c(machine: Machine) -> None:
     engine, name = machine.create(machine.spec("echo ready; sleep 1; echo done"))
     caller = subprocess.Popen(
         [sys.executable, "-c", CALLER, name, "30"],
@@ -168,7 +168,7 @@ def test_it_outlives_its_caller_and_a_ctrl_c(machine: Machine) -> None:
     assert (state.exit_code, machine.log()) == (0, "ready\ndone\n")
 
 
-def test_it_holds_no_stream_of_its_caller(machine: Machine) -> None:
+def test_a_container_holds_no_stream_of_its_caller(machine: Machine) -> None:
     """`launcher up -d | cat` must end."""
     engine, name = machine.create(machine.spec("exec sleep 300"))
     done = subprocess.run([sys.executable, "-c", CALLER, name, "0"], capture_output=True, timeout=20, check=True)

@@ -1,4 +1,4 @@
-"""Plain processes as an engine: from their making to their removal, and their restarts."""
+"""The engine for plain processes: from creation to removal, and restarts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.node.process.engine import ProcessEngine
 from tests.process.machine import RUN, Machine
 
 
-def test_a_container_from_its_making_to_its_removal(machine: Machine) -> None:
+def test_a_container_from_creation_to_removal(machine: Machine) -> None:
     engine, name = machine.create(machine.spec("cat here; pwd; echo err >&2; exit 3"), here="code\n")
     (state,) = engine.list({labels.RUN: RUN})
     assert (state.phase, state.exit_code, state.started) == (Phase.CREATED, None, 0.0)
@@ -26,9 +26,9 @@ def test_a_container_from_its_making_to_its_removal(machine: Machine) -> None:
     state = engine.wait(name, 20)
     assert (state.phase, state.exit_code, state.restarts, state.error) == (Phase.EXITED, 3, 0, "")
     assert before <= state.started <= state.finished <= time.time()
-    said = f"code\n{machine.output}/.node/local-0/code\nerr\n"
-    assert machine.log() == said
-    assert engine.logs(name).decode() == said
+    expected = f"code\n{machine.output}/.node/local-0/code\nerr\n"
+    assert machine.log() == expected
+    assert engine.logs(name).decode() == expected
     assert engine.logs(name, tail=1) == b"err\n"
     engine.remove(name)
     engine.remove(name)
@@ -43,7 +43,7 @@ def test_exit_codes_are_the_programs(machine: Machine, program: str, code: int, 
     assert engine.wait(name, 20).exit_code == code
 
 
-def test_wait_ends_at_its_time_and_tells_that_it_runs(machine: Machine) -> None:
+def test_wait_returns_running_at_its_time_limit(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("exec sleep 60"))
     began = time.monotonic()
     state = engine.wait(name, 0.5)
@@ -52,13 +52,13 @@ def test_wait_ends_at_its_time_and_tells_that_it_runs(machine: Machine) -> None:
     assert engine.stop(name, 5).phase is Phase.EXITED
 
 
-def test_wait_tells_of_the_end_at_once(machine: Machine) -> None:
+def test_wait_returns_as_soon_as_the_container_ends(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("sleep 1", entry=False))
     state = engine.wait(name, 20)
     assert time.time() - state.finished < 0.5
 
 
-def test_one_that_cannot_start_says_why(machine: Machine) -> None:
+def test_a_container_that_cannot_start_says_why(machine: Machine) -> None:
     spec = replace(machine.spec(""), argv=("no-such-program", "x"))
     engine, name = machine.create(spec)
     with pytest.raises(EngineFailed, match="no-such-program"):
@@ -69,29 +69,29 @@ def test_one_that_cannot_start_says_why(machine: Machine) -> None:
     engine.remove(name)
 
 
-def test_one_whose_code_folder_is_gone_says_so(machine: Machine) -> None:
+def test_a_missing_code_folder_is_reported(machine: Machine) -> None:
     engine, name = machine.create(machine.spec("true"))
     shutil.rmtree(machine.output / ".node" / "local-0" / "code")
     with pytest.raises(EngineFailed, match="code"):
         engine.start(name)
 
 
-def test_a_name_is_given_once(machine: Machine) -> None:
+def test_a_name_can_be_used_only_once(machine: Machine) -> None:
     spec = machine.spec("true")
     engine, _ = machine.create(spec)
     with pytest.raises(NameTaken):
         engine.create(spec)
 
 
-def test_starting_a_running_one_again_changes_nothing(machine: Machine) -> None:
+def test_starting_a_running_container_again_changes_nothing(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("echo started; exec sleep 60"))
-    machine.said("started")
+    machine.wait_for_output("started")
     engine.start(name)
     assert machine.log() == "started\n"
     engine.stop(name, 5)
 
 
-def test_what_does_not_exist_is_an_error_but_not_for_remove(machine: Machine) -> None:
+def test_a_missing_container_is_an_error_except_for_remove(machine: Machine) -> None:
     engine = ProcessEngine("local-0")
     for call in (engine.start, engine.logs, lambda n: engine.wait(n, 1), lambda n: engine.stop(n, 1)):
         with pytest.raises(EngineFailed, match="gone"):
@@ -99,7 +99,7 @@ def test_what_does_not_exist_is_an_error_but_not_for_remove(machine: Machine) ->
     engine.remove("launcher-nothing-0")
 
 
-def test_a_running_one_is_not_removed(machine: Machine) -> None:
+def test_a_running_container_is_not_removed(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("exec sleep 60"))
     with pytest.raises(EngineFailed, match="still runs"):
         engine.remove(name)
@@ -107,15 +107,15 @@ def test_a_running_one_is_not_removed(machine: Machine) -> None:
     engine.remove(name)
 
 
-def test_nodes_of_one_machine_are_removed_at_once(machine: Machine) -> None:
-    """They share a folder, which the last one takes along."""
+def test_nodes_on_one_machine_can_be_removed_concurrently(machine: Machine) -> None:
+    """They share a folder, which is removed with the last one."""
     for _ in range(5):
         nodes = [machine.create(machine.spec("true", rank)) for rank in range(8)]
         run_all([partial(engine.remove, name) for engine, name in nodes])
         assert not (machine.output / ".node").exists()
 
 
-def test_a_failure_is_restarted_as_often_as_allowed(machine: Machine) -> None:
+def test_a_failure_is_restarted_up_to_the_limit(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("echo attempt; exit 9", restarts=2))
     state = engine.wait(name, 30)
     assert (state.phase, state.exit_code, state.restarts) == (Phase.EXITED, 9, 2)
@@ -124,7 +124,7 @@ def test_a_failure_is_restarted_as_often_as_allowed(machine: Machine) -> None:
     assert attempts.count("start") == attempts.count("exit") == 3
 
 
-def test_a_restart_that_succeeds_ends_it(machine: Machine) -> None:
+def test_a_successful_restart_ends_the_container(machine: Machine) -> None:
     program = "echo x >>count; [ $(wc -l <count) -eq 2 ]"
     engine, name = machine.start(machine.spec(program, restarts=5))
     state = engine.wait(name, 30)
@@ -137,15 +137,15 @@ def test_a_success_is_not_restarted(machine: Machine) -> None:
     assert machine.log() == "once\n"
 
 
-def test_a_stop_ends_the_restarts(machine: Machine) -> None:
+def test_a_stop_prevents_further_restarts(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("echo attempt; exec sleep 300", restarts=5))
-    machine.said("attempt")
+    machine.wait_for_output("attempt")
     state = engine.stop(name, 5)
     assert (state.exit_code, state.restarts) == (143, 0)
     assert machine.log() == "attempt\n"
 
 
-def test_a_stop_between_two_attempts_is_the_end(machine: Machine) -> None:
+def test_a_stop_between_two_attempts_ends_the_container(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("exit 1", restarts=100))
     machine.until(lambda: engine.list({})[0].restarts >= 3)
     state = engine.stop(name, 5)
@@ -155,7 +155,7 @@ def test_a_stop_between_two_attempts_is_the_end(machine: Machine) -> None:
     assert engine.list({})[0].restarts == attempts
 
 
-def test_what_an_attempt_left_behind_does_not_meet_the_next(machine: Machine) -> None:
+def test_processes_left_by_an_attempt_are_gone_before_the_next(machine: Machine) -> None:
     program = "pgrep -xf 'sleep 298' && exit 0; (setsid sleep 298 >/dev/null 2>&1 &); sleep 0.3; exit 1"
     engine, name = machine.start(machine.spec(program, restarts=2, entry=False))
     assert engine.wait(name, 30).exit_code == 1

@@ -1,4 +1,4 @@
-"""Several nodes of plain processes on one machine, their environment, and the rest of the seam."""
+"""Several nodes on one machine, their environment, and the rest of the Engine protocol."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from launcher.node.process.engine import ProcessEngine
 from tests.process.machine import RUN, Machine
 
 
-def test_two_nodes_share_the_output_and_know_their_own(machine: Machine) -> None:
+def test_two_nodes_share_the_output_folder_and_are_listed_separately(machine: Machine) -> None:
     pairs = [machine.start(machine.spec(f"echo node {rank}; exit {rank}", rank)) for rank in (0, 1)]
     codes = [engine.wait(name, 20).exit_code for engine, name in pairs]
     assert codes == [0, 1]
@@ -36,21 +36,21 @@ def test_two_nodes_share_the_output_and_know_their_own(machine: Machine) -> None
     assert not (machine.output / ".node").exists()
 
 
-def test_stopping_one_node_leaves_the_other(machine: Machine) -> None:
+def test_stopping_one_node_does_not_stop_the_other(machine: Machine) -> None:
     (first, one), (second, two) = [machine.start(machine.spec("exec sleep 300", rank)) for rank in (0, 1)]
     first.stop(one, 5)
     assert second.wait(two, 0.2).phase is Phase.RUNNING
     second.stop(two, 5)
 
 
-def test_a_container_of_another_machine_in_a_shared_home_is_not_ours(machine: Machine) -> None:
+def test_a_container_of_another_machine_in_a_shared_home_is_ignored(machine: Machine) -> None:
     engine, _ = machine.create(machine.spec("true"))
     spec = machine.output / ".node" / "local-0" / "spec.json"
     spec.write_text(json.dumps(json.loads(spec.read_text()) | {"machine": "another"}))
     assert engine.list({}) == []
 
 
-def test_the_callers_environment_is_inherited_and_stays_off_the_disk(
+def test_the_callers_environment_is_inherited_and_not_written_to_disk(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CALLERS_TOKEN", "hush-hush")
@@ -67,7 +67,7 @@ def test_python_is_the_callers_own(machine: Machine, monkeypatch: pytest.MonkeyP
     assert machine.log() == f"{sys.prefix}\n"
 
 
-def test_a_callers_odd_python_settings_do_not_break_the_supervisor(
+def test_unusual_python_settings_of_the_caller_do_not_break_the_supervisor(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (machine.home / "json.py").write_text("raise RuntimeError('not the json you meant')")
@@ -77,7 +77,7 @@ def test_a_callers_odd_python_settings_do_not_break_the_supervisor(
     assert engine.wait(name, 20).exit_code == 6
 
 
-def test_the_folder_is_nobody_elses(machine: Machine) -> None:
+def test_the_folder_is_private_to_the_user(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("true"))
     engine.wait(name, 20)
     for folder in (machine.home / ".launcher", machine.output, machine.output / ".node" / "local-0"):
@@ -98,7 +98,7 @@ def test_the_engines_own_log_is_capped(machine: Machine) -> None:
     assert engine.logs(name, tail=1) == b"end\n"
 
 
-def test_a_probe_gives_its_code_and_output(machine: Machine) -> None:
+def test_a_probe_returns_exit_code_and_output(machine: Machine) -> None:
     engine = ProcessEngine("local")
     spec = replace(machine.spec(""), argv=("sh", "-c", "echo out; echo err >&2; echo $OWN; exit 3"), env={"OWN": "1"})
     assert engine.run_probe(spec) == (3, b"out\nerr\n1\n")
@@ -114,7 +114,7 @@ def test_a_probe_that_hangs_is_ended(machine: Machine) -> None:
     assert subprocess.call(["pgrep", "-f", "sleep 297"], stdout=subprocess.DEVNULL) == 1
 
 
-def test_reach_tells_open_from_refused() -> None:
+def test_reach_distinguishes_open_from_refused() -> None:
     engine = ProcessEngine("local")
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
@@ -122,7 +122,7 @@ def test_reach_tells_open_from_refused() -> None:
     assert engine.reach("127.0.0.1", port, 2) is Reach.REFUSED
 
 
-def test_facts_are_of_this_machine_and_this_python() -> None:
+def test_facts_describe_this_machine_and_this_python() -> None:
     facts = ProcessEngine("local-1").facts()
     assert (facts.name, facts.host, facts.python, facts.engine) == ("local-1", "local", sys.executable, None)
     assert (facts.uid, facts.cpus, facts.home) == (os.getuid(), len(os.sched_getaffinity(0)), os.environ["HOME"])

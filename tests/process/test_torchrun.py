@@ -1,4 +1,4 @@
-"""Plain processes with torchrun in them."""
+"""Plain processes that run torchrun."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ dist.destroy_process_group()
 """
 
 
-def test_a_killed_worker_brings_both_nodes_back_and_the_run_finishes(machine: Machine) -> None:
+def test_a_killed_worker_restarts_both_nodes_and_the_run_finishes(machine: Machine) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
 

@@ -1,4 +1,4 @@
-"""Properties are not timed: on a busy machine an example may take seconds."""
+"""Property tests have no deadline: on a busy machine an example may take seconds."""
 
 from hypothesis import HealthCheck, settings
 

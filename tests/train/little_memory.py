@@ -1,4 +1,4 @@
-"""python little_memory.py RANK MEGABYTES ARG...: the trainer; that rank may take so much more than when it has met."""
+"""python little_memory.py RANK MEGABYTES ARG...: the trainer, with a memory limit for that rank after it has joined."""
 
 import os
 import resource
@@ -13,7 +13,7 @@ if __name__ == "__main__":
         from train.dual_batch import worker
         from train.dual_batch.guard import GUARDED
 
-        os.environ[GUARDED] = str(os.getppid())  # it is the worker itself: what it may not have, a child could take
+        os.environ[GUARDED] = str(os.getppid())  # no guard: a child process would not have the limit
         train_epoch = worker.train_epoch
 
         def epoch(*values: object) -> object:

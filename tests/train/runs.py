@@ -1,4 +1,4 @@
-"""Starts trainers as a user would, one process a rank over gloo, each rank with an output folder of its own."""
+"""Starts trainers as a user would, one process per rank over gloo, each with its own output folder."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "jobs" / "data" / "digits.tar"
-SECONDS = 300  # for any one run here; they take a few, and ten times that on a machine that does much else
+SECONDS = 300  # time limit of a run; runs take a few seconds, ten times longer on a busy machine
 
 
-STARTED: list[subprocess.Popen[str]] = []  # by `start`; tests/train/conftest.py ends those that a failed test left
+STARTED: list[
+    subprocess.Popen[str]
+] = []  # by `start`; tests/train/conftest.py ends those that a failed test leaves behind
 
 
 @dataclass
 class Rank:
-    """One process and what it has printed so far."""
+    """One process and its output so far."""
 
     process: subprocess.Popen[str]
     output: Path
@@ -41,19 +43,19 @@ class Rank:
                 self._arrived.notify_all()
 
     def wait_for(self, text: str) -> None:
-        """Until a line with `text` was printed."""
+        """Waits until a line with `text` was printed."""
         with self._arrived:
             found = self._arrived.wait_for(lambda: any(text in line for line in self.lines), SECONDS)
         assert found, f"no line with {text!r} in:\n" + self.text
 
     @property
     def text(self) -> str:
-        """Everything printed."""
+        """The whole output."""
         return "\n".join(self.lines)
 
     @property
     def digest(self) -> str:
-        """The weights' SHA-256, printed because of --print-digest."""
+        """The SHA-256 of the weights, printed with --print-digest."""
         return next(line.split()[-1] for line in self.lines if line.startswith("train: rank "))
 
     def metrics(self, kind: str) -> list[dict[str, Any]]:
@@ -62,13 +64,13 @@ class Rank:
         return [line for line in map(json.loads, lines) if line["kind"] == kind]
 
     def checkpoint(self, name: str = "last.pt") -> dict[str, Any]:
-        """A checkpoint, read with torch alone."""
+        """A checkpoint, read with plain torch."""
         state: dict[str, Any] = torch.load(self.output / "checkpoints" / name, weights_only=True)
         return state
 
 
 def free_port() -> int:
-    """A TCP port that is free now."""
+    """A TCP port that is currently free."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
@@ -76,7 +78,7 @@ def free_port() -> int:
 
 
 def start(output: Path, world: int, *args: object, program: tuple[str, ...] = ("-m", "train")) -> list[Rank]:
-    """`world` ranks; rank r's LAUNCHER_OUTPUT is output/r, as if each ran on a machine of its own."""
+    """Starts `world` ranks; rank r's LAUNCHER_OUTPUT is output/r, as if each ran on its own machine."""
     port, ranks = free_port(), []
     for rank in range(world):
         env = os.environ | {
@@ -106,7 +108,7 @@ def start(output: Path, world: int, *args: object, program: tuple[str, ...] = ("
 
 
 def finish(ranks: list[Rank], seconds: float = SECONDS) -> list[int]:
-    """The exit codes; a run that does not end is killed and fails the test."""
+    """Waits for the exit codes; a run that does not end is killed and fails the test."""
     try:
         return [rank.process.wait(seconds) for rank in ranks]
     finally:
@@ -116,7 +118,7 @@ def finish(ranks: list[Rank], seconds: float = SECONDS) -> list[int]:
 
 
 def run(output: Path, world: int, *args: object, seconds: float = SECONDS) -> list[Rank]:
-    """Starts and finishes; every rank must end with 0."""
+    """Starts and waits; every rank must exit with 0."""
     ranks = start(output, world, *args)
     codes = finish(ranks, seconds)
     assert codes == [0] * world, "\n\n".join(rank.text for rank in ranks)
@@ -124,9 +126,9 @@ def run(output: Path, world: int, *args: object, seconds: float = SECONDS) -> li
 
 
 def digit_tree(folder: Path, train: int, val: int, across: bool = False) -> Path:
-    """A data folder with the first `train` and `val` digits, classes taken in turn.
+    """A data folder with the first `train` and `val` digits, alternating between classes.
 
-    `across`: both are taken from all 1,797 digits, whatever split the archive has them in.
+    `across`: both are taken from all 1,797 digits, ignoring the archive's split.
     """
     with tarfile.open(DIGITS) as tar:
         names = [name for name in tar.getnames() if name.endswith(".jpg")]
@@ -150,7 +152,7 @@ def digit_tree(folder: Path, train: int, val: int, across: bool = False) -> Path
 
 
 def _in_turn(names: list[str]) -> list[str]:
-    """One of each class, then the next one of each."""
+    """The first of each class, then the second of each, and so on."""
     turns: dict[str, int] = {}
     keyed = []
     for name in sorted(names):

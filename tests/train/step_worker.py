@@ -1,5 +1,5 @@
-"""On each of two ranks: synchronised batch norm against its oracle, a step in which one rank overflows, and how often
-ranks talk; JSON."""
+"""Runs on each of two ranks and prints JSON: synchronised batch norm against a reference, a step in which one rank
+overflows, and the number of collectives."""
 
 import json
 import sys
@@ -36,7 +36,7 @@ def norm_error(
         with torch.no_grad():
             module.weight.copy_(torch.linspace(0.5, 2, shape[0]))
             module.bias.copy_(torch.linspace(-1, 1, shape[0]))
-    whole = whole.to(dtype).double()  # the oracle sees the very numbers that ours sees
+    whole = whole.to(dtype).double()  # the reference gets the same rounded numbers as ours
     x = whole.clone().requires_grad_()
     expected = oracle(x)
     expected.backward(incoming)
@@ -68,7 +68,7 @@ COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_gather_in
 
 
 def calls(world: World) -> dict[str, list[str]]:
-    """The collectives that one layer asks for: forward and backward in training, and in evaluation."""
+    """The collectives of one layer: forward and backward in training, and in evaluation."""
     asked: list[str] = []
     originals = {name: getattr(dist, name) for name in COLLECTIVES}
 
@@ -97,7 +97,7 @@ def calls(world: World) -> dict[str, list[str]]:
 
 
 def overflow(world: World) -> dict[str, object]:
-    """Rank 1 alone has a loss that overflows; what each rank then does, and in the step after."""
+    """Only rank 1's loss overflows; what each rank does in that step and in the next."""
     config = Config(data="", image_size=8, amp="fp16", momentum=0.9)
     torch.manual_seed(0)
     model = SmallCNN(10)
@@ -117,7 +117,7 @@ def overflow(world: World) -> dict[str, object]:
 
 
 def reductions(world: World) -> dict[str, int]:
-    """All-reduces that gloo did, as torch's profiler saw them: of updates of 1 and 4 micro-batches, of batch norm."""
+    """All-reduces by gloo, counted by torch's profiler, in updates of 1 and 4 micro-batches and in batch norm."""
 
     def counted(what: Callable[[], object]) -> int:
         with torch.profiler.profile() as trace:

@@ -1,4 +1,4 @@
-"""agent.py: nodes that die and are restarted one by one by their container engines find each other again."""
+"""agent.py: nodes that die and are restarted one by one by their container engines form a new rendezvous."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher import container_scripts
 
 SECONDS = 100
 OPTIONS = ("--nnodes", "2", "--node_rank", "1", "--master_addr", "127.0.0.1", "--master_port", "1")
-# At the first attempt rank 1 dies at once and rank 0, which is busy, notices late: its node is still up long after the
+# In the first attempt rank 1 dies at once, and rank 0, which is busy, notices late: its node is still up long after the
 # other one was restarted.
 PROGRAM = """
 import os, sys, time
@@ -87,7 +87,7 @@ class Node:
 
 
 def run(folder: Path, first: str, restarts: int = 2) -> list[Node]:
-    """Both nodes until they have ended for good."""
+    """Runs both nodes until they have finally ended."""
     (folder / "program.py").write_text(PROGRAM.format(first=first))
     (folder / "state").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -109,16 +109,16 @@ def run(folder: Path, first: str, restarts: int = 2) -> list[Node]:
 
 
 @pytest.mark.timeout(200)
-def test_a_node_that_is_back_before_the_master_has_noticed_waits_for_the_new_one(tmp_path: Path) -> None:
+def test_a_node_restarted_before_the_master_noticed_waits_for_the_new_generation(tmp_path: Path) -> None:
     nodes = run(tmp_path, "sys.exit(3) if rank == 1 else (time.sleep(8), sys.exit(1))")
     assert [node.code for node in nodes] == [0, 0], "".join(node.output for node in nodes)
-    assert [node.attempts for node in nodes] == [2, 2], "one failure is one restart of each"
+    assert [node.attempts for node in nodes] == [2, 2], "one failure must cause one restart of each node"
     assert "waiting for the other nodes" in nodes[1].output
     assert "rank 1 met 2" in nodes[1].output
 
 
 @pytest.mark.timeout(200)
-def test_a_node_that_is_stuck_ends_when_the_master_has_failed_for_good(tmp_path: Path) -> None:
+def test_a_stuck_node_ends_when_the_master_has_failed(tmp_path: Path) -> None:
     nodes = run(tmp_path, "sys.exit(3) if rank == 0 else time.sleep(600)", restarts=0)
     assert all(node.code not in (0, None) for node in nodes)
     late = nodes[1].ended - nodes[0].ended
@@ -126,8 +126,8 @@ def test_a_node_that_is_stuck_ends_when_the_master_has_failed_for_good(tmp_path:
     assert "the master has ended and this node has not" in nodes[1].output
 
 
-def pretended(folder: Path, torch: str, run: str) -> subprocess.CompletedProcess[str]:
-    """The agent with a stand-in package for a torch that has no wheel for this Python: its version, its torchrun."""
+def with_fake_torch(folder: Path, torch: str, run: str) -> subprocess.CompletedProcess[str]:
+    """Runs the agent with a fake torch package of a version that has no wheel for this Python."""
     file = folder / "torch" / "distributed" / "run.py"
     file.parent.mkdir(parents=True)
     (folder / "torch" / "__init__.py").write_text(torch)
@@ -141,17 +141,17 @@ def pretended(folder: Path, torch: str, run: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize("version", ["1.9.0a0+c3d40fd", "1.9.1+cu111"])
-def test_before_stores_could_be_shared_it_is_torchrun_and_nothing_else(tmp_path: Path, version: str) -> None:
+def test_plain_torchrun_is_used_if_torch_cannot_share_its_store(tmp_path: Path, version: str) -> None:
     run = """
         import sys
         def main():
             print('torchrun', *sys.argv[1:])
     """
-    done = pretended(tmp_path, f"__version__ = {version!r}\n", run)
+    done = with_fake_torch(tmp_path, f"__version__ = {version!r}\n", run)
     assert (done.stdout, done.returncode) == (f"torchrun {' '.join(OPTIONS)}\n", 0), done.stderr
 
 
-def test_a_torch_that_does_not_load_says_why(tmp_path: Path) -> None:
-    done = pretended(tmp_path, "__version__ = '1.9'\n", "raise ImportError('libcudart.so.12: no such file')")
+def test_a_torch_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
+    done = with_fake_torch(tmp_path, "__version__ = '1.9'\n", "raise ImportError('libcudart.so.12: no such file')")
     assert done.returncode == 1
     assert "ImportError: libcudart.so.12: no such file" in done.stderr

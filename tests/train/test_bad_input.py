@@ -1,4 +1,4 @@
-"""What a user gets wrong: one clear line, exit code 2, nothing written."""
+"""User errors: one clear line, exit code 2, nothing written."""
 
 import io
 import tarfile
@@ -134,7 +134,7 @@ def test_options(options: str, says: str, data: Path, tmp_path: Path, capfd: pyt
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_gpu_that_is_not_there(data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_gpu(data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--data", str(data), "--output", str(tmp_path / "o"), *QUICK, "--device", "cuda"]) == 2
     assert "torch sees no GPU" in capfd.readouterr().err
 
@@ -157,7 +157,7 @@ def test_a_checkpoint_of_another_model_is_left_alone(
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
 
 
-def test_not_one_of_ours_is_refused_as_checkpoint(
+def test_a_checkpoint_of_another_program_is_refused(
     data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.pt").write_bytes(b"PK something")
@@ -166,8 +166,8 @@ def test_not_one_of_ours_is_refused_as_checkpoint(
     assert "mine.pt: damaged" in capfd.readouterr().err
 
 
-def test_data_missing_on_one_rank_ends_both_and_names_it(data: Path, tmp_path: Path) -> None:
-    """The rank that has its data must not wait for the other one for ever."""
+def test_data_missing_on_one_rank_ends_both_and_names_the_rank(data: Path, tmp_path: Path) -> None:
+    """The rank that has its data must not wait for the other one forever."""
     (tmp_path / "0").symlink_to(data)
     ranks = start(tmp_path / "out", 2, tmp_path, *QUICK, program=("-c", BY_RANK))
     assert finish(ranks) == [2, 2]
@@ -187,7 +187,7 @@ def truncated(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:300])
 
 
-def test_damaged_images_are_named_once_skipped_and_not_counted(
+def test_damaged_images_are_reported_once_skipped_and_not_counted(
     data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bad = sorted((data / "train" / "3").iterdir())[0], sorted((data / "val" / "3").iterdir())[0]
@@ -195,16 +195,16 @@ def test_damaged_images_are_named_once_skipped_and_not_counted(
     bad[1].write_bytes(b"")
     output = tmp_path / "output"
     assert main(["--data", str(data), "--output", str(output), *QUICK, "--epochs", "2"]) == 0
-    said = capfd.readouterr().out
+    printed = capfd.readouterr().out
     for path in bad:
-        assert said.count(f"skipped {path}") == 1
-    assert "(11 images" in said
+        assert printed.count(f"skipped {path}") == 1
+    assert "(11 images" in printed
     assert main(["--data", str(data), "--output", str(tmp_path / "strict"), *QUICK, "--max-damaged", "0"]) == 2
     assert "allow more with --max-damaged" in capfd.readouterr().err
 
 
-def test_an_archive_is_never_unpacked_and_its_escapes_lead_nowhere(tmp_path: Path) -> None:
-    """Names that would leave a folder, and links, are no images of the data set."""
+def test_path_traversal_in_an_archive_has_no_effect(tmp_path: Path) -> None:
+    """Paths that would leave the folder, and links, are not images of the data set."""
     path = tmp_path / "data.tar"
     with tarfile.open(DIGITS) as source, tarfile.open(path, "w") as tar:
         for member in source.getmembers()[::40]:
@@ -222,7 +222,7 @@ def odd(mode: str) -> Image.Image:
     return image.convert("RGB").convert("CMYK") if mode == "CMYK" else image.convert(mode)
 
 
-def test_odd_images_train_like_others(data: Path, tmp_path: Path) -> None:
+def test_unusual_image_files_can_be_trained_on(data: Path, tmp_path: Path) -> None:
     for mode in ("L", "CMYK"):
         odd(mode).save(data / "train" / "1" / f"{mode}.jpg")
     for mode in ("P", "RGBA", "LA", "1", "I;16"):

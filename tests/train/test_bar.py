@@ -1,4 +1,4 @@
-"""The progress bar: for a terminal only, and never in the way of a line."""
+"""The progress bar: only on a terminal, and never mixed into a line of output."""
 
 import io
 import os
@@ -23,11 +23,11 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(7.4, "0:07"), (750, "12:30"), (3723, "1:02:03")])
-def test_time_left_is_written_as_on_a_clock(seconds: float, text: str) -> None:
+def test_time_left_is_shown_as_h_mm_ss(seconds: float, text: str) -> None:
     assert clock(seconds) == text
 
 
-def test_it_grows_and_is_cleared_before_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_grows_and_is_cleared_before_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     out = Terminal()
     bar = Bar(out)
@@ -42,20 +42,20 @@ def test_it_grows_and_is_cleared_before_a_line(monkeypatch: pytest.MonkeyPatch) 
     assert cleared == "\x1b[K"
 
 
-def test_a_narrow_terminal_cuts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_terminal_truncates_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     out = Terminal()
     Bar(out).step(1, 2, 1, 100)
     assert len(out.getvalue().partition("\x1b")[0]) == 19
 
 
-def test_a_file_or_a_pipe_gets_none() -> None:
+def test_a_file_or_a_pipe_gets_no_bar() -> None:
     out = io.StringIO()
     Bar(out).step(1, 2, 100, 100)
     assert out.getvalue() == ""
 
 
-def test_the_trainer_shows_it_at_a_terminal(tmp_path: Path) -> None:
+def test_the_trainer_shows_the_bar_on_a_terminal(tmp_path: Path) -> None:
     data = digit_tree(tmp_path / "data", 40, 10)
     ours, theirs = pty.openpty()
     argv = [sys.executable, "-m", "train", "--data", str(data), "--output", str(tmp_path / "out"), *OPTIONS.split()]

@@ -1,4 +1,4 @@
-"""Two ranks compute what one process would on the concatenated batch, and only rank 0 writes."""
+"""Two ranks compute the same as one process on the concatenated batch, and only rank 0 writes."""
 
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,12 @@ def accumulated(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Ra
 
 
 def distance(a: dict[str, Any], b: dict[str, Any]) -> float:
-    """The largest difference of any two weights."""
+    """The largest difference between corresponding weights."""
     assert a.keys() == b.keys()
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
-def test_two_ranks_equal_one_to_1e_10(alone: Rank, pair: list[Rank]) -> None:
+def test_two_ranks_equal_one_rank_to_1e_10(alone: Rank, pair: list[Rank]) -> None:
     one, two = alone.checkpoint(), pair[0].checkpoint()
     assert one["model"]["classifier.weight"].dtype is torch.float64
     assert distance(one["model"], two["model"]) < 1e-10
@@ -59,26 +59,26 @@ def test_averaged_weights_equal_too(alone: Rank, pair: list[Rank]) -> None:
 
 
 def test_accumulated_micro_batches_equal_one_batch_to_1e_10(alone: Rank, accumulated: list[Rank]) -> None:
-    """The last step's five images are micro-batches of 2 and 1 on rank 0 and of 2 on rank 1."""
+    """The last step's five images are micro-batches of 2 and 1 on rank 0 and one of 2 on rank 1."""
     one, two = alone.checkpoint(), accumulated[0].checkpoint()
     assert distance(one["model"], two["model"]) < 1e-10
     assert accumulated[0].digest == accumulated[1].digest
     assert one["progress"]["updates"] == two["progress"]["updates"] == 15
 
 
-def test_the_last_epochs_asked_for_are_kept(accumulated: list[Rank]) -> None:
+def test_the_requested_number_of_epoch_checkpoints_is_kept(accumulated: list[Rank]) -> None:
     names = {path.name for path in (accumulated[0].output / "checkpoints").iterdir()}
     assert names == {"last.pt", "previous.pt", "best.pt", "epoch-0002.pt", "epoch-0003.pt"}
     assert accumulated[0].checkpoint("epoch-0002.pt")["progress"]["epoch"] == 2
 
 
-def test_training_moved_the_weights(alone: Rank) -> None:
-    """Without this the equality above could hold for a trainer that does nothing."""
+def test_training_changes_the_weights(alone: Rank) -> None:
+    """Otherwise the equality above would hold for a trainer that does nothing."""
     losses = [epoch["train"]["loss"] for epoch in alone.metrics("epoch")]
     assert losses[-1] < losses[0] - 0.01
 
 
-def test_reported_losses_are_those_of_all_ranks(alone: Rank, pair: list[Rank]) -> None:
+def test_reported_losses_are_over_all_ranks(alone: Rank, pair: list[Rank]) -> None:
     for one, two in zip(alone.metrics("epoch"), pair[0].metrics("epoch"), strict=True):
         assert one["train"]["images"] == two["train"]["images"] == 37
         assert one["train"]["loss"] == pytest.approx(two["train"]["loss"], rel=1e-10)
@@ -89,14 +89,14 @@ def test_both_ranks_end_with_the_same_bits(pair: list[Rank]) -> None:
     assert pair[0].digest == pair[1].digest
 
 
-def test_rank_0_alone_writes_and_speaks(pair: list[Rank]) -> None:
+def test_only_rank_0_writes_and_prints(pair: list[Rank]) -> None:
     assert {path.name for path in pair[0].output.iterdir()} == {"checkpoints", "tensorboard", "metrics.jsonl"}
     assert not pair[1].output.exists()
     assert [line for line in pair[1].lines if not line.startswith("train: rank 1 weights")] == []
 
 
 def test_a_single_image_in_the_last_batch_trains_with_batch_norm(tmp_path: Path) -> None:
-    """17 images in batches of 16 leave 1 for rank 0 and none for rank 1; batch norm alone would refuse both."""
+    """17 images in batches of 16 leave 1 for rank 0 and none for rank 1; plain batch norm would reject both."""
     data = digit_tree(tmp_path / "data", 17, 3)
     options = [
         "--arch",
@@ -131,7 +131,7 @@ sys.exit(code)
 
 
 def test_no_thread_of_the_process_group_outlives_the_run(data: Path, tmp_path: Path) -> None:
-    """One that did would meet the interpreter's end, and now and then abort a process whose training had succeeded."""
+    """Such a thread could abort the process when the interpreter shuts down, after a successful training."""
     ranks = start(tmp_path, 2, "--data", data, "--batch-size", 8, *COMMON, "--epochs", 1, program=("-c", LEFT))
     assert finish(ranks) == [0, 0], ranks[0].text
     assert [rank.lines[-1] for rank in ranks] == ["left: []", "left: []"]

@@ -1,4 +1,4 @@
-"""Decoded pixels are those a viewer shows, whatever the file holds; views are the field's own."""
+"""Decoded pixels are as an image viewer shows them, whatever the file's format; crops follow the usual definitions."""
 
 import contextlib
 import io
@@ -16,14 +16,14 @@ from train.data.augment import NUMBERS, View, random_box, training_view, validat
 from train.data.decode import Choose, DecodeError, Decoder, NotAnImageError, Pillow, choose_decoder, finish
 from train.errors import TrainError
 
-# torchvision deprecates what it decodes with; when that is gone, our choice falls through to the next decoder
+# torchvision deprecates its decoder; without it the next decoder is chosen
 pytestmark = pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
 
 CONFIG = Config(data="unused", image_size=32)
 
 
 def scene(width: int = 80, height: int = 60) -> Image.Image:
-    """Smooth and asymmetric, so that JPEG keeps it and a flip shows."""
+    """Smooth, so that JPEG preserves it, and asymmetric, so that a flip is visible."""
     x, y = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
     return Image.fromarray(np.stack([x, y, (x + y) / 2], axis=2).astype(np.uint8))
 
@@ -56,7 +56,7 @@ def difference(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a.astype(int) - b.astype(int)).mean())
 
 
-def test_grey_and_cmyk_come_out_as_rgb() -> None:
+def test_grey_and_cmyk_images_become_rgb() -> None:
     expected = decode(encoded(scene(), "PNG"))
     assert difference(decode(encoded(scene(), quality=95)), expected) < 2
     assert difference(decode(encoded(scene().convert("CMYK"), quality=95)), expected) < 6
@@ -99,7 +99,7 @@ def test_exif_rotation_is_undone_before_the_crop(orientation: int, kind: str) ->
     assert difference(out, decode(encoded(scene(), "PNG"))) < 3
 
 
-def test_what_is_no_image_and_what_is_damaged() -> None:
+def test_files_that_are_not_images_and_damaged_images_are_distinguished() -> None:
     with pytest.raises(NotAnImageError, match="it begins with b'hello"):
         decode(b"hello world, I am no image")
     for data in (b"", encoded(scene(), quality=95)[:500]):
@@ -108,7 +108,7 @@ def test_what_is_no_image_and_what_is_damaged() -> None:
 
 
 def photo(width: int = 320, height: int = 240) -> Image.Image:
-    """Detail everywhere: what a decoder gets wrong shows."""
+    """Detail everywhere, so that decoding errors are visible."""
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, (height // 4, width // 4, 3), np.uint8)
     return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
@@ -117,7 +117,7 @@ def photo(width: int = 320, height: int = 240) -> Image.Image:
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
 @pytest.mark.parametrize("flip", [False, True])
 def test_the_compiled_decoder_is_two_tap_bilinear_of_the_crop(roi: Decoder, subsampling: int, flip: bool) -> None:
-    """Against Pillow's full decode and torch's resampling; 55 dB is rounding."""
+    """Compared with Pillow's full decode and torch's resampling; 55 dB is rounding error."""
     data = encoded(photo(), quality=90, subsampling=subsampling)
     full = torch.from_numpy(np.asarray(Image.open(io.BytesIO(data))).copy()).permute(2, 0, 1)[None].float()
     for row in np.random.default_rng(1).random((40, NUMBERS)).tolist():
@@ -131,7 +131,7 @@ def test_the_compiled_decoder_is_two_tap_bilinear_of_the_crop(roi: Decoder, subs
 
 
 def test_the_compiled_decoder_reduces_large_crops_in_the_transform(roi: Decoder) -> None:
-    """Much closer to Pillow's antialiased result than two taps over the full image, which alias."""
+    """Much closer to Pillow's antialiased result than two-tap resampling of the full image, which aliases."""
     data = encoded(photo(1024, 768), quality=90)
     full = torch.from_numpy(np.asarray(Image.open(io.BytesIO(data))).copy()).permute(2, 0, 1)[None].float()
     aliased = torch.nn.functional.interpolate(full, size=(64, 64), mode="bilinear")[0].permute(1, 2, 0).numpy()
@@ -144,7 +144,7 @@ def test_the_compiled_decoder_copies_what_needs_no_resampling(roi: Decoder) -> N
     assert (decode(data, side=64, decoder=roi) == np.asarray(Image.open(io.BytesIO(data)))).all()
 
 
-def test_the_compiled_decoder_shifts_like_the_other(roi: Decoder) -> None:
+def test_the_compiled_decoder_shifts_like_the_others(roi: Decoder) -> None:
     data = encoded(photo(32, 32), quality=90)
 
     def choose(width: int, height: int) -> View:
@@ -153,14 +153,14 @@ def test_the_compiled_decoder_shifts_like_the_other(roi: Decoder) -> None:
     assert difference(decode(data, choose, 32, roi), decode(data, choose, 32)) < 1
 
 
-def test_the_compiled_decoder_leaves_to_pillow_what_it_cannot_read(roi: Decoder) -> None:
+def test_the_compiled_decoder_falls_back_to_pillow(roi: Decoder) -> None:
     for data in (encoded(scene(), "PNG"), encoded(scene().convert("CMYK"), quality=95)):
         assert (decode(data, decoder=roi) == decode(data)).all()
     grey = encoded(scene().convert("L"), quality=95)
     assert difference(decode(grey, decoder=roi), decode(grey)) < 3
 
 
-def test_the_compiled_decoder_names_damage_and_never_crashes(roi: Decoder) -> None:
+def test_the_compiled_decoder_reports_damage_and_never_crashes(roi: Decoder) -> None:
     intact = encoded(photo(), quality=90)
     for data in (intact[: len(intact) // 2], intact[:300], b"\xff\xd8\xff" + b"\0" * 100, b""):
         with pytest.raises((DecodeError, NotAnImageError)):
@@ -182,8 +182,8 @@ def fast(request: pytest.FixtureRequest) -> Decoder:
         pytest.skip(str(error))
 
 
-def test_every_decoder_shows_what_pillow_shows(fast: Decoder) -> None:
-    """The same crops, flips included, of a colour and a grey image; two taps cost some of it."""
+def test_every_decoder_gives_about_the_same_pixels_as_pillow(fast: Decoder) -> None:
+    """The same crops, including flips, of a colour and a grey image; two-tap resampling costs some accuracy."""
     least = {"roi": 30, "simplejpeg": 30, "torchvision": 45}[fast.name]
     for image in (photo(), photo().convert("L")):
         data = encoded(image, quality=95)
@@ -194,7 +194,7 @@ def test_every_decoder_shows_what_pillow_shows(fast: Decoder) -> None:
             assert 10 * np.log10(255**2 / max(error, 1e-9)) > least
 
 
-def test_every_decoder_names_damage_and_leaves_the_rest_to_pillow(fast: Decoder) -> None:
+def test_every_decoder_reports_damage_and_falls_back_to_pillow(fast: Decoder) -> None:
     intact = encoded(photo(), quality=90)
     for data in (intact[: len(intact) // 2], intact[:300], b"\xff\xd8\xff" + b"\0" * 100, b"", b"text"):
         with pytest.raises((DecodeError, NotAnImageError)):
@@ -225,7 +225,7 @@ def test_a_random_box_lies_inside_the_image(width: int, height: int, numbers: li
     assert h >= 1
 
 
-def test_random_boxes_have_the_area_and_ratio_asked_for() -> None:
+def test_random_boxes_have_the_specified_area_and_ratio() -> None:
     table = np.random.default_rng(0).random((4000, NUMBERS)).tolist()
     boxes = np.array([random_box(500, 400, 0.25, row) for row in table])
     area, ratio = boxes[:, 2] * boxes[:, 3] / 200_000, boxes[:, 2] / boxes[:, 3]
@@ -235,13 +235,13 @@ def test_random_boxes_have_the_area_and_ratio_asked_for() -> None:
     assert 0.5 < area.mean() < 0.65
 
 
-def test_the_validation_view_is_the_centre() -> None:
+def test_the_validation_view_is_centred() -> None:
     config = Config(data="unused", image_size=224, val_resize=256)
     assert validation_view(config, 512, 256) == View((144, 16, 224, 224))
     assert validation_view(config, 512, 1024).box == (32, 288, 448, 448)
 
 
-def test_shift_and_flip_move_the_picture() -> None:
+def test_shift_and_flip_move_the_image() -> None:
     pixels = np.asarray(scene(32, 32))
     out = np.empty_like(pixels)
     finish(pixels, View((0, 0, 32, 32), shift=(3, -2), flip=True), out)
@@ -257,7 +257,7 @@ def test_shifts_reach_an_eighth_of_the_side_and_no_further() -> None:
     assert {x for x, _ in shifts} == {y for _, y in shifts} == set(range(-4, 5))
 
 
-def test_without_a_compiler_or_a_place_to_write_another_decoder_is_chosen(
+def test_another_decoder_is_chosen_without_a_compiler_or_a_writable_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
@@ -265,8 +265,8 @@ def test_without_a_compiler_or_a_place_to_write_another_decoder_is_chosen(
     assert choose_decoder("auto").name in ("simplejpeg", "torchvision")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    said: list[str] = []
-    assert choose_decoder("auto", said.append).name in ("simplejpeg", "torchvision")
-    assert said == ["train: without the compiled decoder: no C compiler; it needs cc and libjpeg-turbo's headers"]
+    messages: list[str] = []
+    assert choose_decoder("auto", messages.append).name in ("simplejpeg", "torchvision")
+    assert messages == ["train: without the compiled decoder: no C compiler; it needs cc and libjpeg-turbo's headers"]
     with pytest.raises(TrainError, match="no C compiler"):
         choose_decoder("roi")

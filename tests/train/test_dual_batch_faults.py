@@ -22,7 +22,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def worker_of(process: int, rank: int) -> int:
-    """The pid below `process` that works as this rank: the one whose environment says that it is guarded."""
+    """The pid of this rank's guarded process below `process`, found by its environment."""
     todo = [process]
     while todo:
         pid = todo.pop()
@@ -36,7 +36,7 @@ def worker_of(process: int, rank: int) -> int:
 
 @contextmanager
 def a_fifth_of_the_time(pid: int) -> Iterator[None]:
-    """The process runs 20 ms of every 100, so whatever it does takes five times as long."""
+    """Lets the process run 20 ms of every 100, so it is five times slower."""
     over = threading.Event()
 
     def stop_and_go() -> None:
@@ -62,7 +62,9 @@ def assert_all_was_done(server: Rank, local_epochs: int, lost: list[int]) -> Non
 
 
 @pytest.mark.parametrize("merge", ["asp", "ssp", "bsp"])
-def test_grants_are_exact_with_a_worker_that_runs_a_fifth_of_the_time(data: Path, tmp_path: Path, merge: str) -> None:
+def test_the_number_of_grants_is_exact_with_a_worker_at_a_fifth_of_the_speed(
+    data: Path, tmp_path: Path, merge: str
+) -> None:
     options = ["--data", data, "--epochs", 4, "--batch-size", 25, "--merge", merge, "--timeout", 30]
     ranks = start(tmp_path, 4, *COMMON, *options)
     ranks[0].wait_for("Epoch: [1]")
@@ -72,8 +74,8 @@ def test_grants_are_exact_with_a_worker_that_runs_a_fifth_of_the_time(data: Path
     assert_all_was_done(ranks[0], 12, [])
 
 
-def test_a_worker_killed_under_torchrun_takes_no_other_along(data: Path, tmp_path: Path) -> None:
-    """A server and three workers on one node: torchrun itself would end them all."""
+def test_a_worker_killed_under_torchrun_does_not_end_the_others(data: Path, tmp_path: Path) -> None:
+    """A server and three workers on one node: without the guard, torchrun would end them all."""
     torchrun = ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "4", "--max-restarts", "0"]
     meeting = ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--rdzv-backend", "static"]
     options = ["--data", str(data), "--epochs", "8", "--batch-size", "25"]
@@ -96,8 +98,8 @@ def test_a_worker_killed_under_torchrun_takes_no_other_along(data: Path, tmp_pat
     assert node.text.count("rank 2 is lost (killed by SIGKILL on") == 1
 
 
-def test_a_worker_out_of_memory_is_reported_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
-    """Rank 2 may take 150 MB more than it has when training begins: its first batch of 200 does not fit."""
+def test_a_worker_out_of_memory_is_reported_and_the_run_continues(data: Path, tmp_path: Path) -> None:
+    """Rank 2 may use 150 MB more than when training begins: its first batch of 200 does not fit."""
     options = ["--data", data, "--arch", "cifar_resnet20", "--image-size", 32, "--val-resize", 32, "--epochs", 2]
     ranks = start(
         tmp_path, 3, *COMMON, *options, "--batch-size", 200, program=("tests/train/little_memory.py", "2", "150")
@@ -108,8 +110,8 @@ def test_a_worker_out_of_memory_is_reported_and_the_run_goes_on(data: Path, tmp_
     assert "train: worker 1 (rank 2) gave up: out of memory: " in ranks[2].text
 
 
-def test_a_worker_that_dies_before_all_have_met_is_a_failure_at_once(data: Path, tmp_path: Path) -> None:
-    """Rank 2 never comes, so that the others wait; the guard of rank 1 has no rank to tell and hands the death on."""
+def test_a_worker_that_dies_before_all_have_joined_fails_the_run_at_once(data: Path, tmp_path: Path) -> None:
+    """Rank 2 never starts, so the others wait; the guard of rank 1 cannot report the loss and exits with the signal."""
     ranks = start(tmp_path, 3, *COMMON, "--data", data, "--epochs", 2, "--batch-size", 10)
     ranks[2].process.kill()
     deadline = time.monotonic() + SECONDS
@@ -118,7 +120,7 @@ def test_a_worker_that_dies_before_all_have_met_is_a_failure_at_once(data: Path,
         try:
             pid = worker_of(ranks[1].process.pid, 1)
         except AssertionError:
-            time.sleep(0.05)  # its guard has not started it yet
+            time.sleep(0.05)  # until the guard has started it
     assert pid is not None
     ranks[0].wait_for("parameter server with")
     os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The planner against the published figures, its refusals, and the fit of costs."""
+"""The planner against the published figures, invalid plans, and the fit of costs."""
 
 import json
 import subprocess
@@ -39,14 +39,14 @@ def test_published_split_and_factor() -> None:
 
 
 def test_factor_of_the_merge_figures() -> None:
-    """f = 8750/13750, which the checked merges use, is the plan of 4 workers, one of them small, at ratio 1.1."""
+    """f = 8750/13750, used in the tests of merges, is the plan for 4 workers, one of them small, at ratio 1.1."""
     plan = published(4, 1, 1.1)
     assert (plan.shares[0].samples, plan.shares[1].samples) == (8750, 13750)
     assert plan.shares[0].factor == 8750 / 13750
 
 
-def test_the_follow_up_rounds_where_the_paper_cuts() -> None:
-    """6 workers, 4 small: d_L = 8750, d_S = 8125 in both; 258.6 samples a batch are 258 and 259."""
+def test_the_follow_up_rounds_where_the_paper_truncates() -> None:
+    """6 workers, 4 small: d_L = 8750, d_S = 8125 in both; 258.6 samples per batch become 258 and 259."""
     options = "--workers 6 --small 4 --samples 50000 --base-batch 1000 --ratio 1.05 --a 0.00022595"
     command = ["-m", "train", "dual-batch", "plan", *options.split(), "--b", str(PUBLISHED.b), "--json"]
     found = {}
@@ -68,7 +68,7 @@ def test_the_command_prints_json() -> None:
     assert (plan["batch_small"], plan["samples_small"], plan["factor"]) == (62, 6250, 6250 / 8750)
 
 
-def test_a_refusal_is_one_line_and_exit_2() -> None:
+def test_an_invalid_plan_is_one_line_and_exit_2() -> None:
     options = "--workers 6 --small 1 --samples 50000 --base-batch 1000 --ratio 1 --a 1 --b 1"
     command = ["-m", "train", "dual-batch", "plan", *options.split()]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60, check=False)
@@ -77,7 +77,7 @@ def test_a_refusal_is_one_line_and_exit_2() -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_without_small_workers_any_ratio_is_a_plan() -> None:
+def test_without_small_workers_any_ratio_is_valid() -> None:
     plan = published(4, 0, 1.0)
     assert [share.samples for share in plan.shares] == [12_500] * 4
     assert plan.to_dict()["factor"] == 1.0
@@ -102,7 +102,7 @@ def test_impossible_plans_say_why(workers: int, small: int, ratio: float, why: s
         published(workers, small, ratio)
 
 
-def test_costs_that_cannot_be_planned_with() -> None:
+def test_invalid_costs_are_refused() -> None:
     for costs, why in (([Cost(0, 1)], "above 0"), ([Cost(1, 0)], "above 0"), ([PUBLISHED] * 2, "2 values for 6")):
         with pytest.raises(TrainError, match=why):
             plan_dual_batch(6, 1, 50_000, 1000, 1.05, costs)
@@ -113,8 +113,8 @@ def test_costs_that_cannot_be_planned_with() -> None:
     share=st.floats(0, 1),
     ratio=st.floats(0.01, 0.99),
 )
-def test_workers_of_any_speed_end_a_round_together(costs: list[Cost], share: float, ratio: float) -> None:
-    """Truncation aside: each worker's time is the round's, and every sample is given out once."""
+def test_workers_of_any_speed_finish_a_round_together(costs: list[Cost], share: float, ratio: float) -> None:
+    """Apart from truncation, all workers take the same time, and every sample is assigned once."""
     small = round(share * len(costs))
     speeds = [1 / cost.seconds_per_sample(500) for cost in costs]
     limit = sum(speeds) / sum(speeds[small:]) if small < len(costs) else 1.5
@@ -132,7 +132,7 @@ def test_workers_of_any_speed_end_a_round_together(costs: list[Cost], share: flo
         assert faster * (1 - 1e-3) <= plan.seconds <= slower * (1 + 1e-3)
 
 
-def test_slower_workers_get_less() -> None:
+def test_slower_workers_get_fewer_samples() -> None:
     fast, slow = PUBLISHED, Cost(PUBLISHED.a * 3, PUBLISHED.b * 3)
     plan = plan_dual_batch(4, 2, 50_000, 1000, 1.05, [fast, slow, fast, slow])
     assert plan.shares[0].samples == pytest.approx(3 * plan.shares[1].samples, rel=1e-3)
@@ -150,7 +150,7 @@ def test_fit_recovers_the_costs_from_noisy_times() -> None:
     assert found.b == pytest.approx(PUBLISHED.b, rel=0.01)
 
 
-def test_fit_refuses_what_is_no_line() -> None:
+def test_fit_refuses_times_that_are_not_a_rising_line() -> None:
     with pytest.raises(TrainError, match="two batch sizes"):
         fit([Timing(8, 1.0), Timing(8, 1.1)])
     with pytest.raises(TrainError, match="above 0"):

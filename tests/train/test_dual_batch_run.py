@@ -22,12 +22,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("merge", ["asp", "bsp", "ssp"])
-def test_every_round_is_done_and_recorded(data: Path, tmp_path: Path, merge: str) -> None:
+def test_every_round_is_finished_and_recorded(data: Path, tmp_path: Path, merge: str) -> None:
     options = ["--data", data, "--epochs", 3, "--batch-size", 50, "--small", 1, "--merge", merge, *COSTS]
     first = run(tmp_path, 3, *COMMON, *options)[0]
     end, start_facts = first.metrics("end")[0], first.metrics("start")[0]
     assert (end["granted"], end["finished"], end["lost"]) == (6, 6, [])
-    epochs = first.metrics("epoch")  # a round may end while the one before it is being validated
+    epochs = first.metrics("epoch")  # a round may end while the previous one is being validated
     assert {epoch["val"]["images"] for epoch in epochs} == {50}
     assert epochs[-1]["epoch"] == 3
     assert sum(epoch["train"]["images"] for epoch in epochs) >= 6 * 90
@@ -44,15 +44,15 @@ def test_every_round_is_done_and_recorded(data: Path, tmp_path: Path, merge: str
     assert again.metrics("epoch")[-1]["epoch"] == 4
 
 
-def test_resolutions_change_with_the_rounds(data: Path, tmp_path: Path) -> None:
-    """The follow-up's cycle of sides, with its merge: 16, 24 and 16 pixels."""
+def test_image_sizes_change_with_the_rounds(data: Path, tmp_path: Path) -> None:
+    """The follow-up's cycle of image sizes, with its merge: 16, 24 and 16 pixels."""
     options = ["--data", data, "--epochs", 3, "--batch-size", 50, "--phases", "16@0", "24@0.33", "16@0.66"]
     first = run(tmp_path, 2, *COMMON, *options, "--variant", "follow_up")[0]
     assert first.metrics("end")[0]["finished"] == 3
     assert first.metrics("start")[0]["config"]["phases"] == ["16@0", "24@0.33", "16@0.66"]
 
 
-def test_a_killed_worker_is_reported_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
+def test_a_killed_worker_is_reported_and_the_run_continues(data: Path, tmp_path: Path) -> None:
     options = ["--data", data, "--epochs", 12, "--batch-size", 10, "--timeout", 8]
     ranks = start(tmp_path, 4, *COMMON, *options)
     ranks[0].wait_for("Epoch: [2]")
@@ -70,7 +70,7 @@ def test_a_killed_server_ends_the_workers(data: Path, tmp_path: Path) -> None:
     ranks[0].process.kill()
     killed = time.monotonic()
     assert finish(ranks)[1:] == [2, 2]
-    assert time.monotonic() - killed < 120  # the time-out is 10 s; a hang would have no end
+    assert time.monotonic() - killed < 120  # the time limit is 10 s; a hang would not end
     assert "the parameter server (rank 0, 127.0.0.1) does not answer" in ranks[1].text
 
 
@@ -83,7 +83,7 @@ def test_all_workers_lost_is_a_failure(data: Path, tmp_path: Path) -> None:
     assert (ranks[0].output / "checkpoints" / "last.pt").exists()
 
 
-def test_plans_that_do_not_exist_are_refused(data: Path, tmp_path: Path) -> None:
+def test_impossible_plans_are_refused(data: Path, tmp_path: Path) -> None:
     ranks = start(tmp_path, 2, *COMMON, "--data", data, "--batch-size", 50, "--small", 1)
     assert finish(ranks) == [2, 2]
     assert "both must be above 0" in ranks[0].text

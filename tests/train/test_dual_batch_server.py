@@ -23,7 +23,7 @@ def value(of: ParameterServer) -> float:
     return float(of.state()[1]["w"][0])
 
 
-def test_asynchronous_merges_are_the_published_figures() -> None:
+def test_asynchronous_merges_give_the_published_figures() -> None:
     """f = 8750/13750, W = 0; pushes 1 (small), 2, 3, 4."""
     given = ParameterServer({"w": torch.zeros(1)}, [SMALL, LARGE], 4, Rates(0.1, 1, ()), "asp", 0, done=0)
     seen = []
@@ -36,7 +36,7 @@ def test_asynchronous_merges_are_the_published_figures() -> None:
 
 
 def test_the_follow_ups_merge() -> None:
-    """W <- (W + f*w)/(1 + f), f = 8750/13750: 7/18, then the mean with each large one."""
+    """W <- (W + f*w)/(1 + f), f = 8750/13750: 7/18, then the mean with each large worker's weights."""
     given = ParameterServer({"w": torch.zeros(1)}, [SMALL, LARGE], 3, Rates(0.1, 1, ()), "asp", 0, 0, "follow_up")
     for worker, pushed, expected in (
         (0, 1.0, 7 / 18),
@@ -48,7 +48,7 @@ def test_the_follow_ups_merge() -> None:
         assert value(given) == pytest.approx(expected, abs=1e-6)
 
 
-def test_grants_know_their_round() -> None:
+def test_grants_have_their_round_number() -> None:
     given = server(3, 7)
     answers = []
     for turn in range(7):
@@ -57,7 +57,7 @@ def test_grants_know_their_round() -> None:
     assert [answer.round for answer in answers if isinstance(answer, Grant)] == [0, 0, 0, 1, 1, 1, 2]
 
 
-def test_counters_stay_the_servers() -> None:
+def test_integer_counters_are_not_merged() -> None:
     ours = {"w": torch.zeros(1), "n": torch.tensor(7)}
     theirs = {"w": torch.ones(1), "n": torch.tensor(9)}
     assert merge_one(ours, theirs, 1.0)["n"] == 7
@@ -71,8 +71,8 @@ def test_rates_drop_at_their_grants() -> None:
 
 
 @pytest.mark.parametrize("merge", ["asp", "bsp", "ssp"])
-def test_grants_are_exact_with_one_worker_five_times_slower(merge: str) -> None:
-    """Threads pull, work and push as workers do; grants, finished epochs and numbers are each exactly rounds x G."""
+def test_the_number_of_grants_is_exact_with_one_worker_five_times_slower(merge: str) -> None:
+    """Threads pull, train and push like workers; grants, finished epochs and grant numbers are exactly rounds x G."""
     workers, rounds = 4, 10
     given = server(workers, workers * rounds, merge, staleness=2)
     numbers: list[int] = []
@@ -101,7 +101,7 @@ def test_grants_are_exact_with_one_worker_five_times_slower(merge: str) -> None:
         assert done[0] < rounds < max(done)
 
 
-def test_bsp_waits_for_all_and_weighs() -> None:
+def test_bsp_waits_for_all_and_merges_by_factor() -> None:
     given = ParameterServer({"w": torch.zeros(1)}, [SMALL, LARGE], 2, Rates(1, 1, ()), "bsp", 0, done=0)
     given.pull(0), given.pull(1)
     given.push(0, {"w": torch.tensor([1.0])}, NO_SUMS)
@@ -111,10 +111,10 @@ def test_bsp_waits_for_all_and_weighs() -> None:
     assert value(given) == pytest.approx((f * 1 + 3) / (f + 1))
 
 
-def test_ssp_holds_the_fast_until_the_slow_one_is_there() -> None:
+def test_ssp_holds_fast_workers_until_the_slow_one_catches_up() -> None:
     given = server(2, 10, "ssp", staleness=1)
     assert isinstance(given.pull(1), Grant)
-    for _ in range(3):  # worker 0: two asynchronous pushes bring it more than 1 ahead, the third is gathered
+    for _ in range(3):  # worker 0: two asynchronous pushes put it more than 1 ahead, the third is gathered
         assert isinstance(given.pull(0), Grant)
         given.push(0, {"w": torch.ones(2), "num_batches_tracked": torch.tensor(0)}, NO_SUMS)
     assert value(given) == 0.75
@@ -143,7 +143,7 @@ def test_a_lost_workers_grant_goes_to_another(merge: str) -> None:
     assert value(given) <= 1
 
 
-def test_silence_is_noticed() -> None:
+def test_silent_workers_are_detected() -> None:
     given = server(2, 2)
     time.sleep(0.2)
     given.heartbeat(0)

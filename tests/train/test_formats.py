@@ -1,4 +1,4 @@
-"""The same images from every format: packed files, archives, CIFAR's own; synthetic ones and the repeated batch."""
+"""The same images from every format: packed files, archives, CIFAR's files; synthetic data and the repeated batch."""
 
 import io
 import json
@@ -57,7 +57,7 @@ def items(source: Source) -> list[tuple[int, bytes]]:
     return [(int(label), bytes(source.read(index))) for index, label in enumerate(source.labels)]
 
 
-def test_training_on_a_packed_file_is_training_on_the_folder(
+def test_training_on_a_packed_file_equals_training_on_the_folder(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     packed = tmp_path / "digits.pack"
@@ -71,7 +71,7 @@ def test_training_on_a_packed_file_is_training_on_the_folder(
     assert "digits.pack:" in ours.val.name(3)
 
 
-def test_large_images_are_packed_smaller(tmp_path: Path) -> None:
+def test_large_images_are_shrunk_when_packed(tmp_path: Path) -> None:
     for split in ("train", "val"):
         for label in ("a", "b"):
             (tmp_path / "data" / split / label).mkdir(parents=True)
@@ -98,7 +98,7 @@ def test_a_damaged_packed_file_is_refused(folder: Path, tmp_path: Path, capfd: p
     assert "damaged or was not finished" in capfd.readouterr().err
 
 
-def test_packing_stops_at_an_image_it_cannot_read_and_leaves_nothing(
+def test_packing_stops_at_an_unreadable_image_and_leaves_no_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     data = digit_tree(tmp_path / "data", 20, 10)
@@ -109,7 +109,7 @@ def test_packing_stops_at_an_image_it_cannot_read_and_leaves_nothing(
 
 
 def cifar(folder: Path, form: str, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Writes random images in one of the published forms; the training set's (n, 32, 32, 3) and labels."""
+    """Writes random images in one of the published formats; returns the training images (n, 32, 32, 3) and labels."""
     rng = np.random.default_rng(0)
     folder.mkdir()
     ten, python = classes == 10, form == "python"
@@ -157,7 +157,7 @@ class Evil:
         return os.system, ("touch /tmp/was-here",)
 
 
-def test_a_pickle_that_calls_something_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_pickle_with_code_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     cifar(tmp_path / "cifar", "python", 10)
     (tmp_path / "cifar" / "data_batch_3").write_bytes(pickle.dumps({b"data": Evil()}))
     assert main(["--data", str(tmp_path / "cifar"), "--output", str(tmp_path / "o"), *QUICK]) == 2
@@ -174,7 +174,7 @@ def shard(path: Path, files: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize("style", ["folders", "webdataset"])
-def test_shards_hold_the_folder_s_images(style: str, folder: Path, tmp_path: Path) -> None:
+def test_shards_have_the_same_images_as_the_folder(style: str, folder: Path, tmp_path: Path) -> None:
     for split in ("train", "val"):
         parts: list[dict[str, bytes]] = [{}, {}, {}]
         for index, path in enumerate(sorted((folder / split).rglob("*.jpg"))):
@@ -193,7 +193,7 @@ def test_shards_hold_the_folder_s_images(style: str, folder: Path, tmp_path: Pat
     assert len(digest(tmp_path / "shards", tmp_path / "out")) == 64
 
 
-def test_an_archive_is_indexed_once_and_anew_when_it_changes(
+def test_an_archive_is_indexed_once_and_again_when_it_changes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -208,7 +208,7 @@ def test_an_archive_is_indexed_once_and_anew_when_it_changes(
     assert items(again.train) == items(first.train)
     assert items(again.val) == items(first.val)
     assert kept.stat().st_mtime_ns == before
-    kept.write_text(kept.read_text()[:-20])  # cut short, as by a full disk
+    kept.write_text(kept.read_text()[:-20])  # truncated, as by a full disk
     assert items(open_dataset(str(path)).val) == items(first.val)
     with tarfile.open(path, "a") as tar:
         tar.add(files[-1], files[-1].relative_to(folder))
@@ -217,7 +217,7 @@ def test_an_archive_is_indexed_once_and_anew_when_it_changes(
     assert len(list((tmp_path / "cache").rglob("*.json"))) == 2
 
 
-def test_an_archive_opens_without_a_place_to_keep_its_index(
+def test_an_archive_opens_without_a_writable_cache(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
@@ -227,14 +227,14 @@ def test_an_archive_opens_without_a_place_to_keep_its_index(
     assert items(open_dataset(str(tmp_path / "data.tar")).train) == items(open_folder(folder).train)
 
 
-def test_a_shard_s_image_without_a_class_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_image_without_a_class_in_a_shard_is_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for split in ("train", "val"):
         shard(tmp_path / "shards" / f"{split}-0.tar", {"a/1.jpg": b"", "b/1.jpg": b"", "stray.jpg": b""})
     assert main(["--data", str(tmp_path / "shards"), "--output", str(tmp_path / "o"), *QUICK]) == 2
     assert "stray.jpg has no class" in capfd.readouterr().err
 
 
-def test_phases_train_at_their_side_and_validate_at_full_size(folder: Path, tmp_path: Path) -> None:
+def test_phases_train_at_their_size_and_validate_at_full_size(folder: Path, tmp_path: Path) -> None:
     config = parse(["--data", str(folder), *QUICK, "--epochs", "10", "--phases", "8@0", "12@0.35", "16@0.8"])
     assert [config.side(epoch) for epoch in range(10)] == [8] * 4 + [12] * 4 + [16] * 2
     seen: list[tuple[int, ...]] = []
@@ -251,7 +251,7 @@ def test_synthetic_data_trains_without_files(tmp_path: Path) -> None:
     assert len(digest("synthetic:40", tmp_path)) == 64
 
 
-def test_headspace_repeats_one_batch_and_waits_for_nothing(folder: Path, tmp_path: Path) -> None:
+def test_headspace_repeats_one_batch_without_waiting_for_data(folder: Path, tmp_path: Path) -> None:
     options = (
         "--headspace",
         "--log-every",
@@ -269,4 +269,4 @@ def test_headspace_repeats_one_batch_and_waits_for_nothing(folder: Path, tmp_pat
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["kind"] == "step"]
     assert statistics.median(line["data_wait"] for line in steps) < 0.1
-    assert steps[-1]["top1"] == 100  # nine images are learnt by heart
+    assert steps[-1]["top1"] == 100  # nine images can be memorised

@@ -1,4 +1,4 @@
-"""TensorBoard's HParams tab, asked as its page asks it: a session a run, its settings and its results."""
+"""TensorBoard's HParams tab, queried as its page does: one session per run, with settings and results."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ OPTIONS = COMMON.split()
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """TensorBoard over two runs that differ in their learning rate and their number of processes."""
+    """TensorBoard on two runs that differ in learning rate and number of processes."""
     data = digit_tree(tmp_path_factory.mktemp("data"), 40, 20)
     folder = tmp_path_factory.mktemp("runs")
     run(folder / "one", 1, *OPTIONS, "--data", data, "--batch-size", 8, "--lr", 0.25)
@@ -47,7 +47,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def asked(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The answer, once both runs have been read."""
+    """The response, once both runs have been read."""
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     deadline = time.monotonic() + SECONDS
     while True:
@@ -56,13 +56,13 @@ def asked(url: str, body: dict[str, Any]) -> dict[str, Any]:
                 answer: dict[str, Any] = json.load(response)
             if len(answer.get("sessionGroups", answer.get("hparamInfos", []))) >= 2:
                 return answer
-        except OSError:  # it does not listen yet
+        except OSError:  # the server does not listen yet
             pass
-        assert time.monotonic() < deadline, f"nothing from {url}"
+        assert time.monotonic() < deadline, f"no response from {url}"
         time.sleep(0.2)
 
 
-def test_its_columns_are_what_sets_runs_apart(address: str) -> None:
+def test_the_columns_are_the_settings_in_which_runs_differ(address: str) -> None:
     experiment = asked(address + "experiment", {"experimentName": ""})
     names = {info["name"] for info in experiment["hparamInfos"]}
     assert {"parallel", "world", "global_batch", "lr", "syncbn", "merge", "micro_batches"} <= names

@@ -1,4 +1,4 @@
-"""It learns: real digits, two processes, well under two minutes; and what it shows of itself meanwhile."""
+"""The trainer learns real digits with two processes in well under two minutes; and what it logs meanwhile."""
 
 import io
 import json
@@ -19,7 +19,7 @@ OPTIONS = (
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rank, float]:
-    """Rank 0, and the processor seconds of both from their start to their end."""
+    """Rank 0, and the CPU seconds of both ranks."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     rank = run(tmp_path_factory.mktemp("digits"), 2, "--data", DIGITS, *OPTIONS.split())[0]
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -32,7 +32,7 @@ def digits(trained: tuple[Rank, float]) -> Rank:
 
 
 def test_97_percent_of_the_digits_in_under_two_minutes_of_two_cores(trained: tuple[Rank, float]) -> None:
-    """By processor time: what else a machine does makes it no slower."""
+    """Measured in CPU time, which other load on the machine does not affect."""
     rank, seconds = trained
     assert rank.metrics("end")[0]["top1"] >= 97
     assert seconds / 2 < 120
@@ -45,19 +45,19 @@ def test_the_best_checkpoint_is_the_best_epoch(digits: Rank) -> None:
     assert digits.checkpoint("previous.pt")["progress"]["validated"] == 11
 
 
-def test_console_lines_have_the_known_form(digits: Rank) -> None:
+def test_console_lines_have_the_documented_format(digits: Rank) -> None:
     number = r"\d+\.\d+"
     form = re.compile(
         rf"Epoch: \[\d+\]\[\d+/44\] Loss {number} \({number}\) Acc@1 {number} \({number}\) Acc@5 {number} \({number}\) "
         rf"LR [\d.e-]+ images/s {number} data \d+%"
     )
     lines = [line for line in digits.lines if line.startswith("Epoch: ") and " val " not in line]
-    assert len(lines) == 12 * 5  # every ten steps, and the last of an epoch
+    assert len(lines) == 12 * 5  # every ten steps, and the last step of an epoch
     assert [line for line in lines if not form.fullmatch(line)] == []
     assert digits.lines[0].startswith("train: 2 processes, cpu, backend gloo, torch ")
 
 
-def test_tensorboard_has_every_scalar_once_a_step(digits: Rank) -> None:
+def test_tensorboard_has_every_scalar_once_per_step(digits: Rank) -> None:
     curves = EventAccumulator(str(digits.output / "tensorboard")).Reload()
     by_step = {
         "Loss/train",
@@ -78,17 +78,17 @@ def test_tensorboard_has_every_scalar_once_a_step(digits: Rank) -> None:
     assert [event.value for event in curves.Scalars("Accuracy/val")] == pytest.approx(val)
 
 
-def test_tensorboard_shows_what_was_trained_on_and_what_was_mistaken(digits: Rank) -> None:
+def test_tensorboard_shows_augmented_and_misclassified_images(digits: Rank) -> None:
     pictures = EventAccumulator(str(digits.output / "tensorboard")).Reload()
     assert set(pictures.Tags()["images"]) == {"Images/augmented", "Images/misclassified"}
     first = pictures.Images("Images/augmented")[0]
-    assert (first.width, first.height) == (8 * 32, 2 * 32)  # a batch of 16, eight a row
+    assert (first.width, first.height) == (8 * 32, 2 * 32)  # a batch of 16, eight per row
     shown = Image.open(io.BytesIO(first.encoded_image_string)).convert("L").getextrema()
     assert shown[0] < 20
     assert shown[1] > 230
 
 
-def test_a_trace_is_written_when_asked_for(tmp_path: Path) -> None:
+def test_a_trace_is_written_on_request(tmp_path: Path) -> None:
     options = [
         "--arch",
         "smallcnn",
@@ -111,16 +111,16 @@ def test_a_trace_is_written_when_asked_for(tmp_path: Path) -> None:
 
 
 SEEDS = 12
-HELD_OUT = 897  # images: one is 0.11 points; a seed's difference scatters by 0.7, the mean of twelve by 0.2
+HELD_OUT = 897  # images: one is 0.11 points; the difference has a spread of 0.7 per seed, its mean over twelve 0.2
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_o2_emulated_on_cpu_is_within_half_a_point_of_fp32(tmp_path: Path) -> None:
-    """fp16 weights with fp32 masters and products as tensor cores make them, against fp32, over the same seeds.
+    """fp16 weights with fp32 masters and products like those of tensor cores, against fp32, with the same seeds.
 
-    One seed's difference scatters by more than half a point by itself, so half of all digits are held out here and the
-    mean over the seeds is what must lie within half a point.
+    The difference for a single seed varies by more than half a point, so half of all digits are held out here, and the
+    mean over the seeds must be within half a point.
     """
     data = digit_tree(tmp_path / "data", 900, HELD_OUT, across=True)
     options = "--arch smallcnn --image-size 16 --val-resize 16 --augment shift --flip 0 --epochs 16 --batch-size 32"
@@ -139,7 +139,7 @@ def test_o2_emulated_on_cpu_is_within_half_a_point_of_fp32(tmp_path: Path) -> No
     assert min(top1["O0"]) > 93
 
 
-def test_metrics_say_where_the_run_is(digits: Rank) -> None:
+def test_metrics_contain_the_runs_position(digits: Rank) -> None:
     start, end = digits.metrics("start")[0], digits.metrics("end")[0]
     assert (start["world"], start["arch"], start["amp"], start["steps"]) == (2, "smallcnn", "none", 528)
     last = digits.metrics("step")[-1]
@@ -149,7 +149,7 @@ def test_metrics_say_where_the_run_is(digits: Rank) -> None:
     assert end["digest"].startswith(digits.lines[-1].split()[-1])
 
 
-def test_the_digits_archive_is_what_its_script_makes(tmp_path: Path) -> None:
+def test_the_digits_archive_equals_its_scripts_output(tmp_path: Path) -> None:
     """Same names and labels; the bytes of a JPEG may differ between versions of the encoder."""
     import runpy
     import tarfile

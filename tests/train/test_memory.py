@@ -1,4 +1,4 @@
-"""Freed memory stays: counted in page faults of a fresh process."""
+"""Freed memory is kept, as measured by the page faults of a new process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ print((faults() - before) / 10)
 
 
 def per_step(how: str) -> float:
-    # glibc learns as it goes, and whether it gives back depends on where things lie: with these it always does
+    # glibc adapts its thresholds, and whether it returns memory depends on addresses; with these it always does
     gives_back = {"MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "131072"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, how],
@@ -41,8 +41,8 @@ def per_step(how: str) -> float:
     return float(done.stdout)
 
 
-def test_what_a_step_frees_the_next_one_has_again() -> None:
+def test_memory_freed_in_a_step_is_reused_in_the_next() -> None:
     usual, kept = per_step("leave"), per_step("keep")
-    print(f"page faults a step: {usual:.0f}, with freed memory kept {kept:.0f}")
+    print(f"page faults per step: {usual:.0f}, with freed memory kept {kept:.0f}")
     assert usual > 10_000
     assert kept < 100

@@ -1,4 +1,4 @@
-"""Every parallel method computes what one process would, as seen from its checkpoint and its metrics."""
+"""Every parallel method computes the same as one process, judged by its checkpoint and its metrics."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from train.models import make_model, parameter_count
 from train.parallel.cut import stages
 from train.parallel.dp import Replicas
 
-# 37 images in global batches of 8: five steps an epoch, the last one of 5
+# 37 images in global batches of 8: five steps per epoch, the last one with 5 images
 OPTIONS = "--image-size 32 --val-resize 32 --augment shift --lr 0.5 --workers 1 --log-every 1 --device cpu"
 COMMON = OPTIONS.split()
 
@@ -33,7 +33,7 @@ def weights(rank: Rank) -> dict[str, torch.Tensor]:
 
 
 def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    """The largest difference of any two numbers, running statistics included."""
+    """The largest difference between corresponding numbers, including running statistics."""
     assert a.keys() == b.keys()
     return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
 
@@ -43,7 +43,7 @@ def losses(rank: Rank) -> list[Any]:
 
 
 @pytest.mark.parametrize(("arch", "ranks"), [("cifar_mobilenet_v2", 4), ("cifar_resnet20", 3)])
-def test_model_parallel_is_one_process_bit_by_bit(data: Path, tmp_path: Path, arch: str, ranks: int) -> None:
+def test_model_parallel_equals_one_process_bit_for_bit(data: Path, tmp_path: Path, arch: str, ranks: int) -> None:
     options = ["--data", data, "--arch", arch, "--batch-size", 8, "--epochs", 1, *COMMON]
     alone = run(tmp_path / "alone", 1, *options)[0]
     staged = run(tmp_path / "staged", ranks, "--parallel", "model", *options)[0]
@@ -57,7 +57,7 @@ def test_model_parallel_is_one_process_bit_by_bit(data: Path, tmp_path: Path, ar
     assert staged.metrics("start")[0]["parallel"] == "model"
 
 
-def test_model_parallel_goes_on_where_it_stopped(data: Path, tmp_path: Path) -> None:
+def test_model_parallel_resumes_where_it_stopped(data: Path, tmp_path: Path) -> None:
     options = ["--data", data, "--arch", "cifar_resnet20", "--batch-size", 8, "--parallel", "model", *COMMON]
     flat = ["--schedule", "multistep", "--warmup", "0", "--milestones", "1"]
     whole = run(tmp_path / "whole", 2, *options, *flat, "--epochs", 2)[0]
@@ -73,7 +73,7 @@ def accumulated(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Rank:
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_pipelines_equal_accumulation(data: Path, tmp_path: Path, accumulated: Rank, schedule: str) -> None:
+def test_pipelines_equal_gradient_accumulation(data: Path, tmp_path: Path, accumulated: Rank, schedule: str) -> None:
     options = ["--batch-size", 8, "--micro-batches", 4, "--last-batch", "drop", "--dtype", "float64", "--epochs", 1]
     method = ["--parallel", "pipeline", "--pipeline-schedule", schedule]
     first = run(tmp_path, 2, "--data", data, "--arch", "cifar_resnet20", *options, *method, *COMMON)[0]
@@ -83,19 +83,20 @@ def test_pipelines_equal_accumulation(data: Path, tmp_path: Path, accumulated: R
 
 
 def test_data_parallel_equals_ddp(data: Path, tmp_path: Path) -> None:
-    """With batch norm, which sees a replica's piece in the one and a rank's in the other: equal pieces."""
+    """With batch norm, which sees a replica's piece in one and a rank's in the other; the pieces are equal."""
     options = ["--data", data, "--arch", "cifar_resnet20", "--dtype", "float64", "--epochs", 1, *COMMON]
     options += ["--last-batch", "drop"]
     replicas = run(tmp_path / "dp", 1, "--parallel", "dp", "--replicas", 2, "--batch-size", 8, *options)[0]
     ranks = run(tmp_path / "ddp", 2, "--batch-size", 4, *options)[0]
-    # A weight is its first value less the sum of rate * gradient, at rates from 0.02 up: no gradient differs by 1e-6
+    # A weight is its initial value minus the sum of rate * gradient, at rates of at least 0.02: no gradient differs by
+    # as much as 1e-6
     assert distance(weights(replicas), weights(ranks)) < 1e-9
     assert replicas.metrics("start")[0]["devices"] == ranks.metrics("start")[0]["devices"] == 2
     assert len(losses(ranks)) == 4
 
 
-def test_synchronised_batch_norm_trains_as_one_process(data: Path, tmp_path: Path) -> None:
-    """Plain batch norm of the whole batch is the reference, also for the last batch: 3 images and 2."""
+def test_synchronised_batch_norm_trains_like_one_process(data: Path, tmp_path: Path) -> None:
+    """Plain batch norm of the whole batch is the reference, even for the last batch with 3 and 2 images."""
     options = ["--data", data, "--arch", "cifar_resnet20", "--dtype", "float64", "--epochs", 1, *COMMON]
     alone = run(tmp_path / "alone", 1, "--batch-size", 8, *options)[0]
     ranks = run(tmp_path / "ranks", 2, "--batch-size", 4, "--syncbn", "custom", *options)[0]
@@ -105,8 +106,8 @@ def test_synchronised_batch_norm_trains_as_one_process(data: Path, tmp_path: Pat
         assert ours == pytest.approx(theirs, rel=1e-6)
 
 
-def test_replicas_gradients_add_up_and_the_first_keeps_its_statistics() -> None:
-    """5 over 3 is 2, 2, 1, as nn.DataParallel cuts."""
+def test_replicas_gradients_are_summed_and_the_first_replicas_statistics_kept() -> None:
+    """5 over 3 is 2, 2, 1, as nn.DataParallel splits."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double().eval()
     x = torch.randn(5, 3, dtype=torch.float64)
@@ -123,7 +124,7 @@ def test_replicas_gradients_add_up_and_the_first_keeps_its_statistics() -> None:
     torch.testing.assert_close(module[1].running_mean, own.running_mean)
 
 
-def test_mobilenet_is_the_published_one_and_cut_as_published() -> None:
+def test_mobilenet_and_its_stages_are_as_published() -> None:
     model = make_model("cifar_mobilenet_v2", 10)
     assert parameter_count(model) == 2_296_922
     x, shapes = torch.zeros(2, 3, 32, 32), []
@@ -137,7 +138,7 @@ def test_mobilenet_is_the_published_one_and_cut_as_published() -> None:
 
 
 @pytest.mark.parametrize("arch", ["smallcnn", "cifar_vgg16", "resnet18", "vgg11"])
-def test_stages_chain_to_the_model(arch: str) -> None:
+def test_stages_in_sequence_equal_the_model(arch: str) -> None:
     torch.manual_seed(0)
     model = make_model(arch, 10).eval()
     x = torch.randn(1, 3, 32, 32)
@@ -147,7 +148,7 @@ def test_stages_chain_to_the_model(arch: str) -> None:
     assert torch.equal(x, expected)
 
 
-def test_a_model_that_is_no_chain_is_refused() -> None:
+def test_a_model_that_is_not_a_chain_is_refused() -> None:
     with pytest.raises(TrainError, match="cannot be cut into stages"):
         stages(make_model("googlenet", 10), "googlenet", 2)
     with pytest.raises(TrainError, match="cannot make 99 stages"):
@@ -166,7 +167,7 @@ def test_a_model_that_is_no_chain_is_refused() -> None:
         (2, "--parallel pipeline", "--last-batch drop"),
     ],
 )
-def test_methods_that_do_not_fit_are_refused(data: Path, tmp_path: Path, world: int, options: str, why: str) -> None:
+def test_unsupported_methods_are_refused(data: Path, tmp_path: Path, world: int, options: str, why: str) -> None:
     ranks = start(tmp_path, world, "--data", data, "--arch", "smallcnn", "--batch-size", 8, *COMMON, *options.split())
     assert finish(ranks) == [2] * world
     assert why in ranks[0].text
@@ -191,7 +192,7 @@ def test_a_killed_process_ends_the_others_with_one_line(
     os.kill(ranks[victim].process.pid, signal.SIGKILL)
     killed = time.monotonic()
     codes = finish(ranks)
-    assert time.monotonic() - killed < 120  # the time-out is 10 s; a hang would have no end
+    assert time.monotonic() - killed < 120  # the time limit is 10 s; a hang would not end
     assert codes.pop(victim) == -signal.SIGKILL
     assert codes == [2] * (world - 1), "\n\n".join(rank.text for rank in ranks)
     for rank in ranks:

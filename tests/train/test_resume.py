@@ -1,4 +1,4 @@
-"""A run that was cut off, anywhere, ends with the bits of one that was not."""
+"""A run that was interrupted anywhere ends bit for bit like one that was not."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.train.runs import Rank, digit_tree, finish, run, start
 
-# batch norm, a random crop and flips: everything with state or chance in it
+# batch norm, random crops and flips: everything with state or randomness
 OPTIONS = "--arch cifar_resnet20 --image-size 16 --crop-scale 0.5 --epochs 3 --batch-size 4 --lr 0.5 --log-every 1"
 COMMON = (*OPTIONS.split(), "--print-digest", "--workers", "1")
 
@@ -22,13 +22,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
-    """Never cut off."""
+    """A run that is not interrupted."""
     return run(tmp_path_factory.mktemp("whole"), 2, "--data", data, *COMMON)
 
 
 @pytest.fixture(scope="module")
 def stopped(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Rank], list[int]]:
-    """SIGTERM to rank 1 alone, inside the second epoch."""
+    """SIGTERM to rank 1 only, inside the second epoch."""
     ranks = start(tmp_path_factory.mktemp("stopped"), 2, "--data", data, *COMMON)
     ranks[0].wait_for("Epoch: [2][2/")
     ranks[1].process.send_signal(signal.SIGTERM)
@@ -50,7 +50,7 @@ def test_sigterm_on_one_rank_stops_all_with_a_checkpoint(stopped: tuple[list[Ran
     assert not ranks[1].output.exists()
 
 
-def test_resumed_inside_an_epoch_every_bit_is_the_same(whole: list[Rank], resumed: list[Rank]) -> None:
+def test_resuming_inside_an_epoch_is_bit_exact(whole: list[Rank], resumed: list[Rank]) -> None:
     assert resumed[0].digest == resumed[1].digest == whole[0].digest
     ours, theirs = resumed[0].checkpoint(), whole[0].checkpoint()
     for name, value in theirs["model"].items():  # running statistics too
@@ -60,7 +60,7 @@ def test_resumed_inside_an_epoch_every_bit_is_the_same(whole: list[Rank], resume
     assert ours["progress"]["best"] == theirs["progress"]["best"]
 
 
-def test_reported_numbers_go_on_too(whole: list[Rank], resumed: list[Rank]) -> None:
+def test_reported_numbers_continue_after_resuming(whole: list[Rank], resumed: list[Rank]) -> None:
     ours, theirs = resumed[0].metrics("epoch"), whole[0].metrics("epoch")
     assert [line["epoch"] for line in ours] == [1, 2, 3]
     for a, b in zip(ours, theirs, strict=True):
@@ -70,7 +70,7 @@ def test_reported_numbers_go_on_too(whole: list[Rank], resumed: list[Rank]) -> N
     assert [line["step"] for line in resumed[0].metrics("step")] == list(range(1, 28))
 
 
-def test_killed_between_epochs_every_bit_is_the_same(whole: list[Rank], data: Path, tmp_path: Path) -> None:
+def test_resuming_after_a_kill_between_epochs_is_bit_exact(whole: list[Rank], data: Path, tmp_path: Path) -> None:
     ranks = start(tmp_path, 2, "--data", data, *COMMON)
     ranks[0].wait_for("Epoch: [3][1/")  # the checkpoint of epoch 2 is written while epoch 3 begins
     for rank in ranks:
@@ -83,7 +83,7 @@ def test_killed_between_epochs_every_bit_is_the_same(whole: list[Rank], data: Pa
         assert [event.step for event in curves.Scalars(tag)] == steps, tag
 
 
-def test_on_one_rank_the_order_of_images_goes_on(data: Path, tmp_path: Path) -> None:
+def test_resuming_on_one_rank_keeps_the_order_of_images(data: Path, tmp_path: Path) -> None:
     """Stopped on two ranks, resumed on one with the same global batch: equal to 1e-10 in float64."""
     options = [
         "--arch",
@@ -109,14 +109,14 @@ def test_on_one_rank_the_order_of_images_goes_on(data: Path, tmp_path: Path) -> 
     assert max((cut[name] - full[name]).abs().max().item() for name in full) < 1e-10
 
 
-def test_a_finished_run_ends_at_once(resumed: list[Rank], data: Path) -> None:
+def test_resuming_a_finished_run_ends_at_once(resumed: list[Rank], data: Path) -> None:
     before = (resumed[0].output / "checkpoints" / "last.pt").stat().st_mtime_ns
     again = run(resumed[0].output.parent, 1, "--data", data, *COMMON)
     assert "nothing to do: 3 epochs of 3 are done" in again[0].text
     assert (resumed[0].output / "checkpoints" / "last.pt").stat().st_mtime_ns == before
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole: list[Rank], data: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one(whole: list[Rank], data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "0" / "checkpoints"
     folder.mkdir(parents=True)
     for name in ("last.pt", "previous.pt"):

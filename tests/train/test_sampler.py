@@ -1,4 +1,4 @@
-"""The order of samples and their random numbers depend on seed, epoch and index alone."""
+"""The order of samples and their random numbers depend only on seed, epoch and index."""
 
 import numpy as np
 from hypothesis import given
@@ -19,14 +19,14 @@ def test_epochs_and_seeds_differ() -> None:
     assert len(orders) == 16
 
 
-def test_the_order_is_the_one_of_every_version() -> None:
-    """A checkpoint made by an older version goes on with the same images."""
+def test_the_order_does_not_depend_on_library_versions() -> None:
+    """A checkpoint of an older version continues with the same images."""
     assert sampler.order(7, 3, 8).tolist() == [0, 3, 7, 2, 6, 5, 1, 4]
     assert sampler.uniforms(7, 3, np.array([5]), 2).tolist() == [[0.04575437527569526, 0.2410506905687938]]
 
 
 @given(sizes, st.integers(1, 64), worlds)
-def test_ranks_share_a_global_batch_without_gap_or_overlap(count: int, batch: int, world: int) -> None:
+def test_ranks_split_a_global_batch_without_gap_or_overlap(count: int, batch: int, world: int) -> None:
     order = sampler.order(0, 0, count)
     seen: list[int] = []
     for step in range(sampler.steps_per_epoch(count, batch, keep_last=True)):
@@ -38,13 +38,13 @@ def test_ranks_share_a_global_batch_without_gap_or_overlap(count: int, batch: in
 
 
 @given(st.integers(0, 300), worlds)
-def test_validation_shares_are_a_partition(count: int, world: int) -> None:
+def test_validation_shards_are_a_partition(count: int, world: int) -> None:
     shares = [sampler.validation_share(count, rank, world).tolist() for rank in range(world)]
     assert [index for share in shares for index in share] == list(range(count))
     assert len(shares[0]) == max(len(share) for share in shares)
 
 
-def test_random_numbers_belong_to_the_image_not_to_its_batch() -> None:
+def test_random_numbers_depend_on_the_image_not_on_its_batch() -> None:
     alone = sampler.uniforms(1, 2, np.array([17]), 5)
     together = sampler.uniforms(1, 2, np.array([3, 17, 99]), 5)
     assert (alone[0] == together[1]).all()

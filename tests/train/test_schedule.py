@@ -1,4 +1,4 @@
-"""Every rate equals its formula and torch's own scheduler."""
+"""Every rate equals its formula and that of torch's scheduler."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from train.schedule import OneCycle, make_schedule, peak_rate
 
 @pytest.mark.parametrize("total", [5, 10, 101, 5006])
 @pytest.mark.parametrize(("peak", "warmup", "div", "final"), [(1.0, 0.3, 25.0, 1e4), (0.2, 0.5, 10.0, 100.0)])
-def test_onecycle_is_torch_s(total: int, peak: float, warmup: float, div: float, final: float) -> None:
+def test_onecycle_equals_torchs(total: int, peak: float, warmup: float, div: float, final: float) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     oracle = torch.optim.lr_scheduler.OneCycleLR(
         optimizer,
@@ -28,13 +28,13 @@ def test_onecycle_is_torch_s(total: int, peak: float, warmup: float, div: float,
             oracle.step()
 
 
-def test_past_the_end_the_rate_stays() -> None:
+def test_the_rate_stays_constant_past_the_end() -> None:
     schedule = OneCycle(1.0, 10)
     assert schedule(10) == schedule(9) == pytest.approx(1 / 25 / 1e4)
 
 
-def test_a_longer_run_goes_on_where_torch_s_own_state_would_end_it() -> None:
-    """Why a checkpoint holds the step alone: OneCycleLR's state brings the old number of steps back."""
+def test_a_run_can_be_extended_unlike_with_torchs_scheduler_state() -> None:
+    """Why a checkpoint stores only the step: OneCycleLR's state restores the old total number of steps."""
 
     def torch_s(total: int) -> torch.optim.lr_scheduler.OneCycleLR:
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
@@ -64,7 +64,7 @@ def test_cosine_with_warm_up_gives_the_published_rates() -> None:
     assert {step: round(rate(step), 6) for step in expected} == expected
 
 
-def test_linear_rises_and_falls_along_lines() -> None:
+def test_the_linear_schedule_rises_and_falls_linearly() -> None:
     config = Config(data="", schedule="linear", lr=1.0, warmup=0.25, lr_scaling="none")
     rate = make_schedule(config, global_batch=64, total=8)
     assert [rate(step) for step in range(9)] == pytest.approx([0.5, 1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0])

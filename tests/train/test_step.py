@@ -34,16 +34,16 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", ["equal 2d", "uneven 2d", "empty 2d", "one row each"])
-def test_synchronised_batch_norm_is_batch_norm_of_the_whole(reports: list[dict[str, Any]], case: str) -> None:
+def test_synchronised_batch_norm_equals_batch_norm_of_the_whole_batch(reports: list[dict[str, Any]], case: str) -> None:
     assert max(report["norm"][case] for report in reports) < 1e-7  # running statistics are fp32 numbers in both
 
 
 @pytest.mark.parametrize("case", ["uneven 1d float32", "empty float32", "mean 100 float32", "mean 100 uneven float32"])
-def test_it_is_within_1e5_in_single_precision(reports: list[dict[str, Any]], case: str) -> None:
+def test_synchronised_batch_norm_is_within_1e5_in_single_precision(reports: list[dict[str, Any]], case: str) -> None:
     assert max(report["norm"][case] for report in reports) < 1e-5
 
 
-def test_single_precision_sums_would_cost_the_digits_that_double_ones_keep() -> None:
+def test_single_precision_sums_would_lose_digits_that_double_precision_keeps() -> None:
     """At mean 100 the variance from float32 sums is wrong by some thousandths, from float64 ones by less than 5e-6."""
     torch.manual_seed(0)
     x = torch.randn(4096, 8) + 100
@@ -57,14 +57,14 @@ def test_single_precision_sums_would_cost_the_digits_that_double_ones_keep() -> 
     assert worst(x.double()) < 5e-6
 
 
-def test_synchronised_batch_norm_asks_once_forward_once_backward_and_never_in_evaluation(
+def test_synchronised_batch_norm_reduces_once_forward_once_backward_and_never_in_evaluation(
     reports: list[dict[str, Any]],
 ) -> None:
     for report in reports:
         assert report["calls"] == {"forward": ["all_reduce"], "backward": ["all_reduce"], "evaluation": []}
 
 
-def test_one_rank_s_overflow_makes_all_skip(reports: list[dict[str, Any]]) -> None:
+def test_an_overflow_on_one_rank_makes_all_ranks_skip(reports: list[dict[str, Any]]) -> None:
     for report in reports:
         assert report["overflow"] == {
             "bad": False,
@@ -76,7 +76,7 @@ def test_one_rank_s_overflow_makes_all_skip(reports: list[dict[str, Any]]) -> No
         }
 
 
-def test_ranks_talk_once_an_update_whatever_the_number_of_micro_batches(reports: list[dict[str, Any]]) -> None:
+def test_gradients_are_reduced_once_per_update_for_any_number_of_micro_batches(reports: list[dict[str, Any]]) -> None:
     for report in reports:
         assert report["reductions"] == {
             "update of 1": 1,
@@ -87,8 +87,8 @@ def test_ranks_talk_once_an_update_whatever_the_number_of_micro_batches(reports:
         }
 
 
-def test_16_bit_products_on_a_cpu_are_those_of_tensor_cores() -> None:
-    """16 bits in, sums in fp32, rounded once, forth and back; torch's own add up the weights' gradient in fp16."""
+def test_16_bit_products_on_a_cpu_equal_those_of_tensor_cores() -> None:
+    """16-bit inputs, fp32 sums, rounded once, forward and backward; torch's kernels sum weight gradients in fp16."""
     precision = choose_precision(Config(data="", amp="O2"), CPU)
     torch.manual_seed(0)
     x, weight = torch.randn(32, 8, 12, 12).half(), (torch.randn(16, 8, 3, 3) / 8).half()
@@ -116,7 +116,7 @@ def test_a_converted_model_keeps_its_weights_and_has_no_plain_batch_norm_left() 
     assert all(torch.equal(before[name], value) for name, value in converted.state_dict().items())
 
 
-def test_alone_it_is_batch_norm() -> None:
+def test_in_a_single_process_it_equals_batch_norm() -> None:
     x = torch.randn(6, 4, 3, 3)
     assert torch.allclose(SyncBatchNorm(4)(x), nn.BatchNorm2d(4)(x), atol=1e-5)
 
@@ -129,7 +129,7 @@ def test_loss_scale_halves_doubles_and_stops_at_its_cap() -> None:
     for _ in range(1999):
         assert scale.unscale([torch.ones(1)])
     assert scale.value == 2**15
-    assert not scale.unscale([torch.tensor([float("inf")])])  # and begins to count anew
+    assert not scale.unscale([torch.tensor([float("inf")])])  # and restarts counting
     for _ in range(2000 * 12):
         assert scale.unscale([torch.ones(1)])
     assert scale.value == 2**24
@@ -143,7 +143,7 @@ def test_loss_scale_halves_doubles_and_stops_at_its_cap() -> None:
     values=st.lists(st.lists(st.floats(width=32), min_size=1, max_size=5), min_size=1, max_size=4),
     kind=st.sampled_from([torch.float16, torch.float32, torch.float64]),
 )
-def test_operations_on_many_tensors_are_the_loop_over_them(values: list[list[float]], kind: torch.dtype) -> None:
+def test_operations_on_many_tensors_equal_a_loop(values: list[list[float]], kind: torch.dtype) -> None:
     tensors = [torch.tensor(row, dtype=torch.float64).clamp(-100, 100).to(kind) for row in values]
     expected = [tensor * 0.125 for tensor in tensors]
     foreach.multiply_(tensors, 0.125)
@@ -153,7 +153,7 @@ def test_operations_on_many_tensors_are_the_loop_over_them(values: list[list[flo
     assert not foreach.all_finite([*tensors, torch.tensor([1.0, float("inf")], dtype=kind)])
 
 
-def test_levels_are_those_of_the_table() -> None:
+def test_precision_levels_match_the_table() -> None:
     def level(amp: str) -> tuple[object, ...]:
         p = choose_precision(Config(data="", amp=amp), CPU)
         return p.weights, p.autocast, p.masters, p.scaled
@@ -189,7 +189,7 @@ def test_lars_follows_its_formula() -> None:
     assert torch.allclose(still, torch.tensor([[-0.1, 0.0]]))
 
 
-def test_norms_and_biases_are_not_decayed_unless_asked_for() -> None:
+def test_norms_and_biases_are_not_decayed_by_default() -> None:
     model = SmallCNN(10)
     for decay, expected in (("weights", {1e-2: {2, 4}, 0.0: {1}}), ("all", {1e-2: {1, 2, 4}})):
         config = Config(data="", decay=decay, weight_decay=1e-2)
@@ -210,7 +210,7 @@ def test_the_average_follows_its_formula() -> None:
     assert not ema.model.training
 
 
-def test_the_average_of_batch_norm_has_its_statistics() -> None:
+def test_the_average_includes_batch_norm_statistics() -> None:
     model = nn.BatchNorm1d(2)
     ema = EMA(model, decay=0.0)
     model(torch.randn(8, 2) + 5)
@@ -219,7 +219,7 @@ def test_the_average_of_batch_norm_has_its_statistics() -> None:
     assert ema.model.num_batches_tracked == 1
 
 
-def test_mixup_and_cutmix_mix_as_much_as_they_say() -> None:
+def test_mixup_and_cutmix_mix_by_the_reported_share() -> None:
     images = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 3, 16, 16).contiguous()
     blended = apply_mix(Mix(0.75, None), images)
     assert blended[1, 0, 0, 0] == pytest.approx(0.75)
@@ -235,7 +235,7 @@ def test_mixup_and_cutmix_mix_as_much_as_they_say() -> None:
     assert draw_mix(Config(data=""), 0, 16) is None
 
 
-def test_a_mixed_image_s_loss_is_that_of_its_mixed_label() -> None:
+def test_a_mixed_images_loss_is_that_of_its_mixed_label() -> None:
     logits, labels = torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 5, 2, 2])
     ours = losses(logits, labels, 0.1, Mix(0.7, None))
     one_hot = nn.functional.one_hot(labels, 6).double()
@@ -243,7 +243,7 @@ def test_a_mixed_image_s_loss_is_that_of_its_mixed_label() -> None:
     assert torch.allclose(ours, nn.functional.cross_entropy(logits, target, reduction="none"))
 
 
-def test_initial_loss_is_that_of_guessing() -> None:
+def test_the_initial_loss_is_at_chance_level() -> None:
     torch.manual_seed(0)
     model = SmallCNN(10)
     loss = losses(model(torch.randn(64, 3, 32, 32)), torch.arange(64) % 10, 0.0, None).mean()

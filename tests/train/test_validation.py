@@ -1,4 +1,4 @@
-"""Every validation image counts exactly once, whatever the number of ranks."""
+"""Every validation image counts exactly once on any number of ranks."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ WORKER = ("tests/train/validation_worker.py",)
 
 
 def validate(folder: Path, world: int, way: str) -> list[list[dict[str, Any]]]:
-    """What each rank reports for each data set."""
+    """Each rank's results for each data set."""
     ranks = start(folder / "out", world, folder, way, *(str(count) for count in COUNTS), program=WORKER)
     assert finish(ranks) == [0] * world, ranks[0].text
     return [[json.loads(line) for line in rank.lines if line.startswith("{")] for rank in ranks]
@@ -37,7 +37,7 @@ def test_every_image_counts_once_on_every_rank(
 
 
 @pytest.mark.parametrize("case", CASES[1:], ids=str)
-def test_scores_are_those_of_one_process(
+def test_scores_equal_those_of_one_process(
     by_world: dict[tuple[int, str], list[list[dict[str, Any]]]], case: tuple[int, str]
 ) -> None:
     alone = by_world[1, "exact"][0]

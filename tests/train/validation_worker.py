@@ -1,4 +1,4 @@
-"""Validates several data sets in one process group and prints what each rank found, as JSON."""
+"""Validates several data sets in one process group and prints each rank's results as JSON."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""An ssh server on localhost for tests: paramiko's, behind a relay that can drop, freeze and cut connections."""
+"""An ssh server on localhost for tests: paramiko's, behind a relay that can drop, freeze and break connections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import paramiko
 
 
 class _Sessions(paramiko.ServerInterface):
-    """Every key is right; `sleep` never ends, any other command ends at once with code 0."""
+    """Accepts every key; `sleep` never ends, any other command ends at once with code 0."""
 
     def __init__(self, server: SshServer) -> None:
         self._server = server
@@ -36,13 +36,13 @@ class _Sessions(paramiko.ServerInterface):
         return True
 
     def _end(self, channel: paramiko.Channel) -> None:
-        time.sleep(0.02)  # behind the answer to the request
+        time.sleep(0.02)  # after the reply to the request
         channel.send_exit_status(0)
         channel.close()
 
 
 class SshServer:
-    """`accepted`: how many connections there were. `drop`: how many of the next are closed before a word is said."""
+    """`accepted`: number of connections so far. `drop`: how many of the next ones are closed before any data."""
 
     def __init__(self, folder: Path) -> None:
         self.key: paramiko.PKey = paramiko.ECDSAKey.generate()
@@ -70,7 +70,7 @@ class SshServer:
         return str(file)
 
     def cut(self) -> None:
-        """End every open connection."""
+        """Ends every open connection."""
         for one in self._open:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)

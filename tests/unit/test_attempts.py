@@ -26,5 +26,5 @@ def test_torn_and_foreign_lines_are_ignored() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_read(text: bytes) -> None:
+def test_any_bytes_can_be_parsed(text: bytes) -> None:
     assert all(isinstance(why, str) for why in reasons(parse(text)))

@@ -40,7 +40,7 @@ def lines(rate: float, world: int, batch: int, start: float = 0.0) -> list[dict[
 
 
 def test_experiment_0_data_parallel() -> None:
-    """0.742 s a batch of 256 on one GPU, 0.378 s on four."""
+    """0.742 s per batch of 256 on one GPU, 0.378 s on four."""
     alone, four = compare([timed("one", "single", 1, 256, 0.742), timed("four", "dp", 4, 256, 0.378)])
     assert alone.against is None
     assert four.speed_up == pytest.approx(1.963, abs=5e-4)
@@ -70,11 +70,11 @@ def test_experiment_4_model_parallel_is_4_times_slower() -> None:
 
 
 @given(st.floats(0.01, 1), st.integers(2, 512))
-def test_amdahl_finds_the_share_that_made_the_speed_up(share: float, devices: int) -> None:
+def test_amdahl_recovers_the_parallel_fraction(share: float, devices: int) -> None:
     assert amdahl(1 / (1 - share + share / devices), devices) == pytest.approx(share, rel=1e-6)
 
 
-def test_amdahl_says_nothing_of_a_slow_down_or_of_equal_devices() -> None:
+def test_amdahl_is_undefined_for_a_slow_down_or_equal_devices() -> None:
     assert amdahl(0.7, 4) is None
     assert amdahl(1.5, 1) is None
 
@@ -92,7 +92,7 @@ def test_baseline_is_the_fewest_devices_at_the_same_batch_and_model() -> None:
 def test_the_rate_leaves_out_each_starts_first_interval() -> None:
     once = lines(100.0, 2, 32)
     assert steady_rate(once) == pytest.approx(100)
-    assert steady_rate(once[:2]) == pytest.approx(100 / 9)  # nothing else is there
+    assert steady_rate(once[:2]) == pytest.approx(100 / 9)  # there is no other interval
 
 
 def test_a_resumed_run_is_one_run() -> None:
@@ -117,7 +117,7 @@ def test_markdown_is_a_table_of_equal_widths() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_a_terminal_gets_the_columns_that_fit_and_the_names_of_the_others(width: int) -> None:
+def test_a_terminal_shows_the_columns_that_fit_and_names_the_others(width: int) -> None:
     runs = [
         timed("batch_size=64", "single", 1, 64, 0.742, accuracy=97.1, best=98.2, seconds=61.2),
         timed("batch_size=128", "ddp", 4, 512, 0.378, accuracy=96.4, best=96.4, seconds=30.5),
@@ -171,7 +171,7 @@ def record(runs: Path, run: str, group: str | None, variant: str = "") -> None:
 
 
 def test_groups(tmp_path: Path) -> None:
-    """Two sweeps of a job and a run of another: names mean the latest sweep, ids what they say."""
+    """Two sweeps of a job and a run of another: a name means the latest sweep, an id exactly that run or group."""
     first, second = "sweep-20261121-115900-aaaa", "sweep-20261121-120001-bbbb"
     record(tmp_path, IDS[0], first, "b=1")
     record(tmp_path, IDS[1], second, "b=1")
@@ -186,4 +186,4 @@ def test_groups(tmp_path: Path) -> None:
     assert names(IDS[2]) == [(IDS[2], "b=2")]
     assert names("alone", "sweep", IDS[1]) == [("alone-20261121-130000-cccc", None), (IDS[1], "b=1"), (IDS[2], "b=2")]
     with pytest.raises(RunUnknown, match="no such run"):
-        names("nobody")
+        names("unknown")

@@ -1,4 +1,4 @@
-"""The screen of a running job: tracebacks held back, long lines cut to a terminal, the progress line."""
+"""The screen of a running job: tracebacks held back, long lines truncated, the progress line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDED = ContainerState("1", "c", "", {}, Phase.EXITED, 1, oom_killed=False, rest
 FAILED = Outcome("r-1", RunState.FAILED, Failure("gpu-b", 1, 1, "raised KeyError", "", "KeyError: 'dog'"))
 
 
-def test_what_comes_before_a_traceback_is_shown_at_once() -> None:
+def test_output_before_a_traceback_is_shown_at_once() -> None:
     buffer = TracebackBuffer()
     assert buffer.sift(["step 1", HEAD, "  File"], 0) == ["step 1"]
     assert buffer.sift(["step 2"], HOLD) == []
@@ -33,7 +33,7 @@ def test_what_comes_before_a_traceback_is_shown_at_once() -> None:
     assert buffer.sift(["step 3"], HOLD) == ["step 3"]
 
 
-def test_a_program_that_goes_on_is_shown_again_though_it_never_pauses() -> None:
+def test_output_is_shown_again_if_the_program_continues_without_a_pause() -> None:
     buffer = TracebackBuffer()
     shown = [buffer.sift([HEAD] if at == 0 else [f"step {at}"], at / 10) for at in range(200)]
     assert shown[100] == []
@@ -41,7 +41,7 @@ def test_a_program_that_goes_on_is_shown_again_though_it_never_pauses() -> None:
     assert shown[102:] == [[f"step {at}"] for at in range(102, 200)]
 
 
-def test_a_node_that_has_failed_keeps_it_back_until_the_end() -> None:
+def test_a_failed_nodes_traceback_is_held_until_the_end() -> None:
     buffer = TracebackBuffer()
     buffer.failing = True
     assert buffer.sift([HEAD], 0) == []
@@ -59,7 +59,7 @@ def test_no_more_is_held_than_the_limit() -> None:
     st.lists(st.tuples(st.lists(st.sampled_from([HEAD, "a", "b", ""]), max_size=5), st.floats(0, 20))),
     st.booleans(),
 )
-def test_every_line_once_and_in_order(pieces: list[tuple[list[str], float]], failing: bool) -> None:
+def test_every_line_is_shown_once_and_in_order(pieces: list[tuple[list[str], float]], failing: bool) -> None:
     buffer, now, shown = TracebackBuffer(), 0.0, []
     buffer.failing = failing
     for lines, pause in pieces:
@@ -72,17 +72,17 @@ def said(*lines: str) -> Output:
     return Output("gpu-a", "".join(f"{line}\n" for line in lines).encode())
 
 
-def test_the_screen_shows_a_chatty_job_again_in_time(
+def test_a_busy_jobs_output_is_shown_again_in_time(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console, "HOLD", 0.0)
     screen = Screen()
     screen.show(said(HEAD))
-    screen.show(said("step 2"))  # another output, not the Tick of a pause
+    screen.show(said("step 2"))  # more output, not a Tick after a pause
     assert capsys.readouterr().out == f"{HEAD}\nstep 2\n"
 
 
-def test_a_restart_shows_what_was_before_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_restart_shows_the_held_output(capsys: pytest.CaptureFixture[str]) -> None:
     screen = Screen()
     screen.show(said(HEAD, "KeyError: 'dog'"))
     assert capsys.readouterr().out == ""
@@ -93,7 +93,7 @@ def test_a_restart_shows_what_was_before_it(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_terminal_is_shown_the_first_failure_alone_and_a_pipe_every_line(
+def test_a_terminal_shows_only_the_first_failure_and_a_pipe_every_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
     screen = Screen()
@@ -129,7 +129,7 @@ def test_a_line_fits_a_terminal(width: int, line: str, plain: str | None) -> Non
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="\n"), max_size=200), st.integers(1, 120))
-def test_nothing_that_a_program_prints_is_too_strange(line: str, width: int) -> None:
+def test_any_program_output_is_handled(line: str, width: int) -> None:
     shown = shorten(line, width)
     assert shown == line or cell_len(shown) <= width
 
@@ -168,14 +168,14 @@ def step(at: float, step: int, **more: object) -> dict[str, object]:
     return {"kind": "step", "time": at, "step": step, "steps": 1000, "epoch": 2, "epochs": 6, **more}
 
 
-def test_progress_tells_epoch_step_speed_and_the_time_left() -> None:
+def test_progress_shows_epoch_step_speed_and_time_left() -> None:
     lines = [{"kind": "start"}, step(10, 100), step(20, 200, images_per_s=1910.5), {"kind": "epoch", "step": 200}]
     seen = training_progress(lines)
     assert seen is not None
     assert seen.parts() == ["epoch 2/6", "step 200/1000", "1,910 images/s", "ETA 1:20"]
 
 
-def test_a_restart_begins_a_new_pace() -> None:
+def test_a_restart_resets_the_speed() -> None:
     again = training_progress([step(0, 100), step(1, 900), step(100, 50), step(110, 100)])
     assert again is not None
     assert again.eta == pytest.approx(180)
@@ -185,6 +185,6 @@ KEYS = st.sampled_from(["step", "steps", "epoch", "time", "images_per_s"])
 
 
 @given(st.lists(st.dictionaries(KEYS, STRANGE), max_size=4))
-def test_no_metrics_of_a_program_are_too_strange(lines: list[dict[str, object]]) -> None:
+def test_any_metrics_of_a_program_are_handled(lines: list[dict[str, object]]) -> None:
     seen = training_progress([{"kind": "step", **line} for line in lines])
     assert seen is None or all(part.isprintable() for part in seen.parts())

@@ -1,4 +1,4 @@
-"""The entry script under every shell that images have: what it runs, what it keeps, how it ends."""
+"""The entry script under every common shell: what it runs, what it logs, how it ends."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ import pytest
 from launcher import container_scripts
 
 SHELLS = [name for name in ("dash", "bash", "busybox") if shutil.which(name)]
-STRANGER = 54321  # a uid that /etc/passwd does not know
+STRANGER = 54321  # a uid that is not in /etc/passwd
 
 
 @dataclass
 class Box:
-    """A kit and an output folder, as an engine lays them out; `run` is one attempt."""
+    """The scripts and an output folder, as an engine lays them out; `run` is one attempt."""
 
     root: Path
     shell: str
@@ -42,7 +42,7 @@ class Box:
             "LAUNCHER_OUTPUT": str(self.output),
             "LAUNCHER_NODE": "gpu-a",
         }
-        if self.shell == "busybox":  # and not one tool of coreutils
+        if self.shell == "busybox":  # and no tool of coreutils
             tools = self.root / "applets"
             tools.mkdir()
             subprocess.run(["busybox", "--install", "-s", tools], check=True)
@@ -84,7 +84,7 @@ class Box:
         )
 
     def run(self, *argv: str, env: Mapping[str, str] | None = None) -> tuple[int, bytes]:
-        """(exit code, what Docker's own log would have)."""
+        """(exit code, the content of Docker's log)."""
         process = self.start(*argv, env=env)
         out, _ = process.communicate(timeout=60)
         return process.returncode, out
@@ -92,7 +92,7 @@ class Box:
     def until(self, text: bytes) -> None:
         deadline = time.monotonic() + 20
         while text not in (self.log.read_bytes() if self.log.exists() else b""):
-            assert time.monotonic() < deadline, f"no {text!r} in the log"
+            assert time.monotonic() < deadline, f"{text!r} is not in the log"
             time.sleep(0.01)
 
 
@@ -103,7 +103,7 @@ def box(request: pytest.FixtureRequest, tmp_path: Path) -> Box:
 
 @pytest.fixture
 def one(tmp_path: Path) -> Box:
-    """Where the shell makes no difference."""
+    """For tests in which the shell makes no difference."""
     return Box(tmp_path, SHELLS[0])
 
 
@@ -117,14 +117,14 @@ def test_a_program_killed_by_a_signal_gives_128_and_the_signal(box: Box) -> None
     assert box.run("/bin/sh", "-c", "kill -9 $$")[0] == 137
 
 
-def test_a_program_that_does_not_exist_is_named(box: Box) -> None:
+def test_a_missing_program_is_named(box: Box) -> None:
     code, out = box.run("no-such-program", "x")
     assert code == 127
     assert b"no-such-program" in out
     assert b"no-such-program" in box.log.read_bytes()
 
 
-def test_a_program_named_like_a_function_of_the_script_is_the_program(box: Box) -> None:
+def test_a_program_with_the_name_of_a_script_function_is_run(box: Box) -> None:
     tool = box.root / "tools" / "note"
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\necho the tool\n")
@@ -138,20 +138,20 @@ def test_stdout_and_stderr_are_merged_in_order_in_file_and_stream(box: Box) -> N
     assert (code, out, box.log.read_bytes()) == (0, expected, expected)
 
 
-def test_arguments_arrive_as_they_are(box: Box) -> None:
+def test_arguments_arrive_unchanged(box: Box) -> None:
     odd = ["a b", "", "*", "$HOME", "q\"u`o'te", "new\nline", "-n", "x=y", "\\"]
     out = box.run(sys.executable, "-c", "import sys; print(sys.argv[1:])", *odd)[1]
     assert out.decode() == f"{odd}\n"
 
 
-def test_long_lines_bursts_and_any_byte_come_through(box: Box) -> None:
+def test_long_lines_bursts_and_any_bytes_arrive(box: Box) -> None:
     program = "import os; d = bytes(range(256)) * 4096; os.write(1, b''); [os.write(i % 2 + 1, d) for i in range(6)]"
     code, out = box.run(sys.executable, "-c", program)
     assert code == 0
     assert out == box.log.read_bytes() == bytes(range(256)) * 4096 * 6
 
 
-def test_a_hundred_thousand_lines_come_through(box: Box) -> None:
+def test_a_hundred_thousand_lines_arrive(box: Box) -> None:
     out = box.run(sys.executable, "-c", "for i in range(100_000): print(i, 'x' * 20)")[1]
     assert out == box.log.read_bytes()
     assert out.count(b"\n") == 100_000
@@ -164,7 +164,7 @@ def test_restarts_append_and_are_counted(box: Box) -> None:
     assert [re.sub(r"\d{10,}", "T", line) for line in box.attempts] == ["start T", "exit 1 T", "start T", "exit 0 T"]
 
 
-def test_the_clock_tells_when_a_byte_was_written(box: Box) -> None:
+def test_the_clock_file_tells_when_a_byte_was_written(box: Box) -> None:
     before = int(time.time())
     box.run("/bin/sh", "-c", "echo one; sleep 2.3; echo two")
     notes = [tuple(map(int, line.split())) for line in (box.output / "logs" / "gpu-a.clock").read_text().splitlines()]
@@ -173,11 +173,11 @@ def test_the_clock_tells_when_a_byte_was_written(box: Box) -> None:
     assert before <= at_four <= before + 2
     assert at_eight - at_four in (2, 3)
     assert notes == sorted(notes)
-    assert len(notes) <= 5, "nothing was written in between, so there is nothing to note"
+    assert len(notes) <= 5, "nothing was written in between, so there must be no entry"
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 7), (signal.SIGINT, 7)])
-def test_a_stop_reaches_the_program_once_and_its_last_words_are_kept(box: Box, sent: signal.Signals, code: int) -> None:
+def test_a_stop_reaches_the_program_once_and_its_last_output_is_kept(box: Box, sent: signal.Signals, code: int) -> None:
     program = (
         "import signal, sys, time\n"
         "seen = []\n"
@@ -205,9 +205,9 @@ def test_a_program_without_a_handler_ends_by_the_signal(box: Box) -> None:
 
 
 def test_python_gets_its_keyboard_interrupt(box: Box) -> None:
-    """A shell's background commands have SIGINT ignored; then Python would have no KeyboardInterrupt.
+    """A shell ignores SIGINT in background commands; then Python would get no KeyboardInterrupt.
 
-    busybox env cannot undo that: there SIGINT arrives as SIGTERM.
+    busybox env cannot undo that: there SIGINT is passed on as SIGTERM.
     """
     process = box.start(sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(60)")
     box.until(b"ready")
@@ -262,11 +262,11 @@ def test_the_time_limit_counts_from_the_first_start(box: Box) -> None:
     assert box.run("/bin/sh", "-c", "exit 5", env={"LAUNCHER_TIMEOUT": "3600"})[0] == 5
 
 
-def test_a_short_program_is_not_taken_for_one_at_its_limit(box: Box) -> None:
+def test_a_short_program_is_not_reported_as_timed_out(box: Box) -> None:
     assert {box.run("true", env={"LAUNCHER_TIMEOUT": "60"})[0] for _ in range(30)} == {0}
 
 
-def test_nothing_of_ours_is_left(box: Box) -> None:
+def test_no_process_or_file_of_the_script_is_left(box: Box) -> None:
     process = box.start("/bin/sh", "-c", "echo x", env={"LAUNCHER_TIMEOUT": "777"})
     process.communicate(timeout=20)
     deadline = time.monotonic() + 3  # the last of them is a `sleep 1`
@@ -276,11 +276,13 @@ def test_nothing_of_ours_is_left(box: Box) -> None:
     assert list((box.kit / "home").iterdir()) == []
 
 
-def test_a_grandchild_that_holds_the_log_delays_the_end_by_seconds_only(box: Box) -> None:
+def test_a_grandchild_that_holds_the_log_delays_the_end_by_only_seconds(box: Box) -> None:
     code, out = box.run("/bin/sh", "-c", f"echo before; sleep 40 2>&1 & echo $! > {box.root}/pid; exit 4")
     assert code == 4
     assert out == b"before\n"
-    os.kill(int((box.root / "pid").read_text()), signal.SIGKILL)  # it is still there: nobody has waited for it
+    os.kill(
+        int((box.root / "pid").read_text()), signal.SIGKILL
+    )  # the pid is still valid: its parent has not waited for it
 
 
 SECRETS = {
@@ -320,12 +322,12 @@ def test_the_jobs_own_variables_are_not_overwritten(box: Box) -> None:
     assert {f"{name}={value}" for name, value in own.items()} <= set(out)
 
 
-def test_no_more_than_the_environment_it_documents_is_added(box: Box) -> None:
+def test_only_documented_variables_are_added(box: Box) -> None:
     out = box.run("env")[1].decode().splitlines()
     added = {line.partition("=")[0] for line in out} - set(box.env) - {"PWD", "OLDPWD", "SHLVL", "_"}
     assert added == {
         *("USER", "LOGNAME", "XDG_CACHE_HOME", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
-        *("MPLCONFIGDIR", "LAUNCHER_JOB", "LAUNCHER_ENTRY"),  # whose processes they are, and whom to ask for stacks
+        *("MPLCONFIGDIR", "LAUNCHER_JOB", "LAUNCHER_ENTRY"),  # the job of the processes, and the pid to ask for stacks
     }
 
 
@@ -343,7 +345,7 @@ def _as_stranger(argv: list[str]) -> list[str]:
 
 @pytest.fixture
 def open_box(box: Box) -> Iterator[Box]:
-    """A box that the stranger may reach: pytest closes its own folder to others, at the start of every session."""
+    """A box that the stranger can reach: pytest makes its own folder private at the start of every session."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Box(Path(folder), box.shell)
@@ -351,7 +353,7 @@ def open_box(box: Box) -> Iterator[Box]:
 
 @needs_root
 @pytest.mark.parametrize("home", ["/", "/nonexistent", None])
-def test_a_uid_that_the_image_does_not_know_has_home_name_and_caches(open_box: Box, home: str | None) -> None:
+def test_a_uid_unknown_to_the_image_gets_a_home_name_and_caches(open_box: Box, home: str | None) -> None:
     box = open_box
     _own(box.kit)
     _own(box.output)
@@ -370,7 +372,7 @@ def test_a_uid_that_the_image_does_not_know_has_home_name_and_caches(open_box: B
 
 
 @needs_root
-def test_an_output_folder_that_cannot_be_written_is_one_clear_line(open_box: Box) -> None:
+def test_an_unwritable_output_folder_is_one_clear_line(open_box: Box) -> None:
     box = open_box
     _own(box.kit)
     argv = _as_stranger(box.argv("echo", "never"))
@@ -383,7 +385,7 @@ def test_an_output_folder_that_cannot_be_written_is_one_clear_line(open_box: Box
 
 
 @needs_root
-def test_secrets_of_somebody_else_are_an_error_not_a_silence(open_box: Box) -> None:
+def test_secrets_owned_by_another_user_are_an_error(open_box: Box) -> None:
     box = open_box
     _own(box.kit)
     _own(box.output)
@@ -408,7 +410,7 @@ def test_a_full_disk_does_not_hang_the_job(box: Box) -> None:
         subprocess.run(["umount", "-l", str(box.output)], check=True)
 
 
-def test_nobody_reading_dockers_side_does_not_lose_the_log(box: Box) -> None:
+def test_the_log_is_complete_without_a_reader_of_dockers_output(box: Box) -> None:
     process = box.start("/bin/sh", "-c", "echo one; sleep 0.5; echo two; echo three")
     assert process.stdout is not None
     box.until(b"one")
@@ -417,8 +419,8 @@ def test_nobody_reading_dockers_side_does_not_lose_the_log(box: Box) -> None:
     assert box.log.read_bytes() == b"one\ntwo\nthree\n"
 
 
-def test_signals_at_any_moment_never_hang_it_or_lie(one: Box) -> None:
-    """TERM at random moments from the first to the last: it ends soon, by TERM or with the program's own code."""
+def test_signals_at_any_time_cause_no_hang_and_no_wrong_exit_code(one: Box) -> None:
+    """SIGTERM at random moments: the script ends soon, by SIGTERM or with the program's exit code."""
     codes = set()
     for step in range(40):
         process = one.start("/bin/sh", "-c", "echo x; exit 6")

@@ -1,4 +1,4 @@
-"""The rank script: the worker keeps its pid, its exit code and its signals, and has a log of its own."""
+"""The rank script: the worker keeps its pid, exit code and signals, and has its own log."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Worker:
     return Worker(tmp_path, request.param)
 
 
-def test_the_worker_has_the_pid_that_was_started(worker: Worker) -> None:
+def test_the_worker_keeps_the_pid_that_was_started(worker: Worker) -> None:
     process = worker.start(sys.executable, "-c", "import os; print(os.getpid())")
     out, _ = process.communicate(timeout=30)
     assert int(out) == process.pid
 
 
-def test_both_streams_go_in_order_to_the_log_and_on(worker: Worker) -> None:
+def test_both_streams_go_in_order_to_the_log_and_to_stdout(worker: Worker) -> None:
     code, out = worker.run("/bin/sh", "-c", "echo a; echo b >&2; echo c; printf d; exit 5")
     assert (code, out, worker.log.read_bytes()) == (5, b"a\nb\nc\nd", b"a\nb\nc\nd")
 
 
-def test_a_burst_of_any_bytes_comes_through_twice(worker: Worker) -> None:
+def test_a_burst_of_any_bytes_arrives_in_both_places(worker: Worker) -> None:
     out = worker.run(sys.executable, "-c", "import os; [os.write(1, bytes(range(256)) * 4096) for _ in range(4)]")[1]
     assert out == worker.log.read_bytes() == bytes(range(256)) * 4096 * 4
 
@@ -74,8 +74,8 @@ def test_a_second_attempt_appends(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_what_it_said_before_its_process_group_was_killed_is_kept(worker: Worker, number: signal.Signals) -> None:
-    """torchrun signals the worker's whole group: the copier must not be in it, or not mind."""
+def test_output_before_the_process_group_was_killed_is_kept(worker: Worker, number: signal.Signals) -> None:
+    """torchrun signals the worker's whole process group: the log copier must not be in it, or ignore the signal."""
     if worker.shell[-1] == "sh":
         program = ["/bin/sh", "-c", "echo last words; sleep 30"]
     else:
@@ -90,17 +90,17 @@ def test_what_it_said_before_its_process_group_was_killed_is_kept(worker: Worker
 
 
 def test_the_worker_has_no_children_that_it_did_not_start(worker: Worker) -> None:
-    """A worker that waits for any child must not find our copier."""
+    """A worker that waits for any child must not get the log copier."""
     program = "import os\ntry: print(os.waitpid(-1, os.WNOHANG))\nexcept ChildProcessError: print('none')"
     assert worker.run(sys.executable, "-c", program) == (0, b"none\n")
 
 
-def test_the_worker_has_no_descriptors_that_it_did_not_ask_for(worker: Worker) -> None:
+def test_the_worker_inherits_no_extra_descriptors(worker: Worker) -> None:
     program = "import os\nfor fd in range(3, 12):\n    try: print(fd, os.fstat(fd))\n    except OSError: pass\n"
     assert worker.run(sys.executable, "-c", program) == (0, b"")
 
 
-def test_without_a_place_for_the_pipe_it_runs_all_the_same(worker: Worker) -> None:
+def test_the_worker_runs_even_if_the_pipe_cannot_be_created(worker: Worker) -> None:
     (worker.root / "kit" / "home").rmdir()
     code, out = worker.run("/bin/sh", "-c", "echo works; exit 4")
     assert code == 4
@@ -108,13 +108,13 @@ def test_without_a_place_for_the_pipe_it_runs_all_the_same(worker: Worker) -> No
     assert b"rank 3" in out
 
 
-def test_a_log_that_cannot_be_written_does_not_stop_the_worker(worker: Worker) -> None:
+def test_an_unwritable_log_does_not_stop_the_worker(worker: Worker) -> None:
     worker.log.mkdir()
     code, out = worker.run("/bin/sh", "-c", "echo works; exit 4")
     assert code == 4
     assert b"works\n" in out
 
 
-def test_it_leaves_no_file(worker: Worker) -> None:
+def test_no_file_is_left(worker: Worker) -> None:
     worker.run("true")
     assert list((worker.root / "kit" / "home").iterdir()) == []

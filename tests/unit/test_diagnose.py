@@ -1,4 +1,4 @@
-"""Who failed first: the rank's own words, known causes, victims not blamed."""
+"""The first failure: the rank's own message, known causes, and peers that only failed as a consequence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def evidence(rank: int, log: str, code: int | None = 1, **changes: object) -> Ev
     return Evidence(node, state(code, **changes), log, None, {rank: log} if log else {})  # type: ignore[arg-type]
 
 
-def test_the_rank_with_a_bug_is_found_although_its_victim_ended_first() -> None:
+def test_the_failing_rank_is_found_although_its_peer_ended_first() -> None:
     found = first_failure([evidence(0, VICTIM, finished=9.0), evidence(1, OWN, finished=11.0)])
     assert found is not None
     assert (found.node, found.rank) == ("n1", 1)
@@ -43,7 +43,7 @@ def test_the_rank_with_a_bug_is_found_although_its_victim_ended_first() -> None:
     assert not is_victim(evidence(1, OWN))
 
 
-def test_memory_that_ran_out_outranks_every_traceback() -> None:
+def test_out_of_memory_takes_precedence_over_tracebacks() -> None:
     found = first_failure([evidence(0, OWN), evidence(1, "", 137, oom=True)])
     assert found is not None
     assert found.node == "n1"
@@ -67,14 +67,14 @@ def test_memory_that_ran_out_outranks_every_traceback() -> None:
         ("exec /bin/sh: exec format error", "architecture", "build"),
     ],
 )
-def test_known_causes_come_with_their_cure(words: str, meaning: str, cure: str) -> None:
+def test_known_causes_come_with_a_fix(words: str, meaning: str, cure: str) -> None:
     found = first_failure([evidence(0, words)])
     assert found is not None
     assert meaning in found.what
     assert cure in found.cure
 
 
-def test_a_time_limit_is_called_one() -> None:
+def test_a_timeout_is_reported_as_a_timeout() -> None:
     found = first_failure([evidence(0, "launcher: time limit of 5 s reached", 124), evidence(1, VICTIM)])
     assert found is not None
     assert "time limit" in found.what
@@ -84,7 +84,7 @@ def test_nothing_failed() -> None:
     assert first_failure([evidence(0, "fine", 0), evidence(1, "fine", 0)]) is None
 
 
-def test_the_ranks_that_torch_writes_before_each_line_do_not_hide_the_traceback() -> None:
+def test_rank_prefixes_of_torch_do_not_hide_the_traceback() -> None:
     prefixed = "".join(f"[rank1]: {line}\n" for line in OWN.splitlines()[1:]) + "torchrun says something\n"
     assert last_traceback(prefixed) == "\n".join(OWN.splitlines()[1:])
 
@@ -96,7 +96,7 @@ def test_chained_tracebacks_are_kept_together() -> None:
     assert last_traceback(OWN + "later\n" + VICTIM).count("Traceback") == 1
 
 
-def test_torn_and_foreign_error_files_do_not_hide_the_failure(tmp_path: Path) -> None:
+def test_truncated_and_unknown_error_files_do_not_hide_the_failure(tmp_path: Path) -> None:
     node = NodeOfRun("n0", "n0", 0, "c", "/o", range(1))
     for content in (
         b"",
@@ -113,7 +113,7 @@ def test_torn_and_foreign_error_files_do_not_hide_the_failure(tmp_path: Path) ->
         assert found.words in ("some words", "boom")
 
 
-def test_without_a_log_the_engines_own_is_read(tmp_path: Path) -> None:
+def test_without_a_log_file_the_engines_log_is_read(tmp_path: Path) -> None:
     node = NodeOfRun("n0", "n0", 0, "c", "/o", range(1))
     found = first_failure([gather(tmp_path, node, state(127), b"sh: not found\n")])
     assert found is not None
@@ -125,7 +125,7 @@ def test_the_ends_of_a_run_and_their_exit_codes() -> None:
     assert ends == {RunState.DONE: 0, RunState.FAILED: 1, RunState.STOPPED: 5, RunState.LOST: 3}
 
 
-def test_a_run_is_what_its_containers_say() -> None:
+def test_a_runs_state_follows_from_its_containers() -> None:
     assert of_containers([state(0), state(0)], 2) is RunState.DONE
     assert of_containers([state(0)], 2) is RunState.LOST
     assert of_containers([state(0), state(3)], 2) is RunState.FAILED
@@ -146,7 +146,7 @@ Extension modules: numpy (total: 1)
 """
 
 
-def test_a_stack_of_the_fault_handler_is_the_main_threads() -> None:
+def test_the_main_threads_stack_is_taken_from_faulthandler() -> None:
     assert last_stack(STACK).splitlines() == [
         "Current thread 0x00007f02 (most recent call first):",
         '  File "/workspace/code/train.py", line 7 in read_batch',

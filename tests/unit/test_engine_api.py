@@ -1,4 +1,4 @@
-"""Requests to an engine over real sockets: kept alive, shared, cut, late, torn; and the way to this machine's own."""
+"""Requests to an engine over real sockets: keep-alive, shared, lost, late and truncated; and the local engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PONG = OK + b"Api-Version: 1.41\r\nContent-Length: 2\r\n\r\nOK"
 
 
 class Engine(BaseHTTPRequestHandler):
-    """Answers with what it was asked, and does as the path says."""
+    """Echoes requests, and behaves as the path says."""
 
     protocol_version = "HTTP/1.1"
     version: ClassVar[str] = "1.41"
@@ -80,7 +80,7 @@ class Engine(BaseHTTPRequestHandler):
             self.close_connection = True
             self.gone.set()
 
-    do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815 - so http.server wants them
+    do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815 - names required by http.server
 
     def log_message(self, *_: object) -> None:
         pass
@@ -121,7 +121,7 @@ def get(client: DockerClient, path: str, timeout: float = 60) -> Any:
     return client.ask(f"get {path}", lambda api: checked(api.get(f"{api.base_url}{path}", timeout=timeout)).json())
 
 
-def test_what_is_sent_and_what_comes_back(client: DockerClient) -> None:
+def test_requests_and_responses(client: DockerClient) -> None:
     made = client.ask("create", lambda api: api.create_container_from_config({"Image": "i"}, "x"))
     assert made == ["POST", "/v1.41/containers/create?name=x", '{"Image": "i"}']
     listed = client.ask("list", lambda api: api.containers(all=True, filters={"label": ["a=b c"]}))
@@ -132,7 +132,7 @@ def test_what_is_sent_and_what_comes_back(client: DockerClient) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.41", "1.52"])
-def test_its_version_is_asked_once_and_used(
+def test_the_api_version_is_requested_once_and_used(
     client: DockerClient, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Engine, "version", version)
@@ -142,34 +142,36 @@ def test_its_version_is_asked_once_and_used(
 
 
 @pytest.mark.parametrize("version", ["", "1.41/../..", "one"])
-def test_what_is_no_version_is_refused(client: DockerClient, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_version_is_refused(client: DockerClient, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "version", version)
     with pytest.raises(EngineFailed, match=r"a: .*unexpected response from the Docker API"):
         client.ping()
 
 
-def test_no_proxy_and_no_redirect_has_a_say(client: DockerClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxies_are_ignored_and_redirects_stay_on_the_engine(
+    client: DockerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     assert get(client, "/info")[1] == "/info"
-    assert get(client, "/elsewhere")[1] == "/here"  # of the same engine
+    assert get(client, "/elsewhere")[1] == "/here"  # on the same engine
     assert len(Engine.connections) == 1
 
 
 @pytest.mark.parametrize("settings_", ["[]", '{"auths": {"x": 3}}'])
-def test_wrong_settings_of_docker_here_are_named(client: DockerClient, tmp_path: Path, settings_: str) -> None:
+def test_invalid_docker_settings_are_reported(client: DockerClient, tmp_path: Path, settings_: str) -> None:
     (tmp_path / "config.json").write_text(settings_)
     with pytest.raises(EngineFailed, match=r"config\.json"):
         client.ping()
 
 
-def test_many_at_once_share_few_connections(client: DockerClient) -> None:
+def test_many_concurrent_requests_share_few_connections(client: DockerClient) -> None:
     answers = run_all([lambda n=n: get(client, f"/{n}") for n in range(40)])
     assert [answer[1] for answer in answers] == [f"/{n}" for n in range(40)]
     assert len(Engine.connections) <= CONNECTIONS
 
 
-def test_a_list_is_asked_at_once_and_what_is_gone_is_left_out(client: DockerClient) -> None:
+def test_a_list_inspects_concurrently_and_omits_removed_containers(client: DockerClient) -> None:
     began = time.monotonic()
     assert len(found(lambda path: get(client, path), ["/slow"] * CONNECTIONS)) == CONNECTIONS
     assert time.monotonic() - began < 0.5 * CONNECTIONS
@@ -177,7 +179,7 @@ def test_a_list_is_asked_at_once_and_what_is_gone_is_left_out(client: DockerClie
     assert found(str, []) == []
 
 
-def test_a_connection_is_not_waited_for_without_end(client: DockerClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_connection_has_a_time_limit(client: DockerClient, monkeypatch: pytest.MonkeyPatch) -> None:
     client.ping()
     monkeypatch.setattr("launcher.node.docker.client._POOL_TIMEOUT", 0.1)
     threads = [threading.Thread(target=get, args=(client, "/slow")) for _ in range(CONNECTIONS)]
@@ -192,7 +194,9 @@ def test_a_connection_is_not_waited_for_without_end(client: DockerClient, monkey
 
 
 @pytest.mark.parametrize(("path", "words"), [("/none", "No such container: x"), ("/proxy", "Bad Gateway")])
-def test_a_refusal_has_its_words_and_costs_no_connection(client: DockerClient, path: str, words: str) -> None:
+def test_an_error_response_has_its_message_and_keeps_the_connection(
+    client: DockerClient, path: str, words: str
+) -> None:
     for _ in range(3):
         with pytest.raises(EngineFailed, match=words):
             get(client, path)
@@ -200,7 +204,7 @@ def test_a_refusal_has_its_words_and_costs_no_connection(client: DockerClient, p
 
 
 @pytest.mark.parametrize("path", ["/goodbye", "/last"])
-def test_a_connection_that_the_engine_has_closed_is_not_used_again(client: DockerClient, path: str) -> None:
+def test_a_connection_closed_by_the_engine_is_not_reused(client: DockerClient, path: str) -> None:
     for _ in range(2):
         assert get(client, path)[1] == path
         time.sleep(0.05)
@@ -208,21 +212,21 @@ def test_a_connection_that_the_engine_has_closed_is_not_used_again(client: Docke
     assert Engine.asked.count(path) == 2
 
 
-def test_a_request_whose_connection_died_is_asked_once_more(client: DockerClient) -> None:
+def test_a_request_on_a_dead_connection_is_retried_once(client: DockerClient) -> None:
     assert get(client, "/cut-once")[1] == "/cut-once"
     with pytest.raises(EngineUnavailable, match="broke"):
         get(client, "/cut")
     assert Engine.asked.count("/cut") == 2
 
 
-def test_a_late_answer_ends_its_connection(client: DockerClient) -> None:
+def test_a_late_response_closes_its_connection(client: DockerClient) -> None:
     with pytest.raises(EngineUnavailable, match="no answer"):
         get(client, "/slow", timeout=0.1)
     assert Engine.asked.count("/slow") == 1
-    assert get(client, "/info")[1] == "/info"  # and not the late answer
+    assert get(client, "/info")[1] == "/info"  # and not the late response
 
 
-def test_a_save_that_is_given_up_ends_its_connection(client: DockerClient) -> None:
+def test_an_abandoned_save_closes_its_connection(client: DockerClient) -> None:
     images = DockerImages("a", client)
     for _ in range(CONNECTIONS + 1):
         Engine.gone.clear()
@@ -233,9 +237,9 @@ def test_a_save_that_is_given_up_ends_its_connection(client: DockerClient) -> No
     assert get(client, "/info")[1] == "/info"
 
 
-def test_a_connection_beside_a_thousand_others(dial: Dial) -> None:
+def test_a_connection_with_a_high_descriptor_number(dial: Dial) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    number = 1500  # select() knows none above 1023
+    number = 1500  # select() supports none above 1023
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, number + 1), hard))
 
     def high() -> socket.socket:
@@ -253,7 +257,7 @@ def test_a_connection_beside_a_thousand_others(dial: Dial) -> None:
 
 
 def saying(data: bytes) -> Dial:
-    """An engine that says this whatever it is asked, after it was pinged."""
+    """An engine that sends this in response to every request after the ping."""
     dialled: list[socket.socket] = []
 
     def dial() -> Connection:
@@ -262,7 +266,7 @@ def saying(data: bytes) -> Dial:
         answers = [PONG, data] if len(dialled) == 1 else [data]
 
         def speak() -> None:
-            with theirs, contextlib.suppress(OSError):  # the client does not wait for all of it
+            with theirs, contextlib.suppress(OSError):  # the client does not read all of it
                 for answer in answers:
                     if not theirs.recv(1 << 16):
                         return
@@ -288,7 +292,7 @@ def answered(data: bytes) -> bytes:
         (OK + b"Content-Length: 2\r\n\r\nhi", b"hi"),
         (OK + b"Content-Length: 0\r\n\r\n", b""),
         (OK + b"transfer-encoding: chunked\r\n\r\n2\r\nhi\r\n1\r\n!\r\n0\r\n\r\n", b"hi!"),
-        (OK + b"\r\nhi there", b"hi there"),  # its end is the connection's
+        (OK + b"\r\nhi there", b"hi there"),  # it ends with the connection
         (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
         (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\n{}", b"{}"),
     ],
@@ -301,7 +305,7 @@ def test_answers(data: bytes, content: bytes) -> None:
     "data",
     [b"", OK + b"Content-Length: 5\r\n\r\nhi", OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n"[:-3]],
 )
-def test_one_that_is_torn_is_a_lost_connection(data: bytes) -> None:
+def test_a_truncated_response_is_a_lost_connection(data: bytes) -> None:
     with pytest.raises(EngineUnavailable, match=r"a: .*connection to its container engine broke"):
         answered(data)
 
@@ -314,14 +318,14 @@ def test_one_that_is_torn_is_a_lost_connection(data: bytes) -> None:
         OK + b"X: x\r\n" * 200,
     ],
 )
-def test_what_is_no_answer_is_an_unexpected_response(data: bytes) -> None:
+def test_an_invalid_response_is_reported_as_unexpected(data: bytes) -> None:
     with pytest.raises(EngineFailed, match=r"a: .*unexpected response from the Docker API"):
         answered(data)
 
 
 @given(st.binary(max_size=60))
 @settings(max_examples=60, deadline=None)
-def test_no_bytes_break_it(data: bytes) -> None:
+def test_any_bytes_are_handled(data: bytes) -> None:
     for whole in (data, OK + data, OK + b"Transfer-Encoding: chunked\r\n\r\n" + data):
         with contextlib.suppress(LauncherError):
             answered(whole)
@@ -380,14 +384,14 @@ def test_another_context_is_dockers_own_business(
     client.close()
 
 
-def test_what_docker_here_says_against_it(docker_here: Callable[[str], None]) -> None:
+def test_errors_of_the_docker_command_are_reported(docker_here: Callable[[str], None]) -> None:
     docker_here("echo permission denied >&2; exit 1")
     client = DockerClient("a", "me", lambda: dial_local("a"))
     with pytest.raises(EngineForbidden, match="usermod -aG docker me"):
         client.ping()
 
 
-def test_an_engine_that_goes_after_an_answer_is_a_lost_connection(
+def test_an_engine_lost_after_a_response_is_a_lost_connection(
     tmp_path: Path, docker_here: Callable[[str], None]
 ) -> None:
     docker_here(
@@ -397,7 +401,7 @@ def test_an_engine_that_goes_after_an_answer_is_a_lost_connection(
     )
     client = DockerClient("a", "me", lambda: dial_local("a"))
     client.ping()
-    with pytest.raises(EngineUnavailable, match="does not answer"):  # so says the second dial-stdio
+    with pytest.raises(EngineUnavailable, match="does not answer"):  # from the second dial-stdio
         client.ask("ask", lambda api: api.info())
     assert (tmp_path / "calls").read_text() == "x\n" * 2
 
@@ -412,7 +416,9 @@ def test_no_docker_command_for_a_context(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("settings_", ["{}", "no json", "[]", '{"currentContext": "default"}', None])
-def test_no_context_is_the_usual_socket(settings_: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_context_the_default_socket_is_used(
+    settings_: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if settings_ is not None:
         (tmp_path / "config.json").write_text(settings_)
     for name in ("DOCKER_HOST", "DOCKER_CONTEXT"):
@@ -424,7 +430,7 @@ def test_no_context_is_the_usual_socket(settings_: str | None, tmp_path: Path, m
         dial_local("a")
 
 
-def test_a_program_that_still_waits_is_idle(docker_here: Callable[[str], None]) -> None:
+def test_a_waiting_program_is_idle(docker_here: Callable[[str], None]) -> None:
     docker_here("read -r line; echo early; sleep 60")
     wire = dial_local("a")
     assert isinstance(wire, DialStdio)

@@ -1,4 +1,4 @@
-"""What an error says, and with which code the launcher ends."""
+"""Error messages and the launcher's exit codes."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def test_an_error_says_where_what_and_what_to_do() -> None:
         ("NotConfirmed", 6),
     ],
 )
-def test_exit_codes_are_those_of_the_manual(name: str, code: int) -> None:
+def test_exit_codes_match_the_documentation(name: str, code: int) -> None:
     assert getattr(errors, name)("where", "what").exit_code == code
 
 
-def test_several_nodes_are_all_listed_with_their_cures() -> None:
+def test_several_nodes_are_all_listed_with_their_fixes() -> None:
     error = NodesFailed(
         [NodeUnreachable("a", "no answer", "switch it on"), AuthFailed("c", "key refused", "add it")], 4
     )
@@ -66,7 +66,7 @@ def test_an_aggregate_of_aggregates_is_flat() -> None:
     assert [error.where for error in NodesFailed([inner, AuthFailed("c", "z")]).errors] == ["a", "b", "c"]
 
 
-def test_the_aggregate_has_the_code_that_all_share() -> None:
+def test_the_aggregate_has_the_common_exit_code() -> None:
     assert NodesFailed([ImageShipFailed("a", "x"), ImageShipFailed("b", "y")]).exit_code == 4
     assert NodesFailed([ImageShipFailed("a", "x"), AuthFailed("b", "y")]).exit_code == 3
 

@@ -1,4 +1,4 @@
-"""Names of images, and the name that follows from what an image is built from."""
+"""Names of images, and how they follow from an image's inputs."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ def test_parts_of_a_reference(text, parts):
 
 
 @pytest.mark.parametrize("text", [DIGEST, "a" * 64, "0123456789ab", "UPPER/case", "x:bad tag", "x@sha256:short", ""])
-def test_what_no_registry_could_know(text):
+def test_references_that_no_registry_can_have(text):
     assert not names.in_registry(text)
 
 
@@ -41,7 +41,7 @@ def test_our_own_names_are_in_no_registry():
 RECIPE = Recipe(base_id=DIGEST, step="wheel 0.29.1 cu130", packages=("six", "attrs>=20"), user="")
 
 
-def test_the_same_inputs_have_the_same_name_and_any_other_input_another():
+def test_equal_inputs_give_equal_names_and_different_inputs_different_names():
     again = dataclasses.replace(RECIPE, index=(("PIP_INDEX_URL", "https://mirror.example/simple"),), authority="PEM")
     assert again.tag("demo") == RECIPE.tag("demo")
     others = [
@@ -78,7 +78,7 @@ def test_labels_say_where_it_comes_from_and_why():
     assert found["launcher.image.why"] == "VGG without adaptive pool"
 
 
-def test_a_password_in_the_index_address_is_refused_because_an_image_would_tell_it():
+def test_a_password_in_the_index_address_is_refused_because_the_image_would_reveal_it():
     with pytest.raises(ImageBuildFailed, match="PIP_INDEX_URL") as refusal:
         pip_index({"PIP_INDEX_URL": "https://user:hunter2@index.example/simple"})
     assert "hunter2" not in str(refusal.value)
@@ -87,7 +87,7 @@ def test_a_password_in_the_index_address_is_refused_because_an_image_would_tell_
     )
 
 
-def test_certificates_of_the_callers_pip(tmp_path):
+def test_the_callers_pip_certificates_are_used(tmp_path):
     (tmp_path / "ca").write_text("PEM")
     assert pip_authority({"PIP_CERT": str(tmp_path / "ca")}) == "PEM"
     assert pip_authority({}) == ""

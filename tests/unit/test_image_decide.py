@@ -1,4 +1,4 @@
-"""What is done about torchvision, by what the probe found and what the job asks for."""
+"""The decision about torchvision, given the probe's result and the job's request."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def bad(error):
 def report(
     torch="2.14.1+cu130", torchvision="0.29.1+cu130", cuda="13.0", tools=("g++", "git", "nvcc"), tree="", **checks
 ):
-    """What a full probe of an image with these versions says; checks not named went well."""
+    """The result of a full probe of an image with these versions; checks that are not given passed."""
     found = {"import_torch": {"ok": True, "cuda": cuda}, "import_torchvision": OK, "nms": OK, "vgg16": OK} | checks
     return Report.from_json(
         {
@@ -40,7 +40,7 @@ def report(
     )
 
 
-def test_a_base_that_works_is_kept():
+def test_a_working_base_is_kept():
     assert decide("auto", report(), "x").step == "keep"
 
 
@@ -82,7 +82,7 @@ def test_cpu_torch_with_a_cuda_wheel_is_named_and_gets_the_cpu_wheel(library):
     assert decide("auto", mixed, "x").step == "wheel 0.28.0 cpu"
 
 
-def test_a_cpu_torch_that_does_not_say_so_gets_the_cpu_wheel_too():
+def test_a_cpu_torch_without_a_local_version_gets_the_cpu_wheel_too():
     mixed = report("2.13.0", "0.28.0", cuda="", import_torchvision=bad(NO_NMS), library=bad(NO_CUDA))
     assert decide("auto", mixed, "x").step == "wheel 0.28.0 cpu"
 
@@ -117,17 +117,17 @@ def test_a_missing_requirement_is_named():
     ("tree", "torchvision", "step"),
     [("", "0.20.0a0", "source 0.21.0"), ("/opt/pytorch/vision", "", "source 0.21.0 /opt/pytorch/vision")],
 )
-def test_nvidias_own_torch_means_a_build_from_source(tree, torchvision, step):
+def test_nvidias_torch_means_a_build_from_source(tree, torchvision, step):
     nvidia = report("2.6.0a0+ecf3bae40a.nv25.01", torchvision, tree=tree, import_torchvision=bad(NO_NMS))
     assert decide("auto", nvidia, "x").step == step
 
 
-def test_a_version_that_is_asked_for_is_cloned_even_where_the_image_has_a_tree():
+def test_a_requested_version_is_cloned_even_if_the_image_has_a_source_tree():
     nvidia = report("2.6.0a0+ecf3bae40a.nv25.01", "0.21.0a0", tree="/opt/pytorch/vision")
     assert decide("0.20.1", nvidia, "x").step == "source 0.20.1"
 
 
-def test_a_source_build_without_nvcc_says_what_it_will_lack():
+def test_a_source_build_without_nvcc_gets_a_note():
     nvidia = report("2.6.0a0+ecf3bae40a.nv25.01", "", tools=("g++", "git"))
     assert "no nvcc" in decide("auto", nvidia, "x").notes[0]
 
@@ -154,7 +154,7 @@ def test_keep_checks_nothing():
         (report("3.7.0a0+123", "", cuda=""), "no torchvision is known for torch 3.7.0a0+123"),
     ],
 )
-def test_what_cannot_be_cured_is_refused_with_its_name(found, words):
+def test_an_unrepairable_fault_is_refused_with_its_name(found, words):
     with pytest.raises(ImageUnfit, match="image x: ") as refusal:
         decide("auto", found, "x")
     assert words in str(refusal.value)
@@ -162,7 +162,7 @@ def test_what_cannot_be_cured_is_refused_with_its_name(found, words):
     assert refusal.value.exit_code == 4
 
 
-def test_no_pip_is_refused_only_where_something_must_be_installed():
+def test_a_missing_pip_is_refused_only_if_something_must_be_installed():
     without = Report.from_json(
         {"python": "python3", "torch": "2.14.1", "torch_folder": "/t", "checks": {"import_torch": OK}}
     )

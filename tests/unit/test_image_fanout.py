@@ -120,7 +120,7 @@ def test_every_byte_of_every_archive_arrives_in_order_through_little_room():
     assert got == [[*sent, ARCHIVE_END]] * 2
 
 
-def test_what_a_reader_leaves_of_an_archive_is_skipped():
+def test_the_unread_rest_of_an_archive_is_skipped():
     channel = Channel()
     for letter in (b"a", b"b"):
         channel.put(letter)
@@ -148,7 +148,7 @@ def test_reading_ends_when_all_readers_have_given_up():
     assert len(taken) < 50
 
 
-def test_a_failed_source_is_an_error_at_the_reader_not_an_end():
+def test_a_failed_source_is_an_error_at_the_reader_not_an_end_of_file():
     channel = Channel()
     channel.put(b"x")
     channel.close(ImageShipFailed("a", "broke off"))

@@ -1,4 +1,4 @@
-"""images/install.sh with a pip and a git that write down how they are called: the exact commands of every repair."""
+"""images/install.sh with a pip and a git that record their calls: the exact commands of every repair."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ TOOL = '#!/bin/sh\necho "$(basename "$0") $*" >>"$RECORD"\n[ "$1" != clone ] || 
 
 @pytest.fixture
 def install(tmp_path):
-    """Runs a step in an image with this torch: its exit code, what it printed, the commands it ran."""
+    """Runs a step in an image with this torch; returns exit code, output and the commands that it ran."""
     tools = tmp_path / "bin"
     torch = tmp_path / "site" / "torch"
     for folder in (tools, torch):
@@ -72,7 +72,7 @@ def test_keep_runs_nothing(install):
     assert install("torchvision", "keep") == (0, "launcher: torchvision stays as it is\n", [])
 
 
-def test_a_wheel_never_with_its_requirements(install):
+def test_a_wheel_is_installed_without_its_requirements(install):
     code, _, commands = install("torchvision", "wheel", "0.29.1", "cu130")
     assert code == 0
     assert commands == [
@@ -81,7 +81,7 @@ def test_a_wheel_never_with_its_requirements(install):
     ]
 
 
-def test_a_wheel_that_does_not_fit_is_followed_by_the_one_of_this_cuda(install):
+def test_a_mismatched_wheel_is_followed_by_the_one_for_this_cuda(install):
     _, _, commands = install("torchvision", "wheel", "0.21.0", "cu118", IMPORT_ENDS="1")
     assert commands[-1] == (
         "pip install --no-deps --force-reinstall --index-url https://download.pytorch.org/whl/cu118 "
@@ -89,7 +89,7 @@ def test_a_wheel_that_does_not_fit_is_followed_by_the_one_of_this_cuda(install):
     )
 
 
-def test_a_cpu_wheel_comes_from_pytorchs_own_index_only(install):
+def test_a_cpu_wheel_comes_only_from_pytorchs_own_index(install):
     _, _, commands = install("torchvision", "wheel", "0.28.0", "cpu")
     assert [command.split(" | ")[0] for command in commands] == [
         "pip uninstall -y torchvision",
@@ -108,7 +108,7 @@ def test_a_source_build_against_nvidias_torch(install):
     ]
 
 
-def test_the_images_own_tree_is_built_without_a_clone_and_stays(install, tmp_path):
+def test_the_images_source_tree_is_built_without_a_clone_and_kept(install, tmp_path):
     tree = tmp_path / "vision"
     tree.mkdir()
     _, _, commands = install("torchvision", "source", "0.21.0", str(tree), tools_there=())
@@ -121,7 +121,7 @@ def test_the_images_own_tree_is_built_without_a_clone_and_stays(install, tmp_pat
 
 
 @pytest.mark.parametrize("base", ["missing", "empty", "filled", "none"])
-def test_packages_under_the_bases_constraints_with_torch_pinned_as_it_is(install, tmp_path, base):
+def test_packages_obey_the_bases_constraints_with_torch_pinned(install, tmp_path, base):
     (tmp_path / "requirements.txt").write_text("six\n")
     environment = {} if base == "none" else {"PIP_CONSTRAINT": str(tmp_path / "constraint.txt")}
     if base in ("empty", "filled"):
@@ -138,7 +138,7 @@ def test_no_packages_runs_nothing(install):
     assert install("packages", str(SCRIPT.with_name("requirements.txt")))[2] == []
 
 
-def test_a_step_that_replaced_torch_fails_and_says_so(install, tmp_path):
+def test_a_step_that_replaces_torch_fails_and_says_so(install, tmp_path):
     (tmp_path / "requirements.txt").write_text("evil\n")
     replace = f"echo \"__version__ = '2.6.0'\" >{tmp_path}/site/torch/version.py"
     code, said, _ = install("packages", str(tmp_path / "requirements.txt"), PIP_DOES=replace)
@@ -154,7 +154,7 @@ def test_an_unknown_step_is_refused(install):
     assert install("torchvision", "guess")[0] == 1
 
 
-def test_the_dockerfile_keeps_to_the_rules_that_matter():
+def test_the_dockerfile_follows_the_rules_that_matter():
     """hadolint DL3006, DL3007 (no latest), DL3020 (no ADD), DL3042 (no cache), DL3002 (the base's own user last)."""
     lines = [line for line in asset("Dockerfile").splitlines() if line and not line.startswith("#")]
     words = [line.split()[0] for line in lines if not line.startswith(" ")]

@@ -1,4 +1,4 @@
-"""A Ctrl-C during image work ends the program at once, not when the step that a node is at has ended."""
+"""A Ctrl-C during image work ends the program at once, without waiting for a node's current step."""
 
 import signal
 import subprocess
@@ -8,7 +8,7 @@ import time
 import pytest
 
 STEP = 6  # seconds
-# Engines whose slow step is the one that argv[1] names; `ready` is printed when it has begun
+# Engines with one slow step, named by argv[1]; prints `ready` when it has begun
 PROGRAM = f"""
 import io, os, sys, tarfile, time
 from launcher.image.ensure import ensure
@@ -77,5 +77,5 @@ def test_a_ctrl_c_ends_image_work_at_once(step, nodes, tmp_path):
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=3 * STEP)
-    assert time.monotonic() - began < STEP / 2, err  # 0.1 s where nothing else runs
+    assert time.monotonic() - began < STEP / 2, err  # 0.1 s on an idle machine
     assert "KeyboardInterrupt" in err

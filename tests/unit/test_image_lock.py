@@ -24,7 +24,7 @@ LOCK = lock.Lock(
 )
 
 
-def test_it_stands_beside_the_job_and_reads_back(tmp_path):
+def test_the_lock_file_is_beside_the_job_and_round_trips(tmp_path):
     path = lock.path_beside(tmp_path / "vgg.yaml")
     assert path.name == "vgg.lock.json"
     assert lock.read(path) is None
@@ -36,7 +36,7 @@ def test_it_stands_beside_the_job_and_reads_back(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["vgg.lock.json"]
 
 
-def test_it_fits_as_long_as_the_job_asks_for_the_same():
+def test_the_lock_file_is_valid_while_the_job_asks_for_the_same():
     same = {"base": LOCK.base, "packages": ["six"]}
     assert LOCK.fits(Image.model_validate(same))
     for change in ({"packages": []}, {"torchvision": "0.29.1"}, {"base": "other:1"}):
@@ -44,7 +44,7 @@ def test_it_fits_as_long_as_the_job_asks_for_the_same():
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"base": 1}', "\x00"])
-def test_a_broken_one_is_named_with_its_cure(tmp_path, text):
+def test_a_broken_lock_file_is_reported_with_a_fix(tmp_path, text):
     path = tmp_path / "x.lock.json"
     path.write_text(text)
     with pytest.raises(JobInvalid, match=r"x\.lock\.json") as refusal:
@@ -52,7 +52,7 @@ def test_a_broken_one_is_named_with_its_cure(tmp_path, text):
     assert "remove it" in refusal.value.next_step
 
 
-def test_one_of_another_format_is_refused(tmp_path):
+def test_a_lock_file_of_another_format_is_refused(tmp_path):
     path = tmp_path / "x.lock.json"
     lock.write(path, LOCK)
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))

@@ -1,4 +1,4 @@
-"""images/probe.py as it runs inside an image, against packages laid out like real ones."""
+"""images/probe.py as it runs inside an image, with fake packages that are laid out like real ones."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def get_args_parser():
 
 @pytest.fixture
 def probe(tmp_path):
-    """Runs the script where only these files can be imported."""
+    """Runs the script in an environment where only these files can be imported."""
 
     def run(mode, files):
         for name, text in files.items():
@@ -54,7 +54,7 @@ TORCH = {
 }
 
 
-def test_a_look_reads_versions_and_options_and_imports_nothing(probe):
+def test_the_facts_probe_reads_versions_and_options_without_imports(probe):
     found = probe("facts", TORCH)
     assert (found.torch, found.run, found.launch) == ("2.6.0a0+ecf3bae40a.nv25.01", True, False)
     assert found.flags == {"nnodes", "nproc_per_node", "module", "no_python"}
@@ -77,12 +77,12 @@ def test_no_torch(probe):
     assert str(find_faults(found)[0]) == "the image has no torch"
 
 
-def test_a_version_type_annotated_as_newer_torchvisions_do(probe):
+def test_a_type_annotated_version_as_in_newer_torchvisions(probe):
     found = probe("facts", {"torchvision/__init__.py": "", "torchvision/version.py": "__version__: str = '0.9'\n"})
     assert found.torchvision == "0.9"
 
 
-def test_a_library_that_crashes_is_a_finding_not_an_end(probe):
+def test_a_crashing_library_is_a_result(probe):
     crash = {
         **TORCH,
         "torch/__init__.py": "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)",
@@ -92,12 +92,12 @@ def test_a_library_that_crashes_is_a_finding_not_an_end(probe):
     assert "cannot be imported: crashed with signal 11" in str(find_faults(found)[0])
 
 
-def test_a_package_that_exits_is_a_finding_too(probe):
+def test_a_package_that_exits_is_a_result_too(probe):
     found = probe("full", {**TORCH, "torch/__init__.py": "raise SystemExit('no licence')"})
     assert found.checks["import_torch"].error == "SystemExit: no licence"
 
 
-def test_an_error_is_told_with_its_cause(probe):
+def test_an_error_is_reported_with_its_cause(probe):
     hidden = (
         "try:\n    raise OSError('libtorch_cuda.so: missing')\nexcept OSError as e:\n    raise ImportError('no') from e"
     )

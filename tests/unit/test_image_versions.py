@@ -1,4 +1,4 @@
-"""Which torchvision belongs to a torch version: every row of both tables, and what the tables do not have."""
+"""The torchvision that matches a torch version: every row of both tables, and versions not in the tables."""
 
 import csv
 
@@ -29,7 +29,7 @@ def test_a_published_torch_is_known_with_its_variant(local):
 
 
 @pytest.mark.parametrize(("torch", "torchvision"), MINORS)
-def test_a_snapshot_goes_by_its_minor_version(torch, torchvision):
+def test_a_snapshot_is_looked_up_by_its_minor_version(torch, torchvision):
     if torch.startswith("<="):
         assert torchvision_for("1.0.0a0+abcdef0") == versions.PURE_PYTHON
         return
@@ -57,7 +57,7 @@ def test_every_documented_nvidia_release_maps_to_its_official_pair(row):
         ("2.6.0a0+ecf3bae40a.nv25.01", "0.21.0"),
         ("2.14.0a0+b2c75dd062.nv26.9.68203377", "0.29.0"),
         ("2.14.1+cu130", "0.29.1"),
-        ("2.14.7", "0.29.0"),  # a patch release younger than the table: its minor version's first
+        ("2.14.7", "0.29.0"),  # a patch release newer than the table: its minor version's first
         ("1.14.0a0+410ce96", "0.15.0"),
         ("1.1.0commit 0885dd28", "0.3.0"),
         ("1.1.0 + commit 0885dd28 (2019-05-28)", "0.3.0"),

@@ -1,6 +1,6 @@
 """Broken job files: each is refused with one readable message that names the line, the key and what was expected.
 
-A file of broken_jobs says in its first lines what must be said of it: `# expect LINE: FRAGMENT`.
+The first lines of a file in broken_jobs say which message is expected: `# expect LINE: FRAGMENT`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def test_at_most_ten_problems_are_shown_by_line_and_the_others_counted(tmp_path:
         ("env.A=!!binary x", "the tag"),
     ],
 )
-def test_wrong_overrides_are_named_as_they_were_given(tmp_path: Path, assignment: str, said: str) -> None:
+def test_wrong_overrides_are_named_as_given(tmp_path: Path, assignment: str, said: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(GOOD)
     assert said in refused(path, assignment)
@@ -126,7 +126,7 @@ def test_wrong_chosen_nodes_are_named_as_given(tmp_path: Path) -> None:
     assert "--nodes: nodes.0.host: expected an ssh alias" in refused(path, nodes=["-oProxyCommand=id"])
 
 
-def test_a_mistake_in_a_merged_mapping_is_shown_where_it_is_written() -> None:
+def test_an_error_in_a_merged_mapping_is_located_at_its_source() -> None:
     text = "name: job\nruntime: process\nnodes: [local]\nrun:\n  module: train\n  args: &a\n    lr: yes\n" + (
         "sweep:\n  - <<: *a\n    x: 1\n"
     )

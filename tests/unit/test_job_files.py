@@ -1,4 +1,4 @@
-"""What a job names on the caller's machine must be there before anything starts; secrets are read with care."""
+"""Files that a job names on the caller's machine must exist before anything starts; secrets are read with care."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def refused(job: Job, cwd: Path, environ: dict[str, str] | None = None) -> list[
     return str(caught.value).replace(f"{cwd}/", "").splitlines()
 
 
-def test_all_there(cwd: Path) -> None:
+def test_all_files_present(cwd: Path) -> None:
     found = job(cwd, f"code: code\nrun: {{script: code/main.py}}\nmounts: {{{cwd}: {cwd}}}\nsecrets: [A]\n")
     check_files(found, cwd, {"A": "x"})
 
 
-def test_everything_missing_is_told_at_once_with_its_line(cwd: Path) -> None:
+def test_all_missing_files_are_reported_at_once_with_their_lines(cwd: Path) -> None:
     text = "code: cod\nrun: {script: code/main.p}\nmounts: {/none/such: /none/such}\nsecrets: [NONE_SUCH]\n"
     assert refused(job(cwd, text), cwd) == [
         "job.yaml:4: code: no such folder: cod; relative paths count from the directory you call from",
@@ -73,12 +73,12 @@ def test_an_override_is_named_instead_of_a_line(cwd: Path) -> None:
     assert said.startswith("--set code=nowhere: code: no such folder")
 
 
-def test_mounts_of_other_machines_are_not_looked_for_here(cwd: Path) -> None:
+def test_mounts_on_other_machines_are_not_checked_here(cwd: Path) -> None:
     docker = "name: job\nimage: {ref: img}\nnodes: [a]\n"
     check_files(job(cwd, "run: {module: train}\nmounts: {/none/such: /data}\n", docker), cwd, {})
 
 
-def test_mounts_of_this_machine_under_docker_are(cwd: Path) -> None:
+def test_mounts_on_this_machine_under_docker_are_checked(cwd: Path) -> None:
     docker = "name: job\nimage: {ref: img}\nnodes: [a, local]\n"
     (said,) = refused(job(cwd, "run: {module: train}\nmounts: {/none/such: /data}\n", docker), cwd)
     assert said.startswith("job.yaml:5: mounts./none/such")
@@ -95,7 +95,7 @@ def test_secrets_are_read_from_the_environment_and_from_files(cwd: Path) -> None
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
-def test_a_secret_that_others_may_read_is_refused_with_the_cure(cwd: Path, mode: int) -> None:
+def test_a_secret_that_others_may_read_is_refused_with_a_fix(cwd: Path, mode: int) -> None:
     (cwd / "token").write_text("s3cret")
     (cwd / "token").chmod(mode)
     found = job(cwd, "run: {module: train}\nsecrets: [{B: token}]\n")
@@ -114,7 +114,7 @@ def test_a_secret_that_others_may_read_is_refused_with_the_cure(cwd: Path, mode:
         (b"a\0b", "it is not text"),
     ],
 )
-def test_files_that_hold_no_secret(cwd: Path, content: bytes, said: str) -> None:
+def test_files_without_a_secret(cwd: Path, content: bytes, said: str) -> None:
     (cwd / "token").write_bytes(content)
     (cwd / "token").chmod(0o600)
     (line,) = refused(job(cwd, "run: {module: train}\nsecrets: [{B: token}]\n"), cwd)

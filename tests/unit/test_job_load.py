@@ -1,4 +1,4 @@
-"""Good job files: every form that the manual allows, and the values it stands for."""
+"""Valid job files: every documented form and its value."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def args(text: str) -> Any:
     return parse_job(f"name: job\nimage: {{ref: img}}\nnodes: [a]\nrun:\n  module: train\n  args: {text}\n").run.args
 
 
-def test_the_manuals_job_file() -> None:
+def test_the_documented_job_file() -> None:
     job = parse_job(MANUAL)
     assert job.image is not None
     assert (job.image.base, job.image.ref, job.image.torchvision) == ("nvcr.io/nvidia/pytorch:26.09-py3", None, "auto")
@@ -81,7 +81,7 @@ def test_the_manuals_job_file() -> None:
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
-def test_every_job_of_the_repository_loads_and_comes_back_from_its_dump(path: Path) -> None:
+def test_every_job_of_the_repository_loads_and_survives_a_dump(path: Path) -> None:
     job = load_job(path)
     assert parse_job(dump_job(job)) == job
     assert job.name == path.stem.replace("_", "-")
@@ -101,7 +101,7 @@ def test_a_key_without_a_value_has_its_default() -> None:
 
 
 @pytest.mark.parametrize("mark", ["\ufeff", "---\n", "%YAML 1.2\n---\n", "# comment\n\n"])
-def test_harmless_beginnings(tmp_path: Path, mark: str) -> None:
+def test_harmless_file_beginnings(tmp_path: Path, mark: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(mark + HEAD, encoding="utf-8")
     assert load_job(path) == job("")
@@ -160,7 +160,7 @@ def test_sizes(text: str, size: int) -> None:
     assert job(f"resources: {{memory: {text}}}").resources.memory == size
 
 
-def test_mounts_are_put_in_normal_form() -> None:
+def test_mounts_are_normalised() -> None:
     mounts = job("mounts: {/data/: '/data/x/', /b: '/b:rw', //c: /c:ro}").mounts
     assert mounts == (Mount("/data", "/data/x"), Mount("/b", "/b"), Mount("/c", "/c", True))
 
@@ -182,7 +182,7 @@ def test_local_may_repeat_for_plain_processes() -> None:
     assert [node.name for node in process("", "[local, {host: local, gpus: [1]}]").nodes] == ["local-0", "local-1"]
 
 
-def test_plain_processes_may_mount_what_lies_where_it_is_and_keep_the_image_for_later() -> None:
+def test_plain_processes_may_have_identity_mounts_and_an_unused_image() -> None:
     assert process("mounts: {/data: /data:ro}\nimage: {ref: img}").mounts == (Mount("/data", "/data", True),)
 
 
@@ -205,7 +205,7 @@ def test_plain_processes_may_mount_what_lies_where_it_is_and_keep_the_image_for_
         ("[--lr, 1e-4, 'a b']", ("--lr", "1e-4", "a b")),
     ],
 )
-def test_values_reach_the_program_as_they_were_written(text: str, value: object) -> None:
+def test_values_reach_the_program_as_written(text: str, value: object) -> None:
     assert args(text) == value
     found = parse_job(f"name: job\nimage: {{ref: img}}\nnodes: [a]\nrun:\n  module: train\n  args: {text}\n")
     assert parse_job(dump_job(found)).run.args == value
@@ -265,17 +265,17 @@ def test_overrides_take_a_path_and_a_yaml_value() -> None:
     assert str(found.mark(("run", "module"))) == "job.yaml:4"
 
 
-def test_an_override_can_take_a_setting_away() -> None:
+def test_an_override_can_remove_a_setting() -> None:
     assert parse_job(HEAD + "timeout: 1h\n", "job.yaml", ["timeout="]).timeout is None
 
 
-def test_an_override_changes_one_place_of_an_alias() -> None:
+def test_an_override_changes_one_use_of_an_alias() -> None:
     text = "name: j\nimage: {ref: i}\nnodes: [{host: a, env: &e {A: '1'}}, {host: b, env: *e}]\nrun: {module: m}\n"
     nodes = parse_job(text, "job.yaml", ["nodes.0.env.A=2"]).nodes
     assert [dict(node.env) for node in nodes] == [{"A": "2"}, {"A": "1"}]
 
 
-def test_chosen_nodes_keep_the_settings_that_the_file_has_for_them() -> None:
+def test_chosen_nodes_keep_their_settings_from_the_file() -> None:
     entries = "[a, {host: me@b:22, gpus: 1}, {host: c, name: d, gpus: 2}]"
     nodes = parse_job(HEAD.replace("[a, b]", entries), "job.yaml", nodes=["b", "e", "d"]).nodes
     assert [(node.name, node.host, node.gpus) for node in nodes] == [
@@ -286,7 +286,7 @@ def test_chosen_nodes_keep_the_settings_that_the_file_has_for_them() -> None:
     assert [node.name for node in parse_job(MANUAL, nodes=["x", "gpu-b"]).nodes] == ["x", "gpu-b"]
 
 
-def test_a_sweep_is_one_job_a_variant() -> None:
+def test_a_sweep_is_one_job_per_variant() -> None:
     found = parse_job(HEAD.replace("{module: train}", "{module: train, args: {batch_size: 64, lr: 0.1, amp: true}}") + (
         "sweep: [{batch_size: 128}, {batch-size: 256, amp: false}, {}]\n"
     ))  # fmt: skip
@@ -306,7 +306,7 @@ def test_a_sweep_of_argument_lists_appends() -> None:
     assert [variant_name(variant) for variant in found.sweep] == ["--lr 1", "lr=2 mean=1,2"]
 
 
-def test_no_sweep_is_the_job_itself() -> None:
+def test_without_a_sweep_there_is_one_job() -> None:
     assert expand_sweep(job("sweep: []")) == [job("")]
 
 
@@ -319,13 +319,13 @@ def test_a_job_is_frozen_and_survives_a_process_boundary() -> None:
     assert str(copy.mark(("run",))) == str(found.mark(("run",)))
 
 
-def test_two_jobs_are_equal_wherever_they_are_written() -> None:
+def test_a_jobs_origin_does_not_affect_equality() -> None:
     assert parse_job("\n\n" + HEAD, "a.yaml") == parse_job(HEAD, "b.yaml")
     assert parse_job(HEAD) != parse_job(HEAD + "port: 29501")
 
 
 def test_loading_is_fast(tmp_path: Path) -> None:
-    """20 ms for the manual's job file; importing costs little more than pydantic alone."""
+    """20 ms for the documented job file; the import takes little longer than pydantic alone."""
     path = tmp_path / "job.yaml"
     path.write_text(MANUAL)
     load_job(path)

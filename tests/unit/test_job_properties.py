@@ -1,4 +1,4 @@
-"""Properties of the job file: nothing but JobInvalid for any text, load(dump(job)) == job, the argument rule."""
+"""Properties of the job file: only JobInvalid for any text, load(dump(job)) == job, the argument rule."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ tokens = st.sampled_from([*"\n:-[]{},&*!|>'\"%@`#?\t \ufeff\x85\u2028\x00", "\n 
 
 @given(st.lists(tokens, max_size=40).map("".join), st.lists(tokens, max_size=8).map("".join))
 @settings(max_examples=500, deadline=None)
-def test_any_heap_of_yaml_tokens_loads_or_is_refused(source: str, assignment: str) -> None:
+def test_any_sequence_of_yaml_tokens_loads_or_is_refused(source: str, assignment: str) -> None:
     loads_or_refuses(source, [])
     loads_or_refuses(SEEDS[0] + source, [f"run.args.x={assignment}"], [assignment])
 
@@ -136,7 +136,7 @@ nested = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(sorted(Job.model_fields)), nested, max_size=8))
 @settings(max_examples=500, deadline=None)
-def test_wrong_types_anywhere_are_refused_with_their_place(data: dict[str, Any]) -> None:
+def test_wrong_types_anywhere_are_refused_with_their_location(data: dict[str, Any]) -> None:
     loads_or_refuses(json.dumps(data), [])
 
 
@@ -159,14 +159,14 @@ def test_the_argument_rule(args: dict[str, Any]) -> None:
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False, min_value=0))
-def test_numbers_come_out_as_argparse_reads_them(value: float) -> None:
+def test_numbers_are_written_so_that_argparse_reads_them(value: float) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--learning-rate", type=float)
     assert parser.parse_args(argv_of({"learning_rate": value})).learning_rate == value
 
 
 @given(st.lists(text))
-def test_a_list_of_arguments_is_used_as_it_is(args: list[str]) -> None:
+def test_a_list_of_arguments_is_used_unchanged(args: list[str]) -> None:
     assert list(argv_of(args)) == args
 
 

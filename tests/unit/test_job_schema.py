@@ -1,4 +1,4 @@
-"""The schema and the template are the job file's documentation: they must agree with what the loader takes."""
+"""The schema and the template document the job file: they must agree with what the loader accepts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEMPLATE = resources.files("launcher.job").joinpath("template.yaml").read_text(e
 SCHEMA = json_schema()
 VALIDATOR = Draft202012Validator(SCHEMA)
 
-# What a schema cannot see is the loader's alone: YAML, paths of this machine, what does not fit together.
+# Only the loader can check some things: YAML, paths on this machine, combinations of keys.
 CAUGHT_BY_SCHEMA = [
     "unknown_key",
     "unknown_key_run",
@@ -76,7 +76,7 @@ CAUGHT_BY_SCHEMA = [
 
 
 def enabled(text: str) -> str:
-    """The template with its disabled settings taken in; alternatives of what is set already stay out."""
+    """The template with its disabled settings enabled, except alternatives to settings that are set."""
     lines = [re.sub(r"^(\s*)#(?=[a-z_]+: )", r"\1", line) for line in text.splitlines()]
     out = [line for line in lines if not re.match(r"\s+(ref|script|command): ", line)]
     return "\n".join(out) + "\n"
@@ -90,7 +90,9 @@ def test_it_is_a_valid_schema() -> None:
 def test_every_key_is_described() -> None:
     def keys(schema: dict[str, Any], where: str) -> None:
         for name, found in schema.get("properties", {}).items():
-            part = SCHEMA["$defs"].get(found.get("$ref", "").rpartition("/")[2], {})  # a part's own words, if none here
+            part = SCHEMA["$defs"].get(
+                found.get("$ref", "").rpartition("/")[2], {}
+            )  # the part's own description, if there is none here
             assert len(found.get("description", part.get("description", ""))) > 15, f"{where}{name}"
 
     keys(SCHEMA, "")
@@ -100,22 +102,22 @@ def test_every_key_is_described() -> None:
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
-def test_the_repositorys_jobs_agree_with_the_schema(path: Path) -> None:
+def test_the_repositorys_jobs_match_the_schema(path: Path) -> None:
     VALIDATOR.validate(yaml.safe_load(path.read_text()))
 
 
-def test_dumped_jobs_agree_with_the_schema() -> None:
+def test_dumped_jobs_match_the_schema() -> None:
     for text in (TEMPLATE, enabled(TEMPLATE)):
         VALIDATOR.validate(yaml.safe_load(dump_job(parse_job(text))))
 
 
 @pytest.mark.parametrize("name", CAUGHT_BY_SCHEMA)
-def test_an_editor_with_the_schema_sees_the_mistake(name: str) -> None:
+def test_the_schema_detects_the_mistake(name: str) -> None:
     data = yaml.safe_load((BROKEN / f"{name}.yaml").read_text())
     assert not VALIDATOR.is_valid(data)
 
 
-def test_the_template_loads_as_it_stands() -> None:
+def test_the_template_loads_unchanged() -> None:
     job = parse_job(TEMPLATE, "template.yaml")
     assert parse_job(dump_job(job)) == job
     VALIDATOR.validate(yaml.safe_load(TEMPLATE))
@@ -137,7 +139,7 @@ def test_the_templates_alternatives_load_too() -> None:
 
 
 def test_the_templates_settings_that_are_defaults_are_the_defaults() -> None:
-    """A line that the template says nothing about beyond the default must not differ from it."""
+    """A line that the template presents as a default must be the default."""
     data = yaml.safe_load(TEMPLATE)
     for key in ("runtime", "code", "gpus", "processes", "output", "restarts", "port"):
         assert data[key] == Job.model_fields[key].default

@@ -1,4 +1,4 @@
-"""Every job that runs our trainer gives it options that it takes: none may fail on a GPU for a misspelling."""
+"""Every job that runs our trainer has valid options: none may fail on a GPU because of a misspelling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOBS = {
     for index, job in enumerate(expand_sweep(load_job(path)))
     if job.run.module == "train"
 }
-RECIPES = {  # job: epochs, top-1 published
+RECIPES = {  # job: epochs, published top-1
     "imagenet_rn50_90": (90, "77.12 %"),
     "imagenet_rn50_16": (16, "73.8 %"),
     "imagenet_rn50_32": (32, "76.6 %"),
@@ -32,7 +32,7 @@ RECIPES = {  # job: epochs, top-1 published
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_the_trainer_takes_what_the_job_gives_it(name: str) -> None:
+def test_the_trainer_accepts_every_jobs_arguments(name: str) -> None:
     job: Job = JOBS[name]
     config = parse(list(argv_of(job.run.args)))
     assert config.data
@@ -41,7 +41,7 @@ def test_the_trainer_takes_what_the_job_gives_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_names_its_source_and_what_to_expect(name: str) -> None:
+def test_a_recipe_names_its_source_and_its_published_result(name: str) -> None:
     epochs, top1 = RECIPES[name]
     assert parse(list(argv_of(JOBS[f"{name}-0"].run.args))).epochs == epochs
     head = (REPOSITORY / "jobs" / f"{name}.yaml").read_text().partition("\nname:")[0]

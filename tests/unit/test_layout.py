@@ -1,4 +1,4 @@
-"""The house rules that tools do not check by themselves: what imports what, and what a start costs."""
+"""House rules that no tool checks: import rules and the cost of a start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HELP = 0.3  # seconds
 
 
 def imported_by(code: str) -> set[str]:
-    """Top-level names of all modules that a Python has loaded after running `code`."""
+    """Top-level names of all modules that Python has imported after running `code`."""
     done = subprocess.run(
         [
             sys.executable,
@@ -34,7 +34,7 @@ def imported_by(code: str) -> set[str]:
 
 
 def cpu_seconds(*arguments: str) -> float:
-    """Processor time of a program from start to end: what a busy machine does not change."""
+    """CPU time of a program, which other load on the machine does not affect."""
     watch = "import resource, subprocess, sys\nsubprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)\n"
     watch += "used = resource.getrusage(resource.RUSAGE_CHILDREN)\nprint(used.ru_utime + used.ru_stime)"
     done = subprocess.run([sys.executable, "-c", watch, *arguments], capture_output=True, text=True, check=True)
@@ -46,7 +46,7 @@ def sources(package: str) -> Iterator[Path]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Every module that a file imports, at its top or inside a function."""
+    """Every module that a file imports, at the top or inside a function."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
@@ -54,7 +54,7 @@ def imports(path: Path) -> Iterator[str]:
             yield node.module or ""
 
 
-def test_help_loads_nothing_that_only_commands_need() -> None:
+def test_help_imports_nothing_that_only_commands_need() -> None:
     loaded = imported_by(
         "from launcher.cli.main import main\nsys.argv = ['launcher', '--help']\ntry: main()\nexcept SystemExit: pass"
     )
@@ -90,16 +90,16 @@ def test_plain_processes_need_neither_docker_nor_paramiko(tmp_path: Path) -> Non
     assert not imported_by(code) & {"docker", "requests", "urllib3", "paramiko", "cryptography"}
 
 
-def test_the_trainer_does_not_know_the_launcher_nor_the_launcher_the_trainer() -> None:
+def test_trainer_and_launcher_do_not_import_each_other() -> None:
     for path in sources("train"):
         assert not [name for name in imports(path) if name.partition(".")[0] == "launcher"], path
-    in_the_image = ROOT / "launcher" / "container_scripts" / "agent.py"  # runs under the image's Python, never here
+    in_the_image = ROOT / "launcher" / "container_scripts" / "agent.py"  # runs only under the image's Python
     for path in set(sources("launcher")) - {in_the_image}:
         assert not [name for name in imports(path) if name.partition(".")[0] in {"train", "torch", "tests"}], path
 
 
 @pytest.mark.parametrize("package", ["launcher", "train", "bench", "tests"])
-def test_every_module_says_what_it_is_and_fits_in_the_head(package: str) -> None:
+def test_every_module_has_a_docstring_and_a_limited_length(package: str) -> None:
     for path in sources(package):
         text = path.read_text(encoding="utf-8")
         if path.name != "__init__.py" or text.strip():
@@ -109,7 +109,7 @@ def test_every_module_says_what_it_is_and_fits_in_the_head(package: str) -> None
             assert lines <= LIMIT + MARGIN, f"{path.relative_to(ROOT)} has {lines} lines: split it"
 
 
-def test_import_linter_keeps_the_arrows() -> None:
+def test_import_linter_passes() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"],
         cwd=ROOT,
@@ -120,7 +120,7 @@ def test_import_linter_keeps_the_arrows() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_a_refused_job_file_costs_no_connection_and_little_time(tmp_path: Path) -> None:
+def test_a_refused_job_file_is_reported_fast_and_without_connecting(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("name: bad\nnodse: [gpu-a]\n")
     began = time.monotonic()

@@ -28,7 +28,7 @@ def in_pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]))),
     st.lists(st.integers(0, 500)),
 )
-def test_lines_are_the_same_however_the_stream_is_cut(lines: list[str], cuts: list[int]) -> None:
+def test_lines_are_the_same_however_the_stream_is_split(lines: list[str], cuts: list[int]) -> None:
     data = "".join(f"{line}\n" for line in lines).encode()
     splitter = Lines()
     found = [line for piece in in_pieces(data, cuts) for line in splitter.feed(piece)]
@@ -36,7 +36,7 @@ def test_lines_are_the_same_however_the_stream_is_cut(lines: list[str], cuts: li
 
 
 @given(st.binary(), st.lists(st.integers(0, 500)))
-def test_no_bytes_are_too_broken(data: bytes, cuts: list[int]) -> None:
+def test_any_bytes_are_decoded(data: bytes, cuts: list[int]) -> None:
     splitter = Lines()
     for piece in in_pieces(data, cuts):
         splitter.feed(piece)
@@ -57,13 +57,13 @@ def test_a_megabyte_line_in_small_pieces_stays_one_line() -> None:
     assert [len(line) for line in splitter.feed(b"\n")] == [1 << 20]
 
 
-def test_secrets_are_masked_the_longest_first_and_short_ones_left() -> None:
+def test_secrets_are_masked_longest_first_and_short_ones_not_at_all() -> None:
     mask = Masker(["hunter2", "hunter2-and-more", "abc", "line one\nline two"])
     assert mask("a hunter2-and-more b hunter2 c abc") == "a *** b *** c abc"
     assert mask("said line two") == "said ***"
 
 
-def test_a_clock_tells_when_a_byte_was_written_and_where_a_time_begins() -> None:
+def test_a_clock_maps_offsets_to_times_and_times_to_offsets() -> None:
     clock = Clock.parse(b"100 10\n101 10\nx\n102 50\ntorn 5\n103")
     assert clock.time_of(0) == 100
     assert clock.time_of(10) == 102
@@ -74,7 +74,7 @@ def test_a_clock_tells_when_a_byte_was_written_and_where_a_time_begins() -> None
 
 
 @given(st.binary(max_size=300))
-def test_a_hostile_clock_is_read_without_a_crash_and_stays_sorted(text: bytes) -> None:
+def test_a_malformed_clock_is_read_without_a_crash_and_stays_sorted(text: bytes) -> None:
     clock = Clock.parse(text)
     assert list(clock.sizes) == sorted(clock.sizes)
 
@@ -85,7 +85,7 @@ WORDS = st.binary(max_size=9).map(lambda b: b.translate(None, b"\r\n") or b"x")
 @pytest.mark.parametrize("ending", [b"", b"\n"])
 @given(st.lists(WORDS, max_size=30), st.integers(0, 40))
 @settings(max_examples=25, deadline=None)
-def test_last_lines_begin_where_they_should(ending: bytes, lines: list[bytes], count: int) -> None:
+def test_the_last_lines_begin_at_the_right_offset(ending: bytes, lines: list[bytes], count: int) -> None:
     data = b"\n".join(lines) + (ending if lines else b"")
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
@@ -94,7 +94,7 @@ def test_last_lines_begin_where_they_should(ending: bytes, lines: list[bytes], c
     assert data[offset:].splitlines() == (data.splitlines()[-count:] if count else [])
 
 
-def test_a_file_is_read_to_its_end_and_one_that_is_missing_is_empty(tmp_path: Path) -> None:
+def test_a_file_is_read_to_its_end_and_a_missing_file_is_empty(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"abcdef")
     assert b"".join(read_from(FILES, str(tmp_path / "log"), 2)) == b"cdef"
     assert list(read_from(FILES, str(tmp_path / "none"))) == []

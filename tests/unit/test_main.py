@@ -1,4 +1,4 @@
-"""The entry point: what ends the program without a traceback."""
+"""The entry point: exceptions that end the program without a traceback."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from launcher.cli import main
 from launcher.errors import StoppedByUser
 
 
-def test_ctrl_c_that_a_library_made_an_error_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_wrapped_in_a_librarys_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def app() -> None:
         raise ValueError("Error building `model` serializer:\n  KeyboardInterrupt: ")
 
@@ -18,7 +18,7 @@ def test_ctrl_c_that_a_library_made_an_error_of(monkeypatch: pytest.MonkeyPatch)
     assert ended.value.code == StoppedByUser.exit_code
 
 
-def test_a_defect_shows_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def app() -> None:
         raise ValueError("no such thing")
 

@@ -1,4 +1,4 @@
-"""Containers as the Engine API takes them, states and failures as it tells them."""
+"""Containers as requests to the Engine API, and the states and failures in its responses."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_plain_container() -> None:
     }
 
 
-def test_everything_that_can_be_asked_for() -> None:
+def test_a_container_with_every_option() -> None:
     config = container_request(
         spec(
             groups=(27, 102),
@@ -118,7 +118,7 @@ def test_everything_that_can_be_asked_for() -> None:
     assert config["Init"] is False
 
 
-def test_shm_size_means_nothing_with_the_hosts_ipc() -> None:
+def test_shm_size_is_ignored_with_the_hosts_ipc() -> None:
     assert "ShmSize" not in container_request(spec(ipc="host", shm_size=1 << 30))["HostConfig"]
 
 
@@ -127,7 +127,7 @@ def test_gpus_by_cdi() -> None:
     assert requests_ == [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=GPU-1"]}]
 
 
-def test_the_images_own_command_without_argv() -> None:
+def test_without_argv_the_images_command_runs() -> None:
     body = container_request(spec(argv=()))
     assert "Entrypoint" not in body
     assert "Cmd" not in body
@@ -175,7 +175,7 @@ def test_a_container_that_has_not_ended_has_no_exit_code(status: str) -> None:
 
 
 @given(st.one_of(st.text(), st.none(), st.integers(), st.from_regex(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")))
-def test_no_time_breaks_the_reader(text: object) -> None:
+def test_any_time_stamp_can_be_parsed(text: object) -> None:
     assert isinstance(timestamp(text), float)
 
 
@@ -185,7 +185,7 @@ def test_an_image_without_anything_in_its_config() -> None:
 
 
 def an_image(**changes: Any) -> dict[str, Any]:
-    """What a classic store (engine 20.10) and containerd's (engine 26.1) were seen to say of one image."""
+    """Recorded responses of a classic store (engine 20.10) and of containerd's (engine 26.1) for one image."""
     config = {
         "User": "",
         "Env": ["A=b"],
@@ -206,7 +206,7 @@ def an_image(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_one_image_has_one_content_whatever_its_store_calls_it() -> None:
+def test_an_image_has_the_same_content_in_every_store() -> None:
     classic = image_info(an_image())
     config = {"Env": ["A=b"], "Cmd": ["python3"], "Labels": {"c": "d"}, "Image": "", "Entrypoint": []}
     containerd = image_info(an_image(Id="sha256:00", Size=151001690, Variant="", Config=config))
@@ -225,7 +225,7 @@ def test_one_image_has_one_content_whatever_its_store_calls_it() -> None:
         {"Config": {"Env": ["A=b"], "Cmd": ["python3"], "Labels": {"c": "d"}, "Entrypoint": ["sh"]}},
     ],
 )
-def test_whatever_a_container_would_notice_makes_another_content(change: dict[str, Any]) -> None:
+def test_a_difference_visible_to_a_container_changes_the_content(change: dict[str, Any]) -> None:
     assert image_info(an_image(**change)).content != image_info(an_image()).content
 
 
@@ -249,7 +249,7 @@ def test_engine_facts_of_old_and_new_engines() -> None:
 
 
 def wrapped(inner: Exception) -> requests.ConnectionError:
-    """As requests and urllib3 hand it on."""
+    """An error as raised by requests and urllib3."""
     return requests.ConnectionError(urllib3.exceptions.ProtocolError("Connection aborted.", inner))
 
 
@@ -295,9 +295,7 @@ def api_error(status: int, words: str) -> docker.errors.APIError:
         (KeyError("Id"), EngineFailed, "unexpected response from the Docker API (KeyError: 'Id')"),
     ],
 )
-def test_every_failure_has_its_kind_its_node_and_a_cure(
-    error: Exception, kind: type[LauncherError], words: str
-) -> None:
+def test_every_failure_has_a_kind_a_node_and_a_fix(error: Exception, kind: type[LauncherError], words: str) -> None:
     told = explain("gpu-a", "carol", "create a container", error)
     assert type(told) is kind
     assert words in str(told)
@@ -305,7 +303,7 @@ def test_every_failure_has_its_kind_its_node_and_a_cure(
         assert str(told).startswith("gpu-a: ")
 
 
-def test_only_a_broken_connection_is_tried_again() -> None:
+def test_only_a_broken_connection_is_retried() -> None:
     assert is_lost(ConnectionResetError("reset"))
     assert is_lost(unwrap_sdk_error(EOFError()))
     assert not is_lost(DialFailed(1, "permission denied"))
@@ -333,7 +331,7 @@ def test_only_a_broken_connection_is_tried_again() -> None:
         (api_error(500, "no space left on device"), api_error(500, "no space left on device")),
     ],
 )
-def test_what_docker_py_has_wrapped_up(error: Exception, plain: Exception) -> None:
+def test_wrapped_errors_of_docker_py_are_unwrapped(error: Exception, plain: Exception) -> None:
     found = unwrap_sdk_error(error)
     assert type(found) is type(plain)
     assert not plain.args or str(found) == str(plain)
@@ -350,5 +348,5 @@ def test_what_docker_py_has_wrapped_up(error: Exception, plain: Exception) -> No
         (2, "Name or service not known", Reach.UNKNOWN),
     ],
 )
-def test_what_sshds_refusal_says_of_the_way(code: int, text: str, reach: Reach) -> None:
+def test_sshds_refusals_are_interpreted(code: int, text: str, reach: Reach) -> None:
     assert refusal(code, text) is reach

@@ -1,4 +1,4 @@
-"""What a node tells about itself is read, whatever it tells."""
+"""Parsing of a node's facts, whatever the node sends."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ Main:
     assert parse((trie + routes).encode()).node.interfaces == (Interface("eno1", ("10.0.0.5/24",)),)
 
 
-def test_this_machine_tells_what_it_is() -> None:
+def test_this_machine_reports_its_facts() -> None:
     told = subprocess.run(["sh", "-c", script()], capture_output=True, check=True)
     assert parse(told.stdout).complete
     look = parse(told.stdout).node
@@ -134,13 +134,13 @@ def test_this_machine_tells_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("cut", range(0, len(TOLD), 37))
-def test_torn_output_is_seen_to_be_torn(cut: int) -> None:
+def test_truncated_output_is_detected(cut: int) -> None:
     assert not parse(TOLD.encode()[:cut]).complete
 
 
 @settings(max_examples=300)
 @given(st.binary())
-def test_no_output_breaks_it(data: bytes) -> None:
+def test_any_output_is_handled(data: bytes) -> None:
     parse(data)
     free_space(data)
 
@@ -157,7 +157,7 @@ WORD = st.one_of(
 
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.sampled_from(TOLD.split("@@")[1:]), st.lists(st.lists(WORD, max_size=12), max_size=6))))
-def test_no_section_breaks_it(sections: list[tuple[str, list[list[str]]]]) -> None:
+def test_any_section_is_handled(sections: list[tuple[str, list[list[str]]]]) -> None:
     text = "".join(
         f"@@{real.splitlines()[0]}\n" + "".join(" ".join(words) + "\n" for words in lines) for real, lines in sections
     )

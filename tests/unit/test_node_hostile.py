@@ -1,4 +1,4 @@
-"""What comes from a node is not trusted: torn by a cut, a full disk or a kill, or made to harm.
+"""Data from a node is not trusted: it may be truncated by a lost connection, a full disk or a kill, or malicious.
 
 Whatever it is, it is read, ignored, or refused with an error that names the node; never a traceback, and never a
 file outside the run's folder.
@@ -46,7 +46,7 @@ ERROR_FILE = {"message": {"message": "m", "extraInfo": {"py_callstack": "Traceba
 
 
 def torn(whole: bytes) -> st.SearchStrategy[bytes]:
-    """Beginnings of it, pieces of it replaced, and anything else."""
+    """Prefixes of the text, the text with pieces replaced, and arbitrary bytes."""
     return st.one_of(
         st.integers(0, len(whole)).map(lambda end: whole[:end]),
         st.tuples(st.integers(0, len(whole)), st.binary(max_size=8)).map(
@@ -77,7 +77,7 @@ contents = st.fixed_dictionaries(
 
 @given(contents, st.sampled_from([1, 124, 125, 137, 143, 255]))
 @quick
-def test_the_files_that_tell_of_a_failure(told: dict[str, bytes], code: int) -> None:
+def test_error_files(told: dict[str, bytes], code: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, data in told.items():
             path = Path(folder, name)
@@ -113,7 +113,7 @@ paths = st.one_of(
 
 @given(paths, st.booleans())
 @settings(max_examples=500, deadline=None)
-def test_no_path_of_a_node_leads_out_of_the_runs_folder(path: str, checkpoints: bool) -> None:
+def test_no_path_from_a_node_leaves_the_runs_folder(path: str, checkpoints: bool) -> None:
     wanted = want(path, checkpoints=checkpoints)
     if wanted is not None:
         root = Path("/somewhere/runs/r")
@@ -125,14 +125,14 @@ def test_no_path_of_a_node_leads_out_of_the_runs_folder(path: str, checkpoints: 
     st.lists(st.sampled_from(["tensorboard", "logs", "errors", "state", "a.tfevents.1", "b"]), max_size=4), st.data()
 )
 @quick
-def test_what_a_node_has_comes_here_whatever_its_names_are(parts: list[str], data: st.DataObject) -> None:
-    """A file where a folder is expected and the other way round."""
+def test_files_are_collected_whatever_their_names(parts: list[str], data: st.DataObject) -> None:
+    """A file where a folder is expected, and vice versa."""
     with tempfile.TemporaryDirectory() as there, tempfile.TemporaryDirectory() as here:
         Path(here, "logs").mkdir()
         for _ in range(3):
             names = data.draw(st.permutations(parts))
             path = Path(there, *names) if names else Path(there, "metrics.jsonl")
-            with contextlib.suppress(OSError):  # of this test: a folder is there already
+            with contextlib.suppress(OSError):  # the test itself may have created a folder there
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(b"x")
         collect([OutputFolder(Files(LocalMachine("a", "me")), there, ())], Path(here), checkpoints=True)
@@ -150,21 +150,21 @@ def test_a_listing_of_files(listing: bytes) -> None:
     st.dictionaries(st.sampled_from([v for k, v in vars(labels).items() if k.isupper() and k != "SPLIT"]), st.text())
 )
 @quick
-def test_labels_that_somebody_else_wrote(marks: dict[str, str]) -> None:
+def test_labels_written_by_another_program(marks: dict[str, str]) -> None:
     state = ContainerState("id", "c", "i", marks, Phase.RUNNING, None, False, 0, 1.0, 0.0, "")
     with contextlib.suppress(LauncherError):
         assert node_of(state).rank >= 0
 
 
 class Says(LocalMachine):
-    """A node whose shell says this, whatever it is asked."""
+    """A node whose shell prints this for every command."""
 
     def __init__(self, said: bytes) -> None:
         super().__init__("a", "me")
         self.said = said
 
     def open(self, argv: Sequence[str]) -> CommandStream:
-        mark = argv[-1].encode()  # which it knows, for it was told
+        mark = argv[-1].encode()  # which the node knows, since it is an argument
         text = self.said.replace(b"MARK", mark)
         return super().open(["python3", "-c", f"import os; os.write(1, {text!r}); os.write(2, {text!r})"])
 
@@ -176,7 +176,7 @@ said = st.lists(st.sampled_from([b"MARK\n", b"3\n", b"abc", b"0\n", b"9999999999
 
 @given(said)
 @settings(max_examples=60, deadline=None)
-def test_a_node_that_says_anything_when_its_files_are_read(said: bytes) -> None:
+def test_arbitrary_answers_when_files_are_read(said: bytes) -> None:
     files, spans = Files(Says(said)), [Span("/a", 0, 5), Span("/b", 0, 5)]
     with contextlib.suppress(LauncherError):
         assert sum(len(piece) for _, piece in files.read_spans(spans)) <= 10
@@ -186,7 +186,7 @@ def test_a_node_that_says_anything_when_its_files_are_read(said: bytes) -> None:
 
 
 class Answers(BaseHTTPRequestHandler):
-    """An engine that says whatever it was told to."""
+    """An engine that sends a given response."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -203,7 +203,7 @@ class Answers(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = _answer  # noqa: N815 - so http.server wants them
+    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = _answer  # noqa: N815 - names required by http.server
 
     def log_message(self, *_: object) -> None:
         pass
@@ -237,7 +237,7 @@ INSPECTED = {
 
 @st.composite
 def misshapen(draw: st.DrawFn) -> bytes:
-    """An answer with one of its values replaced, at any depth; a list of it; or anything else."""
+    """A response with one value replaced at any depth, a list of it, or arbitrary JSON."""
     whole: Any = json.loads(json.dumps(INSPECTED))
     place, key = whole, draw(st.sampled_from(sorted(whole)))
     while isinstance(place[key], dict) and draw(st.booleans()):
@@ -255,7 +255,7 @@ def misshapen(draw: st.DrawFn) -> bytes:
 
 @given(misshapen(), st.sampled_from([200, 200, 200, 404, 409, 500]))
 @settings(max_examples=150, deadline=None)
-def test_an_engine_that_answers_anything(engine: DockerEngine, body: bytes, status: int) -> None:
+def test_arbitrary_answers_of_the_engine(engine: DockerEngine, body: bytes, status: int) -> None:
     Answers.body, Answers.status = body, status
     for ask in (
         lambda: engine.inspect("c"),

@@ -1,4 +1,4 @@
-"""Many nodes at once: every failure is told, none hides another; limits are looked for once."""
+"""Many nodes at once: every failure is reported, none hides another; limits are probed once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fail(node: str) -> int:
     raise NodeUnreachable(node, "is away", "")
 
 
-def test_results_come_in_order_and_at_once() -> None:
+def test_calls_run_concurrently_and_results_keep_their_order() -> None:
     barrier = threading.Barrier(20)
 
     def meet(place: int) -> int:
@@ -32,25 +32,25 @@ def test_results_come_in_order_and_at_once() -> None:
     assert run_all([lambda place=place: meet(place) for place in range(20)]) == list(range(20))
 
 
-def test_all_failures_are_told_in_order() -> None:
+def test_all_failures_are_reported_in_order() -> None:
     with pytest.raises(NodesFailed) as caught:
         run_all([lambda: fail("a"), lambda: 1, lambda: fail("c")])
     assert [error.where for error in caught.value.errors] == ["a", "c"]
     assert "2 of 3 nodes failed" in str(caught.value)
 
 
-def test_a_defect_is_not_dressed_up_as_a_nodes_failure() -> None:
+def test_a_defect_is_not_reported_as_a_nodes_failure() -> None:
     with pytest.raises(ZeroDivisionError):
         run_all([lambda: fail("a"), lambda: 1 // 0])
 
 
-def test_settled_failures_stand_in_their_places() -> None:
+def test_settled_failures_keep_their_positions() -> None:
     one, two = run_all_settled([lambda: fail("a"), lambda: 2])
     assert isinstance(one, NodeUnreachable)
     assert two == 2
 
 
-def test_two_at_once_and_the_error_of_either() -> None:
+def test_two_calls_run_at_once_and_either_may_fail() -> None:
     assert run_both(lambda: 1, lambda: "x") == (1, "x")
     with pytest.raises(NodeUnreachable):
         run_both(lambda: 1, lambda: fail("a"))
@@ -59,7 +59,7 @@ def test_two_at_once_and_the_error_of_either() -> None:
 
 
 def interrupted(steps: list[str]) -> int:
-    """A Ctrl-C while nodes are waited for, and more of them; each job ends long after."""
+    """Several Ctrl-C while waiting for nodes; each call ends long after them."""
 
     def job(node: str) -> int:
         for _ in range(5):
@@ -71,16 +71,16 @@ def interrupted(steps: list[str]) -> int:
     return sum(run_all([lambda node=node: job(node) for node in "abc"]))
 
 
-def test_ctrl_c_waits_for_the_end_of_what_must_not_be_cut() -> None:
+def test_ctrl_c_waits_for_the_end_of_a_protected_section() -> None:
     steps: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         uninterrupted(lambda: interrupted(steps))
     assert sorted(steps) == ["a", "b", "c"]
-    with pytest.raises(KeyboardInterrupt):  # and is itself again afterwards
+    with pytest.raises(KeyboardInterrupt):  # the default handler is restored afterwards
         signal.raise_signal(signal.SIGINT)
 
 
-def test_ctrl_c_does_not_hide_what_went_wrong() -> None:
+def test_ctrl_c_does_not_hide_an_error() -> None:
     def fails() -> int:
         interrupted([])
         return fail("a")

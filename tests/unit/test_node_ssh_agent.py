@@ -1,4 +1,4 @@
-"""An ssh-agent at a socket of the ssh config's choice."""
+"""An ssh-agent at a socket that the ssh config names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.node.ssh.agent import SocketAgent
 
 
 @pytest.mark.skipif(shutil.which("ssh-agent") is None, reason="no OpenSSH client")
-def test_its_keys_sign(tmp_path: Path) -> None:
+def test_keys_of_the_agent_can_sign(tmp_path: Path) -> None:
     key, path = paramiko.ECDSAKey.generate(), str(tmp_path / "agent")
     key.write_private_key_file(str(tmp_path / "key"))
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
@@ -35,7 +35,7 @@ def test_its_keys_sign(tmp_path: Path) -> None:
         agent.wait()
 
 
-def test_one_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
+def test_an_unresponsive_agent_times_out(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "agent"))
         silent.listen()
@@ -45,6 +45,6 @@ def test_one_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
         assert time.monotonic() - began < 2
 
 
-def test_none_there_is_an_os_error(tmp_path: Path) -> None:
+def test_a_missing_agent_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         SocketAgent(str(tmp_path / "agent"), 0.3)

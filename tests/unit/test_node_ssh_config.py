@@ -1,4 +1,4 @@
-"""How a host is reached, from what OpenSSH says."""
+"""How to reach a host, from OpenSSH's configuration."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read(answer: str, alias: str = "gpu", **environ: str) -> Target:
     return parse_answer(parse_host(alias), alias, answer, environ)
 
 
-def test_every_option_that_matters_is_taken_over() -> None:
+def test_every_relevant_option_is_used() -> None:
     target = read(ANSWER, MY_AGENT="/run/agent")
     assert (target.hostname, target.port, target.user) == ("10.1.2.3", 2222, "carol")
     assert target.identity_files == (f"{HOME}/.ssh/id_10.1.2.3", "/keys/my key")
@@ -67,7 +67,7 @@ def test_every_option_that_matters_is_taken_over() -> None:
     assert target.known_as == "cluster"
 
 
-def test_without_an_answer_the_defaults_of_openssh_hold() -> None:
+def test_without_output_openssh_defaults_apply() -> None:
     target = read("", "me@somewhere:2200", SSH_AUTH_SOCK="/tmp/agent")
     assert (target.user, target.hostname, target.port) == ("me", "somewhere", 2200)
     assert target.identity_agent == "/tmp/agent"
@@ -100,20 +100,20 @@ def test_two_aliases_of_one_server_share_a_connection_and_two_users_do_not() -> 
         ("me@corp@gpu-a", HostSpec("gpu-a", "me@corp")),
     ],
 )
-def test_hosts_as_people_write_them(text: str, spec: HostSpec) -> None:
+def test_host_spellings_that_are_accepted(text: str, spec: HostSpec) -> None:
     assert parse_host(text) == spec
 
 
 @pytest.mark.parametrize(
     "text", ["", "@a", "a:", "a:0", "a:70000", "a:x", "-oProxyCommand=x", "a b", "a;b", "a`b", "-l@h"]
 )
-def test_what_is_no_host_is_refused(text: str) -> None:
+def test_invalid_hosts_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         parse_host(text)
 
 
 @given(st.text())
-def test_a_host_that_is_accepted_can_never_be_an_option_or_a_shell_word(text: str) -> None:
+def test_an_accepted_host_is_never_an_option_or_a_shell_word(text: str) -> None:
     try:
         spec = parse_host(text)
     except ValueError:
@@ -125,16 +125,16 @@ def test_a_host_that_is_accepted_can_never_be_an_option_or_a_shell_word(text: st
 
 
 @given(st.text(), st.text())
-def test_no_answer_breaks_the_parser(answer: str, value: str) -> None:
+def test_any_output_can_be_parsed(answer: str, value: str) -> None:
     read(answer)
     read("".join(f"{line.split()[0]} {value}\n" for line in ANSWER.splitlines()))
 
 
-def test_paths_with_spaces_stay_whole() -> None:
+def test_paths_with_spaces_are_kept() -> None:
     assert split_paths("/a b/c /d ~/e f none") == ["/a b/c", "/d", "~/e f", "none"]
 
 
-def test_bulk_bytes_go_with_the_same_config_no_question_and_a_quoted_command() -> None:
+def test_bulk_transfers_use_the_same_config_no_prompts_and_a_quoted_command() -> None:
     argv = open_ssh_argv("me@gpu:23", "/my/config", ["docker", "load", "a b"])
     assert argv[:3] == ["ssh", "-F", "/my/config"]
     assert "BatchMode=yes" in argv
@@ -152,14 +152,14 @@ def test_openssh_reads_what_only_it_understands(tmp_path: Path) -> None:
 
 
 @needs_ssh
-def test_what_openssh_refuses_is_refused_in_its_words(tmp_path: Path) -> None:
+def test_openssh_errors_are_passed_on(tmp_path: Path) -> None:
     file = tmp_path / "config"
     file.write_text("Bogus yes\n")
     with pytest.raises(UsageError, match=r"(?i)bad configuration option: bogus"):
         resolve("gpu1", str(file))
 
 
-def test_without_an_openssh_client_its_defaults_hold_but_no_file_of_its(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_openssh_client_its_defaults_apply_but_not_its_config_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.devnull)
     assert resolve("me@gpu1:23").port == 23
     with pytest.raises(UsageError, match="without the OpenSSH client"):
@@ -167,7 +167,7 @@ def test_without_an_openssh_client_its_defaults_hold_but_no_file_of_its(monkeypa
 
 
 @needs_ssh
-def test_many_hosts_are_asked_about_at_once_and_each_once(tmp_path: Path) -> None:
+def test_many_hosts_are_resolved_concurrently_and_each_once(tmp_path: Path) -> None:
     file, log = tmp_path / "config", tmp_path / "log"
     file.write_text(f'Match exec "echo %n >>{log}"\n User me\n')
     resolver = Resolver(str(file))
@@ -177,7 +177,7 @@ def test_many_hosts_are_asked_about_at_once_and_each_once(tmp_path: Path) -> Non
     assert sorted(log.read_text().split()) == sorted(names)
 
 
-def test_a_refused_host_is_refused_to_everyone_that_asks() -> None:
+def test_a_refused_host_is_refused_for_every_caller() -> None:
     resolver = Resolver(None)
     for _ in range(2):
         with pytest.raises(UsageError, match="not a node"):

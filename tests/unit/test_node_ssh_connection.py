@@ -26,7 +26,7 @@ def server(tmp_path: Path) -> Iterator[SshServer]:
 
 @pytest.fixture
 def make(server: SshServer) -> Iterator[Make]:
-    """A node `a` on that server; keyword arguments are options of its ssh config."""
+    """A node `a` on that server; keyword arguments are ssh config options."""
     pools: list[SshPool] = []
 
     def made(**options: object) -> SshMachine:
@@ -38,7 +38,7 @@ def make(server: SshServer) -> Iterator[Make]:
         pool.close()
 
 
-def test_threads_that_ask_at_once_share_one_connection(server: SshServer, make: Make) -> None:
+def test_concurrent_threads_share_one_connection(server: SshServer, make: Make) -> None:
     ssh = make()
     codes: list[int] = []
     threads = [threading.Thread(target=lambda: codes.append(ssh.run(["true"]).code)) for _ in range(20)]
@@ -62,13 +62,13 @@ def test_a_connection_that_died_is_replaced_and_the_host_key_proven_again(server
         ssh.run(["true"])
 
 
-def test_a_busy_sshd_is_asked_again(server: SshServer, make: Make) -> None:
+def test_connecting_to_a_busy_sshd_is_retried(server: SshServer, make: Make) -> None:
     server.drop = 2
     make().connect()
     assert server.accepted == 3
 
 
-def test_a_server_that_ends_every_connection_is_given_up_in_time(server: SshServer, make: Make) -> None:
+def test_connecting_to_a_server_that_closes_every_connection_times_out(server: SshServer, make: Make) -> None:
     server.drop = 1000
     began = time.monotonic()
     with pytest.raises(NodeUnreachable, match="ends every connection"):
@@ -76,7 +76,7 @@ def test_a_server_that_ends_every_connection_is_given_up_in_time(server: SshServ
     assert time.monotonic() - began < 3
 
 
-def test_a_server_that_says_nothing_is_given_up_in_time(server: SshServer, make: Make) -> None:
+def test_connecting_to_a_silent_server_times_out(server: SshServer, make: Make) -> None:
     server.frozen.set()
     began = time.monotonic()
     with pytest.raises(NodeUnreachable, match="no answer within 1 s"):
@@ -84,7 +84,7 @@ def test_a_server_that_says_nothing_is_given_up_in_time(server: SshServer, make:
     assert time.monotonic() - began < 3
 
 
-def test_a_session_refused_by_a_full_sshd_is_asked_for_again(server: SshServer, make: Make) -> None:
+def test_a_session_refused_by_a_full_sshd_is_retried(server: SshServer, make: Make) -> None:
     ssh = make()
     ssh.connect()
     server.refuse_sessions = 3
@@ -92,7 +92,7 @@ def test_a_session_refused_by_a_full_sshd_is_asked_for_again(server: SshServer, 
     assert server.refuse_sessions == 0
 
 
-def test_a_quiet_connection_lives_as_long_as_the_server_answers(server: SshServer, make: Make) -> None:
+def test_a_quiet_connection_stays_open_while_the_server_answers(server: SshServer, make: Make) -> None:
     ssh = make(ServerAliveInterval=1, ServerAliveCountMax=1)
     assert ssh.run(["true"]).code == 0
     time.sleep(3)
@@ -100,7 +100,7 @@ def test_a_quiet_connection_lives_as_long_as_the_server_answers(server: SshServe
     assert server.accepted == 1
 
 
-def test_a_server_gone_silent_ends_what_waits_for_it(server: SshServer, make: Make) -> None:
+def test_waiting_calls_end_when_the_server_goes_silent(server: SshServer, make: Make) -> None:
     ssh = make(ServerAliveInterval=1, ServerAliveCountMax=1)
     ssh.connect()
     frozen = threading.Timer(0.5, server.frozen.set)
@@ -111,7 +111,7 @@ def test_a_server_gone_silent_ends_what_waits_for_it(server: SshServer, make: Ma
     assert 1 < time.monotonic() - began < 6
 
 
-def test_a_launcher_that_was_stopped_for_long_asks_before_it_gives_up(server: SshServer) -> None:
+def test_a_resumed_launcher_pings_before_it_gives_up(server: SshServer) -> None:
     pool = SshPool(server.config(), 5)
     ssh = SshMachine("a", "node", pool)
     assert ssh.run(["true"]).code == 0
@@ -123,7 +123,7 @@ def test_a_launcher_that_was_stopped_for_long_asks_before_it_gives_up(server: Ss
     pool.close()
 
 
-def test_nothing_is_left_when_a_pool_closes(server: SshServer) -> None:
+def test_closing_a_pool_leaves_nothing_open(server: SshServer) -> None:
     before = set(threading.enumerate())
     pool = SshPool(server.config(), 5)
     SshMachine("a", "node", pool).run(["true"])
@@ -139,7 +139,7 @@ def test_nothing_is_left_when_a_pool_closes(server: SshServer) -> None:
     assert not ours()
 
 
-def test_a_command_that_was_begun_ahead_is_taken_by_its_caller(server: SshServer, make: Make) -> None:
+def test_a_command_started_in_advance_is_used_by_its_caller(server: SshServer, make: Make) -> None:
     ssh = make()
     ssh.begin("sleep")
     session = ssh.command("sleep")

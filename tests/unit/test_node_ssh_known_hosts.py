@@ -1,4 +1,4 @@
-"""known_hosts means what OpenSSH takes it to mean."""
+"""known_hosts is interpreted as by OpenSSH."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ PORT = Target("gpu", "10.0.0.1", port=2222)
         (line(hashed("10.0.0.2"), ED), HOST, Verdict.UNKNOWN),
         (line("10.0.0.1", OTHER_ED), HOST, Verdict.CHANGED),
         (line("10.0.0.1", OTHER_ED) + line("10.0.0.1", ED), HOST, Verdict.KNOWN),
-        (line("10.0.0.1", RSA), HOST, Verdict.UNKNOWN),  # another type: OpenSSH too asks as for a new host
+        (line("10.0.0.1", RSA), HOST, Verdict.UNKNOWN),  # another key type: OpenSSH too treats it as a new host
         ("@revoked " + line("*", ED) + line("10.0.0.1", ED), HOST, Verdict.REVOKED),
         ("@revoked " + line("*", OTHER_ED) + line("10.0.0.1", ED), HOST, Verdict.KNOWN),
         ("@cert-authority " + line("*", ED), HOST, Verdict.UNKNOWN),
@@ -75,7 +75,7 @@ PORT = Target("gpu", "10.0.0.1", port=2222)
         (line("[10.0.0.1]:2222", OTHER_ED) + line("10.0.0.1", ED), PORT, Verdict.CHANGED),
         (line("cluster", ED), Target("gpu", "10.0.0.1", host_key_alias="cluster"), Verdict.KNOWN),
         (line("10.0.0.1", ED), Target("gpu", "10.0.0.1", host_key_alias="cluster"), Verdict.UNKNOWN),
-        (line("Cluster", ED), Target("gpu", "10.0.0.1", host_key_alias="CLUSTER"), Verdict.KNOWN),  # case means nothing
+        (line("Cluster", ED), Target("gpu", "10.0.0.1", host_key_alias="CLUSTER"), Verdict.KNOWN),  # case-insensitive
         ("|1|torn|\n" + line("|1|torn|", ED) + line("|2|YQ==|YQ==", ED), HOST, Verdict.UNKNOWN),
         ("# " + line("10.0.0.1", ED) + "torn\n10.0.0.1 ssh-ed25519 !!!\n", HOST, Verdict.UNKNOWN),
     ],
@@ -95,7 +95,7 @@ def test_the_algorithm_that_is_known_is_asked_for_first() -> None:
     assert sorted(order) == sorted(HOST_KEY_ALGORITHMS)
 
 
-def test_what_the_user_does_not_allow_is_not_asked_for() -> None:
+def test_algorithms_that_the_user_disallows_are_not_offered() -> None:
     target = Target("gpu", "h", host_key_algorithms=("rsa-sha2-512",))
     assert order_algorithms(target, []) == ["rsa-sha2-512"]
 
@@ -106,7 +106,7 @@ def test_no_text_breaks_it(text: str, name: str) -> None:
     judge(keys, "ssh-ed25519", ED)
 
 
-def test_brackets_are_no_character_class() -> None:
+def test_brackets_are_not_a_character_class() -> None:
     assert matches("[h]:22", "[h]:22")
     assert not matches("[h]:22", "h:22")
 
@@ -120,7 +120,7 @@ def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hash_it", [False, True])
-def test_a_remembered_host_is_known(tmp_path: Path, hash_it: bool) -> None:
+def test_a_recorded_host_is_known(tmp_path: Path, hash_it: bool) -> None:
     file = tmp_path / "new" / "known_hosts"
     target = Target("gpu", "10.0.0.1", port=2222, known_hosts=(str(file),), hash_known_hosts=hash_it)
     known_hosts.remember(target, "ssh-ed25519", ED)
@@ -128,13 +128,13 @@ def test_a_remembered_host_is_known(tmp_path: Path, hash_it: bool) -> None:
     assert ("10.0.0.1" in file.read_text()) is not hash_it
 
 
-def test_nothing_is_written_where_the_user_keeps_no_file() -> None:
+def test_nothing_is_written_if_the_user_has_no_known_hosts_file() -> None:
     known_hosts.remember(Target("gpu", "h", known_hosts=("/dev/null",)), "ssh-ed25519", ED)
     known_hosts.remember(Target("gpu", "h"), "ssh-ed25519", ED)
 
 
 @given(st.binary())
-def test_a_blob_that_is_no_key_is_a_value_error(data: bytes) -> None:
+def test_an_invalid_key_blob_is_a_value_error(data: bytes) -> None:
     try:
         known_hosts.type_of(data)
     except ValueError:

@@ -21,7 +21,7 @@ def test_close_wakes_a_reader_at_once() -> None:
     assert time.monotonic() - began < 0.8
 
 
-def test_silence_is_a_time_out_of_a_second_whatever_paramiko_asks_for() -> None:
+def test_silence_times_out_after_a_second_whatever_paramiko_requests() -> None:
     ours, _theirs = socket.socketpair()
     wire = Wire(ours)
     wire.settimeout(0.1)
@@ -31,7 +31,7 @@ def test_silence_is_a_time_out_of_a_second_whatever_paramiko_asks_for() -> None:
     assert 0.9 < time.monotonic() - began < 2
 
 
-def test_it_remembers_when_the_other_side_was_last_heard() -> None:
+def test_the_wire_records_when_data_last_arrived() -> None:
     ours, theirs = socket.socketpair()
     wire = Wire(ours)
     wire.heard -= 60
@@ -54,12 +54,12 @@ def test_a_name_that_does_not_exist_says_so() -> None:
         dial("no-such-host.invalid", 22, time.monotonic() + 5)
 
 
-def test_no_time_is_no_connection() -> None:
+def test_without_time_there_is_no_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(TimeoutError):
         dial("127.0.0.1", server.getsockname()[1], time.monotonic() - 1)
 
 
-def test_a_proxy_command_is_the_other_side_and_ends_with_the_wire() -> None:
+def test_a_proxy_command_is_connected_and_ends_with_the_wire() -> None:
     wire = run_proxy("sh -c 'echo words >&2; exec cat'")
     wire.send(b"echo")
     assert wire.recv(4) == b"echo"

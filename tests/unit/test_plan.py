@@ -1,6 +1,6 @@
-"""Plans are values: the exact containers, variables and commands, held against golden files.
+"""Plans are values: the exact containers, variables and commands, compared with golden files.
 
-After a wanted change: UPDATE_GOLDEN=1 python -m pytest tests/unit/test_plan.py, then read the diff.
+After an intended change: UPDATE_GOLDEN=1 python -m pytest tests/unit/test_plan.py, then read the diff.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_plan_is_exactly_the_golden_one(name: str) -> None:
+def test_the_plan_equals_the_golden_file(name: str) -> None:
     text = planned(*CASES[name]).to_json() + "\n"
     golden = GOLDEN / f"{name}.json"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -150,7 +150,7 @@ def test_process_runtime_on_one_machine() -> None:
     assert [n.container.env["CUDA_VISIBLE_DEVICES"] for n in plan.nodes] == ["GPU-00", "GPU-01"]
 
 
-def test_the_command_of_an_old_torch_has_no_word_it_does_not_know() -> None:
+def test_the_command_for_an_old_torch_has_no_unknown_option() -> None:
     plan = planned(job(2), [node(0, gpus=2), node(1, gpus=2)], TORCH_1_1)
     argv = " ".join(plan.nodes[1].container.argv)
     assert "python -m torch.distributed.launch --nnodes 2 --node_rank 1 --nproc_per_node 2" in argv
@@ -166,14 +166,14 @@ def test_an_image_without_torch_is_refused_for_modules_but_not_for_commands() ->
     assert planned(job(1, run={"command": ["true"]}), [node(0)], bare).master.container.argv[-1] == "true"
 
 
-def test_docker0_of_the_master_is_tried_last_and_never_chosen_when_a_shared_network_is_there() -> None:
+def test_the_masters_docker0_is_tried_last_and_not_used_if_there_is_a_shared_network() -> None:
     facts = [node(0), node(1)]
     assert candidates(facts) == ("10.0.0.10", "172.17.0.1")
     meeting = choose(facts, [Probe("gpu-1", "gpu-0", "10.0.0.10", 29500, Reach.REFUSED)], 29500)
     assert meeting == Rendezvous("10.0.0.10", 29500, ("10.0.0.10", "10.0.0.11"), ("ens0", "ens1"), probed=True)
 
 
-def test_an_address_that_is_somebody_elses_is_not_taken() -> None:
+def test_an_address_of_another_machine_is_not_used() -> None:
     facts = [node(0), node(1)]
     probes = [
         Probe("gpu-1", "gpu-0", "10.0.0.10", 29500, Reach.SILENT),
@@ -185,7 +185,7 @@ def test_an_address_that_is_somebody_elses_is_not_taken() -> None:
     assert "address:" in str(caught.value)
 
 
-def test_where_nobody_may_try_the_best_guess_is_taken_with_a_warning() -> None:
+def test_the_best_guess_is_used_with_a_warning_if_no_node_may_test() -> None:
     facts = [node(0), node(1)]
     meeting = choose(facts, [Probe("gpu-1", "gpu-0", "10.0.0.10", 29500, Reach.UNKNOWN)], 29500)
     assert (meeting.address, meeting.probed) == ("10.0.0.10", False)
@@ -193,7 +193,7 @@ def test_where_nobody_may_try_the_best_guess_is_taken_with_a_warning() -> None:
     assert any("best guess" in warning for warning in plan.warnings)
 
 
-def test_an_address_of_the_job_file_wins() -> None:
+def test_an_address_in_the_job_file_takes_precedence() -> None:
     facts = [node(0), node(1)]
     meeting = choose(facts, [Probe("gpu-1", "gpu-0", "172.17.0.1", 1, Reach.OPEN)], 1, ["172.17.0.1", "10.0.0.11"])
     assert meeting.interfaces == ("docker0", "ens1")
@@ -224,7 +224,7 @@ def test_gpus_are_chosen_by_uuid(request_: Any, chosen: tuple[str, ...]) -> None
     assert gpus.select(node(0, gpus=2), request_) == chosen
 
 
-def test_every_node_that_lacks_its_gpus_is_named() -> None:
+def test_every_node_without_its_gpus_is_named() -> None:
     with pytest.raises(NodesFailed) as caught:
         planned(job(3, gpus=2), [node(0, gpus=2), node(1, gpus=1), node(2)])
     assert "gpu-1" in str(caught.value)
@@ -233,7 +233,7 @@ def test_every_node_that_lacks_its_gpus_is_named() -> None:
     assert caught.value.exit_code == 3
 
 
-def test_shares_of_one_machines_gpus_are_even_and_complete() -> None:
+def test_gpus_of_one_machine_are_divided_evenly_and_completely() -> None:
     for count in range(9):
         for parts in range(1, 5):
             uuids = [str(i) for i in range(count)]
@@ -242,19 +242,19 @@ def test_shares_of_one_machines_gpus_are_even_and_complete() -> None:
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_a_port_in_use_on_the_master_is_said_before_anything_starts() -> None:
+def test_a_port_in_use_on_the_master_is_reported_before_anything_starts() -> None:
     with pytest.raises(LauncherError, match="port 29500") as caught:
         planned(job(2), [node(0, listening=(22, 29500)), node(1)])
     assert caught.value.exit_code == 3
 
 
-def test_gpus_without_a_container_toolkit_are_refused_with_the_cure() -> None:
+def test_gpus_without_a_container_toolkit_are_refused_with_a_fix() -> None:
     engine = EngineFacts("e", "27", False, ("runc",), (), "/var/lib/docker", 1, ())
     with pytest.raises(NodeUnfit, match="nvidia-ctk"):
         planned(job(1), [node(0, gpus=1, engine=engine)])
 
 
-def test_a_rootless_engine_runs_as_root_which_is_the_user_there() -> None:
+def test_containers_of_a_rootless_engine_run_as_root() -> None:
     engine = EngineFacts("e", "27", True, ("runc",), (), "/x", 1, ())
     assert planned(job(1), [node(0, engine=engine)]).master.container.user == "0:0"
 
@@ -281,12 +281,12 @@ def test_offline_gives_each_node_the_gpus_that_the_job_names() -> None:
         assert assumed == (["gpus: all is taken for 8 GPUs a machine (gpu-0, gpu-1)"] if request == "all" else [])
 
 
-def test_ranks_are_counted_over_nodes() -> None:
+def test_ranks_are_numbered_across_nodes() -> None:
     plan = planned(job(3, gpus="all"), [node(0, gpus=2), node(1, gpus=4), node(2, gpus=1)])
     assert [(n.first_rank, n.processes) for n in plan.nodes] == [(0, 2), (2, 4), (6, 1)]
     assert any("different numbers of GPUs" in warning for warning in plan.warnings)
 
 
-def test_bare_commands_find_a_rendezvous_in_their_environment() -> None:
+def test_plain_commands_have_the_rendezvous_in_their_environment() -> None:
     meeting = Rendezvous("10.0.0.1", 1234, ("10.0.0.1",), ("e",), probed=True)
     assert command.bare(meeting, nodes=2, rank=1)["RANK"] == "1"

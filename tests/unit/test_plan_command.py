@@ -1,4 +1,4 @@
-"""`launcher plan` as a person sees it, and as `docker run` lines."""
+"""The output of `launcher plan` for a person, and as `docker run` lines."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ FULL = replace(
 
 
 def csv(text: str) -> list[str]:
-    """As docker's command line reads it."""
+    """A value as docker's command line parses it."""
     import csv as reader
 
     return next(iter(reader.reader(io.StringIO(text))))
 
 
 def request_of(line: str) -> dict[str, Any]:
-    """What docker would send to its engine: docs.docker.com/reference/cli/docker/container/run."""
+    """The request that docker would send to its engine: docs.docker.com/reference/cli/docker/container/run."""
     words = shlex.split(line.replace("\\\n", " "))
     assert words[:3] == ["docker", "run", "-d"]
     options = argparse.ArgumentParser()
@@ -138,10 +138,10 @@ def request_of(line: str) -> dict[str, Any]:
     ],
     ids=["plain", "full", "cdi", "image's own program", "offline 0", "offline 1"],
 )
-def test_a_docker_run_line_is_the_request_that_up_sends(spec: ContainerSpec) -> None:
+def test_a_docker_run_line_equals_the_request_of_up(spec: ContainerSpec) -> None:
     named = replace(spec, image=spec.image or "i")
     wanted = container_request(named)
-    if named.gpu_driver == "cdi":  # docker sends one request a device
+    if named.gpu_driver == "cdi":  # docker sends one request per device
         (request,) = wanted["HostConfig"]["DeviceRequests"]
         wanted["HostConfig"]["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": [id_]} for id_ in request["DeviceIDs"]]
     assert request_of(docker_run(named)) == wanted
@@ -157,7 +157,7 @@ def test_the_script_names_image_and_folder_of_every_node() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_plan_says_gpus_and_workers_and_cuts_no_command(width: int) -> None:
+def test_the_plan_shows_gpus_workers_and_whole_commands(width: int) -> None:
     file = io.StringIO()
     show(PLAN, Console(file=file, width=width, highlight=False, soft_wrap=True))
     text = file.getvalue()
@@ -168,7 +168,7 @@ def test_the_plan_says_gpus_and_workers_and_cuts_no_command(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_docker_lines_fit_a_terminal_where_their_values_do(width: int) -> None:
+def test_docker_lines_fit_a_terminal_if_their_values_do(width: int) -> None:
     long = [line for line in docker_lines(PLAN).splitlines() if len(line) > width]
     assert all(line.startswith(("  --gpus", "  --mount", "  nvcr.io", "  -l", "  -e", "# warning")) for line in long)
 

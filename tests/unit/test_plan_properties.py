@@ -1,4 +1,4 @@
-"""Properties of the plan: for any job and any nodes a plan that adds up, or an error that says where; nothing else."""
+"""Properties of the plan: for any job and any nodes, a consistent plan or an error that says where; nothing else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ addresses = st.one_of(
 
 @st.composite
 def looks(draw: st.DrawFn, job: Job, rank: int) -> NodeFacts:
-    """A node of the job as it may be found: more or less of everything, strange names, no engine."""
+    """Possible facts of a job's node: more or less of everything, unusual names, no engine."""
     entry = job.nodes[rank]
     count = draw(st.integers(0, 4))
     return dataclasses.replace(
@@ -79,7 +79,7 @@ def make(job: Job, facts: list[NodeFacts], probes: list[Probe], image: ImageFact
 
 @given(situations())
 @settings(max_examples=200, deadline=None)
-def test_a_plan_adds_up_or_says_where_it_cannot(
+def test_a_plan_is_consistent_or_an_error_names_the_cause(
     situation: tuple[Job, list[NodeFacts], list[Probe], ImageFacts],
 ) -> None:
     job, facts, probes, image = situation
@@ -91,7 +91,7 @@ def test_a_plan_adds_up_or_says_where_it_cannot(
             assert located, str(each)
             assert each.what
         return
-    assert plan == make(job, facts, probes, image), "the same plan for the same facts"
+    assert plan == make(job, facts, probes, image), "the same facts must give the same plan"
     assert [node.rank for node in plan.nodes] == list(range(len(job.nodes)))
     assert [node.node for node in plan.nodes] == [entry.name for entry in job.nodes]
     first = 0
@@ -127,6 +127,6 @@ def test_a_plan_is_read_back_from_its_record(situation: tuple[Job, list[NodeFact
 
 @given(jobs())
 @settings(max_examples=100, deadline=None)
-def test_offline_there_is_a_plan_for_every_job_or_an_error(data: dict[str, Any]) -> None:
+def test_every_job_has_an_offline_plan_or_an_error(data: dict[str, Any]) -> None:
     with contextlib.suppress(LauncherError):
         assert "offline" in offline(Job.model_validate(data), "c0de").warnings[0]

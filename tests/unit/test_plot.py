@@ -1,4 +1,4 @@
-"""Comparisons as pictures and as a page: whole, self-contained, and with everything in them that they are to tell."""
+"""Comparisons as plots and as a page: complete and self-contained."""
 
 import dataclasses
 import io
@@ -31,7 +31,7 @@ def rows(batches: tuple[int, ...]) -> list[Row]:
 
 
 def words(svg: bytes) -> list[str]:
-    """The texts of a picture: matplotlib draws them as shapes and keeps the words as comments."""
+    """The texts of a plot: matplotlib draws them as shapes and keeps the text in comments."""
     return [text.strip() for text in re.findall(r"<!--(.*?)-->", svg.decode(), re.DOTALL)]
 
 
@@ -43,7 +43,7 @@ def words(svg: bytes) -> list[str]:
         ((32,), {"Training loss against time", "Speed", "Validation accuracy"}),
     ],
 )
-def test_a_picture_has_what_the_runs_can_tell(batches: tuple[int, ...], panels: set[str]) -> None:
+def test_a_plot_shows_what_the_runs_recorded(batches: tuple[int, ...], panels: set[str]) -> None:
     svg = draw(rows(batches), "svg")
     ET.fromstring(svg)
     titles = {"Training loss against time", "Speed", "Validation accuracy", "Accuracy against global batch", "Speed-up"}
@@ -51,18 +51,18 @@ def test_a_picture_has_what_the_runs_can_tell(batches: tuple[int, ...], panels: 
     assert any(text.startswith("a & b (ddp x 1)") for text in (word.replace("&amp;", "&") for word in words(svg)))
 
 
-def test_the_same_runs_make_the_same_picture_whenever_it_is_drawn() -> None:
+def test_the_same_runs_always_give_the_same_plot() -> None:
     assert b"<dc:date>" not in draw(rows((32, 64)), "svg")
 
 
-def test_a_png_is_large_enough_to_be_read_and_has_all_colours() -> None:
+def test_a_png_is_large_enough_and_has_all_colours() -> None:
     picture = Image.open(io.BytesIO(draw(rows((32, 32, 32)), "png"))).convert("RGB")
     assert picture.width >= 1600
     seen = {colour for _, colour in picture.getcolors(picture.width * picture.height) or []}
     assert {(0x1F, 0x77, 0xB4), (0xFF, 0x7F, 0x0E), (0x2C, 0xA0, 0x2C)} <= seen  # matplotlib's first three
 
 
-def test_a_page_needs_nothing_else_and_escapes_names() -> None:
+def test_a_page_is_self_contained_and_escapes_names() -> None:
     text = page(rows((32, 64)), "a <b> & </script>")
     tags: list[str] = []
     attributes: list[tuple[str, str | None]] = []
@@ -88,7 +88,7 @@ def test_a_page_needs_nothing_else_and_escapes_names() -> None:
     assert [figure["label"] for figure in figures] == ["a & b", "a & b<"]
 
 
-def test_a_loss_that_is_no_number_does_not_break_the_page() -> None:
+def test_a_nan_loss_does_not_break_the_page() -> None:
     measured = dataclasses.replace(rows((32,))[0].measured, losses=((1.0, 2.0), (2.0, math.nan), (3.0, math.inf)))
     text = page(compare([measured]), "x").split('id="data">')[1].split("</script>")[0]
     assert json.loads(text, parse_constant=pytest.fail)[0]["losses"] == [[1.0, 2.0]]

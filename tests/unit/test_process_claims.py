@@ -1,4 +1,4 @@
-"""Claims of plain processes: one name, one owner, also when many ask at once."""
+"""Claims of plain processes: one owner per name, even with concurrent requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_of_many_at_once_one_gets_it() -> None:
+def test_exactly_one_of_many_gets_the_claim() -> None:
     got: list[str] = []
 
     def ask(run: str) -> None:
@@ -35,7 +35,7 @@ def test_of_many_at_once_one_gets_it() -> None:
     assert holder.labels[RUN] == got[0]
 
 
-def test_a_claim_is_let_go_by_its_own_id_only(home: Path) -> None:
+def test_a_claim_is_released_only_by_its_own_id(home: Path) -> None:
     process_claims.claim("gpu-0", {RUN: "a"})
     old = process_claims.claim("gpu-0", {RUN: "b"})
     assert old is not None

@@ -1,4 +1,4 @@
-"""The caller's side of a run: code snapshots, finding runs, bringing files over."""
+"""The caller's side of a run: code snapshots, finding runs, collecting files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write(folder: Path, **files: str) -> None:
         path.write_text(text)
 
 
-def test_a_snapshot_is_the_same_for_the_same_files_and_another_for_others(tmp_path: Path) -> None:
+def test_snapshots_are_equal_only_for_equal_files(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     write(one, a="1", sub__b="2")
     write(two, sub__b="2", a="1")
@@ -42,7 +42,7 @@ def test_a_snapshot_is_the_same_for_the_same_files_and_another_for_others(tmp_pa
     assert snapshot(one).digest != snapshot(two).digest
 
 
-def test_what_ignore_files_name_and_our_own_records_stay_out(tmp_path: Path) -> None:
+def test_ignored_files_and_run_records_are_left_out(tmp_path: Path) -> None:
     write(
         tmp_path,
         main="x",
@@ -64,7 +64,7 @@ def test_what_ignore_files_name_and_our_own_records_stay_out(tmp_path: Path) -> 
     assert not {"data/big", "runs/r/log", "note", "sub/secret", ".git/HEAD"} & set(found)
 
 
-def test_links_stay_links_and_the_mode_that_matters_is_kept(tmp_path: Path) -> None:
+def test_symlinks_and_executable_bits_are_kept(tmp_path: Path) -> None:
     write(tmp_path, run="#!/bin/sh")
     (tmp_path / "run").chmod(0o744)
     (tmp_path / "link").symlink_to("run")
@@ -75,7 +75,7 @@ def test_links_stay_links_and_the_mode_that_matters_is_kept(tmp_path: Path) -> N
     assert members["workspace/code/run"] == (7, 8)
 
 
-def test_code_that_is_too_large_names_what_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_code_names_the_largest_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "LIMIT", 100)
     write(tmp_path, small="x", model="x" * 200)
     with pytest.raises(JobInvalid, match=r"model.*\n.*\.dockerignore"):
@@ -89,12 +89,12 @@ RUNS = ["cifar-20260101-000000-aaaa", "cifar-20260102-000000-bbbb", "cifar-big-2
     ("text", "found"),
     [(None, RUNS[2]), ("cifar", RUNS[1]), ("cifar-big", RUNS[2]), ("cifar-20260101", RUNS[0]), (RUNS[1], RUNS[1])],
 )
-def test_a_run_is_found_by_what_a_person_types(text: str | None, found: str) -> None:
+def test_a_run_is_found_by_id_prefix_or_name(text: str | None, found: str) -> None:
     assert resolve(text, RUNS, "runs/") == found
 
 
 @pytest.mark.parametrize("text", ["cifar-2026", "nope"])
-def test_a_run_that_is_not_one_is_refused_with_a_way_on(text: str) -> None:
+def test_an_unknown_run_is_refused_with_a_next_step(text: str) -> None:
     with pytest.raises(RunUnknown) as caught:
         resolve(text, RUNS, "runs/")
     assert caught.value.exit_code == 2
@@ -119,7 +119,7 @@ def test_a_run_whose_plan_cannot_be_read_hides_no_other_and_is_rebuilt_from_labe
 
 
 def output(folder: Path, **files: bytes) -> OutputFolder:
-    """A run's output folder as a node of this machine has it."""
+    """A run's output folder on a node that is this machine."""
     for name, data in files.items():
         path = folder / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ def output(folder: Path, **files: bytes) -> OutputFolder:
     return OutputFolder(Files(LocalMachine("here", "me")), str(folder), ("here",))
 
 
-def test_only_new_bytes_travel(tmp_path: Path) -> None:
+def test_only_new_bytes_are_sent(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     here.mkdir()
     folder = output(there, tensorboard__events=b"abc", logs__n_log=b"1\n", checkpoints__last=b"x")
@@ -138,12 +138,12 @@ def test_only_new_bytes_travel(tmp_path: Path) -> None:
     assert collect([folder], here) == [0]
     assert not (here / "checkpoints").exists()
     assert collect([folder], here, checkpoints=True) == [1]
-    output(there, tensorboard__events=b"new")  # shorter: another file
+    output(there, tensorboard__events=b"new")  # shorter, so it is another file
     assert collect([folder], here) == [3]
     assert (here / "tensorboard/events").read_bytes() == b"new"
 
 
-def test_of_a_file_that_two_folders_have_the_first_ones_is_kept(tmp_path: Path) -> None:
+def test_a_file_in_two_folders_is_kept_from_the_first(tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
     one, two = output(tmp_path / "1", logs__a=b"first"), output(tmp_path / "2", logs__a=b"other!", logs__b=b"2")
@@ -151,7 +151,7 @@ def test_of_a_file_that_two_folders_have_the_first_ones_is_kept(tmp_path: Path) 
     assert (here / "logs/a").read_bytes() == b"first"
 
 
-def test_a_folder_that_cannot_be_read_does_not_keep_the_others_from_coming(tmp_path: Path) -> None:
+def test_an_unreadable_folder_does_not_block_the_others(tmp_path: Path) -> None:
     class Away(Files):
         def scan(self, root: str) -> Sequence[FileEntry]:
             raise NodeUnreachable("b", "is away")
@@ -164,7 +164,7 @@ def test_a_folder_that_cannot_be_read_does_not_keep_the_others_from_coming(tmp_p
     assert results[1] == 1
 
 
-def test_a_file_that_breaks_off_is_as_it_was_before(tmp_path: Path) -> None:
+def test_an_interrupted_file_keeps_its_old_content(tmp_path: Path) -> None:
     class Cut(Files):
         def read_spans(self, spans: Sequence[Span]) -> Generator[tuple[Span, bytes], None, None]:
             for span, piece in super().read_spans(spans):
@@ -185,7 +185,7 @@ def test_a_file_that_breaks_off_is_as_it_was_before(tmp_path: Path) -> None:
     assert sorted(path.name for path in here.rglob("*.part")) == []
 
 
-def test_two_who_bring_the_same_files_at_once_double_nothing(tmp_path: Path) -> None:
+def test_two_concurrent_collectors_duplicate_nothing(tmp_path: Path) -> None:
     here, log = tmp_path / "here", tmp_path / "there" / "logs" / "n.log"
     here.mkdir()
     folder = output(tmp_path / "there", logs__x=b"")
@@ -204,11 +204,11 @@ def test_two_who_bring_the_same_files_at_once_double_nothing(tmp_path: Path) -> 
     assert (here / "logs/n.log").read_bytes() == log.read_bytes()
 
 
-def test_what_is_followed_is_kept_where_it_fits(tmp_path: Path) -> None:
-    append(tmp_path, "logs/a", 3, b"later")  # what comes before is not here: left to collect()
+def test_pushed_data_is_appended_only_at_its_offset(tmp_path: Path) -> None:
+    append(tmp_path, "logs/a", 3, b"later")  # the data before it is not here: left to collect()
     assert (tmp_path / "logs/a").read_bytes() == b""
     append(tmp_path, "logs/a", 0, b"abcdef")
-    append(tmp_path, "logs/a", 4, b"efgh")  # a part of it is here already
+    append(tmp_path, "logs/a", 4, b"efgh")  # a part of it is already here
     append(tmp_path, "logs/a", 0, b"ab")
     assert (tmp_path / "logs/a").read_bytes() == b"abcdefgh"
 
@@ -223,5 +223,5 @@ def test_event_files_of_any_program_are_found() -> None:
     "path",
     ["../../etc/passwd", "logs/../../x", "/etc/passwd", "logs/..", "", "logs\\..\\x", "logs/a\nb", "logs/\x1b[2J"],
 )
-def test_a_path_that_would_leave_the_folder_is_left(path: str) -> None:
+def test_a_path_outside_the_folder_is_ignored(path: str) -> None:
     assert want(path, checkpoints=True) is None

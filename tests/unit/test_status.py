@@ -42,7 +42,7 @@ def shown(seen: RunStatus, width: int) -> list[str]:
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("seen", [CPU, FULL], ids=["without GPUs", "with GPUs"])
-def test_state_comes_first_and_the_last_line_gives_way(seen: RunStatus, width: int) -> None:
+def test_state_comes_first_and_the_last_line_is_shortened(seen: RunStatus, width: int) -> None:
     run, progress, head, *rows = shown(seen, width)
     assert run == "digits-20260131-120000-00aa  running"
     assert progress == "epoch 2/6  step 2000/15018  910 images/s  ETA 21:41  loss 0.3142  data wait 12%"
@@ -58,14 +58,14 @@ def test_state_comes_first_and_the_last_line_gives_way(seen: RunStatus, width: i
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_a_line_that_fits_is_whole_and_nothing_is_added(width: int) -> None:
+def test_a_last_line_that_fits_is_shown_in_full(width: int) -> None:
     one = replace(CPU, nodes=(node(0, last="loss is nan"),), progress=None)
     _, head, row = shown(one, width)
     assert head.split() == ["state", "node", "ranks", "restarts", "age", "last", "line"]
     assert row == "running  gpu-0  0      0         1:02:11  loss is nan"
 
 
-def test_what_does_not_fit_goes_from_the_right() -> None:
+def test_columns_that_do_not_fit_are_dropped_from_the_right() -> None:
     head = next(line for line in shown(FULL, 65) if line.startswith("state"))
     assert head.split() == ["state", "node", "ranks", "restarts", "age", "GPUs"]
     long = replace(FULL, nodes=(node(0, node="ada@a-rather-long-name.example.org:22"),))
@@ -84,7 +84,7 @@ def test_ends_and_unreachable_nodes_say_why(width: int) -> None:
     assert "gpu-0: restart 1 after exit code 1 after 8 s" in text
 
 
-def test_what_a_node_prints_moves_no_cursor() -> None:
+def test_control_characters_of_a_node_are_not_printed() -> None:
     assert "\x1b" not in "".join(shown(replace(CPU, nodes=(node(0, last="a\x1b[2Jb\x07"),)), 80))
 
 

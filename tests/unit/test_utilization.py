@@ -1,4 +1,4 @@
-"""How busy a node is, from whatever it says."""
+"""A node's utilization, parsed from whatever it sends."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def test_the_runs_own_gpus_in_its_order() -> None:
 
 
 @given(st.one_of(st.binary(max_size=200), st.integers(0, len(SAID)).map(lambda end: SAID[:end])))
-def test_nothing_that_a_node_says_is_too_strange(said: bytes) -> None:
+def test_any_output_of_a_node_is_handled(said: bytes) -> None:
     found = parse(said, ["GPU-1"])
     assert 0 <= found.memory <= found.memory_total

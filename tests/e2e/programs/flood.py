@@ -1,4 +1,4 @@
-"""Numbered lines in bursts: flood.py LINES A_BURST PAUSE."""
+"""Numbered lines in bursts: flood.py LINES LINES_PER_BURST PAUSE."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""After a few steps rank 1 forgets the others; they wait for it."""
+"""After a few steps rank 1 stops taking part; the others wait for it."""
 
 import sys
 import time

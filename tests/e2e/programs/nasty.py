@@ -1,4 +1,4 @@
-"""What real programs print: a line of a megabyte, progress bars, half a character, no line end at the end."""
+"""Difficult output of real programs: a line of a megabyte, progress bars, half a character, no final newline."""
 
 import os
 import sys

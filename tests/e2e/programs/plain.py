@@ -1,4 +1,4 @@
-"""Knows nothing of any launcher: torch.distributed and nothing else."""
+"""Unaware of any launcher: uses only torch.distributed."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rank 1 has a bug of its own; the others wait for it in a collective, as they do in real life."""
+"""Rank 1 raises an exception; the others wait for it in a collective, as in real programs."""
 
 import torch
 import torch.distributed as dist

@@ -1,7 +1,8 @@
-"""Trains nothing, but as trainers do: a collective a step, a checkpoint every few steps, and it goes on from the last.
+"""Behaves like a trainer without training: a collective per step, a checkpoint every few steps, resumes from the last.
 
-steps.py STEPS INTERVAL SECONDS [PATIENCE]: so many steps, a checkpoint every INTERVAL of them, SECONDS a step; a peer
-that is silent for PATIENCE seconds (60) is an error. HOARD=RANK:STEP: that rank takes all memory at that step, once.
+steps.py STEPS INTERVAL SECONDS [TIMEOUT]: runs STEPS steps of SECONDS each, with a checkpoint every INTERVAL steps; a
+peer that is silent for TIMEOUT seconds (60) is an error. HOARD=RANK:STEP: that rank uses up all memory at that step,
+once.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Prints numbered lines for a while: something to follow, to leave and to stop."""
+"""Prints numbered lines for a while: a program to follow, detach from and stop."""
 
 import signal
 import sys

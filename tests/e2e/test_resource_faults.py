@@ -1,4 +1,4 @@
-"""Full disks and memory, wrong clocks, nodes that are away when they are asked to clean up."""
+"""Full disks and memory, ports in use, nodes that are unreachable when they should clean up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.e2e.cli import Cli, bed_job
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
 
 
-def test_down_while_a_node_is_away_is_finished_by_a_second_one(bed_cli: Cli, bed: Bed) -> None:
+def test_a_second_down_finishes_what_an_unreachable_node_missed(bed_cli: Cli, bed: Bed) -> None:
     bed_cli.program("ticks.py")
     bed_cli("up", "-d", bed_cli.job("away", **bed_job(run={"script": "ticks.py", "args": ["3000"]})))
     faults.power_off(bed.nodes[1])
@@ -34,7 +34,7 @@ def test_down_while_a_node_is_away_is_finished_by_a_second_one(bed_cli: Cli, bed
     assert bed.wait_clean() == []
 
 
-def test_memory_that_is_full_is_named(bed_cli: Cli, bed: Bed) -> None:
+def test_out_of_memory_is_reported(bed_cli: Cli, bed: Bed) -> None:
     program = "data = [bytearray(1 << 20) for _ in range(2000)]; print(len(data))"
     keys = bed_job(run={"command": ["python3", "-c", program]}, nodes=["node1"], resources={"memory": "200m"})
     failed = bed_cli("up", bed_cli.job("oom", **keys), code=1)
@@ -43,7 +43,7 @@ def test_memory_that_is_full_is_named(bed_cli: Cli, bed: Bed) -> None:
     assert bed.wait_clean() == []
 
 
-def test_a_disk_that_fills_up_is_named_and_leaves_nothing(bed_cli: Cli, bed: Bed) -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing(bed_cli: Cli, bed: Bed) -> None:
     program = (
         "import os\n"
         "print('begins', flush=True)\n"
@@ -59,8 +59,8 @@ def test_a_disk_that_fills_up_is_named_and_leaves_nothing(bed_cli: Cli, bed: Bed
     assert bed.wait_clean() == []
 
 
-def test_the_masters_port_is_taken_between_the_look_and_the_start(bed_cli: Cli, bed: Bed) -> None:
-    """The quick check cannot see it: the program itself fails, and the cause is named with its cure."""
+def test_the_masters_port_is_taken_between_check_and_start(bed_cli: Cli, bed: Bed) -> None:
+    """The launcher's check cannot see it: the program itself fails, and the cause is reported with a fix."""
     bed_cli.program("steps.py")
     taken = "import socket; s=socket.socket(); s.bind(('', 29500)); s.listen(); "
     command = [

@@ -1,4 +1,4 @@
-"""`timeout` and `hang_timeout` end to end: enforced inside the containers, told as what they are."""
+"""`timeout` and `hang_timeout` end to end: enforced inside the containers and reported as such."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("rank", [1, 0], ids=["a-worker-lags", "the-master-lags"])
-def test_a_hang_is_a_failure_that_names_who_lags_and_where(bed_cli: Cli, bed: Bed, rank: int) -> None:
+def test_a_hang_is_a_failure_that_names_the_lagging_rank_and_its_stack(bed_cli: Cli, bed: Bed, rank: int) -> None:
     bed_cli.program("hangs.py")
     job = bed_cli.job("hang", **bed_job(run={"script": "hangs.py", "args": [str(rank)]}, hang_timeout="20s"))
     drill = Drill.follow(bed_cli, "up", job)
@@ -23,18 +23,18 @@ def test_a_hang_is_a_failure_that_names_who_lags_and_where(bed_cli: Cli, bed: Be
     noticed = drill.sees("no output and no step for 20 s") - last
     over = drill.end(1) - last
     print(f"noticed after {noticed:.1f} s of 20, all ended after {over:.1f} s")
-    assert noticed > 18  # of 20: the line of the last step may have come late
+    assert noticed > 18  # the limit is 20; the line of the last step may have come late
     assert over < noticed + 30
     failure = bed_cli.result()["failure"]
     assert f"the others wait for rank {rank} on node{rank + 1}" in failure["what"]
     assert "reads_data_for_ever" in failure["words"]
     assert "all_reduce" in failure["words"]
-    said = [line for _, line in drill.news]
-    assert any("hung: no output" in line for line in said)
+    messages = [line for _, line in drill.messages]
+    assert any("hung: no output" in line for line in messages)
     assert bed.wait_clean() == []
 
 
-def test_a_hang_is_restarted_where_restarts_are_left(bed_cli: Cli, bed: Bed) -> None:
+def test_a_hang_is_restarted_if_restarts_are_left(bed_cli: Cli, bed: Bed) -> None:
     command = [
         "sh",
         "-c",
@@ -45,7 +45,7 @@ def test_a_hang_is_restarted_where_restarts_are_left(bed_cli: Cli, bed: Bed) -> 
     assert bed_cli.result()["nodes"][0]["restarted"][0].startswith("exit code 125 (hung)")
 
 
-def test_the_time_limit_holds_with_nobody_watching(bed_cli: Cli, bed: Bed) -> None:
+def test_the_time_limit_holds_without_the_launcher(bed_cli: Cli, bed: Bed) -> None:
     bed_cli.program("steps.py")
     keys = bed_job(run={"script": "steps.py", "args": ["2000", "5", "0.1"]}, timeout="25s", restarts=3)
     began = time.monotonic()
@@ -61,8 +61,8 @@ def test_the_time_limit_holds_with_nobody_watching(bed_cli: Cli, bed: Bed) -> No
 
 
 @pytest.mark.slow
-def test_with_nobody_watching_a_stuck_worker_ends_after_its_master(bed_cli: Cli, bed: Bed) -> None:
-    """The worker is in no collective, so that nothing of torch's tells it; its stack is in its own log."""
+def test_a_stuck_worker_ends_after_its_master_without_the_launcher(bed_cli: Cli, bed: Bed) -> None:
+    """The worker is not in a collective, so torch cannot end it; its stack is in its own log."""
     bed_cli.program("hangs.py")
     job = bed_cli.job("stuck", **bed_job(run={"script": "hangs.py", "args": ["1"]}, hang_timeout="10s"))
     bed_cli("up", "-d", job)
@@ -71,7 +71,7 @@ def test_with_nobody_watching_a_stuck_worker_ends_after_its_master(bed_cli: Cli,
     while json.loads(bed_cli("status", "--json").stdout)["state"] == "running":
         assert time.monotonic() - noticed < 120
         time.sleep(1)
-    print(f"all ended {time.monotonic() - noticed:.1f} s after the hang was noticed, nobody watching")
+    print(f"all ended {time.monotonic() - noticed:.1f} s after the hang was noticed, without a launcher")
     late = bed_cli("logs", code=1)
     assert "hung: no output and no step" in late.stderr
     worker = (bed_cli.runs()[-1] / "logs" / "node2.log").read_text()

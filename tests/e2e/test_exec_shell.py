@@ -1,4 +1,4 @@
-"""`launcher exec` and `launcher shell`: a real terminal in a real container; nothing stays when its caller is gone."""
+"""`launcher exec` and `launcher shell`: a real terminal in a real container; nothing is left when the launcher dies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BED = [pytest.mark.bed, pytest.mark.timeout(300)]
 
 
 def start(cli: Cli, name: str, **keys: object) -> Path:
-    """A run that lasts, in the background; its job file."""
+    """The job file of a long run that is started in the background."""
     cli.program("ticks.py")
     job = cli.job(name, **bed_job(run={"script": "ticks.py", "args": ["2000"]}, **keys))
     cli("up", "-d", job)
@@ -54,7 +54,7 @@ def pipe(cli: Cli, text: str, *args: object) -> subprocess.CompletedProcess[str]
 class TestOnTheBed:
     pytestmark = BED
 
-    def test_exec_has_the_jobs_variables_its_pipes_and_its_exit_code(self, running: Cli) -> None:
+    def test_exec_has_the_jobs_variables_pipes_and_the_exit_code(self, running: Cli) -> None:
         words = 'echo "$TOKEN_OF_MINE $LAUNCHER_NODE $PWD $(id -u)"; test -w "$HOME" && cat; echo oops >&2; exit 7'
         done = pipe(running, "from a pipe\n", "exec", "--", "sh", "-c", words)
         assert done.stdout == "hush-hush node1 /workspace/code 1001\nfrom a pipe\n"
@@ -81,7 +81,7 @@ class TestOnTheBed:
         person.type("sleep 1000\r")
         person.sees("sleep 1000")
         time.sleep(0.5)
-        person.type("\x03")  # ends the sleep, neither the shell nor the launcher
+        person.type("\x03")  # interrupts the sleep, but not the shell or the launcher
         person.sees(r"\^C")
         person.type("echo code $?; exit 9\r")
         person.sees(r"code 130")
@@ -115,13 +115,13 @@ class TestOnTheBed:
             assert time.monotonic() - began < 10
         print(f"gone {time.monotonic() - began:.1f} s after its launcher was killed")
 
-    def test_no_container_to_go_into_is_said(self, running: Cli) -> None:
+    def test_exec_without_a_running_container_is_an_error(self, running: Cli) -> None:
         running("down")
         refused = running("exec", "--", "true", code=3)
         assert "no container of the run is running there" in refused.stderr
         assert "launcher shell" in refused.stderr
 
-    def test_shell_is_the_jobs_container_beside_the_job_and_leaves_nothing(self, running: Cli, bed: Bed) -> None:
+    def test_shell_opens_the_jobs_container_beside_the_job_and_leaves_nothing(self, running: Cli, bed: Bed) -> None:
         job = running.cwd / "enter.yaml"
         commands = "pwd; ls; echo $TOKEN_OF_MINE; python3 -c 'import torch; print(torch.ones(2).sum())'; exit 3\n"
         done = pipe(running, commands, "shell", job, "--node", "node1")
@@ -138,7 +138,7 @@ class TestOnTheBed:
         assert "1 file(s) stay" in kept.stderr
         assert bed.sh(bed.nodes[0], "cat /home/trainer/.launcher/*/mine").strip() == "work"
 
-    def test_a_killed_shell_takes_its_container_with_it(self, running: Cli, bed: Bed) -> None:
+    def test_a_killed_shell_removes_its_container(self, running: Cli, bed: Bed) -> None:
         running("down")
         person = Person(running, "shell", running.cwd / "enter.yaml")
         person.sees(r"[$#] ")
@@ -150,10 +150,10 @@ class TestOnTheBed:
 
 
 @pytest.mark.timeout(120)
-def test_plain_processes_are_entered_alike(cli: Cli, tmp_path: Path) -> None:
+def test_exec_and_shell_work_for_plain_processes(cli: Cli, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    mine = Cli(cli.cwd, {**cli.env, "HOME": str(home), "PS1": "$ "})  # a shell's prompt may come from its caller
+    mine = Cli(cli.cwd, {**cli.env, "HOME": str(home), "PS1": "$ "})  # the prompt is inherited
     mine.program("ticks.py")
     job = mine.job(
         "plain", runtime="process", nodes=["local", "local"], run={"command": ["python3", "ticks.py", "600"]}
