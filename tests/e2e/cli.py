@@ -15,6 +15,8 @@ from typing import IO, Any
 
 import yaml
 
+from launcher.records.store import created
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -69,9 +71,14 @@ class Cli:
         return name
 
     def runs(self) -> list[Path]:
-        """The run folders, oldest first."""
+        """The run folders, oldest first. Two runs may begin within one second, which is all that an id tells."""
+
+        def began(run: Path) -> tuple[str, int]:
+            plan = run / "plan.json"
+            return created(run.name), plan.stat().st_mtime_ns if plan.exists() else 0
+
         folder = self.cwd / "runs"
-        return sorted(folder.iterdir(), key=lambda p: p.name[-20:]) if folder.exists() else []
+        return sorted(folder.iterdir(), key=began) if folder.exists() else []
 
     def result(self) -> dict[str, Any]:
         """result.json of the latest run."""
