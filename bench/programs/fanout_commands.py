@@ -28,8 +28,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.node import facts, shm_cleanup
-from launcher.node.files import _FOLLOW, _MAKE_DIR, _MISSING, _PREFACE, _SCAN, _SPANS
+from launcher.node import facts, output_folder, shm_cleanup
+from launcher.node.files import _FOLLOW, _PREFACE, _SCAN, _SPANS
 
 TEMPLATE_CONNECTION = "198.18.255.1 54321 198.18.255.1 54322"  # replaced by a node's own
 POLL = 0.2  # seconds, as in the script's `tail -s`
@@ -66,7 +66,7 @@ class Commands:
         self._scripts: dict[str, Answer] = {
             facts.script(): self._facts,
             shm_cleanup.SCRIPT: self._nothing,
-            _PREFACE + _MAKE_DIR: self._make_dir,
+            _PREFACE + output_folder.MAKE: self._make_output,
             _PREFACE + _SCAN: self._scan,
             _PREFACE + _SPANS: self._spans,
             _PREFACE + _FOLLOW: self._follow,
@@ -93,14 +93,17 @@ class Commands:
     async def _nothing(self, _: Process, __: Sequence[str]) -> int:
         return 0
 
-    async def _make_dir(self, _: Process, arguments: Sequence[str]) -> int:
-        Path(arguments[0]).mkdir(0o700, parents=True, exist_ok=True)
+    async def _make_output(self, _: Process, arguments: Sequence[str]) -> int:
+        folder, run = arguments
+        Path(folder).mkdir(0o700, parents=True, exist_ok=True)
+        Path(folder, output_folder.MARKER).write_text(f"{run}\n")
         return 0
 
     async def _scan(self, process: Process, arguments: Sequence[str]) -> int:
         root = Path(arguments[0])
         if not root.is_dir():
-            return _MISSING
+            process.stderr.write(b"find: '%s/': No such file or directory\n" % bytes(root))
+            return 1
         for path in root.rglob("*"):
             if path.is_file():
                 found = path.stat()

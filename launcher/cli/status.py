@@ -19,8 +19,9 @@ from rich.text import Text
 
 from launcher.cli import options
 from launcher.cli.logs import known_secrets
+from launcher.cli.reporter import Reporter
+from launcher.errors import RunUnknown
 from launcher.logs.lines import Masker
-from launcher.model import labels
 from launcher.model.plan import plain
 from launcher.node.connect import connect
 from launcher.records import store
@@ -44,7 +45,7 @@ def status(
 ) -> None:
     """The nodes as they are now; a node that does not answer is shown as unreachable (exit code 3)."""
     console = Console(highlight=False)
-    with attach(run, options.hosts(nodes), ssh_config) as attached:
+    with attach(run, options.hosts(nodes), ssh_config, Reporter().log) as attached:
         masker = Masker(known_secrets(attached.record))
 
         def ask() -> RunStatus:
@@ -98,6 +99,8 @@ def render(seen: RunStatus, width: int) -> RenderableType:
         cells["state"].stylize(_STYLES.get(row["state"], ""))
         table.add_row(*(cells[str(column.header)] for column in table.columns))
     head = Text(f"{seen.run}  ", style="bold") + Text(seen.state, style=_STYLES.get(seen.state, ""))
+    if seen.started_by:
+        head += Text(f"  by {seen.started_by}", style="dim")
     why = [
         Text(f"{node.node}: restart {place} after {reason}", style="yellow")
         for node in seen.nodes
@@ -145,13 +148,15 @@ def _memory(seen: Utilization | None) -> str:
 
 @dataclass(frozen=True)
 class RunRow:
-    """A line of `launcher runs`. top1: percent."""
+    """A line of `launcher runs`. top1: percent. uid: of the owner on the first node; owner: user@host of the caller."""
 
     run: str
     state: str
     exit_code: int | None
     nodes: tuple[str, ...]
     top1: float | None = None
+    uid: int | None = None
+    owner: str = ""
 
 
 def runs(nodes: options.Nodes = None, json: options.Json = False, ssh_config: options.SshConfig = None) -> None:
@@ -161,7 +166,7 @@ def runs(nodes: options.Nodes = None, json: options.Json = False, ssh_config: op
         typer.echo(json_.dumps(plain(rows), indent=2))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("run", "state", "exit", "nodes", "top-1"):
+    for column in ("run", "state", "exit", "nodes", "top-1" if nodes is None else "owner"):
         table.add_column(column)
     for row in rows:
         table.add_row(
@@ -169,7 +174,7 @@ def runs(nodes: options.Nodes = None, json: options.Json = False, ssh_config: op
             Text(row.state, style=_STYLES.get(row.state, "")),
             "" if row.exit_code is None else str(row.exit_code),
             Text(", ".join(row.nodes)),
-            "" if row.top1 is None else f"{row.top1:.2f}",
+            Text(f"{row.owner} (uid {row.uid})") if row.owner else "" if row.top1 is None else f"{row.top1:.2f}",
         )
     Console(highlight=False).print(table if rows else "no runs yet: launcher up JOB")
 
@@ -178,7 +183,10 @@ def _on_record() -> list[RunRow]:
     rows = []
     for record in store.records():
         result = record.result() or {"state": "not ended, as far as is known here"}
-        names = tuple(node.name for node in record.nodes())
+        try:
+            names = tuple(node.name for node in record.nodes())
+        except RunUnknown as error:
+            names = (str(error.what),)
         rows.append(RunRow(record.run, result["state"], result.get("exit_code"), names, top1(result.get("last") or {})))
     return rows
 
@@ -186,9 +194,10 @@ def _on_record() -> list[RunRow]:
 def _on_nodes(hosts: list[str], ssh_config: Path | None) -> list[RunRow]:
     rows = []
     with connect([(host, host) for host in hosts], ssh_config=ssh_config) as fleet:
-        for run, found in on_nodes(fleet).items():
-            states = [f.state for f in found]
-            whole = len(states[0].labels[labels.NODES].split(labels.SPLIT))
+        for run, found in on_nodes(fleet, Reporter().log).items():
+            states, told = [f.state for f in found], found[0].labels
             code = next((state.exit_code for state in states if state.exit_code), states[0].exit_code)
-            rows.append(RunRow(run, of_containers(states, whole).value, code, tuple(f.node.name for f in found)))
+            names = tuple(f.labels.node for f in found)
+            state = of_containers(states, told.nodes).value
+            rows.append(RunRow(run, state, code, names, uid=told.uid, owner=told.owner))
     return rows

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import RunUnknown
+from launcher.model import checked
 from launcher.model.plan import Plan, RunId, is_run_id, plain
 from launcher.records.paths import RUNS, RunPaths
 
@@ -49,12 +50,17 @@ class Record:
         return record
 
     @classmethod
-    def rebuild(cls, run: RunId, job: str, runtime: str, nodes: Sequence[NodeOfRun], runs: Path = RUNS) -> Record:
+    def rebuild(cls, run: RunId, runtime: str, nodes: Sequence[NodeOfRun], runs: Path = RUNS) -> Record:
         """The record of a run found by its labels, with what labels say; a readable record stays as it is."""
         record = cls(RunPaths(runs / run))
         if read_json(record.paths.plan) is None:
             record.paths.logs.mkdir(parents=True, exist_ok=True)
-            known = {"run": run, "job": job, "runtime": runtime, "nodes": [_node_to_json(node) for node in nodes]}
+            known = {
+                "run": run,
+                "job": job_of(run),
+                "runtime": runtime,
+                "nodes": [_node_to_json(node) for node in nodes],
+            }
             write_atomic(record.paths.plan, json.dumps(known, indent=2).encode())
         return record
 
@@ -72,22 +78,27 @@ class Record:
         return read_json(self.paths.result)
 
     def nodes(self) -> tuple[NodeOfRun, ...]:
-        """By rank."""
-        return tuple(
-            NodeOfRun(
-                name=n["node"],
-                host=n["host"],
-                rank=n["rank"],
-                container=n["container"]["name"],
-                output=n["container"]["output_dir"],
-                ranks=range(n["first_rank"], n["first_rank"] + n["processes"]),
-            )
-            for n in self._plan()["nodes"]
+        """By rank. Raises RunUnknown where the plan is not as we write it."""
+        try:
+            return tuple(self._node(found) for found in self._plan()["nodes"])
+        except (LookupError, TypeError, ValueError) as error:
+            cure = f"name its nodes: launcher status {self.run} --nodes a,b; or remove the file"
+            raise RunUnknown(str(self.paths.plan), f"is not as it was written ({error})", cure) from error
+
+    def _node(self, found: Mapping[str, Any]) -> NodeOfRun:
+        first = checked.number(found["first_rank"], 10**6)
+        return NodeOfRun(
+            name=checked.node_name(found["node"]),
+            host=checked.text(found["host"], "[A-Za-z0-9_\\[][!-~]{0,299}", "host"),
+            rank=checked.number(found["rank"], 10**5),
+            container=checked.text(found["container"]["name"], "[A-Za-z0-9][A-Za-z0-9_.-]*", "container's name"),
+            output=checked.output_folder(found["container"]["output_dir"], self.run),
+            ranks=range(first, first + checked.number(found["processes"], 10**4)),
         )
 
     @property
     def runtime(self) -> str:
-        return str(self._plan()["runtime"])
+        return "process" if self._plan().get("runtime") == "process" else "docker"
 
     def _plan(self) -> dict[str, Any]:
         return read_json(self.paths.plan) or {}

@@ -7,11 +7,11 @@ next run that wants the GPU removes it. A run that has ended holds nothing eithe
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
-from launcher.errors import GpuInUse
+from launcher.errors import GpuInUse, NodeUnfit
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
+from launcher.model.labels import RunLabels
 from launcher.model.plan import NodePlan
 from launcher.node.engine import Engine
 
@@ -27,33 +27,37 @@ def claim_gpus(engine: Engine, planned: NodePlan) -> None:
     spec = planned.container
     if spec.labels[labels.PURPOSE] == "shell":
         return
-    keep = (labels.RUN, labels.JOB, labels.OWNER, labels.CREATED, labels.VERSION)
-    marks = {**{name: spec.labels[name] for name in keep}, labels.PURPOSE: "gpu"}
+    marks = {**spec.labels, labels.PURPOSE: "gpu"}
     for uuid in sorted(spec.gpus):  # in one order everywhere: of two runs that want the same GPUs one gets the first
         while (holder := engine.claim(f"launcher-gpu-{uuid}", spec.image, marks)) is not None:
-            if holder.labels.get(labels.RUN) == marks[labels.RUN]:
+            held = _claim(planned, uuid, holder)
+            if held.run == spec.labels[labels.RUN]:
                 break
-            if _alive(engine, holder):
-                raise _in_use(engine, planned, uuid, holder.labels)
+            if _alive(engine, held):
+                raise _in_use(engine, planned, uuid, held)
             engine.remove(holder.id)  # by its id: never a new claim of another run
 
 
-def _alive(engine: Engine, holder: ContainerState) -> bool:
+def _claim(planned: NodePlan, uuid: str, holder: ContainerState) -> RunLabels:
+    try:
+        return labels.read(holder.labels)
+    except ValueError as error:
+        what = f"GPU {uuid}: the container {holder.name} has the name of its claim and not a claim's labels ({error})"
+        raise NodeUnfit(f"node {planned.node}", what, f"docker rm -f {holder.name}") from error
+
+
+def _alive(engine: Engine, held: RunLabels) -> bool:
     """Whether the run with the claim has a container here that runs, or is about to."""
-    run = holder.labels.get(labels.RUN)
-    if run is None:
-        return True  # not ours: another program's container of that name
-    age = time.time() - float(holder.labels.get(labels.CREATED, "0") or 0)
+    age = time.time() - held.created
     return any(
         not state.phase.ended and not (state.phase is Phase.CREATED and age > ABANDONED)
-        for state in engine.list({labels.RUN: run, labels.PURPOSE: "run"})
+        for state in engine.list({labels.RUN: held.run, labels.PURPOSE: "run"})
     )
 
 
-def _in_use(engine: Engine, planned: NodePlan, uuid: str, holder: Mapping[str, str]) -> GpuInUse:
-    run, owner = holder.get(labels.RUN, "?"), holder.get(labels.OWNER, "?")
+def _in_use(engine: Engine, planned: NodePlan, uuid: str, held: RunLabels) -> GpuInUse:
     return GpuInUse(
         f"node {planned.node}",
-        f"GPU {uuid} is in use by the run {run} of {owner}",
-        f"wait for it: --wait; choose others: gpus; or end that run: launcher down {run} --nodes {engine.host}",
+        f"GPU {uuid} is in use by the run {held.run} of {held.owner}",
+        f"wait for it: --wait; choose others: gpus; or end that run: launcher down {held.run} --nodes {engine.host}",
     )

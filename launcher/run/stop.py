@@ -63,11 +63,13 @@ Ended = Sequence[EndedContainer] | LauncherError
 
 
 def _end(engine: Engine, run: RunId, grace: float, listed: Sequence[ContainerState] | None) -> Ended:
-    containers = engine.list({labels.RUN: run}) if listed is None else listed
-    idle = {state.id for state in containers if state.phase.ended or state.phase is Phase.CREATED}
+    if listed is None:
+        own = engine.list({labels.RUN: run, labels.UID: str(engine.uid())})
+        listed = [state for state in own if labels.readable(state.labels)]
+    idle = {state.id for state in listed if state.phase.ended or state.phase is Phase.CREATED}
     return [
         EndedContainer(state, False) if state.id in idle else EndedContainer(engine.stop(state.id, grace), True)
-        for state in containers
+        for state in listed
     ]
 
 
@@ -77,7 +79,7 @@ def _collect(engines: Sequence[Engine], ended: Sequence[Ended], into: Path) -> l
     of_node: list[set[tuple[str, str]]] = []
     for engine, outcome in zip(engines, ended, strict=True):
         containers = [] if isinstance(outcome, LauncherError) else outcome
-        outputs = {c.state.labels[labels.OUTPUT] for c in containers if c.state.phase is not Phase.CREATED}
+        outputs = {labels.read(c.state.labels).output for c in containers if c.state.phase is not Phase.CREATED}
         of_node.append({(engine.host, output) for output in outputs})
         folders |= {(engine.host, output): OutputFolder(engine.files, output, ()) for output in outputs}
     results = dict(zip(folders, collect(list(folders.values()), into), strict=True))

@@ -14,6 +14,7 @@ from launcher.run.finish import Outcome, conclude
 from launcher.run.follow import Follow, Followed
 from launcher.run.locate import Attached
 from launcher.run.messages import Message, NodeBack, NodeEnded, NodeGone, NodeLost, NodeRestarted
+from launcher.run.owner import Owner
 from launcher.run.state import HANG_CODE
 
 # A rank that fails takes its peers down within a second or two: torchrun and the communication library see to that.
@@ -37,7 +38,7 @@ def supervise(
             _record(attached.record, message)
             if isinstance(message, NodeEnded):
                 states[message.node] = message.state
-                if message.state.exit_code != 0 and stopping is None:
+                if message.state.exit_code != 0 and stopping is None and attached.owner is not Owner.OTHER:
                     stopping = in_background(partial(_stop_peers, attached, states, all_ended))
             elif isinstance(message, NodeGone):
                 lost[message.node] = message.reason
