@@ -15,17 +15,16 @@ mkdir -p -- "$1" || exit
 """
 # The marker goes last: a removal that was cut off, or is done by another node at the same time, can be done again.
 _REMOVE = f"""
-there() {{ [ -e "$1" ] || [ -L "$1" ]; }}
-refuse() {{ there "$1" || exit 0; echo "$2" >&2; exit 1; }}
-there "$1" || exit 0
-[ "$1" = "${{HOME%/}}/{OUTPUT_ROOT}/$2" ] || refuse "$1" "it is not below ${{HOME%/}}/{OUTPUT_ROOT}"
-[ ! -L "$1" ] || refuse "$1" "it is a link"
-[ -O "$1" ] || refuse "$1" "it belongs to another user"
-rmdir -- "$1" 2>/dev/null && exit
-marker="$1/{MARKER}"
+refuse() {{ echo "$1" >&2; exit 1; }}
+unless_gone() {{ [ -e "$folder" ] && refuse "$1"; exit 0; }}
+folder=$1 marker="$1/{MARKER}"
+[ "$folder" = "${{HOME%/}}/{OUTPUT_ROOT}/$2" ] || refuse "it is not below ${{HOME%/}}/{OUTPUT_ROOT}"
+[ ! -L "$folder" ] || refuse "it is a link"
+[ -O "$folder" ] || unless_gone "it belongs to another user"
+rmdir -- "$folder" 2>/dev/null && exit
 [ -f "$marker" ] && [ ! -L "$marker" ] && [ "$(head -c 100 -- "$marker")" = "$2" ] ||
-  refuse "$1" "there is no file {MARKER} of this run in it"
-find "$1" -mindepth 1 -maxdepth 1 ! -name {MARKER} -exec rm -rf -- {{}} + && rm -rf -- "$1"
+  unless_gone "there is no file {MARKER} of this run in it"
+find "$folder" -mindepth 1 -maxdepth 1 ! -name {MARKER} -exec rm -rf -- {{}} + && rm -rf -- "$folder"
 """
 
 

@@ -74,7 +74,7 @@ class RunStatus:
     progress: TrainingProgress | None
     nodes: tuple[NodeStatus, ...]
     result: Mapping[str, Any] | None  # the record's result.json
-    started_by: str  # user@host of the caller, and the uid on the node; "" where no container tells
+    started_by: str = ""  # user@host of the caller, and the uid on the node; "" where no container tells
 
     @property
     def ended(self) -> bool:
