@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import time
 from collections.abc import Sequence
 
 from launcher.cli.console import Screen
 from launcher.errors import StoppedByUser
-from launcher.node.parallel import uninterrupted
+from launcher.node.parallel import in_background, uninterrupted
 from launcher.run.finish import Outcome
 from launcher.run.follow import Followed
 from launcher.run.locate import Attached
@@ -27,6 +28,7 @@ def show_until_end(
 
     resumed: it was started before.
     """
+    in_background(lambda: importlib.import_module("rich.console"))  # while the run goes on: its end shall not wait
     with screen.live():
         outcome = supervise(attached, shown, screen.show, resumed=resumed)
     screen.conclude(outcome)

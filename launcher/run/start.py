@@ -1,4 +1,4 @@
-"""All or nothing: create everywhere, put code and scripts in, check, start; any failure undoes everything."""
+"""All or nothing: create everywhere, put code and scripts in, start; any failure undoes everything."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from launcher import container_scripts
-from launcher.errors import ImageUnfit, LauncherError, NodesFailed, NodeUnfit
+from launcher.errors import LauncherError, NodesFailed, NodeUnfit
 from launcher.model import labels
-from launcher.model.container import ContainerState, Layout, Phase
+from launcher.model.container import Layout, Phase
 from launcher.model.plan import NodePlan, Plan, RunId
 from launcher.node import output_folder
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_both, uninterrupted
+from launcher.node.parallel import uninterrupted
 from launcher.records.snapshot import repack
 from launcher.run.gpu_lock import claim_gpus
 
@@ -52,11 +52,7 @@ def start(
             _copy_checkpoints(engine, planned, resume)
         ids[engine.node] = engine.create(spec)
         claim_gpus(engine, planned)
-        container = ids[engine.node]
-        run_both(
-            lambda: engine.put(container, archives[spec.layout, spec.user]),
-            lambda: _check_image(plan, planned, engine.wait(container, 0)),
-        )
+        engine.put(ids[engine.node], archives[spec.layout, spec.user])
 
     try:
         uninterrupted(partial(fleet.each, create))
@@ -110,16 +106,6 @@ def _copy_checkpoints(engine: Engine, planned: NodePlan, earlier: RunId) -> None
             f"node {planned.node}",
             f"{earlier} has left no {CHECKPOINTS}/ in {old} to go on from",
             "the first node must be the one that it was then, and the run not purged",
-        )
-
-
-def _check_image(plan: Plan, planned: NodePlan, created: ContainerState) -> None:
-    """The container is of the same image as everywhere."""
-    if plan.image_id and created.image != planned.container.image:
-        raise ImageUnfit(
-            f"node {planned.node}",
-            f"its container is of image {created.image[:19]}, not of {planned.container.image[:19]} as was proven",
-            "try again; if it happens again: launcher image ship JOB",
         )
 
 

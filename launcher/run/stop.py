@@ -13,7 +13,7 @@ from launcher.model.container import ContainerState, Phase
 from launcher.model.plan import RunId
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_all_settled
+from launcher.node.parallel import run_all_settled, run_both
 from launcher.records.collect import OutputFolder, collect
 
 GRACE = 45.0  # seconds; a trainer saves its checkpoint on SIGTERM, and torchrun gives its workers 30 s of that
@@ -93,8 +93,11 @@ def _collect(engines: Sequence[Engine], ended: Sequence[Ended], into: Path) -> l
 def _remove(engine: Engine, ended: Ended) -> Removed:
     if isinstance(ended, LauncherError):
         raise ended
-    for container in ended:
-        engine.remove(container.state.id)
+
+    def remove() -> None:
+        for container in ended:
+            engine.remove(container.state.id)
+
     started = [container.state.started for container in ended if container.state.started]
-    swept = engine.sweep_shared_memory(min(started)) if started else ()
+    _, swept = run_both(remove, lambda: engine.sweep_shared_memory(min(started)) if started else ())
     return Removed(engine.node, tuple(ended), tuple(swept))
