@@ -148,15 +148,14 @@ def _memory(seen: Utilization | None) -> str:
 
 @dataclass(frozen=True)
 class RunRow:
-    """A line of `launcher runs`. top1: percent. uid: of the owner on the first node; owner: user@host of the caller."""
+    """A line of `launcher runs`. top1: percent. started_by: user@host of the caller, and the uid on the first node."""
 
     run: str
     state: str
     exit_code: int | None
     nodes: tuple[str, ...]
     top1: float | None = None
-    uid: int | None = None
-    owner: str = ""
+    started_by: str = ""
 
 
 def runs(nodes: options.Nodes = None, json: options.Json = False, ssh_config: options.SshConfig = None) -> None:
@@ -166,7 +165,7 @@ def runs(nodes: options.Nodes = None, json: options.Json = False, ssh_config: op
         typer.echo(json_.dumps(plain(rows), indent=2))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("run", "state", "exit", "nodes", "top-1" if nodes is None else "owner"):
+    for column in ("run", "state", "exit", "nodes", "top-1" if nodes is None else "by"):
         table.add_column(column)
     for row in rows:
         table.add_row(
@@ -174,7 +173,7 @@ def runs(nodes: options.Nodes = None, json: options.Json = False, ssh_config: op
             Text(row.state, style=_STYLES.get(row.state, "")),
             "" if row.exit_code is None else str(row.exit_code),
             Text(", ".join(row.nodes)),
-            Text(f"{row.owner} (uid {row.uid})") if row.owner else "" if row.top1 is None else f"{row.top1:.2f}",
+            Text(row.started_by) if row.top1 is None else f"{row.top1:.2f}",
         )
     Console(highlight=False).print(table if rows else "no runs yet: launcher up JOB")
 
@@ -199,5 +198,5 @@ def _on_nodes(hosts: list[str], ssh_config: Path | None) -> list[RunRow]:
             code = next((state.exit_code for state in states if state.exit_code), states[0].exit_code)
             names = tuple(f.labels.node for f in found)
             state = of_containers(states, told.nodes).value
-            rows.append(RunRow(run, state, code, names, uid=told.uid, owner=told.owner))
+            rows.append(RunRow(run, state, code, names, started_by=told.started_by))
     return rows

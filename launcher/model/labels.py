@@ -45,6 +45,10 @@ class RunLabels:
     owner: str
     created: int
 
+    @property
+    def started_by(self) -> str:
+        return f"{self.owner} (uid {self.uid})"
+
 
 def readable(labels: Mapping[str, object]) -> bool:
     """Whether they are as we write them."""

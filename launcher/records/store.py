@@ -55,12 +55,7 @@ class Record:
         record = cls(RunPaths(runs / run))
         if read_json(record.paths.plan) is None:
             record.paths.logs.mkdir(parents=True, exist_ok=True)
-            known = {
-                "run": run,
-                "job": job_of(run),
-                "runtime": runtime,
-                "nodes": [_node_to_json(node) for node in nodes],
-            }
+            known = {"run": run, "job": job_of(run), "runtime": runtime, "nodes": [*map(_node_to_json, nodes)]}
             write_atomic(record.paths.plan, json.dumps(known, indent=2).encode())
         return record
 

@@ -105,7 +105,7 @@ def attach(
             nodes = tuple(node for node in record.nodes() if node.name not in fleet.failed)
             engines = {engine.node: engine for engine in fleet.engines}
         whose = min((f.owner for f in found), default=Owner.SELF)
-        started_by = f"{found[0].labels.owner} (uid {found[0].labels.uid})" if found else ""
+        started_by = found[0].labels.started_by if found else ""
         if whose is Owner.OTHER:
             note(f"{record.run} is of {started_by}, another user: its files may not be readable")
         ours = [f for f in listed if f.labels.run == record.run and (any_owner or f.owner is not Owner.OTHER)]

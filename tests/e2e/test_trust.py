@@ -6,6 +6,8 @@ docs/security.md has the table of which these tests are the proof.
 from __future__ import annotations
 
 import json
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,12 +87,12 @@ def test_another_users_run_is_shown_but_not_stopped_or_purged_unasked(bed_cli: C
     output = f"{HOME}/.launcher/{run}"
 
     (row,) = json.loads(neighbour("runs", "--nodes", "node1", "--json").stdout)
-    assert (row["run"], row["state"], row["uid"]) == (run, "running", 1001)
-    assert row["owner"] in neighbour("runs", "--nodes", "node1").stdout
+    assert (row["run"], row["state"], row["started_by"].partition(" ")[2]) == (run, "running", "(uid 1001)")
+    assert row["started_by"] in neighbour("runs", "--nodes", "node1").stdout
     seen = neighbour("status", "--nodes", "node1")
     assert "running" in seen.stdout
     assert "Permission denied" in seen.stdout
-    assert f"{run} is of {row['owner']}" in seen.stderr
+    assert f"{run} is of {row['started_by']}" in seen.stderr
     refused = neighbour("fetch", "--nodes", "node1", code=3)
     assert "Permission denied" in refused.stderr
     refused = neighbour("logs", "--no-follow", "--nodes", "node1", code=3)
@@ -111,6 +113,24 @@ def test_another_users_run_is_shown_but_not_stopped_or_purged_unasked(bed_cli: C
     bed.sh(bed.nodes[0], f"test -d {output}")
     bed_cli("down", "--purge")
     bed.sh(bed.nodes[0], f"test ! -e {output}")
+
+
+@pytest.mark.bed
+@pytest.mark.slow
+def test_following_another_users_run_stops_nothing(bed_cli: Cli, neighbour: Cli, bed: Bed) -> None:
+    """A launcher of the run's owner would stop the peer of the rank that failed after 3 s."""
+    command = ["sh", "-c", 'if [ "$RANK" = 1 ]; then sleep 8; exit 3; fi; sleep 600']
+    bed_cli("up", "-d", bed_cli.job("mine", **bed_job(run={"command": command})))
+    follower = neighbour.start("logs", "--nodes", "node1,node2")
+    while bed.docker(bed.nodes[1], "ps", "-q"):
+        time.sleep(0.5)
+    time.sleep(8)
+    assert running(bed) == 1
+    follower.send_signal(signal.SIGINT)
+    _, words = follower.communicate(timeout=30)
+    assert "another user" in words
+    assert "Traceback" not in words
+    bed_cli("down")
 
 
 def test_of_another_caller_with_the_same_account_only_a_named_run_is_stopped(home_cli: Cli) -> None:
