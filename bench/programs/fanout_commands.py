@@ -3,7 +3,7 @@
 Commands run in a real shell, in the node's own folder, except these, which are answered in this process:
 
 - the launcher's facts script: its output on this machine, recorded once, with the node's own home, port and time;
-- the clean-up of /dev/shm, because that folder is this machine's: answered as if nothing was left there;
+- the uid of its user, and the clean-up of /dev/shm, because that folder is this machine's: answered as if nothing was left there;
 - the scripts of launcher/node/files.py that run on every node: make a folder, list one, send files, follow them. Their
   effect on the files is the same. A shell and its tools would take some milliseconds of CPU time, on a real node the
   node's own; 256 times that on this machine's cores would measure this machine instead of the launcher;
@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.node import facts, output_folder, shm_cleanup
+from launcher.node import facts, machine_engine, output_folder, shm_cleanup
 from launcher.node.files import _FOLLOW, _PREFACE, _SCAN, _SPANS
 
 TEMPLATE_CONNECTION = "198.18.255.1 54321 198.18.255.1 54322"  # replaced by a node's own
@@ -66,6 +66,7 @@ class Commands:
         self._scripts: dict[str, Answer] = {
             facts.script(): self._facts,
             shm_cleanup.SCRIPT: self._nothing,
+            machine_engine.UID: self._uid,
             _PREFACE + output_folder.MAKE: self._make_output,
             _PREFACE + _SCAN: self._scan,
             _PREFACE + _SPANS: self._spans,
@@ -91,6 +92,10 @@ class Commands:
         return 0
 
     async def _nothing(self, _: Process, __: Sequence[str]) -> int:
+        return 0
+
+    async def _uid(self, process: Process, _: Sequence[str]) -> int:
+        process.stdout.write(b"@@uid %d\n" % os.getuid())
         return 0
 
     async def _make_output(self, _: Process, arguments: Sequence[str]) -> int:

@@ -11,6 +11,8 @@ from launcher.node import facts, shm_cleanup
 from launcher.node.files import Files
 from launcher.node.machine import Machine, run_script
 
+UID = 'echo "@@uid $(id -u)"'  # marked: a login shell may print lines of its own
+
 
 class MachineEngine:
     """The part of Engine that knows no containers."""
@@ -24,7 +26,7 @@ class MachineEngine:
 
     def uid(self) -> int:
         if self._uid is None:
-            found = re.search(rb"@@uid ([0-9]{1,10})\n", self.sh('echo "@@uid $(id -u)"'))
+            found = re.search(rb"@@uid ([0-9]{1,10})\n", self.sh(UID))
             if found is None:
                 raise NodeUnfit(self.node, "its shell does not tell the uid of its user", "look at its login shell")
             self._uid = int(found.group(1))
