@@ -3,7 +3,8 @@
 Commands run in a real shell, in the node's own folder, except these, which are answered in this process:
 
 - the launcher's facts script: its output on this machine, recorded once, with the node's own home, port and time;
-- the uid of its user, and the clean-up of /dev/shm, because that folder is this machine's: answered as if nothing was left there;
+- the clean-up of /dev/shm, because that folder is this machine's: answered as if nothing was left there;
+- the uid of the node's user: this process's;
 - the scripts of launcher/node/files.py that run on every node: make a folder, list one, send files, follow them. Their
   effect on the files is the same. A shell and its tools would take some milliseconds of CPU time, on a real node the
   node's own; 256 times that on this machine's cores would measure this machine instead of the launcher;
