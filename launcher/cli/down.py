@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from launcher.cli import options
 from launcher.cli.reporter import Reporter
-from launcher.errors import InvalidRequest, LauncherError, NodesFailed, NotConfirmed, RunUnknown, UsageError
+from launcher.errors import LauncherError, NodesFailed, NotConfirmed, UsageError
 from launcher.model import labels
 from launcher.node import output_folder
 from launcher.node.connect import connect
@@ -54,11 +54,10 @@ def down(
                 if not any_owner:
                     _require_own(attached, named=name is not None and not all_)
                 removed, failed = _end(attached, purge=purge)
-        except InvalidRequest as error:  # another user's run, or a record that is not as it was written
+        except UsageError as error:  # another user's run
             if not all_:
                 raise
             log(f"left alone: {error}")
-            errors += [error] if isinstance(error, RunUnknown) else []
             continue
         results.append(
             {"run": attached.record.run, "nodes": [_row(r) for r in removed], "failed": [str(e) for e in failed]}

@@ -20,7 +20,6 @@ from rich.text import Text
 from launcher.cli import options
 from launcher.cli.logs import known_secrets
 from launcher.cli.reporter import Reporter
-from launcher.errors import RunUnknown
 from launcher.logs.lines import Masker
 from launcher.model.plan import plain
 from launcher.node.connect import connect
@@ -182,10 +181,7 @@ def _on_record() -> list[RunRow]:
     rows = []
     for record in store.records():
         result = record.result() or {"state": "not ended, as far as is known here"}
-        try:
-            names = tuple(node.name for node in record.nodes())
-        except RunUnknown as error:
-            names = (str(error.what),)
+        names = tuple(node.name for node in record.nodes())
         rows.append(RunRow(record.run, result["state"], result.get("exit_code"), names, top1(result.get("last") or {})))
     return rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class Record:
     def rebuild(cls, run: RunId, runtime: str, nodes: Sequence[NodeOfRun], runs: Path = RUNS) -> Record:
         """The record of a run found by its labels, with what labels say; a readable record stays as it is."""
         record = cls(RunPaths(runs / run))
-        if read_json(record.paths.plan) is None:
+        if not record.nodes():
             record.paths.logs.mkdir(parents=True, exist_ok=True)
             known = {"run": run, "job": job_of(run), "runtime": runtime, "nodes": [*map(_node_to_json, nodes)]}
             write_atomic(record.paths.plan, json.dumps(known, indent=2).encode())
@@ -73,23 +73,11 @@ class Record:
         return read_json(self.paths.result)
 
     def nodes(self) -> tuple[NodeOfRun, ...]:
-        """By rank. Raises RunUnknown where the plan is not as we write it."""
+        """By rank; () where the plan is not as we write it."""
         try:
-            return tuple(self._node(found) for found in self._plan()["nodes"])
-        except (LookupError, TypeError, ValueError) as error:
-            cure = f"name its nodes: launcher status {self.run} --nodes a,b; or remove the file"
-            raise RunUnknown(str(self.paths.plan), f"is not as it was written ({error})", cure) from error
-
-    def _node(self, found: Mapping[str, Any]) -> NodeOfRun:
-        first = checked.number(found["first_rank"], 10**6)
-        return NodeOfRun(
-            name=checked.node_name(found["node"]),
-            host=checked.text(found["host"], "[A-Za-z0-9_\\[][!-~]{0,299}", "host"),
-            rank=checked.number(found["rank"], 10**5),
-            container=checked.text(found["container"]["name"], "[A-Za-z0-9][A-Za-z0-9_.-]*", "container's name"),
-            output=checked.output_folder(found["container"]["output_dir"], self.run),
-            ranks=range(first, first + checked.number(found["processes"], 10**4)),
-        )
+            return tuple(_node_from_json(node, self.run) for node in self._plan()["nodes"])
+        except (LookupError, TypeError, ValueError):
+            return ()
 
     @property
     def runtime(self) -> str:
@@ -104,7 +92,7 @@ def records(runs: Path = RUNS) -> list[Record]:
     if not runs.is_dir():
         return []
     found = [Record(RunPaths(path)) for path in runs.iterdir() if is_run_id(path.name)]
-    readable = [record for record in found if read_json(record.paths.plan) is not None]
+    readable = [record for record in found if record.nodes()]
     return sorted(readable, key=lambda r: (created(r.run), r.paths.plan.stat().st_mtime_ns))
 
 
@@ -163,6 +151,18 @@ def _node_to_json(node: NodeOfRun) -> dict[str, Any]:
         "processes": len(node.ranks),
         "container": {"name": node.container, "output_dir": node.output},
     }
+
+
+def _node_from_json(node: Any, run: RunId) -> NodeOfRun:
+    container, first = node["container"], checked.number(node["first_rank"], 10**6)
+    return NodeOfRun(
+        name=checked.node_name(node["node"]),
+        host=checked.text(node["host"], "[A-Za-z0-9_\\[][!-~]{0,299}", "host"),
+        rank=checked.number(node["rank"], 10**5),
+        container=checked.text(container["name"], "[A-Za-z0-9][A-Za-z0-9_.-]*", "container's name"),
+        output=checked.output_folder(container["output_dir"], run),
+        ranks=range(first, first + checked.number(node["processes"], 10**4)),
+    )
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

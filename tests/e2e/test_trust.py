@@ -111,7 +111,7 @@ def test_another_users_run_is_shown_but_not_stopped_or_purged_unasked(bed_cli: C
     assert output in kept.stderr
     assert bed.wait_clean() == []
     bed.sh(bed.nodes[0], f"test -d {output}")
-    bed_cli("down", "--purge")
+    assert output in bed_cli("clean", "--yes", "--nodes", "node1").stdout
     bed.sh(bed.nodes[0], f"test ! -e {output}")
 
 
@@ -210,11 +210,9 @@ def test_a_record_that_was_edited_removes_no_other_folder(home_cli: Cli) -> None
         (other / "model.pt").write_text("1")
         container["output_dir"] = str(other)
         record.write_text(json.dumps(plan))
-        refused = home_cli("down", "--purge", code=2)
-        assert str(record.relative_to(home_cli.cwd)) in refused.stderr
-        assert record.parent.name in home_cli("runs").stdout
+        assert "no run here" in home_cli("down", "--purge", code=2).stderr
         assert (other / "model.pt").exists()
-    home_cli("down", "--all", "--purge", code=6)
+    home_cli("down", "--all", "--purge")
     container["output_dir"] = str(own)
     record.write_text(json.dumps(plan))
     home_cli("down", "--purge")
