@@ -211,3 +211,16 @@ def fake_gpus(bed: Bed, node: Node, count: int = 2) -> Iterator[list[str]]:
         _stop_engine(bed, node)
         start_engine(bed, node)
         yield uuids
+
+
+@contextlib.contextmanager
+def sshd_setting(bed: Bed, node: Node, line: str) -> Iterator[None]:
+    """A further line of the node's sshd_config, for connections made from now on."""
+    file, reload = "/etc/ssh/sshd_config.d/fault.conf", "kill -HUP $(cat /run/sshd.pid); sleep 0.3"
+    bed.sh(node, f"echo '{line}' > {file}; {reload}")
+    bed.wait_ready(node)
+    try:
+        yield
+    finally:
+        bed.sh(node, f"rm {file}; {reload}")
+        bed.wait_ready(node)

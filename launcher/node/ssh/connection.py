@@ -16,7 +16,7 @@ import paramiko
 
 from launcher.errors import HostKeyUnknown, NodeUnreachable, UsageError
 from launcher.node.parallel import in_background
-from launcher.node.ssh import known_hosts
+from launcher.node.ssh import certificates, known_hosts
 from launcher.node.ssh.config import CONNECT_TIMEOUT, Resolver, Target
 from launcher.node.ssh.handshake import handshake, open_tunnel
 from launcher.node.ssh.identities import KeyFiles, authenticate
@@ -128,7 +128,8 @@ class Connection:
         transport = self._handshake(wire, known_hosts.order_algorithms(self.target, known), deadline)
         if transport is not None:
             key = transport.get_remote_server_key()
-            known_hosts.prove(self.target, known, key.get_name(), key.asbytes(), self._pool.ssh_config)
+            if not certificates.prove(self.target, known, key):
+                known_hosts.prove(self.target, known, key.get_name(), key.asbytes(), self._pool.ssh_config)
             authenticate(transport, self.target, self._pool.key_files, deadline)
         return transport
 
