@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.bed.bed import Bed, Node
-from tests.bed.host import docker
+from tests.bed.host import docker, login_shells
+from tests.bed.settings import TRAINER
 from tests.bed.shell import CommandFailed
 
 DATA_ROOT = "/var/lib/docker"
@@ -224,3 +225,16 @@ def sshd_setting(bed: Bed, node: Node, line: str) -> Iterator[None]:
     finally:
         bed.sh(node, f"rm {file}; {reload}")
         bed.wait_ready(node)
+
+
+@contextlib.contextmanager
+def login_shell(bed: Bed, node: Node, shell: str) -> Iterator[None]:
+    """Another login shell of the ssh user: tcsh, zsh, fish, or the path of a program."""
+    if "/" not in shell:
+        docker("cp", f"{login_shells(bed.settings)}/.", f"{node.container}:/")
+        bed.run(node, "ldconfig")
+    bed.run(node, "usermod", "-s", shell if "/" in shell else f"/usr/local/bin/{shell}", TRAINER)
+    try:
+        yield
+    finally:
+        bed.run(node, "usermod", "-s", "/bin/bash", TRAINER)
