@@ -92,4 +92,7 @@ class Engine(Protocol):
     def host_key(self) -> str | None:
         """The ssh host key that this node proved (base64); None where it is not reached over ssh."""
 
+    def most_sessions(self) -> int | None:
+        """How many commands its sshd runs at once on a connection (MaxSessions); None where a run needs no more."""
+
     def close(self) -> None: ...

@@ -12,12 +12,11 @@ from launcher import __version__
 from launcher.job.models import Job, NodeEntry
 from launcher.job.scalars import argv_of
 from launcher.model import labels
-from launcher.model.container import CODE, ContainerSpec, Layout, Mount
+from launcher.model.container import CODE, KIT, ContainerSpec, Layout, Mount
 from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import Rendezvous, RunId, plain
 from launcher.plan import command, gpus
 
-KIT = "/.launcher"
 INFINIBAND = "/dev/infiniband"
 
 

@@ -18,7 +18,7 @@ from launcher.errors import EngineFailed, EngineUnavailable, NameTaken, NodeUnre
 from launcher.model import labels as names
 from launcher.model.container import WANTED_ULIMITS, ContainerSpec, ContainerState, Layout, Phase
 from launcher.model.facts import NodeFacts
-from launcher.node import cache, docker_exec
+from launcher.node import cache, docker_exec, login_shell
 from launcher.node import facts as node_facts
 from launcher.node.docker.client import Dial, DockerClient, found, ids
 from launcher.node.docker.errors import SDK_ERRORS, malformed_response
@@ -53,7 +53,8 @@ class DockerEngine(MachineEngine):
 
     def open(self) -> None:
         """Make sure that the engine answers. Raises NodeUnreachable, EngineUnavailable, EngineForbidden, ..."""
-        self._client.ping()
+        with login_shell.blamed(self.machine, self.host):
+            self._client.ping()
 
     @property
     def images(self) -> DockerImages:
@@ -61,9 +62,10 @@ class DockerEngine(MachineEngine):
 
     def facts(self, images: Sequence[str] = ()) -> NodeFacts:
         """Raises NodeUnfit when the script did not run to its end, NodeUnreachable, EngineUnavailable."""
-        (info, present), seen = run_both(
-            lambda: self._engine_answers(images), lambda: node_facts.look(self.machine, self.host)
-        )
+        with login_shell.blamed(self.machine, self.host):
+            (info, present), seen = run_both(
+                lambda: self._engine_answers(images), lambda: node_facts.look(self.machine, self.host)
+            )
         try:
             engine = engine_facts(info, present, seen.docker_disk_free)
         except SDK_ERRORS as error:
