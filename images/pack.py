@@ -3,7 +3,7 @@
 """Writes an image as an archive for `docker load`: only the requested layers, straight from the engine's store.
 
     python3 pack.py STORE IMAGE_ID KNOWN CHUNK
-    python3 pack.py STORE IMAGE_ID serve TOKEN_FILE
+    python3 pack.py STORE IMAGE_ID serve
 
 `docker save` reads the whole image, and the classic store copies it to disk first. This reads what the store keeps of
 each layer: the classic one its files, and the rest of its tar byte for byte (tar-split); containerd's the blob itself.
@@ -14,7 +14,8 @@ STORE: the folder of the classic store (with `image` and the driver's folder), o
 KNOWN: how many layers, from the base up, the receiver has; they are left out, unless a later layer is identical.
 CHUNK: bytes of layers after which the archive ends. If layers are missing then, it is an image of the layers so far,
 labelled PARTIAL, so that a node whose connection is lost keeps what it has.
-serve: prints `PORT n` and writes one archive to every client that proves that it knows the token. H is mac() below:
+serve: reads a token from stdin, prints `PORT n`, and until stdin ends writes one archive to every client that proves
+that it knows the token. H is mac() below:
 
     < nonce
     > nonce KNOWN CHUNK H(client, both nonces, KNOWN, CHUNK)
@@ -231,13 +232,19 @@ class Proven:
         self.count += 1
 
 
-def serve(source, image, token):
-    """Serves clients until the process is killed."""
+def serve(source, image):
+    """Serves clients until stdin ends."""
+    token = sys.stdin.readline().strip()
     listener = socket.socket()
     listener.bind(("", 0))
     listener.listen(16)
     sys.stdout.write("PORT %d\n" % listener.getsockname()[1])
     sys.stdout.flush()
+    threading.Thread(target=accept, args=(listener, source, image, token), daemon=True).start()
+    sys.stdin.read()
+
+
+def accept(listener, source, image, token):
     while True:
         connection = listener.accept()[0]
         threading.Thread(target=answer, args=(connection, source, image, token), daemon=True).start()
@@ -261,12 +268,13 @@ def answer(connection, source, image, token):
             sys.stderr.flush()
 
 
-def main(root, image, what, rest):
+def main(root, image, what, chunk=""):
     source = (Containerd if os.path.isdir(os.path.join(root, "blobs")) else Classic)(root, image)
     if what == "serve":
-        serve(source, image, read(rest).decode().strip())
+        serve(source, image)
+        return
     with open(sys.stdout.fileno(), "wb", PIECE) as out:
-        write(source, image, int(what), int(rest), out)
+        write(source, image, int(what), int(chunk), out)
     sys.stderr.write(DONE)
 
 

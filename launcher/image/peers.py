@@ -9,19 +9,17 @@ ranks' own traffic does.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
 from launcher.errors import ImageShipFailed, LauncherError, NodesFailed, UsageError
-from launcher.image.builder import context_archive
 from launcher.image.export import Store, stores
 from launcher.image.image_locations import ImageLocations, OnProgress, find_same
 from launcher.image.push import CHUNK, Transfer, deliver, is_slow, push, survey
@@ -35,12 +33,12 @@ MANY = 5
 MANY_ON_SLOW_LINKS = 3
 ENOUGH = 64 << 20  # bytes: less is sent in the time that it takes to start a peer
 CLIENTS = 2  # of one peer at a time
-TOKEN_FILE = "launcher-token"  # noqa: S105 - its path in the peer's container
 START_TIMEOUT = 30.0
+END_TIMEOUT = 10.0
 REACH_TIMEOUT = 3.0
 PULL_TIMEOUT = 4 * 3600.0  # seconds for one archive
 PULLED = "launcher: pulled"
-_PORT = re.compile(rb"^PORT (\d+)$", re.MULTILINE)
+_PORT = re.compile(rb"^PORT (\d+)\n", re.MULTILINE)
 # On the client. $1, $2: address and port, $3: KNOWN, $4: CHUNK; stdin: the token. What images/pack.py says of `serve`.
 # A piece is kept in a file without a name until its proof is checked.
 _PULL = f"""
@@ -179,37 +177,31 @@ def start_peer(engine: Engine, image: str, addresses: Sequence[str]) -> Peer:
 
 
 def _start_peer(engine: Engine, store: Store, image: str, addresses: Sequence[str]) -> Peer:
-    name, token = f"launcher-serve-{secrets.token_hex(6)}", secrets.token_hex(32)
-    options = ["create", "--name", name, "--network", "host"]
-    create = shlex.join(store.container(options, image, "serve", f"/{TOKEN_FILE}"))
+    """In a container that ends with its stdin: with this process, or with the connection."""
+    token, printed = secrets.token_hex(32), b""
+    options = ["run", "--rm", "--interactive", "--init", "--log-driver", "none", "--network", "host", "--read-only"]
+    process = engine.machine.open(store.container(options, image, "serve"))
 
-    def remove() -> None:
-        with contextlib.suppress(LauncherError):  # without a connection, the guard on the node removes the container
-            engine.sh('docker rm -f -v "$1" 2>&1', name)
+    def close() -> None:
+        deadline = time.monotonic() + END_TIMEOUT
+        process.end_input()
+        with closing(process):
+            while time.monotonic() < deadline and process.receive(1.0) is not None:
+                pass
 
-    with ExitStack() as container:
-        container.callback(remove)
-        container.enter_context(engine.guard(name))
-        printed = engine.sh(f"{create} 2>&1").strip()
-        if not re.fullmatch(rb"[0-9a-f]{64}", printed.rpartition(b"\n")[2]):
-            words = printed[-300:].decode(errors="replace")
-            raise ImageShipFailed(engine.node, f"no container to serve from: {words}")
-        engine.put(name, context_archive({TOKEN_FILE: token}, mode=0o400))
-        engine.start(name)
-        return Peer(engine, addresses, _port(engine, name), token, container.pop_all().close)
-
-
-def _port(engine: Engine, name: str) -> int:
-    deadline = time.monotonic() + START_TIMEOUT
-    while True:
-        printed = engine.logs(name)
-        if found := _PORT.search(printed):
-            return int(found[1])
-        ended = [state for state in engine.list({}) if state.name == name and state.phase.ended]
-        if ended or time.monotonic() > deadline:
-            words = printed[-300:].decode(errors="replace") or "no output"
-            raise ImageShipFailed(engine.node, f"does not serve: {words}")
-        time.sleep(0.1)  # an engine's log cannot be waited for
+    try:
+        process.send(f"{token}\n".encode())
+        deadline = time.monotonic() + START_TIMEOUT
+        while time.monotonic() < deadline and (output := process.receive(1.0)) is not None:
+            printed += b"".join(output)
+            if found := _PORT.search(printed):
+                return Peer(engine, addresses, int(found[1]), token, close)
+    except BaseException:
+        process.close()
+        raise
+    process.close()
+    words = printed[-300:].decode(errors="replace").strip() or "no output"
+    raise ImageShipFailed(engine.node, f"does not serve: {words}")
 
 
 def _pull_all(client: Engine, peer: Peer, info: ImageInfo, name: str, on_progress: OnProgress) -> None:
