@@ -17,7 +17,8 @@ from tests.bed.archive import debian_archive
 from tests.bed.settings import BASE_SUITE, BedUnavailable, Settings
 from tests.bed.shell import output, run, succeeds
 
-NEWER_SUITE = "trixie"  # Debian 12 has neither plugin; the newer suite's binaries need only libc6 >= 2.34
+# Debian 12 has neither plugin; the newer suites' binaries need only libc6 >= 2.34. forky: engine 28
+NEWER_SUITE = os.environ.get("LAUNCHER_BED_NEWER_SUITE", "trixie")
 PLUGINS = {"compose": "docker-compose", "buildx": "docker-buildx"}
 PLUGIN_FOLDER = Path("/usr/local/lib/docker/cli-plugins")
 PACKAGES = {
