@@ -14,12 +14,12 @@ import torch.distributed as dist
 from train.checkpoint import Saver, weights_digest
 from train.config import Config
 from train.data import sampler
-from train.data.loader import Batch, Request
+from train.data.batch import Batch, Request
 from train.data.source import Pixels
 from train.errors import Stopped
-from train.metrics import Meter, Scores, counts, validation_indices
+from train.metrics import Meter, Scores, validation_indices
 from train.models import parameter_count
-from train.objective import draw_mix, losses
+from train.objective import draw_mix
 from train.parallel.methods import device_count, method
 from train.parallel.world import StopSignal, World
 from train.profile import tracing
@@ -224,26 +224,12 @@ def validate(run: Run, stop: StopSignal) -> tuple[Scores, Pixels]:
         if stop.agreed():
             raise Stopped
         if (batch := next(batches, None)) is not None:
-            sums, wrong = _evaluate(run, batch)
+            sums, wrong = run.step.evaluate(batch)
             meter.add(sums)
             if len(mistaken) < SHOWN:
-                mistaken = np.concatenate([mistaken, batch.images[wrong.cpu()].numpy()])[:SHOWN]
+                mistaken = np.concatenate([mistaken, batch.images[wrong].cpu().numpy()])[:SHOWN]
     meter.read(0.0)
     return Scores.of(meter.epoch), mistaken
-
-
-@torch.inference_mode()
-def _evaluate(run: Run, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The batch's `counts`, and which images are misclassified."""
-    device = run.world.device
-    labels = batch.labels.to(device, non_blocking=True)
-    with run.precision.context(device):
-        logits = run.step.evaluated(run.step.normalise(batch.images.to(device, non_blocking=True)))
-    if not run.step.has_logits:
-        return torch.zeros(4, dtype=torch.float64, device=device), torch.zeros_like(labels, dtype=torch.bool)
-    loss = losses(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels, 0.0, None)
-    weights = batch.weights.to(device, non_blocking=True)
-    return counts(logits, labels, loss, weights), (logits.argmax(1) != labels) & (weights > 0)
 
 
 def _close(run: Run, watch: Silent, saver: Saver | None, scores: Scores, seconds: float, cpu: float) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from train import checkpoint
 from train.config import Config
 from train.data import sampler
+from train.data.batch import Transfer
 from train.data.decode import choose_decoder
 from train.data.loader import Loader
 from train.data.open import is_synthetic, open_dataset
@@ -132,12 +133,12 @@ def prepare(config: Config, world: World) -> Run:
     if resumed:
         world.all_ranks_or_exit(lambda: _check_same_model(resumed, config, dataset, model))
     step = world.all_ranks_or_exit(lambda: make_step(config, world, precision, model))
-    pin = world.device.type == "cuda"
+    transfer = Transfer(world.device)
     decoder = world.all_ranks_or_exit(lambda: choose_decoder(config.decoder, _say if world.first else _silent))
-    loader = Loader(config, dataset.train, decoder, config.batch_size, world.local_size, pin)
+    loader = Loader(config, dataset.train, decoder, config.batch_size, world.local_size, transfer)
     repeated = config.headspace or is_synthetic(config.data)
-    train_loader = Repeated(loader, world.device) if repeated else loader
-    val_loader = Loader(config, dataset.val, None, config.batch_size, world.local_size, pin)
+    train_loader = Repeated(loader) if repeated else loader
+    val_loader = Loader(config, dataset.val, None, config.batch_size, world.local_size, transfer)
     run = Run(
         config,
         world,

@@ -12,7 +12,8 @@ import torch
 
 from train import checkpoint
 from train.config import Config
-from train.data.loader import Loader, Request
+from train.data.batch import Request, Transfer
+from train.data.loader import Loader
 from train.data.open import open_dataset
 from train.data.source import Dataset
 from train.dual_batch.guard import die_with_guard
@@ -22,13 +23,12 @@ from train.dual_batch.plan import DualBatchPlan
 from train.dual_batch.server import ParameterServer, Rates
 from train.dual_batch.worker import work
 from train.errors import Stopped, TrainError
-from train.metrics import Scores, counts
+from train.metrics import Scores
 from train.models import parameter_count, seeded_model
-from train.objective import losses
 from train.parallel.world import World, choose_device
 from train.precision import Precision, choose_precision
 from train.schedule import peak_rate
-from train.step import Normalise
+from train.step import Step
 from train.watch import Interval, Writer
 
 HEARTBEAT_TIMEOUT = 30.0  # seconds without a heartbeat until a worker counts as lost; --timeout if that is less
@@ -240,24 +240,18 @@ class Server:
         each = [-(-share.samples // share.batch) for share in self._plan.shares]
         return local_epochs // len(each) * max(1, sum(each) // len(each))
 
-    @torch.inference_mode()
     def _validate(self) -> Scores:
-        source, device = self._dataset.val, self._world.device
+        source = self._dataset.val
         size, count = max(self._config.batch_size, 32), len(source.labels)
-        loader = Loader(self._config, source, None, size, self._world.local_size, pin=device.type == "cuda")
-        normalise = Normalise(self._config, self._precision, device)
+        loader = Loader(self._config, source, None, size, self._world.local_size, Transfer(self._world.device))
+        step = Step(self._config, self._world, self._precision, self._model, self._model)
         self._model.eval()
         sums = torch.zeros(4, dtype=torch.float64)
         indices = torch.arange(count).numpy()
         try:
             requests = (Request(indices[i : i + size], count) for i in range(0, count, size))
             for batch in loader.batches(requests, epoch=0):
-                with self._precision.context(device):
-                    logits = self._model(normalise(batch.images.to(device)))
-                wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-                labels = batch.labels.to(device)
-                loss = losses(wide, labels, 0.0, None)
-                sums += counts(wide, labels, loss, batch.weights.to(device)).cpu()
+                sums += step.evaluate(batch)[0].cpu()
         finally:
             loader.close()
         return Scores.of(sums)

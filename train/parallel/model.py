@@ -13,10 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from train.config import Config
-from train.data.loader import Batch
 from train.errors import TrainError
-from train.metrics import counts
-from train.objective import apply_mix, losses
 from train.optim import set_rate
 from train.parallel.cut import stages
 from train.parallel.world import World
@@ -104,23 +101,6 @@ class StageStep(Step):
         super().__init__(config, world, precision, stage, stage)
         self.has_logits = world.rank == world.size - 1
         self._optimizers: list[dict[str, Any] | None] = [None] * world.size
-
-    def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
-        """Adds a micro-batch's gradients; returns its `counts` on the last rank, zeros elsewhere."""
-        device = self.world.device
-        images = self.normalise(batch.images.to(device, non_blocking=True))
-        labels, weights = batch.labels.to(device, non_blocking=True), batch.weights.to(device, non_blocking=True)
-        if plan.mix:
-            images = apply_mix(plan.mix, images)
-        with self.precision.context(device):
-            logits = self.wrapped(images)
-        if not self.has_logits:
-            logits.backward()
-            return torch.zeros(4, dtype=torch.float64, device=device)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        loss = losses(logits, labels, self.config.label_smoothing, plan.mix)
-        ((loss * weights).sum() * (1 / batch.total)).backward()  # type: ignore[no-untyped-call]  # torch's stub
-        return counts(logits.detach(), labels, loss.detach(), weights)
 
     def update(self, plan: Plan) -> bool:
         """Updates this stage's weights."""

@@ -8,7 +8,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn import functional
 
 from train.config import Config
-from train.data.loader import Batch
+from train.data.batch import Batch
 from train.errors import TrainError
 from train.metrics import counts
 from train.parallel.model import StageStep
@@ -37,15 +37,14 @@ class PipelineStep(StageStep):
     def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
         """Runs one batch through the pipeline."""
         del plan  # its mix is None: mixup and cutmix are not supported
-        device = self.world.device
         self._total = batch.total
         if self.world.first:
-            self._schedule.step(self.normalise(batch.images.to(device, non_blocking=True)))
+            self._schedule.step(self.forward.normalise(batch.images))
         elif not self.has_logits:
             self._schedule.step()
         if not self.has_logits:
-            return torch.zeros(4, dtype=torch.float64, device=device)
-        target = torch.stack([batch.labels.double(), batch.weights.double()], 1).to(device)
+            return self._no_counts()
+        target = torch.stack([batch.labels.double(), batch.weights.double()], 1)
         # counted from all logits, not in the loss function: the schedule calls that once more to learn the shapes
         logits = self._schedule.step(target=target).detach()
         loss = self._losses(logits, target)
