@@ -219,7 +219,7 @@ def parse(argv: list[str]) -> Config:
     for item in fields(Config):
         _check_limits(item.name, values[item.name], item.metadata)
     values["output"] = values["output"] or os.environ.get("LAUNCHER_OUTPUT", "output")
-    return _check_combinations(Config(**values))
+    return _check_values(Config(**values))
 
 
 def _check_limits(name: str, value: Any, meta: Any) -> None:
@@ -229,7 +229,7 @@ def _check_limits(name: str, value: Any, meta: Any) -> None:
         raise TrainError(f"--{name.replace('_', '-')} {value}: must be at least {meta['least']}")
 
 
-def _check_combinations(config: Config) -> Config:
+def _check_values(config: Config) -> Config:
     for name in ("crop_scale", "flip", "warmup", "ema_decay", "label_smoothing", "adam_beta2"):
         if not getattr(config, name) <= 1:
             raise TrainError(f"--{name.replace('_', '-')} {getattr(config, name)}: a share, so at most 1")
@@ -238,6 +238,4 @@ def _check_combinations(config: Config) -> Config:
             raise TrainError(f"--phases {phase}: not of the form SIDE@SHARE, such as 160@0.3")
     if not all(value > 0 for value in config.std):
         raise TrainError(f"--std {' '.join(map(str, config.std))}: must be above 0")
-    if config.dtype == "float64" and config.amp not in ("auto", "none", "O0"):
-        raise TrainError(f"--dtype float64 with --amp {config.amp}: mixed precision needs float32 weights")
     return config

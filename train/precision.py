@@ -66,6 +66,20 @@ class Precision:
         return model
 
 
+class InContext(nn.Module):
+    """`module` in the run's autocast, for methods that call it on threads: autocast's type is a setting per thread."""
+
+    def __init__(self, module: nn.Module, precision: Precision, device: torch.device) -> None:
+        super().__init__()
+        self.module, self._precision, self._device = module, precision, device
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The module's output."""
+        with self._precision.context(self._device):
+            out: Tensor = self.module(x)
+        return out
+
+
 def choose_precision(config: Config, device: torch.device) -> Precision:
     """--amp auto: bf16 if the GPU supports it in hardware, else fp16 with a loss scale; none on CPU."""
     name = {"O0": "none", "O1": "fp16"}.get(config.amp, config.amp)

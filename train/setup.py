@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from train import checkpoint
+from train.combinations import check
 from train.config import Config
 from train.data import sampler
 from train.data.batch import Transfer
@@ -21,7 +22,7 @@ from train.data.source import Dataset
 from train.errors import TrainError
 from train.memory import keep_freed_memory
 from train.models import has_batch_norm, seeded_model
-from train.parallel.methods import make_step
+from train.parallel.methods import make_step, method
 from train.parallel.world import World
 from train.precision import Precision, choose_precision
 from train.schedule import Schedule, make_schedule
@@ -120,14 +121,14 @@ def prepare(config: Config, world: World) -> Run:
     """
     if world.device.type == "cpu":
         keep_freed_memory()
+    precision, kind = choose_precision(config, world.device), method(config, world)
+    world.all_ranks_or_exit(lambda: check(config, kind, precision.name, world.size, world.device.type))
     dataset = world.all_ranks_or_exit(lambda: open_dataset(config.data, config.image_size))
     epoch_steps = world.all_ranks_or_exit(lambda: _epoch_steps(config, world, len(dataset.train.labels)))
     model = world.all_ranks_or_exit(lambda: seeded_model(config.arch, len(dataset.classes), config.seed))
     folder = Path(config.output) / "checkpoints"
     resumed = world.all_ranks_or_exit(lambda: checkpoint.find(config.resume, folder) if world.first else None)
     resumed = checkpoint.broadcast(resumed, world)
-    precision = choose_precision(config, world.device)
-    world.all_ranks_or_exit(lambda: _check_syncbn(config, world))
     model = precision.cast(_with_syncbn(model, config), world.device)
     schedule = make_schedule(config, _global_batch(config, world), config.epochs * epoch_steps)
     if resumed:
@@ -169,11 +170,6 @@ def _silent(_text: str) -> None:
 
 def _global_batch(config: Config, world: World) -> int:
     return config.batch_size * config.accumulate * world.data_shards
-
-
-def _check_syncbn(config: Config, world: World) -> None:
-    if config.syncbn == "library" and world.device.type != "cuda":
-        raise TrainError("--syncbn library: torch's SyncBatchNorm works on GPUs only; use --syncbn custom")
 
 
 def _with_syncbn(model: nn.Module, config: Config) -> nn.Module:

@@ -14,7 +14,7 @@ from train.config import Config
 from train.data.batch import Batch
 from train.ema import EMA
 from train.metrics import counts
-from train.objective import Mix, apply_mix, losses
+from train.objective import Mix, apply_mix, losses, wide
 from train.optim import make_optimizer, set_rate
 from train.parallel.world import World
 from train.precision import LossScale, Masters, Precision
@@ -41,13 +41,13 @@ class Forward:
         return x.to(self._precision.weights).contiguous(memory_format=self._precision.layout)
 
     def __call__(self, model: nn.Module, images: Tensor, mix: Mix | None = None) -> Tensor:
-        """The model's logits, in at least fp32, which a softmax over a thousand classes needs."""
+        """The model's logits, in at least fp32."""
         images = self.normalise(images)
         if mix:
             images = apply_mix(mix, images)
         with self._precision.context(self._device):
             logits: Tensor = model(images)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return wide(logits)
 
 
 @dataclass(frozen=True)

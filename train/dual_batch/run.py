@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from train import checkpoint
+from train.combinations import check
 from train.config import Config
 from train.data.batch import Request, Transfer
 from train.data.loader import Loader
@@ -18,7 +19,7 @@ from train.data.open import open_dataset
 from train.data.source import Dataset
 from train.dual_batch.guard import die_with_guard
 from train.dual_batch.network import Remote, disconnect, join, reported_lost, store
-from train.dual_batch.options import check, plan_of
+from train.dual_batch.options import plan_of
 from train.dual_batch.plan import DualBatchPlan
 from train.dual_batch.server import ParameterServer, Rates
 from train.dual_batch.worker import work
@@ -45,12 +46,10 @@ def run(config: Config) -> None:
     die_with_guard()
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if size < 2:
-        raise TrainError("--parallel dual_batch: one process serves, the others are workers; start two or more")
-    check(config)
     if config.threads:
         torch.set_num_threads(config.threads)
     world = World(0, 1, local_rank, local_size, choose_device(config.device, local_rank, local_size), "none")
+    check(config, "dual_batch", choose_precision(config, world.device).name, size, world.device.type)
     dataset = open_dataset(config.data)
     plan = plan_of(config, size - 1, len(dataset.train.labels))
     stop = threading.Event()

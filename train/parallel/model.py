@@ -92,7 +92,6 @@ class StageStep(Step):
     """A step of one stage. Every rank reads the same batch; the last one has the logits and computes the counts."""
 
     def __init__(self, config: Config, world: World, precision: Precision, model: nn.Module) -> None:
-        _check(config)
         self.whole = model
         cut = stages(model, config.arch, world.size)
         for rank, part in enumerate(cut):
@@ -137,16 +136,3 @@ class StageStep(Step):
                 f"the checkpoint has {found or 'no'} stages, this run has {self.world.size}; use the same number"
             )
         self.optimizer.load_state_dict(state["stages"][self.world.rank])
-
-
-def _check(config: Config) -> None:
-    """Raises TrainError for options that a stage cannot handle on its own."""
-    refused = {
-        "--amp": config.amp in ("fp16", "O1", "O2", "O3"),  # all stages would have to know of an overflow in one
-        "--clip-norm": config.clip_norm > 0,
-        "--ema-decay": config.ema_decay > 0,
-        "--syncbn": config.syncbn != "none",
-        "--compile": config.compile,
-    }
-    if found := [f"{name} {getattr(config, name[2:].replace('-', '_'))}" for name, wrong in refused.items() if wrong]:
-        raise TrainError(f"--parallel {config.parallel} does not support {', '.join(found)}; leave it out, or use ddp")
