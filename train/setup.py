@@ -107,7 +107,7 @@ class Run:
             "model": self.model.state_dict(),
             "optimizer": self.step.optimizer_state(),
             "scale": self.step.scale.state_dict(),
-            "ema": self.step.ema.model.state_dict() if self.step.ema else None,
+            "ema": self.step.ema.averages if self.step.ema else None,
             "masters": [p.detach() for p in self.step.masters.parameters] if self.step.masters else None,
         }
 
@@ -231,7 +231,7 @@ def _restore(run: Run, resumed: checkpoint.Loaded) -> None:
         if (here is None) != (there is None):
             raise TrainError(f"{resumed.path} was made {'without' if there is None else 'with'} {option}; use the same")
     if run.step.ema:
-        run.step.ema.model.load_state_dict(state["ema"])
+        run.step.ema.load(state["ema"])
     if run.step.masters:
         for ours, theirs in zip(run.step.masters.parameters, state["masters"], strict=True):
             ours.data.copy_(theirs)

@@ -77,7 +77,7 @@ class Step:
         self.parameters = self.masters.parameters if self.masters else own
         self.optimizer = make_optimizer(config, self.parameters)
         self.scale = LossScale(precision.scaled)
-        self.ema = EMA(model, config.ema_decay) if config.ema_decay else None
+        self.ema = EMA(model, config.ema_decay, self.parameters) if config.ema_decay else None
         self.forward = Forward(config, precision, world.device)
         self.has_logits = True  # and can count hits; with model stages only the last one has logits
 
