@@ -130,12 +130,12 @@ class LossScale:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Scale and clean steps."""
-        return {"value": self.value, "clean": self._clean}
+        """Scale and clean steps, if a scale is used."""
+        return {"value": self.value, "clean": self._clean} if self.enabled else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state, if a scale is used at all."""
-        if self.enabled:
+        """Restores the state, if a scale is and was used."""
+        if self.enabled and state:
             self.value, self._clean = state["value"], state["clean"]
 
 

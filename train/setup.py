@@ -195,6 +195,8 @@ def _epoch_steps(config: Config, world: World, images: int) -> int:
 
 def _check_same_model(resumed: checkpoint.Loaded, config: Config, dataset: Dataset, model: nn.Module) -> None:
     state = resumed.state
+    if "progress" not in state:
+        raise TrainError(f"{resumed.path} is from a dual-batch run; use another --output, or --parallel dual_batch")
     for what, here in (("arch", config.arch), ("classes", list(dataset.classes))):
         if state[what] != here:
             raise TrainError(
@@ -224,12 +226,15 @@ def _restore(run: Run, resumed: checkpoint.Loaded) -> None:
         # between epochs this is fine: the schedule continues at the same share of the run
         progress.updates = progress.epoch * run.epoch_steps
     run.progress = progress
+    for name in ("optimizer", "decay"):  # other settings may change, but these say whose momentum is whose
+        if (there := state["config"][name]) != (here := getattr(run.config, name)):
+            raise TrainError(f"{resumed.path} was made with --{name} {there}, not {here}; use the same")
     run.step.load_optimizer(state["optimizer"])
     run.step.scale.load_state_dict(state["scale"])
     parts = ("--ema-decay", run.step.ema, state["ema"]), ("--amp O2", run.step.masters, state["masters"])
-    for option, here, there in parts:
-        if (here is None) != (there is None):
-            raise TrainError(f"{resumed.path} was made {'without' if there is None else 'with'} {option}; use the same")
+    for option, own, saved in parts:
+        if (own is None) != (saved is None):
+            raise TrainError(f"{resumed.path} was made {'without' if saved is None else 'with'} {option}; use the same")
     if run.step.ema:
         run.step.ema.load(state["ema"])
     if run.step.masters:

@@ -13,9 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 from train.config import Config
 from train.data.batch import Batch
 from train.ema import EMA
+from train.errors import TrainError
 from train.metrics import counts
 from train.objective import Mix, apply_mix, losses, wide
-from train.optim import make_optimizer, set_rate
+from train.optim import load_state, make_optimizer, set_rate
 from train.parallel.world import World
 from train.precision import LossScale, Masters, Precision
 
@@ -133,8 +134,14 @@ class Step:
         return self.optimizer.state_dict()
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
-        """Restores the optimiser's state."""
-        self.optimizer.load_state_dict(state)
+        """Restores the optimiser's state, but not its settings.
+
+        Raises:
+            TrainError: the state is that of a model cut into stages, or the other way round.
+        """
+        if "stages" in state:
+            raise TrainError(f"the checkpoint has {len(state['stages'])} stages; use the same --parallel")
+        load_state(self.optimizer, state)
 
     @property
     def evaluated(self) -> nn.Module:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from tests.train.runs import DIGITS, digit_tree, finish, start
 from train.__main__ import main
+from train.checkpoint import Saver
 
 QUICK = [
     "--arch",
@@ -151,10 +152,24 @@ def test_a_checkpoint_of_another_model_is_left_alone(
         (["--arch", "cifar_resnet20"], "has arch smallcnn, this run cifar_resnet20"),
         (["--data", str(other), "--batch-size", "4"], "has classes (10)"),
         (["--resume", "none"], "would be overwritten"),
+        (["--optimizer", "adamw"], "made with --optimizer sgd, not adamw"),
+        (["--decay", "all"], "made with --decay weights, not all"),
+        (["--amp", "O2"], "made without --amp O2"),
+        (["--ema-decay", "0.9"], "made without --ema-decay"),
     ):
         assert main([*common, *options]) == 2
         assert says in capfd.readouterr().err
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
+
+
+def test_a_checkpoint_of_a_dual_batch_run_is_left_alone(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    saver = Saver(tmp_path / "o" / "checkpoints", keep=0)
+    saver.save({"format": 1, "arch": "smallcnn", "dual_batch": {"finished": 3}})
+    saver.close()
+    assert main(["--data", str(data), "--output", str(tmp_path / "o"), *QUICK]) == 2
+    assert "is from a dual-batch run" in capfd.readouterr().err
 
 
 def test_a_checkpoint_of_another_program_is_refused(
@@ -179,6 +194,7 @@ def test_data_missing_on_one_rank_ends_both_and_names_the_rank(data: Path, tmp_p
 BY_RANK = """
 import os, sys
 from train.__main__ import main
+from train.checkpoint import Saver
 sys.exit(main(["--data", sys.argv[1] + "/" + os.environ["RANK"], *sys.argv[2:]]))
 """
 

@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from train.checkpoint import snapshot
 from train.config import Config
 from train.errors import TrainError
-from train.optim import set_rate
+from train.optim import load_state, set_rate
 from train.parallel.cut import stages
 from train.parallel.world import World
 from train.precision import Precision
@@ -114,7 +115,8 @@ class StageStep(Step):
         mine = {id(value) for value in self.model.state_dict(keep_vars=True).values()}
         part = {name: value.detach().cpu() for name, value in own.items() if id(value) in mine}
         parts: list[Any] | None = [None] * self.world.size if self.world.first else None
-        dist.gather_object((part, self.optimizer.state_dict()), parts)
+        # on the CPU: unpickled tensors of another process's GPU would land on the GPU of that number, if there is one
+        dist.gather_object((part, snapshot(self.optimizer.state_dict())), parts)
         if parts:
             for weights, _ in parts:
                 self.whole.load_state_dict(weights, strict=False)
@@ -133,6 +135,7 @@ class StageStep(Step):
         found = len(state.get("stages", []))
         if found != self.world.size:
             raise TrainError(
-                f"the checkpoint has {found or 'no'} stages, this run has {self.world.size}; use the same number"
+                f"the checkpoint has {found or 'no'} stages, this run has {self.world.size}; use the same number of "
+                f"processes and the same --parallel"
             )
-        self.optimizer.load_state_dict(state["stages"][self.world.rank])
+        load_state(self.optimizer, state["stages"][self.world.rank])
