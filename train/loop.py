@@ -153,12 +153,16 @@ def _plan(run: Run) -> Plan:
 
 
 def requests(run: Run) -> Iterator[Request]:
-    """This rank's micro-batches for the rest of the epoch, one or more per step; the last may be only fillers."""
+    """This rank's micro-batches for the rest of the epoch: as many per step as on every other rank, one at least.
+
+    Otherwise batch norm that synchronises in every micro-batch would wait for ever. The last may be empty, or fillers.
+    """
     progress, world = run.progress, run.world
     permutation = sampler.order(run.config.seed, progress.epoch, len(run.dataset.train.labels))
     for step in range(progress.step, run.epoch_steps):
         indices, total = sampler.training_batch(permutation, step, run.global_batch, world.shard, world.data_shards)
-        starts = range(0, max(len(indices), 1), run.config.batch_size)
+        largest = -(-total // world.data_shards)  # the largest share of a rank
+        starts = range(0, largest, run.config.batch_size)
         for start in starts:
             piece = indices[start : start + run.config.batch_size]
             filler = max(0, run.least_samples - len(piece))

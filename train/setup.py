@@ -27,7 +27,7 @@ from train.parallel.world import World
 from train.precision import Precision, choose_precision
 from train.schedule import Schedule, make_schedule
 from train.step import Step
-from train.syncbn import SyncBatchNorm, convert
+from train.syncbn import convert
 
 
 @dataclass
@@ -82,12 +82,12 @@ class Run:
     def least_samples(self) -> int:
         """The size to which a rank's batch is padded with samples of weight 0.
 
-        Batch norm rejects a single value per channel. Synchronised batch norm accepts an empty batch and must not see
-        fillers.
+        Batch norm rejects a single value per channel. Our synchronised batch norm accepts an empty batch and must not
+        see fillers; torch's accepts a single value, but with autocast no empty batch.
         """
         if any(isinstance(module, SyncBatchNorm) for module in self.model.modules()):
             return 0
-        return 2 if has_batch_norm(self.model) else 1
+        return 2 if has_batch_norm(self.model) and self.config.syncbn == "none" else 1
 
     def identity(self) -> dict[str, Any]:
         """What must match when a checkpoint from inside an epoch is resumed, so that the sample order is the same."""
