@@ -27,7 +27,7 @@ from train.parallel.world import World
 from train.precision import Precision, choose_precision
 from train.schedule import Schedule, make_schedule
 from train.step import Step
-from train.syncbn import convert
+from train.syncbn import SyncBatchNorm, convert
 
 
 @dataclass

@@ -138,7 +138,7 @@ def test_no_thread_of_the_process_group_outlives_the_run(data: Path, tmp_path: P
 
 
 def test_synchronised_batch_norm_with_accumulation_and_an_uneven_last_step(tmp_path: Path) -> None:
-    """97 images in steps of 64: rank 0's last 17 make two micro-batches, rank 1's 16 make one, so it adds an empty one."""
+    """97 images in steps of 64: rank 0's last 17 make two micro-batches, rank 1's 16 one and an empty one."""
     data = digit_tree(tmp_path / "data", 97, 3)
     options = ["--arch", "cifar_resnet20", "--image-size", 8, "--epochs", 1, "--batch-size", 16, "--timeout", 30]
     extra = ["--accumulate", 2, "--syncbn", "custom", "--print-digest"]
