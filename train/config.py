@@ -101,6 +101,7 @@ class Config:
 
     accumulate: int = option("training", "batches per process whose gradients are summed for one step", 1, least=1)
     clip_norm: float = option("training", "largest norm of all gradients together; 0: no limit", 0.0, least=0)
+    allow_nan: bool = option("training", "go on when the loss is inf or nan", False)
     ema_decay: float = option("training", "decay of the weights' average, used in validation; 0: none", 0.0, least=0)
     label_smoothing: float = option("training", "share of a label spread over all classes", 0.0, least=0)
     mixup: float = option("training", "alpha of mixup; 0: none", 0.0, least=0)

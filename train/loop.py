@@ -16,8 +16,8 @@ from train.config import Config
 from train.data import sampler
 from train.data.batch import Batch, Request
 from train.data.source import Pixels
-from train.errors import Stopped
-from train.metrics import Meter, Scores, validation_indices
+from train.errors import Stopped, TrainError
+from train.metrics import Meter, Scores, check_finite, validation_indices
 from train.models import parameter_count
 from train.objective import draw_mix
 from train.parallel.methods import device_count, method
@@ -63,11 +63,16 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
         watch.say(f"train: stopped at {where}; the checkpoint is saved")
         watch.end({"stopped": True, "step": run.global_step, "steps": run.total_steps})
         raise
+    except TrainError as error:
+        watch.end({"error": str(error), "step": run.global_step, "steps": run.total_steps})
+        raise
     finally:
         run.train_loader.close()
         run.val_loader.close()
+        if saver:
+            saver.close()
     stop.settle()
-    _close(run, watch, saver, scores, time.perf_counter() - started, time.process_time() - worked)
+    _close(run, watch, scores, time.perf_counter() - started, time.process_time() - worked)
 
 
 def _announce(run: Run, watch: Silent) -> None:
@@ -117,7 +122,7 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
     trace = tracing(config, world, progress.epoch)
     for batch in clock.timed(run.train_loader.batches(requests(run), progress.epoch)):
         if plan is None and stop.agreed():  # between two steps, never between micro-batches
-            meter.read(0.0)
+            _check_finite(run, meter.read(0.0)[0], f"step {progress.step}")
             progress.sums = meter.epoch
             raise Stopped
         plan = plan or _plan(run)
@@ -137,11 +142,22 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
         watch.stepped(progress.epoch + 1, config.epochs, run.global_step, run.total_steps)
         if progress.step % config.log_every == 0 or progress.step == run.epoch_steps:
             sums, wait = meter.read(clock.waited)
+            _check_finite(run, sums, f"step {progress.step}")
             seconds = clock.restart()
             watch.progress(_interval(run, Scores.of(sums), Scores.of(meter.epoch), rate, seconds, wait / world.size))
     trace.close()
     progress.sums = meter.epoch
     progress.epoch, progress.step = progress.epoch + 1, 0
+
+
+def _check_finite(run: Run, sums: torch.Tensor, where: str) -> None:
+    """Ends all ranks if the loss is inf or nan. They have the same sums, so they decide the same.
+
+    A loss scale that can still be halved may cure it: such steps are skipped.
+    """
+    if not (run.config.allow_nan or run.step.scale.value > 1 or sums.isfinite().all()):
+        at = f"epoch {run.progress.epoch + (where != 'validation')}, {where}"
+        run.world.all_ranks_or_exit(lambda: check_finite(Scores.of(sums), at))
 
 
 def _plan(run: Run) -> Plan:
@@ -191,7 +207,9 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None
     """Validates, reports and saves after an epoch of training."""
     progress = run.progress
     start = time.perf_counter()
-    scores, mistaken = validate(run, stop)
+    sums, mistaken = validate(run, stop)
+    _check_finite(run, sums, "validation")
+    scores = Scores.of(sums)
     if len(mistaken):
         watch.images("Images/misclassified", mistaken, run.global_step)
     progress.validated = progress.epoch
@@ -206,8 +224,8 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None
     return scores
 
 
-def validate(run: Run, stop: StopSignal) -> tuple[Scores, Pixels]:
-    """Validates every image exactly once on any number of ranks: no padding, and sums are reduced, not averages.
+def validate(run: Run, stop: StopSignal) -> tuple[torch.Tensor, Pixels]:
+    """`counts` of every validation image exactly once on any number of ranks: no padding; sums, not averages.
 
     Also returns some images that this rank misclassified, (n, side, side, 3).
 
@@ -233,12 +251,10 @@ def validate(run: Run, stop: StopSignal) -> tuple[Scores, Pixels]:
             if len(mistaken) < SHOWN:
                 mistaken = np.concatenate([mistaken, batch.images[wrong].cpu().numpy()])[:SHOWN]
     meter.read(0.0)
-    return Scores.of(meter.epoch), mistaken
+    return meter.epoch, mistaken
 
 
-def _close(run: Run, watch: Silent, saver: Saver | None, scores: Scores, seconds: float, cpu: float) -> None:
-    if saver:
-        saver.close()
+def _close(run: Run, watch: Silent, scores: Scores, seconds: float, cpu: float) -> None:
     digest = weights_digest(run.model) if run.world.first or run.config.print_digest else ""
     if run.config.print_digest:
         print(f"train: rank {run.world.rank} weights {digest}", flush=True)

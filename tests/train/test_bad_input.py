@@ -219,6 +219,18 @@ def test_damaged_images_are_reported_once_skipped_and_not_counted(
     assert "allow more with --max-damaged" in capfd.readouterr().err
 
 
+def test_a_training_that_diverges_ends_and_says_where(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--data", str(data), *QUICK, "--lr", "1e20", "--epochs", "2"]
+    assert main([*common, "--output", str(tmp_path / "o")]) == 2
+    (error,) = capfd.readouterr().err.splitlines()
+    assert "the loss is nan at epoch 1, step 3: training has diverged; try a lower --lr" in error
+    assert not list((tmp_path / "o" / "checkpoints").glob("*"))
+    assert '"error": "the loss is nan' in (tmp_path / "o" / "metrics.jsonl").read_text()
+    assert main([*common, "--output", str(tmp_path / "on"), "--allow-nan"]) == 0
+
+
 def test_path_traversal_in_an_archive_has_no_effect(tmp_path: Path) -> None:
     """Paths that would leave the folder, and links, are not images of the data set."""
     path = tmp_path / "data.tar"

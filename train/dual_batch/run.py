@@ -24,7 +24,7 @@ from train.dual_batch.plan import DualBatchPlan
 from train.dual_batch.server import ParameterServer, Rates
 from train.dual_batch.worker import work
 from train.errors import Stopped, TrainError
-from train.metrics import Scores
+from train.metrics import Scores, check_finite
 from train.models import parameter_count, seeded_model
 from train.parallel.world import World, choose_device
 from train.precision import Precision, choose_precision
@@ -125,6 +125,11 @@ class Server:
             self._watch.say(f"train: stopped after {self._server.finished} local epochs; the checkpoint is saved")
             self._watch.end({"stopped": True, "step": self._steps(self._server.finished)})
             raise
+        except TrainError:  # every worker is lost, or the training has diverged
+            self._server.close()
+            self._wait_until_workers_left()
+            disconnect()
+            raise
         self._wait_until_workers_left()
         self._saver.close()
         seconds = time.perf_counter() - started
@@ -179,7 +184,6 @@ class Server:
         self._check_workers(limit)
         if self._server.finished < goal:
             why = "; ".join(f"rank {worker + 1}: {why}" for worker, why in self._server.lost.items())
-            disconnect()
             raise TrainError(f"every worker is lost: {why or 'they left'}; the last checkpoint is in {self._folder}")
 
     def _check_workers(self, limit: float) -> None:
@@ -209,6 +213,8 @@ class Server:
         start = time.perf_counter()
         scores, train = self._validate(), Scores.of(sums)
         epoch = finished // len(self._plan.shares)
+        if not self._config.allow_nan:
+            check_finite(scores, f"round {epoch}, validation")
         self._watch.progress(self._interval(epoch, train, seconds))
         validated = time.perf_counter() - start
         self._watch.validated(epoch, self._config.epochs, self._steps(finished), train, scores, validated)
