@@ -208,7 +208,7 @@ def test_damaged_images_are_reported_once_skipped_and_not_counted(
 ) -> None:
     bad = sorted((data / "train" / "3").iterdir())[0], sorted((data / "val" / "3").iterdir())[0]
     truncated(bad[0])
-    bad[1].write_bytes(b"")
+    bad[1].write_bytes(bytes(3000))
     output = tmp_path / "output"
     assert main(["--data", str(data), "--output", str(output), *QUICK, "--epochs", "2"]) == 0
     printed = capfd.readouterr().out
