@@ -174,6 +174,10 @@ class Config:
                 side = int(size)
         return side
 
+    def sides(self) -> list[int]:
+        """The sides of all images of the run, in training and validation."""
+        return sorted({self.image_size, *(self.side(epoch) for epoch in range(self.epochs))})
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON and checkpoints."""
         return asdict(self)
@@ -237,6 +241,8 @@ def _check_values(config: Config) -> Config:
     for phase in config.phases:
         if not re.fullmatch(r"\d+@(0|1|0?\.\d+)", phase):
             raise TrainError(f"--phases {phase}: not of the form SIDE@SHARE, such as 160@0.3")
+        if int(phase.partition("@")[0]) < 8:
+            raise TrainError(f"--phases {phase}: the side must be at least 8")
     if not all(value > 0 for value in config.std):
         raise TrainError(f"--std {' '.join(map(str, config.std))}: must be above 0")
     return config

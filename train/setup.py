@@ -21,7 +21,7 @@ from train.data.repeat import Repeated
 from train.data.source import Dataset
 from train.errors import TrainError
 from train.memory import keep_freed_memory
-from train.models import has_batch_norm, seeded_model
+from train.models import check_sides, has_batch_norm, seeded_model
 from train.parallel.methods import make_step, method
 from train.parallel.world import World
 from train.precision import Precision, choose_precision
@@ -126,6 +126,7 @@ def prepare(config: Config, world: World) -> Run:
     dataset = world.all_ranks_or_exit(lambda: open_dataset(config.data, config.image_size))
     epoch_steps = world.all_ranks_or_exit(lambda: _epoch_steps(config, world, len(dataset.train.labels)))
     model = world.all_ranks_or_exit(lambda: seeded_model(config.arch, len(dataset.classes), config.seed))
+    world.all_ranks_or_exit(lambda: check_sides(model, config.arch, config.sides()))
     folder = Path(config.output) / "checkpoints"
     resumed = world.all_ranks_or_exit(lambda: checkpoint.find(config.resume, folder) if world.first else None)
     resumed = checkpoint.broadcast(resumed, world)

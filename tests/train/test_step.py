@@ -45,6 +45,26 @@ def test_synchronised_batch_norm_is_within_1e5_in_single_precision(reports: list
     assert max(report["norm"][case] for report in reports) < 1e-5
 
 
+def test_synchronised_batch_norm_in_bf16_rounds_only_its_results() -> None:
+    """Its weights stay in fp32, so the scaled output is rounded once and their gradients not at all."""
+    torch.manual_seed(0)
+    ours, oracle = SyncBatchNorm(8), nn.BatchNorm2d(8).double()
+    for module in (ours, oracle):
+        with torch.no_grad():
+            module.weight.copy_(torch.linspace(0.5, 2, 8))
+            module.bias.copy_(torch.linspace(-1, 1, 8))
+    x, incoming = (torch.randn(16, 8, 9, 9).bfloat16() for _ in range(2))
+    wide, mine = x.double().requires_grad_(), x.clone().requires_grad_()
+    expected, out = oracle(wide), ours(mine)
+    expected.backward(incoming.double())
+    out.backward(incoming)
+    assert (out == expected.bfloat16()).double().mean() > 0.999
+    for a, b in ((ours.weight.grad, oracle.weight.grad), (ours.bias.grad, oracle.bias.grad)):
+        assert a.dtype == torch.float32
+        assert float((a.double() - b).abs().max() / b.abs().max()) < 1e-5
+    assert (mine.grad == wide.grad.bfloat16()).double().mean() > 0.99
+
+
 def test_single_precision_sums_would_lose_digits_that_double_precision_keeps() -> None:
     """At mean 100 the variance from float32 sums is wrong by some thousandths, from float64 ones by less than 5e-6."""
     torch.manual_seed(0)

@@ -25,7 +25,7 @@ from train.dual_batch.server import ParameterServer, Rates
 from train.dual_batch.worker import work
 from train.errors import Stopped, TrainError
 from train.metrics import Scores, check_finite
-from train.models import parameter_count, seeded_model
+from train.models import check_sides, parameter_count, seeded_model
 from train.parallel.world import World, choose_device
 from train.precision import Precision, choose_precision
 from train.schedule import peak_rate
@@ -76,6 +76,7 @@ class Server:
         self._config, self._world, self._dataset, self._plan, self._stop = config, world, dataset, plan, stop
         self._precision: Precision = choose_precision(config, world.device)
         self._model = seeded_model(config.arch, len(dataset.classes), config.seed)
+        check_sides(self._model, config.arch, config.sides())
         self._folder = Path(config.output) / "checkpoints"
         self._found = checkpoint.find(config.resume, self._folder)
         workers = len(plan.shares)
