@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -35,15 +35,26 @@ class Numbered:
         return np.full((SIDE, SIDE, 3), index, np.uint8)
 
 
-@dataclass(frozen=True, eq=False)
-class LateCopy(Copy):
-    source: torch.Tensor = field(default_factory=lambda: torch.empty(0))
-    queue: list["LateCopy"] = field(default_factory=list)
+@dataclass(eq=False)
+class LateEvent:
+    """The end of a copy in a queue of copies."""
 
-    def wait(self) -> None:
+    source: torch.Tensor
+    target: torch.Tensor
+    queue: list["LateEvent"]
+
+    def wait(self, stream: object = None) -> None:
+        """What computes with the copy is not modelled: the test looks at it at the end."""
+
+    def synchronize(self) -> None:
         while self in self.queue:
             first = self.queue.pop(0)
-            first.batch.images.copy_(first.source)
+            first.target.copy_(first.source)
+
+
+class LateCopy(Copy):
+    def take(self) -> Batch:
+        return self.batch
 
 
 class LaggingDevice(Transfer):
@@ -51,14 +62,14 @@ class LaggingDevice(Transfer):
 
     def __init__(self) -> None:
         super().__init__(CPU)
-        self.queue: list[LateCopy] = []
+        self.queue: list[LateEvent] = []
         self.started = 0
 
     def start(self, batch: Batch) -> Copy:
         self.started += 1
         copied = replace(batch, images=torch.full_like(batch.images, 255))
-        self.queue.append(LateCopy(copied, source=batch.images, queue=self.queue))
-        return self.queue[-1]
+        self.queue.append(LateEvent(batch.images, copied.images, self.queue))
+        return LateCopy(copied, self.queue[-1])
 
 
 def requests() -> Iterator[Request]:
@@ -71,7 +82,7 @@ def test_images_stay_with_their_labels_if_the_device_lags() -> None:
     batches = [batch for epoch in range(2) for batch in loader.batches(requests(), epoch)]
     loader.close()
     assert device.queue, "the device does not lag"
-    device.queue[-1].wait()
+    device.queue[-1].synchronize()
     wrong = sum(int((batch.images.amax((1, 2, 3)) != batch.labels).sum()) for batch in batches)
     assert wrong == 0, f"{wrong} of {2 * IMAGES} images belong to another batch"
 

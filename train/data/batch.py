@@ -1,12 +1,13 @@
 """A batch, and its way to the device: none on a CPU; on a GPU a copy on a stream of its own, while the GPU computes.
 
-A queued copy reads its source later. So whoever overwrites the source waits for the copy first, and whoever computes
-with the result makes its stream wait for the copy.
+A queued copy reads its source later. So whoever overwrites the source waits for the copy first, and the stream that
+computes with the result waits for it too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -35,26 +36,31 @@ class Batch:
     last: bool  # the step's last micro-batch
 
 
+class Event(Protocol):
+    """A point in a stream, as torch.cuda.Event."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Makes what is queued in the stream from now on wait for it."""
+
+    def synchronize(self) -> None:
+        """Returns when it has happened."""
+
+
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """A batch on the device, once the event has happened; without an event nothing is copied."""
+    """A batch on the device, once `done` has happened; without that event nothing is copied."""
 
     batch: Batch
-    done: torch.cuda.Event | None = None
+    done: Event | None = None
 
     def take(self) -> Batch:
         """The batch, for the current stream: what is queued there from now on runs after the copy."""
         if self.done:
             stream = torch.cuda.current_stream(self.batch.images.device)
-            stream.wait_event(self.done)
+            self.done.wait(stream)
             for tensor in (self.batch.images, self.batch.labels, self.batch.weights):
                 tensor.record_stream(stream)  # the allocator must not reuse it before that stream has read it
         return self.batch
-
-    def wait(self) -> None:
-        """Returns when the source may be overwritten."""
-        if self.done:
-            self.done.synchronize()
 
 
 class Transfer:
@@ -67,7 +73,7 @@ class Transfer:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's stub
 
     def start(self, batch: Batch) -> Copy:
-        """Queues the copy; the source must not change before `Copy.wait` returns."""
+        """Queues the copy; the source must not change before it is done."""
         if self._stream is None:
             return Copy(batch)
         with torch.cuda.stream(self._stream):

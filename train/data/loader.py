@@ -16,7 +16,7 @@ from torch import Tensor
 
 from train.config import Config
 from train.data import augment, decode, sampler
-from train.data.batch import Batch, Copy, Request, Transfer
+from train.data.batch import Batch, Copy, Event, Request, Transfer
 from train.data.source import Pixels, Source
 from train.errors import TrainError
 
@@ -25,20 +25,21 @@ CHUNK = 8  # images per task: few enough to spread a batch over the threads, eno
 
 @dataclass
 class Slot:
-    """Memory for one batch, and the copy to the device that reads it."""
+    """Memory for one batch; the copy to the device that reads it has ended when `read` has happened."""
 
     memory: Tensor
-    copy: Copy | None = None
+    read: Event | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pending:
-    """A batch that is being decoded into its slot."""
+    """A batch that is being decoded into its slot, then copied to the device."""
 
     slot: Slot
     batch: Batch
     filler: int
     tasks: list[Future[None]]
+    copy: Copy | None = None
 
     def ready(self) -> bool:
         """Whether it is decoded."""
@@ -46,12 +47,13 @@ class Pending:
 
     def send(self, transfer: Transfer) -> Copy:
         """Waits until it is decoded and starts its copy to the device, if that was not done before."""
-        if self.slot.copy is None:
+        if self.copy is None:
             for task in self.tasks:
                 task.result()
             self.batch.weights[len(self.batch.weights) - self.filler :] = 0
-            self.slot.copy = transfer.start(self.batch)
-        return self.slot.copy
+            self.copy = transfer.start(self.batch)
+            self.slot.read = self.copy.done
+        return self.copy
 
     def cancel(self) -> None:
         """Returns when no task writes to the slot any more."""
@@ -140,9 +142,8 @@ class Loader:
             self._pool.shutdown(cancel_futures=True)
 
     def _start(self, slot: Slot, request: Request, epoch: int, side: int) -> Pending:
-        if slot.copy:
-            slot.copy.wait()
-            slot.copy = None
+        if slot.read:
+            slot.read.synchronize()
         count = len(request.indices)
         images, weights = slot.memory[: count * side**2 * 3].view(count, side, side, 3), torch.ones(count)
         labels = torch.from_numpy(self._source.labels[request.indices])
