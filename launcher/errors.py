@@ -76,8 +76,8 @@ class NodeUnfit(NodeError):
     """The node is reached but lacks what the job needs: GPUs, a free port, disk, a mount's source."""
 
 
-class GpuInUse(NodeUnfit):
-    """A GPU that the job needs is in use by another run."""
+class InUse(NodeUnfit):
+    """A GPU or a port that the job needs is in use by another run."""
 
 
 class EngineUnavailable(NodeError):

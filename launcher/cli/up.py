@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from launcher.cli import options
-from launcher.errors import GpuInUse, LauncherError, NodesFailed, StoppedByUser, UsageError
+from launcher.errors import InUse, LauncherError, NodesFailed, StoppedByUser, UsageError
 from launcher.job.dump import dump_job
 from launcher.job.files import check_files, code_folder, read_secrets
 from launcher.job.loader import load_job
@@ -183,7 +183,7 @@ def _start(
             try:
                 return start(plan, fleet, code.archive, secrets, record.event, chosen.resume)
             except NodesFailed as error:
-                if not chosen.wait or not all(isinstance(each, GpuInUse) for each in error.errors):
+                if not chosen.wait or not all(isinstance(each, InUse) for each in error.errors):
                     raise
                 log("waiting: " + "; ".join(f"{each.where}: {each.what}" for each in error.errors))
                 time.sleep(WAIT_FOR_GPUS + random.random())  # noqa: S311 - two that wait must not keep in step

@@ -15,9 +15,9 @@ from launcher.model.container import ContainerState, Layout, Phase
 from launcher.model.plan import NodePlan, Plan, RunId
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_both, uninterrupted
+from launcher.node.parallel import run_all, uninterrupted
 from launcher.records.snapshot import repack
-from launcher.run.gpu_lock import claim_gpus
+from launcher.run.claims import claim_gpus, claim_port
 
 CHECKPOINTS = "checkpoints"  # in the output folder: where the trainer saves, and from where it goes on by itself
 
@@ -50,12 +50,15 @@ def start(
         if resume is not None:
             _copy_checkpoints(engine, planned, resume)
         ids[engine.node] = engine.create(spec)
-        claim_gpus(engine, planned)
         container = ids[engine.node]
-        run_both(
+        steps: list[Callable[[], None]] = [
+            lambda: claim_gpus(engine, planned),
             lambda: engine.put(container, archives[spec.layout, spec.user]),
             lambda: _check_image(plan, planned, engine.wait(container, 0)),
-        )
+        ]
+        if planned.rank == 0 and len(plan.nodes) > 1:
+            steps.append(lambda: claim_port(engine, planned, plan.rendezvous.port))
+        run_all(steps)
 
     try:
         uninterrupted(partial(fleet.each, create))
