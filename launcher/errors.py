@@ -92,6 +92,10 @@ class EngineFailed(NodeError):
     """The node's container engine refused or failed a request; `what` has its message."""
 
 
+class ContainerGone(EngineFailed):
+    """The container was there and is not any more: somebody removed it."""
+
+
 class NameTaken(EngineFailed):
     """The node has a container of that name already."""
 

@@ -1,15 +1,19 @@
 """How often a node's processes were started, and how each attempt ended, from the file that the entry script writes.
+Who stops a run adds a line: launchers that are attached to it follow this file.
 
 The engine's own counter forgets when the node reboots; this file does not.
 """
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
 
+_STOPPED = re.compile(rb"^stopped ([\w.@-]{1,200}) \d+$", re.MULTILINE)
 LIMIT = 1 << 20  # bytes of the file that are read
 _MEANINGS = {SIGKILL_CODE: "SIGKILL", SIGTERM_CODE: "SIGTERM", TIMEOUT_CODE: "time limit", HANG_CODE: "hung"}
 
@@ -47,6 +51,18 @@ def parse(text: bytes) -> tuple[Attempt, ...]:
         elif words[:1] == ["exit"] and len(numbers) == 2 and found and found[-1].ended is None:
             found[-1] = Attempt(found[-1].started, numbers[1], numbers[0])
     return tuple(found)
+
+
+def stop_line(by: str) -> str:
+    """What is added to the file before a running container is stopped. by: user@host."""
+    return f"stopped {by} {int(time.time())}"
+
+
+def stopped_by(text: bytes) -> str | None:
+    """Who stopped the last attempt; None where nobody did."""
+    last = max(text.rfind(b"start "), 0)
+    found = _STOPPED.search(text, last)
+    return found.group(1).decode() if found else None
 
 
 def reasons(attempts: Sequence[Attempt]) -> list[str]:
