@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
 
@@ -28,6 +28,7 @@ class Attempt:
     started: float
     ended: float | None = None
     code: int | None = None
+    halted: frozenset[int] = frozenset()  # ranks that were suspended when the others were ended
 
     def why(self) -> str:
         """Why it had to be followed by another one."""
@@ -38,7 +39,7 @@ class Attempt:
 
 
 def parse(text: bytes) -> tuple[Attempt, ...]:
-    """From the lines `start <epoch>` and `exit <code> <epoch>`; other lines and torn ones are ignored."""
+    """From the lines that the entry script writes; others and torn ones are ignored."""
     found: list[Attempt] = []
     for line in text.decode("utf-8", "replace").splitlines():
         words = line.split()
@@ -49,7 +50,9 @@ def parse(text: bytes) -> tuple[Attempt, ...]:
         if words[:1] == ["start"] and len(numbers) == 1:
             found.append(Attempt(numbers[0]))
         elif words[:1] == ["exit"] and len(numbers) == 2 and found and found[-1].ended is None:
-            found[-1] = Attempt(found[-1].started, numbers[1], numbers[0])
+            found[-1] = replace(found[-1], ended=numbers[1], code=numbers[0])
+        elif words[:1] == ["halted"] and len(numbers) == 2 and found:
+            found[-1] = replace(found[-1], halted=found[-1].halted | {numbers[0]})
     return tuple(found)
 
 

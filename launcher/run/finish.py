@@ -15,7 +15,8 @@ from launcher.node.parallel import run_all_settled
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
 from launcher.run.attempts import reasons
-from launcher.run.diagnose import Evidence, Failure, first_failure, gather, is_victim
+from launcher.run.diagnose import Failure, first_failure, is_victim
+from launcher.run.evidence import Evidence, gather
 from launcher.run.locate import Attached
 from launcher.run.messages import NodeGone, NodeRemoved, clock, fields
 from launcher.run.state import RunState
@@ -84,7 +85,7 @@ def conclude(
         else:
             evidence[node.name] = gather(record.paths.root, node, states[node.name], log)
     failure = first_failure(list(evidence.values()))
-    if lost and (failure is None or is_victim(evidence[failure.node])):
+    if lost and (failure is None or failure.exit_code == 0 or is_victim(evidence[failure.node])):
         failure = next(iter(lost.values()))
     if stopped_by is not None:
         failure, state = None, RunState.STOPPED
