@@ -269,7 +269,7 @@ def test_a_step_of_the_clock_ends_no_program(box: Box, limit: str) -> None:
     stub = f'[ ! -e {stepped} ] || exec /bin/date -d "+1 hour" "$@"\nexec /bin/date "$@"\n'
     (tools / "date").write_text(f"#!/bin/sh\n{stub}")
     (tools / "date").chmod(0o755)
-    script = f"sleep 1; touch {stepped}; sleep 1.5"
+    script = f"sleep 1.5; touch {stepped}; sleep 1.5"
     for _ in range(2):  # the second one is a restart
         code, out = box.run("/bin/sh", "-c", script, env={limit: "30", "PATH": f"{tools}:{box.env['PATH']}"})
         assert (code, out) == (0, b"")
