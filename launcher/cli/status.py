@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json as json_
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -20,18 +19,15 @@ from rich.text import Text
 
 from launcher.cli import options
 from launcher.cli.logs import known_secrets
-from launcher.errors import LauncherError
 from launcher.logs.lines import Masker
 from launcher.model import labels
-from launcher.model.container import ContainerState
 from launcher.model.plan import RunId, plain
 from launcher.node.connect import connect
-from launcher.node.parallel import run_all_settled
 from launcher.records import store
 from launcher.records.measured import duration, top1
 from launcher.records.store import Record
 from launcher.run.locate import attach, on_nodes
-from launcher.run.state import RunState, of_containers
+from launcher.run.state import of_containers
 from launcher.run.status import NodeStatus, RunStatus, run_status
 from launcher.run.utilization import Utilization
 
@@ -191,27 +187,17 @@ def _on_record(ssh_config: Path | None) -> list[RunRow]:
 
 
 def _seen_by_nodes(records: Sequence[Record], ssh_config: Path | None) -> dict[RunId, str]:
-    """The states of these runs on their nodes; `unreachable` where too many of those do not answer to tell."""
+    """The states of these runs on their nodes; `unreachable` where those that answer cannot tell."""
     hosts = sorted({node.host for record in records for node in record.nodes()})
-    with connect([(host, host) for host in hosts], None, ssh_config, allow_failures=True, timeout=PATIENCE) as fleet:
-        listed = run_all_settled([partial(engine.list, {labels.PURPOSE: "run"}) for engine in fleet.engines])
-    silent = set(fleet.failed)
-    found: dict[RunId, list[ContainerState]] = {}
-    for engine, states in zip(fleet.engines, listed, strict=True):
-        if isinstance(states, LauncherError):
-            silent.add(engine.host)
-            continue
-        for state in states:
-            found.setdefault(state.labels.get(labels.RUN, ""), []).append(state)
-    return {record.run: _seen(record, found.get(record.run, []), silent) for record in records}
-
-
-def _seen(record: Record, states: Sequence[ContainerState], silent: Collection[str]) -> str:
-    nodes = record.nodes()
-    state = of_containers(states, len(nodes)) if states else None
-    if state in (None, RunState.LOST) and any(node.host in silent for node in nodes):
-        return "unreachable"
-    return "removed" if state is None else state.value
+    with connect([(h, h) for h in hosts], ssh_config=ssh_config, allow_failures=True, timeout=PATIENCE) as fleet:
+        found = on_nodes(fleet)
+    seen = {}
+    for record in records:
+        nodes, states = record.nodes(), [f.state for f in found.get(record.run, ())]
+        state = of_containers(states, len(nodes)).value if states else "removed"
+        silent = any(node.host in fleet.failed for node in nodes)
+        seen[record.run] = "unreachable" if silent and state in ("removed", "lost") else state
+    return seen
 
 
 def _on_nodes(hosts: list[str], ssh_config: Path | None) -> list[RunRow]:

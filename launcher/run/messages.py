@@ -10,8 +10,6 @@ from typing import Any
 
 from launcher.model.container import ContainerState
 
-DAY = 86400.0
-
 
 @dataclass(frozen=True)
 class Output:
@@ -92,8 +90,8 @@ Message = (
 
 
 def clock(moment: float) -> str:
-    """Seconds since the epoch, as a person here reads them."""
-    return time.strftime("%H:%M" if time.time() - moment < DAY else "%d %b %H:%M", time.localtime(moment))
+    """Seconds since the epoch, as a person here reads them: a silence may last for days."""
+    return time.strftime("%a %H:%M", time.localtime(moment))
 
 
 def fields(line: bytes | str) -> dict[str, Any] | None:

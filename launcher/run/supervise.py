@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 
 from launcher.errors import LauncherError
@@ -15,16 +16,7 @@ from launcher.run.finish import Outcome, conclude, missing_node, uncollected
 from launcher.run.follow import Follow
 from launcher.run.followed import Followed
 from launcher.run.locate import Attached
-from launcher.run.messages import (
-    Message,
-    NodeBack,
-    NodeEnded,
-    NodeGone,
-    NodeLost,
-    NodeRemoved,
-    NodeRestarted,
-    NodeStopped,
-)
+from launcher.run.messages import Message, NodeEnded, NodeGone, NodeRemoved, NodeStopped, Output, Progress, Tick
 from launcher.run.state import HANG_CODE
 
 # A rank that fails takes its peers down within a second or two: torchrun and the communication library see to that.
@@ -71,16 +63,8 @@ def _record(record: Record, message: Message) -> None:
     if isinstance(message, NodeEnded):
         state = message.state
         record.event("node ended", node=message.node, exit_code=state.exit_code, oom_killed=state.oom_killed)
-    elif isinstance(message, NodeGone):
-        record.event("node gone", node=message.node, reason=message.reason)
-    elif isinstance(message, NodeRemoved):
-        record.event("node removed", node=message.node)
-    elif isinstance(message, NodeStopped):
-        record.event("node stopped", node=message.node, by=message.by)
-    elif isinstance(message, NodeRestarted):
-        record.event("node restarted", node=message.node, restarts=message.restarts, why=message.why)
-    elif isinstance(message, (NodeLost, NodeBack)):
-        record.event("node lost" if isinstance(message, NodeLost) else "node back", node=message.node)
+    elif not isinstance(message, (Output, Progress, Tick)):
+        record.event(type(message).__name__.replace("Node", "node ").lower(), **asdict(message))
 
 
 def _stop_peers(
