@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from launcher.cli.console import Screen
-from launcher.errors import NodeUnreachable, StoppedByUser
+from launcher.errors import NodesFailed, NodeUnreachable, StoppedByUser
 from launcher.model.plan import RunId
 from launcher.node.parallel import uninterrupted
 from launcher.run.finish import Outcome
@@ -40,10 +40,13 @@ def show_until_end(
 
 
 def raise_silent(screen: Screen, run: RunId) -> None:
-    """Raises NodeUnreachable for whoever leaves a run of which a node does not answer."""
-    for node, since in screen.silent.items():
-        cure = f"it may well be running there: launcher status {run}; if it is gone for good: launcher down {run}"
-        raise NodeUnreachable(f"node {node}", f"has not answered since {since}", cure)
+    """Raises NodesFailed for whoever leaves a run of which nodes do not answer."""
+    cure = f"the run may well go on there: launcher status {run}; if it is gone for good: launcher down {run}"
+    silent = [
+        NodeUnreachable(f"node {node}", f"no answer since {since}", cure) for node, since in screen.silent.items()
+    ]
+    if silent:
+        raise NodesFailed(silent)
 
 
 def leave_or_stop(attached: Attached, screen: Screen) -> int | None:
