@@ -41,10 +41,11 @@ def show_until_end(
 
 def raise_silent(screen: Screen, run: RunId) -> None:
     """Raises NodesFailed for whoever leaves a run of which nodes do not answer."""
-    cure = f"the run may well go on there: launcher status {run}; if it is gone for good: launcher down {run}"
-    silent = [
-        NodeUnreachable(f"node {node}", f"no answer since {since}", cure) for node, since in screen.silent.items()
-    ]
+    what, cure = (
+        "no answer since",
+        f"it may well go on there: launcher status {run}; or, if it is gone: launcher down {run}",
+    )
+    silent = [NodeUnreachable(f"node {node}", f"{what} {since}", cure) for node, since in screen.silent.items()]
     if silent:
         raise NodesFailed(silent)
 
