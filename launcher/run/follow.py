@@ -134,10 +134,8 @@ class Follow:
         self._stop.wait(REMOVAL)
         try:
             node.engine.wait(node.container, 0)
-        except ContainerGone:
-            return True
-        except LauncherError:  # the end is known, whatever comes of it
-            return False
+        except LauncherError as error:
+            return isinstance(error, ContainerGone)
         return False
 
     def _hopeless(self, node: FollowedNode) -> bool:

@@ -16,7 +16,17 @@ from launcher.run.finish import Outcome, conclude, missing_node, uncollected
 from launcher.run.follow import Follow
 from launcher.run.followed import Followed
 from launcher.run.locate import Attached
-from launcher.run.messages import Message, NodeEnded, NodeGone, NodeRemoved, NodeStopped, Output, Progress, Tick
+from launcher.run.messages import (
+    Message,
+    NodeBack,
+    NodeEnded,
+    NodeGone,
+    NodeRemoved,
+    NodeStopped,
+    Output,
+    Progress,
+    Tick,
+)
 from launcher.run.state import HANG_CODE
 
 # A rank that fails takes its peers down within a second or two: torchrun and the communication library see to that.
@@ -45,6 +55,8 @@ def supervise(
                 missing[message.node] = missing_node(message)
             elif isinstance(message, NodeStopped):
                 stopped_by.append(message.by)
+            elif isinstance(message, NodeBack):
+                stopping = None  # if the run has failed meanwhile, it could not be stopped there
             failed = missing or any(state.exit_code != 0 for state in states.values())
             if failed and stopping is None:
                 stopping = in_background(partial(_stop_peers, attached, states, stopped_by, all_ended))
