@@ -96,6 +96,7 @@ def _argv(context: Context, places: Layout, rank: int, processes: int) -> tuple[
         context.image,
         places,
         context.rendezvous,
+        run=context.run,
         nodes=len(context.job.nodes),
         rank=rank,
         processes=processes,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +17,9 @@ from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all_settled, run_both
 from launcher.records.collect import OutputFolder, collect
+from launcher.records.paths import NodePaths
+from launcher.run.attempts import stop_line
+from launcher.run.locate import node_of
 
 GRACE = 45.0  # seconds; a trainer saves its checkpoint on SIGTERM, and torchrun gives its workers 30 s of that
 
@@ -65,10 +70,15 @@ Ended = Sequence[EndedContainer] | LauncherError
 def _end(engine: Engine, run: RunId, grace: float, listed: Sequence[ContainerState] | None) -> Ended:
     containers = engine.list({labels.RUN: run}) if listed is None else listed
     idle = {state.id for state in containers if state.phase.ended or state.phase is Phase.CREATED}
-    return [
-        EndedContainer(state, False) if state.id in idle else EndedContainer(engine.stop(state.id, grace), True)
-        for state in containers
-    ]
+    return [EndedContainer(state, False) if state.id in idle else _stop(engine, state, grace) for state in containers]
+
+
+def _stop(engine: Engine, state: ContainerState, grace: float) -> EndedContainer:
+    """Launchers that are attached to the run read first who stops it."""
+    node = node_of(state)
+    line = stop_line(f"{getpass.getuser()}@{socket.gethostname()}")
+    engine.sh('[ ! -f "$1" ] || echo "$2" >>"$1"', NodePaths(node.output, node.name).attempts, line)
+    return EndedContainer(engine.stop(state.id, grace), True)
 
 
 def _collect(engines: Sequence[Engine], ended: Sequence[Ended], into: Path) -> list[Ended]:

@@ -170,6 +170,33 @@ def test_the_time_limit_counts_from_the_first_start(box: Box) -> None:
     assert box.run("/bin/sh", "-c", "exit 5", env={"LAUNCHER_TIMEOUT": "3600"})[0] == 5
 
 
+@pytest.mark.parametrize("limit", ["LAUNCHER_TIMEOUT", "LAUNCHER_HANG_TIMEOUT"])
+def test_a_step_of_the_clock_ends_no_program(box: Box, limit: str) -> None:
+    stepped, tools = box.root / "stepped", box.root / "stub"
+    tools.mkdir()
+    stub = f'[ ! -e {stepped} ] || exec /bin/date -d "+1 hour" "$@"\nexec /bin/date "$@"\n'
+    (tools / "date").write_text(f"#!/bin/sh\n{stub}")
+    (tools / "date").chmod(0o755)
+    script = f"sleep 1.5; touch {stepped}; sleep 1.5"
+    for _ in range(2):  # the second one is a restart
+        code, out = box.run("/bin/sh", "-c", script, env={limit: "30", "PATH": f"{tools}:{box.env['PATH']}"})
+        assert (code, out) == (0, b"")
+
+
+def test_a_suspended_rank_is_reported_when_the_program_is_stopped(box: Box) -> None:
+    process = box.start("/bin/sh", "-c", "RANK=3 sleep 60 & echo $!; wait", env={"LAUNCHER_RUN": "r"})
+    deadline = time.monotonic() + 10
+    while not box.log.exists() or not (text := box.log.read_text()).strip():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(int(text), signal.SIGSTOP)
+    process.send_signal(signal.SIGTERM)
+    out = process.communicate(timeout=20)[0]
+    os.kill(int(text), signal.SIGKILL)
+    assert b"launcher: rank 3 does not run: its process" in out
+    assert any(line.startswith("halted 3 ") for line in box.attempts)
+
+
 def test_a_short_program_is_not_reported_as_timed_out(box: Box) -> None:
     assert {box.run("true", env={"LAUNCHER_TIMEOUT": "60"})[0] for _ in range(30)} == {0}
 

@@ -28,7 +28,8 @@ from launcher.node.files import Files, Span, parse_scan
 from launcher.node.machine import CommandStream, LocalMachine
 from launcher.records.collect import OutputFolder, collect, want
 from launcher.records.store import NodeOfRun
-from launcher.run.diagnose import first_failure, gather
+from launcher.run.diagnose import first_failure
+from launcher.run.evidence import gather
 from launcher.run.finish import last_epoch
 from launcher.run.locate import node_of
 from launcher.run.messages import fields

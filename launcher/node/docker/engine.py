@@ -14,7 +14,7 @@ from typing import TypeAlias, cast
 from docker import APIClient
 from docker.errors import APIError
 
-from launcher.errors import EngineFailed, EngineUnavailable, NameTaken, NodeUnreachable
+from launcher.errors import ContainerGone, EngineFailed, EngineUnavailable, NameTaken, NodeUnreachable
 from launcher.model import labels as names
 from launcher.model.container import WANTED_ULIMITS, ContainerSpec, ContainerState, Layout, Phase
 from launcher.model.facts import NodeFacts
@@ -119,15 +119,15 @@ class DockerEngine(MachineEngine):
         return found(self._inspect, listed)
 
     def inspect(self, container: str) -> ContainerState:
-        """Raises EngineFailed when there is no such container."""
+        """Raises ContainerGone when there is no such container."""
         state = self._inspect(container)
         if state is None:
             what = f"container {container} is gone"
-            raise EngineFailed(self.node, what, "it was removed: see `docker events` on the node")
+            raise ContainerGone(self.node, what, "it was removed: see `docker events` on the node")
         return state
 
     def wait(self, container: str, timeout: float) -> ContainerState:
-        """Comes back to a node that was away, within the time limit. Raises EngineFailed when the container is gone."""
+        """Comes back to a node that was away, within the time limit. Raises ContainerGone when it was removed."""
         deadline = time.monotonic() + timeout
         while True:
             began = time.monotonic()
