@@ -4,6 +4,7 @@ Commands run in a real shell, in the node's own folder, except these, which are 
 
 - the launcher's facts script: its output on this machine, recorded once, with the node's own home, port and time;
 - the clean-up of /dev/shm, because that folder is this machine's: answered as if nothing was left there;
+- the uid of the node's user: this process's;
 - the scripts of launcher/node/files.py that run on every node: make a folder, list one, send files, follow them. Their
   effect on the files is the same. A shell and its tools would take some milliseconds of CPU time, on a real node the
   node's own; 256 times that on this machine's cores would measure this machine instead of the launcher;
@@ -28,7 +29,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.node import facts, shm_cleanup
+from launcher.node import facts, machine_engine, output_folder, shm_cleanup
 from launcher.node.files import Files, Span
 from launcher.node.ssh.quoting import quote
 
@@ -95,7 +96,8 @@ class Commands:
         self._scripts: dict[str, Answer] = {
             facts.script(): self._facts,
             shm_cleanup.SCRIPT: self._nothing,
-            script_of(lambda files: files.make_dir("/x")): self._make_dir,
+            machine_engine.UID: self._uid,
+            script_of(lambda files: output_folder.make(files, "/x", "x")): self._make_output,
             script_of(lambda files: files.scan("/x")): self._scan,
             script_of(lambda files: next(files.read_spans([Span("/x", 0, 1)]))): self._spans,
             script_of(lambda files: files.follow("/x", 0, {})): self._follow,
@@ -125,12 +127,21 @@ class Commands:
     async def _nothing(self, _: Process, __: Sequence[str]) -> int:
         return 0
 
-    async def _make_dir(self, _: Process, arguments: Sequence[str]) -> int:
-        Path(arguments[0]).mkdir(0o700, parents=True, exist_ok=True)
+    async def _uid(self, process: Process, _: Sequence[str]) -> int:
+        process.stdout.write(b"@@uid %d\n" % os.getuid())
+        return 0
+
+    async def _make_output(self, _: Process, arguments: Sequence[str]) -> int:
+        folder, run = arguments
+        Path(folder).mkdir(0o700, parents=True, exist_ok=True)
+        Path(folder, output_folder.MARKER).write_text(f"{run}\n")
         return 0
 
     async def _scan(self, process: Process, arguments: Sequence[str]) -> int:
         root = Path(arguments[0])
+        if not root.is_dir():
+            process.stderr.write(b"find: '%s/': No such file or directory\n" % bytes(root))
+            return 1
         for path in root.rglob("*"):
             if path.is_file():
                 found = path.stat()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_
-from functools import partial
+from functools import cache, partial
 from typing import Annotated
 
 import typer
@@ -11,13 +11,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from launcher.cli import options
-from launcher.errors import LauncherError, NodesFailed, NotConfirmed
+from launcher.cli.reporter import Reporter
+from launcher.errors import LauncherError, NodesFailed, NotConfirmed, UsageError
 from launcher.model import labels
+from launcher.node import output_folder
 from launcher.node.connect import connect
 from launcher.node.parallel import run_all
 from launcher.records import store
 from launcher.records.collect import output_folders
 from launcher.run.locate import Attached, attach, on_nodes
+from launcher.run.owner import Owner
 from launcher.run.state import RunState, of_containers
 from launcher.run.stop import EndedContainer, Removed, stop
 
@@ -26,25 +29,36 @@ def down(
     run: options.Run = None,
     all_: Annotated[bool, typer.Option("--all", help="Every run that is on record here.")] = False,
     purge: Annotated[bool, typer.Option("--purge", help="The output folders on the nodes too.")] = False,
+    any_owner: Annotated[bool, typer.Option("--any-owner", help="Another user's run too.")] = False,
     nodes: options.Nodes = None,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
     """SIGTERM, 45 s for a checkpoint, SIGKILL; logs and curves are fetched first. Doing it twice does no harm.
 
+    Another user's run is left alone; so is one that the same account started from elsewhere, unless it is named.
     Exit code 6 where a node did not confirm; the same command again finishes the job.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
+    log = cache(Reporter().log)  # a note once, however many runs are looked for
     hosts, names = options.hosts(nodes), [run]
     if all_ and hosts is None:
         names = [record.run for record in store.records()]
     elif all_:
         with connect([(h, h) for h in hosts or ()], ssh_config=ssh_config, allow_failures=True) as fleet:
-            names = list(on_nodes(fleet))
-    results, errors = [], []
+            names = list(on_nodes(fleet, log))
+    results, errors = [], list[LauncherError]()
     for name in names:
-        with attach(name, hosts, ssh_config, claims=True) as attached:
-            removed, failed = _end(attached, purge=purge)
+        try:
+            with attach(name, hosts, ssh_config, log, claims=True, any_owner=any_owner) as attached:
+                if not any_owner:
+                    _require_own(attached, named=name is not None and not all_)
+                removed, failed = _end(attached, purge=purge)
+        except UsageError as error:  # another user's run
+            if not all_:
+                raise
+            log(f"left alone: {error}")
+            continue
         results.append(
             {"run": attached.record.run, "nodes": [_row(r) for r in removed], "failed": [str(e) for e in failed]}
         )
@@ -58,15 +72,27 @@ def down(
         raise NotConfirmed("down", words, "repeat it when they are back")
 
 
+def _require_own(attached: Attached, *, named: bool) -> None:
+    """Raises UsageError."""
+    run = attached.record.run
+    if attached.owner is Owner.OTHER:
+        what = f"belongs to another user: {attached.started_by}"
+        raise UsageError(run, what, f"to stop it all the same: launcher down {run} --any-owner")
+    if attached.owner is Owner.ACCOUNT and not named:
+        what = f"was started by another caller with the same account: {attached.started_by}"
+        raise UsageError(run, what, f"to stop it, name it: launcher down {run}")
+
+
 def _end(attached: Attached, *, purge: bool) -> tuple[list[Removed], list[LauncherError]]:
     """Stop and remove on the nodes that answer; what was removed, and why others did not."""
     record, errors = attached.record, list(attached.unreachable.values())
     removed: list[Removed] = []
     try:
-        removed = stop(attached.fleet, record.run, into=record.paths.root, listed=attached.listed)
+        into = None if attached.owner is Owner.OTHER else record.paths.root  # another user's files are not ours to read
+        removed = stop(attached.fleet, record.run, into=into, listed=attached.listed)
         if purge:
             folders = output_folders(attached.engines, attached.nodes)
-            run_all([partial(folder.files.remove_tree, folder.path) for folder in folders])
+            run_all([partial(output_folder.remove, folder.files, folder.path, record.run) for folder in folders])
     except NodesFailed as error:
         errors += error.errors
     record.event("down", removed=[r.node for r in removed], failed=[str(e) for e in errors])

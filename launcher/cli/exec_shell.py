@@ -55,7 +55,7 @@ def _exec(
     command: list[str] = ctx.meta[_TAIL]
     if not command:
         raise UsageError("exec", "no command", "launcher exec [RUN] [--node X] -- nvidia-smi")
-    with attach(run, options.hosts(nodes), ssh_config) as attached:
+    with attach(run, options.hosts(nodes), ssh_config, Reporter().log) as attached:
         attached.require_any()
         chosen = attached.nodes[0] if node is None else attached.node(node)
         if node is None and chosen.rank:

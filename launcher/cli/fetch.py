@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from launcher.cli import options
+from launcher.cli.reporter import Reporter
 from launcher.errors import LauncherError, NodesFailed
 from launcher.records.collect import collect, output_folders
 from launcher.run.locate import Attached, attach
@@ -23,7 +24,7 @@ def fetch(
     ssh_config: options.SshConfig = None,
 ) -> None:
     """TensorBoard logs, metrics, error files and rank logs of every node. Only what is new travels."""
-    with attach(run, options.hosts(nodes), ssh_config) as attached:
+    with attach(run, options.hosts(nodes), ssh_config, Reporter().log) as attached:
         target = dest or attached.record.paths.root
         target.mkdir(parents=True, exist_ok=True)
         moved = fetch_files(attached, target, checkpoints=checkpoints)

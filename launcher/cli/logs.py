@@ -17,6 +17,7 @@ import typer
 from launcher.cli import options
 from launcher.cli.console import Screen
 from launcher.cli.foreground import raise_silent, show_until_end
+from launcher.cli.reporter import Reporter
 from launcher.errors import LauncherError, UsageError
 from launcher.job.files import read_secrets
 from launcher.job.loader import load_job
@@ -54,7 +55,7 @@ def logs(
 
     Exit code, when it followed to the end: that of the run.
     """
-    with attach(run, options.hosts(nodes), ssh_config) as attached:
+    with attach(run, options.hosts(nodes), ssh_config, Reporter().log) as attached:
         attached.require_any()
         masker = Masker(known_secrets(attached.record))
         chosen = _chosen(attached, rank, node, all_=all_)

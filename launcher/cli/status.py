@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,13 +19,14 @@ from rich.text import Text
 
 from launcher.cli import options
 from launcher.cli.logs import known_secrets
+from launcher.cli.reporter import Reporter
+from launcher.errors import RunUnknown
 from launcher.logs.lines import Masker
-from launcher.model import labels
 from launcher.model.plan import RunId, plain
 from launcher.node.connect import connect
 from launcher.records import store
 from launcher.records.measured import duration, top1
-from launcher.records.store import Record
+from launcher.records.store import NodeOfRun
 from launcher.run.locate import attach, on_nodes
 from launcher.run.state import of_containers
 from launcher.run.status import NodeStatus, RunStatus, run_status
@@ -46,7 +47,7 @@ def status(
 ) -> None:
     """The nodes as they are now; a node that does not answer is shown as unreachable (exit code 3)."""
     console = Console(highlight=False)
-    with attach(run, options.hosts(nodes), ssh_config) as attached:
+    with attach(run, options.hosts(nodes), ssh_config, Reporter().log) as attached:
         masker = Masker(known_secrets(attached.record))
 
         def ask() -> RunStatus:
@@ -100,6 +101,8 @@ def render(seen: RunStatus, width: int) -> RenderableType:
         cells["state"].stylize(_STYLES.get(row["state"], ""))
         table.add_row(*(cells[str(column.header)] for column in table.columns))
     head = Text(f"{seen.run}  ", style="bold") + Text(seen.state, style=_STYLES.get(seen.state, ""))
+    if seen.started_by:
+        head += Text(f"  by {seen.started_by}", style="dim")
     why = [
         Text(f"{node.node}: restart {place} after {reason}", style="yellow")
         for node in seen.nodes
@@ -147,13 +150,14 @@ def _memory(seen: Utilization | None) -> str:
 
 @dataclass(frozen=True)
 class RunRow:
-    """A line of `launcher runs`. top1: percent."""
+    """A line of `launcher runs`. top1: percent. started_by: user@host of the caller, and the uid on the first node."""
 
     run: str
     state: str
     exit_code: int | None
     nodes: tuple[str, ...]
     top1: float | None = None
+    started_by: str = ""
 
 
 def runs(nodes: options.Nodes = None, json: options.Json = False, ssh_config: options.SshConfig = None) -> None:
@@ -163,7 +167,7 @@ def runs(nodes: options.Nodes = None, json: options.Json = False, ssh_config: op
         typer.echo(json_.dumps(plain(rows), indent=2))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("run", "state", "exit", "nodes", "top-1"):
+    for column in ("run", "state", "exit", "nodes", "top-1" if nodes is None else "by"):
         table.add_column(column)
     for row in rows:
         table.add_row(
@@ -171,41 +175,51 @@ def runs(nodes: options.Nodes = None, json: options.Json = False, ssh_config: op
             Text(row.state, style=_STYLES.get(row.state, "")),
             "" if row.exit_code is None else str(row.exit_code),
             Text(", ".join(row.nodes)),
-            "" if row.top1 is None else f"{row.top1:.2f}",
+            Text(row.started_by) if row.top1 is None else f"{row.top1:.2f}",
         )
     Console(highlight=False).print(table if rows else "no runs yet: launcher up JOB")
 
 
 def _on_record(ssh_config: Path | None) -> list[RunRow]:
-    rows, records = [], store.records()
-    seen = _seen_by_nodes([record for record in records if record.result() is None], ssh_config)
+    known: dict[RunId, tuple[NodeOfRun, ...]] = {}
+    broken: dict[RunId, str] = {}
+    records = store.records()
     for record in records:
-        result = record.result() or {"state": seen[record.run]}
-        names = tuple(node.name for node in record.nodes())
+        try:
+            known[record.run] = record.nodes()
+        except RunUnknown as error:
+            broken[record.run] = error.what
+    open_ = {record.run: known[record.run] for record in records if record.run in known and record.result() is None}
+    seen = _seen_by_nodes(open_, ssh_config)
+    rows = []
+    for record in records:
+        result = record.result() or {"state": seen.get(record.run, "unknown")}
+        names = (broken[record.run],) if record.run in broken else tuple(node.name for node in known[record.run])
         rows.append(RunRow(record.run, result["state"], result.get("exit_code"), names, top1(result.get("last") or {})))
     return rows
 
 
-def _seen_by_nodes(records: Sequence[Record], ssh_config: Path | None) -> dict[RunId, str]:
+def _seen_by_nodes(runs: Mapping[RunId, Sequence[NodeOfRun]], ssh_config: Path | None) -> dict[RunId, str]:
     """The states of these runs on their nodes; `unreachable` where those that answer cannot tell."""
-    hosts = sorted({node.host for record in records for node in record.nodes()})
+    hosts = sorted({node.host for nodes in runs.values() for node in nodes})
     with connect([(h, h) for h in hosts], ssh_config=ssh_config, allow_failures=True, timeout=PATIENCE) as fleet:
-        found = on_nodes(fleet)
+        found = on_nodes(fleet, Reporter().log)
     seen = {}
-    for record in records:
-        nodes, states = record.nodes(), [f.state for f in found.get(record.run, ())]
+    for run, nodes in runs.items():
+        states = [f.state for f in found.get(run, ())]
         state = of_containers(states, len(nodes)).value if states else "removed"
         silent = any(node.host in fleet.failed for node in nodes)
-        seen[record.run] = "unreachable" if silent and state in ("removed", "lost") else state
+        seen[run] = "unreachable" if silent and state in ("removed", "lost") else state
     return seen
 
 
 def _on_nodes(hosts: list[str], ssh_config: Path | None) -> list[RunRow]:
     rows = []
     with connect([(host, host) for host in hosts], ssh_config=ssh_config) as fleet:
-        for run, found in on_nodes(fleet).items():
-            states = [f.state for f in found]
-            whole = len(states[0].labels[labels.NODES].split(labels.SPLIT))
+        for run, found in on_nodes(fleet, Reporter().log).items():
+            states, told = [f.state for f in found], found[0].labels
             code = next((state.exit_code for state in states if state.exit_code), states[0].exit_code)
-            rows.append(RunRow(run, of_containers(states, whole).value, code, tuple(f.node.name for f in found)))
+            names = tuple(f.labels.node for f in found)
+            state = of_containers(states, told.nodes).value
+            rows.append(RunRow(run, state, code, names, started_by=told.started_by))
     return rows

@@ -20,6 +20,7 @@ from rich.markup import escape
 
 from launcher.cli import options
 from launcher.cli.fetch import fetch_files
+from launcher.cli.reporter import Reporter
 from launcher.errors import LauncherError, NodesFailed, UsageError
 from launcher.records import store
 from launcher.records.store import Record
@@ -80,7 +81,7 @@ def _serve_run(
         if record.result() is not None and any(record.paths.tensorboard.rglob("*")):
             return record  # complete
     try:
-        attached = stack.enter_context(attach(name, hosts, ssh_config))
+        attached = stack.enter_context(attach(name, hosts, ssh_config, Reporter().log))
         fetch_files(attached, attached.record.paths.root)
     except NodesFailed as error:
         if hosts is not None:

@@ -24,6 +24,7 @@ from launcher.job.scalars import (
     parse_text,
     whole,
 )
+from launcher.model.checked import NODE_NAME
 from launcher.model.container import Mount
 
 Result = TypeVar("Result")
@@ -142,7 +143,7 @@ JobName = Annotated[
     matching(r"[a-z0-9][a-z0-9-]{0,62}", "a name of at most 63 small letters, digits and dashes"),
     schema(type="string", pattern="^[a-z0-9][a-z0-9-]{0,62}$"),
 ]
-NodeName = Annotated[str, matching(r"|[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "a short name of letters, digits, . _ and -")]
+NodeName = Annotated[str, matching(f"|{NODE_NAME}", "a short name of letters, digits, . _ and -")]
 Host = Annotated[str, BeforeValidator(parse_host)]
 Address = Annotated[str, BeforeValidator(parse_address)]
 Reference = Annotated[

@@ -1,4 +1,12 @@
-"""Container labels: the only lasting record of what runs where."""
+"""Container labels: the only lasting record of what runs where, and what is believed of it when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from launcher.model import checked
+from launcher.model.plan import RunId
 
 RUN = "launcher.run"
 JOB = "launcher.job"
@@ -11,9 +19,63 @@ SPEC = "launcher.spec"  # digest of the container's specification
 CODE = "launcher.code"  # digest of the code archive
 GPUS = "launcher.gpus"  # UUIDs, comma separated
 OUTPUT = "launcher.output"  # the run's output folder on the node
+UID = "launcher.uid"  # the ssh user's on the node: whose run it is
 OWNER = "launcher.owner"  # user@host of the caller
 CREATED = "launcher.created"  # seconds since the epoch, by the caller's clock
 VERSION = "launcher.version"
 RUNTIME = "launcher.runtime"  # docker | process
 PURPOSE = "launcher.purpose"  # run | shell | claim | probe: any launcher that finds a probe removes it
 SPLIT = ","
+
+
+@dataclass(frozen=True)
+class RunLabels:
+    """What the labels of a run's container say, or of its claim of a GPU."""
+
+    run: RunId
+    purpose: str
+    runtime: str
+    node: str
+    rank: int  # of the node
+    ranks: range  # global ranks of its workers
+    nodes: int  # how many the run has
+    gpus: tuple[str, ...]  # UUIDs
+    output: str
+    uid: int
+    owner: str
+    created: int
+
+    @property
+    def started_by(self) -> str:
+        return f"{self.owner} (uid {self.uid})"
+
+
+def readable(labels: Mapping[str, object]) -> bool:
+    """Whether they are as we write them."""
+    try:
+        read(labels)
+    except ValueError:
+        return False
+    return True
+
+
+def read(labels: Mapping[str, object]) -> RunLabels:
+    """Whoever may use a node's engine may write labels. Raises ValueError where one is not as we write it."""
+    run = checked.run_id(labels.get(RUN))
+    first, _, count = checked.text(labels.get(RANKS), "[0-9]+[+][0-9]+", "range of ranks").partition("+")
+    start = checked.number(first, 10**6)
+    gpus = checked.text(labels.get(GPUS), "[A-Za-z0-9.:/,-]{0,8000}", "list of GPUs")
+    return RunLabels(
+        run=run,
+        purpose=checked.text(labels.get(PURPOSE), "[a-z]{1,20}", "purpose"),
+        runtime=checked.text(labels.get(RUNTIME), "docker|process", "runtime"),
+        node=checked.node_name(labels.get(NODE)),
+        rank=checked.number(labels.get(NODE_RANK), 10**5),
+        ranks=range(start, start + checked.number(count, 10**4)),
+        nodes=checked.text(labels.get(NODES), "[!-~]{1,100000}", "list of nodes").count(SPLIT) + 1,
+        gpus=tuple(uuid for uuid in gpus.split(SPLIT) if uuid),
+        output=checked.output_folder(labels.get(OUTPUT), run),
+        uid=checked.number(labels.get(UID), 2**32),
+        owner=checked.text(labels.get(OWNER), "[!-~]{1,400}", "caller"),
+        created=checked.number(labels.get(CREATED), 10**12),
+    )

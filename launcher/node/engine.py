@@ -31,6 +31,9 @@ class Engine(Protocol):
     def images(self) -> DockerImages | None:
         """None for plain processes."""
 
+    def uid(self) -> int:
+        """The ssh user's on the node, asked for once. Raises NodeUnreachable, NodeUnfit."""
+
     def facts(self, images: Sequence[str] = ()) -> NodeFacts:
         """One look at the node; `images` are references or ids whose presence is to be told (EngineFacts.images)."""
 

@@ -5,7 +5,6 @@ A script answers for many files at once, so the end of a run costs a node two ro
 
 from __future__ import annotations
 
-import posixpath
 import re
 import secrets
 import time
@@ -16,7 +15,6 @@ from launcher.errors import NodeUnfit, NodeUnreachable
 from launcher.node.machine import CommandStream, Done, Machine, shell
 
 _TIMEOUT = 60.0
-_REMOVE_TIMEOUT = 600.0
 _COPY_TIMEOUT = 3600.0  # checkpoints may be large, and a disk slow
 _SILENCE = 60.0  # seconds in which a node that sends files may send nothing
 _MISSING = 44  # exit code of these scripts: it is not there
@@ -26,9 +24,9 @@ _AT_ONCE = 500  # spans a request: their list fits into what ssh takes without a
 _PREFACE = "LC_ALL=C; export LC_ALL; umask 077; "  # messages are looked at below
 _MAKE_DIR = 'mkdir -p -- "$1"'
 _WRITE = 'cat >"$2" && chmod "$1" "$2" && mv -f -- "$2" "$3" || { rm -f -- "$2"; exit 1; }'
-_SCAN = f'[ -d "$1" ] || exit {_MISSING}; cd -- "$1" && find . -type f -printf "%s %T@ %P\\0"'
+_SCAN = 'find "$1/" -type f -printf "%s %T@ %P\\0"'
 _COPY = f'[ -d "$1" ] || exit {_MISSING}; mkdir -p -- "$2" && cp -RPp -- "$1/." "$2"'
-_READ = f'[ -e "$1" ] || exit {_MISSING}; tail -c "+$2" -- "$1" | head -c "$3"'
+_READ = 'tail -c "+$2" -- "$1" | head -c "$3"'
 # $1: a mark. stdin: lines `<offset> <length> <path>`. Prints the mark, then for each how many bytes follow, the bytes
 # and the mark again.
 _SPANS = r"""
@@ -89,34 +87,32 @@ class Files:
 
     def make_dir(self, path: str) -> None:
         """Make a folder and its parents, mode 0700 for what is new. Raises NodeUnfit, NodeUnreachable."""
-        self._run(_MAKE_DIR, _absolute(path), doing=f"make the folder {path}")
+        self.run(_MAKE_DIR, _absolute(path), doing=f"make the folder {path}")
 
     def write(self, path: str, data: bytes, mode: int = 0o600) -> None:
         """All of it or nothing: a temporary file beside it takes its name. Raises NodeUnfit, NodeUnreachable."""
         temporary = f"{_absolute(path)}.{secrets.token_hex(4)}.part"
-        self._run(_WRITE, f"{mode:o}", temporary, path, doing=f"write {path}", stdin=data)
+        self.run(_WRITE, f"{mode:o}", temporary, path, doing=f"write {path}", stdin=data)
 
     def scan(self, root: str) -> Sequence[FileEntry]:
         """Every regular file below `root`, links not followed; empty where `root` is missing.
 
         Raises NodeUnfit for a folder that may not be read, NodeUnreachable.
         """
-        done = self._run(
-            _SCAN, _absolute(root), doing=f"list {root}", accept=lambda d: d.code == _MISSING or _only_vanished(d.err)
-        )
+        done = self.run(_SCAN, _absolute(root), doing=f"list {root}", accept=lambda done: _only_missing(done.err))
         return parse_scan(done.out)
 
     def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
         """At most `limit` bytes from `offset`; b"" at the end of the file.
 
-        Raises FileNotFoundError, PermissionError, OSError of the file; NodeUnreachable.
+        Raises FileNotFoundError; NodeUnfit for a file that may not be read, NodeUnreachable.
         """
-        done = self._machine.run(_sh(_READ, _absolute(path), str(offset + 1), str(limit)), timeout=_TIMEOUT)
-        if done.code == _MISSING:
+        arguments = (_absolute(path), str(offset + 1), str(limit))
+        done = self.run(_READ, *arguments, doing=f"read {path}")
+        if _only_missing(done.err):
             raise FileNotFoundError(path)
-        if done.code or done.err:
-            kind = PermissionError if b"Permission denied" in done.err else OSError
-            raise kind(f"{self._machine.node}: {path}: {done.complaint}")
+        if _complaints(done.err):
+            raise self._failed(f"read {path}", done)
         return done.out
 
     def read_spans(self, spans: Sequence[Span]) -> Generator[tuple[Span, bytes], None, None]:
@@ -163,19 +159,12 @@ class Files:
         Raises NodeUnfit, also where there is no room for it; NodeUnreachable.
         """
         arguments = (_absolute(source), _absolute(target))
-        done = self._run(
+        done = self.run(
             _COPY, *arguments, doing=f"copy {source}", timeout=_COPY_TIMEOUT, accept=lambda done: done.code == _MISSING
         )
         return done.code == 0
 
-    def remove_tree(self, path: str) -> None:
-        """Remove a folder with all in it; nothing to do where it is missing. Raises NodeUnfit, NodeUnreachable."""
-        clean = posixpath.normpath(_absolute(path))
-        if clean.count("/") < 2 or ".." in path.split("/"):
-            raise ValueError(f"{path} is no folder that the launcher may remove")
-        self._run('rm -rf -- "$1"', clean, doing=f"remove {path}", timeout=_REMOVE_TIMEOUT)
-
-    def _run(
+    def run(
         self,
         script: str,
         *arguments: str,
@@ -184,17 +173,23 @@ class Files:
         timeout: float = _TIMEOUT,
         accept: Callable[[Done], bool] = lambda _: False,
     ) -> Done:
-        """accept: whether an exit code other than 0 is no failure."""
+        """A script of ours; what comes from a user goes into `arguments`. Raises NodeUnfit, NodeUnreachable.
+
+        doing: completes "could not ...". accept: whether an exit code other than 0 is no failure.
+        """
         done = self._machine.run(_sh(script, *arguments), stdin, timeout)
         if done.code == 0 or accept(done):
             return done
+        raise self._failed(doing, done)
+
+    def _failed(self, doing: str, done: Done) -> NodeUnfit:
         words = done.complaint
         cure = ""
         if "No space left" in words or "Disk quota" in words:
             cure = "make room there: launcher clean"
         elif "Permission denied" in words or "Operation not permitted" in words:
             cure = f"user {self._machine.user} must own it: look with ls -l there"
-        raise NodeUnfit(self._machine.node, f"could not {doing}: {words or f'exit code {done.code}'}", cure)
+        return NodeUnfit(self._machine.node, f"could not {doing}: {words or f'exit code {done.code}'}", cure)
 
 
 class Follower:
@@ -309,7 +304,12 @@ def _one_line(path: str) -> str:
     return path
 
 
-def _only_vanished(err: bytes) -> bool:
-    """Whether find complained only of files that went away while it looked."""
-    lines = err.decode(errors="replace").splitlines()
-    return bool(lines) and all("No such file or directory" in line for line in lines)
+def _complaints(err: bytes) -> list[bytes]:
+    """What find and tail wrote to stderr; other lines are a login shell's own."""
+    return [line for line in err.splitlines() if line.startswith((b"find:", b"tail:"))]
+
+
+def _only_missing(err: bytes) -> bool:
+    """Whether there were complaints, and only of files that are not there, or went away meanwhile."""
+    lines = _complaints(err)
+    return bool(lines) and all(b"No such file or directory" in line for line in lines)

@@ -12,6 +12,7 @@ from launcher import __version__
 from launcher.job.models import Job, NodeEntry
 from launcher.job.scalars import argv_of
 from launcher.model import labels
+from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import CODE, KIT, ContainerSpec, Layout, Mount
 from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import Rendezvous, RunId, plain
@@ -35,7 +36,7 @@ class Context:
 
 def output_dir(home: str, run: RunId) -> str:
     """The run's output folder on a node, the same for both runtimes."""
-    return posixpath.join(home, ".launcher", run)
+    return posixpath.join(home, OUTPUT_ROOT, run)
 
 
 def layout(job: Job, node: NodeFacts, run: RunId) -> Layout:
@@ -79,7 +80,7 @@ def container(
         cpus=job.resources.cpus,
         restarts=job.restarts,
     )
-    return _labelled(spec, context, entry, rank, f"{first_rank}+{processes}")
+    return _labelled(spec, context, entry, node.uid, rank, f"{first_rank}+{processes}")
 
 
 def workers(job: Job, uuids: tuple[str, ...]) -> int:
@@ -144,7 +145,9 @@ def _environment(
     return env | job.env_of(entry)
 
 
-def _labelled(spec: ContainerSpec, context: Context, entry: NodeEntry, rank: int, ranks: str) -> ContainerSpec:
+def _labelled(
+    spec: ContainerSpec, context: Context, entry: NodeEntry, uid: int, rank: int, ranks: str
+) -> ContainerSpec:
     marks = {
         labels.RUN: context.run,
         labels.JOB: context.job.name,
@@ -157,6 +160,7 @@ def _labelled(spec: ContainerSpec, context: Context, entry: NodeEntry, rank: int
         labels.CODE: context.code,
         labels.GPUS: labels.SPLIT.join(spec.gpus),
         labels.OUTPUT: spec.output_dir,
+        labels.UID: str(uid),
         labels.OWNER: context.owner,
         labels.CREATED: str(context.created),
         labels.VERSION: __version__,

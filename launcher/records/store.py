@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import RunUnknown
+from launcher.model import checked
 from launcher.model.plan import Plan, RunId, is_run_id, plain
 from launcher.records.paths import RUNS, RunPaths
 
@@ -49,12 +50,12 @@ class Record:
         return record
 
     @classmethod
-    def rebuild(cls, run: RunId, job: str, runtime: str, nodes: Sequence[NodeOfRun], runs: Path = RUNS) -> Record:
+    def rebuild(cls, run: RunId, runtime: str, nodes: Sequence[NodeOfRun], runs: Path = RUNS) -> Record:
         """The record of a run found by its labels, with what labels say; a readable record stays as it is."""
         record = cls(RunPaths(runs / run))
-        if read_json(record.paths.plan) is None:
+        if not record.nodes():
             record.paths.logs.mkdir(parents=True, exist_ok=True)
-            known = {"run": run, "job": job, "runtime": runtime, "nodes": [_node_to_json(node) for node in nodes]}
+            known = {"run": run, "job": job_of(run), "runtime": runtime, "nodes": [*map(_node_to_json, nodes)]}
             write_atomic(record.paths.plan, json.dumps(known, indent=2).encode())
         return record
 
@@ -73,22 +74,15 @@ class Record:
         return None if result is None or result.get("state") == "lost" else result
 
     def nodes(self) -> tuple[NodeOfRun, ...]:
-        """By rank."""
-        return tuple(
-            NodeOfRun(
-                name=n["node"],
-                host=n["host"],
-                rank=n["rank"],
-                container=n["container"]["name"],
-                output=n["container"]["output_dir"],
-                ranks=range(n["first_rank"], n["first_rank"] + n["processes"]),
-            )
-            for n in self._plan()["nodes"]
-        )
+        """By rank; () where the plan is not as we write it."""
+        try:
+            return tuple(_node_from_json(node, self.run) for node in self._plan()["nodes"])
+        except (LookupError, TypeError, ValueError):
+            return ()
 
     @property
     def runtime(self) -> str:
-        return str(self._plan()["runtime"])
+        return "process" if self._plan().get("runtime") == "process" else "docker"
 
     def _plan(self) -> dict[str, Any]:
         return read_json(self.paths.plan) or {}
@@ -99,7 +93,7 @@ def records(runs: Path = RUNS) -> list[Record]:
     if not runs.is_dir():
         return []
     found = [Record(RunPaths(path)) for path in runs.iterdir() if is_run_id(path.name)]
-    readable = [record for record in found if read_json(record.paths.plan) is not None]
+    readable = [record for record in found if record.nodes()]
     return sorted(readable, key=lambda r: (created(r.run), r.paths.plan.stat().st_mtime_ns))
 
 
@@ -158,6 +152,18 @@ def _node_to_json(node: NodeOfRun) -> dict[str, Any]:
         "processes": len(node.ranks),
         "container": {"name": node.container, "output_dir": node.output},
     }
+
+
+def _node_from_json(node: Any, run: RunId) -> NodeOfRun:
+    container, first = node["container"], checked.number(node["first_rank"], 10**6)
+    return NodeOfRun(
+        name=checked.node_name(node["node"]),
+        host=checked.text(node["host"], "[A-Za-z0-9_\\[][!-~]{0,299}", "host"),
+        rank=checked.number(node["rank"], 10**5),
+        container=checked.text(container["name"], "[A-Za-z0-9][A-Za-z0-9_.-]*", "container's name"),
+        output=checked.output_folder(container["output_dir"], run),
+        ranks=range(first, first + checked.number(node["processes"], 10**4)),
+    )
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

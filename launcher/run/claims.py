@@ -7,11 +7,11 @@ next run that wants the same removes it. A run that has ended holds nothing eith
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
-from launcher.errors import InUse
+from launcher.errors import InUse, NodeUnfit
 from launcher.model import labels
-from launcher.model.container import ContainerState, Phase
+from launcher.model.container import Phase
+from launcher.model.labels import RunLabels
 from launcher.model.plan import NodePlan
 from launcher.node.engine import Engine
 
@@ -28,10 +28,7 @@ def claim_gpus(engine: Engine, planned: NodePlan) -> None:
         return
     for uuid in sorted(planned.container.gpus):  # in one order everywhere: of two runs one gets the first
         if holder := _claim(engine, planned, f"gpu-{uuid}"):
-            run, where = holder.get(labels.RUN, "?"), f"node {planned.node}"
-            what = f"GPU {uuid} is in use by the run {run} of {holder.get(labels.OWNER, '?')}"
-            cure = f"wait for it: --wait; choose others: gpus; or end that run: launcher down {run} --nodes"
-            raise InUse(where, what, f"{cure} {engine.host}")
+            raise _in_use(engine, planned, holder, f"GPU {uuid} is in use", "choose others: gpus")
 
 
 def claim_port(engine: Engine, planned: NodePlan, port: int) -> None:
@@ -40,36 +37,41 @@ def claim_port(engine: Engine, planned: NodePlan, port: int) -> None:
     Raises InUse with the run that has it.
     """
     if holder := _claim(engine, planned, f"port-{port}"):
-        run, owner = holder.get(labels.RUN, "?"), holder.get(labels.OWNER, "?")
-        what = f"port {port}, where the ranks would meet, is claimed by the run {run} of {owner}"
-        cure = (
-            f"wait for it: --wait; choose another: --set port={port + 1}; or end that run: launcher down {run} --nodes"
-        )
-        raise InUse(f"node {planned.node}", what, f"{cure} {engine.host}")
+        what = f"port {port}, where the ranks would meet, is claimed"
+        raise _in_use(engine, planned, holder, what, f"choose another: --set port={port + 1}")
 
 
-def _claim(engine: Engine, planned: NodePlan, name: str) -> Mapping[str, str] | None:
-    """None: this run has it now; else the labels of the claim that has it."""
+def _claim(engine: Engine, planned: NodePlan, name: str) -> RunLabels | None:
+    """None: this run has it now; else what the claim says that has it. Raises NodeUnfit."""
     spec = planned.container
-    keep = (labels.RUN, labels.JOB, labels.OWNER, labels.CREATED, labels.VERSION)
-    marks = {**{label: spec.labels[label] for label in keep}, labels.PURPOSE: "claim"}
+    marks = {**spec.labels, labels.PURPOSE: "claim"}
     while (holder := engine.claim(f"launcher-{name}", spec.image, marks)) is not None:
-        if holder.labels.get(labels.RUN) == marks[labels.RUN]:
+        try:
+            held = labels.read(holder.labels)
+        except ValueError as error:
+            what = f"the container {holder.name} has the name of a claim and not a claim's labels ({error})"
+            raise NodeUnfit(f"node {planned.node}", what, f"docker rm -f {holder.name}") from error
+        if held.run == spec.labels[labels.RUN]:
             return None
-        if _alive(engine, holder):
-            return holder.labels
+        if _alive(engine, held):
+            return held
         engine.remove(holder.id)  # by its id: never a new claim of another run
     return None
 
 
-def _alive(engine: Engine, holder: ContainerState) -> bool:
+def _alive(engine: Engine, held: RunLabels) -> bool:
     """Whether the run with the claim has a container here that runs, or is about to."""
-    run = holder.labels.get(labels.RUN)
-    if run is None:
-        return True  # not ours: another program's container of that name
-    age = time.time() - float(holder.labels.get(labels.CREATED, "0") or 0)
+    age = time.time() - held.created
     return any(
         not state.phase.ended and not (state.phase is Phase.CREATED and age > ABANDONED)
-        for state in engine.list({labels.RUN: run})
+        for state in engine.list({labels.RUN: held.run})
         if state.labels.get(labels.PURPOSE) != "claim"
+    )
+
+
+def _in_use(engine: Engine, planned: NodePlan, held: RunLabels, what: str, other: str) -> InUse:
+    return InUse(
+        f"node {planned.node}",
+        f"{what} by the run {held.run} of {held.owner}",
+        f"wait for it: --wait; {other}; or end that run: launcher down {held.run} --nodes {engine.host}",
     )

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from launcher.image import names
 from launcher.image.image_locations import image_store, same_image
 from launcher.model import labels
+from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.facts import ImageInfo
-from launcher.model.plan import is_run_id
+from launcher.model.plan import RunId, is_run_id
+from launcher.node import output_folder
 from launcher.node.engine import Engine
 
 
@@ -18,6 +20,7 @@ from launcher.node.engine import Engine
 class OldOutput:
     """A run's output folder on a node. size: bytes of its files, checkpoints included."""
 
+    run: RunId
     path: str
     files: int
     size: int
@@ -37,14 +40,16 @@ class Leftovers:
 
 def find_leftovers(engine: Engine, sources: Sequence[ImageInfo] = ()) -> Leftovers:
     """A run with a container on the node, running or ended, is left out: that is for `down`. sources: see below."""
-    home = posixpath.join(engine.facts().home, ".launcher")
-    alive = {state.labels[labels.RUN] for state in engine.list({labels.RUN: None})}
+    root = posixpath.join(engine.facts().home, OUTPUT_ROOT)
+    alive = {state.labels.get(labels.RUN) for state in engine.list({labels.RUN: None})}
     found: dict[str, list[int]] = {}
-    for entry in engine.files.scan(home):
-        run = entry.path.partition("/")[0]
-        if is_run_id(run) and run not in alive:
-            found.setdefault(run, []).append(entry.size)
-    outputs = [OldOutput(posixpath.join(home, run), len(sizes), sum(sizes)) for run, sizes in sorted(found.items())]
+    marked = set()
+    for entry in engine.files.scan(root):
+        run, _, name = entry.path.partition("/")
+        found.setdefault(run, []).append(entry.size)
+        if name == output_folder.MARKER and is_run_id(run) and run not in alive:
+            marked.add(run)
+    outputs = [OldOutput(run, posixpath.join(root, run), len(found[run]), sum(found[run])) for run in sorted(marked)]
     return Leftovers(engine, unused_images(engine, sources), outputs)
 
 
@@ -71,4 +76,4 @@ def remove_leftovers(leftovers: Leftovers) -> None:
         for name in image.tags or (image.id,):
             image_store(leftovers.engine).remove(name)
     for output in leftovers.outputs:
-        leftovers.engine.files.remove_tree(output.path)
+        output_folder.remove(leftovers.engine.files, output.path, output.run)

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.errors import LauncherError, NodesFailed, RunUnknown, UsageError
 from launcher.model import labels
 from launcher.model.container import ContainerState
+from launcher.model.labels import RunLabels
 from launcher.model.plan import RunId
 from launcher.node.connect import Fleet, connect
 from launcher.node.engine import Engine
+from launcher.node.parallel import run_both
 from launcher.records import store
 from launcher.records.store import NodeOfRun, Record
+from launcher.run.owner import Owner, owner
+
+Note = Callable[[str], None]  # shows a person what was found and left aside
 
 
 @dataclass(frozen=True)
 class Found:
-    """A container of ours on a node."""
+    """A container on a node whose labels are as we write them."""
 
-    node: NodeOfRun
+    labels: RunLabels
+    owner: Owner
     engine: Engine
     state: ContainerState
+
+    @property
+    def node(self) -> NodeOfRun:
+        told = self.labels
+        return NodeOfRun(told.node, self.engine.host, told.rank, self.state.name, told.output, told.ranks)
 
 
 @dataclass(frozen=True)
@@ -36,7 +47,9 @@ class Attached:
     fleet: Fleet
     states: Mapping[str, ContainerState] = field(default_factory=dict)  # by the node's name; without removed containers
     unreachable: Mapping[str, LauncherError] = field(default_factory=dict)
-    listed: Mapping[Engine, Sequence[ContainerState]] = field(default_factory=dict)  # of the run
+    listed: Mapping[Engine, Sequence[ContainerState]] = field(default_factory=dict)  # of the run, and ours to remove
+    owner: Owner = Owner.SELF
+    started_by: str = ""  # user@host of the caller, and the uid on the node; "" where no container tells
 
     def require_all(self) -> None:
         """Raises NodesFailed where a node did not answer."""
@@ -60,32 +73,42 @@ class Attached:
 
 @contextmanager
 def attach(
-    text: str | None, hosts: Sequence[str] | None, ssh_config: Path | None, *, claims: bool = False
+    text: str | None,
+    hosts: Sequence[str] | None,
+    ssh_config: Path | None,
+    note: Note,
+    *,
+    claims: bool = False,
+    any_owner: bool = False,
 ) -> Iterator[Attached]:
     """Find the run that `text` means and connect to its nodes.
 
-    hosts: ask these nodes, no local record is needed; None: the record has the nodes. claims: list the
-    run's GPU claims too. Raises RunUnknown.
+    hosts: ask these nodes, no local record is needed; None: the record has the nodes. claims: list the run's GPU claims
+    too. any_owner: containers of other users count as ours to remove. Raises RunUnknown.
     """
     record = store.find(text) if hosts is None else None
     named = [(node.name, node.host) for node in record.nodes()] if record else [(host, host) for host in hosts or ()]
     runtime = record.runtime if record else None
     with connect(named, runtime, ssh_config, allow_failures=True) as fleet:
-        listed = _list(fleet, record.run if record else None, claims=claims)
+        listed = _list(fleet, record.run if record else None, note, claims=claims)
         runs = _by_run(listed)
         if record is None:
             if not runs and fleet.failed:
                 raise NodesFailed(list(fleet.failed.values()), of=len(named))
-            run = store.resolve(text, list(runs), where="on " + ", ".join(hosts or ()))
+            run = _choose(text, runs, where="on " + ", ".join(hosts or ()))
             found = runs[run]
-            first = found[0].state.labels
             nodes = tuple(f.node for f in found)
             engines = {f.node.name: f.engine for f in found}
-            record = Record.rebuild(run, first[labels.JOB], first[labels.RUNTIME], nodes)
+            record = Record.rebuild(run, found[0].labels.runtime, nodes)
         else:
             found = runs.get(record.run, [])
             nodes = tuple(node for node in record.nodes() if node.name not in fleet.failed)
             engines = {engine.node: engine for engine in fleet.engines}
+        whose = min((f.owner for f in found), default=Owner.SELF)
+        started_by = found[0].labels.started_by if found else ""
+        if whose is Owner.OTHER:
+            note(f"{record.run} is of {started_by}, another user: its files may not be readable")
+        ours = [f for f in listed if f.labels.run == record.run and (any_owner or f.owner is not Owner.OTHER)]
         yield Attached(
             record=record,
             nodes=nodes,
@@ -93,45 +116,48 @@ def attach(
             fleet=fleet,
             states={f.node.name: f.state for f in found},
             unreachable=fleet.failed,
-            listed={engine: [s for s in listed[engine] if s.labels[labels.RUN] == record.run] for engine in listed},
+            listed={engine: [f.state for f in ours if f.engine is engine] for engine in fleet.engines},
+            owner=whose,
+            started_by=started_by,
         )
 
 
-def on_nodes(fleet: Fleet) -> dict[RunId, list[Found]]:
+def on_nodes(fleet: Fleet, note: Note) -> dict[RunId, list[Found]]:
     """Every run that these nodes know of, the latest last; the containers of each by rank."""
-    return _by_run(_list(fleet, None, claims=False))
+    return _by_run(_list(fleet, None, note, claims=False))
 
 
-def _list(fleet: Fleet, run: RunId | None, *, claims: bool) -> dict[Engine, Sequence[ContainerState]]:
+def _choose(text: str | None, runs: Mapping[RunId, Sequence[Found]], where: str) -> RunId:
+    """One's own runs are meant first, then those of the same account. Raises RunUnknown."""
+    for most in (Owner.SELF, Owner.ACCOUNT):
+        with suppress(RunUnknown):
+            nearer = [run for run, found in runs.items() if min(f.owner for f in found) <= most]
+            return store.resolve(text, nearer, where)
+    return store.resolve(text, list(runs), where)
+
+
+def _list(fleet: Fleet, run: RunId | None, note: Note, *, claims: bool) -> list[Found]:
+    """Containers with other labels than ours are left aside with a note."""
     wanted = {labels.RUN: run} if claims else {labels.RUN: run, labels.PURPOSE: "run"}
-    return dict(zip(fleet.engines, fleet.each(lambda engine: engine.list(wanted)), strict=True))
-
-
-def _by_run(listed: Mapping[Engine, Sequence[ContainerState]]) -> dict[RunId, list[Found]]:
-    runs: dict[RunId, list[Found]] = {}
-    for engine, states in listed.items():
+    answers = fleet.each(lambda engine: run_both(lambda: engine.list(wanted), engine.uid))
+    found = []
+    for engine, (states, uid) in zip(fleet.engines, answers, strict=True):
         for state in states:
-            if state.labels.get(labels.PURPOSE) == "run":  # no claim
-                runs.setdefault(state.labels[labels.RUN], []).append(Found(node_of(state), engine, state))
-    ordered = sorted(runs, key=lambda run: min(f.state.labels.get(labels.CREATED, "") for f in runs[run]))
-    return {run: sorted(runs[run], key=lambda f: f.node.rank) for run in ordered}
+            try:
+                told = labels.read(state.labels)
+            except ValueError as error:
+                note(f"{engine.node}: container {state.name} is ignored, its labels are not the launcher's: {error}")
+                continue
+            found.append(Found(told, owner(told, uid), engine, state))
+    return found
 
 
-def node_of(state: ContainerState) -> NodeOfRun:
-    """Where a container belongs, by its labels. Raises RunUnknown where they are not as we write them."""
-    try:
-        first, count = state.labels[labels.RANKS].split("+")
-        return NodeOfRun(
-            name=state.labels[labels.NODE],
-            host=state.labels[labels.HOST],
-            rank=int(state.labels[labels.NODE_RANK]),
-            container=state.name,
-            output=state.labels[labels.OUTPUT],
-            ranks=range(int(first), int(first) + int(count)),
-        )
-    except (KeyError, ValueError) as error:
-        raise RunUnknown(
-            f"container {state.name}",
-            f"carries labels that are not ours ({error})",
-            f"remove it by hand: docker rm -f {state.name}",
-        ) from error
+def _by_run(listed: Sequence[Found]) -> dict[RunId, list[Found]]:
+    runs: dict[RunId, list[Found]] = {}
+    for found in listed:
+        if found.labels.purpose == "run":  # no claim
+            runs.setdefault(found.labels.run, []).append(found)
+    for run, of_run in runs.items():  # where another user's container has our run's id, ours is meant
+        runs[run] = [f for f in of_run if f.owner is not Owner.OTHER] or of_run
+    ordered = sorted(runs, key=lambda run: min(f.labels.created for f in runs[run]))
+    return {run: sorted(runs[run], key=lambda f: f.labels.rank) for run in ordered}

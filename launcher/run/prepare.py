@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +21,7 @@ from launcher.node.parallel import run_both
 from launcher.plan import build
 from launcher.plan.offline import assumed_image
 from launcher.plan.rendezvous import choose, on_one_machine
+from launcher.run.owner import caller
 from launcher.run.reachability import probe_master
 
 
@@ -56,8 +55,8 @@ def preview(job: Job, fleet: Fleet, code: str) -> Plan:
 
 
 def _plan(job: Job, facts: Sequence[NodeFacts], image: ImageFacts, rendezvous: Rendezvous, code: str) -> Plan:
-    owner, now = f"{getpass.getuser()}@{socket.gethostname()}", int(time.time())
-    return build.build(job, new_run_id(job.name), facts, image, rendezvous, code=code, owner=owner, created=now)
+    now = int(time.time())
+    return build.build(job, new_run_id(job.name), facts, image, rendezvous, code=code, owner=caller(), created=now)
 
 
 def choose_rendezvous(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Rendezvous:

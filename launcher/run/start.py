@@ -13,6 +13,7 @@ from launcher.errors import LauncherError, NodesFailed, NodeUnfit
 from launcher.model import labels
 from launcher.model.container import Layout, Phase
 from launcher.model.plan import NodePlan, Plan, RunId
+from launcher.node import output_folder
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, uninterrupted
@@ -51,7 +52,7 @@ def start(
     def create(engine: Engine) -> None:
         planned = by_node[engine.node]
         spec = planned.container
-        engine.files.make_dir(spec.output_dir)
+        output_folder.make(engine.files, spec.output_dir, plan.run)
         if resume is not None:
             _copy_checkpoints(engine, planned, resume)
         ids[engine.node] = engine.create(spec)
@@ -125,6 +126,6 @@ def _undo(plan: Plan, fleet: Fleet, cause: BaseException) -> None:
 
     try:
         fleet.each(remove)
-        fleet.each(lambda engine: engine.files.remove_tree(outputs[engine.node]))  # nodes of one machine share it
+        fleet.each(lambda engine: output_folder.remove(engine.files, outputs[engine.node], plan.run))
     except LauncherError as left:
         raise NodesFailed([*([cause] if isinstance(cause, LauncherError) else []), left]) from cause

@@ -35,6 +35,7 @@ _SCRIPT = f"""
 echo "$1"; tail -c {TAIL} "$2" 2>/dev/null
 echo; echo "$1"; head -c {attempts.LIMIT} "$3" 2>/dev/null
 echo; echo "$1"; tail -c {TAIL} "$4" 2>/dev/null
+echo; echo "$1"; LC_ALL=C tail -c 1 "$2" 2>&1 >/dev/null | grep "Permission denied"
 echo; echo "$1"
 [ -n "$5" ] || exit 0
 {utilization.SCRIPT}
@@ -74,6 +75,7 @@ class RunStatus:
     progress: TrainingProgress | None
     nodes: tuple[NodeStatus, ...]
     result: Mapping[str, Any] | None  # the record's result.json
+    started_by: str = ""  # user@host of the caller, and the uid on the node; "" where no container tells
 
     @property
     def ended(self) -> bool:
@@ -107,6 +109,7 @@ def run_status(attached: Attached) -> RunStatus:
         progress=training_progress([line for line in lines if line and line.get("kind") == "step"]),
         nodes=(*(node for _, node, _ in answers), *away),
         result=result,
+        started_by=attached.started_by,
     )
 
 
@@ -123,14 +126,15 @@ def _ask(
     arguments = (mark, paths.log, paths.attempts, paths.metrics if node.rank == 0 else "", runs)
     wanted = {labels.RUN: attached.record.run, labels.NODE: node.name, labels.PURPOSE: "run"}
     listed, printed = run_both(lambda: engine.list(wanted), lambda: engine.sh(_SCRIPT, *arguments, timeout=LIMIT))
-    state = next(iter(listed), None)
+    known = seen.id if seen else None
+    state = next((s for s in listed if s.id == known or (known is None and labels.readable(s.labels))), None)
     row = NodeStatus(node.name, "removed", None, node.host, node.rank, (node.ranks.start, node.ranks.stop - 1))
-    log, started, metrics, use = [*printed.split(f"{mark}\n".encode()), *[b""] * 4][1:5]
+    log, started, metrics, denied, use = [*printed.split(f"{mark}\n".encode()), *[b""] * 5][1:6]
     if state is None:
         kept = ("exit_code", "oom_killed", "restarts", "restarted")
         return None, replace(row, **{key: end[key] for key in kept if end.get(key) is not None}), metrics
     until = state.finished if state.phase.ended and state.finished else time.time()
-    gpus = tuple(uuid for uuid in state.labels.get(labels.GPUS, "").split(labels.SPLIT) if uuid)
+    gpus = labels.read(state.labels).gpus
     tried = attempts.parse(started)
     row = replace(
         row,
@@ -143,7 +147,7 @@ def _ask(
         gpus=gpus,
         container=state.name,
         use=utilization.parse(use, gpus) if runs else None,
-        last=_last_line(log),
+        last=_last_line(log) or _last_line(denied),
     )
     return state, row, metrics
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +17,7 @@ from launcher.node.parallel import run_all_settled, run_both
 from launcher.records.collect import OutputFolder, collect
 from launcher.records.paths import NodePaths
 from launcher.run.attempts import stop_line
-from launcher.run.locate import node_of
+from launcher.run.owner import caller
 
 GRACE = 45.0  # seconds; a trainer saves its checkpoint on SIGTERM, and torchrun gives its workers 30 s of that
 
@@ -68,16 +66,18 @@ Ended = Sequence[EndedContainer] | LauncherError
 
 
 def _end(engine: Engine, run: RunId, grace: float, listed: Sequence[ContainerState] | None) -> Ended:
-    containers = engine.list({labels.RUN: run}) if listed is None else listed
-    idle = {state.id for state in containers if state.phase.ended or state.phase is Phase.CREATED}
-    return [EndedContainer(state, False) if state.id in idle else _stop(engine, state, grace) for state in containers]
+    if listed is None:
+        own = engine.list({labels.RUN: run, labels.UID: str(engine.uid())})
+        listed = [state for state in own if labels.readable(state.labels)]
+    idle = {state.id for state in listed if state.phase.ended or state.phase is Phase.CREATED}
+    return [EndedContainer(state, False) if state.id in idle else _stop(engine, state, grace) for state in listed]
 
 
 def _stop(engine: Engine, state: ContainerState, grace: float) -> EndedContainer:
     """Launchers that are attached to the run read first who stops it."""
-    node = node_of(state)
-    line = stop_line(f"{getpass.getuser()}@{socket.gethostname()}")
-    engine.sh('[ ! -f "$1" ] || echo "$2" >>"$1"', NodePaths(node.output, node.name).attempts, line)
+    told = labels.read(state.labels)
+    attempts = NodePaths(told.output, told.node).attempts
+    engine.sh('[ ! -f "$1" ] || echo "$2" >>"$1"', attempts, stop_line(caller()))
     return EndedContainer(engine.stop(state.id, grace), True)
 
 
@@ -87,7 +87,7 @@ def _collect(engines: Sequence[Engine], ended: Sequence[Ended], into: Path) -> l
     of_node: list[set[tuple[str, str]]] = []
     for engine, outcome in zip(engines, ended, strict=True):
         containers = [] if isinstance(outcome, LauncherError) else outcome
-        outputs = {c.state.labels[labels.OUTPUT] for c in containers if c.state.phase is not Phase.CREATED}
+        outputs = {labels.read(c.state.labels).output for c in containers if c.state.phase is not Phase.CREATED}
         of_node.append({(engine.host, output) for output in outputs})
         folders |= {(engine.host, output): OutputFolder(engine.files, output, ()) for output in outputs}
     results = dict(zip(folders, collect(list(folders.values()), into), strict=True))

@@ -27,6 +27,7 @@ from launcher.run.messages import (
     Progress,
     Tick,
 )
+from launcher.run.owner import Owner
 from launcher.run.state import HANG_CODE
 
 # A rank that fails takes its peers down within a second or two: torchrun and the communication library see to that.
@@ -58,7 +59,7 @@ def supervise(
             elif isinstance(message, NodeBack):
                 stopping = None  # if the run has failed meanwhile, it could not be stopped there
             failed = missing or any(state.exit_code != 0 for state in states.values())
-            if failed and stopping is None:
+            if failed and stopping is None and attached.owner is not Owner.OTHER:
                 stopping = in_background(partial(_stop_peers, attached, states, stopped_by, all_ended))
             if len(states) + len(missing) >= len(attached.nodes):
                 all_ended.set()

@@ -10,7 +10,8 @@ from launcher.image.image_locations import Log
 from launcher.job.models import Job
 from launcher.model import labels
 from launcher.model.facts import NodeFacts
-from launcher.model.plan import Plan
+from launcher.model.plan import Plan, RunId
+from launcher.node import output_folder
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.records.snapshot import Snapshot
@@ -18,7 +19,7 @@ from launcher.run.prepare import prepare
 from launcher.run.start import start
 from launcher.run.stop import stop
 
-_OWN_FOLDERS = ("logs/", "state/", "errors/", ".node/")  # in an output folder: what is not the user's work
+_OWN = ("logs/", "state/", "errors/", ".node/", output_folder.MARKER)  # in an output folder: not the user's work
 
 
 @contextmanager
@@ -52,12 +53,12 @@ def temporary_run(
     finally:
         stop(fleet, plan.run, grace=1)
         outputs = {node.node: node.container.output_dir for node in plan.nodes}
-        fleet.each(lambda engine: _remove_output(engine, outputs[engine.node], log))
+        fleet.each(lambda engine: _remove_output(engine, outputs[engine.node], plan.run, log))
 
 
-def _remove_output(engine: Engine, output: str, log: Log) -> None:
-    kept = [file for file in engine.files.scan(output) if not file.path.startswith(_OWN_FOLDERS)]
+def _remove_output(engine: Engine, output: str, run: RunId, log: Log) -> None:
+    kept = [file for file in engine.files.scan(output) if not file.path.startswith(_OWN)]
     if kept:
         log(f"{len(kept)} file(s) stay in {output} on {engine.node}")
     else:
-        engine.files.remove_tree(output)
+        output_folder.remove(engine.files, output, run)

@@ -26,7 +26,7 @@ def files(bed: Bed) -> Iterator[Files]:
     made = Files(SshMachine("a", "node1", pool))
     made.make_dir(ROOT)
     yield made
-    made.remove_tree(ROOT)
+    bed.sh(bed.nodes[0], f"rm -rf {ROOT}")
     pool.close()
 
 
@@ -53,31 +53,23 @@ def test_missing_files(files: Files) -> None:
     with pytest.raises(FileNotFoundError):
         files.read(f"{ROOT}/none")
     assert files.scan(f"{ROOT}/none") == []
-    files.remove_tree(f"{ROOT}/none")
-    files.make_dir(ROOT)
 
 
 def test_links_are_not_followed(bed: Bed, files: Files) -> None:
     bed.sh(bed.nodes[0], f"ln -s /etc {ROOT}/etc; ln -s /etc/passwd {ROOT}/passwd", user="trainer")
     assert files.scan(ROOT) == []
-    files.remove_tree(ROOT)
-    assert bed.sh(bed.nodes[0], "ls /etc/passwd").strip() == "/etc/passwd"
-    files.make_dir(ROOT)
 
 
 def test_denied_access_is_reported(files: Files) -> None:
     with pytest.raises(NodeUnfit, match="a: could not write /root/x"):
         files.write("/root/x", b"")
-    with pytest.raises(PermissionError):
-        files.read("/etc/shadow")
+    for path in ("/etc/shadow", "/root/x"):
+        with pytest.raises(NodeUnfit, match="Permission denied"):
+            files.read(path)
+    with pytest.raises(NodeUnfit, match="Permission denied"):
+        files.scan("/root/x")
     with pytest.raises(NodeUnfit, match="could not make the folder"):
         files.make_dir("/root/y")
-
-
-@pytest.mark.parametrize("path", ["/", "/home", "relative", "/home/trainer/../..", "/./home/"])
-def test_paths_near_the_root_are_never_removed(files: Files, path: str) -> None:
-    with pytest.raises(ValueError, match=r".+"):
-        files.remove_tree(path)
 
 
 def test_a_full_disk_leaves_no_partial_file(bed: Bed, files: Files) -> None:

@@ -89,3 +89,10 @@ def test_the_node_reboots_and_the_run_keeps_its_gpus(bed_cli: Cli, bed: Bed, gpu
     refused = bed_cli("up", job(bed_cli, "second", 1), "--set", "port=29501", code=3)
     assert "is in use by the run boots-" in refused.stderr
     bed_cli("down", "--all")
+
+
+def test_a_container_that_only_has_a_claims_name_is_named(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
+    name, labels = f"launcher-gpu-{gpus[0]}", ("--label", "launcher.run=x", "--label", "launcher.created=soon")
+    bed.docker(bed.nodes[0], "create", "--name", name, *labels, "launcher-bed-train")
+    refused = bed_cli("up", job(bed_cli, "second", 1), code=3)
+    assert f"docker rm -f {name}" in refused.stderr

@@ -21,7 +21,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import LauncherError, NodeUnreachable
-from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
 from launcher.node.docker.engine import DockerEngine
 from launcher.node.files import Files, Span, parse_scan
@@ -31,7 +30,6 @@ from launcher.records.store import NodeOfRun
 from launcher.run.diagnose import first_failure
 from launcher.run.evidence import gather
 from launcher.run.finish import last_epoch
-from launcher.run.locate import node_of
 from launcher.run.messages import fields
 
 quick = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -145,16 +143,6 @@ def test_files_are_collected_whatever_their_names(parts: list[str], data: st.Dat
 @quick
 def test_a_listing_of_files(listing: bytes) -> None:
     assert all(entry.size >= 0 and entry.path for entry in parse_scan(listing))
-
-
-@given(
-    st.dictionaries(st.sampled_from([v for k, v in vars(labels).items() if k.isupper() and k != "SPLIT"]), st.text())
-)
-@quick
-def test_labels_written_by_another_program(marks: dict[str, str]) -> None:
-    state = ContainerState("id", "c", "i", marks, Phase.RUNNING, None, False, 0, 1.0, 0.0, "")
-    with contextlib.suppress(LauncherError):
-        assert node_of(state).rank >= 0
 
 
 class Says(LocalMachine):

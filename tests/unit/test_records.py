@@ -124,17 +124,19 @@ def test_an_unknown_run_is_refused_with_a_next_step(text: str) -> None:
 def test_a_run_whose_plan_cannot_be_read_hides_no_other_and_is_rebuilt_from_labels(
     tmp_path: Path, plan: bytes | None
 ) -> None:
-    node = NodeOfRun("a", "me@a", 0, "launcher-x-0", "/home/me/.launcher/x", range(2))
-    for run in RUNS[:2]:
-        Record.rebuild(run, "cifar", "docker", [node], tmp_path)
+    nodes = [NodeOfRun("a", "me@a", 0, f"launcher-{run}-0", f"/home/me/.launcher/{run}", range(2)) for run in RUNS[:2]]
+    for run, node in zip(RUNS, nodes, strict=False):
+        Record.rebuild(run, "docker", [node], tmp_path)
     broken = tmp_path / RUNS[0] / "plan.json"
     broken.unlink() if plan is None else broken.write_bytes(plan)
     (tmp_path / RUNS[1] / "result.json").write_text("")
-    assert [(record.run, record.nodes(), record.result()) for record in records(tmp_path)] == [(RUNS[1], (node,), None)]
+    assert [(record.run, record.nodes(), record.result()) for record in records(tmp_path)] == [
+        (RUNS[1], (nodes[1],), None)
+    ]
     with pytest.raises(RunUnknown, match="no such run"):
         find(RUNS[0], tmp_path)
-    Record.rebuild(RUNS[0], "cifar", "docker", [node], tmp_path)
-    assert find(RUNS[0], tmp_path).nodes() == (node,)
+    Record.rebuild(RUNS[0], "docker", nodes[:1], tmp_path)
+    assert find(RUNS[0], tmp_path).nodes() == (nodes[0],)
 
 
 def output(folder: Path, **files: bytes) -> OutputFolder:

@@ -63,9 +63,7 @@ class DockerEngine(MachineEngine):
     def facts(self, images: Sequence[str] = ()) -> NodeFacts:
         """Raises NodeUnfit when the script did not run to its end, NodeUnreachable, EngineUnavailable."""
         with login_shell.blamed(self.machine, self.host):
-            (info, present), seen = run_both(
-                lambda: self._engine_answers(images), lambda: node_facts.look(self.machine, self.host)
-            )
+            (info, present), seen = run_both(lambda: self._engine_answers(images), self.look)
         try:
             engine = engine_facts(info, present, seen.docker_disk_free)
         except SDK_ERRORS as error:

@@ -105,7 +105,7 @@ def container_state(found: Mapping[str, Any]) -> ContainerState:
         id=str(found["Id"]),
         name=str(found.get("Name", "")).lstrip("/"),
         image=str(found.get("Image", "")),
-        labels=dict((found.get("Config") or {}).get("Labels") or {}),
+        labels={str(k): str(v) for k, v in ((found.get("Config") or {}).get("Labels") or {}).items()},
         phase=phase,
         exit_code=int(state.get("ExitCode", 0)) if phase.ended else None,
         oom_killed=bool(state.get("OOMKilled")),

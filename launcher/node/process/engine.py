@@ -11,6 +11,7 @@ import getpass
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,6 @@ from launcher.model.container import ContainerSpec, ContainerState, Phase
 from launcher.model.facts import NodeFacts
 from launcher.model.labels import NODE, RUN
 from launcher.model.plan import plain
-from launcher.node.facts import look
 from launcher.node.machine import LocalMachine, kill_on_disconnect, shell
 from launcher.node.machine_engine import MachineEngine
 from launcher.node.process import claims, folders, supervisor
@@ -51,7 +51,7 @@ class ProcessEngine(MachineEngine):
 
     def facts(self, images: Sequence[str] = ()) -> NodeFacts:  # noqa: ARG002 - there are no images
         """Raises NodeUnfit."""
-        return replace(look(self.machine, self.host).node, python=sys.executable)
+        return replace(self.look().node, python=sys.executable)
 
     def create(self, spec: ContainerSpec) -> str:
         """Raises NameTaken, NodeUnfit when its folder cannot be made."""
@@ -161,7 +161,10 @@ class ProcessEngine(MachineEngine):
         supervisor.end(found.name)
         # The spec goes first: from then on there is no such container, and no half of one should this be interrupted
         (found.folder / supervisor.SPEC).unlink(missing_ok=True)
-        self.files.remove_tree(str(found.folder))
+        try:
+            shutil.rmtree(found.folder)
+        except OSError as error:
+            raise NodeUnfit(self.node, f"could not remove {found.folder}: {error}", "see who owns its files") from error
         run = found.spec["labels"].get(RUN, "")
         if not any(other.spec["labels"].get(RUN) == run for other in folders.every()):
             claims.release(lambda claim: claim.labels.get(RUN) == run)

@@ -1,0 +1,51 @@
+"""Values that a node or a record told, where anyone may have written them: each is as we write it, or it is refused.
+
+Every function takes what was read, whatever its type, and raises ValueError with what it is not.
+"""
+
+from __future__ import annotations
+
+import re
+
+from launcher.model.plan import RunId, is_run_id
+
+OUTPUT_ROOT = ".launcher"  # in the ssh user's home: the folder of all runs' output folders
+NODE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+
+
+def run_id(value: object) -> RunId:
+    if not isinstance(value, str) or not is_run_id(value):
+        raise _refused(value, "run id")
+    return value
+
+
+def text(value: object, form: str, what: str) -> str:
+    """form: a regular expression for all of it."""
+    if not isinstance(value, str) or not re.fullmatch(form, value, re.ASCII):
+        raise _refused(value, what)
+    return value
+
+
+def node_name(value: object) -> str:
+    return text(value, NODE_NAME, "node's name")
+
+
+def number(value: object, most: int) -> int:
+    """As a number or in digits, from 0 to `most`."""
+    if isinstance(value, str) and re.fullmatch("[0-9]{1,18}", value):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise _refused(value, f"number up to {most}")
+    return value
+
+
+def output_folder(value: object, run: RunId) -> str:
+    """`/.../.launcher/<run>`, absolute, without detours."""
+    parts = value.split("/") if isinstance(value, str) and value.isprintable() and len(value) < 4096 else []
+    if parts[:1] != [""] or parts[-2:] != [OUTPUT_ROOT, run] or {".", ".."} & set(parts):
+        raise _refused(value, f"output folder of {run}")
+    return "/".join(parts)
+
+
+def _refused(value: object, what: str) -> ValueError:
+    return ValueError(f"{str(value)[:80]!a} is no {what}")

@@ -1,0 +1,38 @@
+"""A run's output folder on a node: it gets a marker, and goes only where that proves it to be the run's own."""
+
+from __future__ import annotations
+
+from launcher.model.checked import OUTPUT_ROOT
+from launcher.model.plan import RunId
+from launcher.node.files import Files
+
+MARKER = ".launcher-run"  # in the folder: a file with the run's id
+_REMOVE_TIMEOUT = 600.0
+# $1: the folder, $2: the run. Nodes may share the folder, so the marker may be there.
+MAKE = f"""
+mkdir -p -- "$1" || exit
+[ -s "$1/{MARKER}" ] || printf '%s\\n' "$2" >"$1/{MARKER}" || {{ rm -f -- "$1/{MARKER}"; rmdir -- "$1"; exit 1; }}
+"""
+# The marker goes last: a removal that was cut off, or is done by another node at the same time, can be done again.
+_REMOVE = f"""
+refuse() {{ echo "$1" >&2; exit 1; }}
+unless_gone() {{ [ -e "$folder" ] && refuse "$1"; exit 0; }}
+folder=$1 marker="$1/{MARKER}"
+[ "$folder" = "${{HOME%/}}/{OUTPUT_ROOT}/$2" ] || refuse "it is not below ${{HOME%/}}/{OUTPUT_ROOT}"
+[ ! -L "$folder" ] || refuse "it is a link"
+[ -O "$folder" ] || unless_gone "it belongs to another user"
+rmdir -- "$folder" 2>/dev/null && exit
+[ -f "$marker" ] && [ ! -L "$marker" ] && [ "$(head -c 100 -- "$marker")" = "$2" ] ||
+  unless_gone "there is no file {MARKER} of this run in it"
+find "$folder" -mindepth 1 -maxdepth 1 ! -name {MARKER} -exec rm -rf -- {{}} + && rm -rf -- "$folder"
+"""
+
+
+def make(files: Files, path: str, run: RunId) -> None:
+    """Make it and its parents, mode 0700 for what is new, with the marker. Raises NodeUnfit, NodeUnreachable."""
+    files.run(MAKE, path, run, doing=f"make the folder {path}")
+
+
+def remove(files: Files, path: str, run: RunId) -> None:
+    """Nothing to do where it is missing. Raises NodeUnfit where it is not removed, with the reason; NodeUnreachable."""
+    files.run(_REMOVE, path, run, doing=f"remove {path}", timeout=_REMOVE_TIMEOUT)
