@@ -15,7 +15,8 @@ from PIL import Image
 
 from train.config import Config
 from train.data import augment, decode, sampler
-from train.data.loader import Loader, Request
+from train.data.batch import Request, Transfer
+from train.data.loader import Loader
 from train.data.open import open_dataset
 
 SIDE, BATCH, WORKERS = 224, 64, 2
@@ -174,7 +175,8 @@ def ours(places: Places, data: Path, decoder: str) -> Loaded:
     """
     config = Config(data=str(data), image_size=SIDE, workers=WORKERS)
     source, chosen = open_dataset(str(data)).train, decode.choose_decoder(decoder)
-    loader, count = Loader(config, source, chosen, BATCH, local_world=1, pin=False), len(source.labels)
+    loader = Loader(config, source, chosen, BATCH, 1, Transfer(torch.device("cpu")))
+    count = len(source.labels)
     numbers, files = iter(range(1_000_000)), places.files
 
     def epoch() -> Iterator[int]:

@@ -1,34 +1,37 @@
 # Must run under Python 3.6.
-# ruff: noqa: B904, PTH112, PTH118, PTH123, PTH208, UP031
+# ruff: noqa: B904, PTH110, PTH112, PTH118, PTH123, PTH208, UP031
 """Writes an image as an archive for `docker load`: only the requested layers, straight from the engine's store.
 
-    python3 pack.py DOCKER_ROOT IMAGE_ID KNOWN CHUNK
-    python3 pack.py DOCKER_ROOT IMAGE_ID serve TOKEN_FILE
+    python3 pack.py STORE IMAGE_ID KNOWN CHUNK
+    python3 pack.py STORE IMAGE_ID serve
 
-`docker save` first copies a whole image to disk, then sends it. This reads what the engine's classic store keeps of
-each layer: its files, and the rest of its tar byte for byte (tar-split).
+`docker save` reads the whole image, and the classic store copies it to disk first. This reads what the store keeps of
+each layer: the classic one its files, and the rest of its tar byte for byte (tar-split); containerd's the blob itself.
+The archive is an OCI layout with docker's own manifest.json: engines with either kind of store load it without opening
+a layer that they have.
 
+STORE: the folder of the classic store (with `image` and the driver's folder), or of containerd's content.
 KNOWN: how many layers, from the base up, the receiver has; they are left out, unless a later layer is identical.
-CHUNK: bytes after which the archive ends and another one follows with the next layers. Each archive but the last
-is an image of the layers so far, labelled PARTIAL, so that a node whose connection is lost keeps what it has.
-serve: prints `PORT n` and writes one archive to every client that knows the token: the layers after the first KNOWN,
-about CHUNK bytes of them. The server first sends a digest of the token, so that each side has proven itself:
+CHUNK: bytes of layers after which the archive ends. If layers are missing then, it is an image of the layers so far,
+labelled PARTIAL, so that a node whose connection is lost keeps what it has.
+serve: reads a token from stdin, prints `PORT n`, and until stdin ends writes one archive to every client that proves
+that it knows the token. H is mac() below:
 
-    < sha256 of "launcher TOKEN"
-    > TOKEN KNOWN CHUNK
-    < the archive
+    < nonce
+    > nonce KNOWN CHUNK H(client, both nonces, KNOWN, CHUNK)
+    < size H(piece, both nonces, its number, size, digest) and the piece; an empty one is the last
 
-The output need not be trusted: the engine that loads it checks every layer's digest. Needs root, or a container with
-both folders, DOCKER_ROOT/image and DOCKER_ROOT/<driver>. Exit code 3: the store has another layout; use `docker save`.
+Ends its stderr with DONE after a whole archive. Needs root, or a container with the store's folders. Exit code 3: the
+store has another layout, or not all of the image; use `docker save`.
 """
 
 import base64
 import gzip
 import hashlib
 import hmac
-import io
 import json
 import os
+import secrets
 import shutil
 import socket
 import sys
@@ -36,9 +39,12 @@ import tarfile
 import threading
 
 PIECE = 1 << 20
+PROVEN = 1 << 24  # bytes that a peer proves at a time
 SEND_TIMEOUT = 600  # seconds without progress on a connection
 PARTIAL = "launcher.image.partial"  # label: id of the image whose lower layers this one has
+DONE = "launcher: packed\n"
 BLOCK = 512
+OCI = "application/vnd.oci.image."
 
 
 class LayoutError(Exception):
@@ -53,19 +59,84 @@ def read(*path):
         raise LayoutError(str(error))
 
 
-def entries(layer):
-    """The parts of a layer's tar in order: (bytes, "", 0) as they are, or (b"", name, size) for a file's content."""
-    try:
-        with gzip.open(os.path.join(layer, "tar-split.json.gz"), "rt", encoding="utf-8") as lines:
-            for line in lines:
-                entry = json.loads(line)
-                if entry["type"] == 2:
-                    yield base64.b64decode(entry["payload"]), b"", 0
-                elif entry["type"] == 1 and entry.get("size"):
-                    raw = entry.get("name_raw")
-                    yield b"", base64.b64decode(raw) if raw else entry["name"].encode(), entry["size"]
-    except (OSError, ValueError, KeyError) as error:
-        raise LayoutError(str(error))
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def descriptor(kind, digest, size):
+    return {"mediaType": OCI + kind, "digest": digest, "size": size}
+
+
+class Classic:
+    """An image of the classic store: config, manifest (None: to be made) and layers, each a descriptor."""
+
+    manifest = None
+
+    def __init__(self, root, image):
+        drivers = [d for d in os.listdir(os.path.join(root, "image")) if os.path.isdir(os.path.join(root, d))]
+        if len(drivers) != 1:
+            raise LayoutError("no classic image store below %s" % root)
+        store = os.path.join(root, "image", drivers[0])
+        self.config = read(store, "imagedb", "content", "sha256", image.split(":")[1])
+        if "sha256:" + sha256(self.config) != image:
+            raise LayoutError("the image's configuration does not match its id")
+        self.layers, self.folders, chain = [], {}, ""
+        for diff in json.loads(self.config.decode())["rootfs"]["diff_ids"]:
+            chain = "sha256:" + sha256((chain + " " + diff).encode()) if chain else diff
+            layer = os.path.join(store, "layerdb", "sha256", chain.split(":")[1])
+            files = os.path.join(root, drivers[0], read(layer, "cache-id").decode(), "diff")
+            self.folders[diff] = layer, files.encode()
+            size = sum(len(raw) + content for raw, _, content in self.entries(layer))
+            self.layers.append(descriptor("layer.v1.tar", diff, size))
+
+    def entries(self, layer):
+        """The parts of a layer's tar in order: (bytes, b"", 0), or (b"", name, size) for a file's content."""
+        try:
+            with gzip.open(os.path.join(layer, "tar-split.json.gz"), "rt", encoding="utf-8") as lines:
+                for line in lines:
+                    entry = json.loads(line)
+                    if entry["type"] == 2:
+                        yield base64.b64decode(entry["payload"]), b"", 0
+                    elif entry["type"] == 1 and entry.get("size"):
+                        raw = entry.get("name_raw")
+                        yield b"", base64.b64decode(raw) if raw else entry["name"].encode(), entry["size"]
+        except (OSError, ValueError, KeyError) as error:
+            raise LayoutError(str(error))
+
+    def copy(self, digest, out):
+        layer, files = self.folders[digest]
+        for raw, path, content in self.entries(layer):
+            out.write(raw)
+            if content:
+                with open(os.path.join(files, path), "rb", buffering=0) as stream:
+                    if os.fstat(stream.fileno()).st_size != content:
+                        raise LayoutError("%r has not the size that the layer's record says" % path)
+                    shutil.copyfileobj(stream, out, PIECE)
+
+
+class Containerd:
+    """An image of containerd's store, whose layers may be compressed."""
+
+    def __init__(self, root, image):
+        self.folder = os.path.join(root, "blobs", "sha256")
+        self.manifest = read(self.path(image))
+        found = json.loads(self.manifest.decode())
+        for entry in found.get("manifests", ()):  # an index: the first that is here is what the engine runs
+            if os.path.exists(self.path(entry["digest"])) and "attestation" not in str(entry.get("annotations")):
+                self.manifest = read(self.path(entry["digest"]))
+                found = json.loads(self.manifest.decode())
+                break
+        self.layers = found.get("layers", [])
+        self.config = read(self.path(found["config"]["digest"])) if "config" in found else b""
+        if not self.config or not all(os.path.exists(self.path(layer["digest"])) for layer in self.layers):
+            raise LayoutError("containerd's store has not all of the image")
+
+    def path(self, digest):
+        return os.path.join(self.folder, digest.split(":")[1])
+
+    def copy(self, digest, out):
+        with open(self.path(digest), "rb", buffering=0) as stream:
+            shutil.copyfileobj(stream, out, PIECE)
 
 
 def header(name, size):
@@ -83,34 +154,8 @@ def put(out, name, data):
     out.write(header(name, len(data)) + data + padding(len(data)))
 
 
-def size_of(layer):
-    return sum(len(raw) + content for raw, _, content in entries(layer))
-
-
-def put_layer(out, name, layer, files, size):
-    out.write(header(name, size))
-    for raw, path, content in entries(layer):
-        out.write(raw)
-        if content:
-            with open(os.path.join(files, path), "rb", buffering=0) as stream:
-                if os.fstat(stream.fileno()).st_size != content:
-                    raise LayoutError("%r has not the size that the layer's record says" % path)
-                shutil.copyfileobj(stream, out, PIECE)
-    out.write(padding(size))
-
-
-def chunks(sizes, known, limit):
-    """Ranges of layers, each of at least `limit` bytes except the last; at least one: it carries the configuration.
-
-    The first is smaller: it shows early how fast the connection is.
-    """
-    begin, held, enough = known, 0, limit // 16
-    for place in range(known, len(sizes)):
-        held += sizes[place]
-        if held >= enough and place + 1 < len(sizes):
-            yield begin, place + 1
-            begin, held, enough = place + 1, 0, limit
-    yield begin, len(sizes)
+def blob(digest):
+    return "blobs/sha256/" + digest.split(":")[1]
 
 
 def partial(config, image, count):
@@ -122,74 +167,119 @@ def partial(config, image, count):
     return json.dumps(lower, sort_keys=True).encode()
 
 
-def write(root, image, known, limit, out, once=False):
-    """All archives, or with `once` only the first one after the known layers."""
-    drivers = [d for d in os.listdir(os.path.join(root, "image")) if os.path.isdir(os.path.join(root, d))]
-    if len(drivers) != 1:
-        raise LayoutError("no classic image store below %s" % root)
-    store = os.path.join(root, "image", drivers[0])
-    digest = image.split(":")[1]
-    config = read(store, "imagedb", "content", "sha256", digest)
-    if hashlib.sha256(config).hexdigest() != digest:
-        raise LayoutError("the image's configuration does not match its id")
-    diffs = json.loads(config.decode())["rootfs"]["diff_ids"]
-    names = ["blobs/sha256/" + diff.split(":")[1] for diff in diffs]
-    layers, chain = [], ""
-    for diff in diffs:
-        chain = "sha256:" + hashlib.sha256((chain + " " + diff).encode()).hexdigest() if chain else diff
-        layers.append(os.path.join(store, "layerdb", "sha256", chain.split(":")[1]))
-    sizes = [0] * min(known, len(diffs)) + [size_of(layer) for layer in layers[known:]]
-    files = [os.path.join(root, drivers[0], read(layer, "cache-id").decode(), "diff") for layer in layers]
-    for begin, end in chunks(sizes, min(known, len(diffs)), limit * 16 if once else limit):
-        lower = config if end == len(diffs) else partial(config, image, end)
-        name = hashlib.sha256(lower).hexdigest() + ".json"
-        put(out, "manifest.json", json.dumps([{"Config": name, "RepoTags": None, "Layers": names[:end]}]).encode())
-        put(out, name, lower)
-        for place in range(begin, end):
-            if diffs[place] not in diffs[begin:place]:
-                put_layer(out, names[place], layers[place], files[place].encode(), sizes[place])
-        out.write(b"\0" * BLOCK * 2)
-        if once:
-            break
+def write(source, image, known, limit, out):
+    """One archive: the layers from `known` on, until there are `limit` bytes of them."""
+    layers, held = source.layers, 0
+    end = begin = min(known, len(layers))
+    while end < len(layers) and (end == begin or held < limit):
+        held += layers[end]["size"]
+        end += 1
+    config, manifest = source.config, source.manifest
+    if end < len(layers):
+        config, manifest = partial(config, image, end), None
+    config_digest = "sha256:" + sha256(config)
+    if manifest is None:
+        parts = {"schemaVersion": 2, "mediaType": OCI + "manifest.v1+json", "layers": layers[:end]}
+        parts["config"] = descriptor("config.v1+json", config_digest, len(config))
+        manifest = json.dumps(parts, sort_keys=True).encode()
+    kind = json.loads(manifest.decode()).get("mediaType", OCI + "manifest.v1+json")
+    entry = {"mediaType": kind, "digest": "sha256:" + sha256(manifest), "size": len(manifest)}
+    index = {"schemaVersion": 2, "mediaType": OCI + "index.v1+json", "manifests": [entry]}
+    names = [layer["digest"] for layer in layers[:end]]
+    listed = [{"Config": blob(config_digest), "RepoTags": None, "Layers": [blob(name) for name in names]}]
+    put(out, "oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
+    put(out, "index.json", json.dumps(index).encode())
+    put(out, "manifest.json", json.dumps(listed).encode())
+    put(out, blob(entry["digest"]), manifest)
+    put(out, blob(config_digest), config)
+    for place in range(begin, end):
+        if names[place] not in names[begin:place]:
+            out.write(header(blob(names[place]), layers[place]["size"]))
+            source.copy(names[place], out)
+            out.write(padding(layers[place]["size"]))
+    out.write(bytes(2 * BLOCK))
     out.flush()
 
 
-def serve(root, image, token):
-    """Serves clients until the process is killed."""
+def mac(token, *words):
+    """Proves that its maker knows the token. As the client's bash computes it: two rounds of sha256, as in HMAC."""
+    inner = sha256(("%s:%s" % (token, " ".join(map(str, words)))).encode())
+    return sha256(("%s:%s" % (token, inner)).encode())
+
+
+class Proven:
+    """A connection to which everything is written in pieces with a proof each."""
+
+    def __init__(self, connection, token, nonces):
+        self.connection, self.token, self.nonces = connection, token, nonces
+        self.held, self.count = bytearray(), 0
+
+    def write(self, data):
+        self.held += data
+        while len(self.held) >= PROVEN:
+            self.send(bytes(self.held[:PROVEN]))
+            del self.held[:PROVEN]
+
+    def flush(self):
+        """The end of the archive."""
+        if self.held:
+            self.send(bytes(self.held))
+        self.send(b"")
+
+    def send(self, piece):
+        proof = mac(self.token, "piece", self.nonces, self.count, len(piece), sha256(piece))
+        self.connection.sendall(("%d %s\n" % (len(piece), proof)).encode() + piece)
+        self.count += 1
+
+
+def serve(source, image):
+    """Serves clients until stdin ends."""
+    token = sys.stdin.readline().strip()
     listener = socket.socket()
     listener.bind(("", 0))
     listener.listen(16)
     sys.stdout.write("PORT %d\n" % listener.getsockname()[1])
     sys.stdout.flush()
+    threading.Thread(target=accept, args=(listener, source, image, token), daemon=True).start()
+    sys.stdin.read()
+
+
+def accept(listener, source, image, token):
     while True:
         connection = listener.accept()[0]
-        threading.Thread(target=answer, args=(connection, root, image, token), daemon=True).start()
+        threading.Thread(target=answer, args=(connection, source, image, token), daemon=True).start()
 
 
-def answer(connection, root, image, token):
+def answer(connection, source, image, token):
     with connection:
         try:
             connection.settimeout(SEND_TIMEOUT)
-            connection.sendall(hashlib.sha256(b"launcher " + token).hexdigest().encode() + b"\n")
-            with connection.makefile("rb") as request:
+            nonce = secrets.token_hex(16)
+            connection.sendall(nonce.encode() + b"\n")
+            with connection.makefile("r", encoding="ascii") as request:
                 words = request.readline(400).split()
-            if len(words) == 3 and hmac.compare_digest(words[0], token):
-                with connection.makefile("wb", PIECE) as out:
-                    write(root, image, int(words[1]), int(words[2]), out, once=True)
+            if len(words) == 4:
+                theirs, known, chunk, proof = words
+                nonces = nonce + " " + theirs
+                if hmac.compare_digest(mac(token, "client", nonces, known, chunk), proof):
+                    write(source, image, int(known), int(chunk), Proven(connection, token, nonces))
         except (LayoutError, OSError, ValueError) as problem:  # the client sees a truncated archive
             sys.stderr.write("%s\n" % problem)
             sys.stderr.flush()
 
 
-def main(root, image, what, *rest):
+def main(root, image, what, chunk=""):
+    source = (Containerd if os.path.isdir(os.path.join(root, "blobs")) else Classic)(root, image)
     if what == "serve":
-        return serve(root, image, read(rest[0]).strip())
-    with io.BufferedWriter(io.FileIO(sys.stdout.fileno(), "wb"), PIECE) as out:
-        return write(root, image, int(what), int(rest[0]), out)
+        serve(source, image)
+        return
+    with open(sys.stdout.fileno(), "wb", PIECE) as out:
+        write(source, image, int(what), int(chunk), out)
+    sys.stderr.write(DONE)
 
 
 try:
     main(*sys.argv[1:])
-except LayoutError as problem:
+except (LayoutError, OSError) as problem:
     sys.stderr.write("%s\n" % problem)
     sys.exit(3)

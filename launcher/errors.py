@@ -76,8 +76,8 @@ class NodeUnfit(NodeError):
     """The node is reached but lacks what the job needs: GPUs, a free port, disk, a mount's source."""
 
 
-class GpuInUse(NodeUnfit):
-    """A GPU that the job needs is in use by another run."""
+class InUse(NodeUnfit):
+    """A GPU or a port that the job needs is in use by another run."""
 
 
 class EngineUnavailable(NodeError):
@@ -90,6 +90,10 @@ class EngineForbidden(NodeError):
 
 class EngineFailed(NodeError):
     """The node's container engine refused or failed a request; `what` has its message."""
+
+
+class ContainerGone(EngineFailed):
+    """The container was there and is not any more: somebody removed it."""
 
 
 class NameTaken(EngineFailed):

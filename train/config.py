@@ -101,6 +101,7 @@ class Config:
 
     accumulate: int = option("training", "batches per process whose gradients are summed for one step", 1, least=1)
     clip_norm: float = option("training", "largest norm of all gradients together; 0: no limit", 0.0, least=0)
+    allow_nan: bool = option("training", "go on when the loss is inf or nan", False)
     ema_decay: float = option("training", "decay of the weights' average, used in validation; 0: none", 0.0, least=0)
     label_smoothing: float = option("training", "share of a label spread over all classes", 0.0, least=0)
     mixup: float = option("training", "alpha of mixup; 0: none", 0.0, least=0)
@@ -173,6 +174,10 @@ class Config:
                 side = int(size)
         return side
 
+    def sides(self) -> list[int]:
+        """The sides of all images of the run, in training and validation."""
+        return sorted({self.image_size, *(self.side(epoch) for epoch in range(self.epochs))})
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON and checkpoints."""
         return asdict(self)
@@ -219,7 +224,7 @@ def parse(argv: list[str]) -> Config:
     for item in fields(Config):
         _check_limits(item.name, values[item.name], item.metadata)
     values["output"] = values["output"] or os.environ.get("LAUNCHER_OUTPUT", "output")
-    return _check_combinations(Config(**values))
+    return _check_values(Config(**values))
 
 
 def _check_limits(name: str, value: Any, meta: Any) -> None:
@@ -229,15 +234,15 @@ def _check_limits(name: str, value: Any, meta: Any) -> None:
         raise TrainError(f"--{name.replace('_', '-')} {value}: must be at least {meta['least']}")
 
 
-def _check_combinations(config: Config) -> Config:
+def _check_values(config: Config) -> Config:
     for name in ("crop_scale", "flip", "warmup", "ema_decay", "label_smoothing", "adam_beta2"):
         if not getattr(config, name) <= 1:
             raise TrainError(f"--{name.replace('_', '-')} {getattr(config, name)}: a share, so at most 1")
     for phase in config.phases:
         if not re.fullmatch(r"\d+@(0|1|0?\.\d+)", phase):
             raise TrainError(f"--phases {phase}: not of the form SIDE@SHARE, such as 160@0.3")
+        if int(phase.partition("@")[0]) < 8:
+            raise TrainError(f"--phases {phase}: the side must be at least 8")
     if not all(value > 0 for value in config.std):
         raise TrainError(f"--std {' '.join(map(str, config.std))}: must be above 0")
-    if config.dtype == "float64" and config.amp not in ("auto", "none", "O0"):
-        raise TrainError(f"--dtype float64 with --amp {config.amp}: mixed precision needs float32 weights")
     return config

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from train.checkpoint import Saver, weights_digest
 from train.config import Config
 from train.data import sampler
-from train.data.loader import Batch, Request
+from train.data.batch import Batch, Request
 from train.data.source import Pixels
-from train.errors import Stopped
-from train.metrics import Meter, Scores, counts, validation_indices
+from train.errors import Stopped, TrainError
+from train.metrics import Meter, Scores, check_finite, validation_indices
 from train.models import parameter_count
-from train.objective import draw_mix, losses
+from train.objective import draw_mix
 from train.parallel.methods import device_count, method
 from train.parallel.world import StopSignal, World
 from train.profile import tracing
@@ -63,11 +63,16 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
         watch.say(f"train: stopped at {where}; the checkpoint is saved")
         watch.end({"stopped": True, "step": run.global_step, "steps": run.total_steps})
         raise
+    except TrainError as error:
+        watch.end({"error": str(error), "step": run.global_step, "steps": run.total_steps})
+        raise
     finally:
         run.train_loader.close()
         run.val_loader.close()
+        if saver:
+            saver.close()
     stop.settle()
-    _close(run, watch, saver, scores, time.perf_counter() - started, time.process_time() - worked)
+    _close(run, watch, scores, time.perf_counter() - started, time.process_time() - worked)
 
 
 def _announce(run: Run, watch: Silent) -> None:
@@ -117,7 +122,7 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
     trace = tracing(config, world, progress.epoch)
     for batch in clock.timed(run.train_loader.batches(requests(run), progress.epoch)):
         if plan is None and stop.agreed():  # between two steps, never between micro-batches
-            meter.read(0.0)
+            _check_finite(run, meter.read(0.0)[0], f"step {progress.step}")
             progress.sums = meter.epoch
             raise Stopped
         plan = plan or _plan(run)
@@ -137,11 +142,22 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
         watch.stepped(progress.epoch + 1, config.epochs, run.global_step, run.total_steps)
         if progress.step % config.log_every == 0 or progress.step == run.epoch_steps:
             sums, wait = meter.read(clock.waited)
+            _check_finite(run, sums, f"step {progress.step}")
             seconds = clock.restart()
             watch.progress(_interval(run, Scores.of(sums), Scores.of(meter.epoch), rate, seconds, wait / world.size))
     trace.close()
     progress.sums = meter.epoch
     progress.epoch, progress.step = progress.epoch + 1, 0
+
+
+def _check_finite(run: Run, sums: torch.Tensor, where: str) -> None:
+    """Ends all ranks if the loss is inf or nan. They have the same sums, so they decide the same.
+
+    A loss scale that can still be halved may cure it: such steps are skipped.
+    """
+    if not (run.config.allow_nan or run.step.scale.value > 1 or sums.isfinite().all()):
+        at = f"epoch {run.progress.epoch + (where != 'validation')}, {where}"
+        run.world.all_ranks_or_exit(lambda: check_finite(Scores.of(sums), at))
 
 
 def _plan(run: Run) -> Plan:
@@ -153,12 +169,16 @@ def _plan(run: Run) -> Plan:
 
 
 def requests(run: Run) -> Iterator[Request]:
-    """This rank's micro-batches for the rest of the epoch, one or more per step; the last may be only fillers."""
+    """This rank's micro-batches for the rest of the epoch: as many per step as on every other rank, one at least.
+
+    Otherwise batch norm that synchronises in every micro-batch would wait for ever. The last may be empty, or fillers.
+    """
     progress, world = run.progress, run.world
     permutation = sampler.order(run.config.seed, progress.epoch, len(run.dataset.train.labels))
     for step in range(progress.step, run.epoch_steps):
         indices, total = sampler.training_batch(permutation, step, run.global_batch, world.shard, world.data_shards)
-        starts = range(0, max(len(indices), 1), run.config.batch_size)
+        largest = -(-total // world.data_shards)  # the largest share of a rank
+        starts = range(0, largest, run.config.batch_size)
         for start in starts:
             piece = indices[start : start + run.config.batch_size]
             filler = max(0, run.least_samples - len(piece))
@@ -187,7 +207,9 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None
     """Validates, reports and saves after an epoch of training."""
     progress = run.progress
     start = time.perf_counter()
-    scores, mistaken = validate(run, stop)
+    sums, mistaken = validate(run, stop)
+    _check_finite(run, sums, "validation")
+    scores = Scores.of(sums)
     if len(mistaken):
         watch.images("Images/misclassified", mistaken, run.global_step)
     progress.validated = progress.epoch
@@ -202,8 +224,8 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None
     return scores
 
 
-def validate(run: Run, stop: StopSignal) -> tuple[Scores, Pixels]:
-    """Validates every image exactly once on any number of ranks: no padding, and sums are reduced, not averages.
+def validate(run: Run, stop: StopSignal) -> tuple[torch.Tensor, Pixels]:
+    """`counts` of every validation image exactly once on any number of ranks: no padding; sums, not averages.
 
     Also returns some images that this rank misclassified, (n, side, side, 3).
 
@@ -224,31 +246,15 @@ def validate(run: Run, stop: StopSignal) -> tuple[Scores, Pixels]:
         if stop.agreed():
             raise Stopped
         if (batch := next(batches, None)) is not None:
-            sums, wrong = _evaluate(run, batch)
+            sums, wrong = run.step.evaluate(batch)
             meter.add(sums)
             if len(mistaken) < SHOWN:
-                mistaken = np.concatenate([mistaken, batch.images[wrong.cpu()].numpy()])[:SHOWN]
+                mistaken = np.concatenate([mistaken, batch.images[wrong].cpu().numpy()])[:SHOWN]
     meter.read(0.0)
-    return Scores.of(meter.epoch), mistaken
+    return meter.epoch, mistaken
 
 
-@torch.inference_mode()
-def _evaluate(run: Run, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The batch's `counts`, and which images are misclassified."""
-    device = run.world.device
-    labels = batch.labels.to(device, non_blocking=True)
-    with run.precision.context(device):
-        logits = run.step.evaluated(run.step.normalise(batch.images.to(device, non_blocking=True)))
-    if not run.step.has_logits:
-        return torch.zeros(4, dtype=torch.float64, device=device), torch.zeros_like(labels, dtype=torch.bool)
-    loss = losses(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels, 0.0, None)
-    weights = batch.weights.to(device, non_blocking=True)
-    return counts(logits, labels, loss, weights), (logits.argmax(1) != labels) & (weights > 0)
-
-
-def _close(run: Run, watch: Silent, saver: Saver | None, scores: Scores, seconds: float, cpu: float) -> None:
-    if saver:
-        saver.close()
+def _close(run: Run, watch: Silent, scores: Scores, seconds: float, cpu: float) -> None:
     digest = weights_digest(run.model) if run.world.first or run.config.print_digest else ""
     if run.config.print_digest:
         print(f"train: rank {run.world.rank} weights {digest}", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from train.data import sampler
+from train.errors import TrainError
 from train.parallel.world import World
 
 
@@ -62,6 +64,15 @@ class Scores:
         loss, right, right5, images = sums.tolist()
         count = max(images, 1)
         return Scores(loss / count, 100 * right / count, 100 * right5 / count, int(images))
+
+
+def check_finite(scores: Scores, where: str) -> None:
+    """Raises TrainError if the loss is inf or nan."""
+    if not math.isfinite(scores.loss):
+        raise TrainError(
+            f"the loss is {scores.loss} at {where}: training has diverged; try a lower --lr, a longer --warmup or "
+            f"--clip-norm 1, or go on with --allow-nan"
+        )
 
 
 @dataclass

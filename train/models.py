@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 
 from train.cifar_models import cifar_mobilenet_v2, cifar_mobilenet_v2_nobn, cifar_vgg16
@@ -113,6 +114,20 @@ def make_model(arch: str, num_classes: int) -> nn.Module:
         options["zero_init_residual"] = True
     model: nn.Module = build(**options)
     return model
+
+
+def check_sides(model: nn.Module, arch: str, sides: Iterable[int]) -> None:
+    """Raises TrainError if the model does not accept images of one of these sides; computes shapes only."""
+    state = {name: value.to("meta") for name, value in (*model.named_parameters(), *model.named_buffers())}
+    for side in sides:
+        try:
+            functional_call(model.eval(), state, (torch.empty(2, 3, side, side, device="meta"),))
+        except (RuntimeError, ValueError, AssertionError) as error:  # what torch's and torchvision's layers raise
+            raise TrainError(
+                f"--arch {arch} does not accept images of {side} px ({str(error).splitlines()[0]}); "
+                f"change --image-size or --phases"
+            ) from error
+    model.train()
 
 
 def has_batch_norm(model: nn.Module) -> bool:

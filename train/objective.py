@@ -51,6 +51,11 @@ def apply_mix(mix: Mix, images: Tensor) -> Tensor:
     return mixed
 
 
+def wide(logits: Tensor) -> Tensor:
+    """16-bit logits as fp32, which a softmax over a thousand classes needs."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 def losses(logits: Tensor, labels: Tensor, smoothing: float, mix: Mix | None) -> Tensor:
     """(n,) losses; a mixed image's loss is the mean over both labels, weighted by their shares."""
     loss = functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)

@@ -63,6 +63,12 @@ def make_optimizer(config: Config, parameters: list[nn.Parameter]) -> torch.opti
     return make[config.optimizer]()
 
 
+def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Restores momenta and such; the settings stay those of `optimizer`, which `load_state_dict` would replace."""
+    settings = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state["state"], "param_groups": settings})
+
+
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Sets the rate of the next step in every parameter group."""
     for group in optimizer.param_groups:

@@ -66,6 +66,20 @@ class Precision:
         return model
 
 
+class InContext(nn.Module):
+    """`module` in the run's autocast, for methods that call it on threads: autocast's type is a setting per thread."""
+
+    def __init__(self, module: nn.Module, precision: Precision, device: torch.device) -> None:
+        super().__init__()
+        self.module, self._precision, self._device = module, precision, device
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The module's output."""
+        with self._precision.context(self._device):
+            out: Tensor = self.module(x)
+        return out
+
+
 def choose_precision(config: Config, device: torch.device) -> Precision:
     """--amp auto: bf16 if the GPU supports it in hardware, else fp16 with a loss scale; none on CPU."""
     name = {"O0": "none", "O1": "fp16"}.get(config.amp, config.amp)
@@ -116,12 +130,12 @@ class LossScale:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Scale and clean steps."""
-        return {"value": self.value, "clean": self._clean}
+        """Scale and clean steps, if a scale is used."""
+        return {"value": self.value, "clean": self._clean} if self.enabled else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state, if a scale is used at all."""
-        if self.enabled:
+        """Restores the state, if a scale is and was used."""
+        if self.enabled and state:
             self.value, self._clean = state["value"], state["clean"]
 
 

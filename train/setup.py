@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from train import checkpoint
+from train.combinations import check
 from train.config import Config
 from train.data import sampler
+from train.data.batch import Transfer
 from train.data.decode import choose_decoder
 from train.data.loader import Loader
 from train.data.open import is_synthetic, open_dataset
@@ -19,8 +21,8 @@ from train.data.repeat import Repeated
 from train.data.source import Dataset
 from train.errors import TrainError
 from train.memory import keep_freed_memory
-from train.models import has_batch_norm, seeded_model
-from train.parallel.methods import make_step
+from train.models import check_sides, has_batch_norm, seeded_model
+from train.parallel.methods import make_step, method
 from train.parallel.world import World
 from train.precision import Precision, choose_precision
 from train.schedule import Schedule, make_schedule
@@ -80,12 +82,12 @@ class Run:
     def least_samples(self) -> int:
         """The size to which a rank's batch is padded with samples of weight 0.
 
-        Batch norm rejects a single value per channel. Synchronised batch norm accepts an empty batch and must not see
-        fillers.
+        Batch norm rejects a single value per channel. Our synchronised batch norm accepts an empty batch and must not
+        see fillers; torch's accepts a single value, but with autocast no empty batch.
         """
         if any(isinstance(module, SyncBatchNorm) for module in self.model.modules()):
             return 0
-        return 2 if has_batch_norm(self.model) else 1
+        return 2 if has_batch_norm(self.model) and self.config.syncbn == "none" else 1
 
     def identity(self) -> dict[str, Any]:
         """What must match when a checkpoint from inside an epoch is resumed, so that the sample order is the same."""
@@ -105,7 +107,7 @@ class Run:
             "model": self.model.state_dict(),
             "optimizer": self.step.optimizer_state(),
             "scale": self.step.scale.state_dict(),
-            "ema": self.step.ema.model.state_dict() if self.step.ema else None,
+            "ema": self.step.ema.averages if self.step.ema else None,
             "masters": [p.detach() for p in self.step.masters.parameters] if self.step.masters else None,
         }
 
@@ -119,25 +121,26 @@ def prepare(config: Config, world: World) -> Run:
     """
     if world.device.type == "cpu":
         keep_freed_memory()
+    precision, kind = choose_precision(config, world.device), method(config, world)
+    world.all_ranks_or_exit(lambda: check(config, kind, precision.name, world.size, world.device.type))
     dataset = world.all_ranks_or_exit(lambda: open_dataset(config.data, config.image_size))
     epoch_steps = world.all_ranks_or_exit(lambda: _epoch_steps(config, world, len(dataset.train.labels)))
     model = world.all_ranks_or_exit(lambda: seeded_model(config.arch, len(dataset.classes), config.seed))
+    world.all_ranks_or_exit(lambda: check_sides(model, config.arch, config.sides()))
     folder = Path(config.output) / "checkpoints"
     resumed = world.all_ranks_or_exit(lambda: checkpoint.find(config.resume, folder) if world.first else None)
     resumed = checkpoint.broadcast(resumed, world)
-    precision = choose_precision(config, world.device)
-    world.all_ranks_or_exit(lambda: _check_syncbn(config, world))
     model = precision.cast(_with_syncbn(model, config), world.device)
     schedule = make_schedule(config, _global_batch(config, world), config.epochs * epoch_steps)
     if resumed:
         world.all_ranks_or_exit(lambda: _check_same_model(resumed, config, dataset, model))
     step = world.all_ranks_or_exit(lambda: make_step(config, world, precision, model))
-    pin = world.device.type == "cuda"
+    transfer = Transfer(world.device)
     decoder = world.all_ranks_or_exit(lambda: choose_decoder(config.decoder, _say if world.first else _silent))
-    loader = Loader(config, dataset.train, decoder, config.batch_size, world.local_size, pin)
+    loader = Loader(config, dataset.train, decoder, config.batch_size, world.local_size, transfer)
     repeated = config.headspace or is_synthetic(config.data)
-    train_loader = Repeated(loader, world.device) if repeated else loader
-    val_loader = Loader(config, dataset.val, None, config.batch_size, world.local_size, pin)
+    train_loader = Repeated(loader) if repeated else loader
+    val_loader = Loader(config, dataset.val, None, config.batch_size, world.local_size, transfer)
     run = Run(
         config,
         world,
@@ -170,11 +173,6 @@ def _global_batch(config: Config, world: World) -> int:
     return config.batch_size * config.accumulate * world.data_shards
 
 
-def _check_syncbn(config: Config, world: World) -> None:
-    if config.syncbn == "library" and world.device.type != "cuda":
-        raise TrainError("--syncbn library: torch's SyncBatchNorm works on GPUs only; use --syncbn custom")
-
-
 def _with_syncbn(model: nn.Module, config: Config) -> nn.Module:
     if config.syncbn == "custom":
         return convert(model)
@@ -198,6 +196,8 @@ def _epoch_steps(config: Config, world: World, images: int) -> int:
 
 def _check_same_model(resumed: checkpoint.Loaded, config: Config, dataset: Dataset, model: nn.Module) -> None:
     state = resumed.state
+    if "progress" not in state:
+        raise TrainError(f"{resumed.path} is from a dual-batch run; use another --output, or --parallel dual_batch")
     for what, here in (("arch", config.arch), ("classes", list(dataset.classes))):
         if state[what] != here:
             raise TrainError(
@@ -227,14 +227,17 @@ def _restore(run: Run, resumed: checkpoint.Loaded) -> None:
         # between epochs this is fine: the schedule continues at the same share of the run
         progress.updates = progress.epoch * run.epoch_steps
     run.progress = progress
+    for name in ("optimizer", "decay"):  # other settings may change, but these say whose momentum is whose
+        if (there := state["config"][name]) != (here := getattr(run.config, name)):
+            raise TrainError(f"{resumed.path} was made with --{name} {there}, not {here}; use the same")
     run.step.load_optimizer(state["optimizer"])
     run.step.scale.load_state_dict(state["scale"])
     parts = ("--ema-decay", run.step.ema, state["ema"]), ("--amp O2", run.step.masters, state["masters"])
-    for option, here, there in parts:
-        if (here is None) != (there is None):
-            raise TrainError(f"{resumed.path} was made {'without' if there is None else 'with'} {option}; use the same")
+    for option, own, saved in parts:
+        if (own is None) != (saved is None):
+            raise TrainError(f"{resumed.path} was made {'without' if saved is None else 'with'} {option}; use the same")
     if run.step.ema:
-        run.step.ema.model.load_state_dict(state["ema"])
+        run.step.ema.load(state["ema"])
     if run.step.masters:
         for ours, theirs in zip(run.step.masters.parameters, state["masters"], strict=True):
             ours.data.copy_(theirs)

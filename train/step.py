@@ -11,32 +11,44 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from train.config import Config
-from train.data.loader import Batch
+from train.data.batch import Batch
 from train.ema import EMA
+from train.errors import TrainError
 from train.metrics import counts
-from train.objective import Mix, apply_mix, losses
-from train.optim import make_optimizer, set_rate
+from train.objective import Mix, apply_mix, losses, wide
+from train.optim import load_state, make_optimizer, set_rate
 from train.parallel.world import World
 from train.precision import LossScale, Masters, Precision
 
 
-class Normalise(nn.Module):
-    """(n, H, W, 3) uint8 -> (n, 3, H, W) in the weights' type, (x/255 - mean)/std, on the device."""
+class Forward:
+    """From (n, H, W, 3) uint8 images on the device to logits: normalised, mixed, in the run's precision."""
 
     def __init__(self, config: Config, precision: Precision, device: torch.device) -> None:
-        super().__init__()
         mean = torch.tensor(config.mean, dtype=torch.float64) * 255
         std = torch.tensor(config.std, dtype=torch.float64) * 255
         # computed in at least fp32 and rounded to the weights' type at the end
         self._type = torch.promote_types(precision.weights, torch.float32)
-        self.scale = (1 / std).view(1, 3, 1, 1).to(device, self._type)
-        self.shift = (-mean / std).view(1, 3, 1, 1).to(device, self._type)
-        self.precision = precision
+        self._scale = (1 / std).view(1, 3, 1, 1).to(device, self._type)
+        self._shift = (-mean / std).view(1, 3, 1, 1).to(device, self._type)
+        self._precision, self._device = precision, device
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Normalises; a permuted view of NHWC is channels_last NCHW, so the type conversion is the only copy."""
-        x = torch.addcmul(self.shift, images.permute(0, 3, 1, 2).to(self._type), self.scale)
-        return x.to(self.precision.weights).contiguous(memory_format=self.precision.layout)
+    def normalise(self, images: Tensor) -> Tensor:
+        """(n, 3, H, W) in the weights' type, (x/255 - mean)/std.
+
+        A permuted view of NHWC is channels_last NCHW, so the type conversion is the only copy.
+        """
+        x = torch.addcmul(self._shift, images.permute(0, 3, 1, 2).to(self._type), self._scale)
+        return x.to(self._precision.weights).contiguous(memory_format=self._precision.layout)
+
+    def __call__(self, model: nn.Module, images: Tensor, mix: Mix | None = None) -> Tensor:
+        """The model's logits, in at least fp32."""
+        images = self.normalise(images)
+        if mix:
+            images = apply_mix(mix, images)
+        with self._precision.context(self._device):
+            logits: Tensor = model(images)
+        return wide(logits)
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,7 @@ class Plan:
 class Step:
     """Updates the model, identically on every rank.
 
-    A rank's loss is its sum over samples x world / total: DDP's mean over ranks is then the mean over all samples of
+    A rank's loss is its sum over samples x ranks / total: DDP's mean over ranks is then the mean over all samples of
     all ranks and micro-batches, even if the last batch of an epoch is divided unevenly. Gradients are reduced once per
     update, with the last micro-batch.
     """
@@ -66,25 +78,35 @@ class Step:
         self.parameters = self.masters.parameters if self.masters else own
         self.optimizer = make_optimizer(config, self.parameters)
         self.scale = LossScale(precision.scaled)
-        self.ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        self.normalise = Normalise(config, precision, world.device)
+        self.ema = EMA(model, config.ema_decay, self.parameters) if config.ema_decay else None
+        self.forward = Forward(config, precision, world.device)
         self.has_logits = True  # and can count hits; with model stages only the last one has logits
 
     def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
         """Adds a micro-batch's gradients; returns its `counts` on the device."""
-        device = self.world.device
-        images = self.normalise(batch.images.to(device, non_blocking=True))
-        labels, weights = batch.labels.to(device, non_blocking=True), batch.weights.to(device, non_blocking=True)
-        if plan.mix:
-            images = apply_mix(plan.mix, images)
         local = isinstance(self.wrapped, DistributedDataParallel) and not batch.last
         with self.wrapped.no_sync() if local else nullcontext():  # type: ignore[operator]  # DDP, so it has one
-            with self.precision.context(device):
-                logits = self.wrapped(images)
-            loss = losses(_wide(logits), labels, self.config.label_smoothing, plan.mix)
-            total = (loss * weights).sum() * (self.world.size / batch.total)
+            logits = self.forward(self.wrapped, batch.images, plan.mix)
+            if not self.has_logits:
+                logits.backward()  # type: ignore[no-untyped-call]  # torch's stub
+                return self._no_counts()
+            loss = losses(logits, batch.labels, self.config.label_smoothing, plan.mix)
+            total = (loss * batch.weights).sum() * (self.world.data_shards / batch.total)
             (total * self.scale.value).backward()  # type: ignore[no-untyped-call]  # torch's stub
-        return counts(logits.detach(), labels, loss.detach(), weights)
+        return counts(logits.detach(), batch.labels, loss.detach(), batch.weights)
+
+    @torch.inference_mode()
+    def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """A validation batch's `counts`, and which images are misclassified."""
+        logits = self.forward(self.evaluated, batch.images)
+        if not self.has_logits:
+            return self._no_counts(), torch.zeros_like(batch.labels, dtype=torch.bool)
+        loss = losses(logits, batch.labels, 0.0, None)
+        wrong = (logits.argmax(1) != batch.labels) & (batch.weights > 0)
+        return counts(logits, batch.labels, loss, batch.weights), wrong
+
+    def _no_counts(self) -> Tensor:
+        return torch.zeros(4, dtype=torch.float64, device=self.world.device)
 
     def update(self, plan: Plan) -> bool:
         """Updates the weights with the accumulated gradients; False if they overflowed and no rank updated."""
@@ -112,15 +134,16 @@ class Step:
         return self.optimizer.state_dict()
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
-        """Restores the optimiser's state."""
-        self.optimizer.load_state_dict(state)
+        """Restores the optimiser's state, but not its settings.
+
+        Raises:
+            TrainError: the state is that of a model cut into stages, or the other way round.
+        """
+        if "stages" in state:
+            raise TrainError(f"the checkpoint has {len(state['stages'])} stages; use the same --parallel")
+        load_state(self.optimizer, state)
 
     @property
     def evaluated(self) -> nn.Module:
         """The model to validate: the averaged weights if there are any."""
         return self.ema.model if self.ema else self.model
-
-
-def _wide(logits: Tensor) -> Tensor:
-    """16-bit logits as fp32, which a softmax over a thousand classes needs."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))

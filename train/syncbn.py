@@ -17,10 +17,15 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class _Normalise(torch.autograd.Function):
-    """xhat = (x - mu)/sqrt(v + eps) with mu and v over all ranks; also returns mu, v and the number of values."""
+    """(x - mu)/sqrt(v + eps)*weight + bias with mu and v over all ranks; also returns mu, v and the number of values.
+
+    Only x is kept for the backward pass, in its own type.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         axes, channels = [0, *range(2, x.ndim)], x.shape[1]
         count = torch.full((1,), x.numel() // channels, dtype=torch.float64, device=x.device)
         # the square of the norm, because vector_norm sums in float64 without a float64 copy of the input
@@ -30,22 +35,27 @@ class _Normalise(torch.autograd.Function):
         mean = sums[:channels] / count
         variance = (sums[channels : 2 * channels] / count - mean.square()).clamp_min(0)
         scale = (variance + eps).rsqrt()
-        normal = (x - _wide(mean, x)).mul_(_wide(scale, x)).to(x.dtype)
-        ctx.save_for_backward(normal, scale, count)
+        out = (x - _wide(mean, x)).mul_(_wide(scale if weight is None else scale * weight, x))
+        if bias is not None:
+            out.add_(_wide(bias, x))
+        ctx.save_for_backward(x, weight, mean, scale, count)
         ctx.mark_non_differentiable(mean, variance, count)
-        return normal, mean, variance, count
+        return out.to(x.dtype), mean, variance, count
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        normal, scale, count = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        x, weight, mean, scale, count = ctx.saved_tensors
         g = gradients[0].to(torch.promote_types(gradients[0].dtype, torch.float32))
-        axes, channels = [0, *range(2, normal.ndim)], normal.shape[1]
-        products = (g * normal).sum(axes, dtype=torch.float64)
-        sums = _all_sum(torch.cat([g.sum(axes, dtype=torch.float64), products])) / count
-        # g - Sg/N - xhat*Sgx/N
-        dx = normal * _wide(-sums[channels:], normal)
-        dx = dx.add_(g).sub_(_wide(sums[:channels], normal)).mul_(_wide(scale, normal))
-        return dx.to(gradients[0].dtype), None
+        axes = [0, *range(2, x.ndim)]
+        normal = (x - _wide(mean, x)).mul_(_wide(scale, x))
+        # the gradients of bias and weight, of this rank: DDP averages them
+        local = torch.stack([g.sum(axes, dtype=torch.float64), (g * normal).sum(axes, dtype=torch.float64)])
+        factor = torch.ones_like(scale) if weight is None else weight.double()
+        sums = _all_sum(local * factor) / count
+        # g*weight - Sg/N - xhat*Sgx/N
+        dx = normal.mul_(_wide(-sums[1], x)).addcmul_(g, _wide(factor, x)).sub_(_wide(sums[0], x)).mul_(_wide(scale, x))
+        dbias, dweight = (None, None) if weight is None else local.to(weight.dtype).unbind()
+        return dx.to(x.dtype), dweight, dbias, None
 
 
 def _wide(values: Tensor, like: Tensor) -> Tensor:
@@ -74,13 +84,11 @@ class SyncBatchNorm(nn.BatchNorm1d):
             return functional.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
             )
-        normal: Tensor
-        normal, mean, variance, count = _Normalise.apply(input, self.eps)
+        out: Tensor
+        out, mean, variance, count = _Normalise.apply(input, self.weight, self.bias, self.eps)
         if self.training and self.running_mean is not None:
             self._track(mean, variance, count)
-        if self.weight is not None:
-            normal = normal * _wide(self.weight, input).to(input.dtype) + _wide(self.bias, input).to(input.dtype)
-        return normal
+        return out
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:

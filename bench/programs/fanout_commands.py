@@ -30,16 +30,45 @@ from pathlib import Path
 from typing import Any
 
 from launcher.node import facts, machine_engine, output_folder, shm_cleanup
-from launcher.node.files import _FOLLOW, _PREFACE, _SCAN, _SPANS
+from launcher.node.files import Files, Span
+from launcher.node.ssh.quoting import quote
 
 TEMPLATE_CONNECTION = "198.18.255.1 54321 198.18.255.1 54322"  # replaced by a node's own
 POLL = 0.2  # seconds, as in the script's `tail -s`
 BASELINE = ("docker run ", "docker rm ")
+QUOTED = quote(["!"]).rpartition(" ")[0]  # how commands begin that not every shell reads the same way
 
 Process = Any  # asyncssh.SSHServerProcess[bytes]
 Answer = Callable[[Process, Sequence[str]], Awaitable[int]]
 
 run_for_real: Counter[str] = Counter()  # commands run in a real shell, by their beginning
+
+
+class _Asked(Exception):  # noqa: N818 - a way out, no error
+    def __init__(self, argv: Sequence[str]) -> None:
+        super().__init__()
+        self.script = argv[2]  # of sh -c SCRIPT ARGUMENTS
+
+
+class _Recorder:
+    """The part of a Machine that Files uses; tells what it was asked to run."""
+
+    node = user = "recorder"
+
+    def run(self, argv: Sequence[str], *_: object, **__: object) -> Any:
+        raise _Asked(argv)
+
+    open = run
+
+
+def script_of(ask: Callable[[Files], object]) -> str:
+    """The script by which Files does what `ask` asks of it."""
+    recorder: Any = _Recorder()
+    try:
+        ask(Files(recorder))
+    except _Asked as asked:
+        return asked.script
+    raise AssertionError("nothing was run")
 
 
 def node_address(number: int) -> str:
@@ -68,15 +97,18 @@ class Commands:
             facts.script(): self._facts,
             shm_cleanup.SCRIPT: self._nothing,
             machine_engine.UID: self._uid,
-            _PREFACE + output_folder.MAKE: self._make_output,
-            _PREFACE + _SCAN: self._scan,
-            _PREFACE + _SPANS: self._spans,
-            _PREFACE + _FOLLOW: self._follow,
+            script_of(lambda files: output_folder.make(files, "/x", "x")): self._make_output,
+            script_of(lambda files: files.scan("/x")): self._scan,
+            script_of(lambda files: next(files.read_spans([Span("/x", 0, 1)]))): self._spans,
+            script_of(lambda files: files.follow("/x", 0, {})): self._follow,
         }
 
     async def run(self, process: Process, command: str) -> int:
         """Answers the command; returns its exit code."""
         command = command.removesuffix(" </dev/null")
+        if command.startswith(QUOTED):
+            text = shlex.split(command)[-1]
+            command = re.sub(r"\\0(\d{3})", lambda found: chr(int(found[1], 8)), text)
         if command.startswith("sh -c "):
             _, _, script, *arguments = shlex.split(command)
             if answer := self._scripts.get(script):

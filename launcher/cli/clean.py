@@ -15,7 +15,7 @@ from rich.markup import escape
 from launcher.cli import options
 from launcher.errors import NodesFailed, UsageError
 from launcher.model.facts import ImageInfo
-from launcher.node.connect import connect
+from launcher.node.connect import caller_engine, connect
 from launcher.node.parallel import run_all
 from launcher.records import store
 from launcher.run.leftovers import Leftovers, find_leftovers, remove_leftovers
@@ -35,7 +35,9 @@ def clean(
     if not hosts:
         raise UsageError("launcher clean", "no run is recorded here", "name the nodes: --nodes a,b")
     with connect([(host, host) for host in hosts], ssh_config=ssh_config, allow_failures=True) as fleet:
-        found = fleet.each(find_leftovers)
+        with caller_engine() as here:
+            sources = here.images.list({}) if here else ()
+        found = fleet.each(partial(find_leftovers, sources=sources))
         if json:
             typer.echo(json_.dumps([_row(leftovers) for leftovers in found], indent=2))
         else:

@@ -15,13 +15,26 @@ from launcher.logs.lines import Lines, Masker
 from launcher.records.measured import TrainingProgress, top1, training_progress
 from launcher.run.diagnose import TRACEBACK
 from launcher.run.finish import Outcome
-from launcher.run.messages import Message, NodeBack, NodeEnded, NodeGone, NodeLost, NodeRestarted, Output, Progress
+from launcher.run.messages import (
+    Message,
+    NodeBack,
+    NodeEnded,
+    NodeGone,
+    NodeLost,
+    NodeRemoved,
+    NodeRestarted,
+    NodeStopped,
+    Output,
+    Progress,
+    clock,
+)
 from launcher.run.state import RunState
 
 if TYPE_CHECKING:  # rich is loaded where it is first needed, which in a start is after the containers run
     from rich.console import Console
     from rich.live import Live
 
+LEAVE = "the run may well go on there, Ctrl-C leaves it"
 HOLD = 10.0  # seconds for which a traceback is held back
 HOLD_LINES = 2000  # a program that prints more after a traceback goes on
 
@@ -72,6 +85,7 @@ class Screen(Reporter):
         self._progress: TrainingProgress | None = None
         self._live: Live | None = None
         self._held = TracebackBuffer()
+        self.silent: dict[str, str] = {}  # nodes that do not answer now, and since when
 
     def __enter__(self) -> Screen:
         return self
@@ -147,14 +161,21 @@ class Screen(Reporter):
                 self._held.failing = True
                 self.log(f"{message.node} ended with exit code {message.state.exit_code}")
         elif isinstance(message, NodeLost):
-            self.log(f"{message.node}: no connection, trying again; the run goes on there ({message.reason})")
+            self.silent[message.node] = since = clock(message.since)
+            self.log(f"{message.node}: no connection since {since}, trying again; {LEAVE} ({message.reason})")
         elif isinstance(message, NodeRestarted):
             self._write(self._held.flush())  # the run did not end by it
             self.log(f"{message.node}: started again (restart {message.restarts}; before: {message.why})")
         elif isinstance(message, NodeBack):
+            self.silent.pop(message.node, None)
             self.log(f"{message.node}: connected again")
         elif isinstance(message, NodeGone):
-            self.log(f"{message.node}: given up ({message.reason})")
+            self.log(f"{message.node}: given up, as the run has ended without it ({message.reason})")
+        elif isinstance(message, NodeRemoved):
+            self._held.failing = True
+            self.log(f"{message.node}: its container was removed from outside")
+        elif isinstance(message, NodeStopped):
+            self.log(f"{message.node}: {message.by} stops the run in another terminal")
 
     def _print(self, node: str, lines: list[str]) -> None:
         head = f"{node} | " if self._prefix else ""
@@ -204,6 +225,8 @@ def print_outcome(console: Console, outcome: Outcome, mask: Callable[[str], str]
         if victims:
             console.print(f"[dim]terminated as a consequence: {escape(', '.join(victims))}[/]")
         console.print(f"[dim]everything that was printed: runs/{outcome.run}/logs/[/]")
+    if outcome.stopped_by is not None:
+        console.print(f"[bold]stopped[/] {outcome.run} by {escape(outcome.stopped_by)} in another terminal")
     if outcome.state is RunState.DONE:
         accuracy = top1(outcome.last)
         extra = "" if accuracy is None else f", validation top-1 {accuracy:.2f} %"

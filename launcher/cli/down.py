@@ -112,7 +112,7 @@ def _row(removed: Removed) -> dict[str, object]:
 
 def _print(console: Console, run: str, removed: list[Removed]) -> None:
     for node in removed:
-        shown = [_ended(c) for c in node.containers if c.state.labels.get(labels.PURPOSE) != "gpu"]
+        shown = [_ended(c) for c in node.containers if c.state.labels.get(labels.PURPOSE) != "claim"]
         swept = f", swept {', '.join(node.swept)}" if node.swept else ""
         console.print(f"{escape(node.node)}: {escape(', '.join(shown) or 'nothing left of it')}{escape(swept)}")
     console.print(f"[bold]down[/] {run}")

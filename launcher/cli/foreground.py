@@ -8,10 +8,11 @@ import time
 from collections.abc import Sequence
 
 from launcher.cli.console import Screen
-from launcher.errors import StoppedByUser
+from launcher.errors import NodesFailed, NodeUnreachable, StoppedByUser
+from launcher.model.plan import RunId
 from launcher.node.parallel import in_background, uninterrupted
 from launcher.run.finish import Outcome
-from launcher.run.follow import Followed
+from launcher.run.followed import Followed
 from launcher.run.locate import Attached
 from launcher.run.notify import Notice, Notify, send
 from launcher.run.state import RunState
@@ -33,10 +34,22 @@ def show_until_end(
         outcome = supervise(attached, shown, screen.show, resumed=resumed)
     screen.conclude(outcome)
     why = "" if outcome.failure is None else f": {outcome.failure.node} {outcome.failure.what}"
+    why = why if outcome.stopped_by is None else f" by {outcome.stopped_by}"
     state = outcome.state
     for problem in send(notify, Notice(outcome.run, state.value, state.exit_code, f"{outcome.run} {state.value}{why}")):
         screen.log(f"warning: no notice was given: {problem}")
     return outcome
+
+
+def raise_silent(screen: Screen, run: RunId) -> None:
+    """Raises NodesFailed for whoever leaves a run of which nodes do not answer."""
+    what, cure = (
+        "no answer since",
+        f"it may well go on there: launcher status {run}; or, if it is gone: launcher down {run}",
+    )
+    silent = [NodeUnreachable(f"node {node}", f"{what} {since}", cure) for node, since in screen.silent.items()]
+    if silent:
+        raise NodesFailed(silent)
 
 
 def leave_or_stop(attached: Attached, screen: Screen) -> int | None:
@@ -49,6 +62,7 @@ def leave_or_stop(attached: Attached, screen: Screen) -> int | None:
         )
         screen.log(f"Ctrl-C again within {SECOND_CTRL_C:.0f} s stops it now")
         time.sleep(SECOND_CTRL_C)
+        raise_silent(screen, record.run)
     except KeyboardInterrupt:
         screen.log(f"stopping {record.run}; its trainer may save a checkpoint first")
         with contextlib.suppress(KeyboardInterrupt):

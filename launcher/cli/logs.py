@@ -16,7 +16,7 @@ import typer
 
 from launcher.cli import options
 from launcher.cli.console import Screen
-from launcher.cli.foreground import show_until_end
+from launcher.cli.foreground import raise_silent, show_until_end
 from launcher.cli.reporter import Reporter
 from launcher.errors import LauncherError, UsageError
 from launcher.job.files import read_secrets
@@ -29,7 +29,7 @@ from launcher.node.files import Files
 from launcher.node.parallel import run_all
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, Record
-from launcher.run.follow import Followed
+from launcher.run.followed import Followed
 from launcher.run.locate import Attached, attach
 from launcher.run.messages import Output
 from launcher.run.notify import notify_settings
@@ -117,6 +117,7 @@ def _follow(attached: Attached, shown: Sequence[Followed], screen: Screen) -> in
         outcome = show_until_end(attached, shown, screen, notify, resumed=True)
     except KeyboardInterrupt:
         screen.log(f"left {record.run} as it is; its state: launcher status {record.run}")
+        raise_silent(screen, record.run)
         return 0
     return outcome.state.exit_code
 

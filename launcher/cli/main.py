@@ -52,6 +52,13 @@ class LazyGroup(TyperGroup):
         name, _, rest = super().resolve_command(ctx, args)
         return name, load(str(name)), rest
 
+    def invoke(self, ctx: Any) -> Any:
+        """Ctrl-C has one exit code at every moment; typer would end with 130."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(StoppedByUser.exit_code)
+
 
 def load(name: str) -> Any:
     """The command of that name, its module imported now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,17 +20,20 @@ from rich.text import Text
 from launcher.cli import options
 from launcher.cli.logs import known_secrets
 from launcher.cli.reporter import Reporter
+from launcher.errors import RunUnknown
 from launcher.logs.lines import Masker
-from launcher.model.plan import plain
+from launcher.model.plan import RunId, plain
 from launcher.node.connect import connect
 from launcher.records import store
 from launcher.records.measured import duration, top1
+from launcher.records.store import NodeOfRun
 from launcher.run.locate import attach, on_nodes
 from launcher.run.state import of_containers
 from launcher.run.status import NodeStatus, RunStatus, run_status
 from launcher.run.utilization import Utilization
 
 REFRESH = 2.0
+PATIENCE = 5.0  # seconds for a node of which `runs` wants to know only whether a run goes on
 NARROW = 12  # columns of the last line below which it is left out, and then others from the right
 LONGEST_NAME = 24  # columns of a node's name: `user@host.example.org:22` may be one
 
@@ -158,8 +161,8 @@ class RunRow:
 
 
 def runs(nodes: options.Nodes = None, json: options.Json = False, ssh_config: options.SshConfig = None) -> None:
-    """What is on record here; with --nodes, the runs that have containers on those nodes."""
-    rows = _on_record() if nodes is None else _on_nodes(options.hosts(nodes) or [], ssh_config)
+    """What is on record here, and what nodes say of runs without an end; with --nodes, the runs on those nodes."""
+    rows = _on_record(ssh_config) if nodes is None else _on_nodes(options.hosts(nodes) or [], ssh_config)
     if json:
         typer.echo(json_.dumps(plain(rows), indent=2))
         return
@@ -177,13 +180,37 @@ def runs(nodes: options.Nodes = None, json: options.Json = False, ssh_config: op
     Console(highlight=False).print(table if rows else "no runs yet: launcher up JOB")
 
 
-def _on_record() -> list[RunRow]:
+def _on_record(ssh_config: Path | None) -> list[RunRow]:
+    known: dict[RunId, tuple[NodeOfRun, ...]] = {}
+    broken: dict[RunId, str] = {}
+    records = store.records()
+    for record in records:
+        try:
+            known[record.run] = record.nodes()
+        except RunUnknown as error:
+            broken[record.run] = error.what
+    open_ = {record.run: known[record.run] for record in records if record.run in known and record.result() is None}
+    seen = _seen_by_nodes(open_, ssh_config)
     rows = []
-    for record in store.records():
-        result = record.result() or {"state": "not ended, as far as is known here"}
-        names = tuple(node.name for node in record.nodes())
+    for record in records:
+        result = record.result() or {"state": seen.get(record.run, "unknown")}
+        names = (broken[record.run],) if record.run in broken else tuple(node.name for node in known[record.run])
         rows.append(RunRow(record.run, result["state"], result.get("exit_code"), names, top1(result.get("last") or {})))
     return rows
+
+
+def _seen_by_nodes(runs: Mapping[RunId, Sequence[NodeOfRun]], ssh_config: Path | None) -> dict[RunId, str]:
+    """The states of these runs on their nodes; `unreachable` where those that answer cannot tell."""
+    hosts = sorted({node.host for nodes in runs.values() for node in nodes})
+    with connect([(h, h) for h in hosts], ssh_config=ssh_config, allow_failures=True, timeout=PATIENCE) as fleet:
+        found = on_nodes(fleet, Reporter().log)
+    seen = {}
+    for run, nodes in runs.items():
+        states = [f.state for f in found.get(run, ())]
+        state = of_containers(states, len(nodes)).value if states else "removed"
+        silent = any(node.host in fleet.failed for node in nodes)
+        seen[run] = "unreachable" if silent and state in ("removed", "lost") else state
+    return seen
 
 
 def _on_nodes(hosts: list[str], ssh_config: Path | None) -> list[RunRow]:

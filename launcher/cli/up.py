@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from launcher.cli import options
-from launcher.errors import GpuInUse, LauncherError, NodesFailed, StoppedByUser, UsageError
+from launcher.errors import InUse, LauncherError, NodesFailed, StoppedByUser, UsageError
 from launcher.job.dump import dump_job
 from launcher.job.files import check_files, code_folder, read_secrets
 from launcher.job.loader import load_job
@@ -125,7 +125,7 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
         record = Record.create(plan, dump_job(job), code.archive)
         from launcher.cli.console import Screen
         from launcher.cli.foreground import leave_or_stop, show_until_end
-        from launcher.run.follow import Followed
+        from launcher.run.followed import Followed
         from launcher.run.locate import Attached
         from launcher.run.state import RunState
         from launcher.run.stop import stop
@@ -144,9 +144,12 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
                 outcome = show_until_end(attached, shown, screen, notify, resumed=False)
             except KeyboardInterrupt:
                 return leave_or_stop(attached, screen)
-        if outcome.state is not RunState.DONE:
+        if outcome.state not in (RunState.DONE, RunState.STOPPED):  # who stopped it elsewhere removes it too
             # All evidence has been read and recorded: nothing is left on the nodes but the output folders.
-            stop(fleet, record.run)
+            try:
+                stop(fleet, record.run)
+            except NodesFailed as left:
+                log(f"warning: something may be left there; when it is back: launcher down {record.run}\n{left}")
         return outcome.state.exit_code
 
 
@@ -183,7 +186,7 @@ def _start(
             try:
                 return start(plan, fleet, code.archive, secrets, record.event, chosen.resume)
             except NodesFailed as error:
-                if not chosen.wait or not all(isinstance(each, GpuInUse) for each in error.errors):
+                if not chosen.wait or not all(isinstance(each, InUse) for each in error.errors):
                     raise
                 log("waiting: " + "; ".join(f"{each.where}: {each.what}" for each in error.errors))
                 time.sleep(WAIT_FOR_GPUS + random.random())  # noqa: S311 - two that wait must not keep in step

@@ -3,8 +3,9 @@
 torchrun with a static rendezvous cannot tell a restarted master from the previous one, which still runs until it
 notices that a peer has died: a restarted node would join the previous master, and the new master would never see that
 node. So every master publishes a generation id in its store, and a restarted node waits until it finds another
-id than it last joined. While torchrun runs, the node also watches the master: when the master has failed, this node's
-ranks would wait for it forever, so they are ended.
+id than it last joined. The generation begins with the run's id: where another run's master answers, the node ends and
+says so, and so does that master. While torchrun runs, the node also watches the master: when the master has failed,
+this node's ranks would wait for it forever, so they are ended.
 
 Runs in the image's own Python, 3.7 or newer, with its torch, 1.10 or newer (with 1.9 it is plain torchrun). The id last
 joined is kept in LAUNCHER_OUTPUT, in state/NODE.master.
@@ -22,12 +23,14 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 GENERATION_KEY = "launcher/master"
 LEFT_KEY = "launcher/left/"
+REFUSED_KEY = "launcher/refused"  # the run and the node that came to another run's master
 RENDEZVOUS_TIMEOUT = 900.0  # seconds for the master to come up: torchrun's own limit of a static rendezvous
 PEER_TIMEOUT = 600.0  # seconds that a master which has finished waits for the other nodes to finish
 POLL_INTERVAL = 0.1
@@ -49,8 +52,9 @@ def main() -> None:
         torchrun()
     elif rank == 0:
         store = _store(address, port, is_master=True)
-        store.set(GENERATION_KEY, uuid.uuid4().hex)
-        torchrun()
+        store.set(GENERATION_KEY, f"{os.environ['LAUNCHER_RUN']} {uuid.uuid4().hex}")
+        with _refusals_reported(store):
+            torchrun()
         deadline = time.monotonic() + PEER_TIMEOUT
         others = [LEFT_KEY + str(other) for other in range(1, nodes)]
         while not store.check(others) and time.monotonic() < deadline:
@@ -88,6 +92,10 @@ def meet(address: str, port: int, rank: int, file: Path) -> tuple[Any, socket.so
         except RuntimeError:  # the master ended between the two calls
             link.close()
             continue
+        run = generation.partition(" ")[0]
+        if run != os.environ["LAUNCHER_RUN"]:
+            store.set(REFUSED_KEY, f"{os.environ['LAUNCHER_NODE']} of the run {os.environ['LAUNCHER_RUN']}")
+            sys.exit(f"launcher: {address}:{port} belongs to the run {run}: refused to train with it")
         if generation != before and not _closed(link):  # the link is still open, so link and store have one master
             file.write_text(generation)
             return store, link
@@ -98,6 +106,27 @@ def meet(address: str, port: int, rank: int, file: Path) -> tuple[Any, socket.so
         _wait_closed(link)  # the previous master's ranks may notice late: their own timeouts decide when
         deadline = time.monotonic() + RENDEZVOUS_TIMEOUT
     return None
+
+
+@contextlib.contextmanager
+def _refusals_reported(store: Any) -> Iterator[None]:
+    """Report the nodes of other runs that came here, until the block ends: no thread may be in a torch call then."""
+    done = threading.Event()
+
+    def report() -> None:
+        while not done.wait(1.0):
+            if store.check([REFUSED_KEY]):
+                node = store.get(REFUSED_KEY).decode()
+                store.delete_key(REFUSED_KEY)
+                print(f"launcher: {node} came to this run's port and was refused", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def _leave(store: Any, rank: int) -> None:

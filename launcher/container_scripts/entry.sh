@@ -5,7 +5,8 @@
 # output folder grow). Below LAUNCHER_OUTPUT it keeps, for this node:
 #   logs/NODE.log         stdout and stderr, merged in order, appended across restarts
 #   logs/NODE.clock       `<epoch seconds> <bytes of the log by then>`, at most once a second, while the log grows
-#   state/NODE.attempts   `start <epoch>` and `exit <code> <epoch>`
+#   state/NODE.attempts   `start <epoch>`, `exit <code> <epoch>` and, of a rank that was suspended, `halted <rank> <epoch>`
+#   state/NODE.began      of the first start: `<id of the machine's boot> <seconds>` (below)
 # The program finds this script's pid in LAUNCHER_ENTRY: on SIGQUIT every rank prints its stack and ends.
 # Exit code: ARGV's own, 128+n if signal n ended it, 124 at the time limit, 125 after a hang, 73 if the output cannot be
 # written. Every variable here begins with our_, so that none of the job's environment is overwritten.
@@ -17,6 +18,7 @@ esac
 our_log=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.log
 our_clock=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.clock
 our_attempts=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.attempts
+our_began=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.began
 our_patience=10 # seconds from the ranks' stacks to SIGKILL after a hang
 our_grace=30 # seconds from SIGTERM to SIGKILL at the time limit
 our_mark=$LAUNCHER_RUN/$LAUNCHER_NODE # the value of LAUNCHER_JOB in all of the program's processes
@@ -55,6 +57,11 @@ else
     look() { stat -f '%m %z' "$our_log"; }
 fi
 
+# Elapsed time: seconds since the machine was booted, which no step of its clock changes.
+seconds() {
+    if read -r our_up our_file 2>/dev/null </proc/uptime; then echo "${our_up%%.*}"; else date +%s; fi
+}
+
 # In the background, once a second: the clock, the time limit, the hang timeout, and the end of a tee whose pipe orphaned
 # processes hold open. It is ended by SIGKILL, which a starting shell cannot lose; its sleep ends by itself. A job counts
 # as alive while it writes: the sizes of all logs and of the metrics show that.
@@ -68,16 +75,16 @@ tick() {
         [ "$our_now" = "$our_last" ] || echo "$our_now"
         our_last=$our_now
         sleep 1 >/dev/null
-        if [ -n "$our_end" ] && [ "$(date +%s)" -ge "$our_end" ]; then
+        if [ -n "$our_end" ] && [ "$(seconds)" -ge "$our_end" ]; then
             [ $our_late -ne 0 ] || kill -s ALRM $$
             [ $our_late -ne $our_grace ] || kill -s KILL "$our_child"
             our_late=$((our_late + 1))
         fi
         if [ -n "$LAUNCHER_HANG_TIMEOUT" ]; then
             our_now=$(signs)
-            [ "$our_now" = "$our_before" ] || our_quiet=$(date +%s)
+            [ "$our_now" = "$our_before" ] || our_quiet=$(seconds)
             our_before=$our_now
-            if [ $(($(date +%s) - our_quiet)) -ge "$LAUNCHER_HANG_TIMEOUT" ]; then
+            if [ $(($(seconds) - our_quiet)) -ge "$LAUNCHER_HANG_TIMEOUT" ]; then
                 [ $our_stuck -ne 0 ] || kill -s VTALRM $$
                 [ $our_stuck -ne $our_patience ] || kill -s KILL "$our_child"
                 our_stuck=$((our_stuck + 1))
@@ -100,6 +107,7 @@ forward() {
     case $our_sent in *$1*) return ;; esac
     our_sent="$our_sent $1"
     kill -s "$1" $our_child 2>/dev/null
+    ! grep -qs '^State:.[Tt]' /proc/[0-9]*/status || each_rank report_halted
 }
 pass() {
     our_caught=1
@@ -113,14 +121,29 @@ at_limit() {
     over # if this blocks because nothing reads the log, the SIGKILL of tick still comes
     forward TERM
 }
-# Every rank's Python prints its stack and ends (PYTHONFAULTHANDLER); torchrun has no RANK and sees them end.
-stacks() {
-    our_caught=1
+# each_rank ACTION: calls ACTION with the pid and the rank of every process of a rank. torchrun has no RANK.
+each_rank() {
     for our_name in /proc/[0-9]*; do # plain processes also see those of other runs and nodes
         tr '\0' '\n' <"$our_name/environ" 2>/dev/null | grep -qxF "LAUNCHER_JOB=$our_mark" || continue
-        tr '\0' '\n' <"$our_name/environ" 2>/dev/null | grep -q '^RANK=' || continue
-        kill -s ABRT "${our_name#/proc/}" 2>/dev/null
+        our_rank=$(tr '\0' '\n' <"$our_name/environ" 2>/dev/null | sed -n 's/^RANK=//p')
+        [ -z "$our_rank" ] || "$1" "${our_name#/proc/}" "$our_rank"
     done
+}
+# The others wait for a rank that is suspended (SIGSTOP, a debugger), and fail before it does.
+report_halted() {
+    grep -qs '^State:.[Tt]' "/proc/$1/status" || return
+    echo "launcher: rank $2 does not run: its process $1 is suspended (SIGSTOP, or a debugger)" >&3
+    note halted "$2"
+}
+# Every rank's Python prints its stack and ends (PYTHONFAULTHANDLER); torchrun sees them end.
+stacks() {
+    our_caught=1
+    each_rank abort
+}
+abort() {
+    report_halted "$@"
+    kill -s ABRT "$1" 2>/dev/null
+    kill -s CONT "$1" 2>/dev/null
 }
 at_hang() {
     our_hung=1
@@ -145,10 +168,17 @@ esac
 note start
 our_child='' our_sent='' our_end='' our_over='' our_hung='' our_code=0
 if [ -n "$LAUNCHER_TIMEOUT" ]; then
-    read -r our_name our_first our_file <"$our_attempts"
-    our_end=$((${our_first:-$(date +%s)} + LAUNCHER_TIMEOUT))
+    our_boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo none)
+    our_name='' # the file is missing at the first start
+    read -r our_name our_first 2>/dev/null <"$our_began"
+    if [ "$our_name" != "$our_boot" ]; then # that, or the machine was booted since: then its clock has to do
+        read -r our_name our_first our_file <"$our_attempts"
+        our_first=$(($(seconds) - $(date +%s) + ${our_first:-$(date +%s)}))
+        (echo "$our_boot $our_first" >"$our_began") 2>/dev/null
+    fi
+    our_end=$((our_first + LAUNCHER_TIMEOUT))
 fi
-if [ -n "$our_end" ] && [ "$(date +%s)" -ge "$our_end" ]; then
+if [ -n "$our_end" ] && [ "$(seconds)" -ge "$our_end" ]; then
     over
 else
     (LAUNCHER_JOB=$our_mark LAUNCHER_ENTRY=$$ && export LAUNCHER_JOB LAUNCHER_ENTRY && exec "$@") >&3 2>&1 3>&- & # exec: never a function of this script

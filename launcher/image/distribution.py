@@ -50,8 +50,8 @@ def provide_from(
             from launcher.image.peers import push_or_relay  # most starts have nothing to send
 
             locations.log(f"image {name}: from {locations.describe(source)} to {locations.describe(*targets)}")
-            peers = [engine for engine, image in having(theirs) if image.id == info.id]
-            sent.update(push_or_relay(source, info, name, targets, peers, locations))
+            have = [engine for engine, _ in having(theirs)]
+            sent.update(push_or_relay(source, info, name, targets, have, locations))
         theirs = dict(zip(nodes, run_all([partial(find_same, engine, info) for engine in nodes]), strict=True))
     missing = [engine.node for engine in nodes if theirs[engine] is None]
     if missing:

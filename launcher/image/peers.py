@@ -1,29 +1,28 @@
 """An image to many nodes: pushed once over the launcher's uplink, then nodes that have it serve it to the others.
 
 Nothing is installed: images/pack.py runs in a container of the image itself and reads the engine's store, and a client
-pulls the archive with bash and `docker load`. Each side proves to the other that it knows the token, which is made for
-this one occasion and is on no command line; the layers travel unencrypted, as the ranks' own traffic does.
+pulls the archive with bash and `docker load`. Both sides know a token that is made for this one peer, comes over ssh
+and is on no command line. The client's request and every piece of the answer are proven with it and with a nonce of
+either side, so nothing that is replayed or altered on the way reaches the engine. The layers travel unencrypted, as the
+ranks' own traffic does.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
 import re
 import secrets
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
 from launcher.errors import ImageShipFailed, LauncherError, NodesFailed, UsageError
-from launcher.image.builder import context_archive
-from launcher.image.export import classic_store, pack_container
+from launcher.image.export import Store, stores
 from launcher.image.image_locations import ImageLocations, OnProgress, find_same
-from launcher.image.push import CHUNK, give_name, is_slow, push, survey
+from launcher.image.push import CHUNK, Transfer, deliver, is_slow, push, survey
 from launcher.model.facts import ImageInfo, Reach
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, run_all_settled
@@ -34,20 +33,40 @@ MANY = 5
 MANY_ON_SLOW_LINKS = 3
 ENOUGH = 64 << 20  # bytes: less is sent in the time that it takes to start a peer
 CLIENTS = 2  # of one peer at a time
-TOKEN_FILE = "launcher-token"  # noqa: S105 - its path in the peer's container
 START_TIMEOUT = 30.0
+END_TIMEOUT = 10.0
 REACH_TIMEOUT = 3.0
 PULL_TIMEOUT = 4 * 3600.0  # seconds for one archive
 PULLED = "launcher: pulled"
-_PORT = re.compile(rb"^PORT (\d+)$", re.MULTILINE)
-# On the client. $1, $2: address and port, $3: how the peer greets, $4: KNOWN, $5: CHUNK; stdin: the token
+_PORT = re.compile(rb"^PORT (\d+)\n", re.MULTILINE)
+# On the client. $1, $2: address and port, $3: KNOWN, $4: CHUNK; stdin: the token. What images/pack.py says of `serve`.
+# A piece is kept in a file without a name until its proof is checked.
 _PULL = f"""
+PATH=$PATH:/usr/bin:/bin
+digest() {{ sha256sum | cut -c1-64; }}
+mac() {{ printf %s "$token:$(printf %s "$token:$1" | digest)" | digest; }}
+pieces() {{
+  count=0
+  while IFS=" " read -r -t 600 size proof <&3; do
+    [[ $size =~ ^[0-9]{{1,8}}$ ]] || break
+    head -c "$size" <&3 >/proc/self/fd/4
+    [ "$(mac "piece $nonces $count $size $(digest </proc/self/fd/4)")" = "$proof" ] || break
+    [ "$size" = 0 ] && return
+    cat /proc/self/fd/4
+    count=$((count + 1))
+  done
+  echo "launcher: the connection broke off, or what came on it was not from the node" >&2
+  return 1
+}}
+set -o pipefail
+IFS= read -r token
 exec 3<>"/dev/tcp/$1/$2" || exit
 IFS= read -r -t 30 hello <&3
-[ "$hello" = "$3" ] || {{ echo "another program answers at $1 port $2"; exit; }}
-IFS= read -r token
-printf "%s %s %s\\n" "$token" "$4" "$5" >&3
-docker load --quiet <&3 && echo "{PULLED}"
+mine=$(od -An -N16 -tx1 /dev/urandom | tr -d " \n")
+nonces="$hello $mine"
+printf "%s %s %s %s\n" "$mine" "$3" "$4" "$(mac "client $nonces $3 $4")" >&3
+piece=$(mktemp) && exec 4<>"$piece" && rm "$piece" || exit
+pieces | docker load --quiet && echo "{PULLED}"
 """
 
 
@@ -96,7 +115,7 @@ def _worthwhile(info: ImageInfo, targets: Sequence[Engine]) -> bool:
         raise UsageError(VARIABLE, f"{least} is not a number of nodes", "0 for never")
     slow = any(is_slow(engine.host) for engine in targets)
     many = int(least) if least else MANY_ON_SLOW_LINKS if slow else MANY
-    return 0 < many <= len(targets) and survey(targets[0], info).total >= ENOUGH
+    return 0 < many <= len(targets) and survey(targets[0], info)[1] >= ENOUGH
 
 
 def pull_from_peers(
@@ -110,7 +129,8 @@ def pull_from_peers(
 
     def start(engine: Engine) -> Peer:
         others = [facts[other] for other in targets if other is not engine]
-        return start_peer(engine, info.id, candidates([facts[engine], *others]))
+        theirs = find_same(engine, info)
+        return start_peer(engine, theirs.id if theirs else info.id, candidates([facts[engine], *others]))
 
     try:
         while waiting:
@@ -144,64 +164,57 @@ class Peer:
     token: str
     close: Callable[[], None]
 
-    @property
-    def greeting(self) -> str:
-        return hashlib.sha256(f"launcher {self.token}".encode()).hexdigest()
-
 
 def start_peer(engine: Engine, image: str, addresses: Sequence[str]) -> Peer:
-    """Let the node serve `image`, an id of its classic store. Raises LauncherError if it cannot."""
-    store = classic_store(engine)
-    if store is None:
-        raise ImageShipFailed(engine.node, "keeps its images in a way that cannot be read layer by layer")
-    name, token = f"launcher-serve-{secrets.token_hex(6)}", secrets.token_hex(32)
-    options = ["create", "--name", name, "--network", "host"]
-    create = shlex.join(pack_container(options, image, store, "serve", f"/{TOKEN_FILE}"))
-
-    def remove() -> None:
-        with contextlib.suppress(LauncherError):  # without a connection, the guard on the node removes the container
-            engine.sh('docker rm -f -v "$1" 2>&1', name)
-
-    with ExitStack() as container:
-        container.callback(remove)
-        container.enter_context(engine.guard(name))
-        printed = engine.sh(f"{create} 2>&1").strip()
-        if not re.fullmatch(rb"[0-9a-f]{64}", printed.rpartition(b"\n")[2]):
-            words = printed[-300:].decode(errors="replace")
-            raise ImageShipFailed(engine.node, f"no container to serve from: {words}")
-        engine.put(name, context_archive({TOKEN_FILE: token}, mode=0o400))
-        engine.start(name)
-        return Peer(engine, addresses, _port(engine, name), token, container.pop_all().close)
+    """Let the node serve `image`, an id of its store. Raises LauncherError if it cannot."""
+    errors = []
+    for store in stores(engine):
+        try:
+            return _start_peer(engine, store, image, addresses)
+        except ImageShipFailed as error:
+            errors.append(error)
+    raise errors[0] if errors else ImageShipFailed(engine.node, "keeps its images in a way that we do not know")
 
 
-def _port(engine: Engine, name: str) -> int:
-    deadline = time.monotonic() + START_TIMEOUT
-    while True:
-        printed = engine.logs(name)
-        if found := _PORT.search(printed):
-            return int(found[1])
-        ended = [state for state in engine.list({}) if state.name == name and state.phase.ended]
-        if ended or time.monotonic() > deadline:
-            words = printed[-300:].decode(errors="replace") or "no output"
-            raise ImageShipFailed(engine.node, f"does not serve: {words}")
-        time.sleep(0.1)  # an engine's log cannot be waited for
+def _start_peer(engine: Engine, store: Store, image: str, addresses: Sequence[str]) -> Peer:
+    """In a container that ends with its stdin: with this process, or with the connection."""
+    token, printed = secrets.token_hex(32), b""
+    options = ["run", "--rm", "--interactive", "--init", "--log-driver", "none", "--network", "host", "--read-only"]
+    process = engine.machine.open(store.container(options, image, "serve"))
+
+    def close() -> None:
+        deadline = time.monotonic() + END_TIMEOUT
+        process.end_input()
+        with closing(process):
+            while time.monotonic() < deadline and process.receive(1.0) is not None:
+                pass
+
+    try:
+        process.send(f"{token}\n".encode())
+        deadline = time.monotonic() + START_TIMEOUT
+        while time.monotonic() < deadline and (output := process.receive(1.0)) is not None:
+            printed += b"".join(output)
+            if found := _PORT.search(printed):
+                return Peer(engine, addresses, int(found[1]), token, close)
+    except BaseException:
+        process.close()
+        raise
+    process.close()
+    words = printed[-300:].decode(errors="replace").strip() or "no output"
+    raise ImageShipFailed(engine.node, f"does not serve: {words}")
 
 
 def _pull_all(client: Engine, peer: Peer, info: ImageInfo, name: str, on_progress: OnProgress) -> None:
-    """Part after part, each resuming after the previous one."""
     address = reachable_address(client, peer)
     if address is None:
         where = f"{', '.join(peer.addresses)} port {peer.port}"
         raise ImageShipFailed(client.node, f"does not reach {peer.engine.node} at {where}")
-    before, layers = -1, max(1, len(info.layers))
-    while find_same(client, info) is None:
-        target = survey(client, info)
-        if target.known <= before:
-            raise ImageShipFailed(client.node, f"pulled a part from {peer.engine.node} and does not have it now")
-        on_progress(client.node, target.known * info.size // layers, info.size)
-        before = target.known
-        pull_archive(client, peer, address, target.known, 1 << 50 if target.whole else CHUNK)
-    give_name(client, info, name)
+
+    def send(known: int, chunk: int) -> None:
+        on_progress(client.node, known * info.size // max(1, len(info.layers)), info.size)
+        pull_archive(client, peer, address, known, chunk)
+
+    deliver(Transfer(client, info.size), info, name, send, CHUNK)
     on_progress(client.node, info.size, info.size)
 
 
@@ -215,7 +228,7 @@ def pull_archive(client: Engine, peer: Peer, address: str, known: int, chunk: in
     """One archive from the peer into this node's store: layers from `known` on. Raises ImageShipFailed."""
     # sh reads this from its standard input, so the token is on no command line
     script = f"exec bash -c {shlex.quote(_PULL)} bash \"$@\" 2>&1 <<'END'\n{peer.token}\nEND\n"
-    arguments = (address, str(peer.port), peer.greeting, str(known), str(chunk))
+    arguments = (address, str(peer.port), str(known), str(chunk))
     printed = client.sh(script, *arguments, timeout=PULL_TIMEOUT).decode(errors="replace").strip()
     if not printed.endswith(PULLED):
         words = printed[-300:] or "the connection broke off"

@@ -1,24 +1,24 @@
-"""An image pushed to every engine that lacks it: read once, sent to all at once, without the layers that they have."""
+"""An image brought to every engine that lacks it, part after part, without the layers that they have."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 
 from launcher.errors import ImageShipFailed, LauncherError, NodesFailed, NoRoom
-from launcher.image.export import WHOLE, common, layer_names
-from launcher.image.fanout import Channel, read_once
+from launcher.image.export import WHOLE, export
 from launcher.image.image_locations import OnProgress, find_same, image_store
 from launcher.image.names import PARTIAL
 from launcher.model.facts import ImageInfo
 from launcher.node import cache
 from launcher.node.engine import Engine
-from launcher.node.parallel import in_background, run_all, run_all_settled
+from launcher.node.parallel import run_all_settled
 
 CHUNK = 1 << 30
 PROGRESS_INTERVAL = 0.1  # seconds between two reports of one node's progress
@@ -27,18 +27,17 @@ LINK_MAX_AGE = 86400.0  # seconds for which a measured link is believed
 LINK_ENOUGH = 8 << 20  # bytes below which a measurement says nothing
 _GZIP = 31  # zlib's window bits for a gzip stream, which `docker load` recognises by itself
 
+Send = Callable[[int, int], None]  # loads one archive: layers from the first number on, about so many bytes of them
+
 
 @dataclass
 class Transfer:
-    """What a node lacks of the image, and how one try to send it went."""
+    """What was sent to a node, and an estimate of all that it lacks, in bytes."""
 
     engine: Engine
-    known: int  # how many of the layers, from the base up, it has
-    total: int  # bytes, estimated
-    whole: bool = False  # it takes nothing but the whole image in one archive
-    sent: int = 0  # bytes
-    complete: bool = False  # every byte was taken
-    error: LauncherError | None = None
+    total: int
+    sent: int = 0
+    complete: bool = False  # every byte of the last archive was taken
 
 
 def push(
@@ -46,98 +45,90 @@ def push(
 ) -> Mapping[str, int]:
     """Send image `info` of `source` to every engine of `engines` and name it `name` there: bytes sent, by node.
 
-    What is bigger than `chunk` bytes goes in parts of about that size, so that a node needs no room for twice the image
-    and resumes after a cut. Parts carry the label PARTIAL; they stay on a node that fails, for the next try, but not if
-    its disk is full.
-    The image gets its name only when its id was seen on the node. Every node has a second try: after a cut with what it
-    lacks then, after refusing an archive without the layers that it should have with the whole one. Raises NodesFailed,
-    naming every node that did not get it; the others have it then.
+    Raises NodesFailed, naming every node that did not get it; the others have it then.
     """
-    transfers = run_all([partial(survey, engine, info) for engine in engines])
-    _send(source, info, name, transfers, on_progress, chunk)
-    retries = run_all_settled([partial(_second_try, transfer, info) for transfer in transfers])
-    again = [retry for retry in retries if isinstance(retry, Transfer)]
-    _send(source, info, name, again, on_progress, chunk)
-    last = {transfer.engine.node: transfer for transfer in (*transfers, *again)}
-    errors = [transfer.error for transfer in last.values() if transfer.error is not None]
+
+    def push_to(engine: Engine) -> Transfer:
+        transfer = Transfer(engine, survey(engine, info)[1])
+        deliver(transfer, info, name, partial(_send, source, info, transfer, on_progress), chunk)
+        on_progress(engine.node, transfer.sent, transfer.sent)
+        return transfer
+
+    outcomes = run_all_settled([partial(push_to, engine) for engine in engines])
+    errors = [outcome for outcome in outcomes if isinstance(outcome, LauncherError)]
     if errors:
         raise NodesFailed(errors, of=len(engines))
-    sent = Counter[str]()
-    for transfer in (*transfers, *again):
-        sent[transfer.engine.node] += transfer.sent
-    return sent
+    return {outcome.engine.node: outcome.sent for outcome in outcomes if isinstance(outcome, Transfer)}
 
 
-def survey(engine: Engine, info: ImageInfo) -> Transfer:
-    """Which layers of an image this engine has already, through any of its images, if its store can use them."""
-    store = image_store(engine)
-    if not store.fills_in():
-        return Transfer(engine, 0, info.size, whole=True)
-    theirs = store.list({})
-    known = common(info.layers, [image.layers for image in theirs])
-    shared = max((i.size for i in theirs if known and tuple(i.layers) == info.layers[: len(i.layers)]), default=0)
-    return Transfer(engine, known, max(0, info.size - shared))
+def deliver(transfer: Transfer, info: ImageInfo, name: str, send: Send, chunk: int = CHUNK) -> None:
+    """Send archives until the node has the very image, then give it its name.
 
-
-def _second_try(transfer: Transfer, info: ImageInfo) -> Transfer | None:
-    """None if there is no need or no hope."""
-    if transfer.error is None or isinstance(transfer.error, NoRoom):
-        return None
-    return Transfer(transfer.engine, 0, info.size, whole=True) if transfer.complete else survey(transfer.engine, info)
-
-
-def _send(
-    source: Engine, info: ImageInfo, name: str, transfers: Sequence[Transfer], on_progress: OnProgress, chunk: int
-) -> None:
-    """One reading for all that take parts, then one for all that take only the whole image."""
-    for size, whole in ((chunk, False), (WHOLE, True)):
-        group = [transfer for transfer in transfers if transfer.whole is whole]
-        if not group:
-            continue
-        channels = [Channel(layer_names(info.layers, transfer.known)) for transfer in group]
-        receivers = [
-            in_background(partial(_receive, transfer, channel, info, name, on_progress))
-            for transfer, channel in zip(group, channels, strict=True)
-        ]
-        read_once(source, info, min(transfer.known for transfer in group), channels, size)
-        for receiver in receivers:
-            receiver()
-
-
-def _receive(transfer: Transfer, channel: Channel, info: ImageInfo, name: str, on_progress: OnProgress) -> None:
-    """Load what comes, check that it is the same image, and only then give it its name."""
-    engine = transfer.engine
-    try:
-        for archive in channel.archives():
-            transfer.complete = False
-            pieces = compressed(archive) if is_slow(engine.host) else archive
-            image_store(engine).load(_counted(pieces, transfer, on_progress))
-        give_name(engine, info, name)
-        on_progress(engine.node, transfer.sent, transfer.sent)
-    except LauncherError as error:
-        transfer.error = error
-        if isinstance(error, NoRoom):  # after other failures the next try resumes from the parts
+    What is bigger than `chunk` bytes goes in parts of about that size, so that a node needs no room for twice the image
+    and resumes after a cut. Parts carry the label PARTIAL; they stay on a node that fails, for the next try, but not if
+    its disk is full. A node has a second try: after a cut with what it lacks then, after refusing an archive without
+    the layers that it should have with the whole one. Raises LauncherError.
+    """
+    engine, best, whole, failed = transfer.engine, -1, False, False
+    size = chunk // 16  # shows early how fast the connection is
+    while find_same(engine, info) is None:
+        if whole:
+            what = f"took the archive of {name} but does not have image {info.id[:19]} now"
+            raise ImageShipFailed(engine.node, what, "look at the engine's log on that node, then try again")
+        known = survey(engine, info)[0]
+        whole = known <= best
+        best = known
+        try:
+            send(0, WHOLE) if whole else send(known, size)
+        except NoRoom:
             with contextlib.suppress(LauncherError):  # the first error is the one to report
                 _remove_parts(engine, info)
-    finally:
-        channel.give_up()
+            raise
+        except LauncherError:
+            if failed:
+                raise
+            failed = True
+            if not (whole or transfer.complete):
+                best -= 1  # it was cut, not refused
+            whole = False
+        size = chunk
+    give_name(engine, info, name)
+
+
+def survey(engine: Engine, info: ImageInfo) -> tuple[int, int]:
+    """How many layers of an image, from the base up, this engine has through any of its images; bytes of the others."""
+    theirs = image_store(engine).list({})
+    known = common(info.layers, [image.layers for image in theirs])
+    shared = max((i.size for i in theirs if known and tuple(i.layers) == info.layers[: len(i.layers)]), default=0)
+    return known, max(0, info.size - shared)
+
+
+def common(layers: Sequence[str], others: Iterable[Sequence[str]]) -> int:
+    """How many of `layers`, from the base up, one of the other images shares."""
+    pairs = (takewhile(lambda pair: pair[0] == pair[1], zip(layers, other, strict=False)) for other in others)
+    return max((len(list(same)) for same in pairs), default=0)
+
+
+def _send(source: Engine, info: ImageInfo, transfer: Transfer, on_progress: OnProgress, known: int, chunk: int) -> None:
+    transfer.complete = False
+    with closing(export(source, info, known, chunk)) as archive:
+        pieces = compressed(archive) if is_slow(transfer.engine.host) else archive
+        image_store(transfer.engine).load(_counted(pieces, transfer, on_progress))
 
 
 def give_name(engine: Engine, info: ImageInfo, name: str) -> None:
     """Name the image if it is really there; its parts are not needed any more."""
     theirs = find_same(engine, info)
-    if theirs is None:
-        what = f"took the archive of {name} but does not have image {info.id[:19]} now"
-        raise ImageShipFailed(engine.node, what, "look at the engine's log on that node, then try again")
-    if name != info.id:
+    if theirs is not None and name != info.id:
         image_store(engine).tag(theirs.id, name)
     _remove_parts(engine, info)
 
 
 def _remove_parts(engine: Engine, info: ImageInfo) -> None:
     store = image_store(engine)
-    for part in store.list({PARTIAL: info.id}):
-        store.remove(part.id)
+    for part in store.list({PARTIAL: None}):
+        if part.layers == info.layers[: len(part.layers)]:
+            store.remove(part.id)
 
 
 def _counted(pieces: Iterable[bytes], transfer: Transfer, on_progress: OnProgress) -> Iterator[bytes]:

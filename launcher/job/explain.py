@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from launcher.job.models import DockerOptions, Image, Job, NodeEntry, Origin, Part, Resources, Run
 from launcher.job.problems import LocatedError, Path, nearest, printable, show
 from launcher.job.scalars import LOCAL, machine
-from launcher.model.container import CODE
+from launcher.model.container import CODE, KIT
 
 # Where, what, and the top-level keys involved: if one of them is itself invalid, the conflict is not reported.
 Conflict = tuple[Path, str, set[str]]
@@ -167,17 +167,25 @@ def _docker(job: Job) -> Iterator[Conflict]:
         message = "needed for runtime docker: {base: ...} or {ref: ...}; or set runtime: process"
         yield ("image",), message, {"image", "runtime"}
     for mount in job.mounts:
-        if PurePosixPath(CODE).is_relative_to(mount.target):
-            message = f"{mount.target} would hide the code, which is at {CODE}"
+        if message := _in_the_way(mount.target):
             yield ("mounts", mount.source), message, {"mounts", "runtime"}
         if mount.target == job.output:
             message = f"{mount.target} is the run's output folder; mount elsewhere, or set output"
             yield ("mounts", mount.source), message, {"mounts", "output", "runtime"}
-    if PurePosixPath(CODE).is_relative_to(job.output):
-        yield ("output",), f"{job.output} would hide the code, which is at {CODE}", {"output", "runtime"}
+    if message := _in_the_way(job.output):
+        yield ("output",), message, {"output", "runtime"}
     if job.resources.shm is not None and job.docker.ipc not in ("private", "shareable"):
         message = f"has no effect with docker.ipc {job.docker.ipc}; set docker: {{ipc: private}}, or leave shm out"
         yield ("resources", "shm"), message, {"resources", "docker", "runtime"}
+
+
+def _in_the_way(target: str) -> str:
+    """Why nothing of the user's may be mounted there in a container; "" where it may."""
+    if PurePosixPath(CODE).is_relative_to(target):
+        return f"{target} would hide the code, which is at {CODE}"
+    if PurePosixPath(target).is_relative_to(KIT):
+        return f"{KIT} has the launcher's own scripts and the secrets; choose another folder"
+    return ""
 
 
 def _variables(job: Job) -> Iterator[Conflict]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 CODE = "/workspace/code"  # where a container has the job's code, and its working directory
+KIT = "/.launcher"  # where it has the launcher's own scripts, the secrets and a writable home
 
 # What containers of NVIDIA's images need for pinned memory and NCCL's stacks; requested where the engine grants it.
 WANTED_ULIMITS = (("memlock", -1), ("stack", 67108864))

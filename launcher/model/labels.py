@@ -24,7 +24,7 @@ OWNER = "launcher.owner"  # user@host of the caller
 CREATED = "launcher.created"  # seconds since the epoch, by the caller's clock
 VERSION = "launcher.version"
 RUNTIME = "launcher.runtime"  # docker | process
-PURPOSE = "launcher.purpose"  # run | gpu (a claim) | shell ... | probe: any launcher that finds a probe removes it
+PURPOSE = "launcher.purpose"  # run | shell | claim | probe: any launcher that finds a probe removes it
 SPLIT = ","
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from launcher.model.container import ContainerSpec, ContainerState
 from launcher.model.facts import NodeFacts, Reach
 from launcher.node.files import Files
+from launcher.node.machine import Machine
 
 if TYPE_CHECKING:  # plain processes do without docker-py
     from launcher.node.docker.images import DockerImages
@@ -19,6 +20,9 @@ class Engine(Protocol):
 
     node: str
     host: str
+
+    @property
+    def machine(self) -> Machine: ...
 
     @property
     def files(self) -> Files: ...
@@ -94,5 +98,8 @@ class Engine(Protocol):
 
     def host_key(self) -> str | None:
         """The ssh host key that this node proved (base64); None where it is not reached over ssh."""
+
+    def most_sessions(self) -> int | None:
+        """How many commands its sshd runs at once on a connection (MaxSessions); None where a run needs no more."""
 
     def close(self) -> None: ...

@@ -84,6 +84,9 @@ class Machine(Protocol):
 
     def host_key(self) -> str | None: ...
 
+    def most_sessions(self) -> int | None:
+        """As Engine.most_sessions()."""
+
 
 def shell(script: str, *arguments: str) -> list[str]:
     """The argv of a POSIX shell script with its $1, $2, ..."""
@@ -212,4 +215,7 @@ class LocalMachine:
             return Reach.OPEN if proves(connection, expect, timeout) else Reach.OTHER
 
     def host_key(self) -> None:
+        return None
+
+    def most_sessions(self) -> None:
         return None

@@ -49,3 +49,6 @@ class MachineEngine:
 
     def host_key(self) -> str | None:
         return self.machine.host_key()
+
+    def most_sessions(self) -> int | None:
+        return self.machine.most_sessions()

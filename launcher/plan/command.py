@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from launcher.errors import PlanInvalid
 from launcher.model.container import Layout
 from launcher.model.facts import ImageFacts, Launch
-from launcher.model.plan import Rendezvous
+from launcher.model.plan import Rendezvous, RunId
 
 
 def entry(layout: Layout, image: ImageFacts, command: Sequence[str]) -> tuple[str, ...]:
@@ -20,6 +20,7 @@ def distributed(
     layout: Layout,
     rendezvous: Rendezvous,
     *,
+    run: RunId,
     nodes: int,
     rank: int,
     processes: int,
@@ -47,7 +48,7 @@ def distributed(
     )
     if image.launch is Launch.LAUNCH:
         return _before_torchrun(image, layout, shape, program)
-    static = _options(rdzv_backend="static", max_restarts=0)
+    static = _options(rdzv_backend="static", rdzv_id=run, max_restarts=0)  # the id keeps runs apart in one store
     if "log_dir" in image.flags:
         # Without it torchrun makes a folder in /tmp and never removes it.
         static += _options(log_dir=f"{layout.kit}/torchrun")

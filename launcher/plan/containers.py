@@ -13,12 +13,11 @@ from launcher.job.models import Job, NodeEntry
 from launcher.job.scalars import argv_of
 from launcher.model import labels
 from launcher.model.checked import OUTPUT_ROOT
-from launcher.model.container import CODE, ContainerSpec, Layout, Mount
+from launcher.model.container import CODE, KIT, ContainerSpec, Layout, Mount
 from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import Rendezvous, RunId, plain
 from launcher.plan import command, gpus
 
-KIT = "/.launcher"
 INFINIBAND = "/dev/infiniband"
 
 
@@ -98,6 +97,7 @@ def _argv(context: Context, places: Layout, rank: int, processes: int) -> tuple[
         context.image,
         places,
         context.rendezvous,
+        run=context.run,
         nodes=len(context.job.nodes),
         rank=rank,
         processes=processes,

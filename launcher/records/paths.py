@@ -32,7 +32,7 @@ class NodePaths:
         self.output = output
         self.log = f"{output}/logs/{node}.log"  # everything that the node's processes printed, in order
         self.clock = f"{output}/logs/{node}.clock"  # lines `<epoch seconds> <bytes of the log by then>`
-        self.attempts = f"{output}/state/{node}.attempts"  # lines `start <epoch>` and `exit <code> <epoch>`
+        self.attempts = f"{output}/state/{node}.attempts"  # launcher.run.attempts
         self.error = f"{output}/errors/{node}.json"  # torchrun's error file: the first worker that raised an exception
         self.metrics = f"{output}/metrics.jsonl"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -33,22 +34,18 @@ class Snapshot:
 def snapshot(folder: Path) -> Snapshot:
     """Pack the folder, without what .gitignore and .dockerignore name.
 
-    Symbolic links are kept as links. Raises JobInvalid where the code is larger than 512 MiB, naming the largest files.
+    Symbolic links are kept as links. Raises JobInvalid where the code is larger than 512 MiB, naming the largest files,
+    before anything of it is read; and for a file that cannot be read.
     """
     plain = io.BytesIO()
-    total, sizes = 0, list[tuple[int, str]]()
+    files = _within_limit(folder)
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path in _files(folder):
-            info, content = _member(folder, path)
-            total += info.size
-            sizes.append((info.size, info.name))
-            if total > LIMIT:
-                largest = ", ".join(f"{name} ({size >> 20} MiB)" for size, name in sorted(sizes, reverse=True)[:3])
-                raise JobInvalid(
-                    f"code {folder}",
-                    f"is larger than {LIMIT >> 20} MiB; the largest: {largest}",
-                    "name data in .dockerignore and mount it instead: mounts: {/data: /data:ro}",
-                )
+        for path, status in files:
+            try:
+                info, content = _member(folder, path, status)
+            except OSError as error:
+                cure = "make it readable for you, or name it in .dockerignore"
+                raise JobInvalid(f"code {path}", f"cannot be read: {error.strerror}", cure) from error
             tar.addfile(info, io.BytesIO(content))
     data = plain.getvalue()
     # mtime=0: gzip would put the time of day into its header
@@ -65,7 +62,25 @@ def repack(archive: bytes, prefix: str, uid: int, gid: int) -> Iterator[tuple[ta
             yield member, source.read() if source else None
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _within_limit(folder: Path) -> list[tuple[Path, os.stat_result]]:
+    """What belongs to the code, from sizes alone: one file may be larger than memory. Raises JobInvalid."""
+    found: list[tuple[Path, os.stat_result]] = []
+    total = 0
+    for path, status in _files(folder):
+        found.append((path, status))
+        total += status.st_size
+        if total > LIMIT:
+            by_size = sorted(found, key=lambda file: file[1].st_size, reverse=True)
+            largest = ", ".join(f"{path.relative_to(folder)} ({st.st_size >> 20} MiB)" for path, st in by_size[:3])
+            raise JobInvalid(
+                f"code {folder}",
+                f"is larger than {LIMIT >> 20} MiB; the largest: {largest}",
+                "name data in .dockerignore and mount it instead: mounts: {/data: /data:ro}",
+            )
+    return found
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Files and links below the folder, sorted, ignored ones left out; an ignored folder is not entered."""
     rules: list[tuple[Path, pathspec.PathSpec[pathspec.Pattern]]] = [(folder, _spec(_ALWAYS))]
     for here, folders, names in os.walk(folder):
@@ -79,9 +94,11 @@ def _files(folder: Path) -> Iterator[Path]:
         links = [f for f in folders if (at / f).is_symlink()]
         for name in sorted([*names, *links]):
             path = at / name
-            mode = path.lstat().st_mode
-            if (stat.S_ISREG(mode) or stat.S_ISLNK(mode)) and not _ignored(rules, path, is_folder=False):
-                yield path
+            with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+                status = path.lstat()
+                kind = stat.S_IFMT(status.st_mode)
+                if kind in (stat.S_IFREG, stat.S_IFLNK) and not _ignored(rules, path, is_folder=False):
+                    yield path, status
 
 
 def _spec(lines: tuple[str, ...] | list[str]) -> pathspec.PathSpec[pathspec.Pattern]:
@@ -100,14 +117,14 @@ def _ignored(rules: list[tuple[Path, pathspec.PathSpec[pathspec.Pattern]]], path
     return False
 
 
-def _member(folder: Path, path: Path) -> tuple[tarfile.TarInfo, bytes]:
+def _member(folder: Path, path: Path, status: os.stat_result) -> tuple[tarfile.TarInfo, bytes]:
     """Header and content, without what differs between two machines: owner, times, group and world write bits."""
-    status = path.lstat()
     info = tarfile.TarInfo(path.relative_to(folder).as_posix())
     if stat.S_ISLNK(status.st_mode):
         info.type, info.linkname, info.mode = tarfile.SYMTYPE, str(path.readlink()), 0o777
         return info, b""
-    content = path.read_bytes()  # at once: a file that is still growing must match its header
+    with path.open("rb") as file:
+        content = file.read(status.st_size)  # a file that grows, or one of /proc, may have no end
     info.size = len(content)
     info.mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
     return info, content

@@ -69,8 +69,9 @@ class Record:
         write_atomic(self.paths.result, json.dumps(plain(result), indent=2).encode())
 
     def result(self) -> dict[str, Any] | None:
-        """None while the run has not been seen to end."""
-        return read_json(self.paths.result)
+        """None while the run has not been seen to end: a node that was lost may come back."""
+        result = read_json(self.paths.result)
+        return None if result is None or result.get("state") == "lost" else result
 
     def nodes(self) -> tuple[NodeOfRun, ...]:
         """By rank; () where the plan is not as we write it."""

@@ -1,15 +1,19 @@
 """How often a node's processes were started, and how each attempt ended, from the file that the entry script writes.
+Who stops a run adds a line: launchers that are attached to it follow this file.
 
 The engine's own counter forgets when the node reboots; this file does not.
 """
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
 
+_STOPPED = re.compile(rb"^stopped ([\w.@-]{1,200}) \d+$", re.MULTILINE)
 LIMIT = 1 << 20  # bytes of the file that are read
 _MEANINGS = {SIGKILL_CODE: "SIGKILL", SIGTERM_CODE: "SIGTERM", TIMEOUT_CODE: "time limit", HANG_CODE: "hung"}
 
@@ -24,6 +28,7 @@ class Attempt:
     started: float
     ended: float | None = None
     code: int | None = None
+    halted: frozenset[int] = frozenset()  # ranks that were suspended when the others were ended
 
     def why(self) -> str:
         """Why it had to be followed by another one."""
@@ -34,7 +39,7 @@ class Attempt:
 
 
 def parse(text: bytes) -> tuple[Attempt, ...]:
-    """From the lines `start <epoch>` and `exit <code> <epoch>`; other lines and torn ones are ignored."""
+    """From the lines that the entry script writes; others and torn ones are ignored."""
     found: list[Attempt] = []
     for line in text.decode("utf-8", "replace").splitlines():
         words = line.split()
@@ -45,8 +50,22 @@ def parse(text: bytes) -> tuple[Attempt, ...]:
         if words[:1] == ["start"] and len(numbers) == 1:
             found.append(Attempt(numbers[0]))
         elif words[:1] == ["exit"] and len(numbers) == 2 and found and found[-1].ended is None:
-            found[-1] = Attempt(found[-1].started, numbers[1], numbers[0])
+            found[-1] = replace(found[-1], ended=numbers[1], code=numbers[0])
+        elif words[:1] == ["halted"] and len(numbers) == 2 and found:
+            found[-1] = replace(found[-1], halted=found[-1].halted | {numbers[0]})
     return tuple(found)
+
+
+def stop_line(by: str) -> str:
+    """What is added to the file before a running container is stopped. by: user@host."""
+    return f"stopped {by} {int(time.time())}"
+
+
+def stopped_by(text: bytes) -> str | None:
+    """Who stopped the last attempt; None where nobody did."""
+    last = max(text.rfind(b"start "), 0)
+    found = _STOPPED.search(text, last)
+    return found.group(1).decode() if found else None
 
 
 def reasons(attempts: Sequence[Attempt]) -> list[str]:

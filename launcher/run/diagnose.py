@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from launcher.model.container import ContainerState
-from launcher.records.paths import NodePaths
-from launcher.records.store import NodeOfRun
-from launcher.run.attempts import LIMIT, Attempt
-from launcher.run.attempts import parse as parse_attempts
+from launcher.run.evidence import Evidence
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
 
-TAIL = 256 << 10
 TRACEBACK = "Traceback (most recent call last):"
 _PREFIX = re.compile(r"^\[(?:rank|default)\d+\]: ?")  # torch and torchrun put the rank before each line
 
@@ -28,6 +20,8 @@ _VICTIM = re.compile(
     r"|SignalException.*signal: 15|got signal: 15|Timed out waiting .*ms for (recv|send)|store.*may have died",
     re.IGNORECASE,
 )
+
+_REPORTED_RANK = re.compile(r"\brank\s*: (\d+)")  # in torchrun's list of the ranks that failed
 
 # Where a stack shows that its rank waits for others; for a collective on GPUs it waits in torch.cuda or backward.
 _WAITING = re.compile(r"torch/(distributed|autograd|cuda|nn/parallel)/")
@@ -92,83 +86,36 @@ class Failure:
     words: str
 
 
-@dataclass(frozen=True)
-class WorkerError:
-    """torchrun's error file: a worker's exception and when it was raised (seconds since the epoch, 0: unknown)."""
-
-    text: str
-    time: float
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What a node left behind."""
-
-    node: NodeOfRun
-    state: ContainerState
-    log: str  # the end of the node's log
-    error: WorkerError | None
-    rank_logs: Mapping[int, str]  # the ends of its workers' logs
-    attempts: tuple[Attempt, ...] = ()
-
-
-def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes = b"") -> Evidence:
-    """What shows why a node's container ended, from the run's files as they were collected below `root`.
-
-    fallback: the engine's own log, for when there is no file.
-    """
-    paths = NodePaths(str(root), node.name)
-    logs = {rank: _end_of(paths.rank_log(rank)) for rank in node.ranks if Path(paths.rank_log(rank)).is_file()}
-    log = (_end_of(paths.log) or fallback).decode("utf-8", "replace")
-    return Evidence(
-        node=node,
-        state=state,
-        log=log,
-        error=_worker_error(_end_of(paths.error, LIMIT)),
-        rank_logs={rank: text.decode("utf-8", "replace") for rank, text in logs.items()},
-        attempts=parse_attempts(_end_of(paths.attempts, LIMIT)),
-    )
-
-
-def _end_of(path: str, most: int = TAIL) -> bytes:
-    """The end of a file here; nothing where it is missing."""
-    try:
-        with Path(path).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
-            return file.read()
-    except FileNotFoundError:
-        return b""
-
-
-def _worker_error(content: bytes) -> WorkerError | None:
-    """None where there is no error file, or one torn by a full disk or a kill: the logs are left then."""
-    try:
-        value = json.loads(content)
-    except ValueError:
-        return None
-    message = value.get("message") if isinstance(value, dict) else None
-    if not isinstance(message, dict):
-        return WorkerError(str(message), 0.0) if message else None
-    extra = message.get("extraInfo")
-    extra = extra if isinstance(extra, dict) else {}
-    try:
-        time = float(str(extra.get("timestamp")))
-    except ValueError:
-        time = 0.0
-    return WorkerError(str(extra.get("py_callstack") or message.get("message", "")), time)
-
-
 def first_failure(evidence: Sequence[Evidence]) -> Failure | None:
     """The failure that caused the others; None where every container ended well.
 
-    Out of memory as the engine reports it and a time limit come first; then a rank that failed on its own before one
-    that only lost its peer; then by time, then by rank.
+    A rank that was suspended, out of memory as the engine reports it and a time limit come first; then a rank that
+    failed on its own before one that only lost its peer; then by time, then by rank. Where all have only lost a peer,
+    it is a rank that has left.
     """
     failed = [e for e in evidence if e.state.exit_code not in (0, None) or e.state.error]
     if not failed:
         return None
     first = min(failed, key=_order)
-    return _hang(first, evidence) if first.state.exit_code == HANG_CODE else _describe(first)
+    if first.state.exit_code == HANG_CODE and not _halted(first):
+        return _hang(first, evidence)
+    return (_left(first, evidence) if is_victim(first) else None) or _describe(first)
+
+
+def _left(victim: Evidence, evidence: Sequence[Evidence]) -> Failure | None:
+    """The ranks that ended well while others waited for them; None where none did."""
+    for each in evidence:
+        ranks = [*each.node.ranks]
+        if each.state.exit_code != 0:
+            failed = {int(rank) for rank in _REPORTED_RANK.findall(each.log)}
+            unknown = not failed or "closing signal" in each.log  # torchrun has ended some of them itself
+            ranks = [] if unknown else [rank for rank in ranks if rank not in failed]
+        if ranks:
+            who = "" if len(ranks) == 1 else f"ended: its ranks {', '.join(map(str, ranks))} "
+            what = f"{who}left with exit code 0 while others still waited for them"
+            cure = "all ranks must take part in the same collectives: has one fewer batches than the others?"
+            return Failure(each.node.name, None if who else ranks[0], 0, what, cure, _words(victim))
+    return None
 
 
 def is_victim(evidence: Evidence) -> bool:
@@ -181,7 +128,9 @@ _VICTIM_ORDER = 3
 
 def _order(evidence: Evidence) -> tuple[int, float, int]:
     words, state, error = _words(evidence), evidence.state, evidence.error
-    if state.oom_killed or state.error or state.exit_code in (TIMEOUT_CODE, HANG_CODE):
+    if _halted(evidence):
+        kind = -1
+    elif state.oom_killed or state.error or state.exit_code in (TIMEOUT_CODE, HANG_CODE):
         kind = 0
     elif _VICTIM.search(words):
         kind = _VICTIM_ORDER
@@ -195,9 +144,13 @@ def _order(evidence: Evidence) -> tuple[int, float, int]:
 
 
 def _describe(evidence: Evidence) -> Failure:
-    state, words = evidence.state, _words(evidence)
+    state, words, rank = evidence.state, _words(evidence), _failing_rank(evidence)
     what, cure = f"exited with code {state.exit_code}", ""
-    if state.oom_killed:
+    if _halted(evidence):
+        words = last_stack(evidence.rank_logs.get(min(_halted(evidence)), ""))
+        what = "was suspended (SIGSTOP, or a debugger) while the others waited for it"
+        cure = "who stopped it? `kill -CONT` lets such a process go on"
+    elif state.oom_killed:
         what, cure = "was killed: the node's memory is full", "fewer loader workers, or resources.memory"
     elif state.exit_code == TIMEOUT_CODE:
         what, cure = "reached the job's time limit", "raise `timeout`"
@@ -207,7 +160,7 @@ def _describe(evidence: Evidence) -> Failure:
         known = next(((meaning, step) for pattern, meaning, step in _KNOWN if re.search(pattern, words)), None)
         if known:
             what, cure = f"{what}: {known[0]}", known[1]
-    return Failure(evidence.node.name, _failing_rank(evidence), state.exit_code, what, cure, words)
+    return Failure(evidence.node.name, rank, state.exit_code, what, cure, words)
 
 
 def _words(evidence: Evidence) -> str:
@@ -271,8 +224,14 @@ def last_stack(text: str) -> str:
     return "\n".join(wanted)
 
 
+def _halted(evidence: Evidence) -> frozenset[int]:
+    return evidence.attempts[-1].halted if evidence.attempts else frozenset()
+
+
 def _failing_rank(evidence: Evidence) -> int | None:
     """The global rank that torchrun calls the root cause on this node."""
+    if halted := _halted(evidence):
+        return min(halted)
     match = re.search(r"Root Cause.*?rank\s*:\s*(\d+)", evidence.log, re.DOTALL)
     if match:
         return int(match.group(1))

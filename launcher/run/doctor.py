@@ -32,6 +32,7 @@ _NAMES: dict[type[LauncherError], str] = {
     AuthFailed: "login",
     EngineForbidden: "engine rights",
     EngineUnavailable: "engine",
+    NodeUnfit: "login shell",
 }
 _GOOD = (Reach.OPEN, Reach.REFUSED)
 DATA_TIMEOUT = 120.0
@@ -72,6 +73,7 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check]:
             continue
         usable.append((engine, node))
         yield _reached(engine, node)
+        yield from _sessions(engine)
         entry = next((e for e in job.nodes if e.name == engine.node), None) if job else None
         yield from checks.of_node(node, job, entry)
         yield from _topology(engine, node)
@@ -90,6 +92,14 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check]:
 def _reached(engine: Engine, facts: NodeFacts) -> Check:
     how = "this machine" if engine.host == "local" else f"{facts.user}@{facts.hostname}, its host key is known"
     return Check(engine.node, "reachable", Level.OK, f"{how}; {facts.cpus} CPUs, {facts.memory / (1 << 30):.0f} GiB")
+
+
+def _sessions(engine: Engine) -> Iterator[Check]:
+    """With few of them everything works, over further connections that each take a while to make."""
+    most = engine.most_sessions()
+    if most is not None:
+        what = f"its sshd runs {most} commands at once on a connection, fewer than a run needs"
+        yield Check(engine.node, "ssh sessions", Level.WARN, what, "set MaxSessions to 10, its default, in sshd_config")
 
 
 def _topology(engine: Engine, facts: NodeFacts) -> Iterator[Check]:

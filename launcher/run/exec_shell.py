@@ -11,11 +11,10 @@ from launcher.errors import NodeUnfit
 from launcher.image.image_locations import Log
 from launcher.job.models import Job, NodeEntry
 from launcher.model import labels
-from launcher.model.container import ContainerState, Phase
+from launcher.model.container import KIT, ContainerState, Phase
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.node.terminal import is_terminal
-from launcher.plan.containers import KIT
 from launcher.records.snapshot import Snapshot
 from launcher.records.store import NodeOfRun
 from launcher.run.temporary import temporary_run

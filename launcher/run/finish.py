@@ -15,9 +15,10 @@ from launcher.node.parallel import run_all_settled
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
 from launcher.run.attempts import reasons
-from launcher.run.diagnose import Evidence, Failure, first_failure, gather, is_victim
+from launcher.run.diagnose import Failure, first_failure, is_victim
+from launcher.run.evidence import Evidence, gather
 from launcher.run.locate import Attached
-from launcher.run.messages import fields
+from launcher.run.messages import NodeGone, NodeRemoved, clock, fields
 from launcher.run.state import RunState
 
 
@@ -34,7 +35,7 @@ class NodeResult:
     started: float | None
     finished: float | None
     victim: bool  # it ended because another node did
-    lost: str | None  # why it was given up, or its files could not be collected
+    lost: str | None  # why not all is known of it
 
 
 @dataclass(frozen=True)
@@ -46,40 +47,63 @@ class Outcome:
     failure: Failure | None = None
     nodes: tuple[NodeResult, ...] = ()
     last: Mapping[str, Any] = field(default_factory=dict)  # the last epoch's line of metrics.jsonl
+    stopped_by: str | None = None  # user@host who stopped it from elsewhere
 
     def to_dict(self) -> dict[str, Any]:
         return {**plain(self), "exit_code": self.state.exit_code}
 
 
-def conclude(attached: Attached, states: Mapping[str, ContainerState], gone: Mapping[str, str]) -> Outcome:
+def missing_node(message: NodeGone | NodeRemoved) -> Failure:
+    """What a node that is missing at the end means for the run."""
+    if isinstance(message, NodeRemoved):
+        what, cure = "lost its container: it was removed from outside", "by `docker rm -f`? start again: launcher up"
+        return Failure(message.node, None, None, what, cure, "")
+    what = f"did not answer any more: no connection since {clock(message.since)}"
+    cure = "see that it is up; then end what is left there: launcher down"
+    return Failure(message.node, None, None, what, cure, message.reason)
+
+
+def uncollected(node: str, error: LauncherError) -> Failure:
+    return Failure(node, None, None, "ended, but its files could not be collected", "then: launcher fetch", str(error))
+
+
+def conclude(
+    attached: Attached, states: Mapping[str, ContainerState], missing: Mapping[str, Failure], stopped_by: str | None
+) -> Outcome:
     """Weigh the evidence of every node, whose files have been collected, and write result.json.
 
-    states: how the containers ended, by the node's name in the run. gone: nodes that were given up or whose files could
-    not be collected, with the reason.
+    states: how the containers ended, by the node's name in the run. missing: nodes of which not all is known.
+    stopped_by: who stopped the run from elsewhere; then no end of a container is a failure.
     """
-    record, lost = attached.record, dict(gone)
+    record, lost = attached.record, dict(missing)
     ended = [node for node in attached.nodes if node.name not in lost and node.name in states]
     logs = run_all_settled([partial(_engine_log, attached, node, states[node.name]) for node in ended])
     evidence: dict[str, Evidence] = {}
     for node, log in zip(ended, logs, strict=True):
         if isinstance(log, LauncherError):
-            lost[node.name] = str(log)
+            lost[node.name] = uncollected(node.name, log)
         else:
             evidence[node.name] = gather(record.paths.root, node, states[node.name], log)
     failure = first_failure(list(evidence.values()))
-    if lost and (failure is None or is_victim(evidence[failure.node])):
-        name, reason = next(iter(lost.items()))
-        what, cure = "did not answer any more", "see that it is up; then `launcher status`"
-        failure = Failure(name, None, None, what, cure, reason)
+    if lost and (failure is None or failure.exit_code == 0 or is_victim(evidence[failure.node])):
+        failure = next(iter(lost.values()))
+    if stopped_by is not None:
+        failure, state = None, RunState.STOPPED
+    elif failure is None:
+        state = RunState.DONE
+    else:  # a node whose files are missing has not failed by that
+        failed = any(one.exit_code for one in states.values()) or len(states) < len(attached.nodes)
+        state = RunState.FAILED if failed else RunState.LOST
     outcome = Outcome(
         run=record.run,
-        state=_state(failure, lost),
+        state=state,
         failure=failure,
         nodes=tuple(
             _node_result(node, states.get(node.name), evidence.get(node.name), lost.get(node.name), failure)
             for node in attached.nodes
         ),
         last=_last_epoch(record.paths.metrics),
+        stopped_by=stopped_by,
     )
     record.finish(outcome.to_dict())
     record.event("ended", state=outcome.state.value, failure=failure)
@@ -94,14 +118,8 @@ def _engine_log(attached: Attached, node: NodeOfRun, state: ContainerState) -> b
     return attached.engines[node.name].logs(node.container)
 
 
-def _state(failure: Failure | None, lost: Mapping[str, str]) -> RunState:
-    if failure is None:
-        return RunState.DONE
-    return RunState.LOST if failure.node in lost else RunState.FAILED
-
-
 def _node_result(
-    node: NodeOfRun, state: ContainerState | None, own: Evidence | None, lost: str | None, failure: Failure | None
+    node: NodeOfRun, state: ContainerState | None, own: Evidence | None, lost: Failure | None, failure: Failure | None
 ) -> NodeResult:
     return NodeResult(
         node=node.name,
@@ -113,7 +131,7 @@ def _node_result(
         started=state.started if state else None,
         finished=state.finished if state else None,
         victim=bool(own and failure and failure.node != node.name and own.state.exit_code and is_victim(own)),
-        lost=lost,
+        lost=lost.what if lost else None,
     )
 
 

@@ -6,56 +6,44 @@ them only read, so that a run can be left at any moment and followed again, from
 
 from __future__ import annotations
 
-import posixpath
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from contextlib import closing
 from functools import partial
 
-from launcher.errors import LauncherError
-from launcher.logs.position import PIECE
-from launcher.node.files import Follower
-from launcher.records.collect import append, collect, output_folders
-from launcher.records.paths import NodePaths
-from launcher.records.store import NodeOfRun
-from launcher.run import attempts
+from launcher.errors import ContainerGone, LauncherError, NodeUnfit
+from launcher.model.container import ContainerState
+from launcher.records.collect import collect, output_folders
+from launcher.run.followed import Followed, FollowedNode
 from launcher.run.locate import Attached
 from launcher.run.messages import (
     Message,
-    NodeBack,
     NodeEnded,
     NodeGone,
-    NodeLost,
-    NodeRestarted,
-    Output,
-    Progress,
+    NodeRemoved,
+    NodeStopped,
     Tick,
-    fields,
 )
+from launcher.run.state import SIGKILL_CODE
 
 TICK = 0.2  # seconds without a message until a Tick
 QUIET = 5.0  # seconds until the thread of a quiet file checks whether it is still wanted
 COLLECT_EVERY = 5.0
 COLLECT_SELDOM = 30.0  # while nothing is new
+REMOVAL = 1.0  # seconds in which a container that was killed is removed, if that is why
 WAIT = 30.0  # one wait call; then it is asked again, so that a silent cut is noticed
 RETRY = (1.0, 2.0, 4.0, 8.0, 15.0)
-GIVE_UP = 30.0  # a node that stays away so long after all others have ended is lost
-
-
-@dataclass(frozen=True)
-class Followed:
-    """A file whose content is shown: whose, and from where on."""
-
-    node: NodeOfRun
-    path: str
-    offset: int = 0
+GIVE_UP = 30.0  # of a failed run, a node that stays away so long is not waited for any more
 
 
 class Follow:
-    """Follows the nodes of a run; `messages` ends when every container has and all files of theirs are here."""
+    """Follows the nodes of a run; `messages` ends when every container has and all files of theirs are here.
+
+    A node that does not answer is waited for without end, unless the run has failed or was stopped on another one.
+    """
 
     def __init__(self, attached: Attached, shown: Sequence[Followed], *, resumed: bool) -> None:
         """shown: at most one file a node. resumed: the run was started before; earlier restarts are not reported."""
@@ -64,8 +52,9 @@ class Follow:
         self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._due = threading.Event()  # something is to be collected now
+        self._over = math.inf  # of time.monotonic(): the run cannot end well from then on
         files = {followed.node.name: followed for followed in shown}
-        self._nodes = [_Node(node, files.get(node.name), attached, self._queue.put) for node in attached.nodes]
+        self._nodes = [FollowedNode(node, files.get(node.name), attached, self._put) for node in attached.nodes]
 
     @property
     def not_collected(self) -> Mapping[str, LauncherError]:
@@ -96,6 +85,12 @@ class Follow:
         for node in self._nodes:
             node.collected.set()
 
+    def _put(self, message: Message) -> None:
+        ended_badly = isinstance(message, NodeEnded) and message.state.exit_code != 0
+        if ended_badly or isinstance(message, (NodeRemoved, NodeStopped)):
+            self._over = min(self._over, time.monotonic())
+        self._queue.put(message)
+
     def _run(self, job: Callable[[], None]) -> None:
         """A job that fails ends the whole, with its traceback: no other one may wait for it for ever."""
         try:
@@ -106,34 +101,48 @@ class Follow:
         finally:
             self._queue.put(None)
 
-    def _wait_for(self, node: _Node) -> None:
+    def _wait_for(self, node: FollowedNode) -> None:
         """Until the container has ended for good, over any number of cut connections."""
-        failures, since = 0, 0.0
+        failures = 0
         while not self._stop.is_set():
             try:
-                state = node.engine.wait(node.container, WAIT)
+                state = node.engine.wait(node.container, 0 if node.silent_since else WAIT)
+            except ContainerGone:
+                self._put(NodeRemoved(node.name))
+                break
             except LauncherError as error:
-                if failures == 0:
-                    since, node.away = time.monotonic(), True
-                    self._queue.put(NodeLost(node.name, str(error)))
-                others_ended = all(other.ended for other in self._nodes if other is not node)
-                if others_ended and time.monotonic() - since > GIVE_UP:
-                    self._queue.put(NodeGone(node.name, str(error)))
+                node.is_silent(error)
+                if self._hopeless(node):
+                    self._put(NodeGone(node.name, str(error), node.heard))
                     node.collected.set()  # as far as it ever will be
                     break
                 self._stop.wait(RETRY[min(failures, len(RETRY) - 1)])
                 failures += 1
                 continue
-            if failures:
-                self._queue.put(NodeBack(node.name))
-                failures, node.away = 0, False
+            failures = 0
+            node.answers()
             if state.phase.ended:
-                self._queue.put(NodeEnded(node.name, state))
+                self._put(NodeRemoved(node.name) if self._is_removed(node, state) else NodeEnded(node.name, state))
                 break
         node.end()
         self._due.set()
 
-    def _read(self, node: _Node) -> None:
+    def _is_removed(self, node: FollowedNode, ended: ContainerState) -> bool:
+        """`docker rm -f` kills a container, and removes it a moment later."""
+        if ended.exit_code != SIGKILL_CODE or ended.oom_killed:
+            return False
+        self._stop.wait(REMOVAL)
+        try:
+            node.engine.wait(node.container, 0)
+        except LauncherError as error:
+            return isinstance(error, ContainerGone)
+        return False
+
+    def _hopeless(self, node: FollowedNode) -> bool:
+        """Whether to go on without it: it stays away, and the run has ended badly without it."""
+        return time.monotonic() - max(self._over, node.silent_since) > GIVE_UP
+
+    def _read(self, node: FollowedNode) -> None:
         """Its files as they grow; what they have grown by until its end is collected by then, and read here."""
         if self._resumed:
             node.skip_known_starts()
@@ -159,7 +168,7 @@ class Follow:
             if self._stop.is_set():
                 return
             ended = [node for node in left if node.ended]
-            wanted = ended or [node for node in left if not node.away]
+            wanted = ended or [node for node in left if not node.silent_since]
             folders = output_folders(self._attached.engines, [node.node for node in wanted])
             results = collect(folders, self._attached.record.paths.root)
             new = any(isinstance(result, int) and result for result in results)
@@ -168,100 +177,13 @@ class Follow:
             for node in ended:
                 outcome = outcomes[node.name]
                 node.problem = outcome if isinstance(outcome, LauncherError) else None
-                if node.problem and time.monotonic() - node.ended < GIVE_UP:
+                if node.problem is None or isinstance(node.problem, NodeUnfit):
+                    node.answers()
+                    patient = node.problem is not None and time.monotonic() - node.ended < GIVE_UP
+                else:
+                    node.is_silent(node.problem)
+                    patient = not self._hopeless(node)
+                if patient:
                     pause = RETRY[0]
                 else:
                     node.collected.set()
-
-
-class _Node:
-    """One node: how far its files have been read, as messages, and its end.
-
-    Each byte is reported once, whatever happens to the connection.
-    """
-
-    def __init__(
-        self, node: NodeOfRun, shown: Followed | None, attached: Attached, put: Callable[[Message], None]
-    ) -> None:
-        own = NodePaths(node.output, node.name)
-        self.node = node
-        self.name, self.container = node.name, node.container
-        self.engine = attached.engines[node.name]
-        self.away = False  # it does not answer now
-        self.ended = 0.0  # of time.monotonic()
-        self.collected = threading.Event()  # its files are here, or never will be
-        self.problem: LauncherError | None = None  # why not
-        self._put = put
-        self._root = attached.record.paths.root
-        self._follower: Follower | None = None
-        self._attempts, self._metrics = own.attempts, own.metrics
-        self._attempts_text = b""
-        self._known_starts = 0
-        self._path = shown.path if shown else ""
-        self._offset = shown.offset if shown else 0
-        self._lines = {own.attempts: 0} | ({own.metrics: 0} if node.rank == 0 else {})
-
-    def end(self) -> None:
-        """Its files are not waited for any more."""
-        self.ended = time.monotonic()
-        if self._follower is not None:
-            self._follower.end()
-
-    def follow(self) -> Follower:
-        """Its files from where they have been read to. Raises NodeUnreachable."""
-        self._follower = self.engine.files.follow(self._path, self._offset, self._lines)
-        return self._follower
-
-    def skip_known_starts(self) -> None:
-        try:
-            text = self.engine.files.read(self._attempts, limit=attempts.LIMIT)
-        except (FileNotFoundError, LauncherError):
-            return
-        self._known_starts = len(attempts.parse(text))
-
-    def take(self, path: str, data: bytes) -> None:
-        """Report it, and keep it in runs/."""
-        offset = self._report(path, data)
-        with suppress(OSError):  # a full disk here: collect() reports it
-            append(self._root, self._relative(path), offset, data)
-
-    def take_the_rest(self) -> None:
-        """What the collected files have beyond what was reported."""
-        for path, offset in {self._path: self._offset, **self._lines}.items():
-            local = self._root / self._relative(path)
-            if not path or not local.is_file():
-                continue
-            with local.open("rb") as file:
-                file.seek(offset)
-                while data := file.read(PIECE if path == self._path else -1):  # lines are not cut
-                    self._report(path, data)
-        if self._path and self._offset == 0:
-            # The entry script never ran, or could not write: the engine's own log is all there is.
-            try:
-                caught = self.engine.logs(self.container)
-            except LauncherError:  # reported by the thread that waits for the container
-                return
-            if caught:
-                self._put(Output(self.name, caught))
-
-    def _report(self, path: str, data: bytes) -> int:
-        """Returns its offset in the file."""
-        if path == self._path:
-            offset, self._offset = self._offset, self._offset + len(data)
-            self._put(Output(self.name, data))
-            return offset
-        offset, self._lines[path] = self._lines[path], self._lines[path] + len(data)
-        if path == self._metrics:
-            for line in data.split(b"\n"):
-                if found := fields(line):
-                    self._put(Progress(found))
-        else:
-            self._attempts_text += data
-            starts = attempts.parse(self._attempts_text)
-            for place in range(max(1, self._known_starts), len(starts)):
-                self._put(NodeRestarted(self.name, place, starts[place - 1].why()))
-            self._known_starts = max(self._known_starts, len(starts))
-        return offset
-
-    def _relative(self, path: str) -> str:
-        return posixpath.relpath(path, self.node.output) if path else ""

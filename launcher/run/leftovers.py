@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.image import names
-from launcher.image.image_locations import image_store
+from launcher.image.image_locations import image_store, same_image
 from launcher.model import labels
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.facts import ImageInfo
@@ -38,8 +38,8 @@ class Leftovers:
         return bool(self.images or self.outputs)
 
 
-def find_leftovers(engine: Engine) -> Leftovers:
-    """A run with a container on the node, running or ended, is left out: that is for `down`."""
+def find_leftovers(engine: Engine, sources: Sequence[ImageInfo] = ()) -> Leftovers:
+    """A run with a container on the node, running or ended, is left out: that is for `down`. sources: see below."""
     root = posixpath.join(engine.facts().home, OUTPUT_ROOT)
     alive = {state.labels.get(labels.RUN) for state in engine.list({labels.RUN: None})}
     found: dict[str, list[int]] = {}
@@ -50,17 +50,22 @@ def find_leftovers(engine: Engine) -> Leftovers:
         if name == output_folder.MARKER and is_run_id(run) and run not in alive:
             marked.add(run)
     outputs = [OldOutput(run, posixpath.join(root, run), len(found[run]), sum(found[run])) for run in sorted(marked)]
-    return Leftovers(engine, unused_images(engine), outputs)
+    return Leftovers(engine, unused_images(engine, sources), outputs)
 
 
-def unused_images(engine: Engine) -> list[ImageInfo]:
-    """Images that we built and parts of images that never became whole, without a container of them.
+def unused_images(engine: Engine, sources: Sequence[ImageInfo] = ()) -> list[ImageInfo]:
+    """Images that we built and what a push left that did not come to its end, without a container of them.
 
-    An image that the user gave another name is the user's.
+    An image that the user gave another name is the user's. sources: images of the caller's own engine; where a node has
+    one of them without any name, the launcher was killed before it could name it.
     """
     if engine.images is None:
         return []
     built = [*engine.images.list({names.RECIPE: None}), *engine.images.list({names.PARTIAL: None})]
+    if sources:
+        nameless = [image for image in engine.images.list({}) if not image.tags and not image.repo_digests]
+        built += [image for image in nameless if any(same_image(image, source) for source in sources)]
+        built = list({image.id: image for image in built}.values())
     used = {container.image for container in engine.list({})} if built else set()
     return [image for image in built if image.id not in used and all(tag.startswith(names.OURS) for tag in image.tags)]
 

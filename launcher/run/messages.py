@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,10 +34,11 @@ class NodeEnded:
 
 @dataclass(frozen=True)
 class NodeLost:
-    """No connection at the moment; the run may well go on there."""
+    """No answer since then (seconds since the epoch); the run may well go on there. Said again now and then."""
 
     node: str
     reason: str
+    since: float
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,26 @@ class NodeBack:
 
 @dataclass(frozen=True)
 class NodeGone:
-    """Given up: all others have ended and this one has not answered for long."""
+    """Given up: the run has failed or was stopped elsewhere, and this one has not answered for long."""
 
     node: str
     reason: str
+    since: float
+
+
+@dataclass(frozen=True)
+class NodeRemoved:
+    """Its container was removed while it was followed."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class NodeStopped:
+    """Somebody (user@host) stops the run there."""
+
+    node: str
+    by: str
 
 
 @dataclass(frozen=True)
@@ -66,7 +84,14 @@ class Tick:
     """Nothing happened for a moment."""
 
 
-Message = Output | Progress | NodeEnded | NodeLost | NodeBack | NodeGone | NodeRestarted | Tick
+Message = (
+    Output | Progress | NodeEnded | NodeLost | NodeBack | NodeGone | NodeRemoved | NodeStopped | NodeRestarted | Tick
+)
+
+
+def clock(moment: float) -> str:
+    """Seconds since the epoch, as a person here reads them: a silence may last for days."""
+    return time.strftime("%a %H:%M", time.localtime(moment))
 
 
 def fields(line: bytes | str) -> dict[str, Any] | None:

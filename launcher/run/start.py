@@ -16,9 +16,9 @@ from launcher.model.plan import NodePlan, Plan, RunId
 from launcher.node import output_folder
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
-from launcher.node.parallel import uninterrupted
+from launcher.node.parallel import run_all, uninterrupted
 from launcher.records.snapshot import repack
-from launcher.run.gpu_lock import claim_gpus
+from launcher.run.claims import claim_gpus, claim_port
 
 CHECKPOINTS = "checkpoints"  # in the output folder: where the trainer saves, and from where it goes on by itself
 
@@ -44,6 +44,11 @@ def start(
     wanted = {(node.container.layout, node.container.user) for node in plan.nodes}
     archives = {key: archive(*key, code, secrets) for key in wanted}
 
+    def claim(engine: Engine, planned: NodePlan) -> None:
+        claim_gpus(engine, planned)
+        if planned.rank == 0 and len(plan.nodes) > 1:
+            claim_port(engine, planned, plan.rendezvous.port)
+
     def create(engine: Engine) -> None:
         planned = by_node[engine.node]
         spec = planned.container
@@ -51,8 +56,8 @@ def start(
         if resume is not None:
             _copy_checkpoints(engine, planned, resume)
         ids[engine.node] = engine.create(spec)
-        claim_gpus(engine, planned)
-        engine.put(ids[engine.node], archives[spec.layout, spec.user])
+        files = archives[spec.layout, spec.user]
+        run_all([partial(claim, engine, planned), partial(engine.put, ids[engine.node], files)])
 
     try:
         uninterrupted(partial(fleet.each, create))

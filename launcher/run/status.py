@@ -27,6 +27,7 @@ from launcher.run.state import of_containers
 from launcher.run.utilization import Utilization
 
 TAIL = 8192  # bytes of a log or of the metrics that hold their last lines
+_ENDS = ("done", "failed", "lost")
 LIMIT = 20.0  # seconds for one node's answer
 # One round trip for all that a node has beside its container. $1 precedes each part: a random mark, which no
 # program prints. $2: log, $3: attempts, $4: metrics, $5: "" for an ended run.
@@ -78,7 +79,7 @@ class RunStatus:
 
     @property
     def ended(self) -> bool:
-        return self.state in ("done", "failed", "stopped", "lost", "removed")
+        return self.state in (*_ENDS, "stopped", "removed")
 
     def to_json(self) -> str:
         """`progress` is the latest line of the metrics, as the trainer wrote it, with eta (seconds) added."""
@@ -96,8 +97,10 @@ def run_status(attached: Attached) -> RunStatus:
     lost = {n.name: one for n, one in zip(attached.nodes, found, strict=True) if isinstance(one, LauncherError)}
     states = [state for state, _, _ in answers if state is not None]
     state = of_containers(states, len(attached.nodes)).value if states else "removed"
-    if result is not None and state in ("removed", "done", "failed", "lost"):
+    if result is not None and state in (*_ENDS, "removed"):
         state = str(result["state"])
+    elif (attached.unreachable or lost) and state in ("removed", "done", "lost"):
+        state = "unreachable"  # the others cannot tell
     lines = [fields(line) for _, _, metrics in answers for line in metrics.splitlines()]
     away = [NodeStatus(name, "unreachable", str(error)) for name, error in {**attached.unreachable, **lost}.items()]
     return RunStatus(

@@ -15,6 +15,9 @@ from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all_settled, run_both
 from launcher.records.collect import OutputFolder, collect
+from launcher.records.paths import NodePaths
+from launcher.run.attempts import stop_line
+from launcher.run.owner import caller
 
 GRACE = 45.0  # seconds; a trainer saves its checkpoint on SIGTERM, and torchrun gives its workers 30 s of that
 
@@ -67,10 +70,15 @@ def _end(engine: Engine, run: RunId, grace: float, listed: Sequence[ContainerSta
         own = engine.list({labels.RUN: run, labels.UID: str(engine.uid())})
         listed = [state for state in own if labels.readable(state.labels)]
     idle = {state.id for state in listed if state.phase.ended or state.phase is Phase.CREATED}
-    return [
-        EndedContainer(state, False) if state.id in idle else EndedContainer(engine.stop(state.id, grace), True)
-        for state in listed
-    ]
+    return [EndedContainer(state, False) if state.id in idle else _stop(engine, state, grace) for state in listed]
+
+
+def _stop(engine: Engine, state: ContainerState, grace: float) -> EndedContainer:
+    """Launchers that are attached to the run read first who stops it."""
+    told = labels.read(state.labels)
+    attempts = NodePaths(told.output, told.node).attempts
+    engine.sh('[ ! -f "$1" ] || echo "$2" >>"$1"', attempts, stop_line(caller()))
+    return EndedContainer(engine.stop(state.id, grace), True)
 
 
 def _collect(engines: Sequence[Engine], ended: Sequence[Ended], into: Path) -> list[Ended]:

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 
 from launcher.errors import LauncherError
 from launcher.model.container import ContainerState
 from launcher.node.parallel import in_background, run_all_settled
 from launcher.records.store import NodeOfRun, Record
-from launcher.run.finish import Outcome, conclude
-from launcher.run.follow import Follow, Followed
+from launcher.run.diagnose import Failure
+from launcher.run.finish import Outcome, conclude, missing_node, uncollected
+from launcher.run.follow import Follow
+from launcher.run.followed import Followed
 from launcher.run.locate import Attached
-from launcher.run.messages import Message, NodeBack, NodeEnded, NodeGone, NodeLost, NodeRestarted
+from launcher.run.messages import (
+    Message,
+    NodeBack,
+    NodeEnded,
+    NodeGone,
+    NodeRemoved,
+    NodeStopped,
+    Output,
+    Progress,
+    Tick,
+)
 from launcher.run.owner import Owner
 from launcher.run.state import HANG_CODE
 
@@ -29,7 +42,8 @@ def supervise(
 ) -> Outcome:
     """Follow a run until every container has ended. Interrupting this leaves the run alone."""
     states: dict[str, ContainerState] = {}
-    lost: dict[str, str] = {}
+    missing: dict[str, Failure] = {}
+    stopped_by: list[str] = []
     all_ended = threading.Event()
     stopping: Callable[[], None] | None = None
     following = Follow(attached, shown, resumed=resumed)
@@ -38,34 +52,41 @@ def supervise(
             _record(attached.record, message)
             if isinstance(message, NodeEnded):
                 states[message.node] = message.state
-                if message.state.exit_code != 0 and stopping is None and attached.owner is not Owner.OTHER:
-                    stopping = in_background(partial(_stop_peers, attached, states, all_ended))
-            elif isinstance(message, NodeGone):
-                lost[message.node] = message.reason
-            if len(states) + len(lost) >= len(attached.nodes):
+            elif isinstance(message, (NodeGone, NodeRemoved)):
+                missing[message.node] = missing_node(message)
+            elif isinstance(message, NodeStopped):
+                stopped_by.append(message.by)
+            elif isinstance(message, NodeBack):
+                stopping = None  # if the run has failed meanwhile, it could not be stopped there
+            failed = missing or any(state.exit_code != 0 for state in states.values())
+            if failed and stopping is None and attached.owner is not Owner.OTHER:
+                stopping = in_background(partial(_stop_peers, attached, states, stopped_by, all_ended))
+            if len(states) + len(missing) >= len(attached.nodes):
                 all_ended.set()
             show(message)
         if stopping is not None:
             stopping()
     finally:
         following.close()
-    return conclude(attached, states, {name: str(error) for name, error in following.not_collected.items()} | lost)
+    not_collected = {name: uncollected(name, error) for name, error in following.not_collected.items()}
+    return conclude(attached, states, not_collected | missing, next(iter(stopped_by), None))
 
 
 def _record(record: Record, message: Message) -> None:
     if isinstance(message, NodeEnded):
         state = message.state
         record.event("node ended", node=message.node, exit_code=state.exit_code, oom_killed=state.oom_killed)
-    elif isinstance(message, NodeGone):
-        record.event("node gone", node=message.node, reason=message.reason)
-    elif isinstance(message, NodeRestarted):
-        record.event("node restarted", node=message.node, restarts=message.restarts, why=message.why)
-    elif isinstance(message, (NodeLost, NodeBack)):
-        record.event("node lost" if isinstance(message, NodeLost) else "node back", node=message.node)
+    elif not isinstance(message, (Output, Progress, Tick)):
+        record.event(type(message).__name__.replace("Node", "node ").lower(), **asdict(message))
 
 
-def _stop_peers(attached: Attached, states: Mapping[str, ContainerState], all_ended: threading.Event) -> None:
-    """Peers that have not ended by themselves. A stop ends a restart policy: only once restarts are used up."""
+def _stop_peers(
+    attached: Attached, states: Mapping[str, ContainerState], stopped_by: Sequence[str], all_ended: threading.Event
+) -> None:
+    """Peers that have not ended by themselves. A stop ends a restart policy: only once restarts are used up.
+
+    Somebody who stops the run gives all of its nodes the time for a checkpoint.
+    """
 
     def stop(node: NodeOfRun) -> None:
         engine = attached.engines[node.name]
@@ -79,5 +100,5 @@ def _stop_peers(attached: Attached, states: Mapping[str, ContainerState], all_en
         except LauncherError as error:
             attached.record.event("peer not stopped", node=node.name, reason=str(error))
 
-    if not all_ended.wait(PEER_TIMEOUT):
+    if not all_ended.wait(PEER_TIMEOUT) and not stopped_by:
         run_all_settled([partial(stop, node) for node in attached.nodes if node.name not in states])

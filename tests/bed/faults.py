@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.bed.bed import Bed, Node
-from tests.bed.host import docker
+from tests.bed.host import docker, login_shells
+from tests.bed.settings import TRAINER
 from tests.bed.shell import CommandFailed
 
 DATA_ROOT = "/var/lib/docker"
@@ -211,3 +212,29 @@ def fake_gpus(bed: Bed, node: Node, count: int = 2) -> Iterator[list[str]]:
         _stop_engine(bed, node)
         start_engine(bed, node)
         yield uuids
+
+
+@contextlib.contextmanager
+def sshd_setting(bed: Bed, node: Node, line: str) -> Iterator[None]:
+    """A further line of the node's sshd_config, for connections made from now on."""
+    file, reload = "/etc/ssh/sshd_config.d/fault.conf", "kill -HUP $(cat /run/sshd.pid); sleep 0.3"
+    bed.sh(node, f"echo '{line}' > {file}; {reload}")
+    bed.wait_ready(node)
+    try:
+        yield
+    finally:
+        bed.sh(node, f"rm {file}; {reload}")
+        bed.wait_ready(node)
+
+
+@contextlib.contextmanager
+def login_shell(bed: Bed, node: Node, shell: str) -> Iterator[None]:
+    """Another login shell of the ssh user: tcsh, zsh, fish, or the path of a program."""
+    if "/" not in shell:
+        docker("cp", f"{login_shells(bed.settings)}/.", f"{node.container}:/")
+        bed.run(node, "ldconfig")
+    bed.run(node, "usermod", "-s", shell if "/" in shell else f"/usr/local/bin/{shell}", TRAINER)
+    try:
+        yield
+    finally:
+        bed.run(node, "usermod", "-s", "/bin/bash", TRAINER)

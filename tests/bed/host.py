@@ -10,14 +10,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.bed.archive import debian_archive
-from tests.bed.settings import BedUnavailable, Settings
+from tests.bed.settings import BASE_SUITE, BedUnavailable, Settings
 from tests.bed.shell import output, run, succeeds
 
-NEWER_SUITE = "trixie"  # Debian 12 has neither plugin; the newer suite's binaries need only libc6 >= 2.34
+# Debian 12 has neither plugin; the newer suites' binaries need only libc6 >= 2.34. forky: engine 28
+NEWER_SUITE = os.environ.get("LAUNCHER_BED_NEWER_SUITE", "trixie")
 PLUGINS = {"compose": "docker-compose", "buildx": "docker-buildx"}
 PLUGIN_FOLDER = Path("/usr/local/lib/docker/cli-plugins")
 PACKAGES = {
@@ -89,7 +90,7 @@ def install_plugins() -> None:
     missing = [package for plugin, package in PLUGINS.items() if not succeeds(["docker", plugin, "version"])]
     if not missing or not shutil.which("apt-get"):
         return
-    with _unpacked(missing) as folder:
+    with _unpacked(missing, NEWER_SUITE) as folder:
         PLUGIN_FOLDER.mkdir(parents=True, exist_ok=True)
         for binary in folder.glob("usr/lib*/docker/cli-plugins/docker-*"):
             shutil.copy(binary, PLUGIN_FOLDER / binary.name)
@@ -102,25 +103,50 @@ def newer_engine(settings: Settings) -> Path:
 
     Raises BedUnavailable.
     """
-    kept = settings.cache / f"engine-{NEWER_SUITE}"
+    programs = ("dockerd", "docker-proxy", "containerd", "containerd-shim-runc-v2")
+    return _kept(
+        settings.cache / f"engine-{NEWER_SUITE}",
+        ["docker.io", "containerd"],
+        NEWER_SUITE,
+        {f"usr/*bin/{program}": program for program in programs},
+    )
+
+
+def login_shells(settings: Settings) -> Path:
+    """A folder with tcsh, zsh and fish, to be copied onto a node's /; cached. Raises BedUnavailable."""
+    return _kept(
+        settings.cache / f"shells-{BASE_SUITE}",
+        ["tcsh", "zsh", "fish", "fish-common", "libpcre2-32-0"],
+        BASE_SUITE,
+        {
+            **{f"**/bin/{shell}": f"usr/local/bin/{shell}" for shell in ("tcsh", "zsh", "fish")},
+            "**/libpcre2-32.so.0": "usr/local/lib/libpcre2-32.so.0",
+            **{(path := f"usr/share/fish/{name}"): path for name in ("config.fish", "functions")},
+        },
+    )
+
+
+def _kept(kept: Path, packages: Sequence[str], suite: str, files: Mapping[str, str]) -> Path:
+    """A folder with files of these packages, {where they are in them: where in the folder}; made once."""
     if kept.exists():
         return kept
     if os.geteuid() != 0 or not shutil.which("apt-get"):
-        raise BedUnavailable(f"only root on Debian can unpack {NEWER_SUITE}'s Docker engine")
+        raise BedUnavailable(f"only root on Debian can unpack {suite}'s {', '.join(packages)}")
     partial = kept.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    with _unpacked(["docker.io", "containerd"]) as folder:
-        for name in ("dockerd", "docker-proxy", "containerd", "containerd-shim-runc-v2"):
-            [program] = folder.glob(f"usr/*bin/{name}")
-            shutil.copy(program, partial / name)
+    with _unpacked(packages, suite) as folder:
+        for pattern, name in files.items():
+            [found] = folder.glob(pattern)
+            target = partial / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (shutil.copytree if found.is_dir() else shutil.copy)(found, target)
     partial.rename(kept)
     return kept
 
 
 @contextlib.contextmanager
-def _unpacked(packages: Sequence[str]) -> Iterator[Path]:
-    """The files of these packages of NEWER_SUITE, without their dependencies; nothing is installed."""
+def _unpacked(packages: Sequence[str], suite: str) -> Iterator[Path]:
+    """The files of these packages of a Debian suite, without their dependencies; nothing is installed."""
     archive = debian_archive()
     with tempfile.TemporaryDirectory(prefix="launcher-bed-") as folder:
         temporary = Path(folder)
@@ -128,7 +154,7 @@ def _unpacked(packages: Sequence[str]) -> Iterator[Path]:
         for part in ("lists/partial", "cache/archives/partial"):
             (temporary / part).mkdir(parents=True)
         signed = f" [signed-by={archive.signed_by}]" if archive.signed_by else ""
-        (temporary / "sources.list").write_text(f"deb{signed} {archive.uri} {NEWER_SUITE} main\n")
+        (temporary / "sources.list").write_text(f"deb{signed} {archive.uri} {suite} main\n")
         options = [
             *("-o", f"Dir::Etc::sourcelist={temporary}/sources.list", "-o", "Dir::Etc::sourceparts=/dev/null"),
             *("-o", f"Dir::State::lists={temporary}/lists", "-o", f"Dir::Cache={temporary}/cache"),

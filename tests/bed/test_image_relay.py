@@ -1,6 +1,7 @@
 """Nodes that have an image serve the others as peers, so it leaves the launcher's machine only once."""
 
 import contextlib
+import dataclasses
 import os
 import subprocess
 import threading
@@ -8,7 +9,7 @@ import uuid
 
 import pytest
 
-from launcher.errors import LauncherError
+from launcher.errors import ImageShipFailed, LauncherError
 from launcher.image import peers
 from launcher.image.distribution import provide
 from launcher.image.image_locations import ImageLocations
@@ -125,22 +126,77 @@ def test_a_lost_first_node_is_named_and_the_others_get_the_image(four, fleet, im
     assert found == [1, 0, 0, 0]
 
 
-def test_a_client_without_the_token_gets_nothing(four, fleet, image):
-    server, client = fleet.engines[:2]
+STRANGER = """
+exec 3<>/dev/tcp/$1/$2; read -r hello <&3
+echo "00 0 1000000 $(printf 0 | sha256sum | cut -c1-64)" >&3; wc -c <&3
+"""
+# Stands between a client and a peer: python3 -c ALTERING ADDRESS PORT alter|replay
+ALTERING = """
+import socket, sys, threading
+address, port, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+earlier = {}
+while True:
+    client, peer = listener.accept()[0], None
+    if how == "replay" and earlier:
+        client.sendall(earlier["answer"])
+        client.close()
+        continue
+    peer = socket.create_connection((address, port))
+    def up():
+        while data := client.recv(1 << 16):
+            peer.sendall(data)
+    threading.Thread(target=up, daemon=True).start()
+    earlier["answer"] = b""
+    while data := peer.recv(1 << 16):
+        if how == "alter" and len(earlier["answer"]) > 100_000:
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        earlier["answer"] += data
+        try:
+            client.sendall(data)
+        except OSError:
+            break
+    client.close()
+"""
+
+
+@pytest.fixture
+def served(four, fleet, image):
+    """(the peer on node1, its address, the image's id): node2 is a client."""
     with caller_engine() as local:
-        done = provide(image, ImageLocations([server], local, Log()))
-    with contextlib.closing(start_peer(server, done.id, [four.nodes[0].address])) as peer:
-        address = reachable_address(client, peer)
+        done = provide(image, ImageLocations(fleet.engines[:1], local, Log()))
+    with contextlib.closing(start_peer(fleet.engines[0], done.id, [four.nodes[0].address])) as peer:
+        address = reachable_address(fleet.engines[1], peer)
         assert address == four.nodes[0].address
-        stranger = (
-            f'exec 3<>/dev/tcp/{address}/{peer.port}; read -r hello <&3; echo "$hello"; '
-            "echo 0000 0 1000000 >&3; wc -c <&3"
-        )
-        hello, sent = four.run(four.nodes[1], "bash", "-c", stranger).stdout.split()
-        assert hello == peer.greeting
-        assert sent == "0"
-        assert peer.token not in four.run(four.nodes[0], "ps", "axww").stdout
-        pull_archive(client, peer, address, 0, 1 << 40)
-        assert four.docker(four.nodes[1], "images", "-aq", "--no-trunc").split().count(done.id) == 1
-    clean_names = four.docker(four.nodes[0], "ps", "-aq")
-    assert not clean_names
+        yield peer, address, done.id
+    assert not four.docker(four.nodes[0], "ps", "-aq")
+
+
+def test_a_client_without_the_token_gets_nothing(four, fleet, served):
+    peer, address, image_id = served
+    assert four.run(four.nodes[1], "bash", "-c", STRANGER, "-", address, str(peer.port)).stdout.strip() == "0"
+    assert peer.token not in four.run(four.nodes[0], "ps", "axww").stdout
+    pull_archive(fleet.engines[1], peer, address, 0, 1 << 40)
+    assert four.docker(four.nodes[1], "images", "-aq", "--no-trunc").split().count(image_id) == 1
+
+
+@pytest.mark.parametrize("how", ["alter", "replay"])
+def test_what_somebody_on_the_path_alters_or_replays_is_not_loaded(four, fleet, served, how):
+    """The attacker stands on node2 itself, between its client and node1."""
+    peer, address, image_id = served
+    node = four.nodes[1]
+    argv = ["docker", "run", "--rm", "-i", "--network", "host", "launcher-bed-train", "python3", "-c", ALTERING]
+    command = ["docker", "exec", "-i", node.container, *argv, address, str(peer.port), how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attacker:
+        attacked = dataclasses.replace(peer, port=int(attacker.stdout.readline()))
+        try:
+            if how == "replay":  # what was answered to an earlier, honest client
+                pull_archive(fleet.engines[1], attacked, "127.0.0.1", 0, 1 << 40)
+                four.docker(node, "image", "rm", image_id)
+            with pytest.raises(ImageShipFailed, match="not from the node"):
+                pull_archive(fleet.engines[1], attacked, "127.0.0.1", 0, 1 << 40)
+        finally:
+            four.sweep(node)
+    assert not four.docker(node, "images", "-q", "--filter", "dangling=true")
+    assert image_id not in four.docker(node, "images", "-aq", "--no-trunc")

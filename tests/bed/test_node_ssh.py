@@ -226,6 +226,43 @@ def test_the_suggested_fix_for_an_unknown_host_key_works(bed: Bed, tmp_path: Pat
     pool.close()
 
 
+def test_a_host_key_that_a_known_authority_has_signed_is_accepted(bed: Bed, tmp_path: Path) -> None:
+    node, known, authority = bed.nodes[0], tmp_path / "known", tmp_path / "ca"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", authority], check=True)
+    host = tmp_path / "host.pub"
+    host.write_text(
+        bed.sh(node, "cat /etc/ssh/ssh_host_ed25519_key.pub || ssh-keygen -yf /etc/ssh/ssh_host_ed25519_key")
+    )
+    subprocess.run(["ssh-keygen", "-q", "-s", authority, "-I", "x", "-h", "-n", node.address, host], check=True)
+    certificate = (tmp_path / "host-cert.pub").read_text()
+    bed.sh(node, f"echo '{certificate.strip()}' > /etc/ssh/host-cert.pub")
+    known.write_text(f"@cert-authority * {authority.with_suffix('.pub').read_text()}")
+    file = config(bed, tmp_path, f"Host end\n HostName {node.address}\n UserKnownHostsFile {known}\n")
+    assert isinstance(refused(file, "end"), HostKeyUnknown)  # the node shows no certificate yet
+    with faults.sshd_setting(bed, node, "HostCertificate /etc/ssh/host-cert.pub"):
+        pool = SshPool(file)
+        assert SshMachine("a", "end", pool).run(["hostname"]).out.strip() == b"node1"
+        pool.close()
+        subprocess.run(["ssh", "-F", file, "end", "true"], check=True, timeout=20)  # OpenSSH agrees
+
+
+def test_a_private_key_that_others_may_read_is_refused_as_by_openssh(bed: Bed, tmp_path: Path) -> None:
+    key = tmp_path / "id_open"
+    key.write_bytes(bed.key.read_bytes())
+    key.chmod(0o644)
+    file = Path(config(bed, tmp_path, f"Host end\n HostName {bed.nodes[0].address}\n"))
+    file.write_text(file.read_text().replace(f"IdentityFile {bed.key}", f"IdentityFile {key}"))
+    error = refused(str(file), "end")
+    assert isinstance(error, AuthFailed)
+    assert f"{key} is left out, as OpenSSH does: others may read it (mode 0644)" in error.what
+    assert error.next_step == f"make it yours alone: chmod 600 {key}"
+    assert subprocess.run(["ssh", "-F", str(file), "end", "true"], capture_output=True, check=False).returncode == 255
+    key.chmod(0o600)
+    pool = SshPool(str(file))
+    SshMachine("a", "end", pool).connect()
+    pool.close()
+
+
 def test_broken_sessions_are_made_anew_by_the_next_call(bed: Bed, ssh: SshMachine) -> None:
     files = Files(ssh)
     assert ssh.run(["true"]).code == 0

@@ -14,9 +14,10 @@ from typing import Any
 
 from launcher.cli.main import main
 from launcher.node.docker.engine import DockerEngine
+from launcher.node.docker.images import DockerImages
 from launcher.node.ssh.machine import SshMachine
 
-PLACES = {"connect": (SshMachine, "_transport")}
+PLACES = {"connect": (SshMachine, "_transport"), "name_image": (DockerImages, "tag")}
 
 
 def arm(when: str) -> None:

@@ -34,24 +34,30 @@ STEPS: dict[str, str | None] = {
 EVERYDAY = {"after:probe-create:1", "after:start:1"}
 
 
-@pytest.mark.parametrize(
-    "when", [pytest.param(w, marks=[] if w in EVERYDAY else [pytest.mark.slow], id=w.replace(":", "-")) for w in STEPS]
-)
-def test_killed(bed_cli: Cli, bed: Bed, when: str) -> None:
-    bed_cli.program("ticks.py")
-    job = bed_cli.job("crash", **bed_job(run={"script": "ticks.py", "args": ["1000"]}))
+def killed(cli: Cli, when: str, *args: object) -> str:
+    """What the launcher wrote to stderr until it was killed then."""
     process = subprocess.run(
-        [sys.executable, "-m", "tests.e2e.killed", when, "up", job],
-        cwd=bed_cli.cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **bed_cli.env},
+        [sys.executable, "-m", "tests.e2e.killed", when, *map(str, args)],
+        cwd=cli.cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **cli.env},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert process.returncode == -9, process.stderr
+    return process.stderr
+
+
+@pytest.mark.parametrize(
+    "when", [pytest.param(w, marks=[] if w in EVERYDAY else [pytest.mark.slow], id=w.replace(":", "-")) for w in STEPS]
+)
+def test_killed(bed_cli: Cli, bed: Bed, when: str) -> None:
+    bed_cli.program("ticks.py")
+    job = bed_cli.job("crash", **bed_job(run={"script": "ticks.py", "args": ["1000"]}))
+    messages = killed(bed_cli, when, "up", job)
     wanted = STEPS[when]
-    assert bool(bed_cli.runs()) == (wanted is not None), process.stderr
+    assert bool(bed_cli.runs()) == (wanted is not None), messages
     if wanted is None:
         assert bed.wait_clean(timeout=15, home=True) == []
         return
@@ -60,3 +66,19 @@ def test_killed(bed_cli: Cli, bed: Bed, when: str) -> None:
     assert bed.wait_clean(home=True) == []
     assert json.loads(bed_cli("status", "--json").stdout)["state"] == "stopped"
     bed_cli("up", job, "--set", "run.args=[3]")  # nothing blocks the next run
+
+
+def test_an_image_that_was_pushed_but_not_named_is_listed_and_removed_by_clean(bed_cli: Cli, bed: Bed) -> None:
+    name, node = "test-unnamed:1", bed.nodes[0]
+    subprocess.run(f"tar c -C {bed_cli.cwd} . | docker import - {name}", shell=True, check=True, capture_output=True)
+    try:
+        before = bed.docker(node, "images", "-aq", "--no-trunc")
+        job = bed_cli.job("unnamed", nodes=["node1"], image={"ref": name}, run={"command": ["true"]})
+        killed(bed_cli, "before:name_image:1", "up", job)
+        [image] = set(bed.docker(node, "images", "-aq", "--no-trunc").split()) - set(before.split())
+        [listed] = json.loads(bed_cli("clean", "--nodes", "node1", "--json").stdout)
+        assert [found["name"] for found in listed["images"]] == [image[7:19]]
+        bed_cli("clean", "--nodes", "node1", "--yes")
+        assert image not in bed.docker(node, "images", "-aq", "--no-trunc")
+    finally:
+        subprocess.run(["docker", "image", "rm", name], check=True, capture_output=True)

@@ -50,7 +50,7 @@ class Final:
 
 
 FINAL = {
-    "a node is gone for good": Final(gone, 3, "lost", "did not answer any more", AWAY),
+    "a node is gone for good": Final(gone, 1, "failed", "did not answer any more", AWAY),
     "no packets between two nodes for good": Final(
         lambda bed, nodes: faults.partition(bed, nodes[0], nodes[-1]),
         1,
@@ -59,7 +59,7 @@ FINAL = {
         "ended with exit code",
     ),
     "no packets to or from a node for good": Final(
-        lambda bed, nodes: faults.isolated(bed, nodes[-1]), 3, "lost", "did not answer any more", AWAY
+        lambda bed, nodes: faults.isolated(bed, nodes[-1]), 1, "failed", "did not answer any more", AWAY
     ),
     "the master's disk is full": Final(full_disk, 1, "failed", "a disk is full", "ended with exit code"),
 }
@@ -85,7 +85,7 @@ def test_the_run_ends_with_its_reason(scene: Scene, name: str) -> None:
         assert result["state"] == final.state
         assert final.words in failure["what"]
         assert reported is not None, str(drill)
-        wrong = 0 if final.state == "lost" else drill.lines_lost(scene.bed, scene.count)
+        wrong = 0 if final.reported is AWAY else drill.lines_lost(scene.bed, scene.count)
         outcome = f"{final.state}, exit {final.code}"
         Figures(name, scene.count, outcome, reported, over, 0, wrong, scene.clean()).publish()
     assert wrong == 0

@@ -12,7 +12,7 @@ from torch import nn
 
 from train.__main__ import leave
 from train.config import Config
-from train.data.loader import Batch
+from train.data.batch import Batch
 from train.models import SmallCNN
 from train.parallel.ddp import wrap
 from train.parallel.world import World, start

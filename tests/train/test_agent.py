@@ -45,6 +45,7 @@ class Node:
     folder: Path
     port: int
     restarts: int = 2
+    run: str = "mine"
     attempts: int = 0
     code: int | None = None
     output: str = ""
@@ -65,6 +66,7 @@ class Node:
                 ],
                 env={
                     **os.environ,
+                    "LAUNCHER_RUN": self.run,
                     "LAUNCHER_OUTPUT": str(self.folder),
                     "LAUNCHER_NODE": f"node{self.rank}",
                     "MARK": str(self.folder / "mark"),
@@ -86,15 +88,21 @@ class Node:
             self._process.terminate()
 
 
-def run(folder: Path, first: str, restarts: int = 2) -> list[Node]:
-    """Runs both nodes until they have finally ended."""
+def run(folder: Path, first: str, restarts: int = 2, stranger: bool = False) -> list[Node]:
+    """Runs both nodes until they have finally ended. stranger: first a node of another run comes to the port."""
     (folder / "program.py").write_text(PROGRAM.format(first=first))
     (folder / "state").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     nodes = [Node(rank, folder, port, restarts) for rank in range(2)]
     threads = [threading.Thread(target=node.keep_up, daemon=True) for node in nodes]
-    for thread in threads:
+    if stranger:
+        nodes.append(Node(1, folder, port, restarts=0, run="other"))
+        threads.append(threading.Thread(target=nodes[-1].keep_up, daemon=True))
+        threads[0].start()
+        threads[2].start()
+        threads[2].join(SECONDS)
+    for thread in threads[1 if stranger else 0 : 2]:
         thread.start()
     deadline = time.monotonic() + SECONDS
     for thread in threads:
@@ -124,6 +132,15 @@ def test_a_stuck_node_ends_when_the_master_has_failed(tmp_path: Path) -> None:
     late = nodes[1].ended - nodes[0].ended
     print(f"the stuck node ended {late:.1f} s after the master")
     assert "the master has ended and this node has not" in nodes[1].output
+
+
+@pytest.mark.timeout(200)
+def test_a_node_of_another_run_is_refused_and_both_sides_say_so(tmp_path: Path) -> None:
+    master, worker, stranger = run(tmp_path, "pass", restarts=0, stranger=True)
+    assert (master.code, worker.code, stranger.code) == (0, 0, 1), master.output + worker.output + stranger.output
+    assert f"127.0.0.1:{master.port} belongs to the run mine: refused to train with it" in stranger.output
+    assert "node1 of the run other came to this run's port and was refused" in master.output
+    assert "met" not in stranger.output
 
 
 def with_fake_torch(folder: Path, torch: str, run: str) -> subprocess.CompletedProcess[str]:

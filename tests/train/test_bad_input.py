@@ -11,6 +11,7 @@ from PIL import Image
 
 from tests.train.runs import DIGITS, digit_tree, finish, start
 from train.__main__ import main
+from train.checkpoint import Saver
 
 QUICK = [
     "--arch",
@@ -119,6 +120,10 @@ def test_data(
         ("--lr -1", "must be above 0"),
         ("--flip 1.5", "at most 1"),
         ("--phases 160", "not of the form SIDE@SHARE"),
+        ("--phases 0@0.5", "the side must be at least 8"),
+        ("--arch vit_b_16 --image-size 32", "does not accept images of 32 px"),
+        ("--arch inception_v3 --image-size 32", "does not accept images of 32 px"),
+        ("--arch alexnet --image-size 224 --phases 16@0", "does not accept images of 16 px"),
         ("--syncbn library --device cpu", "works on GPUs only"),
         ("--dtype float64 --amp bf16", "mixed precision needs float32"),
         ("--resume /nowhere/last.pt", "no such checkpoint"),
@@ -151,10 +156,24 @@ def test_a_checkpoint_of_another_model_is_left_alone(
         (["--arch", "cifar_resnet20"], "has arch smallcnn, this run cifar_resnet20"),
         (["--data", str(other), "--batch-size", "4"], "has classes (10)"),
         (["--resume", "none"], "would be overwritten"),
+        (["--optimizer", "adamw"], "made with --optimizer sgd, not adamw"),
+        (["--decay", "all"], "made with --decay weights, not all"),
+        (["--amp", "O2"], "made without --amp O2"),
+        (["--ema-decay", "0.9"], "made without --ema-decay"),
     ):
         assert main([*common, *options]) == 2
         assert says in capfd.readouterr().err
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
+
+
+def test_a_checkpoint_of_a_dual_batch_run_is_left_alone(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    saver = Saver(tmp_path / "o" / "checkpoints", keep=0)
+    saver.save({"format": 1, "arch": "smallcnn", "dual_batch": {"finished": 3}})
+    saver.close()
+    assert main(["--data", str(data), "--output", str(tmp_path / "o"), *QUICK]) == 2
+    assert "is from a dual-batch run" in capfd.readouterr().err
 
 
 def test_a_checkpoint_of_another_program_is_refused(
@@ -179,6 +198,7 @@ def test_data_missing_on_one_rank_ends_both_and_names_the_rank(data: Path, tmp_p
 BY_RANK = """
 import os, sys
 from train.__main__ import main
+from train.checkpoint import Saver
 sys.exit(main(["--data", sys.argv[1] + "/" + os.environ["RANK"], *sys.argv[2:]]))
 """
 
@@ -192,7 +212,7 @@ def test_damaged_images_are_reported_once_skipped_and_not_counted(
 ) -> None:
     bad = sorted((data / "train" / "3").iterdir())[0], sorted((data / "val" / "3").iterdir())[0]
     truncated(bad[0])
-    bad[1].write_bytes(b"")
+    bad[1].write_bytes(bytes(3000))
     output = tmp_path / "output"
     assert main(["--data", str(data), "--output", str(output), *QUICK, "--epochs", "2"]) == 0
     printed = capfd.readouterr().out
@@ -201,6 +221,18 @@ def test_damaged_images_are_reported_once_skipped_and_not_counted(
     assert "(11 images" in printed
     assert main(["--data", str(data), "--output", str(tmp_path / "strict"), *QUICK, "--max-damaged", "0"]) == 2
     assert "allow more with --max-damaged" in capfd.readouterr().err
+
+
+def test_a_training_that_diverges_ends_and_says_where(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--data", str(data), *QUICK, "--lr", "1e20", "--epochs", "2"]
+    assert main([*common, "--output", str(tmp_path / "o")]) == 2
+    (error,) = capfd.readouterr().err.splitlines()
+    assert "the loss is nan at epoch 1, step 3: training has diverged; try a lower --lr" in error
+    assert not list((tmp_path / "o" / "checkpoints").glob("*"))
+    assert '"error": "the loss is nan' in (tmp_path / "o" / "metrics.jsonl").read_text()
+    assert main([*common, "--output", str(tmp_path / "on"), "--allow-nan"]) == 0
 
 
 def test_path_traversal_in_an_archive_has_no_effect(tmp_path: Path) -> None:

@@ -135,3 +135,13 @@ def test_no_thread_of_the_process_group_outlives_the_run(data: Path, tmp_path: P
     ranks = start(tmp_path, 2, "--data", data, "--batch-size", 8, *COMMON, "--epochs", 1, program=("-c", LEFT))
     assert finish(ranks) == [0, 0], ranks[0].text
     assert [rank.lines[-1] for rank in ranks] == ["left: []", "left: []"]
+
+
+def test_synchronised_batch_norm_with_accumulation_and_an_uneven_last_step(tmp_path: Path) -> None:
+    """97 images in steps of 64: rank 0's last 17 make two micro-batches, rank 1's 16 one and an empty one."""
+    data = digit_tree(tmp_path / "data", 97, 3)
+    options = ["--arch", "cifar_resnet20", "--image-size", 8, "--epochs", 1, "--batch-size", 16, "--timeout", 30]
+    extra = ["--accumulate", 2, "--syncbn", "custom", "--print-digest"]
+    first, second = run(tmp_path / "out", 2, "--data", data, *options, *extra)
+    assert first.digest == second.digest
+    assert first.metrics("epoch")[0]["train"]["images"] == 97

@@ -203,6 +203,32 @@ def test_every_decoder_reports_damage_and_falls_back_to_pillow(fast: Decoder) ->
         assert (decode(data, decoder=fast) == decode(data)).all()
 
 
+def test_every_decoder_finds_a_rotation_behind_other_segments(fast: Decoder) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(photo(64, 64), quality=95, exif=exif.tobytes())
+    profile = b"\xff\xe2" + (2002).to_bytes(2, "big") + b"ICC_PROFILE\0".ljust(2000, b".")
+    assert (decode(data[:2] + profile + data[2:], decoder=fast) == decode(data)).all()
+
+
+def test_every_decoder_refuses_an_image_too_large_for_pillow(fast: Decoder) -> None:
+    """A few hundred bytes whose header promises 65,000 x 65,000 pixels."""
+    data = bytearray(encoded(scene(16, 16)))
+    size = data.index(b"\xff\xc0") + 5
+    data[size : size + 4] = (65000).to_bytes(2, "big") * 2
+    with pytest.raises(DecodeError, match="exceeds limit"):
+        decode(bytes(data), decoder=fast)
+
+
+def test_an_image_that_begins_like_one_or_with_zeros_is_damaged(fast: Decoder) -> None:
+    """As after a crash of the machine that wrote it; a file of another kind is none."""
+    for data in (bytes(5000), b"\xff\xd8\xff" + bytes(5000), b"\x89PNG" + bytes(100), b""):
+        with pytest.raises(DecodeError):
+            decode(data, decoder=fast)
+    with pytest.raises(NotAnImageError):
+        decode(b"text", decoder=fast)
+
+
 def test_every_decoder_resizes_pixels(fast: Decoder) -> None:
     pixels, out, expected = np.asarray(scene()), np.empty((32, 32, 3), np.uint8), np.empty((32, 32, 3), np.uint8)
 

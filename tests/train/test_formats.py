@@ -9,14 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tests.train.runs import digit_tree
 from train.__main__ import main
 from train.config import parse
+from train.data.batch import Request, Transfer
 from train.data.decode import Pillow
 from train.data.folder import open_folder
-from train.data.loader import Loader, Request
+from train.data.loader import Loader
 from train.data.open import open_dataset
 from train.data.source import Dataset, Source
 
@@ -238,7 +240,7 @@ def test_phases_train_at_their_size_and_validate_at_full_size(folder: Path, tmp_
     config = parse(["--data", str(folder), *QUICK, "--epochs", "10", "--phases", "8@0", "12@0.35", "16@0.8"])
     assert [config.side(epoch) for epoch in range(10)] == [8] * 4 + [12] * 4 + [16] * 2
     seen: list[tuple[int, ...]] = []
-    loader = Loader(config, open_folder(folder).train, Pillow(), 8, local_world=1, pin=False)
+    loader = Loader(config, open_folder(folder).train, Pillow(), 8, 1, Transfer(torch.device("cpu")))
     for epoch in (0, 5, 9):
         batches = loader.batches([Request(np.arange(8), 8), Request(np.arange(3), 3)], epoch)
         seen += [tuple(batch.images.shape) for batch in batches]

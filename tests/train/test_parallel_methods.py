@@ -12,10 +12,18 @@ import torch
 from torch import nn
 
 from tests.train.runs import Rank, digit_tree, finish, run, start
+from train.config import Config
+from train.data.batch import Batch
 from train.errors import TrainError
 from train.models import make_model, parameter_count
 from train.parallel.cut import stages
 from train.parallel.dp import Replicas
+from train.parallel.methods import make_step
+from train.parallel.world import World
+from train.precision import choose_precision
+from train.step import Plan
+
+CPU = torch.device("cpu")
 
 # 37 images in global batches of 8: five steps per epoch, the last one with 5 images
 OPTIONS = "--image-size 32 --val-resize 32 --augment shift --lr 0.5 --workers 1 --log-every 1 --device cpu"
@@ -80,6 +88,15 @@ def test_pipelines_equal_gradient_accumulation(data: Path, tmp_path: Path, accum
     assert distance(weights(first), weights(accumulated)) < 1e-6
     for ours, theirs in zip(losses(first), losses(accumulated), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+def test_a_pipeline_in_bf16_equals_gradient_accumulation_in_bf16(data: Path, tmp_path: Path) -> None:
+    options = ["--data", data, "--arch", "cifar_resnet20", "--last-batch", "drop", "--epochs", 1, "--amp", "bf16"]
+    method = ["--parallel", "pipeline", "--micro-batches", 2, "--batch-size", 8]
+    alone = run(tmp_path / "alone", 1, "--batch-size", 4, "--accumulate", 2, *options, *COMMON)[0]
+    staged = run(tmp_path / "staged", 2, *method, *options, *COMMON)[0]
+    assert losses(staged) == losses(alone)
+    assert distance(weights(staged), weights(alone)) == 0
 
 
 def test_data_parallel_equals_ddp(data: Path, tmp_path: Path) -> None:
@@ -155,22 +172,23 @@ def test_a_model_that_is_not_a_chain_is_refused() -> None:
         stages(make_model("smallcnn", 10), "smallcnn", 99)
 
 
-@pytest.mark.parametrize(
-    ("world", "options", "why"),
-    [
-        (1, "--parallel model", "start two or more"),
-        (1, "--parallel pipeline", "start two or more"),
-        (2, "--parallel single", "one process, not 2"),
-        (2, "--parallel dp", "one process with all devices"),
-        (2, "--parallel model --ema-decay 0.9 --clip-norm 1", "does not support --clip-norm 1.0, --ema-decay 0.9"),
-        (2, "--parallel pipeline --micro-batches 3", "not a multiple of the 3"),
-        (2, "--parallel pipeline", "--last-batch drop"),
-    ],
-)
-def test_unsupported_methods_are_refused(data: Path, tmp_path: Path, world: int, options: str, why: str) -> None:
-    ranks = start(tmp_path, world, "--data", data, "--arch", "smallcnn", "--batch-size", 8, *COMMON, *options.split())
-    assert finish(ranks) == [2] * world
-    assert why in ranks[0].text
+def test_an_unsupported_method_is_refused_once(data: Path, tmp_path: Path) -> None:
+    """test_combinations.py has the others."""
+    options = ["--arch", "smallcnn", "--batch-size", 8, "--parallel", "dp", *COMMON]
+    ranks = start(tmp_path, 2, "--data", data, *options)
+    assert finish(ranks) == [2, 2]
+    assert [rank.text.count("one process with all devices") for rank in ranks] == [1, 0]
+
+
+def test_replicas_compute_in_the_runs_precision() -> None:
+    """Each on a thread of its own, where autocast has its defaults."""
+    config = Config(data="", image_size=8, amp="bf16", parallel="dp", replicas=2)
+    world, model, seen = World(0, 1, 0, 1, CPU, "none"), make_model("smallcnn", 10), list[torch.dtype]()
+    model.register_forward_hook(lambda module, inputs, out: seen.append(out.dtype))
+    step = make_step(config, world, choose_precision(config, CPU), model)
+    images = torch.zeros(4, 8, 8, 3, dtype=torch.uint8)
+    step.accumulate(Batch(images, torch.arange(4), torch.ones(4), 4, last=True), Plan(0.1, 0))
+    assert seen == [torch.bfloat16] * 2
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,13 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from tests.train.runs import Rank, digit_tree, finish, run, start
+from train.__main__ import main
+from train.config import Config
+from train.errors import TrainError
+from train.models import make_model
+from train.parallel.methods import make_step
+from train.parallel.world import World
+from train.precision import LossScale, choose_precision
 
 # batch norm, random crops and flips: everything with state or randomness
 OPTIONS = "--arch cifar_resnet20 --image-size 16 --crop-scale 0.5 --epochs 3 --batch-size 4 --lr 0.5 --log-every 1"
@@ -128,3 +135,33 @@ def test_a_damaged_checkpoint_falls_back_to_the_previous_one(whole: list[Rank], 
     assert "last.pt: damaged" in again[0].text
     assert "resumed" in again[0].text
     assert again[0].digest == whole[0].digest
+
+
+def test_new_settings_count_after_resuming(data: Path, tmp_path: Path) -> None:
+    options = "--arch smallcnn --image-size 8 --batch-size 16 --workers 1 --threads 1"
+    common = ["--data", str(data), "--output", str(tmp_path), *options.split()]
+    assert main([*common, "--epochs", "1"]) == 0
+    new = ["--weight-decay", "0.01", "--momentum", "0.5", "--nesterov"]
+    assert main([*common, "--epochs", "2", *new]) == 0
+    state = torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)
+    groups = state["optimizer"]["param_groups"]
+    settings = [[group[name] for name in ("weight_decay", "momentum", "nesterov")] for group in groups]
+    assert settings == [[0.01, 0.5, True], [0.0, 0.5, True]]
+
+
+def test_a_checkpoint_of_stages_fits_stages_only() -> None:
+    config = Config(data="", image_size=8)
+    cpu, world = torch.device("cpu"), World(0, 1, 0, 1, torch.device("cpu"), "none")
+    step = make_step(config, world, choose_precision(config, cpu), make_model("smallcnn", 10))
+    with pytest.raises(TrainError, match="has 2 stages; use the same --parallel"):
+        step.load_optimizer({"stages": [{}, {}]})
+
+
+def test_a_loss_scale_starts_anew_after_a_run_without() -> None:
+    scale = LossScale(enabled=True)
+    scale.load_state_dict(LossScale(enabled=False).state_dict())
+    assert scale.value == 2**16
+    halved = LossScale(enabled=True)
+    halved.unscale([torch.tensor([float("inf")])])
+    scale.load_state_dict(halved.state_dict())
+    assert scale.value == 2**15

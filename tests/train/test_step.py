@@ -19,6 +19,8 @@ from train.ema import EMA
 from train.models import SmallCNN, make_model
 from train.objective import Mix, apply_mix, draw_mix, losses
 from train.optim import LARS, make_optimizer
+from train.parallel.methods import make_step
+from train.parallel.world import World
 from train.precision import LossScale, choose_precision
 from train.syncbn import SyncBatchNorm, convert
 
@@ -41,6 +43,26 @@ def test_synchronised_batch_norm_equals_batch_norm_of_the_whole_batch(reports: l
 @pytest.mark.parametrize("case", ["uneven 1d float32", "empty float32", "mean 100 float32", "mean 100 uneven float32"])
 def test_synchronised_batch_norm_is_within_1e5_in_single_precision(reports: list[dict[str, Any]], case: str) -> None:
     assert max(report["norm"][case] for report in reports) < 1e-5
+
+
+def test_synchronised_batch_norm_in_bf16_rounds_only_its_results() -> None:
+    """Its weights stay in fp32, so the scaled output is rounded once and their gradients not at all."""
+    torch.manual_seed(0)
+    ours, oracle = SyncBatchNorm(8), nn.BatchNorm2d(8).double()
+    for module in (ours, oracle):
+        with torch.no_grad():
+            module.weight.copy_(torch.linspace(0.5, 2, 8))
+            module.bias.copy_(torch.linspace(-1, 1, 8))
+    x, incoming = (torch.randn(16, 8, 9, 9).bfloat16() for _ in range(2))
+    wide, mine = x.double().requires_grad_(), x.clone().requires_grad_()
+    expected, out = oracle(wide), ours(mine)
+    expected.backward(incoming.double())
+    out.backward(incoming)
+    assert (out == expected.bfloat16()).double().mean() > 0.999
+    for a, b in ((ours.weight.grad, oracle.weight.grad), (ours.bias.grad, oracle.bias.grad)):
+        assert a.dtype == torch.float32
+        assert float((a.double() - b).abs().max() / b.abs().max()) < 1e-5
+    assert (mine.grad == wide.grad.bfloat16()).double().mean() > 0.99
 
 
 def test_single_precision_sums_would_lose_digits_that_double_precision_keeps() -> None:
@@ -200,7 +222,7 @@ def test_norms_and_biases_are_not_decayed_by_default() -> None:
 def test_the_average_follows_its_formula() -> None:
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, 0.0)
-    ema, expected = EMA(model, decay=0.5), 0.0
+    ema, expected = EMA(model, 0.5, list(model.parameters())), 0.0
     for update in range(20):
         nn.init.constant_(model.weight, update + 1.0)
         ema.update(model, update)
@@ -210,9 +232,30 @@ def test_the_average_follows_its_formula() -> None:
     assert not ema.model.training
 
 
+@pytest.mark.parametrize("amp", ["O2", "none"])
+def test_the_average_moves_by_less_than_16_bits_resolve(amp: str) -> None:
+    """A weight of 1 that rises by 1e-4 per update: fp16 has no number between 1 and 1.00098."""
+    config = Config(data="", image_size=8, amp=amp, ema_decay=0.999)
+    precision = choose_precision(config, CPU)
+    step = make_step(config, World(0, 1, 0, 1, CPU, "none"), precision, precision.cast(SmallCNN(10), CPU))
+    assert step.ema
+    expected = weight = 1.0
+    name = "features.1.weight"
+    step.ema.load({name: torch.ones(16)})
+    index = [name for name, _ in step.model.named_parameters()].index(name)
+    for update in range(1000, 1010):
+        weight += 1e-4
+        torch.nn.init.constant_(step.parameters[index], weight)
+        decay = min(0.999, (1 + update) / (10 + update))
+        expected = decay * expected + (1 - decay) * weight
+        step.ema.update(step.model, update)
+    assert float(step.ema.averages[name][0]) - 1 == pytest.approx(expected - 1, rel=1e-2)
+    assert float(step.ema.model.state_dict()[name][0]) == pytest.approx(expected, abs=1e-3)
+
+
 def test_the_average_includes_batch_norm_statistics() -> None:
     model = nn.BatchNorm1d(2)
-    ema = EMA(model, decay=0.0)
+    ema = EMA(model, 0.0, list(model.parameters()))
     model(torch.randn(8, 2) + 5)
     ema.update(model, 100)
     assert torch.equal(ema.model.state_dict()["running_mean"], model.state_dict()["running_mean"])

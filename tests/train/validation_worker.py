@@ -7,6 +7,7 @@ from pathlib import Path
 from train.__main__ import leave
 from train.config import parse
 from train.loop import validate
+from train.metrics import Scores
 from train.parallel.world import StopSignal, start
 from train.setup import prepare
 
@@ -19,7 +20,7 @@ for name in names:
     )
     world = world or start(config)
     stop = StopSignal(world)
-    scores, _ = validate(prepare(config, world), stop)
+    scores = Scores.of(validate(prepare(config, world), stop)[0])
     stop.settle()
     print(json.dumps({"name": name, "images": scores.images, "loss": scores.loss, "top1": scores.top1}), flush=True)
 leave(0)

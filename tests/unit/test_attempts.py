@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.run.attempts import Attempt, parse, reasons
+from launcher.run.attempts import Attempt, parse, reasons, stop_line, stopped_by
 
 
 def test_restarts_and_why() -> None:
@@ -19,6 +19,14 @@ def test_restarts_and_why() -> None:
     ]
     assert reasons(parse(b"start 100\nexit 0 130\n")) == []
     assert parse(b"") == ()
+
+
+def test_who_stops_the_latest_attempt_and_which_ranks_were_suspended() -> None:
+    text = f"start 100\n{stop_line('me@there')}\nhalted 3 110\nhalted 4 110\nexit 143 120\n".encode()
+    assert stopped_by(text) == "me@there"
+    assert parse(text) == (Attempt(100, 120, 143, frozenset({3, 4})),)
+    assert stopped_by(text + b"start 130\n") is None
+    assert stopped_by(b"start 1\nstopped \x1b[2Jme 3\n") is None
 
 
 def test_torn_and_foreign_lines_are_ignored() -> None:

@@ -4,107 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
-from launcher import container_scripts
-
-SHELLS = [name for name in ("dash", "bash", "busybox") if shutil.which(name)]
-STRANGER = 54321  # a uid that is not in /etc/passwd
-
-
-@dataclass
-class Box:
-    """The scripts and an output folder, as an engine lays them out; `run` is one attempt."""
-
-    root: Path
-    shell: str
-    env: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        (self.kit / "home").mkdir(parents=True)
-        for name, text in container_scripts.scripts().items():
-            (self.kit / name).write_bytes(text)
-        self.output.mkdir()
-        self.env = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(self.root),
-            "LAUNCHER_OUTPUT": str(self.output),
-            "LAUNCHER_NODE": "gpu-a",
-        }
-        if self.shell == "busybox":  # and no tool of coreutils
-            tools = self.root / "applets"
-            tools.mkdir()
-            subprocess.run(["busybox", "--install", "-s", tools], check=True)
-            self.env["PATH"] = str(tools)
-
-    @property
-    def kit(self) -> Path:
-        return self.root / "kit"
-
-    @property
-    def output(self) -> Path:
-        return self.root / "out"
-
-    @property
-    def log(self) -> Path:
-        return self.output / "logs" / "gpu-a.log"
-
-    @property
-    def attempts(self) -> list[str]:
-        return (self.output / "state" / "gpu-a.attempts").read_text().splitlines()
-
-    def secret(self, name: str, value: bytes) -> None:
-        folder = self.kit / "secrets"
-        folder.mkdir(exist_ok=True, mode=0o700)
-        (folder / name).write_bytes(value)
-        (folder / name).chmod(0o600)
-
-    def argv(self, *argv: str) -> list[str]:
-        sh = [shutil.which("busybox") or "", "sh"] if self.shell == "busybox" else [shutil.which(self.shell) or ""]
-        return [*sh, str(self.kit / "entry.sh"), *argv]
-
-    def start(self, *argv: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            self.argv(*argv),
-            env=self.env | dict(env or {}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    def run(self, *argv: str, env: Mapping[str, str] | None = None) -> tuple[int, bytes]:
-        """(exit code, the content of Docker's log)."""
-        process = self.start(*argv, env=env)
-        out, _ = process.communicate(timeout=60)
-        return process.returncode, out
-
-    def until(self, text: bytes) -> None:
-        deadline = time.monotonic() + 20
-        while text not in (self.log.read_bytes() if self.log.exists() else b""):
-            assert time.monotonic() < deadline, f"{text!r} is not in the log"
-            time.sleep(0.01)
-
-
-@pytest.fixture(params=SHELLS)
-def box(request: pytest.FixtureRequest, tmp_path: Path) -> Box:
-    return Box(tmp_path, request.param)
-
-
-@pytest.fixture
-def one(tmp_path: Path) -> Box:
-    """For tests in which the shell makes no difference."""
-    return Box(tmp_path, SHELLS[0])
+from tests.unit.container_box import Box, needs_root
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 127, 143, 255])
@@ -262,6 +170,33 @@ def test_the_time_limit_counts_from_the_first_start(box: Box) -> None:
     assert box.run("/bin/sh", "-c", "exit 5", env={"LAUNCHER_TIMEOUT": "3600"})[0] == 5
 
 
+@pytest.mark.parametrize("limit", ["LAUNCHER_TIMEOUT", "LAUNCHER_HANG_TIMEOUT"])
+def test_a_step_of_the_clock_ends_no_program(box: Box, limit: str) -> None:
+    stepped, tools = box.root / "stepped", box.root / "stub"
+    tools.mkdir()
+    stub = f'[ ! -e {stepped} ] || exec /bin/date -d "+1 hour" "$@"\nexec /bin/date "$@"\n'
+    (tools / "date").write_text(f"#!/bin/sh\n{stub}")
+    (tools / "date").chmod(0o755)
+    script = f"sleep 1.5; touch {stepped}; sleep 1.5"
+    for _ in range(2):  # the second one is a restart
+        code, out = box.run("/bin/sh", "-c", script, env={limit: "30", "PATH": f"{tools}:{box.env['PATH']}"})
+        assert (code, out) == (0, b"")
+
+
+def test_a_suspended_rank_is_reported_when_the_program_is_stopped(box: Box) -> None:
+    process = box.start("/bin/sh", "-c", "RANK=3 sleep 60 & echo $!; wait", env={"LAUNCHER_RUN": "r"})
+    deadline = time.monotonic() + 10
+    while not box.log.exists() or not (text := box.log.read_text()).strip():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(int(text), signal.SIGSTOP)
+    process.send_signal(signal.SIGTERM)
+    out = process.communicate(timeout=20)[0]
+    os.kill(int(text), signal.SIGKILL)
+    assert b"launcher: rank 3 does not run: its process" in out
+    assert any(line.startswith("halted 3 ") for line in box.attempts)
+
+
 def test_a_short_program_is_not_reported_as_timed_out(box: Box) -> None:
     assert {box.run("true", env={"LAUNCHER_TIMEOUT": "60"})[0] for _ in range(30)} == {0}
 
@@ -283,118 +218,6 @@ def test_a_grandchild_that_holds_the_log_delays_the_end_by_only_seconds(box: Box
     os.kill(
         int((box.root / "pid").read_text()), signal.SIGKILL
     )  # the pid is still valid: its parent has not waited for it
-
-
-SECRETS = {
-    "PLAIN": b"abc",
-    "LINES": b"one\ntwo\n\n",
-    "QUOTES": b"a'b\"c`id`$(id)${HOME}\\n\\",
-    "EMPTY": b"",
-    "SPACES": b"  lead and trail  \t",
-    "BYTES": b"\xff\xc3\x28\xe2\x82",
-    "OPTION": b"-n",
-}
-
-
-def test_secrets_arrive_byte_for_byte_and_are_never_printed(box: Box) -> None:
-    for name, value in SECRETS.items():
-        box.secret(name, value)
-    program = (
-        f"import os, sys; want = {SECRETS!r}\n"
-        "sys.exit([n for n, v in want.items() if os.environb.get(n.encode()) != v] or 0)"
-    )
-    code, out = box.run(sys.executable, "-c", program)
-    assert (code, out) == (0, b"")
-
-
-@pytest.mark.parametrize("name", ["A-B", "1A", "A B", "a=b"])
-def test_a_secret_that_cannot_be_a_variable_is_refused(one: Box, name: str) -> None:
-    one.secret(name, b"hush")
-    code, out = one.run("true")
-    assert code == 73
-    assert name.encode() in out
-    assert b"hush" not in out
-
-
-def test_the_jobs_own_variables_are_not_overwritten(box: Box) -> None:
-    own = {"log": "1", "code": "2", "name": "3", "kit": "4", "child": "5", "USER": "me", "TORCH_HOME": "/t"}
-    out = box.run("env", env=own)[1].decode().splitlines()
-    assert {f"{name}={value}" for name, value in own.items()} <= set(out)
-
-
-def test_only_documented_variables_are_added(box: Box) -> None:
-    out = box.run("env")[1].decode().splitlines()
-    added = {line.partition("=")[0] for line in out} - set(box.env) - {"PWD", "OLDPWD", "SHLVL", "_"}
-    assert added == {
-        *("USER", "LOGNAME", "XDG_CACHE_HOME", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
-        *("MPLCONFIGDIR", "LAUNCHER_JOB", "LAUNCHER_ENTRY"),  # the job of the processes, and the pid to ask for stacks
-    }
-
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv")
-
-
-def _own(folder: Path) -> None:
-    for path in (folder, *folder.rglob("*")):
-        os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
-
-
-def _as_stranger(argv: list[str]) -> list[str]:
-    return [shutil.which("setpriv") or "", "--reuid", str(STRANGER), "--regid", str(STRANGER), "--clear-groups", *argv]
-
-
-@pytest.fixture
-def open_box(box: Box) -> Iterator[Box]:
-    """A box that the stranger can reach: pytest makes its own folder private at the start of every session."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        yield Box(Path(folder), box.shell)
-
-
-@needs_root
-@pytest.mark.parametrize("home", ["/", "/nonexistent", None])
-def test_a_uid_unknown_to_the_image_gets_a_home_name_and_caches(open_box: Box, home: str | None) -> None:
-    box = open_box
-    _own(box.kit)
-    _own(box.output)
-    env = {k: v for k, v in box.env.items() if k != "HOME"} | ({"HOME": home} if home else {})
-    program = (
-        "import getpass, os, pathlib\n"
-        "print(getpass.getuser())\n"
-        "for n in 'HOME TORCH_HOME TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR XDG_CACHE_HOME MPLCONFIGDIR'.split():\n"
-        "    p = pathlib.Path(os.environ[n], 'x'); p.mkdir(parents=True); p.rmdir()\n"
-        "print(os.environ['HOME'])\n"
-    )
-    argv = _as_stranger(box.argv("/usr/bin/python3", "-c", program))
-    done = subprocess.run(argv, env=env, check=False, capture_output=True, text=True, timeout=30)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"uid{STRANGER}\n{box.kit}/home\n", "")
-    assert box.log.stat().st_uid == STRANGER
-
-
-@needs_root
-def test_an_unwritable_output_folder_is_one_clear_line(open_box: Box) -> None:
-    box = open_box
-    _own(box.kit)
-    argv = _as_stranger(box.argv("echo", "never"))
-    done = subprocess.run(argv, env=box.env, check=False, capture_output=True, text=True, timeout=30)
-    assert done.returncode == 73
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1
-    assert str(box.output) in done.stderr
-    assert str(STRANGER) in done.stderr
-
-
-@needs_root
-def test_secrets_owned_by_another_user_are_an_error(open_box: Box) -> None:
-    box = open_box
-    _own(box.kit)
-    _own(box.output)
-    box.secret("TOKEN", b"hush")
-    done = subprocess.run(
-        _as_stranger(box.argv("true")), env=box.env, check=False, capture_output=True, text=True, timeout=30
-    )
-    assert done.returncode == 73
-    assert "secrets" in done.stderr
 
 
 @needs_root

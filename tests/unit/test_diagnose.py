@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from launcher.model.container import ContainerState, Phase
 from launcher.records.store import NodeOfRun
-from launcher.run.diagnose import Evidence, first_failure, gather, is_victim, last_stack, last_traceback
+from launcher.run.attempts import Attempt
+from launcher.run.diagnose import first_failure, is_victim, last_stack, last_traceback
+from launcher.run.evidence import Evidence, gather
 from launcher.run.state import RunState, of_containers
 
 OWN = """step 1
@@ -78,6 +81,37 @@ def test_a_timeout_is_reported_as_a_timeout() -> None:
     found = first_failure([evidence(0, "launcher: time limit of 5 s reached", 124), evidence(1, VICTIM)])
     assert found is not None
     assert "time limit" in found.what
+
+
+def test_a_rank_that_left_early_is_named_and_not_the_one_that_waited_for_it() -> None:
+    found = first_failure([evidence(0, VICTIM), evidence(1, "step 3\n", 0)])
+    assert found is not None
+    assert (found.node, found.rank, found.exit_code) == ("n1", 1, 0)
+    assert "left with exit code 0 while others still waited" in found.what
+    assert found.words.endswith("[198.18.0.3]:40404")
+    own = first_failure([evidence(0, OWN), evidence(1, "step 3\n", 0)])
+    assert own is not None
+    assert own.node == "n0"
+
+
+REPORT = "Root Cause (first observed failure):\n[0]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : 1\n"
+
+
+@pytest.mark.parametrize(("ended", "rank"), [("", 1), ("Sending process 7 closing signal SIGTERM\n", 0)])
+def test_a_rank_that_left_on_the_same_node_is_named_unless_torchrun_ended_it(ended: str, rank: int) -> None:
+    node = NodeOfRun("n0", "n0", 0, "c", "/o", range(2))
+    found = first_failure([Evidence(node, state(1), ended + REPORT, None, {0: VICTIM, 1: "step 3\n"})])
+    assert found is not None
+    assert found.rank == rank
+
+
+def test_a_suspended_rank_is_the_culprit() -> None:
+    slept = dataclasses.replace(evidence(1, "step 3\n", 137), attempts=(Attempt(1, halted=frozenset({1})),))
+    for other in (evidence(0, VICTIM), evidence(0, STACK, 125)):
+        found = first_failure([other, slept])
+        assert found is not None
+        assert (found.node, found.rank) == ("n1", 1)
+        assert "was suspended" in found.what
 
 
 def test_nothing_failed() -> None:

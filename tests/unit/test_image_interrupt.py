@@ -37,9 +37,6 @@ class Store:
         slow("survey")
         return []
 
-    def fills_in(self):
-        return True
-
     def save(self, name):
         archive = io.BytesIO()
         with tarfile.open(fileobj=archive, mode="w") as out:
@@ -56,6 +53,9 @@ class Node:
     def __init__(self, node, has):
         self.node = self.host = node
         self.images = Store(has)
+
+    def sh(self, script):
+        return b"/elsewhere zfs []"  # a store that only the engine itself can read
 
 nodes = [Node(n, has=n == "a") for n in "abc"[: int(sys.argv[2])]]
 ensure(Image(ref="x:1"), ImageLocations(nodes, None, print), job="x")

@@ -27,7 +27,8 @@ from launcher.node.files import Files, Span, parse_scan
 from launcher.node.machine import CommandStream, LocalMachine
 from launcher.records.collect import OutputFolder, collect, want
 from launcher.records.store import NodeOfRun
-from launcher.run.diagnose import first_failure, gather
+from launcher.run.diagnose import first_failure
+from launcher.run.evidence import gather
 from launcher.run.finish import last_epoch
 from launcher.run.messages import fields
 

@@ -11,8 +11,9 @@ import paramiko
 import pytest
 
 from launcher.errors import HostKeyChanged, NodeUnreachable
+from launcher.model.facts import Reach
 from launcher.node.ssh.connection import SshPool
-from launcher.node.ssh.machine import SshMachine
+from launcher.node.ssh.machine import SshMachine, refusal
 from tests.unit.ssh_server import SshServer, ssh_server
 
 Make = Callable[..., SshMachine]
@@ -149,3 +150,18 @@ def test_a_command_started_in_advance_is_used_by_its_caller(server: SshServer, m
 
 def test_a_server_that_makes_no_connections_for_us_leaves_it_unknown(make: Make) -> None:
     assert make().reach("127.0.0.1", 1, 2).name == "UNKNOWN"
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "reach"),
+    [
+        (2, "Connection refused", Reach.REFUSED),
+        (2, "Connection timed out", Reach.SILENT),
+        (2, "No route to host", Reach.SILENT),
+        (1, "open failed", Reach.UNKNOWN),
+        (1, "administratively prohibited", Reach.UNKNOWN),
+        (2, "Name or service not known", Reach.UNKNOWN),
+    ],
+)
+def test_sshds_refusals_are_interpreted(code: int, text: str, reach: Reach) -> None:
+    assert refusal(code, text) is reach

@@ -6,6 +6,7 @@ import io
 import os
 import tarfile
 import threading
+import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
@@ -80,6 +81,24 @@ def test_too_large_code_names_the_largest_files(tmp_path: Path, monkeypatch: pyt
     write(tmp_path, small="x", model="x" * 200)
     with pytest.raises(JobInvalid, match=r"model.*\n.*\.dockerignore"):
         snapshot(tmp_path)
+
+
+def test_too_large_code_is_refused_before_any_of_it_is_read(tmp_path: Path) -> None:
+    """Sizes come first: a sparse file of a terabyte, and one that no reader ever finishes."""
+    os.mkfifo(tmp_path / "a pipe")
+    write(tmp_path, a="x")
+    with (tmp_path / "b").open("wb") as file:
+        file.truncate(1 << 40)
+    began = time.monotonic()
+    with pytest.raises(JobInvalid, match=r"b \(1048576 MiB\)"):
+        snapshot(tmp_path)
+    assert time.monotonic() - began < 1
+
+
+def test_a_file_without_an_end_is_read_as_far_as_its_size_says(tmp_path: Path) -> None:
+    fields = Path("/proc/self/fdinfo")  # files of no size, and one that is gone when it is looked at
+    with tarfile.open(fileobj=io.BytesIO(snapshot(fields).archive)) as tar:
+        assert {member.size for member in tar.getmembers()} == {0}
 
 
 RUNS = ["cifar-20260101-000000-aaaa", "cifar-20260102-000000-bbbb", "cifar-big-20260103-000000-cccc"]

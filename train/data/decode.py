@@ -6,7 +6,6 @@ Validation images, and all files other than plain upright JPEGs, always use Pill
 from __future__ import annotations
 
 import io
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,11 +15,12 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from train.data import roi
 from train.data.augment import View
+from train.data.jpeg import ORIENTATION, is_plain
 from train.data.source import Pixels
 from train.errors import TrainError
 
 Choose = Callable[[int, int], View]
-_ORIENTATION = 0x0112
+SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"BM", b"II*\0", b"MM\0*")  # of JPEG, PNG, WebP, BMP, TIFF
 # what a decoder raises that does not work here
 UNUSABLE = (roi.BuildError, ImportError, OSError, RuntimeError, AttributeError)
 
@@ -77,7 +77,7 @@ class Roi:
 
     def decode(self, data: bytes, choose: Choose, out: Pixels) -> None:
         """See `Decoder`."""
-        size = self.library.size(data) if _is_upright_jpeg(data) else None
+        size = self.library.size(data) if is_plain(data) else None
         if size is None:
             Pillow().decode(data, choose, out)
             return
@@ -112,7 +112,7 @@ class SimpleJpeg:
 
     def decode(self, data: bytes, choose: Choose, out: Pixels) -> None:
         """See `Decoder`."""
-        if not (_is_upright_jpeg(data) and _channels(data) in (1, 3)):
+        if not is_plain(data):
             Pillow().decode(data, choose, out)
             return
         try:
@@ -158,7 +158,7 @@ class TorchVision:
 
     def decode(self, data: bytes, choose: Choose, out: Pixels) -> None:
         """See `Decoder`."""
-        if not (_is_upright_jpeg(data) and _channels(data) in (1, 3)):
+        if not is_plain(data):
             Pillow().decode(data, choose, out)
             return
         try:
@@ -213,13 +213,15 @@ def upright(data: bytes) -> Image.Image:
     Raises:
         NotAnImageError, DecodeError: see `Decoder`.
     """
-    if not data:
-        raise DecodeError("the file is empty")
+    if not any(data[:16]):
+        raise DecodeError("the file is filled with zeros" if data else "the file is empty")
     try:
         with Image.open(io.BytesIO(data)) as image:
             image.load()
             return _upright_rgb(image)
     except UnidentifiedImageError as error:
+        if data.startswith(SIGNATURES):
+            raise DecodeError("its header is damaged") from error
         raise NotAnImageError(f"not an image: it begins with {data[:16]!r}") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # raised by Pillow on bad files
         raise DecodeError(str(error)) from error
@@ -239,7 +241,7 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith(("I", "F")):  # 16 bits or more: Pillow would clip to white instead of scaling
         deep = np.asarray(image, np.float64)
         image = Image.fromarray((deep / (65535 if deep.max() > 255 else 255) * 255).astype(np.uint8))
-    if "exif" in image.info and image.getexif().get(_ORIENTATION, 1) != 1:
+    if "exif" in image.info and image.getexif().get(ORIENTATION, 1) != 1:
         image = ImageOps.exif_transpose(image)
     return image if image.mode == "RGB" else image.convert("RGB")
 
@@ -248,36 +250,6 @@ def _cut(view: View) -> tuple[slice, slice]:
     """Rows and columns of the view's box, in whole pixels."""
     left, top, width, height = view.box
     return slice(int(top), round(top + height)), slice(int(left), round(left + width))
-
-
-def _channels(data: bytes) -> int:
-    """The channels of a JPEG, from its frame header; 0 if that is not found."""
-    place = 2
-    while place + 9 < len(data) and data[place] == 0xFF:
-        if 0xC0 <= data[place + 1] <= 0xCF and data[place + 1] not in (0xC4, 0xC8, 0xCC):
-            return data[place + 9]
-        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-    return 0
-
-
-def _is_upright_jpeg(data: bytes) -> bool:
-    """Whether this is a JPEG without an EXIF rotation. A wrong False only costs time: Pillow then reads the file."""
-    if not data.startswith(b"\xff\xd8\xff"):
-        return False
-    start = data.find(b"Exif\0\0", 0, 256) + 6
-    if start < 6:
-        return True
-    order = "<" if data[start : start + 2] == b"II" else ">"
-    try:
-        (directory,) = struct.unpack_from(f"{order}I", data, start + 4)
-        (entries,) = struct.unpack_from(f"{order}H", data, start + directory)
-        for entry in range(entries):
-            tag, _, _, value = struct.unpack_from(f"{order}HHIH", data, start + directory + 2 + 12 * entry)
-            if tag == _ORIENTATION:
-                return bool(value == 1)
-    except struct.error:
-        return False
-    return True
 
 
 def finish(pixels: Pixels, view: View, out: Pixels) -> None:

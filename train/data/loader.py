@@ -1,4 +1,4 @@
-"""Prefetching of batches: a thread pool decodes into preallocated uint8 slots; batches come in the requested order.
+"""Prefetching of batches: a thread pool decodes into preallocated slots, from which they are copied to the device.
 
 Threads, not processes: the decoders release the GIL, nothing is pickled, and /dev/shm is not used.
 """
@@ -16,31 +16,50 @@ from torch import Tensor
 
 from train.config import Config
 from train.data import augment, decode, sampler
+from train.data.batch import Batch, Copy, Event, Request, Transfer
 from train.data.source import Pixels, Source
 from train.errors import TrainError
 
 CHUNK = 8  # images per task: few enough to spread a batch over the threads, enough to amortise the task's overhead
 
 
-@dataclass(frozen=True)
-class Batch:
-    """What one rank processes at once. Valid only until the next batch is requested, because its slot is reused."""
+@dataclass
+class Slot:
+    """Memory for one batch; the copy to the device that reads it has ended when `read` has happened."""
 
-    images: Tensor  # (n, side, side, 3) uint8
-    labels: Tensor  # (n,) int64
-    weights: Tensor  # (n,) float32: 0 for an unreadable image or a filler
-    total: int  # images of the whole step, all ranks together
-    last: bool  # the step's last micro-batch
+    memory: Tensor
+    read: Event | None = None
 
 
-@dataclass(frozen=True)
-class Request:
-    """The samples of one batch; the last `filler` of them are padding with weight 0."""
+@dataclass
+class Pending:
+    """A batch that is being decoded into its slot, then copied to the device."""
 
-    indices: sampler.Indices
-    total: int
-    filler: int = 0
-    last: bool = True
+    slot: Slot
+    batch: Batch
+    filler: int
+    tasks: list[Future[None]]
+    copy: Copy | None = None
+
+    def ready(self) -> bool:
+        """Whether it is decoded."""
+        return all(task.done() for task in self.tasks)
+
+    def send(self, transfer: Transfer) -> Copy:
+        """Waits until it is decoded and starts its copy to the device, if that was not done before."""
+        if self.copy is None:
+            for task in self.tasks:
+                task.result()
+            self.batch.weights[len(self.batch.weights) - self.filler :] = 0
+            self.copy = transfer.start(self.batch)
+            self.slot.read = self.copy.done
+        return self.copy
+
+    def cancel(self) -> None:
+        """Returns when no task writes to the slot any more."""
+        for task in self.tasks:
+            if not task.cancel():
+                task.exception()  # waits
 
 
 @dataclass
@@ -70,48 +89,51 @@ class Loader:
     """Decodes batches of one source on `config.workers` threads, `config.prefetch` batches ahead."""
 
     def __init__(
-        self, config: Config, source: Source, decoder: decode.Decoder | None, batch: int, local_world: int, pin: bool
+        self,
+        config: Config,
+        source: Source,
+        decoder: decode.Decoder | None,
+        batch: int,
+        local_world: int,
+        transfer: Transfer,
     ) -> None:
         """With a `decoder`: for training, augmented; without: for validation, always with Pillow."""
         self._config, self._source, self._training = config, source, decoder is not None
-        self._decoder = decoder or decode.Pillow()
+        self._decoder, self._transfer = decoder or decode.Pillow(), transfer
         self._damaged = Damaged(config.max_damaged, {})
         workers = config.workers if config.workers >= 0 else max(1, len(os.sched_getaffinity(0)) // local_world)
         self._pool = ThreadPoolExecutor(workers, "decode") if workers else None
         depth = config.prefetch + 1 if workers else 1
-        largest = max(self._side(epoch) for epoch in range(config.epochs))
-        self._slots = [torch.empty(batch * largest**2 * 3, dtype=torch.uint8, pin_memory=pin) for _ in range(depth)]
+        size = batch * max(self.side(epoch) for epoch in range(config.epochs)) ** 2 * 3
+        pin = transfer.device.type == "cuda"
+        self._slots = [Slot(torch.empty(size, dtype=torch.uint8, pin_memory=pin)) for _ in range(depth)]
 
     def batches(self, requests: Iterable[Request], epoch: int, side: int | None = None) -> Iterator[Batch]:
-        """One batch per request, in order.
+        """One batch per request, in order, on the device; the copy of the next one is started if it is decoded.
 
         Raises:
             TrainError: too many images cannot be read.
         """
-        free, pending = deque(self._slots), deque[tuple[Request, Tensor, Tensor, list["Future[None]"]]]()
-        waiting, side = iter(requests), side or self._side(epoch)
+        free, pending = deque(self._slots), deque[Pending]()
+        waiting, side = iter(requests), side or self.side(epoch)
         try:
             while True:
                 while free and (request := next(waiting, None)) is not None:
-                    size = len(request.indices) * side**2 * 3
-                    slot = free.popleft()[:size].view(-1, side, side, 3)
-                    weights = torch.ones(len(request.indices))
-                    pending.append((request, slot, weights, self._start(request, slot, weights, epoch)))
+                    pending.append(self._start(free.popleft(), request, epoch, side))
                 if not pending:
                     return
-                request, slot, weights, tasks = pending.popleft()
-                for task in tasks:
-                    task.result()
-                weights[len(weights) - request.filler :] = 0
-                labels = torch.from_numpy(self._source.labels[request.indices])
-                yield Batch(slot, labels, weights, request.total, request.last)
-                free.append(self._whole(slot))
+                copy = pending[0].send(self._transfer)
+                slot = pending.popleft().slot
+                if pending and pending[0].ready():
+                    pending[0].send(self._transfer)
+                yield copy.take()
+                free.append(slot)
         finally:
-            for _, _, _, tasks in pending:
-                for task in tasks:
-                    task.cancel()
+            for batch in pending:
+                batch.cancel()
 
-    def _side(self, epoch: int) -> int:
+    def side(self, epoch: int) -> int:
+        """The side of the images in that epoch."""
         return self._config.side(epoch) if self._training else self._config.image_size
 
     def close(self) -> None:
@@ -119,23 +141,26 @@ class Loader:
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
 
-    def _whole(self, slot: Tensor) -> Tensor:
-        return next(whole for whole in self._slots if whole.data_ptr() == slot.data_ptr())
-
-    def _start(self, request: Request, slot: Tensor, weights: Tensor, epoch: int) -> list[Future[None]]:
+    def _start(self, slot: Slot, request: Request, epoch: int, side: int) -> Pending:
+        if slot.read:
+            slot.read.synchronize()
+        count = len(request.indices)
+        images, weights = slot.memory[: count * side**2 * 3].view(count, side, side, 3), torch.ones(count)
+        labels = torch.from_numpy(self._source.labels[request.indices])
         numbers = sampler.uniforms(self._config.seed, epoch, request.indices, augment.NUMBERS)
-        out, valid = slot.numpy(), weights.numpy()
+        out, valid = images.numpy(), weights.numpy()
 
         def chunk(start: int) -> None:
-            for place in range(start, min(start + CHUNK, len(out))):
+            for place in range(start, min(start + CHUNK, count)):
                 valid[place] = self._decode(int(request.indices[place]), numbers[place].tolist(), out[place])
 
-        starts = range(0, len(out), CHUNK)
-        if self._pool:
-            return [self._pool.submit(chunk, start) for start in starts]
-        for start in starts:
-            chunk(start)
-        return []
+        batch, tasks = Batch(images, labels, weights, request.total, request.last), []
+        for start in range(0, count, CHUNK):
+            if self._pool:
+                tasks.append(self._pool.submit(chunk, start))
+            else:
+                chunk(start)
+        return Pending(slot, batch, request.filler, tasks)
 
     def _decode(self, index: int, numbers: list[float], out: Pixels) -> bool:
         def choose(width: int, height: int) -> augment.View:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from train.data.loader import Batch, Loader, Request
+from train.data.batch import Batch, Request
+from train.data.loader import Loader
 from train.data.source import Dataset, Pixels
 
 SYNTHETIC_CLASSES, SYNTHETIC_VALIDATION = 1000, 1000
@@ -18,20 +18,19 @@ SYNTHETIC_CLASSES, SYNTHETIC_VALIDATION = 1000, 1000
 class Repeated:
     """Loads one batch, keeps it on the device and repeats it."""
 
-    def __init__(self, loader: Loader, device: torch.device) -> None:
-        self._loader, self._device = loader, device
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
         self._kept: Batch | None = None
 
     def batches(self, requests: Iterable[Request], epoch: int) -> Iterator[Batch]:
-        """One batch per request, of the requested size."""
+        """One batch per request, of the requested size and the epoch's side."""
+        side = self._loader.side(epoch)
         for request in requests:
-            if self._kept is None or len(request.indices) > len(self._kept.labels):
-                first = next(self._loader.batches([request], epoch))
-                images, labels, weights = (
-                    tensor.to(self._device, copy=True) for tensor in (first.images, first.labels, first.weights)
-                )
-                self._kept = Batch(images, labels, weights, request.total, request.last)
             kept, n = self._kept, len(request.indices)
+            if kept is None or n > len(kept.labels) or kept.images.shape[1] != side:
+                first = next(self._loader.batches([request], epoch))
+                images, labels, weights = first.images.clone(), first.labels.clone(), first.weights.clone()
+                kept = self._kept = Batch(images, labels, weights, request.total, request.last)
             yield Batch(kept.images[:n], kept.labels[:n], kept.weights[:n], request.total, request.last)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The trainer's options in a dual-batch run: which ones are supported, and the plan that follows from them."""
+"""The plan that follows from the trainer's options in a dual-batch run."""
 
 from __future__ import annotations
 
@@ -10,17 +10,6 @@ from train.errors import TrainError
 
 # how a variant makes sizes whole numbers
 WHOLE: dict[str, Callable[[float], int]] = {"published": int, "follow_up": round}
-
-
-def check(config: Config) -> None:
-    """Raises TrainError for options that a dual-batch run would have to ignore."""
-    refused = {"--accumulate": config.accumulate > 1, "--ema-decay": config.ema_decay > 0}
-    refused |= {"--mixup": config.mixup > 0, "--cutmix": config.cutmix > 0, "--syncbn": config.syncbn != "none"}
-    refused |= {"--amp": config.amp in ("fp16", "O1", "O2", "O3"), "--compile": config.compile}
-    if found := [name for name, wrong in refused.items() if wrong]:
-        raise TrainError(f"--parallel dual_batch does not support {', '.join(found)}; leave it out, or use ddp")
-    if config.schedule != "multistep":
-        raise TrainError(f"--parallel dual_batch needs --schedule multistep, as published, not {config.schedule}")
 
 
 def plan_of(config: Config, workers: int, samples: int) -> DualBatchPlan:

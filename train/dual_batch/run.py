@@ -11,24 +11,25 @@ from pathlib import Path
 import torch
 
 from train import checkpoint
+from train.combinations import check
 from train.config import Config
-from train.data.loader import Loader, Request
+from train.data.batch import Request, Transfer
+from train.data.loader import Loader
 from train.data.open import open_dataset
 from train.data.source import Dataset
 from train.dual_batch.guard import die_with_guard
 from train.dual_batch.network import Remote, disconnect, join, reported_lost, store
-from train.dual_batch.options import check, plan_of
+from train.dual_batch.options import plan_of
 from train.dual_batch.plan import DualBatchPlan
 from train.dual_batch.server import ParameterServer, Rates
 from train.dual_batch.worker import work
 from train.errors import Stopped, TrainError
-from train.metrics import Scores, counts
-from train.models import parameter_count, seeded_model
-from train.objective import losses
+from train.metrics import Scores, check_finite
+from train.models import check_sides, parameter_count, seeded_model
 from train.parallel.world import World, choose_device
 from train.precision import Precision, choose_precision
 from train.schedule import peak_rate
-from train.step import Normalise
+from train.step import Step
 from train.watch import Interval, Writer
 
 HEARTBEAT_TIMEOUT = 30.0  # seconds without a heartbeat until a worker counts as lost; --timeout if that is less
@@ -45,12 +46,10 @@ def run(config: Config) -> None:
     die_with_guard()
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if size < 2:
-        raise TrainError("--parallel dual_batch: one process serves, the others are workers; start two or more")
-    check(config)
     if config.threads:
         torch.set_num_threads(config.threads)
     world = World(0, 1, local_rank, local_size, choose_device(config.device, local_rank, local_size), "none")
+    check(config, "dual_batch", choose_precision(config, world.device).name, size, world.device.type)
     dataset = open_dataset(config.data)
     plan = plan_of(config, size - 1, len(dataset.train.labels))
     stop = threading.Event()
@@ -77,6 +76,7 @@ class Server:
         self._config, self._world, self._dataset, self._plan, self._stop = config, world, dataset, plan, stop
         self._precision: Precision = choose_precision(config, world.device)
         self._model = seeded_model(config.arch, len(dataset.classes), config.seed)
+        check_sides(self._model, config.arch, config.sides())
         self._folder = Path(config.output) / "checkpoints"
         self._found = checkpoint.find(config.resume, self._folder)
         workers = len(plan.shares)
@@ -125,6 +125,11 @@ class Server:
             self._saver.close()
             self._watch.say(f"train: stopped after {self._server.finished} local epochs; the checkpoint is saved")
             self._watch.end({"stopped": True, "step": self._steps(self._server.finished)})
+            raise
+        except TrainError:  # every worker is lost, or the training has diverged
+            self._server.close()
+            self._wait_until_workers_left()
+            disconnect()
             raise
         self._wait_until_workers_left()
         self._saver.close()
@@ -180,7 +185,6 @@ class Server:
         self._check_workers(limit)
         if self._server.finished < goal:
             why = "; ".join(f"rank {worker + 1}: {why}" for worker, why in self._server.lost.items())
-            disconnect()
             raise TrainError(f"every worker is lost: {why or 'they left'}; the last checkpoint is in {self._folder}")
 
     def _check_workers(self, limit: float) -> None:
@@ -210,6 +214,8 @@ class Server:
         start = time.perf_counter()
         scores, train = self._validate(), Scores.of(sums)
         epoch = finished // len(self._plan.shares)
+        if not self._config.allow_nan:
+            check_finite(scores, f"round {epoch}, validation")
         self._watch.progress(self._interval(epoch, train, seconds))
         validated = time.perf_counter() - start
         self._watch.validated(epoch, self._config.epochs, self._steps(finished), train, scores, validated)
@@ -240,24 +246,18 @@ class Server:
         each = [-(-share.samples // share.batch) for share in self._plan.shares]
         return local_epochs // len(each) * max(1, sum(each) // len(each))
 
-    @torch.inference_mode()
     def _validate(self) -> Scores:
-        source, device = self._dataset.val, self._world.device
+        source = self._dataset.val
         size, count = max(self._config.batch_size, 32), len(source.labels)
-        loader = Loader(self._config, source, None, size, self._world.local_size, pin=device.type == "cuda")
-        normalise = Normalise(self._config, self._precision, device)
+        loader = Loader(self._config, source, None, size, self._world.local_size, Transfer(self._world.device))
+        step = Step(self._config, self._world, self._precision, self._model, self._model)
         self._model.eval()
         sums = torch.zeros(4, dtype=torch.float64)
         indices = torch.arange(count).numpy()
         try:
             requests = (Request(indices[i : i + size], count) for i in range(0, count, size))
             for batch in loader.batches(requests, epoch=0):
-                with self._precision.context(device):
-                    logits = self._model(normalise(batch.images.to(device)))
-                wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-                labels = batch.labels.to(device)
-                loss = losses(wide, labels, 0.0, None)
-                sums += counts(wide, labels, loss, batch.weights.to(device)).cpu()
+                sums += step.evaluate(batch)[0].cpu()
         finally:
             loader.close()
         return Scores.of(sums)

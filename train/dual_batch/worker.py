@@ -11,8 +11,9 @@ import torch
 
 from train.config import Config
 from train.data import sampler
+from train.data.batch import Request, Transfer
 from train.data.decode import choose_decoder
-from train.data.loader import Loader, Request
+from train.data.loader import Loader
 from train.data.open import open_dataset
 from train.dual_batch.network import Remote
 from train.dual_batch.plan import Share
@@ -56,8 +57,8 @@ def _work(config: Config, world: World, share: Share, server: Remote, stop: thre
     model = seeded_model(config.arch, len(dataset.classes), config.seed)
     precision = choose_precision(config, world.device)
     model = precision.cast(model, world.device)
-    decoder, pin = choose_decoder(config.decoder), world.device.type == "cuda"
-    loader = Loader(config, dataset.train, decoder, share.batch, world.local_size, pin)
+    decoder, transfer = choose_decoder(config.decoder), Transfer(world.device)
+    loader = Loader(config, dataset.train, decoder, share.batch, world.local_size, transfer)
     images, fewest = len(dataset.train.labels), 2 if has_batch_norm(model) else 1
     try:
         while (answer := server.pull()) != "done":

@@ -57,12 +57,8 @@ def devices(config: Config, world: World) -> int:
     """The number of replicas.
 
     Raises:
-        TrainError: more than one process, or more replicas than GPUs.
+        TrainError: more replicas than GPUs.
     """
-    if world.size > 1:
-        raise TrainError(
-            f"--parallel dp runs one process with all devices, not {world.size}; set processes to 1, or use ddp"
-        )
     found = torch.cuda.device_count()
     if world.device.type == "cpu":
         return config.replicas or 2

@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from train.config import Config
-from train.errors import TrainError
 from train.parallel import ddp, dp
 from train.parallel.world import World
-from train.precision import Precision
+from train.precision import InContext, Precision
 from train.step import Step
 
 
@@ -31,21 +30,20 @@ def make_step(config: Config, world: World, precision: Precision, model: nn.Modu
     """The step for the method.
 
     Raises:
-        TrainError: the method does not support the other options or the number of processes.
+        TrainError: the model cannot be cut into stages, or there are too few devices.
     """
     kind = method(config, world)
-    if kind == "single" and world.size > 1:
-        raise TrainError(f"--parallel single runs one process, not {world.size}; use ddp, or set processes to 1")
-    if kind in ("model", "pipeline"):
-        if world.size == 1:
-            raise TrainError(f"--parallel {kind} splits the model over processes; start two or more (processes: 2)")
-        if kind == "model":
-            from train.parallel.model import StageStep
+    if kind == "model":
+        from train.parallel.model import StageStep
 
-            return StageStep(config, world, precision, model)
+        return StageStep(config, world, precision, model)
+    if kind == "pipeline":
         from train.parallel.pipeline import PipelineStep
 
         return PipelineStep(config, world, precision, model)
     callee = cast(nn.Module, torch.compile(model)) if config.compile else model
-    wrap = dp.wrap if kind == "dp" else ddp.wrap
-    return Step(config, world, precision, model, wrap(callee, world, config))
+    if kind == "dp":
+        wrapped = dp.wrap(InContext(callee, precision, world.device), world, config)
+    else:
+        wrapped = ddp.wrap(callee, world, config)
+    return Step(config, world, precision, model, wrapped)

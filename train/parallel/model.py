@@ -12,12 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from train.checkpoint import snapshot
 from train.config import Config
-from train.data.loader import Batch
 from train.errors import TrainError
-from train.metrics import counts
-from train.objective import apply_mix, losses
-from train.optim import set_rate
+from train.optim import load_state, set_rate
 from train.parallel.cut import stages
 from train.parallel.world import World
 from train.precision import Precision
@@ -95,7 +93,6 @@ class StageStep(Step):
     """A step of one stage. Every rank reads the same batch; the last one has the logits and computes the counts."""
 
     def __init__(self, config: Config, world: World, precision: Precision, model: nn.Module) -> None:
-        _check(config)
         self.whole = model
         cut = stages(model, config.arch, world.size)
         for rank, part in enumerate(cut):
@@ -104,23 +101,6 @@ class StageStep(Step):
         super().__init__(config, world, precision, stage, stage)
         self.has_logits = world.rank == world.size - 1
         self._optimizers: list[dict[str, Any] | None] = [None] * world.size
-
-    def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
-        """Adds a micro-batch's gradients; returns its `counts` on the last rank, zeros elsewhere."""
-        device = self.world.device
-        images = self.normalise(batch.images.to(device, non_blocking=True))
-        labels, weights = batch.labels.to(device, non_blocking=True), batch.weights.to(device, non_blocking=True)
-        if plan.mix:
-            images = apply_mix(plan.mix, images)
-        with self.precision.context(device):
-            logits = self.wrapped(images)
-        if not self.has_logits:
-            logits.backward()
-            return torch.zeros(4, dtype=torch.float64, device=device)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        loss = losses(logits, labels, self.config.label_smoothing, plan.mix)
-        ((loss * weights).sum() * (1 / batch.total)).backward()  # type: ignore[no-untyped-call]  # torch's stub
-        return counts(logits.detach(), labels, loss.detach(), weights)
 
     def update(self, plan: Plan) -> bool:
         """Updates this stage's weights."""
@@ -135,7 +115,8 @@ class StageStep(Step):
         mine = {id(value) for value in self.model.state_dict(keep_vars=True).values()}
         part = {name: value.detach().cpu() for name, value in own.items() if id(value) in mine}
         parts: list[Any] | None = [None] * self.world.size if self.world.first else None
-        dist.gather_object((part, self.optimizer.state_dict()), parts)
+        # on the CPU: unpickled tensors of another process's GPU would land on the GPU of that number, if there is one
+        dist.gather_object((part, snapshot(self.optimizer.state_dict())), parts)
         if parts:
             for weights, _ in parts:
                 self.whole.load_state_dict(weights, strict=False)
@@ -154,19 +135,7 @@ class StageStep(Step):
         found = len(state.get("stages", []))
         if found != self.world.size:
             raise TrainError(
-                f"the checkpoint has {found or 'no'} stages, this run has {self.world.size}; use the same number"
+                f"the checkpoint has {found or 'no'} stages, this run has {self.world.size}; use the same number of "
+                f"processes and the same --parallel"
             )
-        self.optimizer.load_state_dict(state["stages"][self.world.rank])
-
-
-def _check(config: Config) -> None:
-    """Raises TrainError for options that a stage cannot handle on its own."""
-    refused = {
-        "--amp": config.amp in ("fp16", "O1", "O2", "O3"),  # all stages would have to know of an overflow in one
-        "--clip-norm": config.clip_norm > 0,
-        "--ema-decay": config.ema_decay > 0,
-        "--syncbn": config.syncbn != "none",
-        "--compile": config.compile,
-    }
-    if found := [f"{name} {getattr(config, name[2:].replace('-', '_'))}" for name, wrong in refused.items() if wrong]:
-        raise TrainError(f"--parallel {config.parallel} does not support {', '.join(found)}; leave it out, or use ddp")
+        load_state(self.optimizer, state["stages"][self.world.rank])

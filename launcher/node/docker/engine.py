@@ -14,11 +14,11 @@ from typing import TypeAlias, cast
 from docker import APIClient
 from docker.errors import APIError
 
-from launcher.errors import EngineFailed, EngineUnavailable, NameTaken, NodeUnreachable
+from launcher.errors import ContainerGone, EngineFailed, EngineUnavailable, NameTaken, NodeUnreachable
 from launcher.model import labels as names
 from launcher.model.container import WANTED_ULIMITS, ContainerSpec, ContainerState, Layout, Phase
 from launcher.model.facts import NodeFacts
-from launcher.node import cache, docker_exec
+from launcher.node import cache, docker_exec, login_shell
 from launcher.node import facts as node_facts
 from launcher.node.docker.client import Dial, DockerClient, found, ids
 from launcher.node.docker.errors import SDK_ERRORS, malformed_response
@@ -53,7 +53,8 @@ class DockerEngine(MachineEngine):
 
     def open(self) -> None:
         """Make sure that the engine answers. Raises NodeUnreachable, EngineUnavailable, EngineForbidden, ..."""
-        self._client.ping()
+        with login_shell.blamed(self.machine, self.host):
+            self._client.ping()
 
     @property
     def images(self) -> DockerImages:
@@ -61,7 +62,8 @@ class DockerEngine(MachineEngine):
 
     def facts(self, images: Sequence[str] = ()) -> NodeFacts:
         """Raises NodeUnfit when the script did not run to its end, NodeUnreachable, EngineUnavailable."""
-        (info, present), seen = run_both(lambda: self._engine_answers(images), self.look)
+        with login_shell.blamed(self.machine, self.host):
+            (info, present), seen = run_both(lambda: self._engine_answers(images), self.look)
         try:
             engine = engine_facts(info, present, seen.docker_disk_free)
         except SDK_ERRORS as error:
@@ -115,15 +117,15 @@ class DockerEngine(MachineEngine):
         return found(self._inspect, listed)
 
     def inspect(self, container: str) -> ContainerState:
-        """Raises EngineFailed when there is no such container."""
+        """Raises ContainerGone when there is no such container."""
         state = self._inspect(container)
         if state is None:
             what = f"container {container} is gone"
-            raise EngineFailed(self.node, what, "it was removed: see `docker events` on the node")
+            raise ContainerGone(self.node, what, "it was removed: see `docker events` on the node")
         return state
 
     def wait(self, container: str, timeout: float) -> ContainerState:
-        """Comes back to a node that was away, within the time limit. Raises EngineFailed when the container is gone."""
+        """Comes back to a node that was away, within the time limit. Raises ContainerGone when it was removed."""
         deadline = time.monotonic() + timeout
         while True:
             began = time.monotonic()

@@ -111,11 +111,6 @@ class DockerImages:
         else:
             self._load_by_api(pieces)
 
-    def fills_in(self) -> bool:
-        """Whether `load` takes archives without the layers that it has already: the classic store does."""
-        status = self._client.ask("ask the engine for its image store", lambda api: str(api.info().get("DriverStatus")))
-        return "io.containerd.snapshotter" not in status
-
     def tag(self, image: str, reference: str) -> None:
         self._client.ask(f"tag image {image}", lambda api: api.tag(image, *parse_repository_tag(reference)))
 

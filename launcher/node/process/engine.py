@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.errors import EngineFailed, NameTaken, NodeUnfit
+from launcher.errors import ContainerGone, EngineFailed, NameTaken, NodeUnfit
 from launcher.model.container import ContainerSpec, ContainerState, Phase
 from launcher.model.facts import NodeFacts
 from launcher.model.labels import NODE, RUN
@@ -122,7 +122,7 @@ class ProcessEngine(MachineEngine):
         ]
 
     def wait(self, container: str, timeout: float) -> ContainerState:
-        """Raises EngineFailed when there is no such container."""
+        """Raises ContainerGone when there is no such container."""
         until = time.monotonic() + timeout
         while True:
             found = self._get(container)
@@ -221,7 +221,9 @@ class ProcessEngine(MachineEngine):
     def _get(self, container: str) -> folders.Container:
         found = folders.find(container)
         if found is None:
-            raise EngineFailed(self.node, f"container {container} is gone", "was its folder below ~/.launcher removed?")
+            raise ContainerGone(
+                self.node, f"container {container} is gone", "was its folder below ~/.launcher removed?"
+            )
         return found
 
 

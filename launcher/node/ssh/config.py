@@ -10,7 +10,6 @@ import hashlib
 import os
 import pwd
 import re
-import shlex
 import socket
 import subprocess
 import threading
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 
 from launcher.errors import NodeUnreachable, UsageError
 from launcher.node.parallel import in_background
+from launcher.node.ssh.quoting import quote
 
 CONNECT_TIMEOUT = 10.0  # seconds, where the user's ssh config sets no ConnectTimeout
 DEFAULT_PORT = 22
@@ -105,7 +105,7 @@ def ssh_argv(spec: HostSpec, ssh_config: str | None, options: Sequence[str]) -> 
 def open_ssh_argv(alias: str, ssh_config: str | None, command: list[str]) -> list[str]:
     """The OpenSSH client for bulk bytes: asks nothing, the fast cipher first, the remote command as one argument."""
     options = ["-o", "BatchMode=yes", "-o", "Ciphers=^aes128-gcm@openssh.com", "-o", "ClearAllForwardings=yes"]
-    return [*ssh_argv(parse_host(alias), ssh_config, options), shlex.join(command)]
+    return [*ssh_argv(parse_host(alias), ssh_config, options), quote(command)]
 
 
 class Resolver:

@@ -16,7 +16,7 @@ import paramiko
 
 from launcher.errors import HostKeyUnknown, NodeUnreachable, UsageError
 from launcher.node.parallel import in_background
-from launcher.node.ssh import known_hosts
+from launcher.node.ssh import certificates, known_hosts
 from launcher.node.ssh.config import CONNECT_TIMEOUT, Resolver, Target
 from launcher.node.ssh.handshake import handshake, open_tunnel
 from launcher.node.ssh.identities import KeyFiles, authenticate
@@ -34,10 +34,12 @@ _BUSY_PAUSE = 0.3  # sshd drops new connections while too many are starting (Max
 class Connection:
     """The connection to one ssh server. For several threads."""
 
-    def __init__(self, pool: SshPool, target: Target, hop: Connection | None) -> None:
+    def __init__(self, pool: SshPool, target: Target, hop: Connection | None, place: int = 0) -> None:
         self.target = target
         self.hop = hop  # the jump host that it is reached through
+        self.place = place  # among the connections to this server
         self.sessions = threading.Semaphore(CHANNELS)
+        self.full = False  # sshd gives it fewer sessions than CHANNELS (MaxSessions)
         self.closed = pool.closed
         self._pool = pool
         self._lock = threading.Lock()
@@ -61,6 +63,10 @@ class Connection:
             with self._lock:
                 if self._attempt is attempt:
                     self._attempt = None
+
+    def next(self) -> Connection:
+        """One more connection to the server, for the sessions that sshd refuses on this one; not made yet."""
+        return self._pool.add(Connection(self._pool, self.target, self.hop, self.place + 1))
 
     def tunnel(self, transport: paramiko.Transport, address: str, port: int, timeout: float) -> paramiko.Channel:
         """A TCP connection made by the server, one at a time. Raises what open_tunnel() raises."""
@@ -128,7 +134,8 @@ class Connection:
         transport = self._handshake(wire, known_hosts.order_algorithms(self.target, known), deadline)
         if transport is not None:
             key = transport.get_remote_server_key()
-            known_hosts.prove(self.target, known, key.get_name(), key.asbytes(), self._pool.ssh_config)
+            if not certificates.prove(self.target, known, key):
+                known_hosts.prove(self.target, known, key.get_name(), key.asbytes(), self._pool.ssh_config)
             authenticate(transport, self.target, self._pool.key_files, deadline)
         return transport
 
@@ -213,7 +220,7 @@ class SshPool:
         self.starts = threading.Semaphore(_STARTS)
         self.closed = threading.Event()
         self._lock = threading.Lock()
-        self._connections: dict[Target, Connection] = {}
+        self._connections: dict[tuple[Target, int], Connection] = {}
         threading.Thread(target=self._watch, name="ssh keepalive", daemon=True).start()
 
     def connection(self, alias: str, through: tuple[str, ...] = (), before: tuple[Target, ...] = ()) -> Connection:
@@ -230,8 +237,12 @@ class SshPool:
             raise UsageError(alias, "its jump hosts lead in a circle", f"look at ProxyJump: ssh -G {alias}")
         jump = target.proxy_jump
         hop = self.connection(jump[-1], jump[:-1], (*before, target)) if jump else None
+        return self.add(Connection(self, target, hop))
+
+    def add(self, connection: Connection) -> Connection:
+        """This one, or the same one that was added before."""
         with self._lock:
-            return self._connections.setdefault(target, Connection(self, target, hop))
+            return self._connections.setdefault((connection.target, connection.place), connection)
 
     def close(self) -> None:
         """End every connection."""

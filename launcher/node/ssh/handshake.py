@@ -64,7 +64,8 @@ def handshake(wire: Wire, host_key_algorithms: Sequence[str], deadline: float) -
     options = transport.get_security_options()
     fast = [name for name in FAST_CIPHERS if name in options.ciphers]
     options.ciphers = [*fast, *(name for name in options.ciphers if name not in fast)]
-    options.key_types = [name for name in host_key_algorithms if name in options.key_types]
+    usable = {*options.key_types, *known_hosts.CERTIFIED}
+    options.key_types = [name for name in host_key_algorithms if name in usable]
     left = max(0.1, deadline - time.monotonic())
     transport.banner_timeout = transport.handshake_timeout = left + _MARGIN
     over = threading.Event()

@@ -6,6 +6,7 @@ Nothing is ever asked of the person: an encrypted key file that no agent holds i
 from __future__ import annotations
 
 import base64
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -40,6 +41,9 @@ class KeyFiles:
 def _load(path: str) -> tuple[list[paramiko.PKey], str]:
     certificate = Path(f"{path}-cert.pub")
     try:
+        found = Path(path).stat()
+        if found.st_uid == os.getuid() and found.st_mode & 0o077:
+            return [], f"{path} is left out, as OpenSSH does: others may read it (mode {found.st_mode & 0o777:04o})"
         key = paramiko.PKey.from_path(path)
     except FileNotFoundError:
         return [], ""  # the usual names are all tried; most are not there
@@ -137,6 +141,8 @@ def _cure(target: Target, reasons: Sequence[str]) -> str:
     for reason in reasons:
         if "is encrypted" in reason:
             return f"unlock it once: ssh-add {reason.split(' is encrypted')[0]}"
+        if "others may read" in reason:
+            return f"make it yours alone: chmod 600 {reason.split(' is left out')[0]}"
         if "ended the connection" in reason:
             return "too many keys: set IdentitiesOnly yes and IdentityFile for this host in your ssh config"
     return f"make `ssh {target.alias} true` work without a question, for example with: ssh-copy-id {target.alias}"

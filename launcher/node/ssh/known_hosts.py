@@ -29,6 +29,7 @@ HOST_KEY_ALGORITHMS = (
     "rsa-sha2-512",
     "rsa-sha2-256",
 )
+CERTIFIED = tuple(f"{name}-cert-v01@openssh.com" for name in HOST_KEY_ALGORITHMS)  # by an authority: certificates.py
 # What a key of one type signs with; any other type signs under its own name.
 _RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 _PATTERN = re.compile(r"[*?!]")
@@ -102,13 +103,16 @@ def matches(names: str, host: str) -> bool:
         return host in names.split(",")
     hit = False
     for raw in names.split(","):
-        pattern = raw.removeprefix("!")
-        # fnmatch knows [seq], known_hosts does not: there it is the host's own bracket
-        if pattern and fnmatch.fnmatchcase(host, pattern.replace("[", "[[]")):
+        if like(host, raw.removeprefix("!")):
             if raw.startswith("!"):
                 return False
             hit = True
     return hit
+
+
+def like(host: str, pattern: str) -> bool:
+    """Whether it is this pattern with * and ? in it. fnmatch knows [seq] too: here that is the host's own bracket."""
+    return fnmatch.fnmatchcase(host, pattern.replace("[", "[[]"))
 
 
 def _hash_matches(names: str, host: str) -> bool:
@@ -141,10 +145,13 @@ def judge(known: Sequence[KnownKey], key_type: str, blob: bytes) -> Finding:
 
 
 def order_algorithms(target: Target, known: Sequence[KnownKey]) -> list[str]:
-    """Our host key algorithms, those first whose key type known_hosts already holds, within what the user allows."""
+    """Host key algorithms to ask for, within what the user allows: certificates first where known_hosts names an
+    authority, then those whose key type it already holds.
+    """
     held = {name for key in known if not key.marker for name in signatures(key.type)}
-    allowed = [name for name in HOST_KEY_ALGORITHMS if name in target.host_key_algorithms]
-    return sorted(allowed or HOST_KEY_ALGORITHMS, key=lambda name: name not in held)
+    certified = CERTIFIED if any(key.marker == "@cert-authority" for key in known) else ()
+    ours = [*certified, *sorted(HOST_KEY_ALGORITHMS, key=lambda name: name not in held)]
+    return [name for name in ours if name in target.host_key_algorithms] or ours
 
 
 def signatures(key_type: str) -> tuple[str, ...]:

@@ -18,11 +18,13 @@ from launcher.node.parallel import in_background
 from launcher.node.ssh import interactive
 from launcher.node.ssh.connection import CHANNELS, Connection, SshPool
 from launcher.node.ssh.handshake import CONNECT_FAILED, has_ended, proves
+from launcher.node.ssh.quoting import quote
 from launcher.node.ssh.stream import Session, SshStream
 
 _SMALL = 1 << 15  # bytes of stdin that surely fit into the server's window: no thread is needed for them
 _OPEN_TIMEOUT = 30.0
-_FULL_TIMEOUT = 10.0
+_FULL_TIMEOUT = 1.0  # seconds that sshd may take to forget sessions that have ended
+_FULL_PAUSE = 0.05
 _SILENT_WORDS = ("timed out", "no route", "unreachable", "host is down")
 
 _Start = Callable[[paramiko.Channel], None]
@@ -127,11 +129,22 @@ class SshMachine:
         """The key that the node has proven, base64 as in known_hosts."""
         return base64.b64encode(self._transport().get_remote_server_key().asbytes()).decode()
 
+    def most_sessions(self) -> int | None:
+        """Tried on a connection of its own. Raises NodeUnreachable."""
+        transport = self._transport(self._connection.next())
+        channels: list[paramiko.Channel] = []
+        with contextlib.suppress(paramiko.SSHException):
+            while len(channels) < CHANNELS:
+                channels.append(transport.open_channel("session", timeout=_OPEN_TIMEOUT))
+        for channel in channels:
+            channel.close()
+        return len(channels) if len(channels) < CHANNELS else None
+
     def _open(
         self, argv: Sequence[str], prepare: _Start | None = None, timeout: float = _OPEN_TIMEOUT, *, stdin: bool = True
     ) -> SshStream:
         # Without stdin no end of it is sent: it could cross the end of a short command, which some servers refuse.
-        command = shlex.join(argv) if stdin else f"{shlex.join(argv)} </dev/null"
+        command = quote(argv) if stdin else f"{quote(argv)} </dev/null"
         session = self._start(command, prepare, timeout)
         return SshStream(session, self.node, _words(argv), self._lost)
 
@@ -158,28 +171,28 @@ class SshMachine:
     def _channel(self, start: _Start, timeout: float) -> paramiko.Channel:
         """A connection that turns out to be dead is replaced, once.
 
-        sshd counts a session until it has reaped its process, a moment longer than we do: then it is asked again.
+        sshd counts a session until it has reaped its process, a moment longer than we do: then it is asked again. If it
+        gives fewer of them than we use, the rest go over further connections.
         """
-        deadline = time.monotonic() + min(timeout, _FULL_TIMEOUT)
-        pause, replaced = 0.01, False
+        connection, replaced, began = self._connection, False, time.monotonic()
         while True:
             try:
-                return self._try_channel(start, timeout)
+                return self._try_channel(connection, start, timeout)
             except _Died as error:
                 if replaced:
                     raise self._lost(error) from error
                 replaced = True
             except _Full as error:
-                if self._connection.closed.wait(pause) or time.monotonic() > deadline:
+                connection.full = connection.full or time.monotonic() - began > _FULL_TIMEOUT
+                if connection.full and connection.place < CHANNELS - 1:
+                    connection, began = connection.next(), time.monotonic()
+                elif connection.closed.wait(_FULL_PAUSE) or connection.full:
                     raise NodeUnreachable(
-                        self.node,
-                        f"its sshd gives no further channel: {error}",
-                        f"set MaxSessions to {CHANNELS + 2} or more there",
+                        self.node, f"its sshd gives no channel: {error}", f"set MaxSessions to {CHANNELS + 2} there"
                     ) from error
-                pause = min(0.5, pause * 2)
 
-    def _try_channel(self, start: _Start, timeout: float) -> paramiko.Channel:
-        transport = self._transport()
+    def _try_channel(self, connection: Connection, start: _Start, timeout: float) -> paramiko.Channel:
+        transport = self._transport(connection)
         began = time.monotonic()
         try:
             try:
@@ -209,9 +222,9 @@ class SshMachine:
             f"is the node still up? try it: ssh {self.host} true",
         )
 
-    def _transport(self) -> paramiko.Transport:
+    def _transport(self, connection: Connection | None = None) -> paramiko.Transport:
         try:
-            return self._connection.transport()
+            return (connection or self._connection).transport()
         except LauncherError as error:
             where = self.node if error.where in (self.node, self.host) else f"{self.node} (through {error.where})"
             raise type(error)(where, error.what, error.next_step) from error

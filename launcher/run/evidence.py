@@ -1,0 +1,83 @@
+"""What a node leaves behind of a run, as it was collected: how its container ended, its logs, torchrun's error file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.model.container import ContainerState
+from launcher.records.paths import NodePaths
+from launcher.records.store import NodeOfRun
+from launcher.run.attempts import LIMIT, Attempt
+from launcher.run.attempts import parse as parse_attempts
+
+TAIL = 256 << 10
+
+
+@dataclass(frozen=True)
+class WorkerError:
+    """torchrun's error file: a worker's exception and when it was raised (seconds since the epoch, 0: unknown)."""
+
+    text: str
+    time: float
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a node left behind."""
+
+    node: NodeOfRun
+    state: ContainerState
+    log: str  # the end of the node's log
+    error: WorkerError | None
+    rank_logs: Mapping[int, str]  # the ends of its workers' logs
+    attempts: tuple[Attempt, ...] = ()
+
+
+def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes = b"") -> Evidence:
+    """What shows why a node's container ended, from the run's files as they were collected below `root`.
+
+    fallback: the engine's own log, for when there is no file.
+    """
+    paths = NodePaths(str(root), node.name)
+    logs = {rank: _end_of(paths.rank_log(rank)) for rank in node.ranks if Path(paths.rank_log(rank)).is_file()}
+    log = (_end_of(paths.log) or fallback).decode("utf-8", "replace")
+    return Evidence(
+        node=node,
+        state=state,
+        log=log,
+        error=_worker_error(_end_of(paths.error, LIMIT)),
+        rank_logs={rank: text.decode("utf-8", "replace") for rank, text in logs.items()},
+        attempts=parse_attempts(_end_of(paths.attempts, LIMIT)),
+    )
+
+
+def _end_of(path: str, most: int = TAIL) -> bytes:
+    """The end of a file here; nothing where it is missing."""
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+            return file.read()
+    except FileNotFoundError:
+        return b""
+
+
+def _worker_error(content: bytes) -> WorkerError | None:
+    """None where there is no error file, or one torn by a full disk or a kill: the logs are left then."""
+    try:
+        value = json.loads(content)
+    except ValueError:
+        return None
+    message = value.get("message") if isinstance(value, dict) else None
+    if not isinstance(message, dict):
+        return WorkerError(str(message), 0.0) if message else None
+    extra = message.get("extraInfo")
+    extra = extra if isinstance(extra, dict) else {}
+    try:
+        time = float(str(extra.get("timestamp")))
+    except ValueError:
+        time = 0.0
+    return WorkerError(str(extra.get("py_callstack") or message.get("message", "")), time)

@@ -1,0 +1,156 @@
+"""One node of a run that is followed: its files as messages, and whether it answers."""
+
+from __future__ import annotations
+
+import posixpath
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from launcher.errors import LauncherError
+from launcher.logs.position import PIECE
+from launcher.node.files import Follower
+from launcher.records.collect import append
+from launcher.records.paths import NodePaths
+from launcher.records.store import NodeOfRun
+from launcher.run import attempts
+from launcher.run.locate import Attached
+from launcher.run.messages import (
+    Message,
+    NodeBack,
+    NodeLost,
+    NodeRestarted,
+    NodeStopped,
+    Output,
+    Progress,
+    fields,
+)
+
+REMIND = 60.0  # seconds of silence after which it is said again, then after twice as many
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A file whose content is shown: whose, and from where on."""
+
+    node: NodeOfRun
+    path: str
+    offset: int = 0
+
+
+class FollowedNode:
+    """One node: how far its files have been read, as messages, and its end.
+
+    Each byte is reported once, whatever happens to the connection.
+    """
+
+    def __init__(
+        self, node: NodeOfRun, shown: Followed | None, attached: Attached, put: Callable[[Message], None]
+    ) -> None:
+        own = NodePaths(node.output, node.name)
+        self.node = node
+        self.name, self.container = node.name, node.container
+        self.engine = attached.engines[node.name]
+        self.heard = time.time()  # when it last answered, as far as is known
+        self.silent_since = 0.0  # of time.monotonic(); 0: it answers
+        self.ended = 0.0  # of time.monotonic()
+        self.collected = threading.Event()  # its files are here, or never will be
+        self.problem: LauncherError | None = None  # why not
+        self._put = put
+        self._root = attached.record.paths.root
+        self._follower: Follower | None = None
+        self._attempts, self._metrics = own.attempts, own.metrics
+        self._attempts_text = b""
+        self._known_starts = 0
+        self._stopped = False
+        self._remind = REMIND
+        self._path = shown.path if shown else ""
+        self._offset = shown.offset if shown else 0
+        self._lines = {own.attempts: 0} | ({own.metrics: 0} if node.rank == 0 else {})
+
+    def is_silent(self, error: LauncherError) -> None:
+        """Report it, now and then again: a person may have to decide."""
+        now = time.monotonic()
+        if not self.silent_since:
+            self.silent_since, self._remind = now, REMIND
+        elif now - self.silent_since < self._remind:
+            return
+        else:
+            self._remind *= 2
+        self._put(NodeLost(self.name, str(error), self.heard))
+
+    def answers(self) -> None:
+        if self.silent_since:
+            self.silent_since = 0.0
+            self._put(NodeBack(self.name))
+        self.heard = time.time()
+
+    def end(self) -> None:
+        """Its files are not waited for any more."""
+        self.ended = time.monotonic()
+        if self._follower is not None:
+            self._follower.end()
+
+    def follow(self) -> Follower:
+        """Its files from where they have been read to. Raises NodeUnreachable."""
+        self._follower = self.engine.files.follow(self._path, self._offset, self._lines)
+        return self._follower
+
+    def skip_known_starts(self) -> None:
+        try:
+            text = self.engine.files.read(self._attempts, limit=attempts.LIMIT)
+        except (FileNotFoundError, LauncherError):
+            return
+        self._known_starts = len(attempts.parse(text))
+
+    def take(self, path: str, data: bytes) -> None:
+        """Report it, and keep it in runs/."""
+        offset = self._report(path, data)
+        with suppress(OSError):  # a full disk here: collect() reports it
+            append(self._root, self._relative(path), offset, data)
+
+    def take_the_rest(self) -> None:
+        """What the collected files have beyond what was reported."""
+        for path, offset in {self._path: self._offset, **self._lines}.items():
+            local = self._root / self._relative(path)
+            if not path or not local.is_file():
+                continue
+            with local.open("rb") as file:
+                file.seek(offset)
+                while data := file.read(PIECE if path == self._path else -1):  # lines are not cut
+                    self._report(path, data)
+        if self._path and self._offset == 0:
+            # The entry script never ran, or could not write: the engine's own log is all there is.
+            try:
+                caught = self.engine.logs(self.container)
+            except LauncherError:  # reported by the thread that waits for the container
+                return
+            if caught:
+                self._put(Output(self.name, caught))
+
+    def _report(self, path: str, data: bytes) -> int:
+        """Returns its offset in the file."""
+        if path == self._path:
+            offset, self._offset = self._offset, self._offset + len(data)
+            self._put(Output(self.name, data))
+            return offset
+        offset, self._lines[path] = self._lines[path], self._lines[path] + len(data)
+        if path == self._metrics:
+            for line in data.split(b"\n"):
+                if found := fields(line):
+                    self._put(Progress(found))
+        else:
+            self._attempts_text += data
+            starts = attempts.parse(self._attempts_text)
+            for place in range(max(1, self._known_starts), len(starts)):
+                self._put(NodeRestarted(self.name, place, starts[place - 1].why()))
+            self._known_starts = max(self._known_starts, len(starts))
+            if not self._stopped and (by := attempts.stopped_by(self._attempts_text)):
+                self._stopped = True
+                self._put(NodeStopped(self.name, by))
+        return offset
+
+    def _relative(self, path: str) -> str:
+        return posixpath.relpath(path, self.node.output) if path else ""

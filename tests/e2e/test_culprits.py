@@ -1,0 +1,40 @@
+"""Which rank is to blame where none says anything: one that left early, one that is suspended."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.bed.bed import Bed
+from tests.e2e.cli import Cli, bed_job
+
+pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize(
+    ("how", "keys", "words"),
+    [
+        pytest.param("exit", {}, "left with exit code 0 while others still waited", id="leaves"),
+        pytest.param("stop", {}, "was suspended", id="suspended"),
+        pytest.param("stop", {"hang_timeout": "8s"}, "was suspended", id="hang", marks=pytest.mark.slow),
+        pytest.param(
+            "exit",
+            {"nodes": ["node1"], "processes": 2},
+            "left with exit code 0 while others still waited",
+            id="one-node",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_the_rank_that_the_others_waited_for_is_named(
+    bed_cli: Cli, bed: Bed, how: str, keys: dict[str, object], words: str
+) -> None:
+    bed_cli.program("leaves.py")
+    seconds = "60" if "hang_timeout" in keys else "8"
+    job = bed_cli.job("waits", **bed_job(run={"script": "leaves.py", "args": [how, seconds]}, **keys))
+    failed = bed_cli("up", job, code=1)
+    failure = bed_cli.result()["failure"]
+    print(failure)
+    assert failure["rank"] == 1, failed.stderr
+    assert words in failure["what"]
+    assert "failed rank 1 on node" in failed.stderr
+    assert bed.wait_clean() == []

@@ -1,0 +1,90 @@
+"""What sshd and the login shell of a node may do to our commands: named with its cure, or harmless."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from launcher.node.facts import look
+from launcher.node.ssh.connection import SshPool
+from launcher.node.ssh.machine import SshMachine
+from tests.bed import faults
+from tests.bed.bed import Bed, Node
+from tests.e2e.cli import Cli, bed_job
+from tests.e2e.test_doctor import examined
+
+pytestmark = [pytest.mark.bed, pytest.mark.timeout(120)]
+
+SPECIAL = [
+    "two words",
+    "it's",
+    "a\\b",
+    "a\\\\b",
+    "end\\",
+    "\\'",
+    "a\nb",
+    "hey!you !!",
+    '$HOME `x` "q"',
+    "*?[a]{b}~",
+    "",
+]
+
+
+@contextlib.contextmanager
+def bashrc(bed: Bed, node: Node, line: str) -> Iterator[None]:
+    bed.sh(node, f"echo '{line}' > /home/trainer/.bashrc")
+    try:
+        yield
+    finally:
+        bed.sh(node, "rm /home/trainer/.bashrc")
+
+
+# what is wrong with the node's login; what the message says of it, its cure
+BROKEN = {
+    "bashrc": (bashrc, "echo Welcome, $USER", "prints 'Welcome, trainer'", "in ~/.bashrc"),
+    "nologin": (faults.login_shell, "/usr/sbin/nologin", "'This account is currently not available.'", "login shell"),
+    "sftp": (faults.sshd_setting, "ForceCommand internal-sftp", "'This service allows sftp", "ForceCommand"),
+    "silent": (faults.sshd_setting, "ForceCommand /bin/false", "'' (exit code 1)", "ForceCommand"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_login_that_spoils_our_commands_is_named_with_its_cure(bed_cli: Cli, bed: Bed, case: str) -> None:
+    fault, argument, words, cure = BROKEN[case]
+    bed_cli.program("plain.py")
+    with fault(bed, bed.nodes[0], argument):
+        seen = examined(bed_cli, "node1", code=3)["node1", "login shell"]
+        failed = bed_cli("up", bed_cli.job("spoilt", **bed_job(run={"script": "plain.py"})), code=3).stderr
+    assert words in seen["what"]
+    assert cure in seen["cure"]
+    assert words in failed
+    assert cure in failed
+    assert not bed_cli.runs()
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish", "tcsh"])
+def test_every_login_shell_reads_our_commands_the_same_way(bed: Bed, shell: str) -> None:
+    with faults.login_shell(bed, bed.nodes[0], shell), contextlib.closing(SshPool(str(bed.ssh_config))) as pool:
+        node = SshMachine("a", "node1", pool)
+        for text in SPECIAL:
+            assert node.run(["printf", "%s|", text, "."]).out == f"{text}|.|".encode(), text
+        assert look(node, "node1").complete
+
+
+def test_a_run_works_with_few_sessions_and_other_login_shells_and_doctor_warns(bed_cli: Cli, bed: Bed) -> None:
+    one, two = bed.nodes[:2]
+    bed_cli.program("plain.py")
+    job = bed_cli.job("odd", **bed_job(run={"script": "plain.py"}))
+    with (
+        faults.login_shell(bed, one, "tcsh"),
+        faults.login_shell(bed, two, "fish"),
+        faults.sshd_setting(bed, one, "MaxSessions 2"),
+    ):
+        seen = examined(bed_cli, "node1", "node2", code=0)
+        assert seen["node1", "ssh sessions"]["level"] == "warn"
+        assert "2 commands at once" in seen["node1", "ssh sessions"]["what"]
+        assert ("node2", "ssh sessions") not in seen
+        assert "rank 0 of 2" in bed_cli("up", job).stdout
+    assert bed_cli.result()["state"] == "done"

@@ -1,0 +1,28 @@
+"""Two runs on the same nodes never train together: the port is claimed on the master before anything starts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.bed.bed import Bed
+from tests.e2e.cli import Cli, bed_job
+
+pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
+
+
+def test_of_two_runs_that_start_at_once_one_is_refused(bed_cli: Cli, bed: Bed) -> None:
+    bed_cli.program("steps.py")
+    job = bed_cli.job("twins", **bed_job(run={"script": "steps.py", "args": ["20", "5", "0.1"]}))
+    both = [bed_cli.start("up", job) for _ in range(2)]
+    ended = [(*process.communicate(timeout=200), process.returncode) for process in both]
+    assert sorted(code for _, _, code in ended) == [0, 3], ended
+    [refused] = [err for _, err, code in ended if code]
+    [done] = [out for out, _, code in ended if not code]
+    assert re.search(r"node1: port 29500, where the ranks would meet, is (claimed by the run twins-|in use)", refused)
+    assert "--set port=29501" in refused
+    assert done.count("rank 0 finished after step 20") == 1
+    bed_cli("up", job)  # an ended run holds no port
+    bed_cli("down", "--all")
+    assert bed.wait_clean() == []

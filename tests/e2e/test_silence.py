@@ -1,0 +1,70 @@
+"""A silent node says nothing of its run: the launcher tries on, and neither stops nor removes anything."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+
+from tests.bed import faults
+from tests.bed.bed import Bed
+from tests.e2e.cli import Cli, bed_job
+from tests.e2e.drill import Drill
+from tests.e2e.figures import Figures
+from tests.e2e.scene import AWAY
+
+pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
+
+
+def begin(cli: Cli, seconds: int) -> Drill:
+    ticks = f"i=0; while [ $i -lt {seconds} ]; do i=$((i+1)); echo tick $i; sleep 1; done"
+    job = cli.job("quiet", **bed_job(run={"command": ["sh", "-c", ticks]}, nodes=["node1"]))
+    drill = Drill.follow(cli, "up", job)
+    drill.sees("^tick 2$")
+    return drill
+
+
+@pytest.mark.slow
+def test_a_run_whose_only_node_is_silent_goes_on(bed_cli: Cli, bed: Bed) -> None:
+    """Longer than the launcher waits for a node of a run that has failed elsewhere."""
+    drill = begin(bed_cli, 150)
+    silent = time.monotonic()
+    with faults.blocked_port(bed, bed.nodes[0], 22):
+        time.sleep(100)
+        assert drill.process.poll() is None, str(drill)
+    healed = time.monotonic()
+    back = drill.sees("node1: connected again") - healed
+    said = drill.first(AWAY, silent)
+    assert said is not None, str(drill)
+    drill.end(0)
+    assert [line for _, line in drill.lines] == [f"tick {i}" for i in range(1, 151)]
+    wrong = drill.lines_lost(bed, 1)
+    bed_cli("down")
+    name = "port 22 of the only node is closed for 100 s"
+    Figures(name, 1, "done, no restart", said, back, 0, wrong, len(bed.wait_clean())).publish()
+    assert wrong == 0
+
+
+def test_who_leaves_a_silent_node_is_told_and_every_command_believes_the_node_when_it_is_back(
+    bed_cli: Cli, bed: Bed
+) -> None:
+    drill = begin(bed_cli, 600)
+    run = bed_cli.runs()[-1].name
+    with faults.without_sshd(bed, bed.nodes[0]):
+        drill.sees(AWAY)
+        drill.process.send_signal(signal.SIGINT)
+        drill.end(3)
+        assert any("node1: no answer since" in line for _, line in drill.messages), str(drill)
+        assert json.loads(bed_cli("runs", "--json").stdout)[0]["state"] == "unreachable"
+        assert json.loads(bed_cli("status", "--json", code=3).stdout)["state"] == "unreachable"
+    (bed_cli.runs()[-1] / "result.json").write_text(json.dumps({"run": run, "state": "lost", "exit_code": 3}))
+    assert json.loads(bed_cli("runs", "--json").stdout)[0]["state"] == "running"
+    assert json.loads(bed_cli("status", "--json").stdout)["state"] == "running"
+    again = Drill.follow(bed_cli, "logs")
+    again.sees("^tick 2$")
+    again.stop()
+    bed_cli("down")
+    assert json.loads(bed_cli("runs", "--json").stdout)[0]["state"] == "stopped"
+    assert bed.wait_clean() == []

@@ -1,0 +1,63 @@
+"""Options that do not go together are refused by name, before anything is read."""
+
+import pytest
+
+from train.combinations import check
+from train.config import parse
+from train.errors import TrainError
+
+FAMILY = {"O0": "none", "O1": "fp16"}
+
+
+def problem(options: str, processes: int = 2, amp: str | None = None, device: str = "cpu") -> str:
+    """The message for these options; `amp` is what --amp auto selects on this device."""
+    config = parse(["--data", "unused", *options.split()])
+    kind = config.parallel if config.parallel != "auto" else "ddp" if processes > 1 else "single"
+    amp = amp or FAMILY.get(config.amp, config.amp).replace("auto", "none")
+    try:
+        check(config, kind, amp, processes, device)
+    except TrainError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("processes", "options", "why"),
+    [
+        (1, "--parallel model", "start two or more"),
+        (1, "--parallel pipeline", "start two or more"),
+        (1, "--parallel dual_batch", "start two or more"),
+        (2, "--parallel single", "one process, not 2"),
+        (2, "--parallel dp", "one process with all devices"),
+        (1, "--parallel dp --syncbn custom", "does not support --syncbn custom"),
+        (2, "--parallel model --ema-decay 0.9 --clip-norm 1", "does not support --clip-norm 1.0, --ema-decay 0.9"),
+        (2, "--parallel model --amp O2", "does not support --amp O2"),
+        (2, "--parallel pipeline --batch-size 8 --micro-batches 3", "not a multiple of the 3"),
+        (3, "--parallel pipeline --batch-size 8 --micro-batches 2", "at least the number of stages (3)"),
+        (2, "--parallel pipeline", "--last-batch drop"),
+        (2, "--parallel pipeline --mixup 0.2 --phases 8@0", "does not support --mixup 0.2, --phases"),
+        (2, "--parallel dual_batch", "--schedule multistep"),
+        (2, "--parallel dual_batch --accumulate 2", "does not support --accumulate 2"),
+        (2, "--static-graph --accumulate 2", "--static-graph with --accumulate 2"),
+        (2, "--syncbn library", "works on GPUs only"),
+        (1, "--dtype float64 --amp bf16", "mixed precision needs float32"),
+        (1, "--nesterov --momentum 0", "--nesterov needs"),
+        (1, "--nesterov --optimizer lars", "--nesterov needs"),
+        (1, "--optimizer adamw --momentum 1", "below 1"),
+    ],
+)
+def test_refused(processes: int, options: str, why: str) -> None:
+    assert why in problem(options, processes)
+
+
+@pytest.mark.parametrize("kind", ["model", "pipeline --last-batch drop", "dual_batch --schedule multistep"])
+def test_what_amp_auto_selects_is_judged_not_the_word(kind: str) -> None:
+    """On a GPU without bf16, auto is fp16 with a loss scale, which stages and a parameter server do not have."""
+    assert "--amp auto, which is fp16 on this GPU" in problem(f"--parallel {kind}", amp="fp16", device="cuda")
+    assert problem(f"--parallel {kind}", amp="bf16", device="cuda") == ""
+    assert problem(f"--parallel {kind}") == ""
+
+
+@pytest.mark.parametrize("options", ["--static-graph", "--accumulate 2 --syncbn custom", "--nesterov", "--amp O2"])
+def test_supported(options: str) -> None:
+    assert problem(options) == ""

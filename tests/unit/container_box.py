@@ -1,0 +1,103 @@
+"""The entry script with all that it needs, as an engine lays it out, under every common shell."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from launcher import container_scripts
+
+SHELLS = [name for name in ("dash", "bash", "busybox") if shutil.which(name)]
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv")
+
+
+@dataclass
+class Box:
+    """The scripts and an output folder, as an engine lays them out; `run` is one attempt."""
+
+    root: Path
+    shell: str
+    env: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        (self.kit / "home").mkdir(parents=True)
+        for name, text in container_scripts.scripts().items():
+            (self.kit / name).write_bytes(text)
+        self.output.mkdir()
+        self.env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.root),
+            "LAUNCHER_OUTPUT": str(self.output),
+            "LAUNCHER_NODE": "gpu-a",
+        }
+        if self.shell == "busybox":  # and no tool of coreutils
+            tools = self.root / "applets"
+            tools.mkdir()
+            subprocess.run(["busybox", "--install", "-s", tools], check=True)
+            self.env["PATH"] = str(tools)
+
+    @property
+    def kit(self) -> Path:
+        return self.root / "kit"
+
+    @property
+    def output(self) -> Path:
+        return self.root / "out"
+
+    @property
+    def log(self) -> Path:
+        return self.output / "logs" / "gpu-a.log"
+
+    @property
+    def attempts(self) -> list[str]:
+        return (self.output / "state" / "gpu-a.attempts").read_text().splitlines()
+
+    def secret(self, name: str, value: bytes) -> None:
+        folder = self.kit / "secrets"
+        folder.mkdir(exist_ok=True, mode=0o700)
+        (folder / name).write_bytes(value)
+        (folder / name).chmod(0o600)
+
+    def argv(self, *argv: str) -> list[str]:
+        sh = [shutil.which("busybox") or "", "sh"] if self.shell == "busybox" else [shutil.which(self.shell) or ""]
+        return [*sh, str(self.kit / "entry.sh"), *argv]
+
+    def start(self, *argv: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self.argv(*argv),
+            env=self.env | dict(env or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def run(self, *argv: str, env: Mapping[str, str] | None = None) -> tuple[int, bytes]:
+        """(exit code, the content of Docker's log)."""
+        process = self.start(*argv, env=env)
+        out, _ = process.communicate(timeout=60)
+        return process.returncode, out
+
+    def until(self, text: bytes) -> None:
+        deadline = time.monotonic() + 20
+        while text not in (self.log.read_bytes() if self.log.exists() else b""):
+            assert time.monotonic() < deadline, f"{text!r} is not in the log"
+            time.sleep(0.01)
+
+
+@pytest.fixture(params=SHELLS)
+def box(request: pytest.FixtureRequest, tmp_path: Path) -> Box:
+    return Box(tmp_path, request.param)
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Box:
+    """For tests in which the shell makes no difference."""
+    return Box(tmp_path, SHELLS[0])

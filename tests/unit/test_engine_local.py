@@ -1,0 +1,125 @@
+"""The engine of this machine: its socket, or whatever Docker's contexts say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import EngineForbidden, EngineUnavailable
+from launcher.node.docker.channel import DialFailed, DialStdio, dial_local
+from launcher.node.docker.client import DockerClient
+
+
+def test_no_engine_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    with pytest.raises(FileNotFoundError):
+        dial_local("a")
+
+
+def test_the_engine_of_another_machine_is_not_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "ssh://gpu-b")
+    with pytest.raises(EngineUnavailable, match="name the node gpu-b instead"):
+        dial_local("a")
+
+
+@pytest.fixture
+def docker_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """What `docker` does on this machine, as a shell script, for a context of its own."""
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setenv("DOCKER_CONTEXT", "other")
+
+    def be(script: str) -> None:
+        path = tmp_path / "bin" / "docker"
+        path.parent.mkdir()
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", str(path.parent), prepend=":")
+
+    return be
+
+
+HEAR = "while read -r line && [ ${#line} -gt 1 ]; do :; done\n"
+DIAL = '[ "$*" = "system dial-stdio" ] || exit 9\n'
+
+
+@pytest.mark.parametrize("how", ["DOCKER_CONTEXT", "settings", "DOCKER_HOST"])
+def test_another_context_is_dockers_own_business(
+    how: str, tmp_path: Path, docker_here: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker_here(
+        f"{DIAL}echo x >>{tmp_path}/calls\n{HEAR}"
+        "printf 'HTTP/1.1 200 OK\\r\\nApi-Version: 1.41\\r\\nContent-Length: 2\\r\\n\\r\\nOK'\n"
+        f"{HEAR}printf 'HTTP/1.1 200 OK\\r\\nContent-Length: 2\\r\\n\\r\\n[]'; read -r rest"
+    )
+    monkeypatch.delenv("DOCKER_CONTEXT")
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    if how == "settings":
+        (tmp_path / "config.json").write_text('{"currentContext": "desktop"}')
+    else:
+        monkeypatch.setenv(how, "tcp://10.1.2.3:2376" if how == "DOCKER_HOST" else "desktop")
+    client = DockerClient("a", "me", lambda: dial_local("a"))
+    assert client.ask("list", lambda api: api.containers()) == []
+    assert (tmp_path / "calls").read_text() == "x\n"
+    client.close()
+
+
+def test_errors_of_the_docker_command_are_reported(docker_here: Callable[[str], None]) -> None:
+    docker_here("echo permission denied >&2; exit 1")
+    client = DockerClient("a", "me", lambda: dial_local("a"))
+    with pytest.raises(EngineForbidden, match="usermod -aG docker me"):
+        client.ping()
+
+
+def test_an_engine_lost_after_a_response_is_a_lost_connection(
+    tmp_path: Path, docker_here: Callable[[str], None]
+) -> None:
+    docker_here(
+        f"cd {tmp_path}; echo x >>calls; {HEAR}[ $(wc -l <calls) = 1 ] || exit 3\n"
+        "printf 'HTTP/1.1 200 OK\\r\\nApi-Version: 1.41\\r\\nContent-Length: 2\\r\\n\\r\\nOK'\n"
+        f"{HEAR}echo gone >&2; exit 1"
+    )
+    client = DockerClient("a", "me", lambda: dial_local("a"))
+    client.ping()
+    with pytest.raises(EngineUnavailable, match="does not answer"):  # from the second dial-stdio
+        client.ask("ask", lambda api: api.info())
+    assert (tmp_path / "calls").read_text() == "x\n" * 2
+
+
+def test_no_docker_command_for_a_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setenv("DOCKER_CONTEXT", "other")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DialFailed) as failed:
+        dial_local("a")
+    assert failed.value.code == 127
+
+
+@pytest.mark.parametrize("settings_", ["{}", "no json", "[]", '{"currentContext": "default"}', None])
+def test_without_a_context_the_default_socket_is_used(
+    settings_: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if settings_ is not None:
+        (tmp_path / "config.json").write_text(settings_)
+    for name in ("DOCKER_HOST", "DOCKER_CONTEXT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setattr("launcher.node.docker.channel.SOCKET", str(tmp_path / "usual.sock"))
+    with pytest.raises(FileNotFoundError):
+        dial_local("a")
+
+
+def test_a_waiting_program_is_idle(docker_here: Callable[[str], None]) -> None:
+    docker_here("read -r line; echo early; sleep 60")
+    wire = dial_local("a")
+    assert isinstance(wire, DialStdio)
+    assert wire.idle
+    wire.sendall(b"x\n")
+    deadline = time.monotonic() + 5
+    while wire.idle and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not wire.idle
+    wire.close()

@@ -1,0 +1,56 @@
+"""What a JPEG's header says: whether the fast decoders can read it. ITU-T T.81, annex B; EXIF 2.32, 4.5 and 4.6."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from PIL import Image
+
+ORIENTATION = 0x0112
+_APP1, _SCAN = 0xE1, 0xDA
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+
+
+def is_plain(data: bytes) -> bool:
+    """Whether it is grey or YCbCr, not rotated by EXIF, and of a size that Pillow accepts.
+
+    All others, and what is no JPEG or damaged, Pillow reads or refuses. A wrong False only costs time.
+    """
+    try:
+        for marker, start, end in _segments(data):
+            if marker == _APP1 and data.startswith(b"Exif\0\0", start) and _orientation(data, start + 6, end) != 1:
+                return False
+            if marker in _FRAMES:
+                _, height, width, channels = struct.unpack_from(">BHHB", data, start)
+                limit = Image.MAX_IMAGE_PIXELS
+                if channels not in (1, 3) or (limit and width * height > 2 * limit):  # from there on Pillow refuses it
+                    return False
+            if marker == _SCAN:
+                return True
+    except struct.error:
+        pass
+    return False
+
+
+def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Marker, start and end of every segment's content, up to the first scan."""
+    place = 2 if data.startswith(b"\xff\xd8\xff") else len(data)
+    while place + 4 <= len(data) and data[place] == 0xFF:
+        end = place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+        yield data[place + 1], place + 4, end
+        if data[place + 1] == _SCAN:
+            return
+        place = end
+
+
+def _orientation(data: bytes, start: int, end: int) -> int:
+    """EXIF's orientation, 1 if there is none; `data[start:end]` is a TIFF header with its directories."""
+    order = "<" if data[start : start + 2] == b"II" else ">"
+    (directory,) = struct.unpack_from(f"{order}I", data, start + 4)
+    (entries,) = struct.unpack_from(f"{order}H", data, start + directory)
+    for place in range(start + directory + 2, min(start + directory + 2 + 12 * entries, end), 12):
+        tag, _, _, value = struct.unpack_from(f"{order}HHIH", data, place)
+        if tag == ORIENTATION:
+            return int(value)
+    return 1
