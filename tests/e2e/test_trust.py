@@ -134,7 +134,7 @@ def test_following_another_users_run_stops_nothing(bed_cli: Cli, neighbour: Cli,
 
 
 def test_of_another_caller_with_the_same_account_only_a_named_run_is_stopped(home_cli: Cli) -> None:
-    keys = {"runtime": "process", "nodes": ["local"], "run": {"command": ["sleep", "600"]}}
+    keys = {"runtime": "process", "nodes": ["local"], "port": 29517, "run": {"command": ["sleep", "600"]}}
     home_cli("up", "-d", home_cli.job("mine", **keys))
     (run,) = [path.name for path in home_cli.runs()]
     other = Cli(home_cli.cwd, {**home_cli.env, "LOGNAME": "somebody"})
@@ -198,7 +198,7 @@ def test_a_folder_that_a_label_names_is_not_purged(bed_cli: Cli, bed: Bed) -> No
 
 
 def test_a_record_that_was_edited_removes_no_other_folder(home_cli: Cli) -> None:
-    keys = {"runtime": "process", "nodes": ["local"], "run": {"command": ["true"]}}
+    keys = {"runtime": "process", "nodes": ["local"], "port": 29517, "run": {"command": ["true"]}}
     home_cli("up", home_cli.job("mine", **keys))
     record = home_cli.runs()[-1] / "plan.json"
     plan = json.loads(record.read_text())
