@@ -22,6 +22,7 @@ our_began=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.began
 our_patience=10 # seconds from the ranks' stacks to SIGKILL after a hang
 our_grace=30 # seconds from SIGTERM to SIGKILL at the time limit
 our_mark=$LAUNCHER_RUN/$LAUNCHER_NODE # the value of LAUNCHER_JOB in all of the program's processes
+our_halted='^State:.[Tt]' # in /proc/PID/status: stopped, or traced
 our_drain=3  # seconds that orphaned processes may keep the log open
 
 . "$our_kit/environment.sh"
@@ -107,7 +108,7 @@ forward() {
     case $our_sent in *$1*) return ;; esac
     our_sent="$our_sent $1"
     kill -s "$1" $our_child 2>/dev/null
-    ! grep -qs '^State:.[Tt]' /proc/[0-9]*/status || each_rank report_halted
+    each_rank report_halted $(grep -ls "$our_halted" /proc/[0-9]*/status)
 }
 pass() {
     our_caught=1
@@ -121,24 +122,28 @@ at_limit() {
     over # if this blocks because nothing reads the log, the SIGKILL of tick still comes
     forward TERM
 }
-# each_rank ACTION: calls ACTION with the pid and the rank of every process of a rank. torchrun has no RANK.
+# each_rank ACTION /proc/PID/status...: calls ACTION with the pid and the rank of those that are processes of a rank.
+# torchrun has no RANK; plain processes also see those of other runs and nodes.
 each_rank() {
-    for our_name in /proc/[0-9]*; do # plain processes also see those of other runs and nodes
-        tr '\0' '\n' <"$our_name/environ" 2>/dev/null | grep -qxF "LAUNCHER_JOB=$our_mark" || continue
-        our_rank=$(tr '\0' '\n' <"$our_name/environ" 2>/dev/null | sed -n 's/^RANK=//p')
-        [ -z "$our_rank" ] || "$1" "${our_name#/proc/}" "$our_rank"
+    our_action=$1
+    shift
+    for our_name; do
+        our_name=${our_name%/status}
+        tr '\0' '\n' 2>/dev/null <"$our_name/environ" | grep -qxF "LAUNCHER_JOB=$our_mark" || continue
+        our_rank=$(tr '\0' '\n' 2>/dev/null <"$our_name/environ" | sed -n 's/^RANK=//p')
+        [ -z "$our_rank" ] || $our_action "${our_name#/proc/}" "$our_rank"
     done
 }
 # The others wait for a rank that is suspended (SIGSTOP, a debugger), and fail before it does.
 report_halted() {
-    grep -qs '^State:.[Tt]' "/proc/$1/status" || return
+    grep -qs "$our_halted" "/proc/$1/status" || return
     echo "launcher: rank $2 does not run: its process $1 is suspended (SIGSTOP, or a debugger)" >&3
     note halted "$2"
 }
 # Every rank's Python prints its stack and ends (PYTHONFAULTHANDLER); torchrun sees them end.
 stacks() {
     our_caught=1
-    each_rank abort
+    each_rank abort /proc/[0-9]*/status
 }
 abort() {
     report_halted "$@"
