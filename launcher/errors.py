@@ -118,10 +118,6 @@ class NoRoom(ImageShipFailed):
     """The node's disk is too full for the image: a retry would fail the same way."""
 
 
-class RunFailed(LauncherError):
-    """The job failed, ran out of time or hung."""
-
-
 class StoppedByUser(LauncherError):
     """The user stopped the run."""
 

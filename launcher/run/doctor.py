@@ -34,7 +34,6 @@ _NAMES: dict[type[LauncherError], str] = {
     EngineUnavailable: "engine",
     NodeUnfit: "login shell",
 }
-_GOOD = (Reach.OPEN, Reach.REFUSED)
 DATA_TIMEOUT = 120.0
 SAMPLE = 16  # files of a data set that are read to their end on every node
 
@@ -148,7 +147,7 @@ def _between(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Iterator[Che
 def _connection(probe: Probe) -> Check:
     target = f"{probe.target} at {probe.address}:{probe.port}"
     level, what, cure = Level.FAIL, f"no answer from {target}", ""
-    if probe.reach in _GOOD:
+    if probe.reach.reached:
         level, what = Level.OK, f"{target} can be reached"
     elif probe.reach is Reach.UNKNOWN:
         level, what = Level.WARN, f"{target} could not be tried: the node's sshd forbids it"
