@@ -63,7 +63,6 @@ class NodeFacts:
     cpus: int
     memory: int
     shm_size: int  # of the node's own /dev/shm
-    disk_free: int  # of the filesystem of home
     clock_offset: float  # node's clock minus the caller's, corrected for half the round trip
     interfaces: tuple[Interface, ...]
     routes: tuple[Route, ...]

@@ -75,7 +75,6 @@ def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Lo
         cpus=_integer(_first(lines("cpus")), 0),
         memory=_memory(lines("memory")),
         shm_size=max(0, _disk(lines("shm"), 1)),
-        disk_free=_disk(lines("disk"), 3),
         clock_offset=clock - now if clock else 0.0,
         interfaces=_interfaces(lines("addresses"), routes),
         routes=routes,

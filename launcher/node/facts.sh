@@ -21,8 +21,6 @@ section cpus
 nproc || getconf _NPROCESSORS_ONLN
 section memory
 grep MemTotal /proc/meminfo || cat /proc/meminfo
-section disk
-df -Pk -- "$HOME"
 section shm
 df -Pk -- /dev/shm
 section docker_disk

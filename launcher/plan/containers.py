@@ -13,7 +13,7 @@ from launcher.job.models import Job, NodeEntry
 from launcher.job.scalars import argv_of
 from launcher.model import labels
 from launcher.model.checked import OUTPUT_ROOT
-from launcher.model.container import CODE, KIT, ContainerSpec, Layout, Mount
+from launcher.model.container import CODE, KIT, ContainerSpec, Layout
 from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import Rendezvous, RunId, plain
 from launcher.plan import command, gpus
@@ -67,14 +67,14 @@ def container(
         output_dir=output_dir(node.home, context.run),
         user=("0:0" if rootless else f"{node.uid}:{node.gid}") if docker else "",
         groups=() if rootless or not docker else tuple(g for g in node.groups if g != node.gid),
-        mounts=tuple(Mount(m.source, m.target, m.read_only) for m in job.mounts) if docker else (),
+        mounts=job.mounts if docker else (),
         gpus=uuids,
         gpu_driver=gpus.driver(node) if uuids and docker else "",
         ipc=job.docker.ipc,
         ulimits=node.ulimits,
-        devices=((INFINIBAND,) if node.infiniband and docker else ()) + tuple(job.docker.devices),
-        cap_add=tuple(job.docker.cap_add),
-        extra_hosts=dict(job.docker.extra_hosts),
+        devices=((INFINIBAND,) if node.infiniband and docker else ()) + job.docker.devices,
+        cap_add=job.docker.cap_add,
+        extra_hosts=job.docker.extra_hosts,
         shm_size=job.resources.shm if job.docker.ipc != "host" else None,
         memory=job.resources.memory,
         cpus=job.resources.cpus,
@@ -137,9 +137,9 @@ def _environment(
     if job.runtime == "process" and node.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
     if job.timeout is not None:
-        env["LAUNCHER_TIMEOUT"] = str(int(job.timeout))
+        env["LAUNCHER_TIMEOUT"] = str(job.timeout)
     if job.hang_timeout is not None and rank == 0:  # the master's output and steps are the run's signs of life
-        env["LAUNCHER_HANG_TIMEOUT"] = str(int(job.hang_timeout))
+        env["LAUNCHER_HANG_TIMEOUT"] = str(job.hang_timeout)
     if job.run.command is not None:
         env |= command.bare(meeting, nodes=len(job.nodes), rank=rank)
     return env | job.env_of(entry)

@@ -72,7 +72,6 @@ def _node(job: Job, rank: int) -> NodeFacts:
         cpus=1,
         memory=0,
         shm_size=0,
-        disk_free=-1,
         clock_offset=0.0,
         interfaces=(Interface("eth0", (f"{_NETWORK}.{rank + 1}/24",)),),
         routes=(Route("0.0.0.0/0", "eth0"),),

@@ -38,15 +38,14 @@ def snapshot(folder: Path) -> Snapshot:
     before anything of it is read; and for a file that cannot be read.
     """
     plain = io.BytesIO()
-    files = _within_limit(folder)
-    with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path, status in files:
-            try:
+    try:
+        with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for path, status in _within_limit(folder):
                 info, content = _member(folder, path, status)
-            except OSError as error:
-                cure = "make it readable for you, or name it in .dockerignore"
-                raise JobInvalid(f"code {path}", f"cannot be read: {error.strerror}", cure) from error
-            tar.addfile(info, io.BytesIO(content))
+                tar.addfile(info, io.BytesIO(content))
+    except OSError as error:
+        cure = "make it readable for you, or name it in .dockerignore"
+        raise JobInvalid(f"code {error.filename or folder}", f"cannot be read: {error.strerror}", cure) from error
     data = plain.getvalue()
     # mtime=0: gzip would put the time of day into its header
     return Snapshot(gzip.compress(data, compresslevel=1, mtime=0), hashlib.sha256(data).hexdigest()[:16])

@@ -34,7 +34,6 @@ _NAMES: dict[type[LauncherError], str] = {
     EngineUnavailable: "engine",
     NodeUnfit: "login shell",
 }
-_GOOD = (Reach.OPEN, Reach.REFUSED)
 DATA_TIMEOUT = 120.0
 SAMPLE = 16  # files of a data set that are read to their end on every node
 
@@ -66,14 +65,16 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check]:
         kind = next((label for of, label in _NAMES.items() if isinstance(error, of)), "reachable")
         yield Check(name, kind, Level.FAIL, error.what, error.next_step)
     seen = run_all_settled([engine.facts for engine in fleet.engines])
+    most = run_all_settled([engine.most_sessions for engine in fleet.engines])
     usable: list[tuple[Engine, NodeFacts]] = []
-    for engine, node in zip(fleet.engines, seen, strict=True):
+    for engine, node, sessions in zip(fleet.engines, seen, most, strict=True):
         if isinstance(node, LauncherError):
             yield Check(engine.node, "facts", Level.FAIL, node.what, node.next_step)
             continue
         usable.append((engine, node))
         yield _reached(engine, node)
-        yield from _sessions(engine)
+        if isinstance(sessions, int):
+            yield _few_sessions(engine, sessions)
         entry = next((e for e in job.nodes if e.name == engine.node), None) if job else None
         yield from checks.of_node(node, job, entry)
         yield from _topology(engine, node)
@@ -94,12 +95,10 @@ def _reached(engine: Engine, facts: NodeFacts) -> Check:
     return Check(engine.node, "reachable", Level.OK, f"{how}; {facts.cpus} CPUs, {facts.memory / (1 << 30):.0f} GiB")
 
 
-def _sessions(engine: Engine) -> Iterator[Check]:
-    """With few of them everything works, over further connections that each take a while to make."""
-    most = engine.most_sessions()
-    if most is not None:
-        what = f"its sshd runs {most} commands at once on a connection, fewer than a run needs"
-        yield Check(engine.node, "ssh sessions", Level.WARN, what, "set MaxSessions to 10, its default, in sshd_config")
+def _few_sessions(engine: Engine, most: int) -> Check:
+    """Everything works, over further connections that each take a while to make."""
+    what = f"its sshd runs {most} commands at once on a connection, fewer than a run needs"
+    return Check(engine.node, "ssh sessions", Level.WARN, what, "set MaxSessions to 10, its default, in sshd_config")
 
 
 def _topology(engine: Engine, facts: NodeFacts) -> Iterator[Check]:
@@ -148,7 +147,7 @@ def _between(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Iterator[Che
 def _connection(probe: Probe) -> Check:
     target = f"{probe.target} at {probe.address}:{probe.port}"
     level, what, cure = Level.FAIL, f"no answer from {target}", ""
-    if probe.reach in _GOOD:
+    if probe.reach.reached:
         level, what = Level.OK, f"{target} can be reached"
     elif probe.reach is Reach.UNKNOWN:
         level, what = Level.WARN, f"{target} could not be tried: the node's sshd forbids it"

@@ -38,7 +38,7 @@ def refused(config_file: str, host: str) -> LauncherError:
     pool = SshPool(config_file)
     try:
         with pytest.raises(LauncherError) as caught:
-            SshMachine("the-node", host, pool).connect()
+            SshMachine("the-node", host, pool).host_key()
         return caught.value
     finally:
         pool.close()
@@ -201,7 +201,7 @@ def test_accept_new_records_a_host_and_refuses_a_changed_key(bed: Bed, tmp_path:
     )
     file = config(bed, tmp_path, text)
     pool = SshPool(file)
-    SshMachine("a", "end", pool).connect()
+    SshMachine("a", "end", pool).host_key()
     pool.close()
     # OpenSSH accepts what was recorded
     assert bed.nodes[0].address in known.read_text()
@@ -222,7 +222,7 @@ def test_the_suggested_fix_for_an_unknown_host_key_works(bed: Bed, tmp_path: Pat
     command[command.index("StrictHostKeyChecking=ask")] = "StrictHostKeyChecking=accept-new"  # the answer "yes"
     subprocess.run(command, check=True, timeout=20)
     pool = SshPool(file)
-    SshMachine("a", "end", pool).connect()
+    SshMachine("a", "end", pool).host_key()
     pool.close()
 
 
@@ -259,7 +259,7 @@ def test_a_private_key_that_others_may_read_is_refused_as_by_openssh(bed: Bed, t
     assert subprocess.run(["ssh", "-F", str(file), "end", "true"], capture_output=True, check=False).returncode == 255
     key.chmod(0o600)
     pool = SshPool(str(file))
-    SshMachine("a", "end", pool).connect()
+    SshMachine("a", "end", pool).host_key()
     pool.close()
 
 
@@ -274,7 +274,7 @@ def test_broken_sessions_are_made_anew_by_the_next_call(bed: Bed, ssh: SshMachin
 
 
 def test_a_cut_while_a_command_runs_is_an_error_at_once(bed: Bed, ssh: SshMachine) -> None:
-    ssh.connect()
+    ssh.host_key()
     cut = threading.Timer(1.0, faults.kill_ssh_sessions, (bed, bed.nodes[0]))
     cut.start()
     began = time.monotonic()
@@ -286,7 +286,7 @@ def test_a_cut_while_a_command_runs_is_an_error_at_once(bed: Bed, ssh: SshMachin
 
 @pytest.mark.slow
 def test_a_node_that_vanishes_without_a_word_is_noticed(bed: Bed, ssh: SshMachine) -> None:
-    ssh.connect()
+    ssh.host_key()
     began = time.monotonic()
     with faults.isolated(bed, bed.nodes[0]), pytest.raises(NodeUnreachable, match="was lost"):
         ssh.run(["sleep", "120"], timeout=120)

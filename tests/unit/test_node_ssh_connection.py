@@ -65,7 +65,7 @@ def test_a_connection_that_died_is_replaced_and_the_host_key_proven_again(server
 
 def test_connecting_to_a_busy_sshd_is_retried(server: SshServer, make: Make) -> None:
     server.drop = 2
-    make().connect()
+    make().host_key()
     assert server.accepted == 3
 
 
@@ -73,7 +73,7 @@ def test_connecting_to_a_server_that_closes_every_connection_times_out(server: S
     server.drop = 1000
     began = time.monotonic()
     with pytest.raises(NodeUnreachable, match="ends every connection"):
-        make(ConnectTimeout=1).connect()
+        make(ConnectTimeout=1).host_key()
     assert time.monotonic() - began < 3
 
 
@@ -81,13 +81,13 @@ def test_connecting_to_a_silent_server_times_out(server: SshServer, make: Make) 
     server.frozen.set()
     began = time.monotonic()
     with pytest.raises(NodeUnreachable, match="no answer within 1 s"):
-        make(ConnectTimeout=1).connect()
+        make(ConnectTimeout=1).host_key()
     assert time.monotonic() - began < 3
 
 
 def test_a_session_refused_by_a_full_sshd_is_retried(server: SshServer, make: Make) -> None:
     ssh = make()
-    ssh.connect()
+    ssh.host_key()
     server.refuse_sessions = 3
     assert ssh.run(["true"]).code == 0
     assert server.refuse_sessions == 0
@@ -103,7 +103,7 @@ def test_a_quiet_connection_stays_open_while_the_server_answers(server: SshServe
 
 def test_waiting_calls_end_when_the_server_goes_silent(server: SshServer, make: Make) -> None:
     ssh = make(ServerAliveInterval=1, ServerAliveCountMax=1)
-    ssh.connect()
+    ssh.host_key()
     frozen = threading.Timer(0.5, server.frozen.set)
     frozen.start()
     began = time.monotonic()

@@ -53,7 +53,6 @@ def node(rank: int, *, gpus: int = 0, **changes: Any) -> NodeFacts:
         cpus=16,
         memory=64 << 30,
         shm_size=32 << 30,
-        disk_free=500 << 30,
         clock_offset=0.01,
         interfaces=(
             Interface("lo", ("127.0.0.1/8",)),

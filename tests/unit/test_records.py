@@ -101,6 +101,12 @@ def test_a_file_without_an_end_is_read_as_far_as_its_size_says(tmp_path: Path) -
         assert {member.size for member in tar.getmembers()} == {0}
 
 
+def test_a_file_of_the_code_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(JobInvalid, match=r"\.gitignore: cannot be read: No such file"):
+        snapshot(tmp_path)
+
+
 RUNS = ["cifar-20260101-000000-aaaa", "cifar-20260102-000000-bbbb", "cifar-big-20260103-000000-cccc"]
 
 

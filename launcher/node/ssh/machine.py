@@ -53,12 +53,11 @@ class SshMachine:
     def user(self) -> str:
         return self._connection.target.user
 
-    def connect(self) -> None:
-        """Raises NodeUnreachable, HostKeyUnknown, HostKeyChanged, AuthFailed."""
-        self._transport()
-
     def begin(self, command: str) -> None:
-        """Start a command ahead of the caller that will ask `command` for it. Raises what connect() raises."""
+        """Start a command ahead of the caller that will ask `command` for it.
+
+        Raises NodeUnreachable, HostKeyUnknown, HostKeyChanged, AuthFailed, as everything here that has to connect.
+        """
         self._ahead.put((command, self._start(command)))
 
     def command(self, command: str) -> Session:
