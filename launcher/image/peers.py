@@ -21,8 +21,8 @@ from functools import partial
 
 from launcher.errors import ImageShipFailed, LauncherError, NodesFailed, UsageError
 from launcher.image.export import Store, stores
-from launcher.image.image_locations import ImageLocations, OnProgress, find_same
-from launcher.image.push import CHUNK, Transfer, deliver, is_slow, push, survey
+from launcher.image.image_locations import ImageLocations, OnProgress, find_same, image_store, same_image
+from launcher.image.push import CHUNK, Transfer, deliver, is_part, is_slow, push, survey
 from launcher.model.facts import ImageInfo, Reach
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, run_all_settled
@@ -39,6 +39,7 @@ REACH_TIMEOUT = 3.0
 PULL_TIMEOUT = 4 * 3600.0  # seconds for one archive
 PULLED = "launcher: pulled"
 _PORT = re.compile(rb"^PORT (\d+)\n", re.MULTILINE)
+_LOADED = re.compile(r"^Loaded image(?: ID)?: (\S+)$", re.MULTILINE)
 # On the client. $1, $2: address and port, $3: KNOWN, $4: CHUNK; stdin: the token. What images/pack.py says of `serve`.
 # A piece is kept in a file without a name until its proof is checked.
 _PULL = f"""
@@ -212,9 +213,10 @@ def _pull_all(client: Engine, peer: Peer, info: ImageInfo, name: str, on_progres
 
     def send(known: int, chunk: int) -> None:
         on_progress(client.node, known * info.size // max(1, len(info.layers)), info.size)
-        pull_archive(client, peer, address, known, chunk)
+        before = [image.id for image in image_store(client).list({})]
+        check_loaded(client, info, pull_archive(client, peer, address, known, chunk), before)
 
-    deliver(Transfer(client, info.size), info, name, send, CHUNK)
+    deliver(Transfer(client), info, name, send, CHUNK)
     on_progress(client.node, info.size, info.size)
 
 
@@ -224,8 +226,11 @@ def reachable_address(client: Engine, peer: Peer) -> str | None:
     return next(reached, None)
 
 
-def pull_archive(client: Engine, peer: Peer, address: str, known: int, chunk: int) -> None:
-    """One archive from the peer into this node's store: layers from `known` on. Raises ImageShipFailed."""
+def pull_archive(client: Engine, peer: Peer, address: str, known: int, chunk: int) -> list[str]:
+    """One archive from the peer into this node's store: layers from `known` on. What was loaded, by its engine's words.
+
+    Raises ImageShipFailed.
+    """
     # sh reads this from its standard input, so the token is on no command line
     script = f"exec bash -c {shlex.quote(_PULL)} bash \"$@\" 2>&1 <<'END'\n{peer.token}\nEND\n"
     arguments = (address, str(peer.port), str(known), str(chunk))
@@ -233,3 +238,18 @@ def pull_archive(client: Engine, peer: Peer, address: str, known: int, chunk: in
     if not printed.endswith(PULLED):
         words = printed[-300:] or "the connection broke off"
         raise ImageShipFailed(client.node, f"did not get it from {peer.engine.node}: {words}")
+    return _LOADED.findall(printed)
+
+
+def check_loaded(client: Engine, info: ImageInfo, loaded: Sequence[str], before: Sequence[str]) -> None:
+    """A peer knows the token and could send anything: what is not of this image, and was not there, is removed.
+
+    before: ids of the images that the node had. Raises ImageShipFailed.
+    """
+    store = image_store(client)
+    for name in loaded:
+        image = store.inspect(name)
+        if image is not None and not same_image(image, info) and not is_part(image, info):
+            for reference in (image.tags or (image.id,)) if image.id not in before else ():
+                store.remove(reference)
+            raise ImageShipFailed(client.node, f"got another image, {name[:60]}, which was not kept")

@@ -32,10 +32,10 @@ Send = Callable[[int, int], None]  # loads one archive: layers from the first nu
 
 @dataclass
 class Transfer:
-    """What was sent to a node, and an estimate of all that it lacks, in bytes."""
+    """What was sent to a node, and an estimate of all that it lacked, in bytes."""
 
     engine: Engine
-    total: int
+    total: int = 0
     sent: int = 0
     complete: bool = False  # every byte of the last archive was taken
 
@@ -49,7 +49,7 @@ def push(
     """
 
     def push_to(engine: Engine) -> Transfer:
-        transfer = Transfer(engine, survey(engine, info)[1])
+        transfer = Transfer(engine)
         deliver(transfer, info, name, partial(_send, source, info, transfer, on_progress), chunk)
         on_progress(engine.node, transfer.sent, transfer.sent)
         return transfer
@@ -71,13 +71,13 @@ def deliver(transfer: Transfer, info: ImageInfo, name: str, send: Send, chunk: i
     """
     engine, best, whole, failed = transfer.engine, -1, False, False
     size = chunk // 16  # shows early how fast the connection is
-    while find_same(engine, info) is None:
+    while (theirs := find_same(engine, info)) is None:
         if whole:
             what = f"took the archive of {name} but does not have image {info.id[:19]} now"
             raise ImageShipFailed(engine.node, what, "look at the engine's log on that node, then try again")
-        known = survey(engine, info)[0]
-        whole = known <= best
-        best = known
+        known, missing = survey(engine, info)
+        whole, best = known <= best, known
+        transfer.total = transfer.total or missing
         try:
             send(0, WHOLE) if whole else send(known, size)
         except NoRoom:
@@ -92,7 +92,9 @@ def deliver(transfer: Transfer, info: ImageInfo, name: str, send: Send, chunk: i
                 best -= 1  # it was cut, not refused
             whole = False
         size = chunk
-    give_name(engine, info, name)
+    if name != info.id:
+        image_store(engine).tag(theirs.id, name)
+    _remove_parts(engine, info)  # not needed any more
 
 
 def survey(engine: Engine, info: ImageInfo) -> tuple[int, int]:
@@ -116,18 +118,15 @@ def _send(source: Engine, info: ImageInfo, transfer: Transfer, on_progress: OnPr
         image_store(transfer.engine).load(_counted(pieces, transfer, on_progress))
 
 
-def give_name(engine: Engine, info: ImageInfo, name: str) -> None:
-    """Name the image if it is really there; its parts are not needed any more."""
-    theirs = find_same(engine, info)
-    if theirs is not None and name != info.id:
-        image_store(engine).tag(theirs.id, name)
-    _remove_parts(engine, info)
+def is_part(image: ImageInfo, info: ImageInfo) -> bool:
+    """Whether it is the lower layers of image `info`, and nothing else."""
+    return PARTIAL in image.labels and image.layers == info.layers[: len(image.layers)]
 
 
 def _remove_parts(engine: Engine, info: ImageInfo) -> None:
     store = image_store(engine)
     for part in store.list({PARTIAL: None}):
-        if part.layers == info.layers[: len(part.layers)]:
+        if is_part(part, info):
             store.remove(part.id)
 
 

@@ -13,7 +13,7 @@ from launcher.errors import ImageShipFailed, LauncherError
 from launcher.image import peers
 from launcher.image.distribution import provide
 from launcher.image.image_locations import ImageLocations
-from launcher.image.peers import pull_archive, reachable_address, start_peer
+from launcher.image.peers import check_loaded, pull_archive, reachable_address, start_peer
 from launcher.node.connect import caller_engine, connect
 from tests.bed import cluster, faults
 from tests.bed.bed import Bed
@@ -200,3 +200,17 @@ def test_what_somebody_on_the_path_alters_or_replays_is_not_loaded(four, fleet, 
             four.sweep(node)
     assert not four.docker(node, "images", "-q", "--filter", "dangling=true")
     assert image_id not in four.docker(node, "images", "-aq", "--no-trunc")
+
+
+def test_another_image_than_the_one_wanted_does_not_stay(four, fleet, served):
+    """A peer of a cluster that is not ours to trust: it knows the token and proves what it sends."""
+    peer, address, image_id = served
+    with caller_engine() as local:
+        wanted = dataclasses.replace(local.images.inspect("debian:bookworm-slim"), layers=("sha256:" + "0" * 64,))
+    loaded = pull_archive(fleet.engines[1], peer, address, 0, 1 << 40)
+    assert loaded == [image_id]
+    wanted = dataclasses.replace(wanted, id="sha256:" + "1" * 64, content="1")
+    for before, stays in (([image_id], True), ([], False)):
+        with pytest.raises(ImageShipFailed, match="got another image"):
+            check_loaded(fleet.engines[1], wanted, loaded, before)
+        assert (image_id in four.docker(four.nodes[1], "images", "-aq", "--no-trunc")) == stays
