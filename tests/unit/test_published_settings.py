@@ -27,12 +27,14 @@ def runs(job: str) -> Iterator[Config]:
     [("e0_single", 1, (256, 128)), ("e0_dp", 1, (256, 1024)), ("e0_ddp", 4, (1024, 256))],
 )
 def test_experiment_0(job: str, processes: int, batches: tuple[int, ...]) -> None:
-    """Rate 0.01 throughout, decay 1e-4 on all parameters, fp32, one epoch."""
+    """Rate 0.01 throughout, decay 1e-4 on all parameters, fp32 without TF32, default initialisation, one epoch."""
     assert tuple(config.batch_size * processes for config in runs(job)) == batches
     for config in runs(job):
         rate = make_schedule(config, config.batch_size * processes, 5005)
         assert {rate(step) for step in range(5005)} == {0.01}
         assert (config.decay, config.weight_decay, config.amp, config.epochs) == ("all", 1e-4, "none", 1)
+        assert not config.tf32
+        assert not config.zero_init_residual
 
 
 @pytest.mark.parametrize(("job", "nodes", "epochs", "steps"), [("1node", 1, 2, 5005), ("2node", 2, 6, 2503)])

@@ -48,7 +48,7 @@ def run(config: Config) -> None:
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if config.threads:
         torch.set_num_threads(config.threads)
-    device = choose_device(config.device, *device_place(rank, local_rank, local_size))
+    device = choose_device(config.device, *device_place(rank, local_rank, local_size), config.tf32)
     world = World(0, 1, local_rank, local_size, device, "none")
     check(config, "dual_batch", choose_precision(config, world.device).name, size, world.device.type)
     dataset = open_dataset(config.data)
@@ -76,7 +76,7 @@ class Server:
     ) -> None:
         self._config, self._world, self._dataset, self._plan, self._stop = config, world, dataset, plan, stop
         self._precision: Precision = choose_precision(config, world.device)
-        self._model = seeded_model(config.arch, len(dataset.classes), config.seed)
+        self._model = seeded_model(config.arch, len(dataset.classes), config.seed, config.zero_init_residual)
         check_sides(self._model, config.arch, config.sides())
         self._folder = Path(config.output) / "checkpoints"
         self._found = checkpoint.find(config.resume, self._folder)
