@@ -141,10 +141,14 @@ class Config:
     dtype: str = option(
         "precision", "weights and inputs; float64 is for equality tests", "float32", choices=("float32", "float64")
     )
+    tf32: bool = option("precision", "fp32 products of a GPU in TF32, with 10 bits of mantissa", True)
     memory_format: str = option(
         "precision", "auto: channels_last on a GPU", "auto", choices=("auto", "channels_last", "contiguous")
     )
 
+    zero_init_residual: bool = option(
+        "model", "torchvision's resnets: residual branches begin at zero, for large batches", True
+    )
     syncbn: str = option(
         "model",
         "synchronised batch norm: custom (ours) works everywhere, library (torch's) on GPUs only",

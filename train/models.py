@@ -92,8 +92,10 @@ OWN: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
-def make_model(arch: str, num_classes: int) -> nn.Module:
+def make_model(arch: str, num_classes: int, zero_init: bool = True) -> nn.Module:
     """The architecture `arch`, initialised from torch's global generator.
+
+    `zero_init`: torchvision's ResNets begin with residual branches of zero.
 
     Raises:
         TrainError: there is no such architecture; the message names the closest ones.
@@ -111,7 +113,7 @@ def make_model(arch: str, num_classes: int) -> nn.Module:
     if arch in ("googlenet", "inception_v3"):  # their auxiliary heads return tuples; train only the main head
         options |= {"aux_logits": False, "init_weights": True}
     if arch.startswith(("resnet", "resnext", "wide_resnet")):  # large batches need it: Goyal et al., section 5.1
-        options["zero_init_residual"] = True
+        options["zero_init_residual"] = zero_init
     model: nn.Module = build(**options)
     return model
 
@@ -140,7 +142,7 @@ def parameter_count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def seeded_model(arch: str, num_classes: int, seed: int) -> nn.Module:
+def seeded_model(arch: str, num_classes: int, seed: int, zero_init: bool = True) -> nn.Module:
     """`make_model` with a seed: the same weights on every rank."""
     torch.manual_seed(seed)
-    return make_model(arch, num_classes)
+    return make_model(arch, num_classes, zero_init)

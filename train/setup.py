@@ -125,7 +125,7 @@ def prepare(config: Config, world: World) -> Run:
     world.all_ranks_or_exit(lambda: check(config, kind, precision.name, world.size, world.device.type))
     dataset = world.all_ranks_or_exit(lambda: open_dataset(config.data, config.image_size))
     epoch_steps = world.all_ranks_or_exit(lambda: _epoch_steps(config, world, len(dataset.train.labels)))
-    model = world.all_ranks_or_exit(lambda: seeded_model(config.arch, len(dataset.classes), config.seed))
+    model = world.all_ranks_or_exit(lambda: _model(config, dataset))
     world.all_ranks_or_exit(lambda: check_sides(model, config.arch, config.sides()))
     folder = Path(config.output) / "checkpoints"
     resumed = world.all_ranks_or_exit(lambda: checkpoint.find(config.resume, folder) if world.first else None)
@@ -167,6 +167,10 @@ def _say(text: str) -> None:
 
 def _silent(_text: str) -> None:
     """For ranks other than 0, which would repeat rank 0's messages."""
+
+
+def _model(config: Config, dataset: Dataset) -> nn.Module:
+    return seeded_model(config.arch, len(dataset.classes), config.seed, config.zero_init_residual)
 
 
 def _global_batch(config: Config, world: World) -> int:

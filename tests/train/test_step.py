@@ -286,6 +286,11 @@ def test_a_mixed_images_loss_is_that_of_its_mixed_label() -> None:
     assert torch.allclose(ours, nn.functional.cross_entropy(logits, target, reduction="none"))
 
 
+def test_residual_branches_begin_at_zero_only_if_asked() -> None:
+    norms = [make_model("resnet18", 10, zero).state_dict()["layer1.0.bn2.weight"].abs().max() for zero in (True, False)]
+    assert norms == [0, 1]
+
+
 def test_the_initial_loss_is_at_chance_level() -> None:
     torch.manual_seed(0)
     model = SmallCNN(10)

@@ -1,4 +1,4 @@
-"""The plan that follows from the trainer's options in a dual-batch run."""
+"""What follows from the trainer's options in a dual-batch run: each process's device, and the plan."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from train.errors import TrainError
 
 # how a variant makes sizes whole numbers
 WHOLE: dict[str, Callable[[float], int]] = {"published": int, "follow_up": round}
+
+
+def device_place(rank: int, local_rank: int, local_size: int) -> tuple[int, int]:
+    """The index of the process's GPU and how many its machine needs: the server shares the first, it only validates."""
+    beside_server = rank == local_rank  # ranks are counted from the machine of rank 0, the server, on
+    return max(local_rank - beside_server, 0), max(local_size - beside_server, 1)
 
 
 def plan_of(config: Config, workers: int, samples: int) -> DualBatchPlan:

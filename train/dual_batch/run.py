@@ -19,7 +19,7 @@ from train.data.open import open_dataset
 from train.data.source import Dataset
 from train.dual_batch.guard import die_with_guard
 from train.dual_batch.network import Remote, disconnect, join, reported_lost, store
-from train.dual_batch.options import plan_of
+from train.dual_batch.options import device_place, plan_of
 from train.dual_batch.plan import DualBatchPlan
 from train.dual_batch.server import ParameterServer, Rates
 from train.dual_batch.worker import work
@@ -48,7 +48,8 @@ def run(config: Config) -> None:
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if config.threads:
         torch.set_num_threads(config.threads)
-    world = World(0, 1, local_rank, local_size, choose_device(config.device, local_rank, local_size), "none")
+    device = choose_device(config.device, *device_place(rank, local_rank, local_size), config.tf32)
+    world = World(0, 1, local_rank, local_size, device, "none")
     check(config, "dual_batch", choose_precision(config, world.device).name, size, world.device.type)
     dataset = open_dataset(config.data)
     plan = plan_of(config, size - 1, len(dataset.train.labels))
@@ -75,7 +76,7 @@ class Server:
     ) -> None:
         self._config, self._world, self._dataset, self._plan, self._stop = config, world, dataset, plan, stop
         self._precision: Precision = choose_precision(config, world.device)
-        self._model = seeded_model(config.arch, len(dataset.classes), config.seed)
+        self._model = seeded_model(config.arch, len(dataset.classes), config.seed, config.zero_init_residual)
         check_sides(self._model, config.arch, config.sides())
         self._folder = Path(config.output) / "checkpoints"
         self._found = checkpoint.find(config.resume, self._folder)

@@ -54,7 +54,7 @@ def _out_of_memory(error: Exception) -> bool:
 
 def _work(config: Config, world: World, share: Share, server: Remote, stop: threading.Event) -> None:
     dataset = open_dataset(config.data)
-    model = seeded_model(config.arch, len(dataset.classes), config.seed)
+    model = seeded_model(config.arch, len(dataset.classes), config.seed, config.zero_init_residual)
     precision = choose_precision(config, world.device)
     model = precision.cast(model, world.device)
     decoder, transfer = choose_decoder(config.decoder), Transfer(world.device)

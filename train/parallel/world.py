@@ -102,7 +102,7 @@ def start(config: Config) -> World:
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    device = choose_device(config.device, local_rank, local_size)
+    device = choose_device(config.device, local_rank, local_size, config.tf32)
     if config.threads:
         torch.set_num_threads(config.threads)
     backend = "none"
@@ -114,8 +114,8 @@ def start(config: Config) -> World:
     return World(rank, size, local_rank, local_size, device, backend, sharded)
 
 
-def choose_device(wanted: str, local_rank: int, local_size: int) -> torch.device:
-    """This process's device; for a GPU also enables TF32 and cuDNN's benchmark mode.
+def choose_device(wanted: str, local_rank: int, local_size: int, tf32: bool = True) -> torch.device:
+    """This process's device; for a GPU also sets whether fp32 products are TF32, and cuDNN's benchmark mode.
 
     Raises:
         TrainError: the requested device is not available.
@@ -128,8 +128,8 @@ def choose_device(wanted: str, local_rank: int, local_size: int) -> torch.device
     if local_size > found:
         raise TrainError(f"{local_size} processes here but {found} GPUs; start one process per GPU, or --device cpu")
     torch.cuda.set_device(local_rank)
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = True
     return torch.device("cuda", local_rank)
 

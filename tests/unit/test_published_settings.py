@@ -1,0 +1,81 @@
+"""The jobs of the experiments have the settings that were published with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from launcher.job.scalars import argv_of
+from tests.unit.test_jobs_train import JOBS
+from train.config import Config, parse
+from train.data.sampler import steps_per_epoch
+from train.dual_batch.options import device_place, plan_of
+from train.schedule import make_schedule, peak_rate
+
+IMAGENET, CIFAR = 1_281_167, 50_000
+
+
+def runs(job: str) -> Iterator[Config]:
+    """The options of each run of the job's sweep."""
+    found = [JOBS[name] for index in range(20) if (name := f"{job}-{index}") in JOBS]
+    yield from (parse(list(argv_of(each.run.args))) for each in found)
+
+
+@pytest.mark.parametrize(
+    ("job", "processes", "batches"),
+    [("e0_single", 1, (256, 128)), ("e0_dp", 1, (256, 1024)), ("e0_ddp", 4, (1024, 256))],
+)
+def test_experiment_0(job: str, processes: int, batches: tuple[int, ...]) -> None:
+    """Rate 0.01 throughout, decay 1e-4 on all parameters, fp32 without TF32, default initialisation, one epoch."""
+    assert tuple(config.batch_size * processes for config in runs(job)) == batches
+    for config in runs(job):
+        rate = make_schedule(config, config.batch_size * processes, 5005)
+        assert {rate(step) for step in range(5005)} == {0.01}
+        assert (config.decay, config.weight_decay, config.amp, config.epochs) == ("all", 1e-4, "none", 1)
+        assert not config.tf32
+        assert not config.zero_init_residual
+
+
+@pytest.mark.parametrize(("job", "nodes", "epochs", "steps"), [("1node", 1, 2, 5005), ("2node", 2, 6, 2503)])
+def test_experiment_1(job: str, nodes: int, epochs: int, steps: int) -> None:
+    (config,) = runs(f"imagenet_{job}")
+    assert (config.amp, config.momentum, config.schedule, config.batch_size) == ("O2", 0.9, "onecycle", 256)
+    assert config.epochs == epochs
+    assert peak_rate(config, 256 * nodes) == 1.0
+    assert steps_per_epoch(IMAGENET, 256 * nodes, config.last_batch == "keep") == steps
+
+
+@pytest.mark.parametrize(("job", "workers"), [("e2_dual_batch", 5), ("e2_dual_batch_6", 6)])
+def test_experiment_2(job: str, workers: int) -> None:
+    """140 rounds, rate 0.1 for both batch sizes, x 0.2 after rounds 80 and 120; the planner finds the small batches."""
+    small = {5: [79, 165, 237, 297, 349], 6: [62, 138, 203, 258, 307, 349]}[workers]
+    configs = list(runs(job))
+    assert [config.small for config in configs] == list(range(workers + 1))
+    plans = [plan_of(config, workers, CIFAR) for config in configs]
+    assert [plan.shares[0].batch for plan in plans] == [1000, *small]
+    for config in configs:
+        assert (config.epochs, config.gamma, config.weight_decay, config.momentum) == (140, 0.2, 0.0, 0.9)
+        assert [round(share * config.epochs) for share in config.milestones] == [80, 120]
+        assert peak_rate(config, config.batch_size) == 0.1
+    assert JOBS[f"{job}-0"].processes == workers + 1
+    assert JOBS[f"{job}-0"].gpus == workers
+
+
+def test_the_server_shares_a_workers_gpu() -> None:
+    """6 GPUs are enough for 6 workers: the server is beside the first; a second machine has workers only."""
+    assert [device_place(rank, rank, 7) for rank in range(7)] == [(gpu, 6) for gpu in (0, 0, 1, 2, 3, 4, 5)]
+    assert [device_place(4 + rank, rank, 4) for rank in range(4)] == [(gpu, 4) for gpu in range(4)]
+
+
+def test_experiment_4() -> None:
+    """The rate of each published batch size, cosine; without batch norm linear and without clipping."""
+    for job in ("e4_model", "e4_dp", "e4_pipeline"):
+        for config in runs(job):
+            assert (config.batch_size, peak_rate(config, 512), config.schedule) == (512, 0.4, "cosine")
+    rates = {config.batch_size: peak_rate(config, config.batch_size) for config in runs("e4_batches")}
+    assert (rates[512], rates[2048]) == (0.2, 0.8)
+    bare = [(c.batch_size, peak_rate(c, c.batch_size), c.schedule, c.clip_norm) for c in runs("e4_nobn")]
+    assert bare == [(512, 0.2, "linear", 0), (2048, 0.8, "linear", 0)]
+    for job in ("e4_model", "e4_dp", "e4_pipeline", "e4_batches", "e4_nobn"):
+        assert {(config.weight_decay, config.decay) for config in runs(job)} == {(1e-4, "all")}
