@@ -76,6 +76,10 @@ class NodeUnfit(NodeError):
     """The node is reached but lacks what the job needs: GPUs, a free port, disk, a mount's source."""
 
 
+class NoRoomHere(NodeError):
+    """What belongs into runs/ cannot be written on this machine."""
+
+
 class GpuInUse(NodeUnfit):
     """A GPU that the job needs is in use by another run."""
 
@@ -116,10 +120,6 @@ class ImageShipFailed(ImageError):
 
 class NoRoom(ImageShipFailed):
     """The node's disk is too full for the image: a retry would fail the same way."""
-
-
-class RunFailed(LauncherError):
-    """The job failed, ran out of time or hung."""
 
 
 class StoppedByUser(LauncherError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from launcher.cli import options
+from launcher.cli import options, terminal
 from launcher.errors import LauncherError, NodesFailed, NotConfirmed
 from launcher.model import labels
 from launcher.node.connect import connect
@@ -34,17 +35,28 @@ def down(
 
     Exit code 6 where a node did not confirm; the same command again finishes the job.
     """
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = terminal.console(stderr=True)
     hosts, names = options.hosts(nodes), [run]
+
+    def warn(text: str) -> None:
+        console.print(f"[yellow]warning[/] {escape(text)}")
+
     if all_ and hosts is None:
         names = [record.run for record in store.records()]
     elif all_:
         with connect([(h, h) for h in hosts or ()], ssh_config=ssh_config, allow_failures=True) as fleet:
             names = list(on_nodes(fleet))
-    results, errors = [], []
+    results: list[dict[str, object]] = []
+    errors: list[LauncherError] = []
     for name in names:
-        with attach(name, hosts, ssh_config, claims=True) as attached:
-            removed, failed = _end(attached, purge=purge)
+        try:
+            with attach(name, hosts, ssh_config, claims=True) as attached:
+                removed, failed = _end(attached, warn, purge=purge)
+        except LauncherError as error:
+            if not all_:
+                raise
+            errors.append(error)  # of this run: the others are ended all the same
+            continue
         results.append(
             {"run": attached.record.run, "nodes": [_row(r) for r in removed], "failed": [str(e) for e in failed]}
         )
@@ -58,12 +70,12 @@ def down(
         raise NotConfirmed("down", words, "repeat it when they are back")
 
 
-def _end(attached: Attached, *, purge: bool) -> tuple[list[Removed], list[LauncherError]]:
+def _end(attached: Attached, warn: Callable[[str], None], *, purge: bool) -> tuple[list[Removed], list[LauncherError]]:
     """Stop and remove on the nodes that answer; what was removed, and why others did not."""
     record, errors = attached.record, list(attached.unreachable.values())
     removed: list[Removed] = []
     try:
-        removed = stop(attached.fleet, record.run, into=record.paths.root, listed=attached.listed)
+        removed = stop(attached.fleet, record.run, into=record, warn=warn, listed=attached.listed)
         if purge:
             folders = output_folders(attached.engines, attached.nodes)
             run_all([partial(folder.files.remove_tree, folder.path) for folder in folders])
@@ -73,7 +85,8 @@ def _end(attached: Attached, *, purge: bool) -> tuple[list[Removed], list[Launch
     if record.result() is None and not errors:  # the launcher did not see its end: stopped, where it still ran
         state = of_containers(list(attached.states.values()), len(attached.nodes))
         ended = state if state.ended and attached.states else RunState.STOPPED
-        record.finish({"run": record.run, "state": ended.value, "exit_code": ended.exit_code})
+        if problem := record.finish({"run": record.run, "state": ended.value, "exit_code": ended.exit_code}):
+            warn(problem)
     return removed, errors
 
 

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 from launcher.cli.console import Screen
 from launcher.errors import StoppedByUser
+from launcher.job.settings import Notify
 from launcher.node.parallel import uninterrupted
 from launcher.run.finish import Outcome
 from launcher.run.follow import Followed
 from launcher.run.locate import Attached
-from launcher.run.notify import Notice, Notify, send
+from launcher.run.notify import Notice, send
 from launcher.run.state import RunState
 from launcher.run.stop import stop
 from launcher.run.supervise import supervise
@@ -33,7 +34,7 @@ def show_until_end(
     why = "" if outcome.failure is None else f": {outcome.failure.node} {outcome.failure.what}"
     state = outcome.state
     for problem in send(notify, Notice(outcome.run, state.value, state.exit_code, f"{outcome.run} {state.value}{why}")):
-        screen.log(f"warning: no notice was given: {problem}")
+        screen.warn(f"no notice was given: {problem}")
     return outcome
 
 
@@ -50,7 +51,7 @@ def leave_or_stop(attached: Attached, screen: Screen) -> int | None:
     except KeyboardInterrupt:
         screen.log(f"stopping {record.run}; its trainer may save a checkpoint first")
         with contextlib.suppress(KeyboardInterrupt):
-            uninterrupted(lambda: stop(attached.fleet, record.run, into=record.paths.root))
+            uninterrupted(lambda: stop(attached.fleet, record.run, into=record, warn=screen.warn))
         record.finish({"run": record.run, "state": RunState.STOPPED.value, "exit_code": StoppedByUser.exit_code})
         screen.log("stopped; nothing of it is left but the output folders")
         return StoppedByUser.exit_code

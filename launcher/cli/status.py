@@ -17,9 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from launcher.cli import options
-from launcher.cli.logs import known_secrets
-from launcher.logs.lines import Masker
+from launcher.cli import options, terminal
 from launcher.model import labels
 from launcher.model.plan import plain
 from launcher.node.connect import connect
@@ -43,9 +41,9 @@ def status(
     ssh_config: options.SshConfig = None,
 ) -> None:
     """The nodes as they are now; a node that does not answer is shown as unreachable (exit code 3)."""
-    console = Console(highlight=False)
+    console = terminal.console(soft_wrap=False)
     with attach(run, options.hosts(nodes), ssh_config) as attached:
-        masker = Masker(known_secrets(attached.record))
+        masker = attached.record.mask
 
         def ask() -> RunStatus:
             seen = run_status(attached)
@@ -58,7 +56,7 @@ def status(
             console.print(render(seen, console.width))
     reasons = [node.reason for node in seen.nodes if node.reason is not None]
     for reason in reasons:
-        typer.echo(reason, err=True)
+        typer.echo(terminal.escaped(reason), err=True)
     if reasons:
         raise typer.Exit(3)
 
@@ -171,7 +169,7 @@ def runs(nodes: options.Nodes = None, json: options.Json = False, ssh_config: op
             Text(", ".join(row.nodes)),
             "" if row.top1 is None else f"{row.top1:.2f}",
         )
-    Console(highlight=False).print(table if rows else "no runs yet: launcher up JOB")
+    terminal.console(soft_wrap=False).print(table if rows else "no runs yet: launcher up JOB")
 
 
 def _on_record() -> list[RunRow]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.errors import NodeUnfit, NodeUnreachable
+from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable
 from launcher.node.machine import CommandStream, Done, Machine, shell
 
 _TIMEOUT = 60.0
@@ -20,7 +20,8 @@ _REMOVE_TIMEOUT = 600.0
 _COPY_TIMEOUT = 3600.0  # checkpoints may be large, and a disk slow
 _SILENCE = 60.0  # seconds in which a node that sends files may send nothing
 _MISSING = 44  # exit code of these scripts: it is not there
-_LONGEST_LINE = 1 << 16
+_LONGEST_LINE = 1 << 16  # of these scripts' own
+_LONGEST_FOLLOWED = 1 << 22  # of metrics
 _AT_ONCE = 500  # spans a request: their list fits into what ssh takes without an answer
 
 _PREFACE = "LC_ALL=C; export LC_ALL; umask 077; "  # messages are looked at below
@@ -96,14 +97,20 @@ class Files:
         temporary = f"{_absolute(path)}.{secrets.token_hex(4)}.part"
         self._run(_WRITE, f"{mode:o}", temporary, path, doing=f"write {path}", stdin=data)
 
-    def scan(self, root: str) -> Sequence[FileEntry]:
+    def scan(self, root: str, skip: Callable[[LauncherError], None] | None = None) -> Sequence[FileEntry]:
         """Every regular file below `root`, links not followed; empty where `root` is missing.
 
-        Raises NodeUnfit for a folder that may not be read, NodeUnreachable.
+        skip: called for each folder in it that may not be read; without it such a folder raises NodeUnfit. Raises
+        NodeUnreachable.
         """
-        done = self._run(
-            _SCAN, _absolute(root), doing=f"list {root}", accept=lambda d: d.code == _MISSING or _only_vanished(d.err)
-        )
+
+        def accept(done: Done) -> bool:
+            return done.code == _MISSING or not _complaints(done.err) or (skip is not None and bool(done.out))
+
+        done = self._run(_SCAN, _absolute(root), doing=f"list {root}", accept=accept)
+        if skip is not None and done.code != _MISSING:
+            for line in _complaints(done.err):
+                skip(NodeUnfit(self._machine.node, f"in {root}: {line}"))
         return parse_scan(done.out)
 
     def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
@@ -223,6 +230,8 @@ class Follower:
             if out:
                 self._ready.append((self._path, out))
             *whole, self._rest = (self._rest + err).split(b"\n")
+            if len(self._rest) > _LONGEST_FOLLOWED:
+                raise NodeUnreachable(self._machine.node, "sends a line without an end", "look at its metrics.jsonl")
             for line in whole:
                 place, _, text = line.partition(b" ")
                 if place.isdigit() and int(place) < len(self._lines):  # others are a login shell's own output
@@ -309,7 +318,7 @@ def _one_line(path: str) -> str:
     return path
 
 
-def _only_vanished(err: bytes) -> bool:
-    """Whether find complained only of files that went away while it looked."""
+def _complaints(err: bytes) -> list[str]:
+    """What find could not read, without the files that went away while it looked."""
     lines = err.decode(errors="replace").splitlines()
-    return bool(lines) and all("No such file or directory" in line for line in lines)
+    return [line[:300] for line in lines if "No such file or directory" not in line]

@@ -1,8 +1,8 @@
-"""The end of a run: the first failure found, everything collected, the result written."""
+"""The end of a run: the evidence of every node weighed, the first failure found."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,11 +13,10 @@ from launcher.model.container import ContainerState
 from launcher.model.plan import plain
 from launcher.node.parallel import run_all_settled
 from launcher.records.paths import NodePaths
-from launcher.records.store import NodeOfRun
+from launcher.records.store import NodeOfRun, read_json_lines
 from launcher.run.attempts import reasons
 from launcher.run.diagnose import Evidence, Failure, first_failure, gather, is_victim
 from launcher.run.locate import Attached
-from launcher.run.messages import fields
 from launcher.run.state import RunState
 
 
@@ -52,7 +51,7 @@ class Outcome:
 
 
 def conclude(attached: Attached, states: Mapping[str, ContainerState], gone: Mapping[str, str]) -> Outcome:
-    """Weigh the evidence of every node, whose files have been collected, and write result.json.
+    """Weigh the evidence of every node, whose files have been collected.
 
     states: how the containers ended, by the node's name in the run. gone: nodes that were given up or whose files could
     not be collected, with the reason.
@@ -71,7 +70,7 @@ def conclude(attached: Attached, states: Mapping[str, ContainerState], gone: Map
         name, reason = next(iter(lost.items()))
         what, cure = "did not answer any more", "see that it is up; then `launcher status`"
         failure = Failure(name, None, None, what, cure, reason)
-    outcome = Outcome(
+    return Outcome(
         run=record.run,
         state=_state(failure, lost),
         failure=failure,
@@ -79,11 +78,8 @@ def conclude(attached: Attached, states: Mapping[str, ContainerState], gone: Map
             _node_result(node, states.get(node.name), evidence.get(node.name), lost.get(node.name), failure)
             for node in attached.nodes
         ),
-        last=_last_epoch(record.paths.metrics),
+        last=last_epoch(record.paths.metrics),
     )
-    record.finish(outcome.to_dict())
-    record.event("ended", state=outcome.state.value, failure=failure)
-    return outcome
 
 
 def _engine_log(attached: Attached, node: NodeOfRun, state: ContainerState) -> bytes:
@@ -117,11 +113,9 @@ def _node_result(
     )
 
 
-def _last_epoch(metrics: Path) -> Mapping[str, Any]:
-    return last_epoch(metrics.read_text(encoding="utf-8", errors="replace").splitlines()) if metrics.exists() else {}
-
-
-def last_epoch(lines: Sequence[str]) -> Mapping[str, Any]:
+def last_epoch(metrics: Path) -> Mapping[str, Any]:
     """The last line of kind "epoch" of a metrics.jsonl; {} where there is none."""
-    found = (line for text in reversed(lines) if (line := fields(text)) and line.get("kind") == "epoch")
-    return next(found, {})
+    last: Mapping[str, Any] = {}
+    for line in read_json_lines(metrics):
+        last = line if line.get("kind") == "epoch" else last
+    return last

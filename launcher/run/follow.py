@@ -15,12 +15,12 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, NodeUnreachable, NoRoomHere
 from launcher.logs.position import PIECE
 from launcher.node.files import Follower
-from launcher.records.collect import append, collect, output_folders
+from launcher.records.collect import Collected, append, collect, output_folders
 from launcher.records.paths import NodePaths
-from launcher.records.store import NodeOfRun
+from launcher.records.store import NodeOfRun, parse_object
 from launcher.run import attempts
 from launcher.run.locate import Attached
 from launcher.run.messages import (
@@ -30,10 +30,10 @@ from launcher.run.messages import (
     NodeGone,
     NodeLost,
     NodeRestarted,
+    NotCollected,
     Output,
     Progress,
     Tick,
-    fields,
 )
 
 TICK = 0.2  # seconds without a message until a Tick
@@ -61,7 +61,7 @@ class Follow:
         """shown: at most one file a node. resumed: the run was started before; earlier restarts are not reported."""
         self._attached = attached
         self._resumed = resumed
-        self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Message | BaseException | None] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._due = threading.Event()  # something is to be collected now
         files = {followed.node.name: followed for followed in shown}
@@ -84,6 +84,8 @@ class Follow:
             except queue.Empty:
                 yield Tick()
                 continue
+            if isinstance(message, BaseException):
+                raise message
             if message is None:
                 running -= 1
             else:
@@ -97,14 +99,13 @@ class Follow:
             node.collected.set()
 
     def _run(self, job: Callable[[], None]) -> None:
-        """A job that fails ends the whole, with its traceback: no other one may wait for it for ever."""
+        """A job that fails ends the whole: messages() raises its error, and no other one may wait for it for ever."""
         try:
             job()
-        except BaseException:
-            self.close()
-            raise
-        finally:
             self._queue.put(None)
+        except BaseException as error:  # noqa: BLE001 - raised where the messages are read
+            self.close()
+            self._queue.put(error)
 
     def _wait_for(self, node: _Node) -> None:
         """Until the container has ended for good, over any number of cut connections."""
@@ -152,7 +153,7 @@ class Follow:
 
     def _collect(self) -> None:
         """TensorBoard logs and the like now and then; everything of a node that has ended, at once."""
-        pause = COLLECT_EVERY
+        pause, missed = COLLECT_EVERY, dict[str, None]()
         while left := [node for node in self._nodes if not node.collected.is_set()]:
             self._due.wait(pause)
             self._due.clear()
@@ -161,17 +162,24 @@ class Follow:
             ended = [node for node in left if node.ended]
             wanted = ended or [node for node in left if not node.away]
             folders = output_folders(self._attached.engines, [node.node for node in wanted])
-            results = collect(folders, self._attached.record.paths.root)
-            new = any(isinstance(result, int) and result for result in results)
+            record = self._attached.record
+            results = collect(folders, record.paths.root, mask=record.mask)
+            new = any(isinstance(result, Collected) and result.moved for result in results)
             pause = COLLECT_EVERY if new else min(2 * pause, COLLECT_SELDOM)
             outcomes = {name: result for folder, result in zip(folders, results, strict=True) for name in folder.nodes}
             for node in ended:
                 outcome = outcomes[node.name]
-                node.problem = outcome if isinstance(outcome, LauncherError) else None
-                if node.problem and time.monotonic() - node.ended < GIVE_UP:
+                failed = isinstance(outcome, LauncherError)
+                if failed and not isinstance(outcome, NoRoomHere) and time.monotonic() - node.ended < GIVE_UP:
                     pause = RETRY[0]
+                    continue
+                if isinstance(outcome, NodeUnreachable):
+                    node.problem = outcome
                 else:
-                    node.collected.set()
+                    missed |= dict.fromkeys(map(str, outcome.problems if isinstance(outcome, Collected) else [outcome]))
+                node.collected.set()
+        for reason in missed:  # once, where nodes share a folder
+            self._queue.put(NotCollected(reason))
 
 
 class _Node:
@@ -192,7 +200,7 @@ class _Node:
         self.collected = threading.Event()  # its files are here, or never will be
         self.problem: LauncherError | None = None  # why not
         self._put = put
-        self._root = attached.record.paths.root
+        self._record = attached.record
         self._follower: Follower | None = None
         self._attempts, self._metrics = own.attempts, own.metrics
         self._attempts_text = b""
@@ -215,7 +223,7 @@ class _Node:
     def skip_known_starts(self) -> None:
         try:
             text = self.engine.files.read(self._attempts, limit=attempts.LIMIT)
-        except (FileNotFoundError, LauncherError):
+        except (OSError, LauncherError):
             return
         self._known_starts = len(attempts.parse(text))
 
@@ -223,17 +231,18 @@ class _Node:
         """Report it, and keep it in runs/."""
         offset = self._report(path, data)
         with suppress(OSError):  # a full disk here: collect() reports it
-            append(self._root, self._relative(path), offset, data)
+            append(self._record.paths.root, self._relative(path), offset, data, self._record.mask)
 
     def take_the_rest(self) -> None:
         """What the collected files have beyond what was reported."""
         for path, offset in {self._path: self._offset, **self._lines}.items():
-            local = self._root / self._relative(path)
+            local = self._record.paths.root / self._relative(path)
             if not path or not local.is_file():
                 continue
-            with local.open("rb") as file:
+            with suppress(OSError), local.open("rb") as file:
                 file.seek(offset)
-                while data := file.read(PIECE if path == self._path else -1):  # lines are not cut
+                read = file.read if path == self._path else file.readline  # lines are not cut
+                while data := read(PIECE):
                     self._report(path, data)
         if self._path and self._offset == 0:
             # The entry script never ran, or could not write: the engine's own log is all there is.
@@ -253,10 +262,10 @@ class _Node:
         offset, self._lines[path] = self._lines[path], self._lines[path] + len(data)
         if path == self._metrics:
             for line in data.split(b"\n"):
-                if found := fields(line):
+                if found := parse_object(line):
                     self._put(Progress(found))
         else:
-            self._attempts_text += data
+            self._attempts_text = (self._attempts_text + data)[: attempts.LIMIT]
             starts = attempts.parse(self._attempts_text)
             for place in range(max(1, self._known_starts), len(starts)):
                 self._put(NodeRestarted(self.name, place, starts[place - 1].why()))

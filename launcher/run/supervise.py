@@ -13,7 +13,7 @@ from launcher.records.store import NodeOfRun, Record
 from launcher.run.finish import Outcome, conclude
 from launcher.run.follow import Follow, Followed
 from launcher.run.locate import Attached
-from launcher.run.messages import Message, NodeBack, NodeEnded, NodeGone, NodeLost, NodeRestarted
+from launcher.run.messages import Message, NodeBack, NodeEnded, NodeGone, NodeLost, NodeRestarted, NotCollected
 from launcher.run.state import HANG_CODE
 
 # A rank that fails takes its peers down within a second or two: torchrun and the communication library see to that.
@@ -48,7 +48,12 @@ def supervise(
             stopping()
     finally:
         following.close()
-    return conclude(attached, states, {name: str(error) for name, error in following.not_collected.items()} | lost)
+    lost = {name: str(error) for name, error in following.not_collected.items()} | lost
+    outcome = conclude(attached, states, lost)
+    if problem := attached.record.finish(outcome.to_dict()):
+        show(NotCollected(problem))
+    attached.record.event("ended", state=outcome.state.value, failure=outcome.failure)
+    return outcome
 
 
 def _record(record: Record, message: Message) -> None:
@@ -59,6 +64,8 @@ def _record(record: Record, message: Message) -> None:
         record.event("node gone", node=message.node, reason=message.reason)
     elif isinstance(message, NodeRestarted):
         record.event("node restarted", node=message.node, restarts=message.restarts, why=message.why)
+    elif isinstance(message, NotCollected):
+        record.event("not collected", reason=message.reason)
     elif isinstance(message, (NodeLost, NodeBack)):
         record.event("node lost" if isinstance(message, NodeLost) else "node back", node=message.node)
 
