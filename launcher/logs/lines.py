@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 
-LONGEST = 1 << 20  # characters; a line without an end is cut there
+LONGEST = 1 << 24  # characters; a longer line is cut there
 
 
 class Lines:
@@ -37,7 +37,7 @@ class Lines:
     @property
     def state(self) -> str:
         """Of a line that is being rewritten; "" where there is none."""
-        return "".join(self._rest).strip("\r") if self._rest and self._rest[0].startswith("\r") else ""
+        return _last_state("".join(self._rest)) if self._rest and self._rest[0].startswith("\r") else ""
 
     def end(self) -> list[str]:
         """What is left when the stream has ended without a line end."""

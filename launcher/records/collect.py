@@ -238,9 +238,10 @@ def _copy(folder: OutputFolder, plan: _Plan, mask: Masker, until: float) -> Coll
                     except (FileExistsError, NotADirectoryError, IsADirectoryError):
                         continue  # another node has a folder of this name, or a file where this one has a folder
                     except OSError as error:
-                        problems.append(_no_room(fetches[now].target, error))
                         if error.errno in _FULL:
-                            return Collected(moved, tuple(problems))
+                            return Collected(moved, (*problems, _no_room(fetches[now].target, error)))
+                        what = f"{now.path} could not be written here: {error.strerror}"
+                        problems.append(NodeUnfit(folder.node, what))
             break
         except NodeUnfit as error:  # it was changed or removed while it was read: the others are asked for again
             problems.append(error)

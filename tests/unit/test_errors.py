@@ -20,7 +20,6 @@ def test_an_error_says_where_what_and_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("name", "code"),
     [
-        ("RunFailed", 1),
         ("UsageError", 2),
         ("JobInvalid", 2),
         ("PlanInvalid", 2),

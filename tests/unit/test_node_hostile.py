@@ -27,11 +27,10 @@ from launcher.node.docker.engine import DockerEngine
 from launcher.node.files import Files, Span, parse_scan
 from launcher.node.machine import CommandStream, LocalMachine
 from launcher.records.collect import OutputFolder, collect, want
-from launcher.records.store import NodeOfRun
+from launcher.records.store import NodeOfRun, parse_object
 from launcher.run.diagnose import first_failure, gather
 from launcher.run.finish import last_epoch
 from launcher.run.locate import node_of
-from launcher.run.messages import fields
 
 quick = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12))
@@ -97,9 +96,11 @@ def test_error_files(told: dict[str, bytes], code: int) -> None:
 )
 @quick
 def test_lines_of_metrics(line: bytes) -> None:
-    found = fields(line)
+    found = parse_object(line)
     assert found is None or isinstance(found, dict)
-    last = last_epoch(line.decode("utf-8", "replace").splitlines())
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(line)
+        last = last_epoch(Path(file.name))
     assert last == {} or last["kind"] == "epoch"
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import JobInvalid, NodeUnreachable, RunUnknown
+from launcher.errors import JobInvalid, LauncherError, NodeUnreachable, RunUnknown
 from launcher.node.files import FileEntry, Files, Span
 from launcher.node.machine import LocalMachine
 from launcher.records import snapshot as snapshots
-from launcher.records.collect import OutputFolder, append, collect, want
+from launcher.records.collect import Collected, OutputFolder, append, collect, want
 from launcher.records.snapshot import repack, snapshot
 from launcher.records.store import NodeOfRun, Record, find, records, resolve
 
@@ -101,7 +101,10 @@ def test_an_unknown_run_is_refused_with_a_next_step(text: str) -> None:
     assert "->" in str(caught.value)
 
 
-@pytest.mark.parametrize("plan", [b"", b'{"nodes": [', b"[]", b"\xff", None])
+PLANS = [b"", b"{}", b'{"nodes": [', b'{"nodes": [{"node": 1}]}', b'{"nodes": 3}', b"[]", b"[" * 100_000, b"\xff", None]
+
+
+@pytest.mark.parametrize("plan", PLANS)
 def test_a_run_whose_plan_cannot_be_read_hides_no_other_and_is_rebuilt_from_labels(
     tmp_path: Path, plan: bytes | None
 ) -> None:
@@ -127,19 +130,24 @@ def output(folder: Path, **files: bytes) -> OutputFolder:
     return OutputFolder(Files(LocalMachine("here", "me")), str(folder), ("here",))
 
 
+def moved(results: Sequence[Collected | LauncherError]) -> list[int]:
+    assert all(isinstance(result, Collected) and not result.problems for result in results), results
+    return [result.moved for result in results if isinstance(result, Collected)]
+
+
 def test_only_new_bytes_are_sent(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     here.mkdir()
     folder = output(there, tensorboard__events=b"abc", logs__n_log=b"1\n", checkpoints__last=b"x")
-    assert collect([folder], here) == [5]
+    assert moved(collect([folder], here)) == [5]
     output(there, tensorboard__events=b"abcdef")
-    assert collect([folder], here) == [3]
+    assert moved(collect([folder], here)) == [3]
     assert (here / "tensorboard/events").read_bytes() == b"abcdef"
-    assert collect([folder], here) == [0]
+    assert moved(collect([folder], here)) == [0]
     assert not (here / "checkpoints").exists()
-    assert collect([folder], here, checkpoints=True) == [1]
+    assert moved(collect([folder], here, checkpoints=True)) == [1]
     output(there, tensorboard__events=b"new")  # shorter, so it is another file
-    assert collect([folder], here) == [3]
+    assert moved(collect([folder], here)) == [3]
     assert (here / "tensorboard/events").read_bytes() == b"new"
 
 
@@ -147,13 +155,13 @@ def test_a_file_in_two_folders_is_kept_from_the_first(tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
     one, two = output(tmp_path / "1", logs__a=b"first"), output(tmp_path / "2", logs__a=b"other!", logs__b=b"2")
-    assert collect([one, two], here) == [5, 1]
+    assert moved(collect([one, two], here)) == [5, 1]
     assert (here / "logs/a").read_bytes() == b"first"
 
 
 def test_an_unreadable_folder_does_not_block_the_others(tmp_path: Path) -> None:
     class Away(Files):
-        def scan(self, root: str) -> Sequence[FileEntry]:
+        def scan(self, root: str, skip: object = None) -> Sequence[FileEntry]:
             raise NodeUnreachable("b", "is away")
 
     here = tmp_path / "here"
@@ -161,7 +169,7 @@ def test_an_unreadable_folder_does_not_block_the_others(tmp_path: Path) -> None:
     away = OutputFolder(Away(LocalMachine("b", "me")), "/nowhere", ("b",))
     results = collect([away, output(tmp_path / "1", logs__a=b"1")], here)
     assert isinstance(results[0], NodeUnreachable)
-    assert results[1] == 1
+    assert results[1] == Collected(1)
 
 
 def test_an_interrupted_file_keeps_its_old_content(tmp_path: Path) -> None:
@@ -180,7 +188,7 @@ def test_an_interrupted_file_keeps_its_old_content(tmp_path: Path) -> None:
         assert isinstance(failed, NodeUnreachable), name
     assert (here / "logs/a").read_bytes() == b"1234"
     assert (here / "errors/a").read_bytes() == b"old"
-    assert collect([whole], here) == [4 + 9]
+    assert moved(collect([whole], here)) == [4 + 9]
     assert (here / "logs/a").read_bytes() == b"12345678"
     assert sorted(path.name for path in here.rglob("*.part")) == []
 
