@@ -51,20 +51,6 @@ def compare(
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     table = json_.dumps([row.to_dict() for row in rows], indent=2) if json else markdown(rows, width)
     typer.echo(terminal.escaped(table))  # it has words of a program's metrics
-    if plot is not None and plot.suffix.lower() not in FORMS:
-        raise UsageError(str(plot), "unsupported image format", "call it something.png or something.svg")
-    chosen = select(runs)
-    measured = [read(record.paths, label) for (record, _), label in zip(chosen, labels(chosen), strict=True)]
-    base = None
-    if baseline is not None:
-        base = find(baseline).run
-        if base not in {run.run for run in measured}:
-            raise UsageError(base, "is not among the runs that are compared", "name it among them too")
-    rows = compare_(measured, base)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    typer.echo(
-        json_.dumps([row.to_dict() for row in rows], indent=2) if json else terminal.escaped(markdown(rows, width))
-    )
     if plot is not None:
         from launcher.records.plot import draw
 

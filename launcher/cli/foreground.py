@@ -52,7 +52,9 @@ def leave_or_stop(attached: Attached, screen: Screen) -> int | None:
         screen.log(f"stopping {record.run}; its trainer may save a checkpoint first")
         with contextlib.suppress(KeyboardInterrupt):
             uninterrupted(lambda: stop(attached.fleet, record.run, into=record, warn=screen.warn))
-        record.finish({"run": record.run, "state": RunState.STOPPED.value, "exit_code": StoppedByUser.exit_code})
+        stopped = {"run": record.run, "state": RunState.STOPPED.value, "exit_code": StoppedByUser.exit_code}
+        if problem := record.finish(stopped):
+            screen.warn(problem)
         screen.log("stopped; nothing of it is left but the output folders")
         return StoppedByUser.exit_code
     return None

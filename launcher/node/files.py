@@ -116,14 +116,13 @@ class Files:
     def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
         """At most `limit` bytes from `offset`; b"" at the end of the file.
 
-        Raises FileNotFoundError, PermissionError, OSError of the file; NodeUnreachable.
+        Raises FileNotFoundError, NodeUnfit where it may not be read, NodeUnreachable.
         """
         done = self._machine.run(_sh(_READ, _absolute(path), str(offset + 1), str(limit)), timeout=_TIMEOUT)
         if done.code == _MISSING:
             raise FileNotFoundError(path)
         if done.code or done.err:
-            kind = PermissionError if b"Permission denied" in done.err else OSError
-            raise kind(f"{self._machine.node}: {path}: {done.complaint}")
+            raise NodeUnfit(self._machine.node, f"could not read {path}: {done.complaint}")
         return done.out
 
     def read_spans(self, spans: Sequence[Span]) -> Generator[tuple[Span, bytes], None, None]:

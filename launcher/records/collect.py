@@ -227,7 +227,7 @@ def _copy(folder: OutputFolder, plan: _Plan, mask: Masker, until: float) -> Coll
     problems, left, moved = list(plan.problems), list(fetches), 0
     unread = {span for span in fetches if span.length}
     while left:
-        now = left[0]
+        now = None
         try:
             with closing(folder.files.read_spans(left)) as pieces:
                 for now, group in itertools.groupby(_timed(pieces, until, folder.node), key=itemgetter(0)):
@@ -243,8 +243,10 @@ def _copy(folder: OutputFolder, plan: _Plan, mask: Masker, until: float) -> Coll
                         what = f"{now.path} could not be written here: {error.strerror}"
                         problems.append(NodeUnfit(folder.node, what))
             break
-        except NodeUnfit as error:  # it was changed or removed while it was read: the others are asked for again
-            problems.append(error)
+        except NodeUnfit as error:
+            if now is None:
+                raise
+            problems.append(error)  # it was changed or removed while it was read: the others are asked for again
             unread.discard(now)
             left = left[left.index(now) + 1 :]
     what = "could not be read, or is gone"

@@ -223,7 +223,7 @@ class _Node:
     def skip_known_starts(self) -> None:
         try:
             text = self.engine.files.read(self._attempts, limit=attempts.LIMIT)
-        except (OSError, LauncherError):
+        except (FileNotFoundError, LauncherError):
             return
         self._known_starts = len(attempts.parse(text))
 

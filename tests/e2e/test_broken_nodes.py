@@ -16,6 +16,7 @@ import pytest
 
 from tests.bed.bed import Bed
 from tests.e2e.cli import ROOT, Cli, bed_job
+from tests.e2e.terminal import Person
 
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
 
@@ -158,6 +159,16 @@ def test_terminal_sequences_do_not_pass(bed_cli: Cli) -> None:
         assert "\x1b[2J" not in text
     assert "\x1b" not in err
     assert "\x1b]0;owned\x07" in bed_cli("logs", "--raw").stdout
+
+
+def test_a_progress_bar_is_shown_on_a_terminal_while_it_moves(bed_cli: Cli) -> None:
+    bar = "i=0; while [ $i -lt 4 ]; do i=$((i+1)); printf '\\r epoch %s0%%' $i; sleep 1; done; echo; echo over"
+    person = Person(bed_cli, "up", one_node(bed_cli, "bar", bar))
+    for state in ("epoch 20%", "epoch 30%"):
+        person.sees(state)
+        assert "over" not in person.seen
+    person.sees("over")
+    assert person.end() == 0
 
 
 def peak_memory(cli: Cli, *args: str) -> tuple[int, int, str]:

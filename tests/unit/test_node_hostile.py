@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import LauncherError, NodeUnreachable
@@ -255,6 +255,7 @@ def misshapen(draw: st.DrawFn) -> bytes:
 
 
 @given(misshapen(), st.sampled_from([200, 200, 200, 404, 409, 500]))
+@example(b"[" * 100_000, 200)
 @settings(max_examples=150, deadline=None)
 def test_arbitrary_answers_of_the_engine(engine: DockerEngine, body: bytes, status: int) -> None:
     Answers.body, Answers.status = body, status
