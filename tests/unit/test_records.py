@@ -13,7 +13,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import JobInvalid, LauncherError, NodeUnfit, NodeUnreachable, RunUnknown
@@ -220,7 +220,7 @@ def test_a_file_that_is_cut_off_costs_no_other_file(tmp_path: Path) -> None:
     assert [problem.what for problem in result.problems] == [
         f"{whole.path}/checkpoints/b was cut off while it was read"
     ]
-    assert sorted(path.name for path in (here / "checkpoints").iterdir()) == ["a", "c"]
+    assert sorted(path.name for path in (here / "checkpoints").iterdir()) == ["a", "c", "d"]
 
 
 def test_limits_of_the_settings_file_bound_what_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,10 +230,10 @@ def test_limits_of_the_settings_file_bound_what_is_collected(tmp_path: Path, mon
                 time.sleep(0.1)
                 yield spans[0], b"x"
 
-    here, settings = tmp_path / "here", tmp_path / "launcher" / "settings.yaml"
+    here, file = tmp_path / "here", tmp_path / "launcher" / "settings.yaml"
     here.mkdir()
-    settings.parent.mkdir()
-    settings.write_text("limits: {file: 6m, collect: 1s}\n")
+    file.parent.mkdir()
+    file.write_text("limits: {file: 6m, collect: 1s}\n")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     folder = output(tmp_path / "1", tensorboard__small=b"1")
     os.truncate(output(tmp_path / "1", tensorboard__large=b"").path + "/tensorboard/large", 6 << 20)
@@ -253,6 +253,7 @@ def test_limits_of_the_settings_file_bound_what_is_collected(tmp_path: Path, mon
 @given(
     st.lists(st.sampled_from([b"hunter2", b"hun", b"ter2", b"h", b"2", b"\n", b"xyz"])), st.lists(st.integers(0, 90))
 )
+@settings(deadline=None)
 def test_a_secret_is_masked_wherever_the_pieces_end(words: list[bytes], cuts: list[int]) -> None:
     """Followed in some pieces and collected in others; the size stays that of the file on the node."""
     whole, mask = b"".join(words), Masker(["hunter2"])
