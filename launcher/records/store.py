@@ -192,7 +192,7 @@ def _node_from_json(node: Any) -> NodeOfRun:
 def _known_secrets(job: Path) -> list[str]:
     """The values of a job's secrets that this caller has."""
     with suppress(OSError, UnicodeDecodeError, LauncherError):  # a broken job.yaml is reported where it is needed
-        if "secrets:" in job.read_text(encoding="utf-8"):  # else nothing of the job file's modules is loaded
+        if "\nsecrets: []\n" not in job.read_text(encoding="utf-8"):  # else the job file's modules need not be loaded
             from launcher.job.files import known_secrets
             from launcher.job.loader import load_job
 
@@ -208,10 +208,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def read_json_lines(path: Path, offset: int = 0) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file from there on, one a line; others are ignored, such as one that a kill cut off."""
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file, one a line; other lines are ignored, such as one that a kill cut off."""
     with suppress(OSError), path.open("rb") as file:
-        file.seek(offset)
         for line in iter(partial(file.readline, _LONGEST_LINE), b""):
             if (found := parse_object(line)) is not None:
                 yield found
