@@ -76,6 +76,10 @@ class NodeUnfit(NodeError):
     """The node is reached but lacks what the job needs: GPUs, a free port, disk, a mount's source."""
 
 
+class NoRoomHere(NodeError):
+    """What belongs into runs/ cannot be written on this machine."""
+
+
 class InUse(NodeUnfit):
     """A GPU or a port that the job needs is in use by another run."""
 

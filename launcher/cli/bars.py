@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from launcher.cli import terminal
 from launcher.cli.options import interactive
 from launcher.image.image_locations import OnProgress, no_progress
 
@@ -37,8 +38,7 @@ def bars() -> Iterator[OnProgress]:
 
 
 def _progress() -> Progress:
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    return Progress(*columns, console=terminal.console(stderr=True), transient=True)

@@ -9,10 +9,9 @@ from functools import partial
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-from launcher.cli import options
+from launcher.cli import options, terminal
 from launcher.errors import NodesFailed, UsageError
 from launcher.model.facts import ImageInfo
 from launcher.node.connect import caller_engine, connect
@@ -64,7 +63,7 @@ def _name(image: ImageInfo) -> str:
 
 
 def _print(found: Sequence[Leftovers]) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal.console()
     for leftovers in found:
         node = escape(leftovers.engine.node)
         for image in leftovers.images:

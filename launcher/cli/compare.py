@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli import options
+from launcher.cli import options, terminal
 from launcher.errors import UsageError
 from launcher.records.compare import compare as compare_
 from launcher.records.compare import markdown
@@ -49,7 +49,8 @@ def compare(
             raise UsageError(base, "is not among the runs that are compared", "name it among them too")
     rows = compare_(measured, base)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    typer.echo(json_.dumps([row.to_dict() for row in rows], indent=2) if json else markdown(rows, width))
+    table = json_.dumps([row.to_dict() for row in rows], indent=2) if json else markdown(rows, width)
+    typer.echo(terminal.escaped(table))  # it has words of a program's metrics
     if plot is not None:
         from launcher.records.plot import draw
 

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from launcher.cli import terminal
 from launcher.cli.options import interactive
 from launcher.cli.reporter import Reporter
-from launcher.logs.lines import Lines, Masker
+from launcher.logs.lines import Lines
+from launcher.records.masking import Masker
 from launcher.records.measured import TrainingProgress, top1, training_progress
 from launcher.run.diagnose import TRACEBACK
 from launcher.run.finish import Outcome
@@ -24,6 +26,7 @@ from launcher.run.messages import (
     NodeRemoved,
     NodeRestarted,
     NodeStopped,
+    NotCollected,
     Output,
     Progress,
     clock,
@@ -36,6 +39,7 @@ if TYPE_CHECKING:  # rich is loaded where it is first needed, which in a start i
 
 LEAVE = "the run may well go on there, Ctrl-C leaves it"
 HOLD = 10.0  # seconds for which a traceback is held back
+STATE_EVERY = 1.0  # seconds between two states of a program's progress bar, where they cannot be rewritten
 HOLD_LINES = 2000  # a program that prints more after a traceback goes on
 
 
@@ -73,14 +77,18 @@ class TracebackBuffer:
 class Screen(Reporter):
     """Shows the messages of a run.
 
-    Output goes to stdout line by line, unchanged but for masked secrets. While a person follows it on a terminal, lines
-    are cut to its width; a file or a pipe gets them whole, as do runs/<id>/logs/.
+    Output goes to stdout line by line, without secrets and, unless it is raw, without terminal sequences other than
+    colours. While a person follows it on a terminal, lines are cut to its width, and a program's progress bar is shown
+    beside the progress line; a file or a pipe gets lines whole, as do runs/<id>/logs/, and of such a bar one a second.
     """
 
-    def __init__(self, masker: Masker | None = None, *, prefix: bool = False) -> None:
-        """prefix: begin each line with its node's name, where several are shown."""
+    def __init__(self, masker: Masker | None = None, *, prefix: bool = False, raw: bool = False) -> None:
+        """prefix: begin each line with its node's name, where several are shown. raw: pass all terminal sequences."""
         self.mask = masker or Masker()
         self._prefix = prefix
+        self._raw = raw
+        self._states: dict[str, str] = {}  # by node, of a line that its program rewrites
+        self._last_state = 0.0  # when one was printed, of time.monotonic()
         self._lines: dict[str, Lines] = {}
         self._progress: TrainingProgress | None = None
         self._live: Live | None = None
@@ -147,15 +155,13 @@ class Screen(Reporter):
         if isinstance(message, Output):
             lines = self._lines.setdefault(message.node, Lines())
             self._print(message.node, lines.feed(message.data))
+            self._show_state(message.node, lines.state)
             return
         self._write(self._held.sift([], time.monotonic()))
         if isinstance(message, Progress):
             before = () if self._progress is None else (self._progress.first, self._progress.last)
             self._progress = training_progress([*before, {"time": time.time(), **message.fields}])
-            if self._live is not None and self._progress is not None:
-                from rich.text import Text
-
-                self._live.update(Text("  ".join(self._progress.parts()), style="cyan"))
+            self._refresh()
         elif isinstance(message, NodeEnded):
             if message.state.exit_code != 0:
                 self._held.failing = True
@@ -169,6 +175,8 @@ class Screen(Reporter):
         elif isinstance(message, NodeBack):
             self.silent.pop(message.node, None)
             self.log(f"{message.node}: connected again")
+        elif isinstance(message, NotCollected):
+            self.warn(f"not brought here: {message.reason}")
         elif isinstance(message, NodeGone):
             self.log(f"{message.node}: given up, as the run has ended without it ({message.reason})")
         elif isinstance(message, NodeRemoved):
@@ -181,10 +189,33 @@ class Screen(Reporter):
         head = f"{node} | " if self._prefix else ""
         self._write(self._held.sift([head + line for line in lines], time.monotonic()))
 
+    def _show_state(self, node: str, state: str) -> None:
+        if state == self._states.get(node, ""):
+            return
+        self._states[node] = state
+        if self._live is not None:
+            self._refresh()
+        elif state and time.monotonic() - self._last_state >= STATE_EVERY:
+            self._last_state = time.monotonic()
+            self._print(node, [state])
+
+    def _refresh(self) -> None:
+        """The progress line and below it the bars of programs."""
+        if self._live is None:
+            return
+        from rich.text import Text
+
+        shown = [] if self._progress is None else [Text("  ".join(self._progress.parts()), style="cyan")]
+        shown += [Text.from_ansi(self._clean(state)) for state in self._states.values() if state]
+        self._live.update(Text("\n", no_wrap=True, overflow="ellipsis").join(shown))
+
+    def _clean(self, line: str) -> str:
+        return self.mask(line if self._raw else terminal.coloured(line))
+
     def _write(self, lines: list[str]) -> None:
         if not lines:
             return
-        lines = [self.mask(line) for line in lines]
+        lines = [self._clean(line) for line in lines]
         if self._live is not None:
             self._live.stop()  # the line below must not be written over
             if sys.stdout.isatty():

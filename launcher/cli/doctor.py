@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from launcher.cli import options
+from launcher.cli import options, terminal
 from launcher.cli.reporter import Reporter
 from launcher.errors import LauncherError
 from launcher.job.files import check_files
@@ -42,7 +42,7 @@ def doctor(
     """
     job = _job(targets, sets or [], options.hosts(nodes))
     hosts = [(entry.name, entry.host) for entry in job.nodes] if job else [(host, host) for host in targets]
-    console, seen = Console(highlight=False, soft_wrap=True), []
+    console, seen = terminal.console(), []
     with connect(hosts, job.runtime if job else "docker", ssh_config, allow_failures=True) as fleet:
         found = examine(job, fleet)
         for check in found:
@@ -67,7 +67,7 @@ def _job(targets: Sequence[str], sets: Sequence[str], nodes: list[str] | None) -
     try:
         check_files(job, Path.cwd(), os.environ)
     except LauncherError as error:  # the nodes are checked all the same
-        typer.echo(f"warning: {error}", err=True)
+        typer.echo(f"warning: {terminal.escaped(str(error))}", err=True)
     return job
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from launcher.cli import options
+from launcher.cli import options, terminal
 from launcher.cli.reporter import Reporter
 from launcher.errors import LauncherError, NodesFailed, NotConfirmed, UsageError
 from launcher.model import labels
@@ -39,25 +40,33 @@ def down(
     Another user's run is left alone; so is one that the same account started from elsewhere, unless it is named.
     Exit code 6 where a node did not confirm; the same command again finishes the job.
     """
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = terminal.console(stderr=True)
     log = cache(Reporter().log)  # a note once, however many runs are looked for
     hosts, names = options.hosts(nodes), [run]
+
+    def warn(text: str) -> None:
+        console.print(f"[yellow]warning[/] {escape(text)}")
+
     if all_ and hosts is None:
         names = [record.run for record in store.records()]
     elif all_:
         with connect([(h, h) for h in hosts or ()], ssh_config=ssh_config, allow_failures=True) as fleet:
             names = list(on_nodes(fleet, log))
-    results, errors = [], list[LauncherError]()
+    results: list[dict[str, object]] = []
+    errors: list[LauncherError] = []
     for name in names:
         try:
             with attach(name, hosts, ssh_config, log, claims=True, any_owner=any_owner) as attached:
                 if not any_owner:
                     _require_own(attached, named=name is not None and not all_)
-                removed, failed = _end(attached, purge=purge)
-        except UsageError as error:  # another user's run
+                removed, failed = _end(attached, warn, purge=purge)
+        except LauncherError as error:
             if not all_:
                 raise
-            log(f"left alone: {error}")
+            if isinstance(error, UsageError):
+                log(f"left alone: {error}")  # another user's run
+            else:
+                errors.append(error)  # of this run: the others are ended all the same
             continue
         results.append(
             {"run": attached.record.run, "nodes": [_row(r) for r in removed], "failed": [str(e) for e in failed]}
@@ -83,13 +92,13 @@ def _require_own(attached: Attached, *, named: bool) -> None:
         raise UsageError(run, what, f"to stop it, name it: launcher down {run}")
 
 
-def _end(attached: Attached, *, purge: bool) -> tuple[list[Removed], list[LauncherError]]:
+def _end(attached: Attached, warn: Callable[[str], None], *, purge: bool) -> tuple[list[Removed], list[LauncherError]]:
     """Stop and remove on the nodes that answer; what was removed, and why others did not."""
     record, errors = attached.record, list(attached.unreachable.values())
     removed: list[Removed] = []
     try:
-        into = None if attached.owner is Owner.OTHER else record.paths.root  # another user's files are not ours to read
-        removed = stop(attached.fleet, record.run, into=into, listed=attached.listed)
+        into = None if attached.owner is Owner.OTHER else record  # another user's files are not ours to read
+        removed = stop(attached.fleet, record.run, into=into, warn=warn, listed=attached.listed)
         if purge:
             folders = output_folders(attached.engines, attached.nodes)
             run_all([partial(output_folder.remove, folder.files, folder.path, record.run) for folder in folders])
@@ -99,7 +108,8 @@ def _end(attached: Attached, *, purge: bool) -> tuple[list[Removed], list[Launch
     if record.result() is None and not errors:  # the launcher did not see its end: stopped, where it still ran
         state = of_containers(list(attached.states.values()), len(attached.nodes))
         ended = state if state.ended and attached.states else RunState.STOPPED
-        record.finish({"run": record.run, "state": ended.value, "exit_code": ended.exit_code})
+        if problem := record.finish({"run": record.run, "state": ended.value, "exit_code": ended.exit_code}):
+            warn(problem)
     return removed, errors
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +11,8 @@ import typer
 
 from launcher.cli import options
 from launcher.cli.reporter import Reporter
-from launcher.errors import LauncherError, NodesFailed
-from launcher.records.collect import collect, output_folders
+from launcher.errors import LauncherError, NodesFailed, NoRoomHere
+from launcher.records.collect import Collected, collect, output_folders
 from launcher.run.locate import Attached, attach
 
 
@@ -26,8 +27,8 @@ def fetch(
     """TensorBoard logs, metrics, error files and rank logs of every node. Only what is new travels."""
     with attach(run, options.hosts(nodes), ssh_config, Reporter().log) as attached:
         target = dest or attached.record.paths.root
-        target.mkdir(parents=True, exist_ok=True)
-        moved = fetch_files(attached, target, checkpoints=checkpoints)
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        moved = fetch_files(attached, target, Reporter().warn, checkpoints=checkpoints)
     if json:
         typer.echo(json_.dumps({"run": attached.record.run, "folder": str(target), "bytes": moved}))
     else:
@@ -35,10 +36,22 @@ def fetch(
     attached.require_all()
 
 
-def fetch_files(attached: Attached, target: Path, *, checkpoints: bool = False) -> int:
-    """Bytes that were new on the nodes that answer. Raises NodesFailed where files of one could not be collected."""
-    results = collect(output_folders(attached.engines, attached.nodes), target, checkpoints=checkpoints)
+def fetch_files(
+    attached: Attached, target: Path, warn: Callable[[str], None] = lambda _: None, *, checkpoints: bool = False
+) -> int:
+    """Bytes that were new on the nodes that answer. warn: called with each file of a node that could not be read.
+
+    Raises NodesFailed where nothing of one could be collected, or this machine's disk is full.
+    """
+    folders = output_folders(attached.engines, attached.nodes)
+    results = collect(folders, target, mask=attached.record.mask, checkpoints=checkpoints)
+    collected = [result for result in results if isinstance(result, Collected)]
     failures = [result for result in results if isinstance(result, LauncherError)]
+    for problem in (problem for one in collected for problem in one.problems):
+        if isinstance(problem, NoRoomHere):
+            failures.append(problem)
+        else:
+            warn(str(problem))
     if failures:
-        raise NodesFailed(failures, of=len(results))
-    return sum(result for result in results if isinstance(result, int))
+        raise NodesFailed(failures)
+    return sum(one.moved for one in collected)

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 from launcher.cli.console import Screen
 from launcher.errors import NodesFailed, NodeUnreachable, StoppedByUser
+from launcher.job.settings import Notify
 from launcher.model.plan import RunId
 from launcher.node.parallel import in_background, uninterrupted
 from launcher.run.finish import Outcome
 from launcher.run.followed import Followed
 from launcher.run.locate import Attached
-from launcher.run.notify import Notice, Notify, send
+from launcher.run.notify import Notice, send
 from launcher.run.state import RunState
 from launcher.run.stop import stop
 from launcher.run.supervise import supervise
@@ -37,7 +38,7 @@ def show_until_end(
     why = why if outcome.stopped_by is None else f" by {outcome.stopped_by}"
     state = outcome.state
     for problem in send(notify, Notice(outcome.run, state.value, state.exit_code, f"{outcome.run} {state.value}{why}")):
-        screen.log(f"warning: no notice was given: {problem}")
+        screen.warn(f"no notice was given: {problem}")
     return outcome
 
 
@@ -66,8 +67,10 @@ def leave_or_stop(attached: Attached, screen: Screen) -> int | None:
     except KeyboardInterrupt:
         screen.log(f"stopping {record.run}; its trainer may save a checkpoint first")
         with contextlib.suppress(KeyboardInterrupt):
-            uninterrupted(lambda: stop(attached.fleet, record.run, into=record.paths.root))
-        record.finish({"run": record.run, "state": RunState.STOPPED.value, "exit_code": StoppedByUser.exit_code})
+            uninterrupted(lambda: stop(attached.fleet, record.run, into=record, warn=screen.warn))
+        stopped = {"run": record.run, "state": RunState.STOPPED.value, "exit_code": StoppedByUser.exit_code}
+        if problem := record.finish(stopped):
+            screen.warn(problem)
         screen.log("stopped; nothing of it is left but the output folders")
         return StoppedByUser.exit_code
     return None

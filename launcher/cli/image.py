@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from launcher.cli import options
+from launcher.cli import options, terminal
 from launcher.cli.bars import bars
 from launcher.errors import ImageUnfit, UsageError
 from launcher.image.ensure import ensure
@@ -82,7 +81,7 @@ def verify_(
     if json:
         typer.echo(json_.dumps({"image": name, "rows": verdict.rows(), "faults": verdict.faults()}, indent=2))
     else:
-        Console(highlight=False).print(table_of(verdict))
+        terminal.console(soft_wrap=False).print(table_of(verdict))
     verdict.check()
 
 
@@ -106,7 +105,7 @@ def list_(
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(row.tag, row.torch, row.torchvision, row.cuda, row.python, row.driver, row.mismatch)
-    console = Console(highlight=False)
+    console = terminal.console(soft_wrap=False)
     console.print(table)
     if tag is not None:
         return
@@ -129,7 +128,7 @@ def table_of(verdict: Verdict) -> Table:
 def _ensure(job: Job, file: Path, nodes: Sequence[Engine], local: Engine | None) -> ImageOnNodes:
     if job.image is None:
         raise UsageError(f"job {job.name}", "has no image: runtime process uses this machine's Python", "")
-    err = Console(stderr=True, highlight=False, soft_wrap=True)
+    err = terminal.console(stderr=True)
 
     def log(text: str) -> None:
         err.print(f"[dim]launcher:[/] {escape(text)}")
@@ -141,7 +140,7 @@ def _ensure(job: Job, file: Path, nodes: Sequence[Engine], local: Engine | None)
 
 def _report(done: ImageOnNodes) -> None:
     if done.why:
-        typer.echo(done.why)
+        typer.echo(terminal.escaped(done.why))
     for node, sent in done.shipped.items():
         typer.echo(f"{node}: {sent:,} bytes")
     typer.echo(f"{done.reference} {done.id}")

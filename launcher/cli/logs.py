@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from pathlib import Path
+from itertools import islice
 from typing import Annotated
 
 import typer
@@ -18,21 +18,20 @@ from launcher.cli import options
 from launcher.cli.console import Screen
 from launcher.cli.foreground import raise_silent, show_until_end
 from launcher.cli.reporter import Reporter
-from launcher.errors import LauncherError, UsageError
-from launcher.job.files import read_secrets
-from launcher.job.loader import load_job
+from launcher.errors import UsageError
 from launcher.job.scalars import parse_duration
+from launcher.job.settings import read_settings
 from launcher.logs.clock import Clock
-from launcher.logs.lines import Masker
 from launcher.logs.position import last_lines, read_from
 from launcher.node.files import Files
 from launcher.node.parallel import run_all
 from launcher.records.paths import NodePaths
-from launcher.records.store import NodeOfRun, Record
+from launcher.records.store import NodeOfRun
 from launcher.run.followed import Followed
 from launcher.run.locate import Attached, attach
 from launcher.run.messages import Output
-from launcher.run.notify import notify_settings
+
+CLOCK_PIECES = 256  # of a megabyte: five months; a hostile node's has no end
 
 
 def logs(
@@ -48,6 +47,7 @@ def logs(
         str | None, typer.Option(metavar="T", help="Begin there: 10m (ago) or 2026-01-31T12:00.", show_default=False)
     ] = None,
     timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="When each line was written.")] = False,
+    raw: options.Raw = False,
     nodes: options.Nodes = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
@@ -57,10 +57,9 @@ def logs(
     """
     with attach(run, options.hosts(nodes), ssh_config, Reporter().log) as attached:
         attached.require_any()
-        masker = Masker(known_secrets(attached.record))
         chosen = _chosen(attached, rank, node, all_=all_)
         shown = run_all([partial(_beginning, attached, each, rank, tail, since) for each in chosen])
-        with Screen(masker, prefix=len(shown) > 1) as screen:
+        with Screen(attached.record.mask, prefix=len(shown) > 1, raw=raw) as screen:
             if follow and not timestamps and attached.states:
                 sys.exit(_follow(attached, shown, screen))
             for followed in shown:
@@ -101,7 +100,7 @@ def _moment(text: str) -> float:
 
 
 def _clock(files: Files, paths: NodePaths) -> Clock:
-    return Clock.parse(b"".join(read_from(files, paths.clock)))
+    return Clock.parse(b"".join(islice(read_from(files, paths.clock), CLOCK_PIECES)))
 
 
 def _follow(attached: Attached, shown: Sequence[Followed], screen: Screen) -> int:
@@ -112,7 +111,7 @@ def _follow(attached: Attached, shown: Sequence[Followed], screen: Screen) -> in
         for followed in shown:
             _print(attached, followed, screen, timestamps=False)
         return int(result.get("exit_code", 0))
-    notify = notify_settings(os.environ)
+    notify = read_settings(os.environ).notify
     try:
         outcome = show_until_end(attached, shown, screen, notify, resumed=True)
     except KeyboardInterrupt:
@@ -136,13 +135,3 @@ def _print(attached: Attached, shown: Followed, screen: Screen, *, timestamps: b
         at = clock.time_of(offset)
         stamp = datetime.fromtimestamp(at).astimezone().isoformat() if at is not None else "now"
         screen.show(Output(shown.node.name, f"{stamp} ".encode() + line))
-
-
-def known_secrets(record: Record) -> list[str]:
-    """The values to mask, as far as this caller has them."""
-    if not record.paths.job.exists():
-        return []
-    try:
-        return list(read_secrets(load_job(record.paths.job), Path.cwd(), os.environ).values())
-    except LauncherError:
-        return []  # another shell, without the secrets: there is nothing to mask with

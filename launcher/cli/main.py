@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-from typing import Any
+import traceback
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from launcher import __version__
-from launcher.errors import LauncherError, StoppedByUser
+from launcher.errors import LauncherError, NodeUnfit, StoppedByUser
 
 # name -> (module, attribute, help). The order is the order of a day's work.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -91,27 +94,46 @@ def _version(value: bool) -> None:
 @app.callback()
 def _launcher(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error that nobody expected."),
 ) -> None:
     """PyTorch training in containers on machines that have only sshd and Docker: one file, one command."""
 
 
 def main() -> None:
-    """Entry point. A LauncherError is a message and an exit code, never a traceback."""
+    """Entry point. An error is a message and an exit code, never a traceback."""
     gc.set_threshold(200_000)  # collecting garbage while modules load, which are none, costs 0.1 s of every start
     try:
         app()
     except LauncherError as error:
-        from rich.console import Console
-        from rich.markup import escape
-
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error[/] {escape(str(error))}")
-        sys.exit(error.exit_code)
+        _end(error)
     except KeyboardInterrupt:
         sys.exit(StoppedByUser.exit_code)
     except Exception as error:
-        if "KeyboardInterrupt" not in str(error):
+        if "KeyboardInterrupt" in str(error):  # raised inside Rust: pydantic turns it into an error of its own
+            sys.exit(StoppedByUser.exit_code)
+        if "--debug" in takewhile(lambda word: word.startswith("-"), sys.argv[1:]):
             raise
-        sys.exit(StoppedByUser.exit_code)  # raised inside Rust: pydantic turns it into an error of its own
+        _end(_unexpected(error))
+
+
+def _end(error: LauncherError) -> NoReturn:
+    from rich.markup import escape
+
+    from launcher.cli.terminal import console
+
+    console(stderr=True).print(f"[bold red]error[/] {escape(str(error))}")
+    sys.exit(error.exit_code)
+
+
+def _unexpected(error: Exception) -> LauncherError:
+    """A file of this machine, or a defect of ours."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f": {error.filename}" if error.filename else ""
+        return NodeUnfit("this machine", f"{error.strerror}{where}", "see that there is room and that you may use it")
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"unexpected {type(error).__name__}: {str(error)[:500]} ({Path(frame.filename).name}:{frame.lineno})"
+    cure = "a defect of the launcher: report it with the version and what `launcher --debug COMMAND ...` prints"
+    return LauncherError(f"launcher {__version__}", what, cure)
 
 
 if __name__ == "__main__":

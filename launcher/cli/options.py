@@ -40,6 +40,9 @@ SshConfig = Annotated[
         show_default=False,
     ),
 ]
+Raw = Annotated[
+    bool, typer.Option("--raw", help="Pass all terminal sequences of the output, not only its colours: trust it.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from launcher.cli import options
+from launcher.cli import options, terminal
 from launcher.errors import UsageError
 from launcher.job.files import check_files, code_folder
 from launcher.job.loader import load_job
@@ -50,7 +50,7 @@ def plan(
     elif docker:
         typer.echo(docker_lines(made))
     else:
-        show(made, Console(highlight=False, soft_wrap=True))
+        show(made, terminal.console())
 
 
 def docker_lines(plan: Plan) -> str:

@@ -6,6 +6,7 @@ import sys
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from launcher.cli import terminal
 from launcher.cli.options import interactive
 
 if TYPE_CHECKING:  # rich is loaded where it is first needed, which in a start is after the containers run
@@ -17,13 +18,14 @@ class Reporter:
 
     @cached_property
     def err(self) -> Console:
-        from rich.console import Console
+        return terminal.console(stderr=True)
 
-        return Console(stderr=True, highlight=False, soft_wrap=True)
+    def warn(self, text: str) -> None:
+        self.log(f"warning: {text}")
 
     def log(self, text: str) -> None:
         if not interactive():
-            print(f"launcher: {text}", file=sys.stderr, flush=True)
+            print(f"launcher: {terminal.escaped(text)}", file=sys.stderr, flush=True)
             return
         from rich.markup import escape
 

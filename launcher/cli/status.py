@@ -17,11 +17,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from launcher.cli import options
-from launcher.cli.logs import known_secrets
+from launcher.cli import options, terminal
 from launcher.cli.reporter import Reporter
 from launcher.errors import RunUnknown
-from launcher.logs.lines import Masker
 from launcher.model.plan import RunId, plain
 from launcher.node.connect import connect
 from launcher.records import store
@@ -46,9 +44,9 @@ def status(
     ssh_config: options.SshConfig = None,
 ) -> None:
     """The nodes as they are now; a node that does not answer is shown as unreachable (exit code 3)."""
-    console = Console(highlight=False)
+    console = terminal.console(soft_wrap=False)
     with attach(run, options.hosts(nodes), ssh_config, Reporter().log) as attached:
-        masker = Masker(known_secrets(attached.record))
+        masker = attached.record.mask
 
         def ask() -> RunStatus:
             seen = run_status(attached)
@@ -61,7 +59,7 @@ def status(
             console.print(render(seen, console.width))
     reasons = [node.reason for node in seen.nodes if node.reason is not None]
     for reason in reasons:
-        typer.echo(reason, err=True)
+        typer.echo(terminal.escaped(reason), err=True)
     if reasons:
         raise typer.Exit(3)
 
@@ -177,7 +175,7 @@ def runs(nodes: options.Nodes = None, json: options.Json = False, ssh_config: op
             Text(", ".join(row.nodes)),
             Text(row.started_by) if row.top1 is None else f"{row.top1:.2f}",
         )
-    Console(highlight=False).print(table if rows else "no runs yet: launcher up JOB")
+    terminal.console(soft_wrap=False).print(table if rows else "no runs yet: launcher up JOB")
 
 
 def _on_record(ssh_config: Path | None) -> list[RunRow]:

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from launcher.cli import options
+from launcher.cli import options, terminal
 from launcher.cli.fetch import fetch_files
 from launcher.cli.reporter import Reporter
 from launcher.errors import LauncherError, NodesFailed, UsageError
@@ -42,7 +42,7 @@ def tensorboard(
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError("tensorboard", "is not installed for this Python", "pip install tensorboard")
     names: list[str | None] = list(runs) if runs else [None]
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal.console()
     with _until_interrupted(), ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="launcher-tensorboard-")))
         curves = folder / "runs"

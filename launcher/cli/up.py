@@ -21,7 +21,6 @@ from launcher.job.files import check_files, code_folder, read_secrets
 from launcher.job.loader import load_job
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep, variant_name
-from launcher.logs.lines import Masker
 from launcher.model.plan import Membership, Plan, RunId, is_run_id, new_run_id
 from launcher.node.connect import Fleet, connect
 from launcher.node.parallel import in_background
@@ -40,6 +39,7 @@ class UpOptions:
 
     file: the job file, beside which its image is pinned. resume: an earlier run, whose checkpoints it begins with.
     wait: for GPUs that another run has. place: in a group, where the run is one of several variants.
+    raw: pass the output's terminal sequences.
     """
 
     file: Path
@@ -47,6 +47,7 @@ class UpOptions:
     resume: RunId | None
     wait: bool
     place: Membership | None
+    raw: bool
 
 
 def up(
@@ -66,6 +67,7 @@ def up(
         ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for GPUs that another run has.")] = False,
+    raw: options.Raw = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
     """Ctrl-C leaves the run going and prints how to come back; a second one stops it.
@@ -84,7 +86,7 @@ def up(
     code, group = 0, new_run_id(loaded.name)
     places: list[Membership | None] = [Membership(group, variant_name(variant)) for variant in loaded.sweep]
     for variant, place in zip(expand_sweep(loaded), places or [None], strict=True):
-        ended = run_one(variant, UpOptions(job, detach, earlier, wait, place), ssh_config)
+        ended = run_one(variant, UpOptions(job, detach, earlier, wait, place, raw), ssh_config)
         code = max(code, ended or 0)
         if ended in (None, StoppedByUser.exit_code):  # the user has left, or does not want the rest either
             break
@@ -110,19 +112,20 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
         from launcher.cli.bars import bars
         from launcher.cli.reporter import Reporter
         from launcher.image.lock import path_beside
+        from launcher.job.settings import read_settings
         from launcher.records.paths import NodePaths
         from launcher.records.store import Record
-        from launcher.run.notify import notify_settings
         from launcher.run.prepare import prepare
 
-        log = Reporter().log
-        notify = notify_settings(os.environ)  # now: its errors are reported before anything starts
+        reporter = Reporter()
+        log = reporter.log
+        notify = read_settings(os.environ).notify  # now: its errors are reported before anything starts
         facts = fleet.facts()
         with bars() as on_progress:
             plan = prepare(job, fleet, facts, code.digest, log, on_progress, path_beside(chosen.file))
         for warning in plan.warnings:
-            log(f"warning: {warning}")
-        record = Record.create(plan, dump_job(job), code.archive)
+            reporter.warn(warning)
+        record = Record.create(plan, dump_job(job), code.archive, secrets=list(secrets.values()))
         from launcher.cli.console import Screen
         from launcher.cli.foreground import leave_or_stop, show_until_end
         from launcher.run.followed import Followed
@@ -133,7 +136,7 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
         _start(plan, record, fleet, code, secrets, log, chosen)
         nodes = record.nodes()
         attached = Attached(record, nodes, {engine.node: engine for engine in fleet.engines}, fleet)
-        with Screen(Masker(secrets.values())) as screen:
+        with Screen(record.mask, raw=chosen.raw) as screen:
             try:
                 meeting = f"{plan.rendezvous.address}:{plan.rendezvous.port}"
                 log(f"{plan.run} runs on {', '.join(node.name for node in nodes)}, meeting at {meeting}")

@@ -33,6 +33,11 @@ def read_secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> dict[str, s
     return values
 
 
+def known_secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> list[str]:
+    """The values that this caller has: of another shell, some may be missing."""
+    return list(_secrets(job, cwd, environ)[0].values())
+
+
 def _refuse(job: Job, found: list[Found]) -> None:
     if found:
         raise refusal(Problem(job.mark(path), path, message) for path, message in found)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from launcher.node.files import Files
 
 PIECE = 1 << 20
+FARTHEST = 64 << 20  # bytes: a file may have a hole of any size
 
 
 def read_from(files: Files, path: str, offset: int = 0) -> Iterator[bytes]:
@@ -25,7 +26,7 @@ def last_lines(files: Files, path: str, count: int) -> int:
     if count <= 0:
         return size
     end, left = size, count
-    while end > 0:
+    while end > max(0, size - FARTHEST):
         start = max(0, end - PIECE)
         piece = _exactly(files, path, start, end - start)
         place = size - 1 - start if end == size else len(piece)  # the end of the last line is not the start of another
@@ -34,7 +35,7 @@ def last_lines(files: Files, path: str, count: int) -> int:
             if not left:
                 return start + place + 1
         end = start
-    return 0
+    return end
 
 
 def size_of(files: Files, path: str) -> int:

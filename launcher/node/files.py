@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.errors import NodeUnfit, NodeUnreachable
+from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable
 from launcher.node.machine import CommandStream, Done, Machine, shell
 
 _TIMEOUT = 60.0
 _COPY_TIMEOUT = 3600.0  # checkpoints may be large, and a disk slow
 _SILENCE = 60.0  # seconds in which a node that sends files may send nothing
 _MISSING = 44  # exit code of these scripts: it is not there
-_LONGEST_LINE = 1 << 16
+_LONGEST_LINE = 1 << 16  # of these scripts' own
+_LONGEST_FOLLOWED = 1 << 22  # of metrics
 _AT_ONCE = 500  # spans a request: their list fits into what ssh takes without an answer
 
 _PREFACE = "LC_ALL=C; export LC_ALL; umask 077; "  # messages are looked at below
@@ -94,12 +95,21 @@ class Files:
         temporary = f"{_absolute(path)}.{secrets.token_hex(4)}.part"
         self.run(_WRITE, f"{mode:o}", temporary, path, doing=f"write {path}", stdin=data)
 
-    def scan(self, root: str) -> Sequence[FileEntry]:
+    def scan(self, root: str, skip: Callable[[LauncherError], None] | None = None) -> Sequence[FileEntry]:
         """Every regular file below `root`, links not followed; empty where `root` is missing.
 
-        Raises NodeUnfit for a folder that may not be read, NodeUnreachable.
+        skip: called for each folder in it that may not be read; without it such a folder raises NodeUnfit. Raises
+        NodeUnreachable.
         """
-        done = self.run(_SCAN, _absolute(root), doing=f"list {root}", accept=lambda done: _only_missing(done.err))
+
+        def accept(done: Done) -> bool:
+            left_out = skip is not None and bool(done.out)
+            return bool(_complaints(done.err)) and (left_out or not _unread(done.err))
+
+        done = self.run(_SCAN, _absolute(root), doing=f"list {root}", accept=accept)
+        if skip is not None:
+            for line in _unread(done.err):
+                skip(NodeUnfit(self._machine.node, f"in {root}: {line}"))
         return parse_scan(done.out)
 
     def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
@@ -109,10 +119,10 @@ class Files:
         """
         arguments = (_absolute(path), str(offset + 1), str(limit))
         done = self.run(_READ, *arguments, doing=f"read {path}")
-        if _only_missing(done.err):
-            raise FileNotFoundError(path)
-        if _complaints(done.err):
+        if _unread(done.err):
             raise self._failed(f"read {path}", done)
+        if _complaints(done.err):
+            raise FileNotFoundError(path)
         return done.out
 
     def read_spans(self, spans: Sequence[Span]) -> Generator[tuple[Span, bytes], None, None]:
@@ -218,6 +228,8 @@ class Follower:
             if out:
                 self._ready.append((self._path, out))
             *whole, self._rest = (self._rest + err).split(b"\n")
+            if len(self._rest) > _LONGEST_FOLLOWED:
+                raise NodeUnreachable(self._machine.node, "sends a line without an end", "look at its metrics.jsonl")
             for line in whole:
                 place, _, text = line.partition(b" ")
                 if place.isdigit() and int(place) < len(self._lines):  # others are a login shell's own output
@@ -304,12 +316,12 @@ def _one_line(path: str) -> str:
     return path
 
 
-def _complaints(err: bytes) -> list[bytes]:
+def _complaints(err: bytes) -> list[str]:
     """What find and tail wrote to stderr; other lines are a login shell's own."""
-    return [line for line in err.splitlines() if line.startswith((b"find:", b"tail:"))]
+    lines = err.decode(errors="replace").splitlines()
+    return [line[:300] for line in lines if line.startswith(("find:", "tail:"))]
 
 
-def _only_missing(err: bytes) -> bool:
-    """Whether there were complaints, and only of files that are not there, or went away meanwhile."""
-    lines = _complaints(err)
-    return bool(lines) and all(b"No such file or directory" in line for line in lines)
+def _unread(err: bytes) -> list[str]:
+    """Complaints of what is there and cannot be read; a file may go away meanwhile."""
+    return [line for line in _complaints(err) if "No such file or directory" not in line]

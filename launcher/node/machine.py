@@ -19,6 +19,7 @@ from launcher.node import terminal as terminals
 from launcher.node.ssh.wire import dial
 
 PIECE = 1 << 16
+LONGEST_ANSWER = 64 << 20  # sanity limit: bytes of a command's output, or of an answer of the engine
 _CLOSE_TIMEOUT = 5.0  # seconds for a command to end by itself
 
 

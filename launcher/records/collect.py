@@ -5,29 +5,44 @@ The local file's size says what is here already, so after a kill any launcher co
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
-from launcher.errors import LauncherError, NodeUnfit
+from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable, NoRoomHere
+from launcher.job.settings import read_settings
 from launcher.node.engine import Engine
 from launcher.node.files import FileEntry, Files, Span
 from launcher.node.parallel import run_all_settled
+from launcher.records.masking import Masker
 from launcher.records.store import NodeOfRun
+
+_NOTHING = Masker()
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no other file can be written either
 
 
 @dataclass(frozen=True)
 class Want:
-    """Where a file of the output folder goes below the local folder, and whether it only ever grows."""
+    """Where a file of the output folder goes below the local folder.
+
+    grows: only ever. text: secrets are masked in it; in TensorBoard's files, which have checksums, and in checkpoints
+    it would destroy them.
+    """
 
     local: str
     grows: bool
+    text: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,6 +53,10 @@ class OutputFolder:
     path: str
     nodes: tuple[str, ...]
 
+    @property
+    def node(self) -> str:
+        return self.nodes[0] if self.nodes else ""
+
 
 @dataclass(frozen=True)
 class _Fetch:
@@ -46,7 +65,42 @@ class _Fetch:
     entry: FileEntry
     target: Path
     offset: int
-    grows: bool
+    wanted: Want
+
+    def write(self, pieces: Iterable[bytes], mask: Masker) -> int:
+        """Bytes that were written; where that fails the file is as it was before."""
+        mask = mask if self.wanted.text else _NOTHING
+        return (self._append if self.wanted.grows else self._replace)(pieces, mask)
+
+    def _append(self, pieces: Iterable[bytes], mask: Masker) -> int:
+        with _open(self.target) as file:
+            file.truncate(self.offset)
+            file.seek(self.offset)
+            try:
+                return sum(_write(file, piece, mask) for piece in pieces)
+            except BaseException:
+                file.truncate(self.offset)
+                raise
+
+    def _replace(self, pieces: Iterable[bytes], mask: Masker) -> int:
+        temporary = self.target.with_name(self.target.name + ".part")
+        try:
+            with _open(temporary) as file:
+                file.truncate()
+                moved = sum(_write(file, piece, mask) for piece in pieces)
+            os.utime(temporary, (self.entry.mtime, self.entry.mtime))
+            temporary.replace(self.target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return moved
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What to copy from a folder, and what of it cannot be copied."""
+
+    fetches: list[_Fetch] = field(default_factory=list)
+    problems: list[LauncherError] = field(default_factory=list)
 
 
 def want(path: str, *, checkpoints: bool = False) -> Want | None:
@@ -57,10 +111,12 @@ def want(path: str, *, checkpoints: bool = False) -> Want | None:
     parts = PurePosixPath(path).parts
     if not parts or ".." in parts or parts[0] == "/" or "\\" in path or not path.isprintable():
         return None
-    if parts == ("metrics.jsonl",) or (len(parts) > 1 and parts[0] in ("logs", "state", "tensorboard")):
-        return Want(path, grows=True)
+    if parts == ("metrics.jsonl",) or (len(parts) > 1 and parts[0] in ("logs", "state")):
+        return Want(path, grows=True, text=True)
     if len(parts) > 1 and parts[0] == "errors":
-        return Want(path, grows=False)
+        return Want(path, grows=False, text=True)
+    if len(parts) > 1 and parts[0] == "tensorboard":
+        return Want(path, grows=True)
     if ".tfevents." in parts[-1]:
         return Want(f"tensorboard/{path}", grows=True)
     if checkpoints and len(parts) > 1 and parts[0] == "checkpoints":
@@ -76,38 +132,53 @@ def output_folders(engines: Mapping[str, Engine], nodes: Iterable[NodeOfRun]) ->
     return [OutputFolder(engines[names[0]].files, path, tuple(names)) for (_, path), names in shared.items()]
 
 
-def collect(folders: Sequence[OutputFolder], local: Path, *, checkpoints: bool = False) -> list[int | LauncherError]:
-    """Copy what is new since the last time, from all folders at once: bytes that travelled, or why none did.
+@dataclass(frozen=True)
+class Collected:
+    """Of one folder: bytes that travelled, and the files that did not, each with its reason."""
+
+    moved: int
+    problems: tuple[LauncherError, ...] = ()
+
+
+def collect(
+    folders: Sequence[OutputFolder], local: Path, *, mask: Masker = _NOTHING, checkpoints: bool = False
+) -> list[Collected | LauncherError]:
+    """Copy what is new since the last time, from all folders at once; an error where nothing of a folder could be.
 
     One process and thread at a time for a local folder: two that append to the same file would double its bytes. Of
     files with one name in several folders, the first folder's is copied.
     """
-    with _locked(local):
-        listings = run_all_settled([partial(folder.files.scan, folder.path) for folder in folders])
-        taken: set[Path] = set()
-        plans: list[list[_Fetch]] = []
-        for listing in listings:
-            found = [] if isinstance(listing, LauncherError) else _plan(listing, local, checkpoints=checkpoints)
-            plans.append([fetch for fetch in found if fetch.target not in taken])
-            taken |= {fetch.target for fetch in found}
-        copied = run_all_settled([partial(_copy, *pair) for pair in zip(folders, plans, strict=True)])
-    return [
-        listing if isinstance(listing, LauncherError) else moved
-        for listing, moved in zip(listings, copied, strict=True)
-    ]
+    limits = read_settings(os.environ).limits
+    until = math.inf if checkpoints else time.monotonic() + limits.collect  # the user waits for checkpoints
+    try:
+        most = shutil.disk_usage(local).free if checkpoints else limits.file
+        with _locked(local):
+            looks = [partial(_plan, folder, local, most, checkpoints=checkpoints) for folder in folders]
+            plans = run_all_settled(looks)
+            taken: set[Path] = set()
+            copies: list[Callable[[], Collected]] = []
+            for folder, plan in zip(folders, plans, strict=True):
+                found = _Plan() if isinstance(plan, LauncherError) else plan
+                mine = [fetch for fetch in found.fetches if fetch.target not in taken]
+                taken |= {fetch.target for fetch in mine}
+                copies.append(partial(_copy, folder, _Plan(mine, found.problems), mask, until))
+            copied = run_all_settled(copies)
+    except OSError as error:
+        return [_no_room(local, error) for _ in folders]
+    return [plan if isinstance(plan, LauncherError) else done for plan, done in zip(plans, copied, strict=True)]
 
 
-def append(local: Path, relative: str, offset: int, data: bytes) -> None:
+def append(local: Path, relative: str, offset: int, data: bytes, mask: Masker = _NOTHING) -> None:
     """Add what was followed to its local file if that has all bytes before `offset`; else collect() will copy it."""
     with _locked(local, wait=False) as mine:
         if not mine:
             return
         target = local / relative
         target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("ab") as file:
-            done = file.tell() - offset
-            if 0 <= done < len(data):
-                file.write(data[done:])
+        with _open(target) as file:
+            here = file.seek(0, os.SEEK_END)
+            if 0 <= here - offset < len(data):
+                _write(file, data[here - offset :], mask)
 
 
 @contextmanager
@@ -122,59 +193,93 @@ def _locked(folder: Path, *, wait: bool = True) -> Iterator[bool]:
             yield True
 
 
-def _plan(listing: Sequence[FileEntry], local: Path, *, checkpoints: bool) -> list[_Fetch]:
-    """What of a listing is new here."""
-    found = []
-    for entry in listing:
+def _plan(folder: OutputFolder, local: Path, most: int, *, checkpoints: bool) -> _Plan:
+    """What the folder has that is new here. most: bytes; a larger file stays where it is."""
+    plan = _Plan()
+    for entry in folder.files.scan(folder.path, plan.problems.append):
         wanted = want(entry.path, checkpoints=checkpoints)
         if wanted is None:
             continue
         target = local / wanted.local
-        here = target.stat() if target.is_file() else None
-        size = here.st_size if here else 0
-        if wanted.grows and entry.size != size:
-            # a smaller one is another file than the one here
-            found.append(_Fetch(entry, target, size if entry.size > size else 0, grows=True))
-        elif not wanted.grows and (here is None or (size, int(here.st_mtime)) != (entry.size, int(entry.mtime))):
-            found.append(_Fetch(entry, target, 0, grows=False))
-    return found
-
-
-def _copy(folder: OutputFolder, plan: Sequence[_Fetch]) -> int:
-    """Bytes that were written. Raises LauncherError; a file that is not whole by then is as it was before."""
-    fetches = {Span(f"{folder.path}/{f.entry.path}", f.offset, f.entry.size - f.offset): f for f in plan}
-    moved = 0
-    with closing(folder.files.read_spans(list(fetches))) as pieces:
-        for span, group in itertools.groupby(pieces, key=itemgetter(0)):
-            fetch = fetches[span]
-            try:
-                fetch.target.parent.mkdir(parents=True, exist_ok=True)
-                moved += (_append if fetch.grows else _replace)(fetch, (piece for _, piece in group))
-            except (FileExistsError, NotADirectoryError, IsADirectoryError):
-                continue  # another node has a folder of this name, or a file where this one has a folder
-            except OSError as error:
-                what = f"could not write {fetch.target}: {error.strerror}"
-                raise NodeUnfit("this machine", what, "make room, then: launcher fetch") from error
-    return moved
-
-
-def _append(fetch: _Fetch, pieces: Iterable[bytes]) -> int:
-    with fetch.target.open("ab") as file:
-        file.truncate(fetch.offset)
         try:
-            return sum(file.write(piece) for piece in pieces)
-        except BaseException:
-            file.truncate(fetch.offset)
-            raise
+            here = target.stat()
+            size, when = here.st_size, int(here.st_mtime)
+        except OSError:  # also a name that is too long here: writing it tells
+            size, when = -1, 0
+        if (entry.size == max(0, size)) if wanted.grows else ((entry.size, int(entry.mtime)) == (size, when)):
+            continue
+        if entry.size > most:
+            what = f"{folder.path}/{entry.path} has {entry.size:,} bytes and was left there"
+            cure = "limits.file of your settings file" if not checkpoints else "make room here"
+            plan.problems.append(NodeUnfit(folder.node, what, f"the limit is {most:,}: {cure}"))
+        else:  # a file that should grow and is smaller is another one than that here
+            offset = size if wanted.grows and entry.size > size >= 0 else 0
+            plan.fetches.append(_Fetch(entry, target, offset, wanted))
+    return plan
 
 
-def _replace(fetch: _Fetch, pieces: Iterable[bytes]) -> int:
-    temporary = fetch.target.with_name(fetch.target.name + ".part")
-    try:
-        with temporary.open("wb") as file:
-            moved = sum(file.write(piece) for piece in pieces)
-        os.utime(temporary, (fetch.entry.mtime, fetch.entry.mtime))
-        temporary.replace(fetch.target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return moved
+def _copy(folder: OutputFolder, plan: _Plan, mask: Masker, until: float) -> Collected:
+    """Copy file by file; one that cannot be read or written costs no other one, and is as it was before.
+
+    Raises NodeUnreachable, NoRoomHere.
+    """
+    fetches = {Span(f"{folder.path}/{f.entry.path}", f.offset, f.entry.size - f.offset): f for f in plan.fetches}
+    problems, left, moved = list(plan.problems), list(fetches), 0
+    unread = {span for span in fetches if span.length}
+    while left:
+        now = None
+        try:
+            with closing(folder.files.read_spans(left)) as pieces:
+                for now, group in itertools.groupby(_timed(pieces, until, folder.node), key=itemgetter(0)):
+                    unread.discard(now)
+                    try:
+                        fetches[now].target.parent.mkdir(parents=True, exist_ok=True)
+                        moved += fetches[now].write((piece for _, piece in group), mask)
+                    except (FileExistsError, NotADirectoryError, IsADirectoryError):
+                        continue  # another node has a folder of this name, or a file where this one has a folder
+                    except OSError as error:
+                        if error.errno in _FULL:
+                            return Collected(moved, (*problems, _no_room(fetches[now].target, error)))
+                        what = f"{now.path} could not be written here: {error.strerror}"
+                        problems.append(NodeUnfit(folder.node, what))
+            break
+        except NodeUnfit as error:
+            if now is None:
+                raise
+            problems.append(error)  # it was changed or removed while it was read: the others are asked for again
+            unread.discard(now)
+            left = left[left.index(now) + 1 :]
+    what = "could not be read, or is gone"
+    problems += [NodeUnfit(folder.node, f"{span.path} {what}") for span in fetches if span in unread]
+    return Collected(moved, tuple(problems))
+
+
+def _timed(pieces: Iterable[tuple[Span, bytes]], until: float, node: str) -> Iterator[tuple[Span, bytes]]:
+    for piece in pieces:
+        yield piece
+        if time.monotonic() > until:
+            cure = "is its network or disk slow? raise limits.collect of your settings file"
+            raise NodeUnreachable(node, "its files did not come in time", cure)
+
+
+def _open(target: Path) -> BinaryIO:
+    """To be read and written, made where it is missing."""
+    return os.fdopen(os.open(target, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
+
+
+def _write(file: BinaryIO, data: bytes, mask: Masker) -> int:
+    """Add data at the file's place. A secret may begin in what is there: that much is read again and masked with it.
+
+    Bytes that were added.
+    """
+    offset = file.tell()
+    again = min(offset, max(0, mask.longest - 1))
+    file.seek(offset - again)
+    masked = mask.in_place(file.read(again) + data) if mask.longest else data
+    file.seek(offset - again)
+    file.write(masked)
+    return len(data)
+
+
+def _no_room(target: Path, error: OSError) -> NoRoomHere:
+    return NoRoomHere("this machine", f"could not write {target}: {error.strerror}", "make room, then: launcher fetch")

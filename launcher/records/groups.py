@@ -22,7 +22,7 @@ _LONGEST = 24  # characters of a setting's value
 def membership(record: Record) -> Membership | None:
     """None for a run of its own."""
     grouped = (line for line in read_json_lines(record.paths.events) if line.get("event") == GROUPED)
-    return next((Membership(line["group"], line["variant"]) for line in grouped), None)
+    return next((Membership(str(line.get("group")), str(line.get("variant"))) for line in grouped), None)
 
 
 def select(wanted: Sequence[str], runs: Path = RUNS) -> list[tuple[Record, str | None]]:

@@ -111,7 +111,10 @@ def read(paths: RunPaths, label: str) -> Measured:
     """The run's figures. Raises RunUnknown where it left none."""
     if not paths.metrics.exists():
         raise _nothing(paths.run, "has no metrics.jsonl here")
-    return measure(read_json_lines(paths.metrics), paths.run, label)
+    try:
+        return measure(read_json_lines(paths.metrics), paths.run, label)
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        raise _nothing(paths.run, "has a metrics.jsonl that is not as the trainer writes it") from error
 
 
 def measure(lines: Iterable[Line], run: str, label: str) -> Measured:

@@ -6,14 +6,19 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import RunUnknown
+from launcher.errors import LauncherError, RunUnknown
 from launcher.model import checked
 from launcher.model.plan import Plan, RunId, is_run_id, plain
+from launcher.records.masking import Masker
 from launcher.records.paths import RUNS, RunPaths
+
+_LONGEST_LINE = 1 << 20  # of metrics.jsonl and events.jsonl; longer is no line of ours or of a trainer
 
 
 @dataclass(frozen=True)
@@ -30,20 +35,25 @@ class NodeOfRun:
 
 @dataclass(frozen=True)
 class Record:
-    """A run's own folder on the caller's side."""
+    """A run's own folder on the caller's side, for the caller alone: what programs print may hold anything.
+
+    secrets: the values of the job's; None: those that this caller still has.
+    """
 
     paths: RunPaths
+    secrets: Sequence[str] | None = field(default=None, repr=False)
 
     @property
     def run(self) -> RunId:
         return self.paths.run
 
     @classmethod
-    def create(cls, plan: Plan, job_yaml: str, code: bytes, runs: Path = RUNS) -> Record:
+    def create(
+        cls, plan: Plan, job_yaml: str, code: bytes, runs: Path = RUNS, secrets: Sequence[str] | None = None
+    ) -> Record:
         """Make the folder and write what is known before anything starts."""
-        record = cls(RunPaths(runs / plan.run))
-        record.paths.root.mkdir(parents=True)
-        record.paths.logs.mkdir()
+        record = cls(RunPaths(runs / plan.run), secrets)
+        record._make_folders()
         write_atomic(record.paths.job, job_yaml.encode())
         write_atomic(record.paths.plan, plan.to_json().encode())
         write_atomic(record.paths.code, code)
@@ -54,36 +64,50 @@ class Record:
         """The record of a run found by its labels, with what labels say; a readable record stays as it is."""
         record = cls(RunPaths(runs / run))
         if not record.nodes():
-            record.paths.logs.mkdir(parents=True, exist_ok=True)
+            record._make_folders()
             known = {"run": run, "job": job_of(run), "runtime": runtime, "nodes": [*map(_node_to_json, nodes)]}
             write_atomic(record.paths.plan, json.dumps(known, indent=2).encode())
-        return record
+        return cls(record.paths)
+
+    def _make_folders(self) -> None:
+        for folder in (self.paths.root.parent, self.paths.root, self.paths.logs):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @cached_property
+    def mask(self) -> Masker:
+        return Masker(_known_secrets(self.paths.job) if self.secrets is None else self.secrets)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Append one line to events.jsonl."""
-        line = json.dumps({"time": round(time.time(), 3), "event": kind, **plain(fields)})
-        with self.paths.events.open("a", encoding="utf-8") as file:
+        """Append one line to events.jsonl, if it can be: a full disk here must not keep a run from its end."""
+        line = json.dumps({"time": round(time.time(), 3), "event": kind, **self.mask.deep(plain(fields))})
+        with suppress(OSError), self.paths.events.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
-    def finish(self, result: dict[str, Any]) -> None:
-        write_atomic(self.paths.result, json.dumps(plain(result), indent=2).encode())
+    def finish(self, result: dict[str, Any]) -> str:
+        """Write result.json; why it could not be written, "" where it was."""
+        try:
+            write_atomic(self.paths.result, json.dumps(self.mask.deep(plain(result)), indent=2).encode())
+        except OSError as error:
+            return f"{self.paths.result} was not written: {error.strerror}"
+        return ""
 
     def result(self) -> dict[str, Any] | None:
         """None while the run has not been seen to end: a node that was lost may come back."""
-        result = read_json(self.paths.result)
-        return None if result is None or result.get("state") == "lost" else result
+        found = read_json(self.paths.result)
+        return found if found and isinstance(found.get("state"), str) and found["state"] != "lost" else None
 
     def nodes(self) -> tuple[NodeOfRun, ...]:
         """By rank; () where the plan is not as we write it."""
         try:
-            return tuple(_node_from_json(node, self.run) for node in self._plan()["nodes"])
+            return tuple(_node_from_json(node, self.run) for node in self._plan["nodes"])
         except (LookupError, TypeError, ValueError):
             return ()
 
     @property
     def runtime(self) -> str:
-        return "process" if self._plan().get("runtime") == "process" else "docker"
+        return "process" if self._plan.get("runtime") == "process" else "docker"
 
+    @cached_property
     def _plan(self) -> dict[str, Any]:
         return read_json(self.paths.plan) or {}
 
@@ -166,20 +190,37 @@ def _node_from_json(node: Any, run: RunId) -> NodeOfRun:
     )
 
 
+def _known_secrets(job: Path) -> list[str]:
+    """The values of a job's secrets that this caller has."""
+    with suppress(OSError, UnicodeDecodeError, LauncherError):  # a broken job.yaml is reported where it is needed
+        if "\nsecrets: []\n" not in job.read_text(encoding="utf-8"):  # else the job file's modules need not be loaded
+            from launcher.job.files import known_secrets
+            from launcher.job.loader import load_job
+
+            return known_secrets(load_job(job), Path.cwd(), os.environ)
+    return []
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object that a file holds; None where it is missing, empty or broken."""
-    return _object(path.read_bytes()) if path.is_file() else None
+    """The JSON object that a file holds; None where it is missing, empty, broken or not to be read."""
+    try:
+        return parse_object(path.read_bytes())
+    except OSError:
+        return None
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file, one a line; other lines are ignored, such as one that a kill cut off."""
-    lines = path.read_bytes().splitlines() if path.is_file() else ()
-    return (found for line in lines if (found := _object(line)) is not None)
+    with suppress(OSError), path.open("rb") as file:
+        for line in iter(partial(file.readline, _LONGEST_LINE), b""):
+            if (found := parse_object(line)) is not None:
+                yield found
 
 
-def _object(text: bytes) -> dict[str, Any] | None:
+def parse_object(text: bytes | str) -> dict[str, Any] | None:
+    """A JSON object; None for anything else: programs and nodes write such text."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -15,6 +15,7 @@ from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CO
 
 _STOPPED = re.compile(rb"^stopped ([\w.@-]{1,200}) \d+$", re.MULTILINE)
 LIMIT = 1 << 20  # bytes of the file that are read
+_MAX_DIGITS = 15
 _MEANINGS = {SIGKILL_CODE: "SIGKILL", SIGTERM_CODE: "SIGTERM", TIMEOUT_CODE: "time limit", HANG_CODE: "hung"}
 
 
@@ -44,7 +45,7 @@ def parse(text: bytes) -> tuple[Attempt, ...]:
     for line in text.decode("utf-8", "replace").splitlines():
         words = line.split()
         try:
-            numbers = [int(word) for word in words[1:]]
+            numbers = [int(word) for word in words[1:] if len(word) <= _MAX_DIGITS]
         except ValueError:
             continue
         if words[:1] == ["start"] and len(numbers) == 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from launcher.model.container import ContainerState
 from launcher.records.paths import NodePaths
-from launcher.records.store import NodeOfRun
+from launcher.records.store import NodeOfRun, parse_object
 from launcher.run.attempts import LIMIT, Attempt
 from launcher.run.attempts import parse as parse_attempts
 
@@ -56,22 +55,18 @@ def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes =
 
 
 def _end_of(path: str, most: int = TAIL) -> bytes:
-    """The end of a file here; nothing where it is missing."""
+    """The end of a file here; nothing where it is missing or cannot be read."""
     try:
         with Path(path).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - most))
             return file.read()
-    except FileNotFoundError:
+    except OSError:
         return b""
 
 
 def _worker_error(content: bytes) -> WorkerError | None:
     """None where there is no error file, or one torn by a full disk or a kill: the logs are left then."""
-    try:
-        value = json.loads(content)
-    except ValueError:
-        return None
-    message = value.get("message") if isinstance(value, dict) else None
+    message = (parse_object(content) or {}).get("message")
     if not isinstance(message, dict):
         return WorkerError(str(message), 0.0) if message else None
     extra = message.get("extraInfo")

@@ -1,8 +1,8 @@
-"""The end of a run: the first failure found, everything collected, the result written."""
+"""The end of a run: the evidence of every node weighed, the first failure found."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,12 @@ from launcher.model.container import ContainerState
 from launcher.model.plan import plain
 from launcher.node.parallel import run_all_settled
 from launcher.records.paths import NodePaths
-from launcher.records.store import NodeOfRun
+from launcher.records.store import NodeOfRun, read_json_lines
 from launcher.run.attempts import reasons
 from launcher.run.diagnose import Failure, first_failure, is_victim
 from launcher.run.evidence import Evidence, gather
 from launcher.run.locate import Attached
-from launcher.run.messages import NodeGone, NodeRemoved, clock, fields
+from launcher.run.messages import NodeGone, NodeRemoved, clock
 from launcher.run.state import RunState
 
 
@@ -70,7 +70,7 @@ def uncollected(node: str, error: LauncherError) -> Failure:
 def conclude(
     attached: Attached, states: Mapping[str, ContainerState], missing: Mapping[str, Failure], stopped_by: str | None
 ) -> Outcome:
-    """Weigh the evidence of every node, whose files have been collected, and write result.json.
+    """Weigh the evidence of every node, whose files have been collected.
 
     states: how the containers ended, by the node's name in the run. missing: nodes of which not all is known.
     stopped_by: who stopped the run from elsewhere; then no end of a container is a failure.
@@ -94,7 +94,7 @@ def conclude(
     else:  # a node whose files are missing has not failed by that
         failed = any(one.exit_code for one in states.values()) or len(states) < len(attached.nodes)
         state = RunState.FAILED if failed else RunState.LOST
-    outcome = Outcome(
+    return Outcome(
         run=record.run,
         state=state,
         failure=failure,
@@ -102,12 +102,9 @@ def conclude(
             _node_result(node, states.get(node.name), evidence.get(node.name), lost.get(node.name), failure)
             for node in attached.nodes
         ),
-        last=_last_epoch(record.paths.metrics),
+        last=last_epoch(record.paths.metrics),
         stopped_by=stopped_by,
     )
-    record.finish(outcome.to_dict())
-    record.event("ended", state=outcome.state.value, failure=failure)
-    return outcome
 
 
 def _engine_log(attached: Attached, node: NodeOfRun, state: ContainerState) -> bytes:
@@ -135,11 +132,9 @@ def _node_result(
     )
 
 
-def _last_epoch(metrics: Path) -> Mapping[str, Any]:
-    return last_epoch(metrics.read_text(encoding="utf-8", errors="replace").splitlines()) if metrics.exists() else {}
-
-
-def last_epoch(lines: Sequence[str]) -> Mapping[str, Any]:
+def last_epoch(metrics: Path) -> Mapping[str, Any]:
     """The last line of kind "epoch" of a metrics.jsonl; {} where there is none."""
-    found = (line for text in reversed(lines) if (line := fields(text)) and line.get("kind") == "epoch")
-    return next(found, {})
+    last: Mapping[str, Any] = {}
+    for line in read_json_lines(metrics):
+        last = line if line.get("kind") == "epoch" else last
+    return last

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 
-from launcher.errors import ContainerGone, LauncherError, NodeUnfit
+from launcher.errors import ContainerGone, LauncherError, NodeUnfit, NoRoomHere
 from launcher.model.container import ContainerState
-from launcher.records.collect import collect, output_folders
+from launcher.records.collect import Collected, collect, output_folders
 from launcher.run.followed import Followed, FollowedNode
 from launcher.run.locate import Attached
 from launcher.run.messages import (
@@ -25,6 +25,7 @@ from launcher.run.messages import (
     NodeGone,
     NodeRemoved,
     NodeStopped,
+    NotCollected,
     Tick,
 )
 from launcher.run.state import SIGKILL_CODE
@@ -49,7 +50,7 @@ class Follow:
         """shown: at most one file a node. resumed: the run was started before; earlier restarts are not reported."""
         self._attached = attached
         self._resumed = resumed
-        self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Message | BaseException | None] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._due = threading.Event()  # something is to be collected now
         self._over = math.inf  # of time.monotonic(): the run cannot end well from then on
@@ -73,6 +74,8 @@ class Follow:
             except queue.Empty:
                 yield Tick()
                 continue
+            if isinstance(message, BaseException):
+                raise message
             if message is None:
                 running -= 1
             else:
@@ -92,14 +95,13 @@ class Follow:
         self._queue.put(message)
 
     def _run(self, job: Callable[[], None]) -> None:
-        """A job that fails ends the whole, with its traceback: no other one may wait for it for ever."""
+        """A job that fails ends the whole: messages() raises its error, and no other one may wait for it for ever."""
         try:
             job()
-        except BaseException:
-            self.close()
-            raise
-        finally:
             self._queue.put(None)
+        except BaseException as error:  # noqa: BLE001 - raised where the messages are read
+            self.close()
+            self._queue.put(error)
 
     def _wait_for(self, node: FollowedNode) -> None:
         """Until the container has ended for good, over any number of cut connections."""
@@ -161,7 +163,7 @@ class Follow:
 
     def _collect(self) -> None:
         """TensorBoard logs and the like now and then; everything of a node that has ended, at once."""
-        pause = COLLECT_EVERY
+        pause, missed = COLLECT_EVERY, dict[str, None]()
         while left := [node for node in self._nodes if not node.collected.is_set()]:
             self._due.wait(pause)
             self._due.clear()
@@ -170,20 +172,25 @@ class Follow:
             ended = [node for node in left if node.ended]
             wanted = ended or [node for node in left if not node.silent_since]
             folders = output_folders(self._attached.engines, [node.node for node in wanted])
-            results = collect(folders, self._attached.record.paths.root)
-            new = any(isinstance(result, int) and result for result in results)
+            record = self._attached.record
+            results = collect(folders, record.paths.root, mask=record.mask)
+            new = any(isinstance(result, Collected) and result.moved for result in results)
             pause = COLLECT_EVERY if new else min(2 * pause, COLLECT_SELDOM)
             outcomes = {name: result for folder, result in zip(folders, results, strict=True) for name in folder.nodes}
             for node in ended:
                 outcome = outcomes[node.name]
-                node.problem = outcome if isinstance(outcome, LauncherError) else None
-                if node.problem is None or isinstance(node.problem, NodeUnfit):
+                if isinstance(outcome, (Collected, NodeUnfit, NoRoomHere)):
                     node.answers()
-                    patient = node.problem is not None and time.monotonic() - node.ended < GIVE_UP
+                    node.problem = None
+                    wait = isinstance(outcome, NodeUnfit) and time.monotonic() - node.ended < GIVE_UP
                 else:
-                    node.is_silent(node.problem)
-                    patient = not self._hopeless(node)
-                if patient:
+                    node.is_silent(outcome)
+                    node.problem, wait = outcome, not self._hopeless(node)
+                if wait:
                     pause = RETRY[0]
-                else:
-                    node.collected.set()
+                    continue
+                if node.problem is None:
+                    missed |= dict.fromkeys(map(str, outcome.problems if isinstance(outcome, Collected) else [outcome]))
+                node.collected.set()
+        for reason in missed:  # once, where nodes share a folder
+            self._queue.put(NotCollected(reason))

@@ -14,7 +14,7 @@ from launcher.logs.position import PIECE
 from launcher.node.files import Follower
 from launcher.records.collect import append
 from launcher.records.paths import NodePaths
-from launcher.records.store import NodeOfRun
+from launcher.records.store import NodeOfRun, parse_object
 from launcher.run import attempts
 from launcher.run.locate import Attached
 from launcher.run.messages import (
@@ -25,7 +25,6 @@ from launcher.run.messages import (
     NodeStopped,
     Output,
     Progress,
-    fields,
 )
 
 REMIND = 60.0  # seconds of silence after which it is said again, then after twice as many
@@ -59,7 +58,7 @@ class FollowedNode:
         self.collected = threading.Event()  # its files are here, or never will be
         self.problem: LauncherError | None = None  # why not
         self._put = put
-        self._root = attached.record.paths.root
+        self._record = attached.record
         self._follower: Follower | None = None
         self._attempts, self._metrics = own.attempts, own.metrics
         self._attempts_text = b""
@@ -109,17 +108,18 @@ class FollowedNode:
         """Report it, and keep it in runs/."""
         offset = self._report(path, data)
         with suppress(OSError):  # a full disk here: collect() reports it
-            append(self._root, self._relative(path), offset, data)
+            append(self._record.paths.root, self._relative(path), offset, data, self._record.mask)
 
     def take_the_rest(self) -> None:
         """What the collected files have beyond what was reported."""
         for path, offset in {self._path: self._offset, **self._lines}.items():
-            local = self._root / self._relative(path)
+            local = self._record.paths.root / self._relative(path)
             if not path or not local.is_file():
                 continue
-            with local.open("rb") as file:
+            with suppress(OSError), local.open("rb") as file:
                 file.seek(offset)
-                while data := file.read(PIECE if path == self._path else -1):  # lines are not cut
+                read = file.read if path == self._path else file.readline  # lines are not cut
+                while data := read(PIECE):
                     self._report(path, data)
         if self._path and self._offset == 0:
             # The entry script never ran, or could not write: the engine's own log is all there is.
@@ -139,10 +139,10 @@ class FollowedNode:
         offset, self._lines[path] = self._lines[path], self._lines[path] + len(data)
         if path == self._metrics:
             for line in data.split(b"\n"):
-                if found := fields(line):
+                if found := parse_object(line):
                     self._put(Progress(found))
         else:
-            self._attempts_text += data
+            self._attempts_text = (self._attempts_text + data)[: attempts.LIMIT]
             starts = attempts.parse(self._attempts_text)
             for place in range(max(1, self._known_starts), len(starts)):
                 self._put(NodeRestarted(self.name, place, starts[place - 1].why()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -80,24 +79,32 @@ class NodeRestarted:
 
 
 @dataclass(frozen=True)
+class NotCollected:
+    """A file of a node that could not be brought here, at the end; or one that could not be written here."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Tick:
     """Nothing happened for a moment."""
 
 
 Message = (
-    Output | Progress | NodeEnded | NodeLost | NodeBack | NodeGone | NodeRemoved | NodeStopped | NodeRestarted | Tick
+    Output
+    | Progress
+    | NodeEnded
+    | NodeLost
+    | NodeBack
+    | NodeGone
+    | NodeRemoved
+    | NodeStopped
+    | NodeRestarted
+    | NotCollected
+    | Tick
 )
 
 
 def clock(moment: float) -> str:
     """Seconds since the epoch, as a person here reads them: a silence may last for days."""
     return time.strftime("%a %H:%M", time.localtime(moment))
-
-
-def fields(line: bytes | str) -> dict[str, Any] | None:
-    """A line of metrics.jsonl; None for what is not a JSON object (the file belongs to the user's program)."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None

@@ -7,37 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from launcher.errors import UsageError
+from launcher.job.settings import Notify
 
 LIMIT = 15.0  # seconds for a command or a webhook
-_CONFIG = ConfigDict(extra="forbid", strict=True, defer_build=True)  # most users have no such file: it costs nothing
-_FOR_ALL = stat.S_IWGRP | stat.S_IWOTH
-
-
-class Notify(BaseModel):
-    """`notify:` of the settings file; each of the two may be left out."""
-
-    model_config = _CONFIG
-
-    command: tuple[str, ...] = Field(default=(), strict=False)  # argv; the notice is JSON on its stdin
-    webhook: str = Field(default="", pattern="^(https?://.+)?$")  # gets the notice as a POST
-
-
-class Settings(BaseModel):
-    """The whole settings file."""
-
-    model_config = _CONFIG
-
-    notify: Notify = Field(default_factory=Notify.model_construct)
 
 
 @dataclass(frozen=True)
@@ -48,30 +23,6 @@ class Notice:
     state: str
     exit_code: int
     text: str  # one line for a person; the key that chat webhooks show
-
-
-def notify_settings(environ: Mapping[str, str]) -> Notify:
-    """From `launcher/settings.yaml` of the user's configuration folder (XDG Base Directory Specification), if any.
-
-    Raises UsageError for a file that is wrong, or that others may write.
-    """
-    file = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "launcher", "settings.yaml")
-    try:
-        status, text = file.stat(), file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return Notify.model_construct()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(str(file), f"cannot be read: {error}", "correct it, or remove it") from error
-    if status.st_mode & _FOR_ALL or status.st_uid not in (os.geteuid(), 0):
-        raise UsageError(str(file), "others may change it, and it names a command", f"chmod 600 {file}")
-    try:
-        return Settings.model_validate(yaml.safe_load(text) or {}).notify
-    except yaml.YAMLError as error:
-        raise UsageError(str(file), f"is not YAML: {error}", "correct it, or remove it") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{file}: {place}", first["msg"], "it knows notify.command and notify.webhook") from error
 
 
 def send(notify: Notify, notice: Notice) -> list[str]:

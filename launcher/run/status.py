@@ -19,10 +19,9 @@ from launcher.model.plan import plain
 from launcher.node.parallel import run_all_settled, run_both
 from launcher.records.measured import TrainingProgress, training_progress
 from launcher.records.paths import NodePaths
-from launcher.records.store import NodeOfRun
+from launcher.records.store import NodeOfRun, parse_object
 from launcher.run import attempts, utilization
 from launcher.run.locate import Attached
-from launcher.run.messages import fields
 from launcher.run.state import of_containers
 from launcher.run.utilization import Utilization
 
@@ -91,7 +90,8 @@ class RunStatus:
 def run_status(attached: Attached) -> RunStatus:
     """A node that does not answer is `unreachable`, with the reason."""
     result = attached.record.result()
-    ends = {str(row.get("node")): row for row in (result or {}).get("nodes", [])}
+    rows = (result or {}).get("nodes")
+    ends = {str(row.get("node")): row for row in (rows if isinstance(rows, list) else ()) if isinstance(row, dict)}
     found = run_all_settled([partial(_ask, attached, node, ends.get(node.name, {})) for node in attached.nodes])
     answers = [one for one in found if not isinstance(one, LauncherError)]
     lost = {n.name: one for n, one in zip(attached.nodes, found, strict=True) if isinstance(one, LauncherError)}
@@ -101,7 +101,7 @@ def run_status(attached: Attached) -> RunStatus:
         state = str(result["state"])
     elif (attached.unreachable or lost) and state in ("removed", "done", "lost"):
         state = "unreachable"  # the others cannot tell
-    lines = [fields(line) for _, _, metrics in answers for line in metrics.splitlines()]
+    lines = [parse_object(line) for _, _, metrics in answers for line in metrics.splitlines()]
     away = [NodeStatus(name, "unreachable", str(error)) for name, error in {**attached.unreachable, **lost}.items()]
     return RunStatus(
         run=attached.record.run,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from launcher.errors import LauncherError, NodesFailed
 from launcher.model import labels
@@ -16,6 +15,7 @@ from launcher.node.engine import Engine
 from launcher.node.parallel import run_all_settled, run_both
 from launcher.records.collect import OutputFolder, collect
 from launcher.records.paths import NodePaths
+from launcher.records.store import Record
 from launcher.run.attempts import stop_line
 from launcher.run.owner import caller
 
@@ -42,19 +42,21 @@ def stop(
     run: RunId,
     *,
     grace: float = GRACE,
-    into: Path | None = None,
+    into: Record | None = None,
+    warn: Callable[[str], None] = lambda _: None,
     listed: Mapping[Engine, Sequence[ContainerState]] | None = None,
 ) -> list[Removed]:
     """Stop and remove every container of the run on these nodes, with what it left in shared memory.
 
-    into: a folder here for logs and curves, which are collected before anything is removed. listed: the run's
-    containers and claims where the caller has just listed them.
+    into: the record, for which logs and curves are collected before anything is removed. warn: called with each file
+    that was not; it stays in the output folder. listed: the run's containers and claims where the caller has just
+    listed them.
     Raises NodesFailed where a node did not do all of it.
     """
     found = [partial(_end, engine, run, grace, None if listed is None else listed[engine]) for engine in fleet.engines]
     ended = run_all_settled(found)
     if into is not None:
-        ended = _collect(fleet.engines, ended, into)
+        _collect(fleet.engines, ended, into, warn)
     removed = run_all_settled([partial(_remove, *pair) for pair in zip(fleet.engines, ended, strict=True)])
     failures = [outcome for outcome in removed if isinstance(outcome, LauncherError)]
     if failures:
@@ -81,21 +83,16 @@ def _stop(engine: Engine, state: ContainerState, grace: float) -> EndedContainer
     return EndedContainer(engine.stop(state.id, grace), True)
 
 
-def _collect(engines: Sequence[Engine], ended: Sequence[Ended], into: Path) -> list[Ended]:
-    """The files of all that ran; where that failed, why, in place of the containers: they must not be removed then."""
+def _collect(engines: Sequence[Engine], ended: Sequence[Ended], into: Record, warn: Callable[[str], None]) -> None:
+    """The files of all that ran."""
     folders: dict[tuple[str, str], OutputFolder] = {}
-    of_node: list[set[tuple[str, str]]] = []
     for engine, outcome in zip(engines, ended, strict=True):
         containers = [] if isinstance(outcome, LauncherError) else outcome
         outputs = {labels.read(c.state.labels).output for c in containers if c.state.phase is not Phase.CREATED}
-        of_node.append({(engine.host, output) for output in outputs})
-        folders |= {(engine.host, output): OutputFolder(engine.files, output, ()) for output in outputs}
-    results = dict(zip(folders, collect(list(folders.values()), into), strict=True))
-    failed = {place: result for place, result in results.items() if isinstance(result, LauncherError)}
-    return [
-        next((failed[place] for place in places if place in failed), outcome)
-        for places, outcome in zip(of_node, ended, strict=True)
-    ]
+        folders |= {(engine.host, output): OutputFolder(engine.files, output, (engine.node,)) for output in outputs}
+    for result in collect(list(folders.values()), into.paths.root, mask=into.mask):
+        for problem in (result,) if isinstance(result, LauncherError) else result.problems:
+            warn(f"not brought here: {problem}")
 
 
 def _remove(engine: Engine, ended: Ended) -> Removed:

@@ -23,6 +23,7 @@ from launcher.run.messages import (
     NodeGone,
     NodeRemoved,
     NodeStopped,
+    NotCollected,
     Output,
     Progress,
     Tick,
@@ -69,7 +70,11 @@ def supervise(
     finally:
         following.close()
     not_collected = {name: uncollected(name, error) for name, error in following.not_collected.items()}
-    return conclude(attached, states, not_collected | missing, next(iter(stopped_by), None))
+    outcome = conclude(attached, states, not_collected | missing, next(iter(stopped_by), None))
+    if problem := attached.record.finish(outcome.to_dict()):
+        show(NotCollected(problem))
+    attached.record.event("ended", state=outcome.state.value, failure=outcome.failure)
+    return outcome
 
 
 def _record(record: Record, message: Message) -> None:

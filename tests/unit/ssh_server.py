@@ -13,7 +13,7 @@ import paramiko
 
 
 class _Sessions(paramiko.ServerInterface):
-    """Accepts every key; `sleep` never ends, any other command ends at once with code 0."""
+    """Accepts every key; `sleep` never ends, `drip` and `flood` print for ever, any other command ends with code 0."""
 
     def __init__(self, server: SshServer) -> None:
         self._server = server
@@ -31,9 +31,18 @@ class _Sessions(paramiko.ServerInterface):
         return paramiko.OPEN_SUCCEEDED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        if not command.startswith(b"sleep"):
+        if command.startswith((b"drip", b"flood")):
+            threading.Thread(target=self._print, args=(channel, command.startswith(b"drip")), daemon=True).start()
+        elif not command.startswith(b"sleep"):
             threading.Thread(target=self._end, args=(channel,), daemon=True).start()
         return True
+
+    def _print(self, channel: paramiko.Channel, slowly: bool) -> None:
+        time.sleep(0.02)  # after the reply to the request
+        with contextlib.suppress(OSError):
+            while True:
+                channel.sendall(b"x" if slowly else b"x" * (1 << 16))
+                time.sleep(0.1 * slowly)
 
     def _end(self, channel: paramiko.Channel) -> None:
         time.sleep(0.02)  # after the reply to the request

@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import EngineFailed, EngineUnavailable, LauncherError
-from launcher.node.docker.channel import Connection, dial_local
+from launcher.node.docker import client as client_module
+from launcher.node.docker.channel import Connection, DialStdio, dial_local
 from launcher.node.docker.client import CONNECTIONS, Dial, DockerClient, checked, found
 from launcher.node.docker.images import DockerImages
 from launcher.node.parallel import run_all
@@ -329,3 +330,32 @@ def test_any_bytes_are_handled(data: bytes) -> None:
     for whole in (data, OK + data, OK + b"Transfer-Encoding: chunked\r\n\r\n" + data):
         with contextlib.suppress(LauncherError):
             answered(whole)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.2])
+def test_an_answer_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch, pause: float) -> None:
+    """Too long, or a piece at a time for longer than the request's time-out."""
+    monkeypatch.setattr(client_module, "API_TIMEOUT", 1.0 if pause else 60.0)
+    ends: list[socket.socket] = []
+
+    def serve(theirs: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            theirs.recv(1 << 16)
+            theirs.sendall(PONG)
+            theirs.recv(1 << 16)
+            theirs.sendall(OK + b"Content-Type: application/json\r\nContent-Length: 999999999999\r\n\r\n")
+            while True:
+                theirs.sendall(b"[" if pause else b"[" * (1 << 16))
+                time.sleep(pause)
+
+    def dial() -> DialStdio:
+        ours, theirs = socket.socketpair()
+        ends.append(ours)
+        threading.Thread(target=serve, args=(theirs,), daemon=True).start()
+        return DialStdio(ours, lambda: None, ours.close)
+
+    client, began = DockerClient("gpu-a", "me", dial), time.monotonic()
+    with pytest.raises((EngineFailed, EngineUnavailable), match="no answer" if pause else "over 64 MiB"):
+        client.ask("list containers", lambda api: api.containers())
+    assert time.monotonic() - began < 20
+    client.close()

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.logs.clock import Clock
-from launcher.logs.lines import Lines, Masker
+from launcher.logs.lines import LONGEST, Lines
 from launcher.logs.position import last_lines, read_from
 from launcher.node.files import Files
 from launcher.node.machine import LocalMachine
+from launcher.records.masking import Masker
 
 FILES = Files(LocalMachine("here", "me"))
 
@@ -50,6 +51,27 @@ def test_a_progress_bar_leaves_its_last_state() -> None:
     assert splitter.end() == ["half"]
 
 
+def test_the_state_of_a_progress_bar_is_known_before_its_line_ends() -> None:
+    splitter = Lines()
+    states = [splitter.feed(piece) or splitter.state for piece in (b"\r 0%", b"\r 1", b"0%", b"\r20%\r", b"30%")]
+    assert states == [" 0%", " 1", " 10%", "20%", "30%"]
+    assert splitter.feed(b" done\nnext") == ["30% done"]
+    assert splitter.state == ""
+    assert splitter.end() == ["next"]
+
+
+def test_a_line_without_an_end_is_cut() -> None:
+    splitter, piece = Lines(), b"x" * (LONGEST // 4)
+    assert [len(line) for _ in range(9) for line in splitter.feed(piece)] == [LONGEST, LONGEST]
+
+
+def test_a_progress_bar_without_an_end_is_not_kept() -> None:
+    splitter = Lines()
+    for _ in range(100):
+        assert splitter.feed(b"\r" + b"x" * 100_000) == []
+    assert len(splitter.state) == 100_000
+
+
 def test_a_megabyte_line_in_small_pieces_stays_one_line() -> None:
     splitter = Lines()
     for _ in range(1024):
@@ -61,6 +83,9 @@ def test_secrets_are_masked_longest_first_and_short_ones_not_at_all() -> None:
     mask = Masker(["hunter2", "hunter2-and-more", "abc", "line one\nline two"])
     assert mask("a hunter2-and-more b hunter2 c abc") == "a *** b *** c abc"
     assert mask("said line two") == "said ***"
+    assert mask.in_place(b"a hunter2 c") == b"a ******* c"
+    assert mask.deep({"hunter2": ["hunter2", {"x": 7}, None]}) == {"hunter2": ["***", {"x": 7}, None]}
+    assert Masker(['say "x"']).in_place(b'{"message": "say \\"x\\""}') == b'{"message": "*********"}'
 
 
 def test_a_clock_maps_offsets_to_times_and_times_to_offsets() -> None:

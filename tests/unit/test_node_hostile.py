@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import LauncherError, NodeUnreachable
@@ -26,11 +26,10 @@ from launcher.node.docker.engine import DockerEngine
 from launcher.node.files import Files, Span, parse_scan
 from launcher.node.machine import CommandStream, LocalMachine
 from launcher.records.collect import OutputFolder, collect, want
-from launcher.records.store import NodeOfRun
+from launcher.records.store import NodeOfRun, parse_object
 from launcher.run.diagnose import first_failure
 from launcher.run.evidence import gather
 from launcher.run.finish import last_epoch
-from launcher.run.messages import fields
 
 quick = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12))
@@ -96,9 +95,11 @@ def test_error_files(told: dict[str, bytes], code: int) -> None:
 )
 @quick
 def test_lines_of_metrics(line: bytes) -> None:
-    found = fields(line)
+    found = parse_object(line)
     assert found is None or isinstance(found, dict)
-    last = last_epoch(line.decode("utf-8", "replace").splitlines())
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(line)
+        last = last_epoch(Path(file.name))
     assert last == {} or last["kind"] == "epoch"
 
 
@@ -243,6 +244,7 @@ def misshapen(draw: st.DrawFn) -> bytes:
 
 
 @given(misshapen(), st.sampled_from([200, 200, 200, 404, 409, 500]))
+@example(b"[" * 100_000, 200)
 @settings(max_examples=150, deadline=None)
 def test_arbitrary_answers_of_the_engine(engine: DockerEngine, body: bytes, status: int) -> None:
     Answers.body, Answers.status = body, status

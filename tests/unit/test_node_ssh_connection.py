@@ -10,7 +10,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from launcher.errors import HostKeyChanged, NodeUnreachable
+from launcher.errors import HostKeyChanged, NodeUnfit, NodeUnreachable
 from launcher.model.facts import Reach
 from launcher.node.ssh.connection import SshPool
 from launcher.node.ssh.machine import SshMachine, refusal
@@ -165,3 +165,13 @@ def test_a_server_that_makes_no_connections_for_us_leaves_it_unknown(make: Make)
 )
 def test_sshds_refusals_are_interpreted(code: int, text: str, reach: Reach) -> None:
     assert refusal(code, text) is reach
+
+
+def test_an_answer_without_an_end_is_given_up(make: Make) -> None:
+    machine = make()
+    began = time.monotonic()
+    with pytest.raises(NodeUnreachable, match=r"a: `drip` did not end in 1 s"):
+        machine.run(["drip"], timeout=1)
+    assert time.monotonic() - began < 5
+    with pytest.raises(NodeUnfit, match=r"a: `flood` printed over 64 MiB"):
+        machine.run(["flood"], timeout=60)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import tarfile
+import tempfile
 import threading
 import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from launcher.errors import JobInvalid, NodeUnreachable, RunUnknown
+from launcher.errors import JobInvalid, LauncherError, NodeUnfit, NodeUnreachable, RunUnknown
 from launcher.node.files import FileEntry, Files, Span
 from launcher.node.machine import LocalMachine
 from launcher.records import snapshot as snapshots
-from launcher.records.collect import OutputFolder, append, collect, want
+from launcher.records.collect import Collected, OutputFolder, append, collect, want
+from launcher.records.masking import Masker
 from launcher.records.snapshot import repack, snapshot
 from launcher.records.store import NodeOfRun, Record, find, records, resolve
 
@@ -126,7 +131,10 @@ def test_an_unknown_run_is_refused_with_a_next_step(text: str) -> None:
     assert "->" in str(caught.value)
 
 
-@pytest.mark.parametrize("plan", [b"", b'{"nodes": [', b"[]", b"\xff", None])
+PLANS = [b"", b"{}", b'{"nodes": [', b'{"nodes": [{"node": 1}]}', b'{"nodes": 3}', b"[]", b"[" * 100_000, b"\xff", None]
+
+
+@pytest.mark.parametrize("plan", PLANS)
 def test_a_run_whose_plan_cannot_be_read_hides_no_other_and_is_rebuilt_from_labels(
     tmp_path: Path, plan: bytes | None
 ) -> None:
@@ -154,19 +162,24 @@ def output(folder: Path, **files: bytes) -> OutputFolder:
     return OutputFolder(Files(LocalMachine("here", "me")), str(folder), ("here",))
 
 
+def moved(results: Sequence[Collected | LauncherError]) -> list[int]:
+    assert all(isinstance(result, Collected) and not result.problems for result in results), results
+    return [result.moved for result in results if isinstance(result, Collected)]
+
+
 def test_only_new_bytes_are_sent(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     here.mkdir()
     folder = output(there, tensorboard__events=b"abc", logs__n_log=b"1\n", checkpoints__last=b"x")
-    assert collect([folder], here) == [5]
+    assert moved(collect([folder], here)) == [5]
     output(there, tensorboard__events=b"abcdef")
-    assert collect([folder], here) == [3]
+    assert moved(collect([folder], here)) == [3]
     assert (here / "tensorboard/events").read_bytes() == b"abcdef"
-    assert collect([folder], here) == [0]
+    assert moved(collect([folder], here)) == [0]
     assert not (here / "checkpoints").exists()
-    assert collect([folder], here, checkpoints=True) == [1]
+    assert moved(collect([folder], here, checkpoints=True)) == [1]
     output(there, tensorboard__events=b"new")  # shorter, so it is another file
-    assert collect([folder], here) == [3]
+    assert moved(collect([folder], here)) == [3]
     assert (here / "tensorboard/events").read_bytes() == b"new"
 
 
@@ -174,13 +187,13 @@ def test_a_file_in_two_folders_is_kept_from_the_first(tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
     one, two = output(tmp_path / "1", logs__a=b"first"), output(tmp_path / "2", logs__a=b"other!", logs__b=b"2")
-    assert collect([one, two], here) == [5, 1]
+    assert moved(collect([one, two], here)) == [5, 1]
     assert (here / "logs/a").read_bytes() == b"first"
 
 
 def test_an_unreadable_folder_does_not_block_the_others(tmp_path: Path) -> None:
     class Away(Files):
-        def scan(self, root: str) -> Sequence[FileEntry]:
+        def scan(self, root: str, skip: object = None) -> Sequence[FileEntry]:
             raise NodeUnreachable("b", "is away")
 
     here = tmp_path / "here"
@@ -188,7 +201,7 @@ def test_an_unreadable_folder_does_not_block_the_others(tmp_path: Path) -> None:
     away = OutputFolder(Away(LocalMachine("b", "me")), "/nowhere", ("b",))
     results = collect([away, output(tmp_path / "1", logs__a=b"1")], here)
     assert isinstance(results[0], NodeUnreachable)
-    assert results[1] == 1
+    assert results[1] == Collected(1)
 
 
 def test_an_interrupted_file_keeps_its_old_content(tmp_path: Path) -> None:
@@ -207,9 +220,75 @@ def test_an_interrupted_file_keeps_its_old_content(tmp_path: Path) -> None:
         assert isinstance(failed, NodeUnreachable), name
     assert (here / "logs/a").read_bytes() == b"1234"
     assert (here / "errors/a").read_bytes() == b"old"
-    assert collect([whole], here) == [4 + 9]
+    assert moved(collect([whole], here)) == [4 + 9]
     assert (here / "logs/a").read_bytes() == b"12345678"
     assert sorted(path.name for path in here.rglob("*.part")) == []
+
+
+def test_a_file_that_is_cut_off_costs_no_other_file(tmp_path: Path) -> None:
+    """It vanishes, or is shortened, between its size and its bytes: the answer is out of step from there on."""
+
+    class Rotates(Files):
+        def read_spans(self, spans: Sequence[Span]) -> Generator[tuple[Span, bytes], None, None]:
+            for span, piece in super().read_spans(spans):
+                yield span, piece
+                if span.path.endswith("b"):
+                    raise NodeUnfit("a", f"{span.path} was cut off while it was read")
+
+    here = tmp_path / "here"
+    here.mkdir()
+    whole = output(
+        tmp_path / "1", checkpoints__a=b"1", checkpoints__b=b"22", checkpoints__c=b"333", checkpoints__d=b"4"
+    )
+    folder = OutputFolder(Rotates(LocalMachine("a", "me")), whole.path, ("a",))
+    (result,) = collect([folder], here, checkpoints=True)
+    assert isinstance(result, Collected)
+    assert [problem.what for problem in result.problems] == [
+        f"{whole.path}/checkpoints/b was cut off while it was read"
+    ]
+    assert sorted(path.name for path in (here / "checkpoints").iterdir()) == ["a", "c", "d"]
+
+
+def test_limits_of_the_settings_file_bound_what_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Drips(Files):
+        def read_spans(self, spans: Sequence[Span]) -> Generator[tuple[Span, bytes], None, None]:
+            while True:
+                time.sleep(0.1)
+                yield spans[0], b"x"
+
+    here, file = tmp_path / "here", tmp_path / "launcher" / "settings.yaml"
+    here.mkdir()
+    file.parent.mkdir()
+    file.write_text("limits: {file: 6m, collect: 1s}\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    folder = output(tmp_path / "1", tensorboard__small=b"1")
+    os.truncate(output(tmp_path / "1", tensorboard__large=b"").path + "/tensorboard/large", 6 << 20)
+    assert moved(collect([folder], here)) == [1 + (6 << 20)]
+    os.truncate(tmp_path / "1" / "tensorboard" / "large", (6 << 20) + 1)
+    (result,) = collect([folder], here)
+    assert isinstance(result, Collected)
+    assert result.moved == 0
+    assert "6,291,457 bytes and was left there" in str(result.problems[0])
+    output(tmp_path / "1", logs__a=b"later")
+    slow = OutputFolder(Drips(LocalMachine("a", "me")), folder.path, ("a",))
+    (late,) = collect([slow], here)
+    assert isinstance(late, NodeUnreachable)
+    assert "limits.collect" in late.next_step
+
+
+@given(
+    st.lists(st.sampled_from([b"hunter2", b"hun", b"ter2", b"h", b"2", b"\n", b"xyz"])), st.lists(st.integers(0, 90))
+)
+@settings(deadline=None)
+def test_a_secret_is_masked_wherever_the_pieces_end(words: list[bytes], cuts: list[int]) -> None:
+    """Followed in some pieces and collected in others; the size stays that of the file on the node."""
+    whole, mask = b"".join(words), Masker(["hunter2"])
+    places = sorted({min(cut, len(whole)) for cut in cuts} | {0, len(whole)})
+    with tempfile.TemporaryDirectory() as folder:
+        for start, end in itertools.pairwise(places):
+            append(Path(folder), "logs/a", start, whole[start:end], mask)
+        found = Path(folder, "logs/a").read_bytes() if whole else b""
+    assert found == whole.replace(b"hunter2", b"*" * 7)
 
 
 def test_two_concurrent_collectors_duplicate_nothing(tmp_path: Path) -> None:

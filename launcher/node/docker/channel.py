@@ -10,6 +10,7 @@ import os
 import shlex
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
@@ -20,6 +21,7 @@ from urllib3.util import wait_for_read
 
 from launcher.errors import EngineUnavailable
 from launcher.node.docker import DIAL_STDIO
+from launcher.node.machine import LONGEST_ANSWER
 from launcher.node.ssh.handshake import has_ended
 from launcher.node.ssh.stream import Session
 
@@ -43,6 +45,9 @@ class DialStdio:
 
     `exit_of`: its exit code and stderr, None where it has not ended by itself. `hang_up` may be called twice.
     """
+
+    limited = True  # an answer has a sane size and ends within the time-out; whole images need not
+    timeout = CONNECT_TIMEOUT
 
     def __init__(
         self,
@@ -94,7 +99,8 @@ class DialStdio:
         self._readers += 1
         return io.BufferedReader(_Response(self), _PIECE)
 
-    def settimeout(self, seconds: float | None) -> None:
+    def settimeout(self, seconds: float) -> None:
+        self.timeout = seconds
         self._stream.settimeout(seconds)
 
     def shutdown(self, _how: int) -> None:
@@ -123,6 +129,8 @@ class _Response(io.RawIOBase):
     def __init__(self, source: DialStdio) -> None:
         super().__init__()
         self._source = source
+        self._left = LONGEST_ANSWER
+        self._until = time.monotonic() + source.timeout
 
     def readable(self) -> bool:
         return True
@@ -130,6 +138,11 @@ class _Response(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = self._source.receive(len(buffer))
         buffer[: len(data)] = data
+        self._left -= len(data)
+        if self._source.limited and self._left < 0:
+            raise ValueError(f"an answer of over {LONGEST_ANSWER >> 20} MiB")
+        if self._source.limited and data and time.monotonic() > self._until:
+            raise TimeoutError("its answer did not end in time")
         return len(data)
 
     def close(self) -> None:

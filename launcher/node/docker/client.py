@@ -91,8 +91,10 @@ class DockerClient:
         connections: list[Connection] = []
 
         def dial() -> Connection:
-            connections.append(self._dial())
-            return connections[-1]
+            connections.append(connection := self._dial())
+            if isinstance(connection, DialStdio):
+                connection.limited = False
+            return connection
 
         try:
             version = self._connected().api_version

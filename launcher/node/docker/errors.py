@@ -13,7 +13,10 @@ from launcher.errors import EngineFailed, EngineForbidden, EngineUnavailable, La
 from launcher.node.docker.channel import DialFailed
 
 # what reading a malformed answer raises
-_MALFORMED = (docker.errors.StreamParseError, LookupError, TypeError, ValueError, AttributeError, OverflowError)
+_MALFORMED = (
+    *(docker.errors.StreamParseError, LookupError, TypeError, ValueError),
+    *(AttributeError, OverflowError, RecursionError),
+)
 SDK_ERRORS = (
     *(docker.errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError),
     *(OSError, EOFError, *_MALFORMED),

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 import paramiko
 
-from launcher.errors import LauncherError, NodeUnreachable
+from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable
 from launcher.model.facts import Reach
-from launcher.node.machine import Done
+from launcher.node.machine import LONGEST_ANSWER, Done
 from launcher.node.parallel import in_background
 from launcher.node.ssh import interactive
 from launcher.node.ssh.connection import CHANNELS, Connection, SshPool
@@ -74,7 +74,10 @@ class SshMachine:
         return self._open(argv)
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Done:
-        """Raises NodeUnreachable, also for a connection lost while it ran: whether it ran to its end is not known."""
+        """Raises NodeUnreachable, also for a connection lost while it ran: whether it ran to its end is not known.
+
+        NodeUnfit where it prints without an end.
+        """
         deadline = time.monotonic() + timeout
         stream = self._open(argv, timeout=min(timeout, _OPEN_TIMEOUT), stdin=bool(stdin))
 
@@ -95,8 +98,11 @@ class SshMachine:
                 err += found[1]
                 if any(found):
                     first = first or time.time()
-                elif time.monotonic() >= deadline:
-                    why = f"`{_words(argv)}` did not end in time"
+                if len(out) + len(err) > LONGEST_ANSWER:
+                    what = f"`{_words(argv)}` printed over {LONGEST_ANSWER >> 20} MiB"
+                    raise NodeUnfit(self.node, what, "look at its login shell and at what is in its output folder")
+                if time.monotonic() >= deadline:  # also where something still comes, a byte a second
+                    why = f"`{_words(argv)}` did not end in {timeout:g} s"
                     raise NodeUnreachable(self.node, why, "is the node overloaded, or its disk?")
             return Done(stream.exit_code(), bytes(out), bytes(err), started, first or time.time())
         finally:

@@ -1,0 +1,69 @@
+"""The user's own settings file: what no job file may say, because it may come from a stranger."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from launcher.errors import UsageError
+from launcher.job.fields import Duration, Size
+
+_CONFIG = ConfigDict(extra="forbid", strict=True, defer_build=True)  # most users have no such file: it costs nothing
+_FOR_ALL = stat.S_IWGRP | stat.S_IWOTH
+
+
+class Notify(BaseModel):
+    """`notify:` of the settings file; each of the two may be left out."""
+
+    model_config = _CONFIG
+
+    command: tuple[str, ...] = Field(default=(), strict=False)  # argv; the notice is JSON on its stdin
+    webhook: str = Field(default="", pattern="^(https?://.+)?$")  # gets the notice as a POST
+
+
+class Limits(BaseModel):
+    """`limits:` of the settings file: what a node may send, so that a broken one fills no disk and keeps no command."""
+
+    model_config = _CONFIG
+
+    file: Size = 4 << 30  # bytes of a file that is collected; a larger one is left on the node. Not for checkpoints
+    collect: Duration = 600  # seconds for the files of a node
+
+
+class Settings(BaseModel):
+    """The whole settings file."""
+
+    model_config = _CONFIG
+
+    notify: Notify = Field(default_factory=Notify.model_construct)
+    limits: Limits = Field(default_factory=Limits.model_construct)
+
+
+def read_settings(environ: Mapping[str, str]) -> Settings:
+    """From `launcher/settings.yaml` of the user's configuration folder (XDG Base Directory Specification), if any.
+
+    Raises UsageError for a file that is wrong, or that others may write.
+    """
+    file = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "launcher", "settings.yaml")
+    try:
+        status, text = file.stat(), file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return Settings.model_construct()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(str(file), f"cannot be read: {error}", "correct it, or remove it") from error
+    if status.st_mode & _FOR_ALL or status.st_uid not in (os.geteuid(), 0):
+        raise UsageError(str(file), "others may change it, and it names a command", f"chmod 600 {file}")
+    try:
+        return Settings.model_validate(yaml.safe_load(text) or {})
+    except yaml.YAMLError as error:
+        raise UsageError(str(file), f"is not YAML: {error}", "correct it, or remove it") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        cure = "it knows notify.command, notify.webhook, limits.file and limits.collect"
+        raise UsageError(f"{file}: {place}", first["msg"], cure) from error
