@@ -19,7 +19,6 @@ from rich.text import Text
 
 from launcher.cli import options, terminal
 from launcher.cli.reporter import Reporter
-from launcher.errors import RunUnknown
 from launcher.model.plan import RunId, plain
 from launcher.node.connect import connect
 from launcher.records import store
@@ -179,20 +178,11 @@ def runs(nodes: options.Nodes = None, json: options.Json = False, ssh_config: op
 
 
 def _on_record(ssh_config: Path | None) -> list[RunRow]:
-    known: dict[RunId, tuple[NodeOfRun, ...]] = {}
-    broken: dict[RunId, str] = {}
-    records = store.records()
+    rows, records = [], store.records()
+    seen = _seen_by_nodes({r.run: r.nodes() for r in records if r.result() is None}, ssh_config)
     for record in records:
-        try:
-            known[record.run] = record.nodes()
-        except RunUnknown as error:
-            broken[record.run] = error.what
-    open_ = {record.run: known[record.run] for record in records if record.run in known and record.result() is None}
-    seen = _seen_by_nodes(open_, ssh_config)
-    rows = []
-    for record in records:
-        result = record.result() or {"state": seen.get(record.run, "unknown")}
-        names = (broken[record.run],) if record.run in broken else tuple(node.name for node in known[record.run])
+        result = record.result() or {"state": seen[record.run]}
+        names = tuple(node.name for node in record.nodes())
         rows.append(RunRow(record.run, result["state"], result.get("exit_code"), names, top1(result.get("last") or {})))
     return rows
 

@@ -16,8 +16,7 @@ from launcher.records.paths import RunPaths
 from launcher.records.store import Record
 
 IDS = [f"sweep-20261121-12000{i}-000{i}" for i in range(4)]
-CONTAINER = {"name": "c", "output_dir": "/o"}
-NODE = {"node": "a", "host": "a", "rank": 0, "container": CONTAINER, "first_rank": 0, "processes": 1}
+NODE = {"node": "a", "host": "a", "rank": 0, "first_rank": 0, "processes": 1}
 
 
 def timed(run: str, method: str, devices: int, batch: int, seconds_per_batch: float, **more: Any) -> Measured:
@@ -167,7 +166,8 @@ def test_runs_of_one_job_are_called_by_what_differs(tmp_path: Path) -> None:
 
 def record(runs: Path, run: str, group: str | None, variant: str = "") -> None:
     (runs / run).mkdir()
-    (runs / run / "plan.json").write_text(json.dumps({"nodes": [NODE]}))
+    container = {"name": "c", "output_dir": f"/home/u/.launcher/{run}"}
+    (runs / run / "plan.json").write_text(json.dumps({"nodes": [{**NODE, "container": container}]}))
     event = {"time": 0, "event": "group", "group": group, "variant": variant} if group else {"time": 0, "event": "x"}
     (runs / run / "events.jsonl").write_text(json.dumps(event) + "\n")
 

@@ -26,7 +26,8 @@ from launcher.records.measured import top1, training_progress
 from launcher.records.paths import RunPaths
 from launcher.records.store import NodeOfRun, Record, parse_object
 from launcher.run import attempts, utilization
-from launcher.run.diagnose import first_failure, gather
+from launcher.run.diagnose import first_failure
+from launcher.run.evidence import gather
 from launcher.run.finish import last_epoch
 
 ROOT = Path("/somewhere/runs/r")
