@@ -190,16 +190,18 @@ def peak_memory(cli: Cli, *args: str) -> tuple[int, int, str]:
 
 
 def test_an_endless_answer_is_cut_off(bed_cli: Cli, bed: Bed) -> None:
-    """The node's login shell prints without an end before it runs a command."""
+    """The node's login shell prints without an end before it runs a command other than the engine's."""
     rc = "/home/trainer/.bashrc"
-    bed.sh(bed.nodes[0], f"cp -p {rc} {rc}.kept 2>/dev/null; echo yes >{rc}; chmod a+r {rc}")
+    floods = 'case "$BASH_EXECUTION_STRING" in *dial-stdio*) ;; *) yes ;; esac'
+    bed.sh(bed.nodes[0], f"cp -p {rc} {rc}.kept 2>/dev/null; echo '{floods}' >{rc}; chmod a+r {rc}")
     try:
         began = time.monotonic()
-        code, used, said = peak_memory(bed_cli, "status", "--nodes", "node1")
+        code, used, said = peak_memory(bed_cli, "plan", str(one_node(bed_cli, "any", "true")))
         print(f"exit {code} after {time.monotonic() - began:.1f} s with {used} MiB: {said}")
     finally:
         bed.sh(bed.nodes[0], f"mv -f {rc}.kept {rc} 2>/dev/null || rm -f {rc}")
     assert time.monotonic() - began < 90
     assert code == 3
     assert used < 400
+    assert "printed over 64 MiB" in said
     assert "Traceback" not in said
