@@ -16,7 +16,7 @@ from launcher.records.paths import NodePaths
 from launcher.records.snapshot import snapshot
 from launcher.run.temporary import temporary_run
 
-TIMEOUT = 180.0
+TIMEOUT = 180
 _MARK = "launcher-measured "
 # One process a node. Bus bandwidth as nccl-tests count it: bytes / time * 2 (n - 1) / n.
 _PROGRAM = f"""

@@ -151,7 +151,7 @@ WORD = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(TOLD.split("@@")[1:]), st.lists(st.lists(WORD, max_size=12), max_size=6))))
 def test_any_section_is_handled(sections: list[tuple[str, list[list[str]]]]) -> None:
     text = "".join(
