@@ -97,7 +97,7 @@ class EngineFailed(NodeError):
 
 
 class ContainerGone(EngineFailed):
-    """The container was there and is not any more: somebody removed it."""
+    """The container was there and is not any more: it was removed from outside."""
 
 
 class NameTaken(EngineFailed):

@@ -43,7 +43,7 @@ def show_until_end(
 
 
 def raise_silent(screen: Screen, run: RunId) -> None:
-    """Raises NodesFailed for whoever leaves a run of which nodes do not answer."""
+    """Raises NodesFailed where nodes of a run that is being left do not answer."""
     what, cure = (
         "no answer since",
         f"it may well go on there: launcher status {run}; or, if it is gone: launcher down {run}",

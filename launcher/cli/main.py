@@ -94,7 +94,7 @@ def _version(value: bool) -> None:
 @app.callback()
 def _launcher(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
-    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error that nobody expected."),
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an unexpected error."),
 ) -> None:
     """PyTorch training in containers on machines that have only sshd and Docker: one file, one command."""
 

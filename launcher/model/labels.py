@@ -60,7 +60,7 @@ def readable(labels: Mapping[str, object]) -> bool:
 
 
 def read(labels: Mapping[str, object]) -> RunLabels:
-    """Whoever may use a node's engine may write labels. Raises ValueError where one is not as we write it."""
+    """Every user of a node's engine can write labels. Raises ValueError where one is not as we write it."""
     run = checked.run_id(labels.get(RUN))
     first, _, count = checked.text(labels.get(RANKS), "[0-9]+[+][0-9]+", "range of ranks").partition("+")
     start = checked.number(first, 10**6)

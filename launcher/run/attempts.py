@@ -63,7 +63,7 @@ def stop_line(by: str) -> str:
 
 
 def stopped_by(text: bytes) -> str | None:
-    """Who stopped the last attempt; None where nobody did."""
+    """Who stopped the last attempt; None where it was not stopped."""
     last = max(text.rfind(b"start "), 0)
     found = _STOPPED.search(text, last)
     return found.group(1).decode() if found else None

@@ -63,7 +63,7 @@ class NodeRemoved:
 
 @dataclass(frozen=True)
 class NodeStopped:
-    """Somebody (user@host) stops the run there."""
+    """A user (user@host) stops the run there."""
 
     node: str
     by: str

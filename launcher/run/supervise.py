@@ -90,7 +90,7 @@ def _stop_peers(
 ) -> None:
     """Peers that have not ended by themselves. A stop ends a restart policy: only once restarts are used up.
 
-    Somebody who stops the run gives all of its nodes the time for a checkpoint.
+    A user who stops the run gives all of its nodes the time for a checkpoint.
     """
 
     def stop(node: NodeOfRun) -> None:

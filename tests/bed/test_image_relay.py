@@ -156,7 +156,9 @@ def test_another_image_than_the_one_wanted_does_not_stay(four, fleet, served):
     """A peer of a cluster that is not ours to trust: it knows the token and proves what it sends."""
     peer, address, image_id = served
     with caller_engine() as local:
-        wanted = dataclasses.replace(local.images.inspect("debian:bookworm-slim"), layers=("sha256:" + "0" * 64,))
+        base = local.images.inspect("debian:bookworm-slim")
+    assert base
+    wanted = dataclasses.replace(base, layers=("sha256:" + "0" * 64,))
     loaded = pull_archive(fleet.engines[1], peer, address, 0, 1 << 40)
     assert loaded == [image_id]
     wanted = dataclasses.replace(wanted, id="sha256:" + "1" * 64, content="1")

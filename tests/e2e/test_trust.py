@@ -137,7 +137,7 @@ def test_of_another_caller_with_the_same_account_only_a_named_run_is_stopped(hom
     keys = {"runtime": "process", "nodes": ["local"], "port": 29517, "run": {"command": ["sleep", "600"]}}
     home_cli("up", "-d", home_cli.job("mine", **keys))
     (run,) = [path.name for path in home_cli.runs()]
-    other = Cli(home_cli.cwd, {**home_cli.env, "LOGNAME": "somebody"})
+    other = Cli(home_cli.cwd, {**home_cli.env, "LOGNAME": "other"})
     for place in ([], ["--nodes", "local"]):
         refused = other("down", *place, code=2)
         assert f"launcher down {run}" in refused.stderr

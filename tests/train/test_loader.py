@@ -58,7 +58,7 @@ class LateCopy(Copy):
 
 
 class LaggingDevice(Transfer):
-    """Its copies happen in order, as on a stream, and no earlier than somebody waits for them."""
+    """Its copies happen in order, as on a stream, and no earlier than a stream waits for them."""
 
     def __init__(self) -> None:
         super().__init__(CPU)

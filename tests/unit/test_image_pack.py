@@ -139,7 +139,7 @@ def test_a_client_without_the_token_gets_nothing(content, tmp_path, port):
 
 
 def between(port, change):
-    """A port on which somebody hands every connection on to `port`; change(number of connection, data) is answered."""
+    """A port at which a man in the middle relays every connection to `port`; change(connection, data) is answered."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def run():

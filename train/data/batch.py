@@ -1,6 +1,6 @@
 """A batch, and its way to the device: none on a CPU; on a GPU a copy on a stream of its own, while the GPU computes.
 
-A queued copy reads its source later. So whoever overwrites the source waits for the copy first, and the stream that
+A queued copy reads its source later. So code that overwrites the source waits for the copy first, and the stream that
 computes with the result waits for it too.
 """
 

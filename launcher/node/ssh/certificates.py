@@ -67,7 +67,7 @@ def read(blob: bytes, host: str, now: float) -> Certificate:
     principals = [name.decode(errors="replace") for name in _strings(message.get_string())]
     after, before = message.get_int64(), message.get_int64()
     critical = message.get_string()
-    message.get_string()  # extensions: whoever does not know them may ignore them
+    message.get_string()  # extensions: unknown ones may be ignored
     message.get_string()  # reserved
     authority = message.get_string()
     signed = message.get_so_far()
