@@ -169,7 +169,7 @@ def buildx_argv(
     return [*argv, "-"]
 
 
-def context_archive(files: Mapping[str, str], mode: int = 0o644) -> bytes:
+def context_archive(files: Mapping[str, str]) -> bytes:
     """Files as a tar archive, the same bytes for the same files."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -177,7 +177,7 @@ def context_archive(files: Mapping[str, str], mode: int = 0o644) -> bytes:
             data = text.encode()
             member = tarfile.TarInfo(name)
             member.size = len(data)
-            member.mode = mode
+            member.mode = 0o644
             archive.addfile(member, io.BytesIO(data))
     return buffer.getvalue()
 

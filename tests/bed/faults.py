@@ -158,7 +158,7 @@ def small_data_root(bed: Bed, node: Node, size: str = "64m") -> Iterator[None]:
 def containerd_store(bed: Bed, node: Node, engine: Path) -> Iterator[None]:
     """A newer engine (programs in the folder `engine`) with an empty containerd image store, until the exit.
 
-    Such a store gives an image a different id, and loads only whole archives.
+    Such a store gives an image a different id.
     """
     newer = "/opt/newer-engine"
     docker("cp", f"{engine}/.", f"{node.container}:{newer}")
