@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
 
-_STOPPED = re.compile(rb"^stopped ([\w.@-]{1,200}) \d+$", re.MULTILINE)
+_STOPPED = re.compile(rb"^stopped ([!-~]{1,400}) \d+$", re.MULTILINE)  # as owner.caller() writes it
 LIMIT = 1 << 20  # bytes of the file that are read
 _MAX_DIGITS = 15
 _MEANINGS = {SIGKILL_CODE: "SIGKILL", SIGTERM_CODE: "SIGTERM", TIMEOUT_CODE: "time limit", HANG_CODE: "hung"}
