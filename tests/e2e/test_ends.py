@@ -19,7 +19,8 @@ STUBBORN = "trap 'echo no' TERM; echo here; i=0; while [ $i -lt 600 ]; do sleep 
 
 def ends(bed: Bed, node: Node) -> float | None:
     """When the node's container ended, by the clock that all nodes share; None while it runs."""
-    words = bed.sh(node, "docker ps -aq | xargs docker inspect -f '{{.State.Running}} {{.State.FinishedAt}}'").split()
+    run = "docker ps -aq --filter label=launcher.purpose=run"  # the master has a claim of its port too
+    words = bed.sh(node, f"{run} | xargs docker inspect -f '{{{{.State.Running}}}} {{{{.State.FinishedAt}}}}'").split()
     if words[0] == "true":
         return None
     return float(bed.sh(node, f"date -d {words[1]} +%s.%N"))

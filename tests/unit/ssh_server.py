@@ -39,7 +39,7 @@ class _Sessions(paramiko.ServerInterface):
 
     def _print(self, channel: paramiko.Channel, slowly: bool) -> None:
         time.sleep(0.02)  # after the reply to the request
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # until the client is gone
             while True:
                 channel.sendall(b"x" if slowly else b"x" * (1 << 16))
                 time.sleep(0.1 * slowly)
