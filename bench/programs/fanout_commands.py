@@ -32,6 +32,7 @@ from typing import Any
 from launcher.node import facts, machine_engine, output_folder, shm_cleanup
 from launcher.node.files import Files, Span
 from launcher.node.ssh.quoting import quote
+from launcher.run import attempts
 
 TEMPLATE_CONNECTION = "198.18.255.1 54321 198.18.255.1 54322"  # replaced by a node's own
 POLL = 0.2  # seconds, as in the script's `tail -s`
@@ -96,6 +97,7 @@ class Commands:
         self._scripts: dict[str, Answer] = {
             facts.script(): self._facts,
             shm_cleanup.SCRIPT: self._nothing,
+            attempts.ANNOUNCE: self._nothing,
             machine_engine.UID: self._uid,
             script_of(lambda files: output_folder.make(files, "/x", "x")): self._make_output,
             script_of(lambda files: files.scan("/x")): self._scan,

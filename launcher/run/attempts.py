@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
 
 _STOPPED = re.compile(rb"^stopped ([!-~]{1,400}) \d+$", re.MULTILINE)  # as owner.caller() writes it
+ANNOUNCE = '[ ! -f "$1" ] || echo "$2" >>"$1"'  # adds a stop_line() to the file of a run that has begun
 LIMIT = 1 << 20  # bytes of the file that are read
 _MAX_DIGITS = 15
 _MEANINGS = {SIGKILL_CODE: "SIGKILL", SIGTERM_CODE: "SIGTERM", TIMEOUT_CODE: "time limit", HANG_CODE: "hung"}

@@ -16,7 +16,7 @@ from launcher.node.parallel import run_all_settled, run_both
 from launcher.records.collect import OutputFolder, collect
 from launcher.records.paths import NodePaths
 from launcher.records.store import Record
-from launcher.run.attempts import stop_line
+from launcher.run.attempts import ANNOUNCE, stop_line
 from launcher.run.owner import caller
 
 GRACE = 45.0  # seconds; a trainer saves its checkpoint on SIGTERM, and torchrun gives its workers 30 s of that
@@ -79,7 +79,7 @@ def _stop(engine: Engine, state: ContainerState, grace: float) -> EndedContainer
     """Launchers that are attached to the run read first who stops it."""
     told = labels.read(state.labels)
     attempts = NodePaths(told.output, told.node).attempts
-    engine.sh('[ ! -f "$1" ] || echo "$2" >>"$1"', attempts, stop_line(caller()))
+    engine.sh(ANNOUNCE, attempts, stop_line(caller()))
     return EndedContainer(engine.stop(state.id, grace), True)
 
 
