@@ -25,11 +25,11 @@ STEPS: dict[str, str | None] = {
     "after:create:1": "created",
     "after:put:1": "created",
     "after:put:2": "created",
-    "before:wait:2": "created",  # the check of what was created, before anything starts
+    "after:claim:1": "created",  # the master's port
     "before:start:1": "created",
     "after:start:1": "running",
     "after:start:2": "running",
-    "before:wait:4": "running",  # monitoring of the second node
+    "before:wait:2": "running",  # monitoring of the second node
 }
 EVERYDAY = {"after:probe-create:1", "after:start:1"}
 
