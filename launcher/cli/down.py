@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from launcher.cli import options, terminal
+from launcher.cli import options
 from launcher.cli.reporter import Reporter
 from launcher.errors import LauncherError, NodesFailed, NotConfirmed, UsageError
 from launcher.model import labels
@@ -40,13 +40,9 @@ def down(
     Another user's run is left alone; so is one that the same account started from elsewhere, unless it is named.
     Exit code 6 where a node did not confirm; the same command again finishes the job.
     """
-    console = terminal.console(stderr=True)
-    log = cache(Reporter().log)  # a note once, however many runs are looked for
+    reporter = Reporter()
+    log = cache(reporter.log)  # a note once, however many runs are looked for
     hosts, names = options.hosts(nodes), [run]
-
-    def warn(text: str) -> None:
-        console.print(f"[yellow]warning[/] {escape(text)}")
-
     if all_ and hosts is None:
         names = [record.run for record in store.records()]
     elif all_:
@@ -59,7 +55,7 @@ def down(
             with attach(name, hosts, ssh_config, log, claims=True, any_owner=any_owner) as attached:
                 if not any_owner:
                     _require_own(attached, named=name is not None and not all_)
-                removed, failed = _end(attached, warn, purge=purge)
+                removed, failed = _end(attached, reporter.warn, purge=purge)
         except LauncherError as error:
             if not all_:
                 raise
@@ -73,7 +69,7 @@ def down(
         )
         errors += failed
         if not json:
-            _print(console, attached.record.run, removed)
+            _print(reporter.err, attached.record.run, removed)
     if json:
         typer.echo(json_.dumps(results, indent=2))
     if errors:

@@ -30,7 +30,7 @@ from launcher.run.status import NodeStatus, RunStatus, run_status
 from launcher.run.utilization import Utilization
 
 REFRESH = 2.0
-PATIENCE = 5.0  # seconds for a node of which `runs` wants to know only whether a run goes on
+RUNS_TIMEOUT = 5.0  # seconds to connect to a node of which `runs` wants to know only whether a run goes on
 NARROW = 12  # columns of the last line below which it is left out, and then others from the right
 LONGEST_NAME = 24  # columns of a node's name: `user@host.example.org:22` may be one
 
@@ -190,7 +190,7 @@ def _on_record(ssh_config: Path | None) -> list[RunRow]:
 def _seen_by_nodes(runs: Mapping[RunId, Sequence[NodeOfRun]], ssh_config: Path | None) -> dict[RunId, str]:
     """The states of these runs on their nodes; `unreachable` where those that answer cannot tell."""
     hosts = sorted({node.host for nodes in runs.values() for node in nodes})
-    with connect([(h, h) for h in hosts], ssh_config=ssh_config, allow_failures=True, timeout=PATIENCE) as fleet:
+    with connect([(h, h) for h in hosts], ssh_config=ssh_config, allow_failures=True, timeout=RUNS_TIMEOUT) as fleet:
         found = on_nodes(fleet, Reporter().log)
     seen = {}
     for run, nodes in runs.items():
