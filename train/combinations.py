@@ -50,7 +50,9 @@ UNSUPPORTED: dict[str, frozenset[str]] = {
     "model": frozenset({"amp", "clip_norm", "ema_decay", "syncbn", "compile"}),
     # mixing would be within a micro-batch, and its schedules have a fixed image size
     "pipeline": frozenset({"amp", "clip_norm", "ema_decay", "syncbn", "compile", "mixup", "cutmix", "phases"}),
-    "dual_batch": frozenset({"amp", "accumulate", "ema_decay", "syncbn", "compile", "mixup", "cutmix"}),
+    "dual_batch": frozenset(
+        {"amp", "accumulate", "ema_decay", "syncbn", "compile", "mixup", "cutmix", "checkpoint_every"}
+    ),
 }
 
 
@@ -66,6 +68,7 @@ def _unsupported(config: Config, amp: str) -> dict[str, str]:
         "cutmix": config.cutmix > 0,
         "compile": config.compile,
         "phases": bool(config.phases),
+        "checkpoint_every": bool(config.checkpoint_every),
     }
     texts = {name: f"--{name.replace('_', '-')} {getattr(config, name)}" for name, on in used.items() if on}
     if "amp" in texts and config.amp == "auto":

@@ -9,6 +9,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from train.errors import TrainError
+from train.every import Every
 
 
 def option(group: str, text: str, default: Any, **limits: Any) -> Any:
@@ -166,6 +167,9 @@ class Config:
     resume: str = option("output", "auto: from the output folder's last checkpoint; none; or a checkpoint", "auto")
     log_every: int = option("output", "steps between console lines", 10, least=1)
     profile: bool = option("output", "trace a few steps of the first epoch into profile/trace.json (Perfetto)", False)
+    checkpoint_every: str = option(
+        "output", "also a checkpoint every so many steps (500), or so often (30s, 5m, 1h); one an epoch is always", ""
+    )
     keep: int = option("output", "epoch checkpoints kept beside last and best", 0, least=0)
     print_digest: bool = option("output", "every rank prints the SHA-256 of its weights at the end", False)
 
@@ -247,6 +251,7 @@ def _check_values(config: Config) -> Config:
             raise TrainError(f"--phases {phase}: not of the form SIDE@SHARE, such as 160@0.3")
         if int(phase.partition("@")[0]) < 8:
             raise TrainError(f"--phases {phase}: the side must be at least 8")
+    Every(config.checkpoint_every)
     if not all(value > 0 for value in config.std):
         raise TrainError(f"--std {' '.join(map(str, config.std))}: must be above 0")
     return config

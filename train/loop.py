@@ -17,6 +17,7 @@ from train.data import sampler
 from train.data.batch import Batch, Request
 from train.data.source import Pixels
 from train.errors import Stopped, TrainError
+from train.every import Every
 from train.metrics import Meter, Scores, check_finite, validation_indices
 from train.models import parameter_count
 from train.objective import draw_mix
@@ -51,12 +52,11 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
     try:
         while run.progress.validated < config.epochs:
             if run.progress.validated == run.progress.epoch:
-                _train_epoch(run, watch, stop)
+                _train_epoch(run, watch, stop, saver)
             scores = _finish_epoch(run, watch, stop, saver)
     except Stopped:
-        run.step.gather_to_rank0()
+        _save(run, watch, saver)
         if saver:
-            saver.save(run.state())
             saver.close()
         world.sum(torch.zeros(1))  # no rank exits before the file is written, or torchrun would kill the others
         where = f"epoch {run.progress.epoch + 1}, step {run.progress.step}"
@@ -109,7 +109,15 @@ def _facts(run: Run) -> dict[str, object]:
     }
 
 
-def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
+def _save(run: Run, watch: Silent, saver: Saver | None, best: bool = False, epoch: int | None = None) -> None:
+    """Starts writing a checkpoint of this moment; every rank calls it."""
+    watch.flush()
+    run.step.gather_to_rank0()
+    if saver:
+        saver.save(run.state(), best, epoch)
+
+
+def _train_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None) -> None:
     """Trains the rest of the current epoch.
 
     Raises:
@@ -117,15 +125,22 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
     """
     config, world, progress = run.config, run.world, run.progress
     run.model.train()
-    meter = Meter(world, progress.sums)
-    clock, plan = _Clock(), None
+    meter = Meter(world, progress.sums, progress.interval)
+    clock, plan, begun = _Clock(), None, progress.step
+    every = Every(config.checkpoint_every)
     trace = tracing(config, world, progress.epoch)
     for batch in clock.timed(run.train_loader.batches(requests(run), progress.epoch)):
-        if plan is None and stop.agreed():  # between two steps, never between micro-batches
-            _check_finite(run, meter.read(0.0)[0], f"step {progress.step}")
-            progress.sums = meter.epoch
-            raise Stopped
-        plan = plan or _plan(run)
+        if plan is None:  # between two steps, never between micro-batches
+            agreed = stop.agreed(save=world.first and every.time_is_up())
+            save = agreed.save or every.steps_done(run.global_step)
+            if agreed.stop or (save and progress.step > begun):
+                meter.reduce()
+                _check_finite(run, meter.interval, f"step {progress.step}")
+                progress.sums, progress.interval = meter.epoch, meter.interval
+                if agreed.stop:
+                    raise Stopped
+                _save(run, watch, saver)
+            plan = _plan(run)
         if progress.epoch == progress.step == 0:
             watch.images("Images/augmented", batch.images[:SHOWN].cpu().numpy(), 0)
         meter.add(run.step.accumulate(batch, plan))
@@ -136,6 +151,7 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
         else:
             progress.skipped += 1
             watch.say(f"Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to {run.step.scale.value}")
+        clock.images += batch.total
         rate, plan = plan.rate, None
         progress.step += 1
         trace.step()
@@ -143,10 +159,11 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
         if progress.step % config.log_every == 0 or progress.step == run.epoch_steps:
             sums, wait = meter.read(clock.waited)
             _check_finite(run, sums, f"step {progress.step}")
-            seconds = clock.restart()
-            watch.progress(_interval(run, Scores.of(sums), Scores.of(meter.epoch), rate, seconds, wait / world.size))
+            images_per_s, seconds = clock.restart()
+            wait /= seconds * world.size
+            watch.progress(_interval(run, Scores.of(sums), Scores.of(meter.epoch), rate, images_per_s, wait))
     trace.close()
-    progress.sums = meter.epoch
+    progress.sums, progress.interval = meter.epoch, meter.interval
     progress.epoch, progress.step = progress.epoch + 1, 0
 
 
@@ -185,7 +202,7 @@ def requests(run: Run) -> Iterator[Request]:
             yield Request(np.concatenate([piece, permutation[:filler]]), total, filler, start == starts[-1])
 
 
-def _interval(run: Run, now: Scores, so_far: Scores, rate: float, seconds: float, wait: float) -> Interval:
+def _interval(run: Run, now: Scores, so_far: Scores, rate: float, images_per_s: float, wait: float) -> Interval:
     return Interval(
         epoch=run.progress.epoch + 1,
         epochs=run.config.epochs,
@@ -196,8 +213,8 @@ def _interval(run: Run, now: Scores, so_far: Scores, rate: float, seconds: float
         interval=now,
         so_far=so_far,
         lr=rate,
-        images_per_s=now.images / seconds,
-        data_wait=min(wait / seconds, 1.0),
+        images_per_s=images_per_s,
+        data_wait=min(wait, 1.0),
         loss_scale=run.step.scale.value,
         skipped=run.progress.skipped,
     )
@@ -216,11 +233,9 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None
     best = scores.top1 > progress.best
     progress.best = max(scores.top1, progress.best)
     seconds = time.perf_counter() - start
-    run.step.gather_to_rank0()
     watch.validated(progress.epoch, run.config.epochs, run.global_step, Scores.of(progress.sums), scores, seconds)
     progress.sums = torch.zeros_like(progress.sums)
-    if saver:
-        saver.save(run.state(), best, progress.epoch)
+    _save(run, watch, saver, best, progress.epoch)
     return scores
 
 
@@ -243,7 +258,7 @@ def validate(run: Run, stop: StopSignal) -> tuple[torch.Tensor, Pixels]:
     mistaken = np.empty((0, run.config.image_size, run.config.image_size, 3), np.uint8)
     run.step.evaluated.eval()
     for _ in range(-(-count // world.data_shards // batch_size)):  # batches of the largest shard, the same on all ranks
-        if stop.agreed():
+        if stop.agreed().stop:
             raise Stopped
         if (batch := next(batches, None)) is not None:
             sums, wrong = run.step.evaluate(batch)
@@ -269,10 +284,10 @@ def _close(run: Run, watch: Silent, scores: Scores, seconds: float, cpu: float) 
 
 
 class _Clock:
-    """Time of an interval, and how much of it was spent waiting for data."""
+    """Time of an interval, how much of it was spent waiting for data, and the images of all ranks in it."""
 
     def __init__(self) -> None:
-        self.waited = 0.0
+        self.waited, self.images = 0.0, 0
         self._start = time.perf_counter()
 
     def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -285,8 +300,9 @@ class _Clock:
                 return
             yield batch
 
-    def restart(self) -> float:
-        """Starts a new interval; returns the seconds of the old one."""
+    def restart(self) -> tuple[float, float]:
+        """Starts a new interval; returns images/s and the seconds of the old one."""
         now = time.perf_counter()
-        seconds, self._start, self.waited = now - self._start, now, 0.0
-        return max(seconds, 1e-9)
+        seconds, images = max(now - self._start, 1e-9), self.images
+        self._start, self.waited, self.images = now, 0.0, 0
+        return images / seconds, seconds

@@ -40,9 +40,9 @@ class Progress:
     skipped: int = 0  # steps not applied because fp16 overflowed
     validated: int = 0  # epochs validated
     best: float = -1.0  # highest top-1 so far, percent
-    sums: Tensor = field(
-        default_factory=lambda: torch.zeros(4, dtype=torch.float64)
-    )  # `counts` of this epoch, all ranks
+    # `counts` of all ranks: of this epoch's intervals, and of the steps since the last of them
+    sums: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
+    interval: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
 
 
 @dataclass

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -134,33 +134,40 @@ def choose_device(wanted: str, local_rank: int, local_size: int, tf32: bool = Tr
     return torch.device("cuda", local_rank)
 
 
-class StopSignal:
-    """Makes all ranks stop at the same step after a SIGTERM on any rank, without delaying any step.
+class Agreed(NamedTuple):
+    """What all ranks do before the next step."""
 
-    Each step starts an asynchronous all-reduce of the local flag and reads the result from the previous step, which has
-    arrived long before; all ranks read the same sum at the same step.
+    stop: bool
+    save: bool
+
+
+class StopSignal:
+    """Makes all ranks stop, or save, at the same step after a SIGTERM on any rank, without delaying any step.
+
+    Each step starts an asynchronous all-reduce of the local flags and reads the result from the previous step, which
+    has arrived long before; all ranks read the same sum at the same step.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._asked = False
-        self._flag = torch.zeros(1, dtype=torch.int32)
+        self._flags = torch.zeros(2, dtype=torch.int32)
         self._work: Any = None
 
     def ask(self) -> None:
         """Requests a stop; called from a signal handler."""
         self._asked = True
 
-    def agreed(self) -> bool:
-        """Whether all ranks stop now; every rank must call it once per step."""
+    def agreed(self, save: bool = False) -> Agreed:
+        """What was asked for before the last step; every rank must call it once per step. save: asked for now."""
         if self._world.size == 1:
-            return self._asked
+            return Agreed(self._asked, save)
         if self._work is not None:
             self._work.wait()
-        stop = bool(self._flag.item())
-        self._flag = torch.tensor([int(self._asked)], dtype=torch.int32)
-        self._work = dist.all_reduce(self._flag, async_op=True)
-        return stop
+        agreed = Agreed(*(bool(flag) for flag in self._flags))
+        self._flags = torch.tensor([self._asked, save], dtype=torch.int32)
+        self._work = dist.all_reduce(self._flags, async_op=True)
+        return agreed
 
     def settle(self) -> None:
         """Waits for the pending all-reduce, before the process group is destroyed."""
