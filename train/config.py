@@ -167,6 +167,11 @@ class Config:
     resume: str = option("output", "auto: from the output folder's last checkpoint; none; or a checkpoint", "auto")
     log_every: int = option("output", "steps between console lines", 10, least=1)
     profile: bool = option("output", "trace a few steps of the first epoch into profile/trace.json (Perfetto)", False)
+    replicate: bool = option(
+        "output",
+        "each node's first worker writes checkpoints, not rank 0 alone; the newest whole one counts",
+        False,
+    )
     checkpoint_every: str = option(
         "output", "also a checkpoint every so many steps (500), or so often (30s, 5m, 1h); one an epoch is always", ""
     )
@@ -185,6 +190,11 @@ class Config:
     def sides(self) -> list[int]:
         """The sides of all images of the run, in training and validation."""
         return sorted({self.image_size, *(self.side(epoch) for epoch in range(self.epochs))})
+
+    @property
+    def replicated(self) -> bool:
+        """Whether every node has the checkpoints: as the option says, and always in a job with min_nodes."""
+        return self.replicate or "LAUNCHER_MIN_NODES" in os.environ
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON and checkpoints."""

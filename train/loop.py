@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from train import replicas
 from train.checkpoint import Saver, weights_digest
 from train.config import Config
 from train.data import sampler
@@ -40,7 +41,7 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
     """
     run = prepare(config, world)
     watch = Writer(Path(config.output), run.precision.scaled) if world.first else Silent()
-    saver = Saver(Path(config.output) / "checkpoints", config.keep) if world.first else None
+    saver = Saver(Path(config.output) / "checkpoints", config.keep) if replicas.writes(config, world) else None
     _announce(run, watch)
     if run.progress.validated >= config.epochs:
         done = f"{run.progress.validated} epochs of {config.epochs} are done"
@@ -50,6 +51,7 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
     started, worked = time.perf_counter(), time.process_time()
     scores = Scores(0.0, 0.0, 0.0, 0)
     try:
+        _supersede(run, watch, saver)
         while run.progress.validated < config.epochs:
             if run.progress.validated == run.progress.epoch:
                 _train_epoch(run, watch, stop, saver)
@@ -85,8 +87,10 @@ def _announce(run: Run, watch: Silent) -> None:
     )
     if run.resumed:
         if run.resumed.damaged:
-            watch.say(f"train: {run.resumed.damaged}; using the previous one")
-        watch.say(f"train: resumed {run.resumed.path} at epoch {run.progress.epoch + 1}, step {run.progress.step}")
+            watch.say(f"train: {run.resumed.damaged}; using another one")
+        origin = f" of {run.resumed.origin}" if run.resumed.origin else ""
+        where = f"epoch {run.progress.epoch + 1}, step {run.progress.step}"
+        watch.say(f"train: resumed {run.resumed.path}{origin} at {where}")
 
 
 def _facts(run: Run) -> dict[str, object]:
@@ -113,8 +117,19 @@ def _save(run: Run, watch: Silent, saver: Saver | None, best: bool = False, epoc
     """Starts writing a checkpoint of this moment; every rank calls it."""
     watch.flush()
     run.step.gather_to_rank0()
+    if run.config.replicated and run.world.size > 1:
+        replicas.share_statistics(run.model, run.step.ema)
     if saver:
         saver.save(run.state(), best, epoch)
+
+
+def _supersede(run: Run, watch: Silent, saver: Saver | None) -> None:
+    """Before the first step of a new generation: whatever an older one still writes is never loaded from now on."""
+    if run.world.generation > (run.resumed.age[0] if run.resumed else 0):
+        _save(run, watch, saver)
+        if saver:
+            saver.wait()
+        run.world.sum(torch.zeros(1))  # on the disks of all nodes
 
 
 def _train_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from train import checkpoint
+from train import checkpoint, replicas
 from train.combinations import check
 from train.config import Config
 from train.data import sampler
@@ -99,6 +99,7 @@ class Run:
         """The content of a checkpoint."""
         return {
             "format": checkpoint.FORMAT,
+            "generation": self.world.generation,
             "arch": self.config.arch,
             "classes": list(self.dataset.classes),
             "identity": self.identity(),
@@ -128,8 +129,7 @@ def prepare(config: Config, world: World) -> Run:
     model = world.all_ranks_or_exit(lambda: _model(config, dataset))
     world.all_ranks_or_exit(lambda: check_sides(model, config.arch, config.sides()))
     folder = Path(config.output) / "checkpoints"
-    resumed = world.all_ranks_or_exit(lambda: checkpoint.find(config.resume, folder) if world.first else None)
-    resumed = checkpoint.broadcast(resumed, world)
+    resumed = replicas.load(config, folder, world)
     model = precision.cast(_with_syncbn(model, config), world.device)
     schedule = make_schedule(config, _global_batch(config, world), config.epochs * epoch_steps)
     if resumed:

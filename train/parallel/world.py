@@ -37,6 +37,7 @@ class World:
     device: torch.device
     backend: str  # "none" for a single process
     sharded: bool = True  # each rank reads its own samples; False: all ranks are stages of one model and read the same
+    generation: int = 0  # of a world that was formed anew after the loss of a node; higher is newer
 
     @property
     def first(self) -> bool:
@@ -59,12 +60,12 @@ class World:
             dist.all_reduce(values)
         return values
 
-    def broadcast_object(self, value: T) -> T:
-        """Rank 0's value, on every rank."""
+    def broadcast_object(self, value: T, source: int = 0) -> T:
+        """That rank's value, on every rank."""
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box)
+        dist.broadcast_object_list(box, source)
         return box[0]
 
     def all_ranks_or_exit(self, what: Callable[[], T]) -> T:
@@ -111,7 +112,8 @@ def start(config: Config) -> World:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout))
     sharded = config.parallel not in ("model", "pipeline")
-    return World(rank, size, local_rank, local_size, device, backend, sharded)
+    generation = int(os.environ.get("LAUNCHER_GENERATION", "0"))
+    return World(rank, size, local_rank, local_size, device, backend, sharded, generation)
 
 
 def choose_device(wanted: str, local_rank: int, local_size: int, tf32: bool = True) -> torch.device:
