@@ -13,7 +13,7 @@ Python 3.7 without packages: it runs in the containers. tests/unit/test_meeting_
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Dict, Iterable, List, Mapping, Tuple  # noqa: UP035 - 3.7 evaluates the aliases below
+from typing import Iterable, Mapping  # noqa: UP035 - 3.7 evaluates the aliases below
 
 IDLE, PROPOSING, PROMISED, RUNNING, DONE, ENDED = "idle", "proposing", "promised", "running", "done", "ended"
 MEETING = (IDLE, PROPOSING, PROMISED)
@@ -25,7 +25,7 @@ QUORUM_TIME = 20  # how many times lost_after a node waits for enough others bef
 class Rules:
     """What the job says. order: its nodes, then its spares; size: how many take part, least: at the least."""
 
-    order: Tuple[str, ...]
+    order: tuple[str, ...]
     size: int
     least: int
     lost_after: float
@@ -46,9 +46,9 @@ class State:
     phase: str = IDLE
     generation: int = 0  # the newest that it has promised to take part in
     by: str = ""  # who proposed that one
-    members: Tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
     joined: int = 0  # the newest that it has taken part in
-    hears: Tuple[str, ...] = ()
+    hears: tuple[str, ...] = ()
     port: int = 0  # of the first member's store, once that runs
     reason: str = ""  # why it has ended
     last: bool = False  # and will not start again
@@ -73,7 +73,7 @@ def newer(known: State, told: State) -> bool:
     return (told.life, told.beat) > (known.life, known.beat)
 
 
-def hears(rules: Rules, view: View, now: float) -> Tuple[str, ...]:
+def hears(rules: Rules, view: View, now: float) -> tuple[str, ...]:
     """The nodes that have been heard lately."""
     return tuple(name for name in rules.order if name in view and now - view[name].when <= rules.fresh)
 
@@ -95,7 +95,7 @@ def decide(rules: Rules, me: State, view: View, now: float) -> State:
     return _meet(rules, me, alive, now)
 
 
-def may_leave(rules: Rules, me: State, view: View, now: float) -> bool:
+def may_leave(rules: Rules, view: View, now: float) -> bool:
     """Whether a node that is done need not stay to tell the others so."""
     return all(view[name].state.phase in (DONE, ENDED) for name in hears(rules, view, now))
 
@@ -164,12 +164,12 @@ def _gather(rules: Rules, me: State, alive: Mapping[str, State], now: float) -> 
     return _enter(replace(me, generation=highest + 1, by=me.node, members=members), PROPOSING, now)
 
 
-def _members(rules: Rules, me: str, free: Mapping[str, State]) -> Tuple[str, ...]:
+def _members(rules: Rules, me: str, free: Mapping[str, State]) -> tuple[str, ...]:
     """The largest group of nodes that hear one another and this one, early ones first; at most `size`."""
     others = [name for name in rules.order if name in free and name != me]
 
-    def group(start: Iterable[str]) -> List[str]:
-        chosen: List[str] = []
+    def group(start: Iterable[str]) -> list[str]:
+        chosen: list[str] = []
         for name in [*start, *others]:
             if name not in chosen and all(_mutual(free[name], free[other]) for other in chosen):
                 chosen.append(name)
@@ -205,11 +205,11 @@ def _enter(me: State, phase: str, now: float) -> State:
 
 def begin(node: str, kept: Mapping[str, object], now: float) -> State:
     """The state of a node that starts, or starts again. kept: what its disk has of its last life, if anything."""
-    known: Dict[str, object] = {name: kept[name] for name in ("generation", "by", "joined") if name in kept}
+    known: dict[str, object] = {name: kept[name] for name in ("generation", "by", "joined") if name in kept}
     life = int(str(kept.get("life", 0))) + 1
     return replace(State(node, life=life, since=now, hopeful=now), **known)  # type: ignore[arg-type]  # checked by the agent
 
 
-def keep(me: State) -> Dict[str, object]:
+def keep(me: State) -> dict[str, object]:
     """What must be on the disk before anything of this state is told."""
     return {"life": me.life, "generation": me.generation, "by": me.by, "joined": me.joined}
