@@ -52,7 +52,10 @@ class _Sessions(paramiko.ServerInterface):
 
 
 class SshServer:
-    """`accepted`: number of connections so far; `sessions`: of sessions opened. `drop`: how many of the next ones are closed before any data."""
+    """`accepted`, `sessions`: numbers of connections and sessions so far.
+
+    `drop`: how many of the next connections are closed before any data.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.key: paramiko.PKey = paramiko.ECDSAKey.generate()
