@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from train.checkpoint import Loaded, find, map_tensors
 from train.config import Config
-from train.ema import EMA
 from train.errors import TrainError
 from train.parallel.world import World
+from train.step import EMA
 
 
 def reads(config: Config, world: World) -> bool:
