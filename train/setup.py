@@ -171,7 +171,8 @@ def _model(config: Config, dataset: Dataset) -> nn.Module:
 
 
 def _global_batch(config: Config, world: World) -> int:
-    return config.batch_size * config.accumulate * world.data_shards
+    """That of the full world: a smaller one takes more micro-batches of the same size."""
+    return config.batch_size * config.accumulate * max(world.data_shards, world.full_size)
 
 
 def _with_syncbn(model: nn.Module, config: Config) -> nn.Module:

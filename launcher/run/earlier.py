@@ -14,7 +14,7 @@ from launcher.model.plan import NodePlan, Plan, RunId
 from launcher.node.connect import Fleet, connect
 from launcher.node.engine import Engine
 from launcher.node.files import FileEntry, Files, Span
-from launcher.node.parallel import run_all
+from launcher.node.parallel import run_all, run_all_settled
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.store import Record
 
@@ -65,12 +65,15 @@ def checkpoints_of(
     with connect(hosts, old.runtime, ssh_config, allow_failures=True, ping=False) as others:
         outputs = {planned.node: planned.container.output_dir for planned in plan.nodes}
         asked = [(engine, posixpath.join(posixpath.dirname(outputs[engine.node]), run)) for engine in fleet.engines]
-        asked += [(engine, elsewhere[engine.host].output) for engine in others.engines]
-        places = run_all([partial(_look, engine, output) for engine, output in asked])
-        of_node = dict(zip(fleet.engines, places, strict=False))
+        own_places = run_all([partial(_look, engine, output) for engine, output in asked])
+        looks = [partial(_look, engine, elsewhere[engine.host].output) for engine in others.engines]
+        found = dict(zip([engine.node for engine in others.engines], run_all_settled(looks), strict=True))
+        failed = sorted([*others.failed, *(node for node, place in found.items() if not isinstance(place, Place))])
+        of_node = dict(zip(fleet.engines, own_places, strict=True))
+        places = [*own_places, *(place for place in found.values() if isinstance(place, Place))]
         newest = max([*places, _fetched(old)], key=lambda place: place.newest)
         if not newest.entries:
-            silent = "; no answer from " + ", ".join(sorted(others.failed)) if others.failed else ""
+            silent = f"; no answer from {', '.join(failed)}" if failed else ""
             raise NodeUnfit(
                 f"run {run}",
                 f"has left no {CHECKPOINTS}/ to go on from on {', '.join(place.name for place in places)}{silent}",

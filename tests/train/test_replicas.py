@@ -87,6 +87,16 @@ def test_one_writes_where_nodes_share_the_folder(options: list[str], tmp_path: P
     assert ranks[0].digest == ranks[1].digest
 
 
+def test_a_world_that_lacks_a_node_takes_the_same_global_batches(options: list[str], tmp_path: Path) -> None:
+    """One rank instead of two: two micro-batches a step, none larger than the job's own."""
+    small = [*options[:2], *"--arch smallcnn --image-size 8 --epochs 1 --batch-size 4 --dtype float64".split()]
+    full = run(tmp_path / "full", 2, *small)[0]
+    lacking = run(tmp_path / "lacking", 1, *small, env={"LAUNCHER_FULL_WORLD": "2"})[0]
+    for name, weights in full.checkpoint()["model"].items():
+        assert (lacking.checkpoint()["model"][name] - weights).abs().max() < 1e-10
+    assert [rank.metrics("start")[0]["global_batch"] for rank in (full, lacking)] == [8, 8]
+
+
 @pytest.mark.parametrize("kind", ["model", "pipeline", "dual_batch"])
 def test_only_a_replicated_model_is_replicated(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TrainError, match=f"--parallel {kind} does not support --replicate True"):

@@ -38,6 +38,7 @@ class World:
     backend: str  # "none" for a single process
     sharded: bool = True  # each rank reads its own samples; False: all ranks are stages of one model and read the same
     generation: int = 0  # of a world that was formed anew after the loss of a node; higher is newer
+    full_size: int = 0  # of the world that the job is made for, where this one may lack nodes
 
     @property
     def first(self) -> bool:
@@ -113,7 +114,8 @@ def start(config: Config) -> World:
         dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout))
     sharded = config.parallel not in ("model", "pipeline")
     generation = int(os.environ.get("LAUNCHER_GENERATION", "0"))
-    return World(rank, size, local_rank, local_size, device, backend, sharded, generation)
+    full_size = int(os.environ.get("LAUNCHER_FULL_WORLD", "0"))
+    return World(rank, size, local_rank, local_size, device, backend, sharded, generation, full_size)
 
 
 def choose_device(wanted: str, local_rank: int, local_size: int, tf32: bool = True) -> torch.device:
