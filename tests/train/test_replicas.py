@@ -14,6 +14,7 @@ from train.errors import TrainError
 
 # batch norm's running statistics and their average are each rank's own, so what two nodes write could differ
 OPTIONS = "--arch cifar_resnet20 --image-size 8 --epochs 2 --batch-size 8 --ema-decay 0.9 --workers 1 --print-digest"
+SMALL = "--arch smallcnn --image-size 8 --epochs 1 --batch-size 4 --dtype float64"
 LAST, PREVIOUS = "checkpoints/last.pt", "checkpoints/previous.pt"
 
 
@@ -89,7 +90,7 @@ def test_one_writes_where_nodes_share_the_folder(options: list[str], tmp_path: P
 
 def test_a_world_that_lacks_a_node_takes_the_same_global_batches(options: list[str], tmp_path: Path) -> None:
     """One rank instead of two: two micro-batches a step, none larger than the job's own."""
-    small = [*options[:2], *"--arch smallcnn --image-size 8 --epochs 1 --batch-size 4 --dtype float64".split()]
+    small = [*options[:2], *SMALL.split()]
     full = run(tmp_path / "full", 2, *small)[0]
     lacking = run(tmp_path / "lacking", 1, *small, env={"LAUNCHER_FULL_WORLD": "2"})[0]
     for name, weights in full.checkpoint()["model"].items():
