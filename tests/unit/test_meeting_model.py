@@ -7,7 +7,6 @@ does. Python's own generator draws everything from the schedule's number, so a f
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -16,7 +15,7 @@ from launcher.container_scripts import meeting
 from launcher.container_scripts.meeting import DONE, ENDED, RUNNING, Heard, Rules, State
 
 QUICK, ALL = 2_000, 100_000
-FAULTS, CALM = 60, 400  # seconds of faults, and then at most until a world has formed and finished
+FAULTS, CALM = 80, 400  # seconds of faults, and then at most until a world has formed and finished
 GOAL = 60  # steps of the job
 SHAPES = [("abc", "", 2), ("abcd", "", 3), ("abc", "d", 3), ("abcde", "", 3), ("abc", "de", 3)]  # nodes, spares, least
 
@@ -81,18 +80,18 @@ class Model:
     def fault(self) -> None:
         draw, names = self.random.random(), list(self.nodes)
         node = self.nodes[self.random.choice(names)]
-        if draw < 0.04:
+        if draw < 0.06:
             self.crash(node)
-        elif draw < 0.06:
+        elif draw < 0.08:
             node.paused = not node.paused
-        elif draw < 0.09:
+        elif draw < 0.12:
             side = set(self.random.sample(names, self.random.randint(1, len(names) - 1)))
             self.cut |= {(a, b) for a in names for b in names if (a in side) != (b in side)}
-        elif draw < 0.11:
+        elif draw < 0.14:
             self.cut.add((node.name, self.random.choice(names)))  # in one direction only
-        elif draw < 0.17:
+        elif draw < 0.2:
             self.cut.clear()
-        elif draw < 0.175 and sum(n.gone or n.finished for n in self.nodes.values()) < len(names) - self.rules.least:
+        elif draw < 0.205 and sum(n.gone or n.finished for n in self.nodes.values()) < len(names) - self.rules.least:
             self.crash(node)
             node.gone = True
 
@@ -178,13 +177,9 @@ class Model:
                     node.checkpoint = (number, world.step)
 
 
-def schedules(count: int, parts: int) -> Iterator[range]:
-    return (range(part * count // parts, (part + 1) * count // parts) for part in range(parts))
-
-
 def test_two_worlds_never_and_no_superseded_generation() -> None:
     formed = [explore(number) for number in range(QUICK)]
-    assert sum(formed) > 2 * QUICK  # the faults do end generations, and new ones form
+    assert sum(formed) > 1.5 * QUICK  # the faults do end generations, and new ones form
 
 
 @pytest.mark.parametrize("fault", ["minority", "forgetful"])
@@ -198,9 +193,9 @@ def test_jobs_have_a_majority() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("numbers", schedules(ALL, 20))
-def test_many_more_schedules(numbers: range) -> None:
-    for number in numbers:
+@pytest.mark.timeout(3600)
+def test_many_more_schedules() -> None:
+    for number in range(QUICK, ALL):
         explore(number)
 
 
