@@ -35,7 +35,7 @@ def build(job: options.JobFile, sets: options.Sets = None, ssh_config: options.S
     """Build the job's image: on this machine's engine, without one on the first node."""
     loaded = load_job(job, sets or [])
     with caller_engine() as local, ExitStack() as stack:
-        first = [(entry.name, entry.host) for entry in loaded.nodes[:1]]
+        first = [(entry.name, entry.host) for entry in loaded.machines[:1]]
         nodes = [local] if local else stack.enter_context(connect(first, ssh_config=ssh_config)).engines
         _report(_ensure(loaded, job, nodes, local))
 
@@ -49,7 +49,7 @@ def ship(
 ) -> None:
     """Send the job's image to every node, built if it must be: only layers that a node lacks are sent."""
     loaded = load_job(job, sets or [], options.hosts(nodes))
-    hosts = [(entry.name, entry.host) for entry in loaded.nodes]
+    hosts = [(entry.name, entry.host) for entry in loaded.machines]
     with connect(hosts, ssh_config=ssh_config) as fleet, caller_engine() as local:
         _report(_ensure(loaded, job, fleet.engines, local))
 

@@ -43,7 +43,7 @@ def plan(
         from launcher.node.connect import connect
         from launcher.run.prepare import preview
 
-        with connect([(entry.name, entry.host) for entry in loaded.nodes], loaded.runtime, ssh_config) as fleet:
+        with connect([(entry.name, entry.host) for entry in loaded.machines], loaded.runtime, ssh_config) as fleet:
             made = preview(loaded, fleet, code.digest)
     if json:
         typer.echo(made.to_json())

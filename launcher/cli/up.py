@@ -108,7 +108,7 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
     check_files(job, Path.cwd(), os.environ)
     secrets = read_secrets(job, Path.cwd(), os.environ)
     packed = in_background(lambda: _pack(job))
-    with connect([(entry.name, entry.host) for entry in job.nodes], job.runtime, ssh_config, ping=False) as fleet:
+    with connect([(entry.name, entry.host) for entry in job.machines], job.runtime, ssh_config, ping=False) as fleet:
         code = packed()
         from launcher.cli.bars import bars
         from launcher.cli.reporter import Reporter
@@ -144,7 +144,8 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
                 if chosen.detach:
                     log(f"{plan.run} is running. Follow it: launcher logs {plan.run}")
                     return None
-                shown = [Followed(nodes[0], NodePaths(nodes[0].output, nodes[0].name).log)]
+                followed = nodes if attached.may_lose else nodes[:1]  # rank 0 may move
+                shown = [Followed(node, NodePaths(node.output, node.name).log) for node in followed]
                 outcome = show_until_end(attached, shown, screen, notify, resumed=False)
             except KeyboardInterrupt:
                 return leave_or_stop(attached, screen)

@@ -123,21 +123,45 @@ def _conflicts(job: Job) -> Iterator[Conflict]:
     else:
         yield from _process(job)
     yield from _nodes(job)
+    yield from _elastic(job)
     yield from _variables(job)
 
 
 def _nodes(job: Job) -> Iterator[Conflict]:
     seen: dict[tuple[str, str], int] = {}
     names: dict[str, int] = {}
-    for rank, node in enumerate(job.nodes):
+    for rank, node in enumerate(job.machines):
+        spare = rank - len(job.nodes)
+        key = "nodes" if spare < 0 else "spares"
+        path: Path = (key, rank if spare < 0 else spare)
         first = seen.setdefault(machine(node.host), rank)
-        if first != rank and (node.host != LOCAL or job.nodes[first].host != LOCAL):
-            yield ("nodes", rank), f"{node.host} is a node already (entry {first})", {"nodes"}
+        if first != rank and (node.host != LOCAL or job.machines[first].host != LOCAL):
+            yield path, f"{node.host} is a node already (entry {first})", {key}
         elif first != rank and job.runtime == "docker":
-            yield ("nodes", rank), "local may repeat only under runtime: process", {"nodes", "runtime"}
+            yield path, "local may repeat only under runtime: process", {key, "runtime"}
         elif names.setdefault(node.name, rank) != rank:
             message = f"the name {node.name} is given to entry {names[node.name]} already; give it another `name`"
-            yield ("nodes", rank), message, {"nodes"}
+            yield path, message, {key}
+
+
+def _elastic(job: Job) -> Iterator[Conflict]:
+    least, nodes, spares = job.min_nodes, len(job.nodes), len(job.spares or ())
+    if least is None:
+        if spares:
+            yield ("spares",), "needs min_nodes, the number of nodes with which the run goes on", {"spares"}
+        return
+    if least > nodes:
+        yield ("min_nodes",), f"{least} of {nodes} nodes cannot take part", {"min_nodes", "nodes"}
+    elif 2 * least <= nodes + spares:
+        known = f"{nodes} nodes" + (f" and {spares} spare{'s' * (spares > 1)}" if spares else "")
+        message = (
+            f"a network that is cut in two could leave {least} of {known} on each side, and both would train; "
+            f"expected at least {(nodes + spares) // 2 + 1}, so that 2 x min_nodes > nodes + spares"
+        )
+        yield ("min_nodes",), message, {"min_nodes", "nodes", "spares"}
+    if job.hang_timeout is not None:
+        message = "has no effect with min_nodes, as rank 0, whose output it watches, may move: leave one of them out"
+        yield ("hang_timeout",), message, {"hang_timeout", "min_nodes"}
 
 
 def _process(job: Job) -> Iterator[Conflict]:

@@ -24,6 +24,7 @@ OWNER = "launcher.owner"  # user@host of the caller
 CREATED = "launcher.created"  # seconds since the epoch, by the caller's clock
 VERSION = "launcher.version"
 RUNTIME = "launcher.runtime"  # docker | process
+MIN_NODES = "launcher.min_nodes"  # with how many nodes the run goes on, where that is not all
 PURPOSE = "launcher.purpose"  # run | shell | claim | probe: any launcher that finds a probe removes it
 SPLIT = ","
 
@@ -44,6 +45,7 @@ class RunLabels:
     uid: int
     owner: str
     created: int
+    min_nodes: int = 0  # 0: all are needed
 
     @property
     def started_by(self) -> str:
@@ -78,4 +80,5 @@ def read(labels: Mapping[str, object]) -> RunLabels:
         uid=checked.number(labels.get(UID), 2**32),
         owner=checked.text(labels.get(OWNER), "[!-~]{1,400}", "caller"),
         created=checked.number(labels.get(CREATED), 10**12),
+        min_nodes=checked.number(labels.get(MIN_NODES, "0"), 10**5),
     )

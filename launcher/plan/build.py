@@ -45,7 +45,7 @@ def build(
             processes=counts[rank],
             container=containers.container(context, entry, node, rank, uuids[rank], first_rank=firsts[rank]),
         )
-        for rank, (entry, node) in enumerate(zip(job.nodes, facts, strict=True))
+        for rank, (entry, node) in enumerate(zip(job.machines, facts, strict=True))
     )
     return Plan(
         run=run,
@@ -77,9 +77,9 @@ def _choose_gpus(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:
     chosen: list[tuple[str, ...]] = []
     errors: list[LauncherError] = []
     places: dict[str, list[int]] = {}
-    for rank, entry in enumerate(job.nodes):
+    for rank, entry in enumerate(job.machines):
         places.setdefault(entry.host, []).append(rank)
-    for rank, (entry, node) in enumerate(zip(job.nodes, facts, strict=True)):
+    for rank, (entry, node) in enumerate(zip(job.machines, facts, strict=True)):
         try:
             uuids = gpus.select(node, job.gpus_of(entry))
         except NodeUnfit as error:
@@ -104,7 +104,7 @@ def _warnings(job: Job, facts: Sequence[NodeFacts], rendezvous: Rendezvous, node
             )
         found += [
             f"{check.node}: {check.what}. {check.cure}"
-            for check in checks.of_node(node, job, job.nodes[planned.rank])
+            for check in checks.of_node(node, job, job.machines[planned.rank])
             if check.level is checks.Level.WARN and check.name in _WARNED
         ]
         if planned.container.gpus and planned.processes > len(planned.container.gpus):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import LauncherError, RunUnknown
-from launcher.model import checked
+from launcher.model import checked, labels
 from launcher.model.plan import Plan, RunId, is_run_id, plain
 from launcher.records.masking import Masker
 from launcher.records.paths import RUNS, RunPaths
@@ -60,12 +60,16 @@ class Record:
         return record
 
     @classmethod
-    def rebuild(cls, run: RunId, runtime: str, nodes: Sequence[NodeOfRun], runs: Path = RUNS) -> Record:
+    def rebuild(
+        cls, run: RunId, runtime: str, nodes: Sequence[NodeOfRun], runs: Path = RUNS, min_nodes: int = 0
+    ) -> Record:
         """The record of a run found by its labels, with what labels say; a readable record stays as it is."""
         record = cls(RunPaths(runs / run))
         if not record.nodes():
             record._make_folders()
-            known = {"run": run, "job": job_of(run), "runtime": runtime, "nodes": [*map(_node_to_json, nodes)]}
+            known = {"run": run, "job": job_of(run), "runtime": runtime, "nodes": [*map(_node_to_json, nodes)]} | {
+                "min_nodes": min_nodes
+            }
             write_atomic(record.paths.plan, json.dumps(known, indent=2).encode())
         return cls(record.paths)
 
@@ -102,6 +106,17 @@ class Record:
             return tuple(_node_from_json(node, self.run) for node in self._plan["nodes"])
         except (LookupError, TypeError, ValueError):
             return ()
+
+    @property
+    def min_nodes(self) -> int:
+        """With how many nodes the run goes on; 0: all are needed."""
+        try:
+            found = self._plan.get("min_nodes") or self._plan["nodes"][0]["container"]["labels"].get(
+                labels.MIN_NODES, 0
+            )
+            return checked.number(str(found), 10**5)
+        except (LookupError, TypeError, AttributeError, ValueError):
+            return 0
 
     @property
     def runtime(self) -> str:

@@ -87,8 +87,11 @@ def conclude(
     failure = first_failure(list(evidence.values()))
     if lost and (failure is None or failure.exit_code == 0 or is_victim(evidence[failure.node])):
         failure = next(iter(lost.values()))
+    done = attached.may_lose and any(state.exit_code == 0 for state in states.values())
     if stopped_by is not None:
         failure, state = None, RunState.STOPPED
+    elif done:  # without the nodes that were lost
+        failure, state = None, RunState.DONE
     elif failure is None:
         state = RunState.DONE
     else:  # a node whose files are missing has not failed by that

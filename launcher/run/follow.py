@@ -53,6 +53,7 @@ class Follow:
         self._queue: queue.SimpleQueue[Message | BaseException | None] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._due = threading.Event()  # something is to be collected now
+        self._lost = 0  # nodes that have ended badly
         self._over = math.inf  # of time.monotonic(): the run cannot end well from then on
         files = {followed.node.name: followed for followed in shown}
         self._nodes = [FollowedNode(node, files.get(node.name), attached, self._put) for node in attached.nodes]
@@ -89,8 +90,10 @@ class Follow:
             node.collected.set()
 
     def _put(self, message: Message) -> None:
-        ended_badly = isinstance(message, NodeEnded) and message.state.exit_code != 0
-        if ended_badly or isinstance(message, (NodeRemoved, NodeStopped)):
+        ended = isinstance(message, NodeEnded) and message.state.exit_code
+        self._lost += bool(ended) or isinstance(message, NodeRemoved)
+        done = ended == 0 and self._attached.may_lose > 0  # the others have told that node so, if they could
+        if done or self._lost > self._attached.may_lose or isinstance(message, NodeStopped):
             self._over = min(self._over, time.monotonic())
         self._queue.put(message)
 

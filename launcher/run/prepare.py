@@ -62,8 +62,8 @@ def _plan(job: Job, facts: Sequence[NodeFacts], image: ImageFacts, rendezvous: R
 def choose_rendezvous(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Rendezvous:
     """Where the ranks will meet, proven to be reachable."""
     if job.runtime == "process":
-        return on_one_machine(len(job.nodes), job.port)
-    addresses = [entry.address for entry in job.nodes]
+        return on_one_machine(len(job.machines), job.port)
+    addresses = [entry.address for entry in job.machines]
     probes = probe_master(fleet, facts, job.port, addresses[0])
     return choose(facts, probes, job.port, addresses)
 
@@ -94,7 +94,7 @@ def _surroundings(job: Job, master: NodeFacts) -> Surroundings:
     rootless = master.engine is not None and master.engine.rootless
     return Surroundings(
         mounts=job.mounts,
-        env=job.env_of(job.nodes[0]),
+        env=job.env_of(job.machines[0]),
         user="0:0" if rootless else f"{master.uid}:{master.gid}",
         groups=() if rootless else master.groups,
     )

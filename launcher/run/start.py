@@ -6,6 +6,7 @@ import io
 import tarfile
 from collections.abc import Callable, Mapping
 from functools import partial
+from secrets import token_hex
 
 from launcher import container_scripts
 from launcher.errors import LauncherError, NodesFailed
@@ -18,6 +19,8 @@ from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, uninterrupted
 from launcher.records.snapshot import repack
 from launcher.run.claims import claim_gpus, claim_port
+
+MEETING_KEY = "LAUNCHER_MEETING_KEY"  # container_scripts/elastic.py takes it out of the program's environment
 
 
 def start(
@@ -36,6 +39,9 @@ def start(
     every node that failed with its reason.
     """
     by_node = {planned.node: planned for planned in plan.nodes}
+    elastic = labels.MIN_NODES in plan.nodes[0].container.labels
+    if elastic:  # what the nodes tell each other is signed
+        secrets = {**secrets, MEETING_KEY: token_hex(32)}
     ids: dict[str, str] = {}
     # Nodes with the same folders and user get the very same bytes.
     wanted = {(node.container.layout, node.container.user) for node in plan.nodes}
@@ -43,7 +49,9 @@ def start(
 
     def claim(engine: Engine, planned: NodePlan) -> None:
         claim_gpus(engine, planned)
-        if planned.rank == 0 and len(plan.nodes) > 1:
+        if elastic:
+            claim_port(engine, planned, plan.rendezvous.port + planned.rank * (plan.runtime == "process"))
+        elif planned.rank == 0 and len(plan.nodes) > 1:
             claim_port(engine, planned, plan.rendezvous.port)
 
     def create(engine: Engine) -> None:
