@@ -1,4 +1,4 @@
-"""Every pair of option values, in runs that are stopped and resumed inside an epoch: bit for bit as if never stopped."""
+"""Every pair of option values, in runs that are stopped and resumed in an epoch: bit for bit as if never stopped."""
 
 from __future__ import annotations
 
