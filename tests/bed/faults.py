@@ -11,13 +11,39 @@ import time
 from collections.abc import Iterator
 
 from tests.bed.bed import Bed, Node
-from tests.bed.host import docker, login_shells, newer_engine
+from tests.bed.host import docker, login_shells, newer_engine, podman
 from tests.bed.settings import TRAIN_IMAGE, TRAINER
 from tests.bed.shell import CommandFailed
 
 DATA_ROOT = "/var/lib/docker"
 CONTAINERD_ROOT = f"{DATA_ROOT}/containerd-store"
 NEWER_ENGINE = "/opt/newer-engine"
+
+
+PODMAN_SOCKET = "/run/podman/podman.sock"
+# runc: Debian's own choice, crun, refuses a machine with control groups of both versions
+_PODMAN = f"""
+set -e
+ldconfig
+mkdir -p /run/podman
+printf '[engine]\nruntime="runc"\ncgroup_manager="cgroupfs"\n' >/etc/containers/containers.conf
+printf '[storage]\ndriver="overlay"\ngraphroot="{DATA_ROOT}/podman"\nrunroot="/run/podman/run"\n' \\
+    >/etc/containers/storage.conf
+podman system service -t 0 unix://{PODMAN_SOCKET} >/var/log/podman.log 2>&1 </dev/null &
+timeout 30 sh -c 'until [ -S {PODMAN_SOCKET} ]; do sleep 0.1; done'
+chgrp docker /run/podman {PODMAN_SOCKET}
+chmod 770 /run/podman {PODMAN_SOCKET}
+echo 'SetEnv DOCKER_HOST=unix://{PODMAN_SOCKET}' >/etc/ssh/sshd_config.d/podman.conf
+kill -HUP "$(cat /run/sshd.pid)"
+"""
+_WITHOUT_PODMAN = f"""
+rm -f /etc/ssh/sshd_config.d/podman.conf
+kill -HUP "$(cat /run/sshd.pid)"
+podman rm -af
+podman rmi -af
+pkill -x podman
+rm -rf /run/podman /etc/containers {DATA_ROOT}/podman
+"""
 
 
 @contextlib.contextmanager
@@ -174,6 +200,21 @@ def containerd_store(bed: Bed, *nodes: Node) -> Iterator[None]:
             start_engine(bed, node)
             healing.callback(_stop_engine, bed, node)
             bed.preload(node, TRAIN_IMAGE)
+        yield
+
+
+@contextlib.contextmanager
+def podman_engine(bed: Bed, *nodes: Node) -> Iterator[None]:
+    """`docker` over ssh reaches podman's socket on these nodes, with an empty image store, until the exit.
+
+    Raises BedUnavailable.
+    """
+    files = podman(bed.settings)
+    with contextlib.ExitStack() as healing:
+        for node in nodes:
+            docker("cp", f"{files}/.", f"{node.container}:/")
+            healing.callback(bed.sh, node, _WITHOUT_PODMAN)
+            bed.sh(node, _PODMAN)
         yield
 
 
