@@ -38,10 +38,10 @@ def _refused(job: Job, container: str) -> Refused:
         yield ("docker", "extra_hosts"), "containers on Slurm have the machine's /etc/hosts: leave it out"
     if job.resources.cpus is not None and job.resources.cpus % 1:
         yield ("resources", "cpus"), "Slurm gives whole CPUs"
-    if job.runtime == "docker" and container != "none":
-        if job.image is not None and "@sha256:" not in (job.image.ref or job.image.base or ""):
-            key = "ref" if job.image.ref else "base"
-            yield ("image", key), "is imported there once, and a tag may move: add its digest, NAME@sha256:..."
+    image = job.image if job.runtime == "docker" and container != "none" else None
+    if image is not None and "@sha256:" not in (image.ref or image.base or ""):
+        key = "ref" if image.ref else "base"
+        yield ("image", key), "is imported there once, and a tag may move: add its digest, NAME@sha256:..."
 
 
 def render(plan: ClusterPlan, cluster: Cluster) -> str:
