@@ -119,17 +119,19 @@ def _batch(plan: ClusterPlan) -> list[str]:
 
 def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     """A script for each node: POSIX sh, as it may run inside a container."""
-    rank, address, port = '"$SLURM_NODEID"', '"$MASTER_ADDR"', '"$MASTER_PORT"'
-    known: dict[str, str] = {} if plan.torchrun else plan.bare(rank, address, port)
+    rank, address, port = '"$LAUNCHER_NODE_RANK"', '"$MASTER_ADDR"', '"$MASTER_PORT"'
+    known = {} if plan.torchrun else plan.bare(rank, address, port)
     limits = {"LAUNCHER_TIMEOUT": plan.timeout, "LAUNCHER_HANG_TIMEOUT": plan.hang_timeout}
     known |= {name: str(value) for name, value in limits.items() if value is not None}
     known |= {name: shlex.quote(value) for name, value in plan.env.items()}
     body = [
         *([f"export LAUNCHER_OUTPUT={shlex.quote(plan.output)}"] if plan.image else []),
-        'export LAUNCHER_NODE_RANK="$SLURM_NODEID" LAUNCHER_NODE="node-$SLURM_NODEID"',
+        'export LAUNCHER_NODE_RANK="${LAUNCHER_NODE_RANK:-$SLURM_NODEID}"',
+        'export LAUNCHER_NODE="node-$LAUNCHER_NODE_RANK"',
         'export TORCHELASTIC_ERROR_FILE="$LAUNCHER_OUTPUT/errors/$LAUNCHER_NODE.json"',
         *(f"export {name}={value}" for name, value in known.items()),
         "kit=''",
+        '[ $# -eq 0 ] || exec sh "$LAUNCHER_OUTPUT/.node/$LAUNCHER_NODE/kit/within.sh" "$@" # launcher exec',
         'if [ -d "$LAUNCHER_OUTPUT/.node/kit" ]; then # each node has a copy: its pipes and its home are there',
         '    kit="$LAUNCHER_OUTPUT/.node/$LAUNCHER_NODE/kit"',
         '    rm -rf "$kit" && mkdir -p "${kit%/kit}" && cp -Rp "$LAUNCHER_OUTPUT/.node/kit" "$kit" || exit 73',

@@ -6,6 +6,7 @@ beds apart.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -92,7 +93,7 @@ class SlurmBed:
         steps = [
             int(line.split()[0])
             for line in output(["ps", "-eo", "pid,args"]).splitlines()
-            if f"slurmstepd: [" in line and f"SLURMD_NODENAME={name}" in _environment(int(line.split()[0]))
+            if "slurmstepd: [" in line and f"SLURMD_NODENAME={name}" in _environment(int(line.split()[0]))
         ]
         for pid in [daemon, *(child for step in steps for child in _descendants(step))]:
             _kill(pid)
@@ -182,7 +183,9 @@ def install() -> None:
         policy.write_text("#!/bin/sh\nexit 101\n")
         policy.chmod(0o755)
     try:
-        run(["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-qy", "--no-install-recommends", *PACKAGES])
+        run(
+            ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-qy", "--no-install-recommends", *PACKAGES]
+        )
     finally:
         if ours:
             policy.unlink()
@@ -203,7 +206,5 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
