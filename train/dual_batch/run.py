@@ -78,7 +78,7 @@ class Server:
         self._precision: Precision = choose_precision(config, world.device)
         self._model = seeded_model(config.arch, len(dataset.classes), config.seed, config.zero_init_residual)
         check_sides(self._model, config.arch, config.sides())
-        self._folder = Path(config.output) / "checkpoints"
+        self._folder = config.checkpoint_folder
         self._found = checkpoint.find(config.resume, self._folder)
         workers = len(plan.shares)
         self._total, done = config.epochs * workers, 0
