@@ -25,11 +25,10 @@ from train.config import Config, parse
 from train.data.sampler import fold
 from train.metrics import Meter
 from train.models import seeded_model
-from train.objective import draw_mix
 from train.parallel.world import StopSignal, World, start
 from train.precision import choose_precision
 from train.setup import Run, prepare
-from train.step import Plan
+from train.step import Plan, draw_mix
 
 PUBLISHED = (  # images/s of one GPU, ResNet-50 at 224 px, mixed precision
     ("V100 16 GB", 1200, "NVIDIA DeepLearningExamples, DALI, NGC 21.03"),

@@ -55,6 +55,15 @@ class Config:
     arch: str = option(
         "model", "smallcnn, cifar_resnet18, cifar_resnet20, or any classifier of torchvision", "resnet50"
     )
+    zero_init_residual: bool = option(
+        "model", "torchvision's resnets: residual branches begin at zero, for large batches", True
+    )
+    syncbn: str = option(
+        "model",
+        "synchronised batch norm: custom (ours) works everywhere, library (torch's) on GPUs only",
+        "none",
+        choices=("none", "custom", "library"),
+    )
 
     epochs: int = option("training", "passes over the training set", 90, least=1)
     batch_size: int = option("training", "images per step and process", 256, least=1)
@@ -73,33 +82,6 @@ class Config:
     nesterov: bool = option("training", "sgd: Nesterov momentum", False)
     lars_eta: float = option("training", "trust coefficient of lars", 1e-3, above=0)
     adam_beta2: float = option("training", "second beta of adamw; the first is --momentum", 0.999, least=0)
-    parallel: str = option(
-        "parallel",
-        "single; dp: replicas in one process; ddp; fsdp: as ddp, with the weights divided over the processes; model: a "
-        "stage per process; pipeline: the same with micro-batches; dual_batch: parameter server; auto: ddp on several processes, else single",
-        "auto",
-        choices=("auto", "single", "dp", "ddp", "fsdp", "model", "pipeline", "dual_batch"),
-    )
-    replicas: int = option("parallel", "dp: devices; 0: all GPUs, or 2 on CPU", 0, least=0)
-    micro_batches: int = option("parallel", "pipeline: micro-batches per batch; 0: one per stage", 0, least=0)
-    pipeline_schedule: str = option("parallel", "pipeline: schedule", "gpipe", choices=("gpipe", "1f1b"))
-    small: int = option("parallel", "dual_batch: workers with a small batch; --batch-size is the large one", 0, least=0)
-    ratio: float = option("parallel", "dual_batch: a round's time relative to all-large", 1.0, above=0)
-    a: tuple[float, ...] = option(
-        "parallel", "dual_batch: seconds per sample; one, or one per worker", (0.0,), nargs="+"
-    )
-    b: tuple[float, ...] = option(
-        "parallel", "dual_batch: seconds per batch; one, or one per worker", (0.0,), nargs="+"
-    )
-    merge: str = option("parallel", "dual_batch: how weights are merged", "asp", choices=("asp", "bsp", "ssp"))
-    variant: str = option(
-        "parallel",
-        "dual_batch; published: the paper's merge, sizes truncated; follow_up: W <- (W + f*w)/(1 + f), sizes rounded",
-        "published",
-        choices=("published", "follow_up"),
-    )
-    staleness: int = option("parallel", "dual_batch, ssp: pushes by which a worker may be ahead", 3, least=0)
-
     accumulate: int = option("training", "batches per process whose gradients are summed for one step", 1, least=1)
     clip_norm: float = option("training", "largest norm of all gradients together; 0: no limit", 0.0, least=0)
     allow_nan: bool = option("training", "go on when the loss is inf or nan", False)
@@ -133,6 +115,31 @@ class Config:
         choices=("exact", "scatter"),
     )
 
+    parallel: str = option(
+        "parallel",
+        "single; dp: replicas in one process; ddp; fsdp: as ddp, with the weights divided over the processes; model: a "
+        "stage per process; pipeline: the same with micro-batches; dual_batch: parameter server; auto: ddp on several "
+        "processes, else single",
+        "auto",
+        choices=("auto", "single", "dp", "ddp", "fsdp", "model", "pipeline", "dual_batch"),
+    )
+    replicas: int = option("parallel", "dp: devices; 0: all GPUs, or 2 on CPU", 0, least=0)
+    micro_batches: int = option("parallel", "pipeline: micro-batches per batch; 0: one per stage", 0, least=0)
+    pipeline_schedule: str = option("parallel", "pipeline: schedule", "gpipe", choices=("gpipe", "1f1b"))
+
+    dual_small: int = option("dual batch", "workers with a small batch; --batch-size is the large one", 0, least=0)
+    dual_ratio: float = option("dual batch", "a round's time relative to all-large", 1.0, above=0)
+    dual_a: tuple[float, ...] = option("dual batch", "seconds per sample; one, or one per worker", (0.0,), nargs="+")
+    dual_b: tuple[float, ...] = option("dual batch", "seconds per batch; one, or one per worker", (0.0,), nargs="+")
+    dual_merge: str = option("dual batch", "how weights are merged", "asp", choices=("asp", "bsp", "ssp"))
+    dual_variant: str = option(
+        "dual batch",
+        "published: the paper's merge, sizes truncated; follow_up: W <- (W + f*w)/(1 + f), sizes rounded",
+        "published",
+        choices=("published", "follow_up"),
+    )
+    dual_staleness: int = option("dual batch", "ssp: pushes by which a worker may be ahead", 3, least=0)
+
     amp: str = option(
         "precision",
         "auto: bf16 if the GPU has it, else fp16 with a loss scale, none on CPU; O0 to O3 as in apex",
@@ -147,15 +154,6 @@ class Config:
         "precision", "auto: channels_last on a GPU", "auto", choices=("auto", "channels_last", "contiguous")
     )
 
-    zero_init_residual: bool = option(
-        "model", "torchvision's resnets: residual branches begin at zero, for large batches", True
-    )
-    syncbn: str = option(
-        "model",
-        "synchronised batch norm: custom (ours) works everywhere, library (torch's) on GPUs only",
-        "none",
-        choices=("none", "custom", "library"),
-    )
     compile: bool = option("system", "torch.compile the model", False)
     bucket_mb: float = option("system", "size of DDP's gradient buckets in MiB", 25.0, above=0)
     static_graph: bool = option("system", "tell DDP that every step runs the same graph", False)

@@ -9,25 +9,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from train.checkpoint import Saver, weights_digest
 from train.config import Config
 from train.data import sampler
 from train.data.batch import Batch, Request
-from train.data.source import Pixels
 from train.errors import Stopped, TrainError
-from train.metrics import Meter, Scores, check_finite, validation_indices
+from train.evaluate import SHOWN, evaluate
+from train.metrics import Meter, Scores, check_finite
 from train.models import parameter_count
-from train.objective import draw_mix
 from train.parallel.methods import device_count, method
 from train.parallel.world import StopSignal, World
 from train.profile import tracing
 from train.setup import Run, prepare
-from train.step import Plan
+from train.step import Plan, draw_mix
 from train.watch import Interval, Silent, Writer
-
-SHOWN = 32  # images in a grid in TensorBoard
 
 
 def train(config: Config, world: World, stop: StopSignal) -> None:
@@ -207,7 +203,7 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None
     """Validates, reports and saves after an epoch of training."""
     progress = run.progress
     start = time.perf_counter()
-    sums, mistaken = validate(run, stop)
+    sums, mistaken = evaluate(run.step.evaluated, run.val_loader, run.step.objective, run.world, stop.agreed)
     _check_finite(run, sums, "validation")
     scores = Scores.of(sums)
     if len(mistaken):
@@ -222,36 +218,6 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None
     if saver:
         saver.save(run.state(), best, progress.epoch)
     return scores
-
-
-def validate(run: Run, stop: StopSignal) -> tuple[torch.Tensor, Pixels]:
-    """`counts` of every validation image exactly once on any number of ranks: no padding; sums, not averages.
-
-    Also returns some images that this rank misclassified, (n, side, side, 3).
-
-    Raises:
-        Stopped: SIGTERM arrived; the resumed run validates the epoch again.
-    """
-    world, batch_size, count = run.world, run.config.batch_size, len(run.dataset.val.labels)
-    if world.data_shards > 1:  # batch norm's running statistics: every rank validates and saves those of rank 0
-        for buffer in run.step.evaluated.buffers():
-            dist.broadcast(buffer, 0)
-    mine = validation_indices(run.config.metrics, count, world)
-    requests = (Request(mine[i : i + batch_size], count) for i in range(0, len(mine), batch_size))
-    batches = run.val_loader.batches(requests, epoch=0)
-    meter = Meter(world)
-    mistaken = np.empty((0, run.config.image_size, run.config.image_size, 3), np.uint8)
-    run.step.evaluated.eval()
-    for _ in range(-(-count // world.data_shards // batch_size)):  # batches of the largest shard, the same on all ranks
-        if stop.agreed():
-            raise Stopped
-        if (batch := next(batches, None)) is not None:
-            sums, wrong = run.step.evaluate(batch)
-            meter.add(sums)
-            if len(mistaken) < SHOWN:
-                mistaken = np.concatenate([mistaken, batch.images[wrong].cpu().numpy()])[:SHOWN]
-    meter.read(0.0)
-    return meter.epoch, mistaken
 
 
 def _close(run: Run, watch: Silent, scores: Scores, seconds: float, cpu: float) -> None:

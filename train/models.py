@@ -36,7 +36,6 @@ class SmallCNN(nn.Module):
         self.classifier = nn.Linear(last, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits."""
         logits: Tensor = self.classifier(self.features(images).mean((2, 3)))
         return logits
 
@@ -138,7 +137,6 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Number of trainable parameters."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 

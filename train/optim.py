@@ -25,7 +25,6 @@ class LARS(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure, so no loss to return
-        """One update."""
         assert closure is None, "LARS takes no closure"
         for group in self.param_groups:
             for parameter in group["params"]:

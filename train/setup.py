@@ -138,23 +138,20 @@ def prepare(config: Config, world: World) -> Run:
     transfer = Transfer(world.device)
     decoder = world.all_ranks_or_exit(lambda: choose_decoder(config.decoder, _say if world.first else _silent))
     loader = Loader(config, dataset.train, decoder, config.batch_size, world.local_size, transfer)
-    repeated = config.headspace or is_synthetic(config.data)
-    train_loader = Repeated(loader) if repeated else loader
-    val_loader = Loader(config, dataset.val, None, config.batch_size, world.local_size, transfer)
     run = Run(
-        config,
-        world,
-        dataset,
-        model,
-        step,
-        precision,
-        schedule,
-        Progress(),
-        epoch_steps,
-        resumed,
-        train_loader,
-        val_loader,
-        decoder.name,
+        config=config,
+        world=world,
+        dataset=dataset,
+        model=model,
+        step=step,
+        precision=precision,
+        schedule=schedule,
+        progress=Progress(),
+        epoch_steps=epoch_steps,
+        resumed=resumed,
+        train_loader=Repeated(loader) if config.headspace or is_synthetic(config.data) else loader,
+        val_loader=Loader(config, dataset.val, None, config.batch_size, world.local_size, transfer),
+        decoder=decoder.name,
     )
     if resumed:
         world.all_ranks_or_exit(lambda: _restore(run, resumed))

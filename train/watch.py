@@ -1,22 +1,34 @@
-"""The output of a run: console lines, TensorBoard scalars, metrics.jsonl. Only rank 0 writes; others are `Silent`."""
+"""The output of a run: console lines and bar, TensorBoard, metrics.jsonl. Only rank 0 writes; others are `Silent`."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
-from train.bar import Bar
 from train.data.source import Pixels
-from train.hparams import Session
 from train.metrics import Scores
 
+CLEAR_LINE = "\x1b[K"  # right of the cursor
 GRID = 8  # images per row
+BAR_WIDTH = 24  # characters
+BAR_INTERVAL = 0.1  # seconds between two redraws
 FLUSH_SECONDS = 2  # how far TensorBoard's files may lag behind; the launcher collects them while the run goes on
+# the columns of the HParams tab, in this order: facts about the run, and options
+FACTS = ("parallel", "world", "devices", "global_batch", "amp")
+OPTIONS = (
+    *("arch", "epochs", "batch_size", "accumulate", "lr", "lr_scaling", "schedule", "warmup", "optimizer", "momentum"),
+    *("weight_decay", "label_smoothing", "clip_norm", "syncbn", "metrics", "image_size", "augment", "seed"),
+    *("replicas", "micro_batches", "pipeline_schedule", "dual_small", "dual_ratio", "dual_merge"),
+)
+RESULTS = ("Accuracy/val", "Accuracy5/val", "Loss/val", "Accuracy/train", "Loss/train", "Throughput/images_per_s")
 
 
 @dataclass(frozen=True)
@@ -72,12 +84,10 @@ class Writer(Silent):
         self._bar = Bar()
 
     def say(self, text: str) -> None:
-        """Prints a line and flushes it."""
         self._bar.clear()
         print(text, flush=True)
 
     def stepped(self, epoch: int, epochs: int, step: int, steps: int) -> None:
-        """Moves the progress bar, if the output is a terminal."""
         self._bar.step(epoch, epochs, step, steps)
 
     def begin(self, facts: dict[str, Any], purge_step: int | None) -> None:
@@ -145,7 +155,6 @@ class Writer(Silent):
         self._board.add_image(tag, picture, step, dataformats="HWC")
 
     def end(self, facts: dict[str, Any]) -> None:
-        """Closes the files."""
         if self._board is not None:
             self._line("end", **facts)
             self._session.close()
@@ -159,3 +168,62 @@ class Writer(Silent):
     def _scalars(self, values: dict[str, float], step: int) -> None:
         for tag, value in values.items():
             self._board.add_scalar(tag, value, step)
+
+
+class Bar:
+    """A progress bar on a terminal. The cursor stays at the line's beginning, so that output overwrites the bar."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._shown = self._stream.isatty()
+        self._drawn = 0.0
+        self._begun: tuple[float, int] | None = None
+
+    def step(self, epoch: int, epochs: int, step: int, steps: int) -> None:
+        """Shows that step `step` of `steps` in all is done, in epoch `epoch` (counted from 1)."""
+        if not self._shown:
+            return
+        now = time.monotonic()
+        begun, first = self._begun = self._begun or (now, step)
+        if now - self._drawn < BAR_INTERVAL and step < steps:
+            return
+        self._drawn = now
+        done = round(BAR_WIDTH * step / steps)
+        left = (now - begun) / (step - first) * (steps - step) if step > first else None
+        text = (
+            f"epoch {epoch}/{epochs} [{'#' * done:.<{BAR_WIDTH}}] step {step:,}/{steps:,} {step / steps:.0%}"
+            f"{f'  ETA {clock(left)}' if left is not None else ''}"
+        )
+        columns = shutil.get_terminal_size().columns
+        self._stream.write(f"{text[: columns - 1]}{CLEAR_LINE}\r")
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Removes the bar before a line of text is printed."""
+        if self._shown and self._begun:
+            self._stream.write(CLEAR_LINE)
+
+
+def clock(seconds: float) -> str:
+    """0:07, 12:30, 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class Session:
+    """One run in TensorBoard's HParams tab, written at its start and at its end."""
+
+    def __init__(self, facts: Mapping[str, Any], board: Any) -> None:
+        """`facts`: as `Writer.begin` gets them, options below "config". `board`: a SummaryWriter."""
+        from torch.utils.tensorboard.summary import hparams  # slow to import, and only rank 0 needs it
+
+        config = facts["config"]
+        settings = {name: facts[name] for name in FACTS} | {name: config[name] for name in OPTIONS}
+        experiment, start, self._end = hparams(settings, dict.fromkeys(RESULTS, 0.0))  # type: ignore[no-untyped-call]  # torch's
+        self._files = board.file_writer
+        self._files.add_summary(experiment)
+        self._files.add_summary(start)
+
+    def close(self) -> None:
+        self._files.add_summary(self._end)

@@ -15,13 +15,12 @@ from torch import nn
 from tests.train.runs import finish, start
 from train import foreach
 from train.config import Config
-from train.ema import EMA
 from train.models import SmallCNN, make_model
-from train.objective import Mix, apply_mix, draw_mix, losses
 from train.optim import LARS, make_optimizer
 from train.parallel.methods import make_step
 from train.parallel.world import World
 from train.precision import LossScale, choose_precision
+from train.step import EMA, Mix, apply_mix, draw_mix, losses
 from train.syncbn import SyncBatchNorm, convert
 
 CPU = torch.device("cpu")
@@ -294,6 +293,6 @@ def test_residual_branches_begin_at_zero_only_if_asked() -> None:
 def test_the_initial_loss_is_at_chance_level() -> None:
     torch.manual_seed(0)
     model = SmallCNN(10)
-    loss = losses(model(torch.randn(64, 3, 32, 32)), torch.arange(64) % 10, 0.0, None).mean()
+    loss = losses(model(torch.randn(64, 3, 32, 32)), torch.arange(64) % 10).mean()
     assert float(loss.detach()) == pytest.approx(math.log(10), abs=0.2)
     assert copy.deepcopy(model)(torch.randn(2, 3, 8, 8)).shape == (2, 10)

@@ -51,7 +51,7 @@ def test_experiment_2(job: str, workers: int) -> None:
     """140 rounds, rate 0.1 for both batch sizes, x 0.2 after rounds 80 and 120; the planner finds the small batches."""
     small = {5: [79, 165, 237, 297, 349], 6: [62, 138, 203, 258, 307, 349]}[workers]
     configs = list(runs(job))
-    assert [config.small for config in configs] == list(range(workers + 1))
+    assert [config.dual_small for config in configs] == list(range(workers + 1))
     plans = [plan_of(config, workers, CIFAR) for config in configs]
     assert [plan.shares[0].batch for plan in plans] == [1000, *small]
     for config in configs:

@@ -13,7 +13,7 @@ import torch
 from train import checkpoint
 from train.combinations import check
 from train.config import Config
-from train.data.batch import Request, Transfer
+from train.data.batch import Transfer
 from train.data.loader import Loader
 from train.data.open import open_dataset
 from train.data.source import Dataset
@@ -24,12 +24,13 @@ from train.dual_batch.plan import DualBatchPlan
 from train.dual_batch.server import ParameterServer, Rates
 from train.dual_batch.worker import work
 from train.errors import Stopped, TrainError
+from train.evaluate import evaluate
 from train.metrics import Scores, check_finite
 from train.models import check_sides, parameter_count, seeded_model
 from train.parallel.world import World, choose_device
 from train.precision import Precision, choose_precision
 from train.schedule import peak_rate
-from train.step import Step
+from train.step import Objective
 from train.watch import Interval, Writer
 
 HEARTBEAT_TIMEOUT = 30.0  # seconds without a heartbeat until a worker counts as lost; --timeout if that is less
@@ -91,8 +92,17 @@ class Server:
         weights = {name: value.detach().cpu() for name, value in self._model.state_dict().items()}
         self._first = done
         self._server = ParameterServer(
-            weights, plan.shares, self._total, rates, config.merge, config.staleness, self._first, config.variant
+            weights,
+            plan.shares,
+            total=self._total,
+            rates=rates,
+            merge=config.dual_merge,
+            staleness=config.dual_staleness,
+            done=self._first,
+            variant=config.dual_variant,
         )
+        size = max(config.batch_size, 32)
+        self._val_loader = Loader(config, dataset.val, None, size, world.local_size, Transfer(world.device))
         self._rates = rates
         self._reported: set[int] = set()
         self._since = 0.0  # when the sums of local epochs were last read
@@ -132,6 +142,8 @@ class Server:
             self._wait_until_workers_left()
             disconnect()
             raise
+        finally:
+            self._val_loader.close()
         self._wait_until_workers_left()
         self._saver.close()
         seconds = time.perf_counter() - started
@@ -153,7 +165,7 @@ class Server:
         )
         self._watch.say(
             f"train: {self._config.arch}, {parameter_count(self._model):,} parameters; parameter server with "
-            f"{len(self._plan.shares)} workers, {self._config.merge}, {self._total} local epochs; {shares}"
+            f"{len(self._plan.shares)} workers, {self._config.dual_merge}, {self._total} local epochs; {shares}"
         )
         if self._found:
             self._watch.say(f"train: resumed {self._found.path} after {self._first} local epochs")
@@ -213,7 +225,9 @@ class Server:
         seconds, self._since = now - self._since, now
         self._model.load_state_dict(weights)
         start = time.perf_counter()
-        scores, train = self._validate(), Scores.of(sums)
+        objective = Objective(self._config, self._precision, self._world)
+        scores = Scores.of(evaluate(self._model, self._val_loader, objective, self._world)[0])
+        train = Scores.of(sums)
         epoch = finished // len(self._plan.shares)
         if not self._config.allow_nan:
             check_finite(scores, f"round {epoch}, validation")
@@ -246,22 +260,6 @@ class Server:
         """Steps for TensorBoard's axis: a round counts as the mean number of steps of a worker."""
         each = [-(-share.samples // share.batch) for share in self._plan.shares]
         return local_epochs // len(each) * max(1, sum(each) // len(each))
-
-    def _validate(self) -> Scores:
-        source = self._dataset.val
-        size, count = max(self._config.batch_size, 32), len(source.labels)
-        loader = Loader(self._config, source, None, size, self._world.local_size, Transfer(self._world.device))
-        step = Step(self._config, self._world, self._precision, self._model, self._model)
-        self._model.eval()
-        sums = torch.zeros(4, dtype=torch.float64)
-        indices = torch.arange(count).numpy()
-        try:
-            requests = (Request(indices[i : i + size], count) for i in range(0, count, size))
-            for batch in loader.batches(requests, epoch=0):
-                sums += step.evaluate(batch)[0].cpu()
-        finally:
-            loader.close()
-        return Scores.of(sums)
 
     def _save(self, finished: int, weights: dict[str, torch.Tensor], best: bool) -> None:
         state: checkpoint.State = {
