@@ -1,8 +1,8 @@
 """Sharded checkpoints of --parallel fsdp: every rank writes its part, and any number of ranks reads them.
 
 A checkpoint is a folder in the format of torch.distributed.checkpoint, with run.pt beside the parts: what else a
-checkpoint has, and the SHA-256 of every part. It is written under a temporary name and renamed, so it is either complete
-or absent. All ranks must see the same folder.
+checkpoint has, and the SHA-256 of every part. It is written under a temporary name and renamed, so it is either
+complete or absent. All ranks must see the same folder.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from train.checkpoint import Loaded, State, digest, read
 from train.errors import TrainError
@@ -61,7 +61,7 @@ class ShardedSaver:
         if self._world.first:
             shutil.rmtree(fresh, ignore_errors=True)
         self._world.sum(torch.zeros(1))
-        dcp.save({name: state[name] for name in PARTS}, checkpoint_id=fresh)
+        save({name: state[name] for name in PARTS}, checkpoint_id=fresh)
         sums = _sums(fresh, [path.name for path in fresh.glob(f"__{self._world.rank}_*.distcp")], self._world)
         whole = {}
         if best:
@@ -128,7 +128,8 @@ def find(resume: str, folder: Path, world: World) -> Loaded | None:
     failures: list[str] = []
     for path in candidates:
         try:
-            return Loaded(_verified(path, world), path, failures[0] if failures else None)
+            state = _verified(path, world) | {"optimizer": {"shards": str(path)}}
+            return Loaded(state, path, failures[0] if failures else None)
         except TrainError as error:
             failures.append(str(error))
     if failures:

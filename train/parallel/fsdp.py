@@ -7,14 +7,13 @@ and divided again. The result is DDP's.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import init_device_mesh
 
 from train.config import Config
@@ -45,7 +44,9 @@ def _elements(module: nn.Module) -> Iterator[nn.Module]:
 
 
 class ShardedStep(Step):
-    """A step of a model whose weights are DTensors: every rank has a part of each."""
+    """A step of a model whose weights are DTensors."""
+
+    sharded = True
 
     def __init__(self, config: Config, world: World, precision: Precision, model: nn.Module) -> None:
         """`model` may still be on the CPU: its blocks are moved to the device and divided one by one.
@@ -79,16 +80,16 @@ class ShardedStep(Step):
         state: dict[str, Any] = get_optimizer_state_dict(self.model, self.optimizer)
         return state
 
-    def load_shards(self, folder: Path) -> None:
-        """Restores weights and optimiser state, saved by any number of ranks; the optimiser's settings stay.
+    def load_optimizer(self, state: dict[str, Any]) -> None:
+        """Restores the optimiser's state, but not its settings, and the weights; saved by any number of ranks.
 
         Raises:
-            TrainError: the folder lacks something that this run has.
+            TrainError: the checkpoint lacks something that this run has.
         """
         model, optimizer = get_state_dict(self.model, self.optimizer)
         try:
-            dcp.load({"model": model, "optimizer": {"state": optimizer["state"]}}, checkpoint_id=folder)
+            load({"model": model, "optimizer": {"state": optimizer["state"]}}, checkpoint_id=state["shards"])
         except CheckpointException as error:
             why = str(next(iter(error.failures.values()))[0]).splitlines()[0]
-            raise TrainError(f"{folder} does not fit this run: {why}") from error
+            raise TrainError(f"{state['shards']} does not fit this run: {why}") from error
         set_state_dict(self.model, self.optimizer, model_state_dict=model, optim_state_dict=optimizer)
