@@ -29,12 +29,16 @@ def _problems(config: Config, kind: str, amp: str, processes: int, device: str) 
         yield from _pipeline(config, processes)
     if kind == "dual_batch" and config.schedule != "multistep":
         yield f"--parallel dual_batch needs --schedule multistep, as published, not {config.schedule}"
+    if config.gradient_compression != "none" and kind != "ddp":
+        yield f"--gradient-compression {config.gradient_compression} needs ddp on several processes, not {kind}"
     if config.syncbn == "library" and device == "cpu":
         yield "--syncbn library: torch's SyncBatchNorm works on GPUs only; use --syncbn custom"
     if config.dtype == "float64" and amp != "none":
         yield f"--dtype float64 with --amp {config.amp}: mixed precision needs float32 weights"
     if config.static_graph and config.accumulate > 1:
         yield f"--static-graph with --accumulate {config.accumulate}: DDP has no static graph without synchronisation"
+    if config.cycle_momentum and (config.schedule != "onecycle" or config.optimizer == "adamw"):
+        yield f"--cycle-momentum needs onecycle with sgd or lars, not {config.schedule} with {config.optimizer}"
     if config.nesterov and (config.optimizer != "sgd" or config.momentum == 0):
         yield f"--nesterov needs --optimizer sgd with momentum, not {config.optimizer} with {config.momentum}"
     if config.optimizer == "adamw" and max(config.momentum, config.adam_beta2) >= 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -55,6 +56,9 @@ class Config:
     arch: str = option(
         "model", "smallcnn, cifar_resnet18, cifar_resnet20, or any classifier of torchvision", "resnet50"
     )
+    model_kwargs: tuple[str, ...] = option(
+        "model", "NAME=VALUE, passed to torchvision's constructor, such as dropout=0.2", (), nargs="+"
+    )
     zero_init_residual: bool = option(
         "model", "torchvision's resnets: residual branches begin at zero, for large batches", True
     )
@@ -68,12 +72,17 @@ class Config:
     epochs: int = option("training", "passes over the training set", 90, least=1)
     batch_size: int = option("training", "images per step and process", 256, least=1)
     seed: int = option("training", "seed of weights, order and augmentation", 0, least=0)
-    lr: float = option("training", "peak learning rate at the reference batch", 0.5, above=0)
+    lr: float = option("training", "peak learning rate at the reference batch", 0.1, above=0)
     lr_reference_batch: int = option("training", "global batch that --lr refers to", 256, least=1)
     lr_scaling: str = option(
         "training", "linear: lr x global batch / reference batch", "linear", choices=("linear", "none")
     )
     momentum: float = option("training", "momentum of SGD", 0.9, least=0)
+    cycle_momentum: bool = option(
+        "training",
+        "onecycle: momentum from 0.95 to 0.85 and back, as torch does it, in place of --momentum",
+        False,
+    )
     weight_decay: float = option("training", "L2 penalty", 1e-4, least=0)
     decay: str = option(
         "training", "weights: no decay on biases and norms; all: on everything", "weights", choices=("weights", "all")
@@ -108,6 +117,8 @@ class Config:
         "training", "keep or drop the last, smaller batch of an epoch", "keep", choices=("keep", "drop")
     )
 
+    val_interval: int = option("training", "epochs between two validations; the last epoch always has one", 1, least=1)
+    val_batch_size: int = option("training", "images per validation batch and process; 0: --batch-size", 0, least=0)
     metrics: str = option(
         "training",
         "how validation is divided; exact: every rank computes its part; scatter: rank 0 sends out the parts",
@@ -156,8 +167,15 @@ class Config:
 
     compile: bool = option("system", "torch.compile the model", False)
     bucket_mb: float = option("system", "size of DDP's gradient buckets in MiB", 25.0, above=0)
+    gradient_compression: str = option(
+        "system", "ddp: type in which gradients travel; bf16 halves the traffic", "none", choices=("none", "bf16")
+    )
     static_graph: bool = option("system", "tell DDP that every step runs the same graph", False)
     device: str = option("system", "auto: this process's GPU, else cpu", "auto", choices=("auto", "cpu", "cuda"))
+    bind_cores: bool = option("system", "keep a process on the cores near its GPU", True)
+    deterministic: bool = option(
+        "system", "the same result in every run on the same GPUs; slower, and an error where torch cannot", False
+    )
     threads: int = option("system", "torch threads per process on CPU; 0: torch's default", 0, least=0)
     timeout: float = option("system", "seconds until a stuck collective is an error", 600.0, above=0)
 
@@ -186,6 +204,17 @@ class Config:
     def checkpoint_folder(self) -> Path:
         """Where checkpoints are saved, and looked for."""
         return Path(self.checkpoints) if self.checkpoints else Path(self.output) / "checkpoints"
+
+    def model_options(self) -> dict[str, Any]:
+        """--model-kwargs; a value that is no Python literal is text."""
+        found = {}
+        for text in self.model_kwargs:
+            name, _, value = text.partition("=")
+            try:
+                found[name] = ast.literal_eval(value)
+            except (ValueError, SyntaxError):
+                found[name] = value
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON and checkpoints."""
@@ -252,6 +281,9 @@ def _check_values(config: Config) -> Config:
             raise TrainError(f"--phases {phase}: not of the form SIDE@SHARE, such as 160@0.3")
         if int(phase.partition("@")[0]) < 8:
             raise TrainError(f"--phases {phase}: the side must be at least 8")
+    for text in config.model_kwargs:
+        if not re.match(r"[a-z_]\w*=.", text):
+            raise TrainError(f"--model-kwargs {text}: not of the form NAME=VALUE, such as dropout=0.2")
     if not all(value > 0 for value in config.std):
         raise TrainError(f"--std {' '.join(map(str, config.std))}: must be above 0")
     return config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,14 +18,16 @@ from train.data import sampler
 from train.data.batch import Batch, Request
 from train.errors import Stopped, TrainError
 from train.evaluate import SHOWN, evaluate
+from train.hardware import device_name, peak_memory
 from train.metrics import Meter, Scores, check_finite
 from train.models import parameter_count
 from train.parallel.methods import device_count, method
 from train.parallel.world import StopSignal, World
 from train.profile import tracing
+from train.schedule import momentum_at
 from train.setup import Run, prepare
 from train.step import Plan, draw_mix
-from train.watch import Interval, Silent, Writer
+from train.watch import Interval, Silent, Validated, Writer
 
 if TYPE_CHECKING:
     from train.sharded import ShardedSaver
@@ -52,7 +55,7 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
         while run.progress.validated < config.epochs:
             if run.progress.validated == run.progress.epoch:
                 _train_epoch(run, watch, stop)
-            scores = _finish_epoch(run, watch, stop, saver)
+            scores = _finish_epoch(run, watch, stop, saver) or scores
     except Stopped:
         run.step.gather_to_rank0()
         if saver:
@@ -105,7 +108,7 @@ def _facts(run: Run) -> dict[str, object]:
         "devices": device_count(run.config, world),
         "parallel": method(run.config, world),
         "arch": run.config.arch,
-        "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
+        "device": device_name(world.device),
         "amp": run.precision.name,
         "backend": world.backend,
         "decoder": run.decoder,
@@ -174,7 +177,9 @@ def _plan(run: Run) -> Plan:
     config, progress = run.config, run.progress
     seed = sampler.fold(config.seed, progress.epoch, progress.step)
     torch.manual_seed(sampler.fold(seed, run.world.rank))
-    return Plan(run.schedule(progress.updates), progress.updates, draw_mix(config, seed, config.side(progress.epoch)))
+    update = progress.updates
+    mix, momentum = draw_mix(config, seed, config.side(progress.epoch)), momentum_at(config, update, run.total_steps)
+    return Plan(run.schedule(update), update, mix, momentum)
 
 
 def requests(run: Run) -> Iterator[Request]:
@@ -195,6 +200,7 @@ def requests(run: Run) -> Iterator[Request]:
 
 
 def _interval(run: Run, now: Scores, so_far: Scores, rate: float, seconds: float, wait: float) -> Interval:
+    ideal = run.ideal_seconds[run.config.side(run.progress.epoch)]
     return Interval(
         epoch=run.progress.epoch + 1,
         epochs=run.config.epochs,
@@ -207,16 +213,24 @@ def _interval(run: Run, now: Scores, so_far: Scores, rate: float, seconds: float
         lr=rate,
         images_per_s=now.images / seconds,
         data_wait=min(wait / seconds, 1.0),
+        mfu=ideal and min(now.images / seconds * ideal / device_count(run.config, run.world), 1.0),
         loss_scale=run.step.scale.value,
         skipped=run.progress.skipped,
     )
 
 
-def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | ShardedSaver | None) -> Scores:
-    """Validates, reports and saves after an epoch of training."""
+def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | ShardedSaver | None) -> Scores | None:
+    """Validates, if that is due, reports and saves after an epoch of training."""
     progress = run.progress
+    if progress.epoch % run.config.val_interval and progress.epoch < run.config.epochs:
+        progress.validated, progress.sums = progress.epoch, torch.zeros_like(progress.sums)
+        run.step.gather_to_rank0()
+        if saver:
+            saver.save(run.state(), epoch=progress.epoch)
+        return None
     start = time.perf_counter()
-    sums, mistaken = evaluate(run.step.evaluated, run.val_loader, run.step.objective, run.world, stop.agreed)
+    report = partial(watch.validating, progress.epoch)
+    sums, mistaken = evaluate(run.step.evaluated, run.val_loader, run.step.objective, run.world, stop.agreed, report)
     _check_finite(run, sums, "validation")
     scores = Scores.of(sums)
     if len(mistaken):
@@ -226,7 +240,17 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | Shar
     progress.best = max(scores.top1, progress.best)
     seconds = time.perf_counter() - start
     run.step.gather_to_rank0()
-    watch.validated(progress.epoch, run.config.epochs, run.global_step, Scores.of(progress.sums), scores, seconds)
+    watch.validated(
+        Validated(
+            epoch=progress.epoch,
+            epochs=run.config.epochs,
+            step=run.global_step,
+            train=Scores.of(progress.sums),
+            val=scores,
+            seconds=seconds,
+            memory=run.world.max(peak_memory(run.world.device)),
+        )
+    )
     progress.sums = torch.zeros_like(progress.sums)
     if saver:
         saver.save(run.state(), best, progress.epoch)

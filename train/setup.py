@@ -19,8 +19,9 @@ from train.data.open import is_synthetic, open_dataset
 from train.data.repeat import Repeated
 from train.data.source import Dataset
 from train.errors import TrainError
+from train.hardware import device_name, ideal_seconds
 from train.memory import keep_freed_memory
-from train.models import check_sides, has_batch_norm, seeded_model
+from train.models import check_sides, configured_model, has_batch_norm
 from train.parallel.methods import make_step, method
 from train.parallel.world import World
 from train.precision import Precision, choose_precision
@@ -61,6 +62,7 @@ class Run:
     train_loader: Loader | Repeated
     val_loader: Loader
     decoder: str
+    ideal_seconds: dict[int, float | None]  # side of an image -> see `hardware.ideal_seconds`
 
     @property
     def global_batch(self) -> int:
@@ -124,8 +126,10 @@ def prepare(config: Config, world: World) -> Run:
     world.all_ranks_or_exit(lambda: check(config, kind, precision.name, world.size, world.device.type))
     dataset = world.all_ranks_or_exit(lambda: open_dataset(config.data, config.image_size))
     epoch_steps = world.all_ranks_or_exit(lambda: _epoch_steps(config, world, len(dataset.train.labels)))
-    model = world.all_ranks_or_exit(lambda: _model(config, dataset))
+    model = world.all_ranks_or_exit(lambda: configured_model(config, len(dataset.classes)))
     world.all_ranks_or_exit(lambda: check_sides(model, config.arch, config.sides()))
+    name, tf32 = device_name(world.device), config.tf32
+    ideal = {side: ideal_seconds(model, side, name, precision.name, tf32) for side in config.sides()}
     resumed = _find_sharded(config, world) if kind == "fsdp" else _find(config, world)
     # a model that is divided may be too large for the device as a whole
     home = torch.device("cpu") if kind == "fsdp" else world.device
@@ -136,7 +140,8 @@ def prepare(config: Config, world: World) -> Run:
     step = world.all_ranks_or_exit(lambda: make_step(config, world, precision, model))
     transfer = Transfer(world.device)
     decoder = world.all_ranks_or_exit(lambda: choose_decoder(config.decoder, _say if world.first else _silent))
-    loader = Loader(config, dataset.train, decoder, config.batch_size, world.local_size, transfer)
+    loader = Loader(config, dataset.train, decoder, config.batch_size, world.core_sharers, transfer)
+    val_batch = config.val_batch_size or config.batch_size
     run = Run(
         config=config,
         world=world,
@@ -149,8 +154,9 @@ def prepare(config: Config, world: World) -> Run:
         epoch_steps=epoch_steps,
         resumed=resumed,
         train_loader=Repeated(loader) if config.headspace or is_synthetic(config.data) else loader,
-        val_loader=Loader(config, dataset.val, None, config.batch_size, world.local_size, transfer),
+        val_loader=Loader(config, dataset.val, None, val_batch, world.core_sharers, transfer),
         decoder=decoder.name,
+        ideal_seconds=ideal,
     )
     if resumed:
         world.all_ranks_or_exit(lambda: _restore(run, resumed))
@@ -183,10 +189,6 @@ def _say(text: str) -> None:
 
 def _silent(_text: str) -> None:
     """For ranks other than 0, which would repeat rank 0's messages."""
-
-
-def _model(config: Config, dataset: Dataset) -> nn.Module:
-    return seeded_model(config.arch, len(dataset.classes), config.seed, config.zero_init_residual)
 
 
 def _global_batch(config: Config, world: World) -> int:

@@ -123,11 +123,12 @@ class Objective:
 
 @dataclass(frozen=True)
 class Plan:
-    """The inputs of a step besides data: learning rate, number of the update, mix."""
+    """The inputs of a step besides data; `update` is its number among the updates."""
 
     rate: float
     update: int
     mix: Mix | None = None
+    momentum: float | None = None  # None: as the optimiser was made
 
 
 class Step:
@@ -165,7 +166,7 @@ class Step:
         if applied:
             if self.config.clip_norm:
                 torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
-            set_rate(self.optimizer, plan.rate)
+            set_rate(self.optimizer, plan.rate, plan.momentum)
             self.optimizer.step()
             if self.masters:
                 self.masters.publish()

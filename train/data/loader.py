@@ -93,15 +93,18 @@ class Loader:
         source: Source,
         decoder: decode.Decoder | None,
         batch: int,
-        local_world: int,
+        core_sharers: int,
         transfer: Transfer,
     ) -> None:
-        """With a `decoder`: for training, augmented; without: for validation, always with Pillow."""
+        """With a `decoder`: for training, augmented; without: for validation, always with Pillow.
+
+        `core_sharers`: processes that run on the same cores as this one.
+        """
         self._config, self.source, self.batch_size = config, source, batch
         self._training = decoder is not None
         self._decoder, self._transfer = decoder or decode.Pillow(), transfer
         self._damaged = Damaged(config.max_damaged, {})
-        workers = config.workers if config.workers >= 0 else max(1, len(os.sched_getaffinity(0)) // local_world)
+        workers = config.workers if config.workers >= 0 else max(1, len(os.sched_getaffinity(0)) // core_sharers)
         self._pool = ThreadPoolExecutor(workers, "decode") if workers else None
         depth = config.prefetch + 1 if workers else 1
         size = batch * max(self.side(epoch) for epoch in range(config.epochs)) ** 2 * 3
