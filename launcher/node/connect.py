@@ -18,16 +18,18 @@ from launcher.errors import LauncherError, NodesFailed
 from launcher.model.facts import NodeFacts
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits, settings_file
 from launcher.node.engine import Engine
-from launcher.node.machine import LocalMachine
+from launcher.node.machine import LocalMachine, Machine
 from launcher.node.parallel import in_background, run_all, run_all_settled
 from launcher.node.ssh.config import CONNECT_TIMEOUT, Resolver
 
 if TYPE_CHECKING:
+    from launcher.job.settings import Cluster
     from launcher.node.docker.engine import DockerEngine
     from launcher.node.ssh.connection import SshPool
 
 T = TypeVar("T")
 LOCAL = "local"
+CLUSTER = "slurm:"  # of a host: the rest is the name of a cluster in the settings file; one engine for all its nodes
 _LOADING = threading.Lock()
 
 
@@ -72,7 +74,7 @@ def connect(
     ping: bool = True,
     timeout: float = CONNECT_TIMEOUT,
 ) -> Fleet:
-    """Engines for these (node name, host), by rank. host: `local`, an ssh alias or user@host:port.
+    """Engines for these (node name, host), by rank. host: `local`, an ssh alias, user@host:port or `slurm:CLUSTER`.
 
     runtime: docker | process; None where it is not known: then `local` gives this machine's processes and, where it
     has one that answers, its container engine too, and every other host its container engine.
@@ -83,10 +85,18 @@ def connect(
     AuthFailed, EngineUnavailable, EngineForbidden, UsageError.
     """
     limits = _answer_limits()
-    remote = [host for _, host in hosts if host != LOCAL]
+    clusters = {host: _cluster(host) for _, host in hosts if host.startswith(CLUSTER)}
+    logins = [clusters[host].login if host in clusters else host for _, host in hosts]
+    remote = [login for login in logins if login != LOCAL]
     pool = _make_pool(remote, str(ssh_config) if ssh_config else None, timeout) if remote else None
+    opened = [
+        partial(_open_cluster, host, clusters[host], pool, limits)
+        if host in clusters
+        else partial(_open, node, host, runtime, pool, limits, ping)
+        for node, host in hosts
+    ]
     try:
-        outcomes = run_all_settled([partial(_open, node, host, runtime, pool, limits, ping) for node, host in hosts])
+        outcomes = run_all_settled(opened)
     except BaseException:
         if pool:
             pool.close()
@@ -174,6 +184,26 @@ def _open(
         engine = DockerEngine(node, host, machine, dial, ssh)
     if ping:
         engine.open()
+    return [engine]
+
+
+def _cluster(host: str) -> Cluster:
+    from launcher.job.settings import read_settings
+
+    return read_settings(os.environ).cluster(host.removeprefix(CLUSTER))
+
+
+def _open_cluster(host: str, cluster: Cluster, pool: SshPool | None, limits: AnswerLimits) -> list[Engine]:
+    from launcher.node.slurm.engine import SlurmEngine
+
+    if cluster.login == LOCAL or pool is None:
+        machine: Machine = LocalMachine(host, getpass.getuser(), limits)
+    else:
+        from launcher.node.ssh.machine import SshMachine
+
+        machine = SshMachine(host, cluster.login, pool, limits)
+    engine = SlurmEngine(host, cluster, machine)
+    engine.open()
     return [engine]
 
 

@@ -63,10 +63,14 @@ class Span:
 
 
 class Files:
-    """The node's files, as the ssh user. Paths are absolute. Safe for several threads."""
+    """The node's files, as the ssh user. Paths are absolute. Safe for several threads.
 
-    def __init__(self, machine: Machine) -> None:
+    home: where runs have their output folders; "" is the user's home.
+    """
+
+    def __init__(self, machine: Machine, home: str = "") -> None:
         self._machine = machine
+        self.home = home
 
     def make_dir(self, path: str) -> None:
         """Make a folder and its parents, mode 0700 for what is new. Raises NodeUnfit, NodeUnreachable."""

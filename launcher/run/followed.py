@@ -124,7 +124,7 @@ class FollowedNode:
                 read = file.read if path == self._path else file.readline  # lines are not cut
                 while data := read(PIECE):
                     self._report(path, data)
-        if self._path and self._offset == 0:
+        if self._path and self._offset == 0 and not self._attempts_text:
             # The entry script never ran, or could not write: the engine's own log is all there is.
             try:
                 caught = self.engine.logs(self.container)

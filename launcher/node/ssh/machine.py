@@ -174,7 +174,7 @@ class SshMachine:
         began = time.monotonic()
         try:
             try:
-                channel = transport.open_channel("session", timeout=timeout)
+                channel = connection.open_session(transport, timeout)
             except paramiko.SSHException as error:
                 # not always a ChannelException: paramiko keeps one for all that are refused at once
                 if transport.is_active() and time.monotonic() - began < timeout:
