@@ -54,6 +54,8 @@ UNSUPPORTED: dict[str, frozenset[str]] = {
     "model": frozenset({"amp", "clip_norm", "ema_decay", "syncbn", "compile"}),
     # mixing would be within a micro-batch, and its schedules have a fixed image size
     "pipeline": frozenset({"amp", "clip_norm", "ema_decay", "syncbn", "compile", "mixup", "cutmix", "phases"}),
+    # an overflow in one rank's part would have to be known to all; averages and LARS's norms are of whole tensors
+    "fsdp": frozenset({"amp", "ema_decay", "optimizer", "compile", "static_graph"}),
     "dual_batch": frozenset({"amp", "accumulate", "ema_decay", "syncbn", "compile", "mixup", "cutmix"}),
 }
 
@@ -70,6 +72,8 @@ def _unsupported(config: Config, amp: str) -> dict[str, str]:
         "cutmix": config.cutmix > 0,
         "compile": config.compile,
         "phases": bool(config.phases),
+        "optimizer": config.optimizer == "lars",
+        "static_graph": config.static_graph,
     }
     texts = {name: f"--{name.replace('_', '-')} {getattr(config, name)}" for name, on in used.items() if on}
     if "amp" in texts and config.amp == "auto":
@@ -84,6 +88,8 @@ def _processes(kind: str, processes: int) -> Iterator[str]:
         yield f"--parallel dp runs one process with all devices, not {processes}; set processes to 1, or use ddp"
     if kind in ("model", "pipeline") and processes == 1:
         yield f"--parallel {kind} splits the model over processes; start two or more (processes: 2)"
+    if kind == "fsdp" and processes == 1:
+        yield "--parallel fsdp divides the weights over processes; start two or more (processes: 2)"
     if kind == "dual_batch" and processes == 1:
         yield "--parallel dual_batch: one process serves, the others are workers; start two or more"
 

@@ -7,6 +7,7 @@ import ast
 import os
 import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from train.errors import TrainError
@@ -127,10 +128,11 @@ class Config:
 
     parallel: str = option(
         "parallel",
-        "single; dp: replicas in one process; ddp; model: a stage per process; pipeline: the same with micro-batches; "
-        "dual_batch: parameter server; auto: ddp on several processes, else single",
+        "single; dp: replicas in one process; ddp; fsdp: as ddp, with the weights divided over the processes; model: a "
+        "stage per process; pipeline: the same with micro-batches; dual_batch: parameter server; auto: ddp on several "
+        "processes, else single",
         "auto",
-        choices=("auto", "single", "dp", "ddp", "model", "pipeline", "dual_batch"),
+        choices=("auto", "single", "dp", "ddp", "fsdp", "model", "pipeline", "dual_batch"),
     )
     replicas: int = option("parallel", "dp: devices; 0: all GPUs, or 2 on CPU", 0, least=0)
     micro_batches: int = option("parallel", "pipeline: micro-batches per batch; 0: one per stage", 0, least=0)
@@ -179,6 +181,7 @@ class Config:
 
     output: str = option("output", "folder of the results; default: $LAUNCHER_OUTPUT or ./output", "")
     resume: str = option("output", "auto: from the output folder's last checkpoint; none; or a checkpoint", "auto")
+    checkpoints: str = option("output", "folder of the checkpoints; default: checkpoints in the output folder", "")
     log_every: int = option("output", "steps between console lines", 10, least=1)
     profile: bool = option("output", "trace a few steps of the first epoch into profile/trace.json (Perfetto)", False)
     keep: int = option("output", "epoch checkpoints kept beside last and best", 0, least=0)
@@ -196,6 +199,11 @@ class Config:
     def sides(self) -> list[int]:
         """The sides of all images of the run, in training and validation."""
         return sorted({self.image_size, *(self.side(epoch) for epoch in range(self.epochs))})
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """Where checkpoints are saved, and looked for."""
+        return Path(self.checkpoints) if self.checkpoints else Path(self.output) / "checkpoints"
 
     def model_options(self) -> dict[str, Any]:
         """--model-kwargs; a value that is no Python literal is text."""

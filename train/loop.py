@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ from train.setup import Run, prepare
 from train.step import Plan, draw_mix
 from train.watch import Interval, Silent, Validated, Writer
 
+if TYPE_CHECKING:
+    from train.sharded import ShardedSaver
+
 
 def train(config: Config, world: World, stop: StopSignal) -> None:
     """Trains according to the options, from scratch or from the output folder's last checkpoint.
@@ -38,7 +42,7 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
     """
     run = prepare(config, world)
     watch = Writer(Path(config.output), run.precision.scaled) if world.first else Silent()
-    saver = Saver(Path(config.output) / "checkpoints", config.keep) if world.first else None
+    saver = _saver(run)
     _announce(run, watch)
     if run.progress.validated >= config.epochs:
         done = f"{run.progress.validated} epochs of {config.epochs} are done"
@@ -72,6 +76,15 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
             saver.close()
     stop.settle()
     _close(run, watch, scores, time.perf_counter() - started, time.process_time() - worked)
+
+
+def _saver(run: Run) -> Saver | ShardedSaver | None:
+    folder, keep = run.config.checkpoint_folder, run.config.keep
+    if run.step.sharded:
+        from train.sharded import ShardedSaver  # imports torch.distributed.checkpoint, which takes a second
+
+        return ShardedSaver(folder, keep, run.world, run.model)
+    return Saver(folder, keep) if run.world.first else None
 
 
 def _announce(run: Run, watch: Silent) -> None:
@@ -206,7 +219,7 @@ def _interval(run: Run, now: Scores, so_far: Scores, rate: float, seconds: float
     )
 
 
-def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None) -> Scores | None:
+def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | ShardedSaver | None) -> Scores | None:
     """Validates, if that is due, reports and saves after an epoch of training."""
     progress = run.progress
     if progress.epoch % run.config.val_interval and progress.epoch < run.config.epochs:
@@ -245,7 +258,8 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None
 
 
 def _close(run: Run, watch: Silent, scores: Scores, seconds: float, cpu: float) -> None:
-    digest = weights_digest(run.model) if run.world.first or run.config.print_digest else ""
+    own = run.world.first or run.config.print_digest or run.step.sharded  # sharded: all ranks take part
+    digest = weights_digest(run.model) if own else ""
     if run.config.print_digest:
         print(f"train: rank {run.world.rank} weights {digest}", flush=True)
     facts = {"top1": scores.top1, "top5": scores.top5, "loss": scores.loss, "best_top1": run.progress.best}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -131,10 +130,10 @@ def prepare(config: Config, world: World) -> Run:
     world.all_ranks_or_exit(lambda: check_sides(model, config.arch, config.sides()))
     name, tf32 = device_name(world.device), config.tf32
     ideal = {side: ideal_seconds(model, side, name, precision.name, tf32) for side in config.sides()}
-    folder = Path(config.output) / "checkpoints"
-    resumed = world.all_ranks_or_exit(lambda: checkpoint.find(config.resume, folder) if world.first else None)
-    resumed = checkpoint.broadcast(resumed, world)
-    model = precision.cast(_with_syncbn(model, config), world.device)
+    resumed = _find_sharded(config, world) if kind == "fsdp" else _find(config, world)
+    # a model that is divided may be too large for the device as a whole
+    home = torch.device("cpu") if kind == "fsdp" else world.device
+    model = precision.cast(_with_syncbn(model, config), home)
     schedule = make_schedule(config, _global_batch(config, world), config.epochs * epoch_steps)
     if resumed:
         world.all_ranks_or_exit(lambda: _check_same_model(resumed, config, dataset, model))
@@ -162,6 +161,26 @@ def prepare(config: Config, world: World) -> Run:
     if resumed:
         world.all_ranks_or_exit(lambda: _restore(run, resumed))
     return run
+
+
+def _find(config: Config, world: World) -> checkpoint.Loaded | None:
+    """The checkpoint to resume from, read by rank 0 only."""
+    folder = config.checkpoint_folder
+
+    def find() -> checkpoint.Loaded | None:
+        if (divided := folder / "last.sharded").exists():
+            raise TrainError(f"{divided} was made with --parallel fsdp; use it again, or another --output")
+        return checkpoint.find(config.resume, folder)
+
+    return checkpoint.broadcast(world.all_ranks_or_exit(lambda: find() if world.first else None), world)
+
+
+def _find_sharded(config: Config, world: World) -> checkpoint.Loaded | None:
+    """The sharded checkpoint to resume from; every rank reads its own parts later."""
+    from train import sharded  # imports torch.distributed.checkpoint, which takes a second
+
+    world.all_ranks_or_exit(lambda: sharded.check_shared(config.checkpoint_folder, world))
+    return world.all_ranks_or_exit(lambda: sharded.find(config.resume, config.checkpoint_folder, world))
 
 
 def _say(text: str) -> None:
@@ -207,8 +226,11 @@ def _check_same_model(resumed: checkpoint.Loaded, config: Config, dataset: Datas
                 f"{resumed.path} has {what} {_short(state[what])}, this run {_short(here)}; "
                 f"use another --output, or the same model and data"
             )
+    if "optimizer" not in state:
+        raise TrainError(f"{resumed.path} has weights only, nothing to go on from; begin with them: --pretrained")
     try:
-        model.load_state_dict(state["model"])
+        if "model" in state:  # a sharded one is read when the model is divided, too
+            model.load_state_dict(state["model"])
     except RuntimeError as error:
         raise TrainError(f"{resumed.path} does not fit the model: {str(error).splitlines()[-1].strip()}") from error
 

@@ -134,6 +134,8 @@ class Plan:
 class Step:
     """Updates the model, identically on every rank; gradients are reduced once, with the last micro-batch."""
 
+    sharded = False  # every rank has only a part of each weight
+
     def __init__(
         self, config: Config, world: World, precision: Precision, model: nn.Module, wrapped: nn.Module
     ) -> None:

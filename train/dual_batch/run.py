@@ -80,7 +80,7 @@ class Server:
         self._precision: Precision = choose_precision(config, world.device)
         self._model = configured_model(config, len(dataset.classes))
         check_sides(self._model, config.arch, config.sides())
-        self._folder = Path(config.output) / "checkpoints"
+        self._folder = config.checkpoint_folder
         self._found = checkpoint.find(config.resume, self._folder)
         workers = len(plan.shares)
         self._total, done = config.epochs * workers, 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
@@ -26,14 +27,15 @@ def distributed(model: nn.Module, world: World, config: Config) -> DistributedDa
     devices = [world.device.index] if world.device.type == "cuda" else None
     # torch 2.14 renamed it and warns of the old name
     known = inspect.signature(DistributedDataParallel.__init__).parameters
-    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    buffers: dict[str, Any] = {name: _needed_in_training(model)}
     wrapped = DistributedDataParallel(
         model,
         device_ids=devices,
         gradient_as_bucket_view=True,
         bucket_cap_mb=config.bucket_mb,
         static_graph=config.static_graph,
-        **{buffers: _needed_in_training(model)},
+        **buffers,
     )
     if config.gradient_compression == "bf16":
         wrapped.register_comm_hook(None, bf16_compress_hook)
