@@ -188,7 +188,9 @@ def requests(run: Run) -> Iterator[Request]:
     Otherwise batch norm that synchronises in every micro-batch would wait for ever. The last may be empty, or fillers.
     """
     progress, world = run.progress, run.world
-    permutation = sampler.order(run.config.seed, progress.epoch, len(run.dataset.train.labels))
+    permutation = sampler.order(
+        run.config.seed, progress.epoch, len(run.dataset.train.labels), run.config.repeats, run.global_batch
+    )
     for step in range(progress.step, run.epoch_steps):
         indices, total = sampler.training_batch(permutation, step, run.global_batch, world.shard, world.data_shards)
         largest = -(-total // world.data_shards)  # the largest share of a rank

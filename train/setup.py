@@ -92,7 +92,7 @@ class Run:
 
     def identity(self) -> dict[str, Any]:
         """What must match when a checkpoint from inside an epoch is resumed, so that the sample order is the same."""
-        names = ("seed", "last_batch")
+        names = ("seed", "last_batch", "repeats")
         order = {name: getattr(self.config, name) for name in names}
         return order | {"global_batch": self.global_batch, "images": len(self.dataset.train.labels)}
 
