@@ -74,6 +74,13 @@ class Config:
     model_kwargs: tuple[str, ...] = option(
         "model", "NAME=VALUE, passed to torchvision's constructor, such as dropout=0.2", (), nargs="+"
     )
+    pretrained: str = option(
+        "model",
+        "weights to begin with: a checkpoint of ours, or a state dict of torchvision or timm; with another number of "
+        "classes the last layer is new. On every machine",
+        "",
+    )
+    evaluate: str = option("model", "only validate the weights in this file, without training", "")
     zero_init_residual: bool = option(
         "model", "torchvision's resnets: residual branches begin at zero, for large batches", True
     )
