@@ -1,14 +1,15 @@
-"""The command line. An error that the user can fix is one line and exit code 2."""
+"""The command line and the life of one training process. An error that the user can fix is one line and exit code 2."""
 
 from __future__ import annotations
 
 import gc
 import importlib
 import os
+import signal
 import sys
 from typing import NoReturn
 
-from train.config import parse
+from train.config import Config, parse
 from train.dual_batch import guard
 from train.errors import Stopped, TrainError
 
@@ -35,8 +36,6 @@ def main(argv: list[str] | None = None) -> int:
         gc.disable()  # garbage collection takes a seventh of torch's import time and finds nothing
         from torch.distributed.elastic.multiprocessing.errors import record
 
-        from train.launch import run
-
         gc.enable()
         record(run)(config)
     except TrainError as error:
@@ -45,6 +44,43 @@ def main(argv: list[str] | None = None) -> int:
     except Stopped:
         return EXIT_STOPPED
     return 0
+
+
+def run(config: Config) -> None:
+    """Joins the process group, prints the first line, trains, leaves the group.
+
+    Raises:
+        TrainError, Stopped: as `train.loop.train`.
+    """
+    if config.parallel == "dual_batch":
+        from train.dual_batch.run import run as run_dual_batch
+
+        run_dual_batch(config)
+        return
+    import torch
+    import torch.distributed as dist
+
+    from train.parallel.peers import name_lost_peers
+    from train.parallel.world import StopSignal, start
+
+    world = start(config)
+    stop = StopSignal(world)
+    before = signal.signal(signal.SIGTERM, lambda *_: stop.ask())
+    if world.first:  # before the slow imports below: tells the user that all ranks have joined
+        print(
+            f"train: {world.size} process{'es' * (world.size > 1)}, {world.device.type}, backend {world.backend}, "
+            f"torch {torch.__version__}",
+            flush=True,
+        )
+    from train.loop import train
+
+    try:
+        with name_lost_peers(world):
+            train(config, world, stop)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def leave(code: int) -> NoReturn:

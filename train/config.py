@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from train.errors import TrainError
@@ -54,16 +56,33 @@ class Config:
     arch: str = option(
         "model", "smallcnn, cifar_resnet18, cifar_resnet20, or any classifier of torchvision", "resnet50"
     )
+    model_kwargs: tuple[str, ...] = option(
+        "model", "NAME=VALUE, passed to torchvision's constructor, such as dropout=0.2", (), nargs="+"
+    )
+    zero_init_residual: bool = option(
+        "model", "torchvision's resnets: residual branches begin at zero, for large batches", True
+    )
+    syncbn: str = option(
+        "model",
+        "synchronised batch norm: custom (ours) works everywhere, library (torch's) on GPUs only",
+        "none",
+        choices=("none", "custom", "library"),
+    )
 
     epochs: int = option("training", "passes over the training set", 90, least=1)
     batch_size: int = option("training", "images per step and process", 256, least=1)
     seed: int = option("training", "seed of weights, order and augmentation", 0, least=0)
-    lr: float = option("training", "peak learning rate at the reference batch", 0.5, above=0)
+    lr: float = option("training", "peak learning rate at the reference batch", 0.1, above=0)
     lr_reference_batch: int = option("training", "global batch that --lr refers to", 256, least=1)
     lr_scaling: str = option(
         "training", "linear: lr x global batch / reference batch", "linear", choices=("linear", "none")
     )
     momentum: float = option("training", "momentum of SGD", 0.9, least=0)
+    cycle_momentum: bool = option(
+        "training",
+        "onecycle: momentum from 0.95 to 0.85 and back, as torch does it, in place of --momentum",
+        False,
+    )
     weight_decay: float = option("training", "L2 penalty", 1e-4, least=0)
     decay: str = option(
         "training", "weights: no decay on biases and norms; all: on everything", "weights", choices=("weights", "all")
@@ -72,33 +91,6 @@ class Config:
     nesterov: bool = option("training", "sgd: Nesterov momentum", False)
     lars_eta: float = option("training", "trust coefficient of lars", 1e-3, above=0)
     adam_beta2: float = option("training", "second beta of adamw; the first is --momentum", 0.999, least=0)
-    parallel: str = option(
-        "parallel",
-        "single; dp: replicas in one process; ddp; model: a stage per process; pipeline: the same with micro-batches; "
-        "dual_batch: parameter server; auto: ddp on several processes, else single",
-        "auto",
-        choices=("auto", "single", "dp", "ddp", "model", "pipeline", "dual_batch"),
-    )
-    replicas: int = option("parallel", "dp: devices; 0: all GPUs, or 2 on CPU", 0, least=0)
-    micro_batches: int = option("parallel", "pipeline: micro-batches per batch; 0: one per stage", 0, least=0)
-    pipeline_schedule: str = option("parallel", "pipeline: schedule", "gpipe", choices=("gpipe", "1f1b"))
-    small: int = option("parallel", "dual_batch: workers with a small batch; --batch-size is the large one", 0, least=0)
-    ratio: float = option("parallel", "dual_batch: a round's time relative to all-large", 1.0, above=0)
-    a: tuple[float, ...] = option(
-        "parallel", "dual_batch: seconds per sample; one, or one per worker", (0.0,), nargs="+"
-    )
-    b: tuple[float, ...] = option(
-        "parallel", "dual_batch: seconds per batch; one, or one per worker", (0.0,), nargs="+"
-    )
-    merge: str = option("parallel", "dual_batch: how weights are merged", "asp", choices=("asp", "bsp", "ssp"))
-    variant: str = option(
-        "parallel",
-        "dual_batch; published: the paper's merge, sizes truncated; follow_up: W <- (W + f*w)/(1 + f), sizes rounded",
-        "published",
-        choices=("published", "follow_up"),
-    )
-    staleness: int = option("parallel", "dual_batch, ssp: pushes by which a worker may be ahead", 3, least=0)
-
     accumulate: int = option("training", "batches per process whose gradients are summed for one step", 1, least=1)
     clip_norm: float = option("training", "largest norm of all gradients together; 0: no limit", 0.0, least=0)
     allow_nan: bool = option("training", "go on when the loss is inf or nan", False)
@@ -125,12 +117,39 @@ class Config:
         "training", "keep or drop the last, smaller batch of an epoch", "keep", choices=("keep", "drop")
     )
 
+    val_interval: int = option("training", "epochs between two validations; the last epoch always has one", 1, least=1)
+    val_batch_size: int = option("training", "images per validation batch and process; 0: --batch-size", 0, least=0)
     metrics: str = option(
         "training",
         "how validation is divided; exact: every rank computes its part; scatter: rank 0 sends out the parts",
         "exact",
         choices=("exact", "scatter"),
     )
+
+    parallel: str = option(
+        "parallel",
+        "single; dp: replicas in one process; ddp; fsdp: as ddp, with the weights divided over the processes; model: a "
+        "stage per process; pipeline: the same with micro-batches; dual_batch: parameter server; auto: ddp on several "
+        "processes, else single",
+        "auto",
+        choices=("auto", "single", "dp", "ddp", "fsdp", "model", "pipeline", "dual_batch"),
+    )
+    replicas: int = option("parallel", "dp: devices; 0: all GPUs, or 2 on CPU", 0, least=0)
+    micro_batches: int = option("parallel", "pipeline: micro-batches per batch; 0: one per stage", 0, least=0)
+    pipeline_schedule: str = option("parallel", "pipeline: schedule", "gpipe", choices=("gpipe", "1f1b"))
+
+    dual_small: int = option("dual batch", "workers with a small batch; --batch-size is the large one", 0, least=0)
+    dual_ratio: float = option("dual batch", "a round's time relative to all-large", 1.0, above=0)
+    dual_a: tuple[float, ...] = option("dual batch", "seconds per sample; one, or one per worker", (0.0,), nargs="+")
+    dual_b: tuple[float, ...] = option("dual batch", "seconds per batch; one, or one per worker", (0.0,), nargs="+")
+    dual_merge: str = option("dual batch", "how weights are merged", "asp", choices=("asp", "bsp", "ssp"))
+    dual_variant: str = option(
+        "dual batch",
+        "published: the paper's merge, sizes truncated; follow_up: W <- (W + f*w)/(1 + f), sizes rounded",
+        "published",
+        choices=("published", "follow_up"),
+    )
+    dual_staleness: int = option("dual batch", "ssp: pushes by which a worker may be ahead", 3, least=0)
 
     amp: str = option(
         "precision",
@@ -146,24 +165,23 @@ class Config:
         "precision", "auto: channels_last on a GPU", "auto", choices=("auto", "channels_last", "contiguous")
     )
 
-    zero_init_residual: bool = option(
-        "model", "torchvision's resnets: residual branches begin at zero, for large batches", True
-    )
-    syncbn: str = option(
-        "model",
-        "synchronised batch norm: custom (ours) works everywhere, library (torch's) on GPUs only",
-        "none",
-        choices=("none", "custom", "library"),
-    )
     compile: bool = option("system", "torch.compile the model", False)
     bucket_mb: float = option("system", "size of DDP's gradient buckets in MiB", 25.0, above=0)
+    gradient_compression: str = option(
+        "system", "ddp: type in which gradients travel; bf16 halves the traffic", "none", choices=("none", "bf16")
+    )
     static_graph: bool = option("system", "tell DDP that every step runs the same graph", False)
     device: str = option("system", "auto: this process's GPU, else cpu", "auto", choices=("auto", "cpu", "cuda"))
+    bind_cores: bool = option("system", "keep a process on the cores near its GPU", True)
+    deterministic: bool = option(
+        "system", "the same result in every run on the same GPUs; slower, and an error where torch cannot", False
+    )
     threads: int = option("system", "torch threads per process on CPU; 0: torch's default", 0, least=0)
     timeout: float = option("system", "seconds until a stuck collective is an error", 600.0, above=0)
 
     output: str = option("output", "folder of the results; default: $LAUNCHER_OUTPUT or ./output", "")
     resume: str = option("output", "auto: from the output folder's last checkpoint; none; or a checkpoint", "auto")
+    checkpoints: str = option("output", "folder of the checkpoints; default: checkpoints in the output folder", "")
     log_every: int = option("output", "steps between console lines", 10, least=1)
     profile: bool = option("output", "trace a few steps of the first epoch into profile/trace.json (Perfetto)", False)
     keep: int = option("output", "epoch checkpoints kept beside last and best", 0, least=0)
@@ -181,6 +199,22 @@ class Config:
     def sides(self) -> list[int]:
         """The sides of all images of the run, in training and validation."""
         return sorted({self.image_size, *(self.side(epoch) for epoch in range(self.epochs))})
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """Where checkpoints are saved, and looked for."""
+        return Path(self.checkpoints) if self.checkpoints else Path(self.output) / "checkpoints"
+
+    def model_options(self) -> dict[str, Any]:
+        """--model-kwargs; a value that is no Python literal is text."""
+        found = {}
+        for text in self.model_kwargs:
+            name, _, value = text.partition("=")
+            try:
+                found[name] = ast.literal_eval(value)
+            except (ValueError, SyntaxError):
+                found[name] = value
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON and checkpoints."""
@@ -247,6 +281,9 @@ def _check_values(config: Config) -> Config:
             raise TrainError(f"--phases {phase}: not of the form SIDE@SHARE, such as 160@0.3")
         if int(phase.partition("@")[0]) < 8:
             raise TrainError(f"--phases {phase}: the side must be at least 8")
+    for text in config.model_kwargs:
+        if not re.match(r"[a-z_]\w*=.", text):
+            raise TrainError(f"--model-kwargs {text}: not of the form NAME=VALUE, such as dropout=0.2")
     if not all(value > 0 for value in config.std):
         raise TrainError(f"--std {' '.join(map(str, config.std))}: must be above 0")
     return config

@@ -5,29 +5,32 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from train.checkpoint import Saver, weights_digest
 from train.config import Config
 from train.data import sampler
 from train.data.batch import Batch, Request
-from train.data.source import Pixels
 from train.errors import Stopped, TrainError
-from train.metrics import Meter, Scores, check_finite, validation_indices
+from train.evaluate import SHOWN, evaluate
+from train.hardware import device_name, peak_memory
+from train.metrics import Meter, Scores, check_finite
 from train.models import parameter_count
-from train.objective import draw_mix
 from train.parallel.methods import device_count, method
 from train.parallel.world import StopSignal, World
 from train.profile import tracing
+from train.schedule import momentum_at
 from train.setup import Run, prepare
-from train.step import Plan
-from train.watch import Interval, Silent, Writer
+from train.step import Plan, draw_mix
+from train.watch import Interval, Silent, Validated, Writer
 
-SHOWN = 32  # images in a grid in TensorBoard
+if TYPE_CHECKING:
+    from train.sharded import ShardedSaver
 
 
 def train(config: Config, world: World, stop: StopSignal) -> None:
@@ -39,7 +42,7 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
     """
     run = prepare(config, world)
     watch = Writer(Path(config.output), run.precision.scaled) if world.first else Silent()
-    saver = Saver(Path(config.output) / "checkpoints", config.keep) if world.first else None
+    saver = _saver(run)
     _announce(run, watch)
     if run.progress.validated >= config.epochs:
         done = f"{run.progress.validated} epochs of {config.epochs} are done"
@@ -52,7 +55,7 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
         while run.progress.validated < config.epochs:
             if run.progress.validated == run.progress.epoch:
                 _train_epoch(run, watch, stop)
-            scores = _finish_epoch(run, watch, stop, saver)
+            scores = _finish_epoch(run, watch, stop, saver) or scores
     except Stopped:
         run.step.gather_to_rank0()
         if saver:
@@ -73,6 +76,15 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
             saver.close()
     stop.settle()
     _close(run, watch, scores, time.perf_counter() - started, time.process_time() - worked)
+
+
+def _saver(run: Run) -> Saver | ShardedSaver | None:
+    folder, keep = run.config.checkpoint_folder, run.config.keep
+    if run.step.sharded:
+        from train.sharded import ShardedSaver  # imports torch.distributed.checkpoint, which takes a second
+
+        return ShardedSaver(folder, keep, run.world, run.model)
+    return Saver(folder, keep) if run.world.first else None
 
 
 def _announce(run: Run, watch: Silent) -> None:
@@ -96,7 +108,7 @@ def _facts(run: Run) -> dict[str, object]:
         "devices": device_count(run.config, world),
         "parallel": method(run.config, world),
         "arch": run.config.arch,
-        "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
+        "device": device_name(world.device),
         "amp": run.precision.name,
         "backend": world.backend,
         "decoder": run.decoder,
@@ -165,7 +177,9 @@ def _plan(run: Run) -> Plan:
     config, progress = run.config, run.progress
     seed = sampler.fold(config.seed, progress.epoch, progress.step)
     torch.manual_seed(sampler.fold(seed, run.world.rank))
-    return Plan(run.schedule(progress.updates), progress.updates, draw_mix(config, seed, config.side(progress.epoch)))
+    update = progress.updates
+    mix, momentum = draw_mix(config, seed, config.side(progress.epoch)), momentum_at(config, update, run.total_steps)
+    return Plan(run.schedule(update), update, mix, momentum)
 
 
 def requests(run: Run) -> Iterator[Request]:
@@ -186,6 +200,7 @@ def requests(run: Run) -> Iterator[Request]:
 
 
 def _interval(run: Run, now: Scores, so_far: Scores, rate: float, seconds: float, wait: float) -> Interval:
+    ideal = run.ideal_seconds[run.config.side(run.progress.epoch)]
     return Interval(
         epoch=run.progress.epoch + 1,
         epochs=run.config.epochs,
@@ -198,16 +213,24 @@ def _interval(run: Run, now: Scores, so_far: Scores, rate: float, seconds: float
         lr=rate,
         images_per_s=now.images / seconds,
         data_wait=min(wait / seconds, 1.0),
+        mfu=ideal and min(now.images / seconds * ideal / device_count(run.config, run.world), 1.0),
         loss_scale=run.step.scale.value,
         skipped=run.progress.skipped,
     )
 
 
-def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None) -> Scores:
-    """Validates, reports and saves after an epoch of training."""
+def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | ShardedSaver | None) -> Scores | None:
+    """Validates, if that is due, reports and saves after an epoch of training."""
     progress = run.progress
+    if progress.epoch % run.config.val_interval and progress.epoch < run.config.epochs:
+        progress.validated, progress.sums = progress.epoch, torch.zeros_like(progress.sums)
+        run.step.gather_to_rank0()
+        if saver:
+            saver.save(run.state(), epoch=progress.epoch)
+        return None
     start = time.perf_counter()
-    sums, mistaken = validate(run, stop)
+    report = partial(watch.validating, progress.epoch)
+    sums, mistaken = evaluate(run.step.evaluated, run.val_loader, run.step.objective, run.world, stop.agreed, report)
     _check_finite(run, sums, "validation")
     scores = Scores.of(sums)
     if len(mistaken):
@@ -217,45 +240,26 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None
     progress.best = max(scores.top1, progress.best)
     seconds = time.perf_counter() - start
     run.step.gather_to_rank0()
-    watch.validated(progress.epoch, run.config.epochs, run.global_step, Scores.of(progress.sums), scores, seconds)
+    watch.validated(
+        Validated(
+            epoch=progress.epoch,
+            epochs=run.config.epochs,
+            step=run.global_step,
+            train=Scores.of(progress.sums),
+            val=scores,
+            seconds=seconds,
+            memory=run.world.max(peak_memory(run.world.device)),
+        )
+    )
     progress.sums = torch.zeros_like(progress.sums)
     if saver:
         saver.save(run.state(), best, progress.epoch)
     return scores
 
 
-def validate(run: Run, stop: StopSignal) -> tuple[torch.Tensor, Pixels]:
-    """`counts` of every validation image exactly once on any number of ranks: no padding; sums, not averages.
-
-    Also returns some images that this rank misclassified, (n, side, side, 3).
-
-    Raises:
-        Stopped: SIGTERM arrived; the resumed run validates the epoch again.
-    """
-    world, batch_size, count = run.world, run.config.batch_size, len(run.dataset.val.labels)
-    if world.data_shards > 1:  # batch norm's running statistics: every rank validates and saves those of rank 0
-        for buffer in run.step.evaluated.buffers():
-            dist.broadcast(buffer, 0)
-    mine = validation_indices(run.config.metrics, count, world)
-    requests = (Request(mine[i : i + batch_size], count) for i in range(0, len(mine), batch_size))
-    batches = run.val_loader.batches(requests, epoch=0)
-    meter = Meter(world)
-    mistaken = np.empty((0, run.config.image_size, run.config.image_size, 3), np.uint8)
-    run.step.evaluated.eval()
-    for _ in range(-(-count // world.data_shards // batch_size)):  # batches of the largest shard, the same on all ranks
-        if stop.agreed():
-            raise Stopped
-        if (batch := next(batches, None)) is not None:
-            sums, wrong = run.step.evaluate(batch)
-            meter.add(sums)
-            if len(mistaken) < SHOWN:
-                mistaken = np.concatenate([mistaken, batch.images[wrong].cpu().numpy()])[:SHOWN]
-    meter.read(0.0)
-    return meter.epoch, mistaken
-
-
 def _close(run: Run, watch: Silent, scores: Scores, seconds: float, cpu: float) -> None:
-    digest = weights_digest(run.model) if run.world.first or run.config.print_digest else ""
+    own = run.world.first or run.config.print_digest or run.step.sharded  # sharded: all ranks take part
+    digest = weights_digest(run.model) if own else ""
     if run.config.print_digest:
         print(f"train: rank {run.world.rank} weights {digest}", flush=True)
     facts = {"top1": scores.top1, "top5": scores.top5, "loss": scores.loss, "best_top1": run.progress.best}

@@ -74,7 +74,6 @@ class InContext(nn.Module):
         self.module, self._precision, self._device = module, precision, device
 
     def forward(self, x: Tensor) -> Tensor:
-        """The module's output."""
         with self._precision.context(self._device):
             out: Tensor = self.module(x)
         return out

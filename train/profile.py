@@ -37,11 +37,9 @@ class Trace(NoTrace):
         self._profiler = self._stack.enter_context(profiler.profile(schedule=plan, on_trace_ready=write))
 
     def step(self) -> None:
-        """See `NoTrace`."""
         self._profiler.step()
 
     def close(self) -> None:
-        """See `NoTrace`."""
         self._stack.close()
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from train.config import Config
 
 Schedule = Callable[[int], float]
+CYCLED_MOMENTUM = 0.85, 0.95  # torch's defaults
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,7 @@ class OneCycle:
     def __call__(self, step: int) -> float:
         """The rate of step `step` (counted from 0). Past the end it stays at the last rate instead of raising."""
         first = self.peak / self.div
-        last = first / self.final_div
-        top = self.warmup * self.total - 1
-        if step <= top:
-            return _cosine(first, self.peak, step / top if top > 0 else 1.0)
-        return _cosine(self.peak, last, min((step - top) / max(self.total - 1 - top, 1e-9), 1.0))
+        return _two_phases(step, self.total, self.warmup, (first, self.peak, first / self.final_div))
 
 
 @dataclass(frozen=True)
@@ -68,6 +65,15 @@ class MultiStep:
         return self.peak * self.gamma ** sum(step >= round(share * self.total) for share in self.milestones)
 
 
+def _two_phases(step: int, total: int, warmup: float, values: tuple[float, float, float]) -> float:
+    """From the first value to the second in the first `warmup` share of the steps, then to the third."""
+    first, middle, last = values
+    top = warmup * total - 1
+    if step <= top:
+        return _cosine(first, middle, step / top if top > 0 else 1.0)
+    return _cosine(middle, last, min((step - top) / max(total - 1 - top, 1e-9), 1.0))
+
+
 def _cosine(start: float, end: float, share: float) -> float:
     return end + (start - end) / 2 * (1 + math.cos(math.pi * share))
 
@@ -90,10 +96,20 @@ def peak_rate(config: Config, global_batch: int) -> float:
 def make_schedule(config: Config, global_batch: int, total: int) -> Schedule:
     """The schedule for a run of `total` optimiser steps."""
     peak = peak_rate(config, global_batch)
-    warmup = config.warmup if config.warmup >= 0 else 0.3 if config.schedule == "onecycle" else 0.05
+    warmup = _warmup(config)
     if config.schedule == "onecycle":
         return OneCycle(peak, total, warmup, config.div_factor, config.final_div_factor)
     steps = round(warmup * total)
     if config.schedule == "multistep":
         return MultiStep(peak, total, steps, config.milestones, config.gamma)
     return WarmUp(peak, total, steps, half_cosine if config.schedule == "cosine" else straight)
+
+
+def momentum_at(config: Config, step: int, total: int) -> float | None:
+    """The momentum of a step with --cycle-momentum, as torch.optim.lr_scheduler.OneCycleLR sets it, else None."""
+    low, high = CYCLED_MOMENTUM
+    return _two_phases(step, total, _warmup(config), (high, low, high)) if config.cycle_momentum else None
+
+
+def _warmup(config: Config) -> float:
+    return config.warmup if config.warmup >= 0 else 0.3 if config.schedule == "onecycle" else 0.05

@@ -1,72 +1,140 @@
-"""One training step: forward and backward of micro-batches, normalised on the device, then the weight update."""
+"""One step, top to bottom: images are normalised and mixed, the model gives the loss, the weights are updated."""
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from train.config import Config
 from train.data.batch import Batch
-from train.ema import EMA
 from train.errors import TrainError
 from train.metrics import counts
-from train.objective import Mix, apply_mix, losses, wide
 from train.optim import load_state, make_optimizer, set_rate
 from train.parallel.world import World
 from train.precision import LossScale, Masters, Precision
 
 
-class Forward:
-    """From (n, H, W, 3) uint8 images on the device to logits: normalised, mixed, in the run's precision."""
+@dataclass(frozen=True)
+class Mix:
+    """How two images become one: `share` of the image and the rest of its neighbour, blended or as a patch (`box`)."""
 
-    def __init__(self, config: Config, precision: Precision, device: torch.device) -> None:
+    share: float
+    box: tuple[int, int, int, int] | None  # top, bottom, left, right
+
+
+def draw_mix(config: Config, seed: int, side: int) -> Mix | None:
+    """The mix of one step, drawn from that step's seed; mixup or cutmix, or a random one of them if both are on.
+
+    Zhang et al., arXiv 1710.09412; Yun et al., arXiv 1905.04899.
+    """
+    kinds = [kind for kind, alpha in (("mixup", config.mixup), ("cutmix", config.cutmix)) if alpha > 0]
+    if not kinds:
+        return None
+    draw = np.random.Generator(np.random.Philox(seed))
+    kind = kinds[int(draw.integers(len(kinds)))]
+    if kind == "mixup":
+        return Mix(float(draw.beta(config.mixup, config.mixup)), None)
+    share = float(draw.beta(config.cutmix, config.cutmix))
+    half = side * math.sqrt(1 - share) / 2
+    y, x = draw.integers(side, size=2)
+    top, bottom, left, right = (round(min(max(v, 0), side)) for v in (y - half, y + half, x - half, x + half))
+    return Mix(1 - (bottom - top) * (right - left) / side**2, (top, bottom, left, right))
+
+
+def apply_mix(mix: Mix, images: Tensor) -> Tensor:
+    """Mixes image i with image i - 1; (n, 3, H, W)."""
+    other = images.roll(1, 0)
+    if mix.box is None:
+        return torch.lerp(other, images, mix.share)
+    top, bottom, left, right = mix.box
+    mixed = images.clone(memory_format=torch.preserve_format)
+    mixed[:, :, top:bottom, left:right] = other[:, :, top:bottom, left:right]
+    return mixed
+
+
+def losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0, mix: Mix | None = None) -> Tensor:
+    """(n,) cross-entropies; a mixed image's loss is the mean over both labels, weighted by their shares."""
+    loss = functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+    if mix is None:
+        return loss
+    other = functional.cross_entropy(logits, labels.roll(1, 0), reduction="none", label_smoothing=smoothing)
+    return torch.lerp(other, loss, mix.share)
+
+
+class Output(NamedTuple):
+    """What `forward_loss` computes of a micro-batch. A model stage without logits has a token for `loss.backward()`."""
+
+    loss: Tensor  # scalar, to be differentiated: this rank's part of the step's loss
+    counts: Tensor  # see `metrics.counts`
+    logits: Tensor | None  # (n, classes), in at least fp32
+
+
+class Objective:
+    """What is minimised: the way from uint8 images and labels on the device to the loss, in the run's precision."""
+
+    def __init__(self, config: Config, precision: Precision, world: World) -> None:
         mean = torch.tensor(config.mean, dtype=torch.float64) * 255
         std = torch.tensor(config.std, dtype=torch.float64) * 255
         # computed in at least fp32 and rounded to the weights' type at the end
         self._type = torch.promote_types(precision.weights, torch.float32)
-        self._scale = (1 / std).view(1, 3, 1, 1).to(device, self._type)
-        self._shift = (-mean / std).view(1, 3, 1, 1).to(device, self._type)
-        self._precision, self._device = precision, device
+        self._scale = (1 / std).view(1, 3, 1, 1).to(world.device, self._type)
+        self._shift = (-mean / std).view(1, 3, 1, 1).to(world.device, self._type)
+        self._precision, self._world = precision, world
+        self.config = config
+        self.has_logits = True  # of a model cut into stages, only the last has them
 
     def normalise(self, images: Tensor) -> Tensor:
-        """(n, 3, H, W) in the weights' type, (x/255 - mean)/std.
+        """(n, H, W, 3) uint8 to (n, 3, H, W) in the weights' type: (x/255 - mean)/std.
 
         A permuted view of NHWC is channels_last NCHW, so the type conversion is the only copy.
         """
         x = torch.addcmul(self._shift, images.permute(0, 3, 1, 2).to(self._type), self._scale)
         return x.to(self._precision.weights).contiguous(memory_format=self._precision.layout)
 
-    def __call__(self, model: nn.Module, images: Tensor, mix: Mix | None = None) -> Tensor:
-        """The model's logits, in at least fp32."""
-        images = self.normalise(images)
+    def forward_loss(self, model: nn.Module, batch: Batch, mix: Mix | None = None, smoothing: float = 0.0) -> Output:
+        """The model's output and loss, in training and validation alike.
+
+        A rank's loss is its sum over samples x ranks / total: DDP's mean over ranks is then the mean over all samples
+        of all ranks and micro-batches, even if the last batch of an epoch is divided unevenly.
+        """
+        images = self.normalise(batch.images)
         if mix:
             images = apply_mix(mix, images)
-        with self._precision.context(self._device):
+        with self._precision.context(self._world.device):
             logits: Tensor = model(images)
-        return wide(logits)
+        if not self.has_logits:
+            return Output(logits, torch.zeros(4, dtype=torch.float64, device=self._world.device), None)
+        logits = logits.to(self._type)  # 16 bits are too few for a softmax over a thousand classes
+        each = losses(logits, batch.labels, smoothing, mix)
+        loss = (each * batch.weights).sum() * (self._world.data_shards / batch.total)
+        return Output(loss, counts(logits.detach(), batch.labels, each.detach(), batch.weights), logits)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The inputs of a step besides data: learning rate, number of the update, mix."""
+    """The inputs of a step besides data; `update` is its number among the updates."""
 
     rate: float
     update: int
     mix: Mix | None = None
+    momentum: float | None = None  # None: as the optimiser was made
 
 
 class Step:
-    """Updates the model, identically on every rank.
+    """Updates the model, identically on every rank; gradients are reduced once, with the last micro-batch."""
 
-    A rank's loss is its sum over samples x ranks / total: DDP's mean over ranks is then the mean over all samples of
-    all ranks and micro-batches, even if the last batch of an epoch is divided unevenly. Gradients are reduced once per
-    update, with the last micro-batch.
-    """
+    sharded = False  # every rank has only a part of each weight
 
     def __init__(
         self, config: Config, world: World, precision: Precision, model: nn.Module, wrapped: nn.Module
@@ -79,34 +147,15 @@ class Step:
         self.optimizer = make_optimizer(config, self.parameters)
         self.scale = LossScale(precision.scaled)
         self.ema = EMA(model, config.ema_decay, self.parameters) if config.ema_decay else None
-        self.forward = Forward(config, precision, world.device)
-        self.has_logits = True  # and can count hits; with model stages only the last one has logits
+        self.objective = Objective(config, precision, world)
 
     def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
         """Adds a micro-batch's gradients; returns its `counts` on the device."""
         local = isinstance(self.wrapped, DistributedDataParallel) and not batch.last
         with self.wrapped.no_sync() if local else nullcontext():  # type: ignore[operator]  # DDP, so it has one
-            logits = self.forward(self.wrapped, batch.images, plan.mix)
-            if not self.has_logits:
-                logits.backward()  # type: ignore[no-untyped-call]  # torch's stub
-                return self._no_counts()
-            loss = losses(logits, batch.labels, self.config.label_smoothing, plan.mix)
-            total = (loss * batch.weights).sum() * (self.world.data_shards / batch.total)
-            (total * self.scale.value).backward()  # type: ignore[no-untyped-call]  # torch's stub
-        return counts(logits.detach(), batch.labels, loss.detach(), batch.weights)
-
-    @torch.inference_mode()
-    def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """A validation batch's `counts`, and which images are misclassified."""
-        logits = self.forward(self.evaluated, batch.images)
-        if not self.has_logits:
-            return self._no_counts(), torch.zeros_like(batch.labels, dtype=torch.bool)
-        loss = losses(logits, batch.labels, 0.0, None)
-        wrong = (logits.argmax(1) != batch.labels) & (batch.weights > 0)
-        return counts(logits, batch.labels, loss, batch.weights), wrong
-
-    def _no_counts(self) -> Tensor:
-        return torch.zeros(4, dtype=torch.float64, device=self.world.device)
+            output = self.objective.forward_loss(self.wrapped, batch, plan.mix, self.config.label_smoothing)
+            (output.loss * self.scale.value).backward()  # type: ignore[no-untyped-call]  # torch's stub
+        return output.counts
 
     def update(self, plan: Plan) -> bool:
         """Updates the weights with the accumulated gradients; False if they overflowed and no rank updated."""
@@ -117,7 +166,7 @@ class Step:
         if applied:
             if self.config.clip_norm:
                 torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
-            set_rate(self.optimizer, plan.rate)
+            set_rate(self.optimizer, plan.rate, plan.momentum)
             self.optimizer.step()
             if self.masters:
                 self.masters.publish()
@@ -125,6 +174,11 @@ class Step:
                 self.ema.update(self.model, plan.update)
         self.wrapped.zero_grad(set_to_none=not isinstance(self.wrapped, DistributedDataParallel))
         return applied
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model to validate: the averaged weights if there are any."""
+        return self.ema.model if self.ema else self.model
 
     def gather_to_rank0(self) -> None:
         """Sends rank 0 the parts of the model that it lacks; called on every rank before a checkpoint. Here: none."""
@@ -143,7 +197,45 @@ class Step:
             raise TrainError(f"the checkpoint has {len(state['stages'])} stages; use the same --parallel")
         load_state(self.optimizer, state)
 
-    @property
-    def evaluated(self) -> nn.Module:
-        """The model to validate: the averaged weights if there are any."""
-        return self.ema.model if self.ema else self.model
+
+class EMA:
+    """Exponential moving average of the weights, which late in training is more accurate than the weights themselves.
+
+    average <- d*average + (1 - d)*weights after every update, d = min(decay, (1 + t)/(10 + t)) at update t. The warm-up
+    of d is TensorFlow's (ExponentialMovingAverage, num_updates). Running statistics are averaged the same way; integers
+    are copied. Averages are in at least fp32, because 16 bits would round small changes away.
+    """
+
+    def __init__(self, model: nn.Module, decay: float, weights: Sequence[Tensor]) -> None:
+        """`weights`: what the optimiser updates, the model's trainable parameters or their fp32 masters, in order."""
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self._decay = decay
+        trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self._weights = dict(zip(trained, weights, strict=True))
+        # 16-bit weights of the model are rounded copies of their averages; all others are the averages
+        self._own: dict[str, Tensor] = self.model.state_dict()
+        self.averages = {
+            name: value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+            for name, value in self._own.items()
+        }
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, updates: int) -> None:
+        """Averages in the weights after update number `updates` (counted from 0)."""
+        decay = min(self._decay, (1 + updates) / (10 + updates))
+        now = model.state_dict() | self._weights
+        floats = [name for name, value in self.averages.items() if value.is_floating_point()]
+        average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]  # torch's own
+        kinds = [self.averages[name].dtype for name in floats]
+        fresh = [now[name].detach().to(kind) for name, kind in zip(floats, kinds, strict=True)]
+        average([self.averages[name] for name in floats], fresh, updates)
+        self.load({name: now[name] for name in self.averages.keys() - set(floats)})
+
+    @torch.no_grad()
+    def load(self, averages: Mapping[str, Tensor]) -> None:
+        """Sets some or all averages, and the model's weights to all averages."""
+        for name, value in averages.items():
+            self.averages[name].copy_(value)
+        for name, value in self._own.items():
+            if value is not self.averages[name]:
+                value.copy_(self.averages[name])

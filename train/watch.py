@@ -1,22 +1,34 @@
-"""The output of a run: console lines, TensorBoard scalars, metrics.jsonl. Only rank 0 writes; others are `Silent`."""
+"""The output of a run: console lines and bar, TensorBoard, metrics.jsonl. Only rank 0 writes; others are `Silent`."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
-from train.bar import Bar
 from train.data.source import Pixels
-from train.hparams import Session
 from train.metrics import Scores
 
+CLEAR_LINE = "\x1b[K"  # right of the cursor
 GRID = 8  # images per row
+BAR_WIDTH = 24  # characters
+BAR_INTERVAL = 0.1  # seconds between two redraws
 FLUSH_SECONDS = 2  # how far TensorBoard's files may lag behind; the launcher collects them while the run goes on
+# the columns of the HParams tab, in this order: facts about the run, and options
+FACTS = ("parallel", "world", "devices", "global_batch", "amp")
+OPTIONS = (
+    *("arch", "epochs", "batch_size", "accumulate", "lr", "lr_scaling", "schedule", "warmup", "optimizer", "momentum"),
+    *("weight_decay", "label_smoothing", "clip_norm", "syncbn", "metrics", "image_size", "augment", "seed"),
+    *("replicas", "micro_batches", "pipeline_schedule", "dual_small", "dual_ratio", "dual_merge"),
+)
+RESULTS = ("Accuracy/val", "Accuracy5/val", "Loss/val", "Accuracy/train", "Loss/train", "Throughput/images_per_s")
 
 
 @dataclass(frozen=True)
@@ -34,8 +46,22 @@ class Interval:
     lr: float
     images_per_s: float
     data_wait: float  # fraction of the time, 0 to 1, mean over ranks
+    mfu: float | None  # fraction of the operations that the GPUs can do in that time; None if that is unknown
     loss_scale: float
     skipped: int  # steps, of the run
+
+
+@dataclass(frozen=True)
+class Validated:
+    """An epoch with its validation."""
+
+    epoch: int  # counted from 1
+    epochs: int
+    step: int  # of the run
+    train: Scores
+    val: Scores
+    seconds: float  # of the validation
+    memory: float  # the most so far, MB of the process or GPU that needs most
 
 
 class Silent:
@@ -53,7 +79,10 @@ class Silent:
     def progress(self, now: Interval) -> None:
         """An interval of steps is done."""
 
-    def validated(self, epoch: int, epochs: int, step: int, train: Scores, val: Scores, seconds: float) -> None:
+    def validating(self, epoch: int, batch: int, batches: int, now: Scores, so_far: Scores) -> None:
+        """Some batches of a validation are done."""
+
+    def validated(self, now: Validated) -> None:
         """An epoch has been trained and validated."""
 
     def images(self, tag: str, images: Pixels, step: int) -> None:
@@ -72,12 +101,10 @@ class Writer(Silent):
         self._bar = Bar()
 
     def say(self, text: str) -> None:
-        """Prints a line and flushes it."""
         self._bar.clear()
         print(text, flush=True)
 
     def stepped(self, epoch: int, epochs: int, step: int, steps: int) -> None:
-        """Moves the progress bar, if the output is a terminal."""
         self._bar.step(epoch, epochs, step, steps)
 
     def begin(self, facts: dict[str, Any], purge_step: int | None) -> None:
@@ -98,6 +125,7 @@ class Writer(Silent):
             f"Epoch: [{now.epoch}][{now.epoch_step}/{now.epoch_steps}] Loss {cur.loss:.4f} ({avg.loss:.4f}) "
             f"Acc@1 {cur.top1:.2f} ({avg.top1:.2f}) Acc@5 {cur.top5:.2f} ({avg.top5:.2f}) "
             f"LR {now.lr:.4g} images/s {now.images_per_s:.1f} data {now.data_wait:.0%}"
+            f"{'' if now.mfu is None else f' MFU {now.mfu:.1%}'}"
         )
         self._line(
             "step",
@@ -107,6 +135,7 @@ class Writer(Silent):
             steps=now.steps,
             images_per_s=round(now.images_per_s, 2),
             data_wait=round(now.data_wait, 4),
+            **({} if now.mfu is None else {"mfu": round(now.mfu, 4)}),
             loss=cur.loss,
             top1=cur.top1,
             lr=now.lr,
@@ -125,15 +154,26 @@ class Writer(Silent):
             scalars |= {"AMP/loss_scale": now.loss_scale, "AMP/skipped": float(now.skipped)}
         self._scalars(scalars, now.step)
 
-    def validated(self, epoch: int, epochs: int, step: int, train: Scores, val: Scores, seconds: float) -> None:
-        """Writes the epoch's line, and scalars at the epoch's last step, so that both curves share an axis."""
+    def validating(self, epoch: int, batch: int, batches: int, now: Scores, so_far: Scores) -> None:
+        """Prints a line in experiment 1's format."""
         self.say(
-            f"Epoch: [{epoch}] val Loss {val.loss:.4f} Acc@1 {val.top1:.2f} Acc@5 {val.top5:.2f} "
-            f"({val.images} images, {seconds:.1f} s)"
+            f"Val: [{epoch}][{batch}/{batches}] Loss {now.loss:.4f} ({so_far.loss:.4f}) "
+            f"Acc@1 {now.top1:.2f} ({so_far.top1:.2f}) Acc@5 {now.top5:.2f} ({so_far.top5:.2f})"
         )
-        facts = {"train": asdict(train), "val": asdict(val)}
-        self._line("epoch", epoch=epoch, epochs=epochs, step=step, seconds=round(seconds, 3), **facts)
-        self._scalars({"Loss/val": val.loss, "Accuracy/val": val.top1, "Accuracy5/val": val.top5}, step)
+
+    def validated(self, now: Validated) -> None:
+        """Writes the epoch's line, and scalars at the epoch's last step, so that both curves share an axis."""
+        val = now.val
+        self.say(
+            f"Epoch: [{now.epoch}] val Loss {val.loss:.4f} Acc@1 {val.top1:.2f} Acc@5 {val.top5:.2f} "
+            f"({val.images} images, {now.seconds:.1f} s); peak memory {now.memory:,.1f} MB"
+        )
+        facts = {"epoch": now.epoch, "epochs": now.epochs, "step": now.step, "seconds": round(now.seconds, 3)}
+        facts["memory_mb"] = round(now.memory, 3)
+        self._line("epoch", **facts, train=asdict(now.train), val=asdict(val))
+        scalars = {"Loss/val": val.loss, "Accuracy/val": val.top1, "Accuracy5/val": val.top5}
+        scalars |= {"Loss/Val": val.loss, "Accuracy/Val": val.top1}  # experiment 1's names
+        self._scalars(scalars, now.step)
 
     def images(self, tag: str, images: Pixels, step: int) -> None:
         """Writes the images as one grid to TensorBoard, GRID per row."""
@@ -145,7 +185,6 @@ class Writer(Silent):
         self._board.add_image(tag, picture, step, dataformats="HWC")
 
     def end(self, facts: dict[str, Any]) -> None:
-        """Closes the files."""
         if self._board is not None:
             self._line("end", **facts)
             self._session.close()
@@ -159,3 +198,62 @@ class Writer(Silent):
     def _scalars(self, values: dict[str, float], step: int) -> None:
         for tag, value in values.items():
             self._board.add_scalar(tag, value, step)
+
+
+class Bar:
+    """A progress bar on a terminal. The cursor stays at the line's beginning, so that output overwrites the bar."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._shown = self._stream.isatty()
+        self._drawn = 0.0
+        self._begun: tuple[float, int] | None = None
+
+    def step(self, epoch: int, epochs: int, step: int, steps: int) -> None:
+        """Shows that step `step` of `steps` in all is done, in epoch `epoch` (counted from 1)."""
+        if not self._shown:
+            return
+        now = time.monotonic()
+        begun, first = self._begun = self._begun or (now, step)
+        if now - self._drawn < BAR_INTERVAL and step < steps:
+            return
+        self._drawn = now
+        done = round(BAR_WIDTH * step / steps)
+        left = (now - begun) / (step - first) * (steps - step) if step > first else None
+        text = (
+            f"epoch {epoch}/{epochs} [{'#' * done:.<{BAR_WIDTH}}] step {step:,}/{steps:,} {step / steps:.0%}"
+            f"{f'  ETA {clock(left)}' if left is not None else ''}"
+        )
+        columns = shutil.get_terminal_size().columns
+        self._stream.write(f"{text[: columns - 1]}{CLEAR_LINE}\r")
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Removes the bar before a line of text is printed."""
+        if self._shown and self._begun:
+            self._stream.write(CLEAR_LINE)
+
+
+def clock(seconds: float) -> str:
+    """0:07, 12:30, 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class Session:
+    """One run in TensorBoard's HParams tab, written at its start and at its end."""
+
+    def __init__(self, facts: Mapping[str, Any], board: Any) -> None:
+        """`facts`: as `Writer.begin` gets them, options below "config". `board`: a SummaryWriter."""
+        from torch.utils.tensorboard.summary import hparams  # slow to import, and only rank 0 needs it
+
+        config = facts["config"]
+        settings = {name: facts[name] for name in FACTS} | {name: config[name] for name in OPTIONS}
+        experiment, start, self._end = hparams(settings, dict.fromkeys(RESULTS, 0.0))  # type: ignore[no-untyped-call]  # torch's
+        self._files = board.file_writer
+        self._files.add_summary(experiment)
+        self._files.add_summary(start)
+
+    def close(self) -> None:
+        self._files.add_summary(self._end)

@@ -60,7 +60,7 @@ def provide_from(
     proven = having(theirs)
     unnamed = [(engine, image) for engine, image in proven if not _is_named(name, image)]
     run_all([partial(image_store(engine).tag, image.id, name) for engine, image in unnamed])
-    return ImageOnNodes(name, proven[0][1].id, {engine.node: image.id for engine, image in proven}, shipped=sent)
+    return ImageOnNodes(name, {engine.node: image for engine, image in proven}, shipped=sent)
 
 
 def _is_named(name: str, image: ImageInfo) -> bool:
@@ -124,7 +124,7 @@ def pull(name: str, engines: Sequence[Engine], locations: ImageLocations) -> Ima
             for node, info in infos.items()
         ]
         raise NodesFailed(errors, of=len(errors))
-    return ImageOnNodes(name, first.id, {node: info.id for node, info in infos.items()}, why=f"pulled {pinned}")
+    return ImageOnNodes(name, infos, why=f"pulled {pinned}")
 
 
 def _try_pulling(name: str, info: ImageInfo, engines: Sequence[Engine], locations: ImageLocations) -> list[Engine]:

@@ -27,16 +27,24 @@ def no_progress(node: str, sent: int, total: int) -> None:
 class ImageOnNodes:
     """The image that all nodes have.
 
-    id: on the first node; ids: by node, they differ between kinds of image stores.
+    images: by node in the job's order; ids differ between kinds of image stores.
     shipped: bytes sent, by node, only of nodes that lacked the image. why: how this image was chosen.
     """
 
     reference: str
-    id: str
-    ids: Mapping[str, str] = field(default_factory=dict)
+    images: Mapping[str, ImageInfo]
     built: bool = False
     shipped: Mapping[str, int] = field(default_factory=dict)
     why: str = ""
+
+    @property
+    def id(self) -> str:
+        """On the first node."""
+        return next(iter(self.images.values())).id
+
+    @property
+    def ids(self) -> Mapping[str, str]:
+        return {node: image.id for node, image in self.images.items()}
 
 
 @dataclass(frozen=True)

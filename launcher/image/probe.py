@@ -43,20 +43,16 @@ class Surroundings:
     gpu_driver: str = ""  # the engine's way to grant them
 
 
-def image_facts(engine: Engine, reference: str, surroundings: Surroundings) -> ImageFacts:
-    """What the plan must know of an image; for plain processes, of the Python that runs the launcher.
+def image_facts(engine: Engine, reference: str, info: ImageInfo | None, surroundings: Surroundings) -> ImageFacts:
+    """What the plan must know of an image that the engine has; for plain processes (None), of the launcher's Python.
 
-    A warm call costs one `inspect`: forever if torch is in the image, for MOUNTED_MAX_AGE seconds if it is under a
-    mount (or is missing and a mount could bring it). Raises ImageUnfit if the node lacks the image or nothing can be
-    run in it.
+    A warm call costs nothing: forever if torch is in the image, for MOUNTED_MAX_AGE seconds if it is under a mount
+    (or is missing and a mount could bring it). Raises ImageUnfit if nothing can be run in it.
     """
-    if engine.images is None:
+    if info is None:
         argv = (sys.executable, "-c", asset("probe.py"), sys.executable, "facts")
         found = _run(engine, "", sys.executable, argv, Surroundings(env=surroundings.env), FAST_TIMEOUT)
         return _facts("", "", (), Report.from_json(found))
-    info = engine.images.inspect(reference)
-    if info is None:
-        raise ImageUnfit(engine.node, f"has no image {reference}", "launcher image ship JOB sends it there")
     view = [[mount.source, mount.target] for mount in surroundings.mounts]
     where = [engine.host, view] if view else []  # the same path may hold other things on another node
     name = cache.key(info.id, where, dict(surroundings.env), surroundings.user, asset("probe.py"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from launcher.errors import UsageError
 from launcher.job.fields import Duration, Size
+from launcher.model.limits import DEFAULT_LIMITS, settings_file
 
 _CONFIG = ConfigDict(extra="forbid", strict=True, defer_build=True)  # most users have no such file: it costs nothing
 _FOR_ALL = stat.S_IWGRP | stat.S_IWOTH
@@ -34,6 +34,8 @@ class Limits(BaseModel):
 
     file: Size = 4 << 30  # bytes of a file that is collected; a larger one is left on the node. Not for checkpoints
     collect: Duration = 600  # seconds for the files of a node
+    answer: Size = DEFAULT_LIMITS.size  # bytes of a command's output, or of what a container engine says
+    wait: Duration = int(DEFAULT_LIMITS.seconds)  # seconds for such an answer
 
 
 ClusterName = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]{0,62}$")]
@@ -77,11 +79,8 @@ class Settings(BaseModel):
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
-    """From `launcher/settings.yaml` of the user's configuration folder (XDG Base Directory Specification), if any.
-
-    Raises UsageError for a file that is wrong, or that others may write.
-    """
-    file = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "launcher", "settings.yaml")
+    """Raises UsageError for a file that is wrong, or that others may write."""
+    file = settings_file(environ)
     try:
         status, text = file.stat(), file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -97,5 +96,5 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        cure = "it knows notify.command, notify.webhook, limits.file, limits.collect and clusters"
+        cure = "it knows notify.command, notify.webhook, clusters, and file, collect, answer and wait of limits"
         raise UsageError(f"{file}: {place}", first["msg"], cure) from error

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from launcher.errors import LauncherError, NodesFailed
 from launcher.model.facts import NodeFacts
+from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits, settings_file
 from launcher.node.engine import Engine
 from launcher.node.machine import LocalMachine, Machine
 from launcher.node.parallel import in_background, run_all, run_all_settled
@@ -83,14 +84,15 @@ def connect(
     Raises NodesFailed with all that failed: NodeUnreachable, HostKeyUnknown, HostKeyChanged,
     AuthFailed, EngineUnavailable, EngineForbidden, UsageError.
     """
+    limits = _answer_limits()
     clusters = {host: _cluster(host) for _, host in hosts if host.startswith(CLUSTER)}
     logins = [clusters[host].login if host in clusters else host for _, host in hosts]
     remote = [login for login in logins if login != LOCAL]
     pool = _make_pool(remote, str(ssh_config) if ssh_config else None, timeout) if remote else None
     opened = [
-        partial(_open_cluster, host, clusters[host], pool)
+        partial(_open_cluster, host, clusters[host], pool, limits)
         if host in clusters
-        else partial(_open, node, host, runtime, pool, ping)
+        else partial(_open, node, host, runtime, pool, limits, ping)
         for node, host in hosts
     ]
     try:
@@ -113,20 +115,30 @@ def connect(
 @contextmanager
 def caller_engine() -> Iterator[DockerEngine | None]:
     """The container engine of this machine, None where none answers us."""
-    engine = _local_docker(LOCAL)
+    engine = _local_docker(LOCAL, _answer_limits())
     try:
         yield engine if _answers(engine) else None
     finally:
         engine.close()
 
 
-def _local_docker(node: str) -> DockerEngine:
+def _answer_limits() -> AnswerLimits:
+    """The user's own. Most users have no settings file: then nothing is loaded to read it."""
+    if not settings_file(os.environ).exists():
+        return DEFAULT_LIMITS
+    from launcher.job.settings import read_settings
+
+    limits = read_settings(os.environ).limits
+    return AnswerLimits(limits.answer, limits.wait)
+
+
+def _local_docker(node: str, limits: AnswerLimits) -> DockerEngine:
     """The engine of DOCKER_HOST or of the current docker context, else the usual socket."""
     _load_docker()
     from launcher.node.docker.channel import dial_local
     from launcher.node.docker.engine import DockerEngine
 
-    return DockerEngine(node, LOCAL, LocalMachine(node, getpass.getuser()), partial(dial_local, node))
+    return DockerEngine(node, LOCAL, LocalMachine(node, getpass.getuser(), limits), partial(dial_local, node))
 
 
 def _make_pool(hosts: Sequence[str], ssh_config: str | None, timeout: float) -> SshPool:
@@ -147,20 +159,22 @@ def _load_docker() -> None:
         import launcher.node.docker.engine  # noqa: F401
 
 
-def _open(node: str, host: str, runtime: str | None, pool: SshPool | None, ping: bool) -> list[Engine]:
+def _open(
+    node: str, host: str, runtime: str | None, pool: SshPool | None, limits: AnswerLimits, ping: bool
+) -> list[Engine]:
     if host == LOCAL and runtime != "docker":
         from launcher.node.process.engine import ProcessEngine
 
-        processes: Engine = ProcessEngine(node)
-        containers = None if runtime == "process" else _local_docker(node)
+        processes: Engine = ProcessEngine(node, limits)
+        containers = None if runtime == "process" else _local_docker(node, limits)
         return [processes, containers] if containers and _answers(containers) else [processes]
     if pool is None or host == LOCAL:
-        engine = _local_docker(node)
+        engine = _local_docker(node, limits)
     else:
         from launcher.node.docker import DIAL_STDIO
         from launcher.node.ssh.machine import SshMachine
 
-        machine = SshMachine(node, host, pool)
+        machine = SshMachine(node, host, pool, limits)
         machine.begin(DIAL_STDIO)
         _load_docker()  # after that: it takes a while
         from launcher.node.docker.channel import dial_over_ssh
@@ -179,15 +193,15 @@ def _cluster(host: str) -> Cluster:
     return read_settings(os.environ).cluster(host.removeprefix(CLUSTER))
 
 
-def _open_cluster(host: str, cluster: Cluster, pool: SshPool | None) -> list[Engine]:
+def _open_cluster(host: str, cluster: Cluster, pool: SshPool | None, limits: AnswerLimits) -> list[Engine]:
     from launcher.node.slurm.engine import SlurmEngine
 
     if cluster.login == LOCAL or pool is None:
-        machine: Machine = LocalMachine(host, getpass.getuser())
+        machine: Machine = LocalMachine(host, getpass.getuser(), limits)
     else:
         from launcher.node.ssh.machine import SshMachine
 
-        machine = SshMachine(host, cluster.login, pool)
+        machine = SshMachine(host, cluster.login, pool, limits)
     engine = SlurmEngine(host, cluster, machine)
     engine.open()
     return [engine]

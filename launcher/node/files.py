@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable
 from launcher.node.machine import CommandStream, Done, Machine, shell
 
-_TIMEOUT = 60.0
 _COPY_TIMEOUT = 3600.0  # checkpoints may be large, and a disk slow
-_SILENCE = 60.0  # seconds in which a node that sends files may send nothing
 _MISSING = 44  # exit code of these scripts: it is not there
 _LONGEST_LINE = 1 << 16  # of these scripts' own
 _LONGEST_FOLLOWED = 1 << 22  # of metrics
@@ -145,7 +143,7 @@ class Files:
             asked = "".join(f"{span.offset} {span.length} {_one_line(span.path)}\n" for span in spans)
             stream.send(asked.encode("utf-8", "surrogateescape"))
             stream.end_input()
-            output = _Output(stream, self._machine.node)
+            output = _Output(stream, self._machine)
             while output.line() != mark.encode():
                 pass  # a login shell's own output
             for span in spans:
@@ -184,7 +182,7 @@ class Files:
         *arguments: str,
         doing: str,
         stdin: bytes = b"",
-        timeout: float = _TIMEOUT,
+        timeout: float | None = None,
         accept: Callable[[Done], bool] = lambda _: False,
     ) -> Done:
         """A script of ours; what comes from a user goes into `arguments`. Raises NodeUnfit, NodeUnreachable.
@@ -253,9 +251,10 @@ class Follower:
 class _Output:
     """What a script prints, read as lines and as exact numbers of bytes."""
 
-    def __init__(self, stream: CommandStream, node: str) -> None:
+    def __init__(self, stream: CommandStream, machine: Machine) -> None:
         self._stream = stream
-        self._node = node
+        self._node = machine.node
+        self._silence = machine.limits.seconds  # in which a node that sends files may send nothing
         self._rest = b""
 
     def line(self) -> bytes:
@@ -283,14 +282,16 @@ class _Output:
         return NodeUnfit(self._node, f"unexpected answer of its shell: {words[:60]!r}", "look at its login shell")
 
     def _more(self) -> bytes:
-        deadline = time.monotonic() + _SILENCE
+        deadline = time.monotonic() + self._silence
         while (left := deadline - time.monotonic()) > 0:
             found = self._stream.receive(left)
             if found is None:
                 raise NodeUnfit(self._node, "its shell ended while files were read", "look at its login shell")
             if found[0]:
                 return found[0]
-        raise NodeUnreachable(self._node, f"sent nothing of its files for {_SILENCE:g} s", "is its disk overloaded?")
+        raise NodeUnreachable(
+            self._node, f"sent nothing of its files for {self._silence:g} s", "is its disk overloaded?"
+        )
 
 
 def parse_scan(listing: bytes) -> list[FileEntry]:

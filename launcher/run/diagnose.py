@@ -106,7 +106,9 @@ def _left(victim: Evidence, evidence: Sequence[Evidence]) -> Failure | None:
     """The ranks that ended well while others waited for them; None where none did."""
     for each in evidence:
         ranks = [*each.node.ranks]
-        if each.state.exit_code != 0:
+        if each.attempts and each.attempts[-1].left:
+            ranks = [*each.rank_logs]
+        elif each.state.exit_code != 0:
             failed = {int(rank) for rank in _REPORTED_RANK.findall(each.log)}
             unknown = not failed or "closing signal" in each.log  # torchrun has ended some of them itself
             ranks = [] if unknown else [rank for rank in ranks if rank not in failed]

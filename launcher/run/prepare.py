@@ -13,7 +13,7 @@ from launcher.image.image_locations import ImageLocations, Log, OnProgress, imag
 from launcher.image.probe import Surroundings, image_facts
 from launcher.job.models import Job
 from launcher.model.container import WANTED_ULIMITS
-from launcher.model.facts import ImageFacts, NodeFacts
+from launcher.model.facts import ImageFacts, ImageInfo, NodeFacts
 from launcher.model.plan import Plan, Rendezvous, new_run_id
 from launcher.node.connect import Fleet, caller_engine
 from launcher.node.engine import Engine
@@ -73,22 +73,20 @@ def image_as_it_is(
 ) -> tuple[ImageFacts, list[NodeFacts], tuple[str, ...]]:
     """The image as the nodes have it now, and notes on what had to be assumed."""
     if job.runtime == "process" or job.image is None:
-        return image_facts(fleet.engines[0], "", Surroundings(env=job.env)), list(facts), ()
+        return image_facts(fleet.engines[0], "", None, Surroundings(env=job.env)), list(facts), ()
     name = job.image.ref or job.image.base or ""
 
-    def granted(engine: Engine) -> tuple[tuple[str, int], ...] | None:
-        return engine.granted_ulimits(name) if image_store(engine).inspect(name) else None
+    def look(engine: Engine) -> tuple[ImageInfo | None, tuple[tuple[str, int], ...]]:
+        image = image_store(engine).inspect(name)
+        return image, WANTED_ULIMITS if image is None else engine.granted_ulimits(name)
 
-    limits = fleet.each(granted)
-    limited = [
-        replace(node, ulimits=WANTED_ULIMITS if found is None else found)
-        for node, found in zip(facts, limits, strict=True)
-    ]
-    if limits[0] is None:
+    images = fleet.each(look)
+    limited = [replace(node, ulimits=limits) for node, (_, limits) in zip(facts, images, strict=True)]
+    if images[0][0] is None:
         note = f"image {name} is not on {fleet.engines[0].node} yet; its properties are assumed"
         return assumed_image(job), limited, (note,)
     notes = () if job.image.ref else (f"the image's properties are those of its base {name}; up repairs it if it must",)
-    return image_facts(fleet.engines[0], name, _surroundings(job, facts[0])), limited, notes
+    return image_facts(fleet.engines[0], name, images[0][0], _surroundings(job, facts[0])), limited, notes
 
 
 def _surroundings(job: Job, master: NodeFacts) -> Surroundings:
@@ -107,13 +105,14 @@ def make_image(
 ) -> tuple[ImageFacts, list[NodeFacts]]:
     """The job's image on every node, what it can do, and the facts with the limits that its containers are granted."""
     if job.runtime == "process" or job.image is None:
-        return image_facts(fleet.engines[0], "", Surroundings(env=job.env)), list(facts)
+        return image_facts(fleet.engines[0], "", None, Surroundings(env=job.env)), list(facts)
     with caller_engine() as local:
         locations = ImageLocations(fleet.engines, local, log, on_progress)
         image = ensure(job.image, locations, job=job.name, mounted=bool(job.mounts), lock_file=lock_file)
+    master = fleet.engines[0]
     granted, found = run_both(
         partial(fleet.each, lambda engine: engine.granted_ulimits(image.ids[engine.node])),
-        partial(image_facts, fleet.engines[0], image.reference, _surroundings(job, facts[0])),
+        partial(image_facts, master, image.reference, image.images[master.node], _surroundings(job, facts[0])),
     )
     limited = [
         replace(node, ulimits=limits, image=image.ids[engine.node])

@@ -65,7 +65,7 @@ def assert_all_was_done(server: Rank, local_epochs: int, lost: list[int]) -> Non
 def test_the_number_of_grants_is_exact_with_a_worker_at_a_fifth_of_the_speed(
     data: Path, tmp_path: Path, merge: str
 ) -> None:
-    options = ["--data", data, "--epochs", 4, "--batch-size", 25, "--merge", merge, "--timeout", 30]
+    options = ["--data", data, "--epochs", 4, "--batch-size", 25, "--dual-merge", merge, "--timeout", 30]
     ranks = start(tmp_path, 4, *COMMON, *options)
     ranks[0].wait_for("Epoch: [1]")
     with a_fifth_of_the_time(worker_of(ranks[1].process.pid, 1)):

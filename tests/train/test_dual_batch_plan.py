@@ -73,7 +73,7 @@ def test_an_invalid_plan_is_one_line_and_exit_2() -> None:
     command = ["-m", "train", "dual-batch", "plan", *options.split()]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("train: error: --ratio 1.0: must be above 1")
+    assert done.stderr.startswith("train: error: ratio 1.0: must be above 1")
     assert done.stderr.count("\n") == 1
 
 
@@ -92,7 +92,7 @@ def test_without_small_workers_any_ratio_is_valid() -> None:
         (2, 1, 2.5, "small ones get none"),
         (6, 7, 1.05, "0 to 6"),
         (6, -1, 1.05, "0 to 6"),
-        (0, 0, 1.05, "--workers 0"),
+        (0, 0, 1.05, "workers 0"),
         (6, 6, 1e9, "below 1"),
         (6, 1, float("nan"), "above 0"),
     ],

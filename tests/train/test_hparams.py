@@ -65,7 +65,7 @@ def asked(url: str, body: dict[str, Any]) -> dict[str, Any]:
 def test_the_columns_are_the_settings_in_which_runs_differ(address: str) -> None:
     experiment = asked(address + "experiment", {"experimentName": ""})
     names = {info["name"] for info in experiment["hparamInfos"]}
-    assert {"parallel", "world", "global_batch", "lr", "syncbn", "merge", "micro_batches"} <= names
+    assert {"parallel", "world", "global_batch", "lr", "syncbn", "dual_merge", "micro_batches"} <= names
     assert "Accuracy/val" in {info["name"]["tag"] for info in experiment["metricInfos"]}
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from train.config import Config
-from train.schedule import OneCycle, make_schedule, peak_rate
+from train.schedule import OneCycle, make_schedule, momentum_at, peak_rate
 
 
 @pytest.mark.parametrize("total", [5, 10, 101, 5006])
@@ -26,6 +26,19 @@ def test_onecycle_equals_torchs(total: int, peak: float, warmup: float, div: flo
         optimizer.step()
         if step + 1 < total:
             oracle.step()
+
+
+@pytest.mark.parametrize(("total", "warmup"), [(5, 0.3), (101, 0.3), (5006, 0.5)])
+def test_the_cycled_momentum_equals_torchs(total: int, warmup: float) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
+    oracle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=total, pct_start=warmup)
+    config = Config(data="", cycle_momentum=True, warmup=warmup)
+    for step in range(total):
+        assert momentum_at(config, step, total) == pytest.approx(optimizer.param_groups[0]["momentum"], abs=1e-12)
+        optimizer.step()
+        if step + 1 < total:
+            oracle.step()
+    assert momentum_at(Config(data=""), 0, total) is None
 
 
 def test_the_rate_stays_constant_past_the_end() -> None:

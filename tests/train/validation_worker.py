@@ -6,7 +6,7 @@ from pathlib import Path
 
 from train.__main__ import leave
 from train.config import parse
-from train.loop import validate
+from train.evaluate import evaluate
 from train.metrics import Scores
 from train.parallel.world import StopSignal, start
 from train.setup import prepare
@@ -20,7 +20,8 @@ for name in names:
     )
     world = world or start(config)
     stop = StopSignal(world)
-    scores = Scores.of(validate(prepare(config, world), stop)[0])
+    run = prepare(config, world)
+    scores = Scores.of(evaluate(run.model, run.val_loader, run.step.objective, world, stop.agreed)[0])
     stop.settle()
     print(json.dumps({"name": name, "images": scores.images, "loss": scores.loss, "top1": scores.top1}), flush=True)
 leave(0)

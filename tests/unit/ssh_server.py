@@ -28,6 +28,7 @@ class _Sessions(paramiko.ServerInterface):
         if self._server.refuse_sessions > 0:
             self._server.refuse_sessions -= 1
             return paramiko.OPEN_FAILED_RESOURCE_SHORTAGE
+        self._server.sessions += 1
         return paramiko.OPEN_SUCCEEDED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
@@ -51,11 +52,14 @@ class _Sessions(paramiko.ServerInterface):
 
 
 class SshServer:
-    """`accepted`: number of connections so far. `drop`: how many of the next ones are closed before any data."""
+    """`accepted`, `sessions`: numbers of connections and sessions so far.
+
+    `drop`: how many of the next connections are closed before any data.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.key: paramiko.PKey = paramiko.ECDSAKey.generate()
-        self.accepted = self.drop = self.refuse_sessions = 0
+        self.accepted = self.sessions = self.drop = self.refuse_sessions = 0
         self.frozen = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]

@@ -94,6 +94,17 @@ def test_a_rank_that_left_early_is_named_and_not_the_one_that_waited_for_it() ->
     assert own.node == "n0"
 
 
+def test_a_node_that_waited_for_the_others_when_it_was_stopped_has_left() -> None:
+    """torchrun waits for the other nodes' torchruns for five minutes."""
+    first, stopped = Attempt(1, left=True), evidence(0, "step 3\n", 137)
+    found = first_failure([dataclasses.replace(stopped, attempts=(first,)), evidence(1, VICTIM)])
+    assert found is not None
+    assert (found.node, found.rank, found.exit_code) == ("n0", 0, 0)
+    early = first_failure([dataclasses.replace(evidence(0, "", 137), attempts=(first,)), evidence(1, VICTIM)])
+    assert early is not None
+    assert early.node == "n1"
+
+
 REPORT = "Root Cause (first observed failure):\n[0]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : 1\n"
 
 

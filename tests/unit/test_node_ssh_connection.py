@@ -39,6 +39,13 @@ def make(server: SshServer) -> Iterator[Make]:
         pool.close()
 
 
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_concurrent_threads_share_one_connection(server: SshServer, make: Make) -> None:
     ssh = make()
     codes: list[int] = []
@@ -91,6 +98,17 @@ def test_a_session_refused_by_a_full_sshd_is_retried(server: SshServer, make: Ma
     server.refuse_sessions = 3
     assert ssh.run(["true"]).code == 0
     assert server.refuse_sessions == 0
+
+
+def test_the_next_commands_session_is_opened_ahead(server: SshServer, make: Make) -> None:
+    ssh = make()
+    ssh.run(["true"])
+    wait_until(lambda: server.sessions == 2)
+    server.refuse_sessions = 1000
+    assert ssh.run(["true"]).code == 0  # in the second session: sshd gives no other one
+    wait_until(lambda: server.refuse_sessions < 1000)
+    server.refuse_sessions = 0
+    assert ssh.run(["true"]).code == 0
 
 
 def test_a_quiet_connection_stays_open_while_the_server_answers(server: SshServer, make: Make) -> None:

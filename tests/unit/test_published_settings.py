@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
+import yaml
 
+from bench.syncbn import BATCHES, CHANNELS
 from launcher.job.scalars import argv_of
-from tests.unit.test_jobs_train import JOBS
+from tests.unit.test_jobs_train import JOBS, REPOSITORY
 from train.config import Config, parse
 from train.data.sampler import steps_per_epoch
 from train.dual_batch.options import device_place, plan_of
-from train.schedule import make_schedule, peak_rate
+from train.schedule import make_schedule, momentum_at, peak_rate
 
 IMAGENET, CIFAR = 1_281_167, 50_000
 
@@ -44,6 +47,7 @@ def test_experiment_1(job: str, nodes: int, epochs: int, steps: int) -> None:
     assert config.epochs == epochs
     assert peak_rate(config, 256 * nodes) == 1.0
     assert steps_per_epoch(IMAGENET, 256 * nodes, config.last_batch == "keep") == steps
+    assert [momentum_at(config, step, 100) for step in (0, 29, 99)] == pytest.approx([0.95, 0.85, 0.95], abs=1e-12)
 
 
 @pytest.mark.parametrize(("job", "workers"), [("e2_dual_batch", 5), ("e2_dual_batch_6", 6)])
@@ -51,7 +55,7 @@ def test_experiment_2(job: str, workers: int) -> None:
     """140 rounds, rate 0.1 for both batch sizes, x 0.2 after rounds 80 and 120; the planner finds the small batches."""
     small = {5: [79, 165, 237, 297, 349], 6: [62, 138, 203, 258, 307, 349]}[workers]
     configs = list(runs(job))
-    assert [config.small for config in configs] == list(range(workers + 1))
+    assert [config.dual_small for config in configs] == list(range(workers + 1))
     plans = [plan_of(config, workers, CIFAR) for config in configs]
     assert [plan.shares[0].batch for plan in plans] == [1000, *small]
     for config in configs:
@@ -66,6 +70,21 @@ def test_the_server_shares_a_workers_gpu() -> None:
     """6 GPUs are enough for 6 workers: the server is beside the first; a second machine has workers only."""
     assert [device_place(rank, rank, 7) for rank in range(7)] == [(gpu, 6) for gpu in (0, 0, 1, 2, 3, 4, 5)]
     assert [device_place(4 + rank, rank, 4) for rank in range(4)] == [(gpu, 4) for gpu in range(4)]
+
+
+def test_experiment_3() -> None:
+    """Two processes, 10 epochs, both layers with and without accumulation; the table's inputs are (B, C)."""
+    configs = list(runs("e3_syncbn"))
+    assert {(config.syncbn, config.accumulate) for config in configs} == set(product(("custom", "library"), (1, 2)))
+    assert {config.batch_size * config.accumulate for config in configs} == {64}
+    assert {(config.metrics, config.epochs) for config in configs} == {("exact", 10), ("scatter", 10)}
+    grid = yaml.safe_load((REPOSITORY / "jobs" / "e3_grid.yaml").read_text())
+    assert (JOBS["e3_syncbn-0"].gpus, grid["gpus"], grid["run"]["args"]) == (2, 2, {"side": 0})
+    assert (CHANNELS, BATCHES) == ((128, 256, 512, 1024), (32, 64))
+
+
+def test_the_default_rate_is_that_of_goyal_et_al() -> None:
+    assert peak_rate(parse(["--data", "unused"]), 256) == 0.1
 
 
 def test_experiment_4() -> None:

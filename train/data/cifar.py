@@ -40,7 +40,6 @@ class ArraySource:
         return f"{self.where}#{index}"
 
     def read(self, index: int) -> Pixels:
-        """The image's pixels."""
         image: Pixels = self.pixels[index]
         return image
 

@@ -60,11 +60,9 @@ class Pillow:
     name = "pil"
 
     def decode(self, data: bytes, choose: Choose, out: Pixels) -> None:
-        """See `Decoder`."""
         _resample(upright(data), choose, out)
 
     def resize(self, pixels: Pixels, choose: Choose, out: Pixels) -> None:
-        """See `Decoder`."""
         _resample(Image.fromarray(pixels), choose, out)
 
 
@@ -76,7 +74,6 @@ class Roi:
     name: str = "roi"
 
     def decode(self, data: bytes, choose: Choose, out: Pixels) -> None:
-        """See `Decoder`."""
         size = self.library.size(data) if is_plain(data) else None
         if size is None:
             Pillow().decode(data, choose, out)
@@ -90,7 +87,6 @@ class Roi:
             finish(pixels, view, out)
 
     def resize(self, pixels: Pixels, choose: Choose, out: Pixels) -> None:
-        """See `Decoder`."""
         view = choose(pixels.shape[1], pixels.shape[0])
         if view.shift != (0, 0) or view.reduction(len(out)) >= 2:  # two taps would alias
             _resample(Image.fromarray(pixels), lambda *_: view, out)
@@ -111,7 +107,6 @@ class SimpleJpeg:
         self._jpeg, self._cv = simplejpeg, cv2
 
     def decode(self, data: bytes, choose: Choose, out: Pixels) -> None:
-        """See `Decoder`."""
         if not is_plain(data):
             Pillow().decode(data, choose, out)
             return
@@ -123,7 +118,6 @@ class SimpleJpeg:
         self.resize(pixels, choose, out)
 
     def resize(self, pixels: Pixels, choose: Choose, out: Pixels) -> None:
-        """See `Decoder`."""
         view, side = choose(pixels.shape[1], pixels.shape[0]), len(out)
         resized: Any = self._cv.resize(pixels[_cut(view)], (side, side))  # OpenCV's stubs have no dtype
         finish(resized, view, out)
@@ -157,7 +151,6 @@ class TorchVision:
         return decoded
 
     def decode(self, data: bytes, choose: Choose, out: Pixels) -> None:
-        """See `Decoder`."""
         if not is_plain(data):
             Pillow().decode(data, choose, out)
             return
@@ -169,7 +162,6 @@ class TorchVision:
         self.resize(pixels, choose, out)
 
     def resize(self, pixels: Pixels, choose: Choose, out: Pixels) -> None:
-        """See `Decoder`."""
         view, side = choose(pixels.shape[1], pixels.shape[0]), len(out)
         # copied by numpy: torch would start its own threads for this in each of the loader's threads
         crop = self._torch.from_numpy(pixels[_cut(view)].copy()).permute(2, 0, 1)[None]

@@ -42,7 +42,6 @@ class Pending:
     copy: Copy | None = None
 
     def ready(self) -> bool:
-        """Whether it is decoded."""
         return all(task.done() for task in self.tasks)
 
     def send(self, transfer: Transfer) -> Copy:
@@ -94,14 +93,18 @@ class Loader:
         source: Source,
         decoder: decode.Decoder | None,
         batch: int,
-        local_world: int,
+        core_sharers: int,
         transfer: Transfer,
     ) -> None:
-        """With a `decoder`: for training, augmented; without: for validation, always with Pillow."""
-        self._config, self._source, self._training = config, source, decoder is not None
+        """With a `decoder`: for training, augmented; without: for validation, always with Pillow.
+
+        `core_sharers`: processes that run on the same cores as this one.
+        """
+        self._config, self.source, self.batch_size = config, source, batch
+        self._training = decoder is not None
         self._decoder, self._transfer = decoder or decode.Pillow(), transfer
         self._damaged = Damaged(config.max_damaged, {})
-        workers = config.workers if config.workers >= 0 else max(1, len(os.sched_getaffinity(0)) // local_world)
+        workers = config.workers if config.workers >= 0 else max(1, len(os.sched_getaffinity(0)) // core_sharers)
         self._pool = ThreadPoolExecutor(workers, "decode") if workers else None
         depth = config.prefetch + 1 if workers else 1
         size = batch * max(self.side(epoch) for epoch in range(config.epochs)) ** 2 * 3
@@ -133,11 +136,9 @@ class Loader:
                 batch.cancel()
 
     def side(self, epoch: int) -> int:
-        """The side of the images in that epoch."""
         return self._config.side(epoch) if self._training else self._config.image_size
 
     def close(self) -> None:
-        """Ends the threads."""
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
 
@@ -146,7 +147,7 @@ class Loader:
             slot.read.synchronize()
         count = len(request.indices)
         images, weights = slot.memory[: count * side**2 * 3].view(count, side, side, 3), torch.ones(count)
-        labels = torch.from_numpy(self._source.labels[request.indices])
+        labels = torch.from_numpy(self.source.labels[request.indices])
         numbers = sampler.uniforms(self._config.seed, epoch, request.indices, augment.NUMBERS)
         out, valid = images.numpy(), weights.numpy()
 
@@ -169,15 +170,15 @@ class Loader:
             return augment.validation_view(self._config, width, height)
 
         try:
-            data = self._source.read(index)
+            data = self.source.read(index)
             if isinstance(data, bytes):
                 self._decoder.decode(data, choose, out)
             else:
                 self._decoder.resize(data, choose, out)
         except decode.NotAnImageError as error:
-            raise TrainError(f"{self._source.name(index)}: {error}; remove it from the data set") from error
+            raise TrainError(f"{self.source.name(index)}: {error}; remove it from the data set") from error
         except (decode.DecodeError, OSError) as error:
-            self._damaged.add(self._source.name(index), str(error))
+            self._damaged.add(self.source.name(index), str(error))
             out[...] = 0
             return False
         return True

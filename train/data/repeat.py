@@ -34,7 +34,6 @@ class Repeated:
             yield Batch(kept.images[:n], kept.labels[:n], kept.weights[:n], request.total, request.last)
 
     def close(self) -> None:
-        """Ends the loader's threads."""
         self._loader.close()
 
 

@@ -6,8 +6,8 @@ import argparse
 import json
 from dataclasses import asdict
 
-from train.dual_batch.options import WHOLE
-from train.dual_batch.plan import Cost, plan_dual_batch
+from train.dual_batch.options import WHOLE, costs_of
+from train.dual_batch.plan import plan_dual_batch
 from train.errors import TrainError
 
 
@@ -55,9 +55,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _plan(options: argparse.Namespace) -> dict[str, object]:
-    if len(options.a) != len(options.b):
-        raise TrainError(f"--a has {len(options.a)} values and --b {len(options.b)}; give the same number of both")
-    costs = [Cost(a, b) for a, b in zip(options.a, options.b, strict=True)]
+    costs = costs_of(options.a, options.b)
     return plan_dual_batch(
         options.workers,
         options.small,

@@ -109,11 +109,9 @@ class Remote:
     _over: threading.Event = field(default_factory=threading.Event)
 
     def pull(self) -> Grant | str:
-        """See `ParameterServer.pull`."""
         return self._call(_pull, self.worker)
 
     def push(self, weights: Weights, sums: Tensor) -> None:
-        """See `ParameterServer.push`."""
         self._call(_push, self.worker, weights, sums)
 
     def lose(self, why: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from train.config import Config
 from train.dual_batch.plan import Cost, DualBatchPlan, plan_dual_batch
@@ -18,12 +18,17 @@ def device_place(rank: int, local_rank: int, local_size: int) -> tuple[int, int]
     return max(local_rank - beside_server, 0), max(local_size - beside_server, 1)
 
 
+def costs_of(a: Sequence[float], b: Sequence[float]) -> list[Cost]:
+    """The costs that the options give. Raises TrainError if their numbers differ."""
+    if len(a) != len(b):
+        raise TrainError(f"a has {len(a)} values and b has {len(b)}: give the same number of both")
+    return [Cost(*pair) for pair in zip(a, b, strict=True)]
+
+
 def plan_of(config: Config, workers: int, samples: int) -> DualBatchPlan:
     """Each worker's share. Raises TrainError if there is no valid plan."""
-    if len(config.a) != len(config.b):
-        raise TrainError(f"--a has {len(config.a)} values and --b {len(config.b)}; give the same number of both")
-    costs = [Cost(a, b) for a, b in zip(config.a, config.b, strict=True)]
-    if not config.small and costs == [Cost(0, 0)]:
+    costs = costs_of(config.dual_a, config.dual_b)
+    if not config.dual_small and costs == [Cost(0, 0)]:
         costs = [Cost(1, 1)]  # equal workers with equal batches: the cost does not matter
-    whole = WHOLE[config.variant]
-    return plan_dual_batch(workers, config.small, samples, config.batch_size, config.ratio, costs, whole)
+    whole = WHOLE[config.dual_variant]
+    return plan_dual_batch(workers, config.dual_small, samples, config.batch_size, config.dual_ratio, costs, whole)

@@ -110,31 +110,31 @@ def _small_share(
     if batch < 1:
         raise TrainError(
             f"worker {worker}'s small batch would be below 1: the extra time is more than batches of one sample need; "
-            f"lower --ratio"
+            f"lower the ratio"
         )
     return Share(batch, count, count / large_samples, small=True)
 
 
 def _check(workers: int, small: int, samples: int, base_batch: int, ratio: float, costs: Sequence[Cost]) -> None:
-    for name, value in (("--workers", workers), ("--samples", samples), ("--base-batch", base_batch)):
+    for name, value in (("workers", workers), ("samples", samples), ("large batch", base_batch)):
         if value < 1:
             raise TrainError(f"{name} {value}: must be at least 1")
     if not 0 <= small <= workers:
-        raise TrainError(f"--small {small}: must be 0 to {workers}, the number of workers")
+        raise TrainError(f"small {small}: must be 0 to {workers}, the number of workers")
     if len(costs) not in (1, workers):
-        raise TrainError(f"--a and --b: {len(costs)} values for {workers} workers; give one for all, or one each")
+        raise TrainError(f"a and b: {len(costs)} values for {workers} workers; give one for all, or one each")
     for cost in costs:
         if not (0 < cost.a < math.inf and 0 < cost.b < math.inf):
             raise TrainError(
-                f"--a {cost.a} --b {cost.b}: both must be above 0, else no batch size fits a given time; "
+                f"a {cost.a}, b {cost.b}: both must be above 0, else no batch size fits a given time; "
                 f"`python -m train dual-batch fit` measures them"
             )
     if not 0 < ratio < math.inf:
-        raise TrainError(f"--ratio {ratio}: must be above 0")
+        raise TrainError(f"ratio {ratio}: must be above 0")
     if small and ratio <= 1:
-        raise TrainError(f"--ratio {ratio}: must be above 1: the extra time is what the small batches use")
+        raise TrainError(f"ratio {ratio}: must be above 1: the extra time is what the small batches use")
     if 0 < small < workers and ratio >= workers / (workers - small):
         raise TrainError(
-            f"--ratio {ratio}: at {workers}/{workers - small} = {workers / (workers - small):.4g} and above, the "
+            f"ratio {ratio}: at {workers}/{workers - small} = {workers / (workers - small):.4g} and above, the "
             f"{workers - small} large workers take all {samples} samples and the small ones get none; lower it"
         )

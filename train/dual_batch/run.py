@@ -13,7 +13,7 @@ import torch
 from train import checkpoint
 from train.combinations import check
 from train.config import Config
-from train.data.batch import Request, Transfer
+from train.data.batch import Transfer
 from train.data.loader import Loader
 from train.data.open import open_dataset
 from train.data.source import Dataset
@@ -24,13 +24,15 @@ from train.dual_batch.plan import DualBatchPlan
 from train.dual_batch.server import ParameterServer, Rates
 from train.dual_batch.worker import work
 from train.errors import Stopped, TrainError
+from train.evaluate import evaluate
+from train.hardware import peak_memory
 from train.metrics import Scores, check_finite
-from train.models import check_sides, parameter_count, seeded_model
+from train.models import check_sides, configured_model, parameter_count
 from train.parallel.world import World, choose_device
 from train.precision import Precision, choose_precision
 from train.schedule import peak_rate
-from train.step import Step
-from train.watch import Interval, Writer
+from train.step import Objective
+from train.watch import Interval, Validated, Writer
 
 HEARTBEAT_TIMEOUT = 30.0  # seconds without a heartbeat until a worker counts as lost; --timeout if that is less
 POLL = 1.0  # seconds between two checks for lost workers
@@ -48,8 +50,8 @@ def run(config: Config) -> None:
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if config.threads:
         torch.set_num_threads(config.threads)
-    device = choose_device(config.device, *device_place(rank, local_rank, local_size), config.tf32)
-    world = World(0, 1, local_rank, local_size, device, "none")
+    device = choose_device(config, *device_place(rank, local_rank, local_size))
+    world = World(0, 1, local_rank, local_size, device, "none", core_sharers=local_size)
     check(config, "dual_batch", choose_precision(config, world.device).name, size, world.device.type)
     dataset = open_dataset(config.data)
     plan = plan_of(config, size - 1, len(dataset.train.labels))
@@ -76,9 +78,9 @@ class Server:
     ) -> None:
         self._config, self._world, self._dataset, self._plan, self._stop = config, world, dataset, plan, stop
         self._precision: Precision = choose_precision(config, world.device)
-        self._model = seeded_model(config.arch, len(dataset.classes), config.seed, config.zero_init_residual)
+        self._model = configured_model(config, len(dataset.classes))
         check_sides(self._model, config.arch, config.sides())
-        self._folder = Path(config.output) / "checkpoints"
+        self._folder = config.checkpoint_folder
         self._found = checkpoint.find(config.resume, self._folder)
         workers = len(plan.shares)
         self._total, done = config.epochs * workers, 0
@@ -91,8 +93,17 @@ class Server:
         weights = {name: value.detach().cpu() for name, value in self._model.state_dict().items()}
         self._first = done
         self._server = ParameterServer(
-            weights, plan.shares, self._total, rates, config.merge, config.staleness, self._first, config.variant
+            weights,
+            plan.shares,
+            total=self._total,
+            rates=rates,
+            merge=config.dual_merge,
+            staleness=config.dual_staleness,
+            done=self._first,
+            variant=config.dual_variant,
         )
+        size = config.val_batch_size or max(config.batch_size, 32)
+        self._val_loader = Loader(config, dataset.val, None, size, world.core_sharers, Transfer(world.device))
         self._rates = rates
         self._reported: set[int] = set()
         self._since = 0.0  # when the sums of local epochs were last read
@@ -132,6 +143,8 @@ class Server:
             self._wait_until_workers_left()
             disconnect()
             raise
+        finally:
+            self._val_loader.close()
         self._wait_until_workers_left()
         self._saver.close()
         seconds = time.perf_counter() - started
@@ -153,7 +166,7 @@ class Server:
         )
         self._watch.say(
             f"train: {self._config.arch}, {parameter_count(self._model):,} parameters; parameter server with "
-            f"{len(self._plan.shares)} workers, {self._config.merge}, {self._total} local epochs; {shares}"
+            f"{len(self._plan.shares)} workers, {self._config.dual_merge}, {self._total} local epochs; {shares}"
         )
         if self._found:
             self._watch.say(f"train: resumed {self._found.path} after {self._first} local epochs")
@@ -213,13 +226,25 @@ class Server:
         seconds, self._since = now - self._since, now
         self._model.load_state_dict(weights)
         start = time.perf_counter()
-        scores, train = self._validate(), Scores.of(sums)
+        objective = Objective(self._config, self._precision, self._world)
+        scores = Scores.of(evaluate(self._model, self._val_loader, objective, self._world)[0])
+        train = Scores.of(sums)
         epoch = finished // len(self._plan.shares)
         if not self._config.allow_nan:
             check_finite(scores, f"round {epoch}, validation")
         self._watch.progress(self._interval(epoch, train, seconds))
         validated = time.perf_counter() - start
-        self._watch.validated(epoch, self._config.epochs, self._steps(finished), train, scores, validated)
+        self._watch.validated(
+            Validated(
+                epoch=epoch,
+                epochs=self._config.epochs,
+                step=self._steps(finished),
+                train=train,
+                val=scores,
+                seconds=validated,
+                memory=peak_memory(self._world.device),
+            )
+        )
         best, self._best = scores.top1 > self._best, max(scores.top1, self._best)
         self._save(finished, weights, best)
         return finished, scores
@@ -238,6 +263,7 @@ class Server:
             lr=self._rates(max(epoch * len(self._plan.shares) - 1, 0)),
             images_per_s=train.images / max(seconds, 1e-9),
             data_wait=0.0,
+            mfu=None,
             loss_scale=1.0,
             skipped=0,
         )
@@ -246,22 +272,6 @@ class Server:
         """Steps for TensorBoard's axis: a round counts as the mean number of steps of a worker."""
         each = [-(-share.samples // share.batch) for share in self._plan.shares]
         return local_epochs // len(each) * max(1, sum(each) // len(each))
-
-    def _validate(self) -> Scores:
-        source = self._dataset.val
-        size, count = max(self._config.batch_size, 32), len(source.labels)
-        loader = Loader(self._config, source, None, size, self._world.local_size, Transfer(self._world.device))
-        step = Step(self._config, self._world, self._precision, self._model, self._model)
-        self._model.eval()
-        sums = torch.zeros(4, dtype=torch.float64)
-        indices = torch.arange(count).numpy()
-        try:
-            requests = (Request(indices[i : i + size], count) for i in range(0, count, size))
-            for batch in loader.batches(requests, epoch=0):
-                sums += step.evaluate(batch)[0].cpu()
-        finally:
-            loader.close()
-        return Scores.of(sums)
 
     def _save(self, finished: int, weights: dict[str, torch.Tensor], best: bool) -> None:
         state: checkpoint.State = {

@@ -99,12 +99,11 @@ class StageStep(Step):
             part.to(world.device if rank == world.rank else "cpu")
         stage = Stage(cut[world.rank], world)
         super().__init__(config, world, precision, stage, stage)
-        self.has_logits = world.rank == world.size - 1
+        self.objective.has_logits = world.rank == world.size - 1
         self._optimizers: list[dict[str, Any] | None] = [None] * world.size
 
     def update(self, plan: Plan) -> bool:
-        """Updates this stage's weights."""
-        set_rate(self.optimizer, plan.rate)
+        set_rate(self.optimizer, plan.rate, plan.momentum)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return True

@@ -9,11 +9,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from train.config import Config
 from train.data.batch import Batch
 from train.metrics import counts
-from train.objective import losses, wide
 from train.parallel.model import StageStep
 from train.parallel.world import World
 from train.precision import InContext, Precision
-from train.step import Plan
+from train.step import Plan, losses
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -34,15 +33,14 @@ class PipelineStep(StageStep):
         self._schedule = SCHEDULES[config.pipeline_schedule](stage, pieces, loss_fn=self._loss, scale_grads=False)
 
     def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
-        """Runs one batch through the pipeline."""
         del plan  # its mix is None: mixup and cutmix are not supported
         self._total = batch.total
         if self.world.first:
-            self._schedule.step(self.forward.normalise(batch.images))
-        elif not self.has_logits:
+            self._schedule.step(self.objective.normalise(batch.images))
+        elif not self.objective.has_logits:
             self._schedule.step()
-        if not self.has_logits:
-            return self._no_counts()
+        if not self.objective.has_logits:
+            return torch.zeros(4, dtype=torch.float64, device=self.world.device)
         target = torch.stack([batch.labels.double(), batch.weights.double()], 1)
         # counted from all logits, not in the loss function: the schedule calls that once more to learn the shapes
         logits = self._schedule.step(target=target).detach()
@@ -54,4 +52,5 @@ class PipelineStep(StageStep):
         return (self._losses(logits, target) * target[:, 1].to(logits.dtype)).sum() * (1 / self._total)
 
     def _losses(self, logits: Tensor, target: Tensor) -> Tensor:
-        return losses(wide(logits), target[:, 0].long(), self.config.label_smoothing, None)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return losses(wide, target[:, 0].long(), self.config.label_smoothing)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import paramiko
 
@@ -46,6 +47,7 @@ class Connection:
         self._tunnels = threading.Lock()
         self.live: tuple[paramiko.Transport, Wire] | None = None
         self._attempt: Callable[[], paramiko.Transport] | None = None
+        self._spare: Callable[[], paramiko.Channel | None] | None = None
         self._pinging = False
 
     def transport(self) -> paramiko.Transport:
@@ -63,6 +65,21 @@ class Connection:
             with self._lock:
                 if self._attempt is attempt:
                     self._attempt = None
+
+    def open_session(self, transport: paramiko.Transport, timeout: float) -> paramiko.Channel:
+        """A session for a command. Meanwhile the next one is opened, which then costs no round trip.
+
+        Raises paramiko.SSHException, also where sshd refuses it.
+        """
+        with self._lock:
+            spare, self._spare = self._spare, None
+        channel = spare() if spare else None
+        if channel is None or channel.closed or channel.get_transport() is not transport:
+            channel = transport.open_channel("session", timeout=timeout)
+        with self._lock:
+            if self._spare is None and not self.full:
+                self._spare = in_background(partial(_open_spare, transport, timeout))
+        return channel
 
     def next(self) -> Connection:
         """One more connection to the server, for the sessions that sshd refuses on this one; not made yet."""
@@ -204,6 +221,13 @@ class Connection:
     @property
     def _where(self) -> str:
         return f"{self.target.hostname} port {self.target.port}"
+
+
+def _open_spare(transport: paramiko.Transport, timeout: float) -> paramiko.Channel | None:
+    try:
+        return transport.open_channel("session", timeout=timeout)
+    except (paramiko.SSHException, EOFError, OSError):  # the command that needs one asks again, and reports it
+        return None
 
 
 class SshPool:

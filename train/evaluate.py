@@ -1,0 +1,67 @@
+"""Exact validation: every image counts once on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from train.data.batch import Request
+from train.data.loader import Loader
+from train.data.source import Pixels
+from train.errors import Stopped
+from train.metrics import Meter, Scores, validation_indices
+from train.parallel.world import World
+from train.step import Objective
+
+SHOWN = 32  # misclassified images that are returned, at most
+
+
+def evaluate(
+    model: nn.Module,
+    loader: Loader,
+    objective: Objective,
+    world: World,
+    stopped: Callable[[], bool] = lambda: False,
+    report: Callable[[int, int, Scores, Scores], None] = lambda *_: None,
+) -> tuple[Tensor, Pixels]:
+    """`counts` of every image of the loader's source, over all ranks: no padding; sums, not averages.
+
+    Also returns some images that this rank misclassified, (n, side, side, 3). `stopped` is asked before every batch,
+    equally often on every rank. `report` gets the batches done, their number, and the scores since its last call and in
+    all, every `--log-every` batches.
+
+    Raises:
+        Stopped: `stopped` returned True.
+    """
+    config, count, size = objective.config, len(loader.source.labels), loader.batch_size
+    if world.data_shards > 1:  # batch norm's running statistics: every rank validates and saves those of rank 0
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
+    mine = validation_indices(config.metrics, count, world)
+    total = -(-count // world.data_shards // size)  # batches of the largest shard: the same number on every rank
+    pieces = (mine[start : start + size] for start in range(0, total * size, size))
+    filler = np.zeros(1, np.int64)  # every rank computes equally many batches: --parallel fsdp gathers weights in them
+    requests = (Request(piece, count) if len(piece) else Request(filler, count, filler=1) for piece in pieces)
+    batches = loader.batches(requests, epoch=0)
+    meter = Meter(world)
+    mistaken = np.empty((0, config.image_size, config.image_size, 3), np.uint8)
+    model.eval()
+    for done in range(1, total + 1):
+        if stopped():
+            raise Stopped
+        batch = next(batches)
+        with torch.inference_mode():
+            output = objective.forward_loss(model, batch)
+        meter.add(output.counts)
+        if output.logits is not None and len(mistaken) < SHOWN:
+            wrong = (output.logits.argmax(1) != batch.labels) & (batch.weights > 0)
+            mistaken = np.concatenate([mistaken, batch.images[wrong].cpu().numpy()])[:SHOWN]
+        if done % config.log_every == 0 and done < total:
+            now, _ = meter.read(0.0)
+            report(done, total, Scores.of(now), Scores.of(meter.epoch))
+    meter.read(0.0)
+    return meter.epoch, mistaken
