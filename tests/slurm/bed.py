@@ -134,7 +134,7 @@ class SlurmBed:
             "ProctrackType": "proctrack/linuxproc",
             "TaskPlugin": "task/none",
             "SelectType": "select/cons_tres",
-            "ReturnToService": 2,
+            "ReturnToService": 0,  # a node that was set down stays down
             "SlurmdParameters": "config_overrides",
             "MpiDefault": "none",
             "KillWait": 5,
