@@ -1,6 +1,6 @@
 """Getting an image to 2 and 4 nodes: ours beside `docker save | ssh | docker load` node by node, on the test bed.
 
-    python -m bench.image_ship [--nodes 2 4] [--size 1.0] [--json FILE]
+    python -m bench.image_ship [--nodes 2 4] [--stores classic containerd mixed] [--size 1.0] [--json FILE]
 
 The image is Debian plus files of this Python environment, 1 GB by default, in three layers. Both methods start with
 nodes that have only Debian, end with the same image on every node, and alternate within one run. Then one more pip
@@ -27,13 +27,14 @@ from launcher.image.distribution import provide
 from launcher.image.export import export
 from launcher.image.image_locations import ImageLocations, image_store
 from launcher.node.connect import caller_engine, connect
-from tests.bed import cluster
+from tests.bed import cluster, faults
 from tests.bed.bed import Bed
 from tests.bed.settings import TRAIN_IMAGE, Settings
 
 FIRST, SECOND = "launcher-bench:first", "launcher-bench:second"
 LIMITS = {2: 0.75, 4: 0.6}
-DELTA_TIME, DELTA_BYTES = 0.1, 1.05
+DELTA_TIME, DELTA_BYTES, NOTHING = 0.1, 1.05, 0.1
+STORES = {"classic": slice(0), "containerd": slice(None), "mixed": slice(1, None, 2)}  # nodes with containerd's store
 PACKAGE = "rich"  # copied from this environment, as if by `pip install`
 
 
@@ -41,6 +42,7 @@ def main() -> int:
     """Returns 0 if every ratio is within its limit, else 1."""
     parser = argparse.ArgumentParser(prog="python -m bench.image_ship", description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4], choices=sorted(LIMITS))
+    parser.add_argument("--stores", nargs="+", default=["classic"], choices=STORES)
     parser.add_argument("--size", type=float, default=1.0, help="GB of real files in the image")
     parser.add_argument("--json", type=Path, help="write all values there")
     call = parser.parse_args()
@@ -51,10 +53,14 @@ def main() -> int:
         cluster.up(settings, max(call.nodes))
         bed = Bed.attach(settings)
         make_images(call.size)
-        result: dict[str, Any] = {"machine": report.machine(), "rounds": [measure(bed, count) for count in call.nodes]}
+        result: dict[str, Any] = {"machine": report.machine(), "rounds": []}
+        for store in call.stores:
+            with faults.containerd_store(bed, *bed.nodes[: max(call.nodes)][STORES[store]]):
+                for count in call.nodes:
+                    result["rounds"].append({"store": store, **measure(bed, count)})
+                    show({"rounds": result["rounds"][-1:]})
+                clear(bed)
         result["machine"]["load_after"] = round(os.getloadavg()[0], 2)
-        clear(bed)
-    show(result)
     if call.json:
         report.write(call.json, result)
     return 0 if all(limit_kept(row) for row in rows(result)) else 1
@@ -133,8 +139,8 @@ def print_nothing(line: str) -> None:
 def by_hand(bed: Bed, name: str, hosts: Sequence[tuple[str, str]]) -> int:
     """What a user would type, one node after another; returns the bytes sent to one node."""
     sent = 0
-    for _, host in hosts:
-        command = f'docker save {name} | tee >(wc -c >&2) | ssh -F "{bed.ssh_config}" {host} docker load -q'
+    for _, alias in hosts:
+        command = f'docker save {name} | tee >(wc -c >&2) | ssh -F "{bed.ssh_config}" {alias} docker load -q'
         done = subprocess.run(["bash", "-c", command], check=True, capture_output=True, text=True)
         sent = int(done.stderr.split()[0])
     return sent
@@ -168,13 +174,14 @@ def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
     """One row per comparison: what, nodes, by hand, ours, ratio, limit."""
     found = []
     for row in result["rounds"]:
-        count = row["nodes"]
+        count, store = row["nodes"], row["store"]
         for what, limit in (("first", LIMITS[count]), ("delta", DELTA_TIME)):
             hand, mine = row[f"{what}_by_hand"], row[f"{what}_ours"]
             found.append(
                 {
                     "what": "first ship" if what == "first" else "one more package",
                     "nodes": count,
+                    "store": store,
                     "hand": hand,
                     "ours": mine,
                     "ratio": mine["seconds"] / hand["seconds"],
@@ -182,9 +189,10 @@ def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
                 }
             )
         sent = row["delta_ours"]["bytes"] / row["changed_bytes"]
-        found.append({"what": "bytes / changed layers", "nodes": count, "ratio": sent, "limit": DELTA_BYTES})
+        both = {"nodes": count, "store": store}
+        found.append({"what": "bytes / changed layers", **both, "ratio": sent, "limit": DELTA_BYTES})
         each = row["nothing_ours"]["seconds"] / count
-        found.append({"what": "already there, s per node", "nodes": count, "ratio": each, "limit": 1.0})
+        found.append({"what": "already there, s per node", **both, "ratio": each, "limit": NOTHING})
     return found
 
 
@@ -193,10 +201,11 @@ def limit_kept(row: dict[str, Any]) -> bool:
 
 
 def show(result: dict[str, Any]) -> None:
-    print(f"{'':26}{'nodes':>6}{'by hand':>10}{'ours':>10}{'CPU s':>14}{'MB per node':>18}{'ratio':>8}{'limit':>7}")
+    titles = f"{'':26}{'store':>11}{'nodes':>6}{'by hand':>10}{'ours':>10}{'CPU s':>14}{'MB per node':>18}"
+    print(f"{titles}{'ratio':>8}{'limit':>7}")
     for row in rows(result):
         hand, mine = row.get("hand"), row.get("ours")
-        shown = f"{row['what']:26}{row['nodes']:>6}"
+        shown = f"{row['what']:26}{row['store']:>11}{row['nodes']:>6}"
         if hand and mine:
             cpu = f"{hand['cpu_seconds']:.0f} -> {mine['cpu_seconds']:.0f}"
             sent = f"{hand['bytes'] / 1e6:.1f} -> {mine['bytes'] / 1e6:.1f}"

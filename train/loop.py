@@ -5,27 +5,32 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from train import replicas
-from train.checkpoint import Saver, weights_digest
+from train.checkpoint import weights_digest
+from train.clock import Clock
 from train.config import Config
 from train.data import sampler
-from train.data.batch import Batch, Request
+from train.data.batch import Request
 from train.errors import Stopped, TrainError
 from train.evaluate import SHOWN, evaluate
 from train.every import Every
+from train.hardware import device_name, peak_memory
 from train.metrics import Meter, Scores, check_finite
 from train.models import parameter_count
 from train.parallel.methods import device_count, method
 from train.parallel.world import StopSignal, World
 from train.profile import tracing
+from train.saving import AnySaver, make_saver, save, supersede
+from train.schedule import momentum_at
 from train.setup import Run, prepare
 from train.step import Plan, draw_mix
-from train.watch import Interval, Silent, Writer
+from train.watch import Interval, Silent, Validated, Writer
 
 
 def train(config: Config, world: World, stop: StopSignal) -> None:
@@ -37,8 +42,11 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
     """
     run = prepare(config, world)
     watch = Writer(Path(config.output), run.precision.scaled) if world.first else Silent()
-    saver = Saver(Path(config.output) / "checkpoints", config.keep) if replicas.writes(config, world) else None
     _announce(run, watch)
+    if config.evaluate:
+        _evaluate_only(run, watch, stop)
+        return
+    saver = make_saver(run)
     if run.progress.validated >= config.epochs:
         done = f"{run.progress.validated} epochs of {config.epochs} are done"
         watch.say(f"train: nothing to do: {done}; raise --epochs to continue")
@@ -47,13 +55,13 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
     started, worked = time.perf_counter(), time.process_time()
     scores = Scores(0.0, 0.0, 0.0, 0)
     try:
-        _supersede(run, watch, saver)
+        supersede(run, watch, saver)
         while run.progress.validated < config.epochs:
             if run.progress.validated == run.progress.epoch:
                 _train_epoch(run, watch, stop, saver)
-            scores = _finish_epoch(run, watch, stop, saver)
+            scores = _finish_epoch(run, watch, stop, saver) or scores
     except Stopped:
-        _save(run, watch, saver)
+        save(run, watch, saver)
         if saver:
             saver.close()
         world.sum(torch.zeros(1))  # no rank exits before the file is written, or torchrun would kill the others
@@ -71,6 +79,24 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
             saver.close()
     stop.settle()
     _close(run, watch, scores, time.perf_counter() - started, time.process_time() - worked)
+
+
+def _evaluate_only(run: Run, watch: Silent, stop: StopSignal) -> None:
+    """Validates the weights of --evaluate; the result is a console line and the last line of metrics.jsonl."""
+    watch.begin(_facts(run), None)
+    started = time.perf_counter()
+    try:
+        sums, _ = evaluate(run.step.evaluated, run.val_loader, run.step.objective, run.world, stop.stopped)
+    finally:
+        run.train_loader.close()
+        run.val_loader.close()
+    stop.settle()
+    scores = Scores.of(sums)
+    watch.end({"evaluated": run.config.evaluate, **asdict(scores)})
+    watch.say(
+        f"train: {run.config.evaluate}: val Loss {scores.loss:.4f} Acc@1 {scores.top1:.2f} Acc@5 {scores.top5:.2f} "
+        f"({scores.images} images, {time.perf_counter() - started:.1f} s)"
+    )
 
 
 def _announce(run: Run, watch: Silent) -> None:
@@ -96,7 +122,7 @@ def _facts(run: Run) -> dict[str, object]:
         "devices": device_count(run.config, world),
         "parallel": method(run.config, world),
         "arch": run.config.arch,
-        "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
+        "device": device_name(world.device),
         "amp": run.precision.name,
         "backend": world.backend,
         "decoder": run.decoder,
@@ -109,26 +135,7 @@ def _facts(run: Run) -> dict[str, object]:
     }
 
 
-def _save(run: Run, watch: Silent, saver: Saver | None, best: bool = False, epoch: int | None = None) -> None:
-    """Starts writing a checkpoint of this moment; every rank calls it."""
-    watch.flush()
-    run.step.gather_to_rank0()
-    if run.config.replicated and run.world.size > 1:
-        replicas.share_statistics(run.model, run.step.ema)
-    if saver:
-        saver.save(run.state(), best, epoch)
-
-
-def _supersede(run: Run, watch: Silent, saver: Saver | None) -> None:
-    """Before the first step of a new generation: whatever an older one still writes is never loaded from now on."""
-    if run.world.generation > (run.resumed.age[0] if run.resumed else 0):
-        _save(run, watch, saver)
-        if saver:
-            saver.wait()
-        run.world.sum(torch.zeros(1))  # on the disks of all nodes
-
-
-def _train_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None) -> None:
+def _train_epoch(run: Run, watch: Silent, stop: StopSignal, saver: AnySaver | None) -> None:
     """Trains the rest of the current epoch.
 
     Raises:
@@ -137,20 +144,20 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None)
     config, world, progress = run.config, run.world, run.progress
     run.model.train()
     meter = Meter(world, progress.sums, progress.interval)
-    clock, plan, begun = _Clock(), None, progress.step
+    clock, plan, begun = Clock(), None, progress.step
     every = Every(config.checkpoint_every)
     trace = tracing(config, world, progress.epoch)
     for batch in clock.timed(run.train_loader.batches(requests(run), progress.epoch)):
         if plan is None:  # between two steps, never between micro-batches
             agreed = stop.agreed(save=world.first and every.time_is_up())
-            save = agreed.save or every.steps_done(run.global_step)
-            if agreed.stop or (save and progress.step > begun):
+            due = agreed.save or every.steps_done(run.global_step)
+            if agreed.stop or (due and progress.step > begun):
                 meter.reduce()
                 _check_finite(run, meter.interval, f"step {progress.step}")
                 progress.sums, progress.interval = meter.epoch, meter.interval
                 if agreed.stop:
                     raise Stopped
-                _save(run, watch, saver)
+                save(run, watch, saver)
             plan = _plan(run)
         if progress.epoch == progress.step == 0:
             watch.images("Images/augmented", batch.images[:SHOWN].cpu().numpy(), 0)
@@ -193,7 +200,9 @@ def _plan(run: Run) -> Plan:
     config, progress = run.config, run.progress
     seed = sampler.fold(config.seed, progress.epoch, progress.step)
     torch.manual_seed(sampler.fold(seed, run.world.rank))
-    return Plan(run.schedule(progress.updates), progress.updates, draw_mix(config, seed, config.side(progress.epoch)))
+    update = progress.updates
+    mix, momentum = draw_mix(config, seed, config.side(progress.epoch)), momentum_at(config, update, run.total_steps)
+    return Plan(run.schedule(update), update, mix, momentum)
 
 
 def requests(run: Run) -> Iterator[Request]:
@@ -202,7 +211,9 @@ def requests(run: Run) -> Iterator[Request]:
     Otherwise batch norm that synchronises in every micro-batch would wait for ever. The last may be empty, or fillers.
     """
     progress, world = run.progress, run.world
-    permutation = sampler.order(run.config.seed, progress.epoch, len(run.dataset.train.labels))
+    permutation = sampler.order(
+        run.config.seed, progress.epoch, len(run.dataset.train.labels), run.config.repeats, run.global_batch
+    )
     for step in range(progress.step, run.epoch_steps):
         indices, total = sampler.training_batch(permutation, step, run.global_batch, world.shard, world.data_shards)
         largest = -(-total // world.data_shards)  # the largest share of a rank
@@ -214,6 +225,7 @@ def requests(run: Run) -> Iterator[Request]:
 
 
 def _interval(run: Run, now: Scores, so_far: Scores, rate: float, images_per_s: float, wait: float) -> Interval:
+    ideal = run.ideal_seconds[run.config.side(run.progress.epoch)]
     return Interval(
         epoch=run.progress.epoch + 1,
         epochs=run.config.epochs,
@@ -226,18 +238,22 @@ def _interval(run: Run, now: Scores, so_far: Scores, rate: float, images_per_s: 
         lr=rate,
         images_per_s=images_per_s,
         data_wait=min(wait, 1.0),
+        mfu=ideal and min(images_per_s * ideal / device_count(run.config, run.world), 1.0),
         loss_scale=run.step.scale.value,
         skipped=run.progress.skipped,
     )
 
 
-def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None) -> Scores:
-    """Validates, reports and saves after an epoch of training."""
+def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: AnySaver | None) -> Scores | None:
+    """Validates, if that is due, reports and saves after an epoch of training."""
     progress = run.progress
+    if progress.epoch % run.config.val_interval and progress.epoch < run.config.epochs:
+        progress.validated, progress.sums = progress.epoch, torch.zeros_like(progress.sums)
+        save(run, watch, saver, epoch=progress.epoch)
+        return None
     start = time.perf_counter()
-    sums, mistaken = evaluate(
-        run.step.evaluated, run.val_loader, run.step.objective, run.world, lambda: stop.agreed().stop
-    )
+    report = partial(watch.validating, progress.epoch)
+    sums, mistaken = evaluate(run.step.evaluated, run.val_loader, run.step.objective, run.world, stop.stopped, report)
     _check_finite(run, sums, "validation")
     scores = Scores.of(sums)
     if len(mistaken):
@@ -246,14 +262,25 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None
     best = scores.top1 > progress.best
     progress.best = max(scores.top1, progress.best)
     seconds = time.perf_counter() - start
-    watch.validated(progress.epoch, run.config.epochs, run.global_step, Scores.of(progress.sums), scores, seconds)
+    watch.validated(
+        Validated(
+            epoch=progress.epoch,
+            epochs=run.config.epochs,
+            step=run.global_step,
+            train=Scores.of(progress.sums),
+            val=scores,
+            seconds=seconds,
+            memory=run.world.max(peak_memory(run.world.device)),
+        )
+    )
     progress.sums = torch.zeros_like(progress.sums)
-    _save(run, watch, saver, best, progress.epoch)
+    save(run, watch, saver, best, progress.epoch)
     return scores
 
 
 def _close(run: Run, watch: Silent, scores: Scores, seconds: float, cpu: float) -> None:
-    digest = weights_digest(run.model) if run.world.first or run.config.print_digest else ""
+    own = run.world.first or run.config.print_digest or run.step.sharded  # sharded: all ranks take part
+    digest = weights_digest(run.model) if own else ""
     if run.config.print_digest:
         print(f"train: rank {run.world.rank} weights {digest}", flush=True)
     facts = {"top1": scores.top1, "top5": scores.top5, "loss": scores.loss, "best_top1": run.progress.best}
@@ -264,28 +291,3 @@ def _close(run: Run, watch: Silent, scores: Scores, seconds: float, cpu: float) 
         f"train: done in {seconds:.1f} s; val Acc@1 {scores.top1:.2f} (best {run.progress.best:.2f}) "
         f"Acc@5 {scores.top5:.2f}; weights {digest[:16]}"
     )
-
-
-class _Clock:
-    """Time of an interval, how much of it was spent waiting for data, and the images of all ranks in it."""
-
-    def __init__(self) -> None:
-        self.waited, self.images = 0.0, 0
-        self._start = time.perf_counter()
-
-    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Passes on the batches; the time until each one arrives counts as waiting."""
-        while True:
-            asked = time.perf_counter()
-            batch = next(batches, None)
-            self.waited += time.perf_counter() - asked
-            if batch is None:
-                return
-            yield batch
-
-    def restart(self) -> tuple[float, float]:
-        """Starts a new interval; returns images/s and the seconds of the old one."""
-        now = time.perf_counter()
-        seconds, images = max(now - self._start, 1e-9), self.images
-        self._start, self.waited, self.images = now, 0.0, 0
-        return images / seconds, seconds

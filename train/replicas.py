@@ -38,7 +38,7 @@ def writes(config: Config, world: World) -> bool:
     """
     if not config.replicated or world.size == 1:
         return world.first
-    folder = Path(config.output) / "checkpoints"
+    folder = config.checkpoint_folder
     mark = f".{world.broadcast_object(secrets.token_hex(8))}-"  # a name that no cache of a network disk knows
     own = folder / f"{mark}{world.rank}"
     world.all_ranks_or_exit(lambda: _touch(own) if world.local_rank == 0 else None)
@@ -65,7 +65,7 @@ def share_statistics(model: nn.Module, ema: EMA | None) -> None:
                 dist.broadcast(value, 0)
 
 
-def load(config: Config, folder: Path, world: World) -> Loaded | None:
+def load(config: Config, world: World) -> Loaded | None:
     """The newest whole checkpoint that a rank has which `reads`, on every rank; None to start from scratch.
 
     Raises:
@@ -76,7 +76,7 @@ def load(config: Config, folder: Path, world: World) -> Loaded | None:
     failure = ""
     if reads(config, world):
         try:
-            mine = find(config.resume, folder)
+            mine = find(config.resume, config.checkpoint_folder)
         except TrainError as error:
             failure = str(error)
     if world.size == 1:

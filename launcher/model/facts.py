@@ -45,6 +45,8 @@ class EngineFacts:
     root_dir: str
     disk_free: int  # bytes free below root_dir, -1 where unknown
     images: tuple[str, ...]  # ids of those images asked about that it has
+    kind: str = "Docker"  # or "podman", which speaks Docker's API
+    store: str = ""  # how it keeps images, for people
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def build(
     Raises PlanInvalid for what no machine could do, NodeUnfit (NodesFailed for several) naming every node that lacks
     what it is asked for.
     """
-    _check(job, facts[0])
+    _check(job, facts)
     context = containers.Context(job, run, image, rendezvous, code, owner, created)
     uuids = _choose_gpus(job, facts)
     counts = [containers.workers(job, mine) for mine in uuids]
@@ -60,7 +60,7 @@ def build(
     )
 
 
-def _check(job: Job, master: NodeFacts) -> None:
+def _check(job: Job, facts: Sequence[NodeFacts]) -> None:
     """What can be known to be impossible before anything is created."""
     if job.run.script is not None and containers.script_in_code(job).startswith(".."):
         raise PlanInvalid(
@@ -68,9 +68,10 @@ def _check(job: Job, master: NodeFacts) -> None:
             f"lies outside the code folder {job.code}, which is all that the containers see",
             "move it there, or set `code` to a folder above it",
         )
-    port = checks.master_port(job, master)
-    if port.level is checks.Level.FAIL:
-        raise NodeUnfit(f"node {port.node}", port.what, port.cure)
+    engines = [checks.engine(node, job) for node in facts if node.engine]
+    for check in (checks.master_port(job, facts[0]), *engines):
+        if check.level is checks.Level.FAIL:
+            raise NodeUnfit(f"node {check.node}", check.what, check.cure)
 
 
 def _choose_gpus(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:

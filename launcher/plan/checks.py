@@ -19,7 +19,10 @@ SMALL_SHM = 1 << 30
 CLOCK_SLACK = 5.0
 LITTLE_DISK = 40 << 30  # an NVIDIA PyTorch image is 20 GiB and more, and is unpacked beside its archive
 NO_DISK = 2 << 30
-OLD_ENGINE = (18, 9)  # `docker system dial-stdio`, which ssh needs
+OLDEST = {
+    "Docker": "18.09",  # `docker system dial-stdio`, which ssh needs
+    "podman": "4.0",  # the oldest whose Docker API was tried
+}
 
 
 class Level(str, Enum):
@@ -44,7 +47,7 @@ class Check:
 def of_node(node: NodeFacts, job: Job | None = None, entry: NodeEntry | None = None) -> list[Check]:
     """Everything about one node by itself. job and entry: what it is to run, if that is known."""
     docker = job is None or job.runtime == "docker"
-    found = [_clock(node), *([_engine(node), _disk(node)] if docker else [])]
+    found = [_clock(node), *([engine(node, job), _disk(node)] if docker else [])]
     if docker and (job is None or job.docker.ipc == "host"):
         found.append(_shm(node))
     return found + _gpus(node, "all" if job is None or entry is None else job.gpus_of(entry), docker=docker)
@@ -56,6 +59,23 @@ def master_port(job: Job, master: NodeFacts) -> Check:
     what = f"port {job.port}, where the ranks would meet, is in use"
     cure = "stop what listens there (another run? `launcher runs`), or choose another: --set port=29501"
     return Check(master.name, "port", Level.FAIL, what, cure)
+
+
+def engine(node: NodeFacts, job: Job | None = None) -> Check:
+    """Whether the node's container engine can run it."""
+    facts = node.engine
+    if facts is None:
+        return Check(node.name, "engine", Level.FAIL, "no container engine was found", "install Docker Engine there")
+    numbers, oldest = _numbers(facts.version), OLDEST[facts.kind]
+    if numbers and numbers < _numbers(oldest):
+        what = f"{facts.kind} {facts.version} is too old"
+        return Check(node.name, "engine", Level.FAIL, what, f"{oldest} or newer is needed")
+    if facts.kind == "podman" and job is not None and job.restarts:
+        what = "podman calls a container ended that it is about to restart, so restarts cannot be followed"
+        return Check(node.name, "engine", Level.FAIL, what, "restarts: 0, or use Docker there")
+    rootless = ", rootless" if facts.rootless else ""
+    what = f"{facts.kind} {facts.version}{rootless}, {facts.store}, user {node.user} may use it"
+    return Check(node.name, "engine", Level.OK, what)
 
 
 def alike(nodes: Sequence[NodeFacts]) -> list[Check]:
@@ -87,15 +107,8 @@ def _shm(node: NodeFacts) -> Check:
     return Check(node.name, "shared memory", Level.WARN, what, "Enlarge it there: mount -o remount,size=8g /dev/shm")
 
 
-def _engine(node: NodeFacts) -> Check:
-    engine = node.engine
-    if engine is None:
-        return Check(node.name, "engine", Level.FAIL, "no container engine was found", "install Docker Engine there")
-    numbers = tuple(int(part) for part in engine.version.split(".")[:2] if part.isdigit())
-    if numbers and numbers < OLD_ENGINE:
-        return Check(node.name, "engine", Level.FAIL, f"Docker {engine.version} is too old", "18.09 or newer is needed")
-    what = f"Docker {engine.version}{', rootless' if engine.rootless else ''}, user {node.user} may use it"
-    return Check(node.name, "engine", Level.OK, what)
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
 def _disk(node: NodeFacts) -> Check:

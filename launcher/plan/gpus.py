@@ -42,6 +42,9 @@ def driver(node: NodeFacts) -> str:
         return "nvidia"
     if any(name.startswith("nvidia.com/gpu") for name in engine.cdi_devices):
         return "cdi"
+    if engine.kind == "podman":
+        what = "has GPUs, but podman's Docker API does not give them to a container"
+        raise NodeUnfit(f"node {node.name}", what, "use Docker there, or run without GPUs: gpus: none")
     raise NodeUnfit(
         f"node {node.name}",
         "has GPUs, but its Docker engine cannot give them to a container",

@@ -9,14 +9,68 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from tests.bed.bed import Bed, Node
-from tests.bed.host import docker, login_shells
-from tests.bed.settings import TRAINER
+from tests.bed.host import docker, login_shells, newer_engine, podman, rootless
+from tests.bed.settings import TRAIN_IMAGE, TRAINER
 from tests.bed.shell import CommandFailed
 
 DATA_ROOT = "/var/lib/docker"
+CONTAINERD_ROOT = f"{DATA_ROOT}/containerd-store"
+NEWER_ENGINE = "/opt/newer-engine"
+
+
+PODMAN_SOCKET = "/run/podman/podman.sock"
+# runc: Debian's own choice, crun, refuses a machine with control groups of both versions
+_PODMAN = f"""
+set -e
+ldconfig
+mkdir -p /run/podman
+printf '[engine]\nruntime="runc"\ncgroup_manager="cgroupfs"\n' >/etc/containers/containers.conf
+printf '[storage]\ndriver="overlay"\ngraphroot="{DATA_ROOT}/podman"\nrunroot="/run/podman/run"\n' \\
+    >/etc/containers/storage.conf
+podman system service -t 0 unix://{PODMAN_SOCKET} >/var/log/podman.log 2>&1 </dev/null &
+timeout 30 sh -c 'until [ -S {PODMAN_SOCKET} ]; do sleep 0.1; done'
+chgrp docker /run/podman {PODMAN_SOCKET}
+chmod 770 /run/podman {PODMAN_SOCKET}
+echo 'SetEnv DOCKER_HOST=unix://{PODMAN_SOCKET}' >/etc/ssh/sshd_config.d/podman.conf
+kill -HUP "$(cat /run/sshd.pid)"
+"""
+_WITHOUT_PODMAN = f"""
+rm -f /etc/ssh/sshd_config.d/podman.conf
+kill -HUP "$(cat /run/sshd.pid)"
+podman rm -af
+podman rmi -af
+pkill -x podman
+rm -rf /run/podman /etc/containers {DATA_ROOT}/podman
+"""
+
+
+ROOTLESS_SOCKET = "/run/user/1001/docker.sock"
+_ROOTLESS = f"""
+set -e
+ldconfig
+chmod u+s /usr/bin/newuidmap /usr/bin/newgidmap
+echo {TRAINER}:100000:65536 | tee /etc/subuid >/etc/subgid
+[ -e /dev/net/tun ] || {{ mkdir -p /dev/net; mknod -m 666 /dev/net/tun c 10 200; }}
+chmod 711 {DATA_ROOT}
+install -d -o {TRAINER} -m 700 {DATA_ROOT}/rootless /run/user/1001
+setpriv --reuid {TRAINER} --regid {TRAINER} --init-groups env HOME=/home/{TRAINER} XDG_RUNTIME_DIR=/run/user/1001 \\
+    sh /usr/share/docker.io/contrib/dockerd-rootless.sh --data-root {DATA_ROOT}/rootless \\
+    >/var/log/rootless.log 2>&1 </dev/null &
+timeout 60 sh -c 'until DOCKER_HOST=unix://{ROOTLESS_SOCKET} docker version; do sleep 0.2; done' >/dev/null 2>&1
+echo 'SetEnv DOCKER_HOST=unix://{ROOTLESS_SOCKET}' >/etc/ssh/sshd_config.d/rootless.conf
+kill -HUP "$(cat /run/sshd.pid)"
+"""
+_WITHOUT_ROOTLESS = f"""
+rm -f /etc/ssh/sshd_config.d/rootless.conf
+kill -HUP "$(cat /run/sshd.pid)"
+kill "$(cat /run/user/1001/docker.pid)"
+pkill -x rootlesskit
+timeout 20 sh -c 'while pgrep -x rootlesskit; do sleep 0.2; done'
+chmod 710 {DATA_ROOT}
+rm -rf {DATA_ROOT}/rootless /run/user/1001 /etc/subuid /etc/subgid
+"""
 
 
 @contextlib.contextmanager
@@ -114,8 +168,9 @@ def without_engine(bed: Bed, node: Node) -> Iterator[None]:
 
 
 def start_engine(bed: Bed, node: Node) -> None:
-    """Starts the node's engine after `without_engine` or a crash."""
-    docker("exec", "-d", node.container, "/usr/local/sbin/bed-dockerd.sh")
+    """Starts the node's engine after `without_engine` or a crash: the newer one if the node has it."""
+    path = f"PATH={NEWER_ENGINE}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    docker("exec", "-d", "-e", path, node.container, "/usr/local/sbin/bed-dockerd.sh")
     bed.wait_ready(node)
 
 
@@ -155,23 +210,53 @@ def small_data_root(bed: Bed, node: Node, size: str = "64m") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def containerd_store(bed: Bed, node: Node, engine: Path) -> Iterator[None]:
-    """A newer engine (programs in the folder `engine`) with an empty containerd image store, until the exit.
+def containerd_store(bed: Bed, *nodes: Node) -> Iterator[None]:
+    """These nodes have a newer engine with containerd's image store, in which only Debian is, until the exit.
 
-    Such a store gives an image a different id.
+    Such a store gives an image a different id. Raises BedUnavailable.
     """
-    newer = "/opt/newer-engine"
-    docker("cp", f"{engine}/.", f"{node.container}:{newer}")
-    settings = '{"features": {"containerd-snapshotter": true}, "data-root": "/var/lib/docker/containerd-store"}'
+    engine = newer_engine(bed.settings)
+    settings = f'{{"features": {{"containerd-snapshotter": true}}, "data-root": "{CONTAINERD_ROOT}"}}'
     with contextlib.ExitStack() as healing:
-        _stop_engine(bed, node)
-        healing.callback(start_engine, bed, node)
-        bed.sh(node, f"mkdir -p /etc/docker && echo '{settings}' > /etc/docker/daemon.json")
-        healing.callback(bed.sh, node, f"rm -rf /etc/docker/daemon.json /var/lib/docker/containerd-store {newer}")
-        path = f"PATH={newer}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        docker("exec", "-d", "-e", path, node.container, "/usr/local/sbin/bed-dockerd.sh")
-        healing.callback(_stop_engine, bed, node)
-        bed.wait_ready(node)
+        for node in nodes:
+            docker("cp", f"{engine}/.", f"{node.container}:{NEWER_ENGINE}")
+            _stop_engine(bed, node)
+            healing.callback(start_engine, bed, node)
+            healing.callback(bed.sh, node, f"rm -rf /etc/docker/daemon.json {CONTAINERD_ROOT} {NEWER_ENGINE}")
+            bed.sh(node, f"mkdir -p /etc/docker && echo '{settings}' > /etc/docker/daemon.json")
+            start_engine(bed, node)
+            healing.callback(_stop_engine, bed, node)
+            bed.preload(node, TRAIN_IMAGE)
+        yield
+
+
+@contextlib.contextmanager
+def podman_engine(bed: Bed, *nodes: Node) -> Iterator[None]:
+    """`docker` over ssh reaches podman's socket on these nodes, with an empty image store, until the exit.
+
+    Raises BedUnavailable.
+    """
+    files = podman(bed.settings)
+    with contextlib.ExitStack() as healing:
+        for node in nodes:
+            docker("cp", f"{files}/.", f"{node.container}:/")
+            healing.callback(bed.sh, node, _WITHOUT_PODMAN)
+            bed.sh(node, _PODMAN)
+        yield
+
+
+@contextlib.contextmanager
+def rootless_engine(bed: Bed, *nodes: Node) -> Iterator[None]:
+    """`docker` over ssh reaches an engine of the ssh user's own on these nodes, with nothing in it, until the exit.
+
+    Raises BedUnavailable.
+    """
+    files = rootless(bed.settings)
+    with contextlib.ExitStack() as healing:
+        for node in nodes:
+            docker("cp", f"{files}/.", f"{node.container}:/")
+            healing.callback(bed.sh, node, _WITHOUT_ROOTLESS)
+            bed.sh(node, _ROOTLESS)
         yield
 
 

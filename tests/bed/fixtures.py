@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import pytest
 
-from tests.bed import cluster
-from tests.bed.bed import Bed
+from tests.bed import cluster, faults
+from tests.bed.bed import Bed, Node
 from tests.bed.settings import BedUnavailable, Settings
 
 
@@ -38,6 +39,18 @@ def clean_bed(bed: Bed) -> Iterator[Bed]:
     yield bed
     for node in bed.nodes:
         bed.sweep(node)
+
+
+@contextlib.contextmanager
+def with_image_store(bed: Bed, nodes: Sequence[Node], store: str) -> Iterator[Bed]:
+    """The bed with this kind of image store on these nodes: "classic", as it is, or "containerd"."""
+    with contextlib.ExitStack() as healing:
+        try:
+            if store == "containerd":
+                healing.enter_context(faults.containerd_store(bed, *nodes))
+        except BedUnavailable as reason:
+            unavailable(str(reason))
+        yield bed
 
 
 def unavailable(reason: str) -> NoReturn:

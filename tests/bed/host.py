@@ -126,6 +126,41 @@ def login_shells(settings: Settings) -> Path:
     )
 
 
+def podman(settings: Settings) -> Path:
+    """A folder with podman and what it needs beside runc, for a node; cached. Raises BedUnavailable."""
+    libraries = {"gpgme.so.11": "libgpgme11", "assuan.so.0": "libassuan0", "glib-2.0.so.0": "libglib2.0-0"}
+    programs = ("usr/bin/podman", "usr/bin/conmon", "usr/lib/podman/netavark")
+    settings_files = ("etc/containers/policy.json", "usr/share/containers/seccomp.json")
+    return _kept(
+        settings.cache / f"podman-{BASE_SUITE}",
+        [
+            *("podman", "conmon", "catatonit", "netavark", "libsubid4", *libraries.values()),
+            *("golang-github-containers-common", "golang-github-containers-image"),
+        ],
+        BASE_SUITE,
+        {
+            **{path: path for path in (*programs, *settings_files)},
+            "usr/bin/catatonit": "usr/libexec/podman/catatonit",
+            **{f"**/lib{name}": f"usr/local/lib/lib{name}" for name in (*libraries, "subid.so.4")},
+        },
+    )
+
+
+def rootless(settings: Settings) -> Path:
+    """A folder with what a rootless engine needs beside Docker, for a node; cached. Raises BedUnavailable."""
+    programs = ("rootlesskit", "newuidmap", "newgidmap", "slirp4netns")
+    libraries = {"slirp.so.0": "libslirp0", "subid.so.4": "libsubid4", "glib-2.0.so.0": "libglib2.0-0"}
+    return _kept(
+        settings.cache / f"rootless-{BASE_SUITE}",
+        ["rootlesskit", "uidmap", "slirp4netns", *libraries.values()],
+        BASE_SUITE,
+        {
+            **{f"usr/bin/{name}": f"usr/bin/{name}" for name in programs},
+            **{f"**/lib{name}": f"usr/local/lib/lib{name}" for name in libraries},
+        },
+    )
+
+
 def _kept(kept: Path, packages: Sequence[str], suite: str, files: Mapping[str, str]) -> Path:
     """A folder with files of these packages, {where they are in them: where in the folder}; made once."""
     if kept.exists():

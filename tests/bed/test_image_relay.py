@@ -1,4 +1,7 @@
-"""Nodes that have an image serve the others as peers, so it leaves the launcher's machine only once."""
+"""Nodes that have an image serve the others as peers, so it leaves the launcher's machine only once.
+
+Each with both kinds of image stores on the nodes.
+"""
 
 import contextlib
 import dataclasses
@@ -12,26 +15,31 @@ import pytest
 from launcher.errors import ImageShipFailed, LauncherError
 from launcher.image import peers
 from launcher.image.distribution import provide
-from launcher.image.image_locations import ImageLocations
+from launcher.image.image_locations import ImageLocations, same_image
 from launcher.image.peers import check_loaded, pull_archive, reachable_address, start_peer
 from launcher.node.connect import caller_engine, connect
 from tests.bed import cluster, faults
 from tests.bed.bed import Bed
-from tests.bed.settings import Settings
+from tests.bed.fixtures import with_image_store
 
 pytestmark = [pytest.mark.bed, pytest.mark.slow, pytest.mark.timeout(900)]
 MIB = 1 << 20
 SIZE = 100 * MIB
 
 
+@pytest.fixture(scope="module", params=["classic", "containerd"])
+def stores(bed, request):
+    cluster.up(bed.settings, 4)
+    grown = Bed.attach(bed.settings)
+    with with_image_store(grown, grown.nodes[:4], request.param):
+        yield grown
+
+
 @pytest.fixture
-def four(clean_bed):
-    settings = Settings.from_environment()
-    cluster.up(settings, 4)
-    grown = Bed.attach(settings)
-    for node in grown.nodes:
-        grown.sweep(node)
-    return grown
+def four(stores):
+    for node in stores.nodes:
+        stores.sweep(node)
+    return stores
 
 
 @pytest.fixture
@@ -80,7 +88,8 @@ def test_four_nodes_and_one_image_over_the_uplink(four, fleet, image, monkeypatc
     log = Log()
     with caller_engine() as local:
         done = provide(image, ImageLocations(fleet.engines, local, log))
-        assert ids(four, image) == {done.id} == {local.images.inspect(image).id}
+        assert same_image(fleet.engines[0].images.inspect(image), local.images.inspect(image))
+    assert ids(four, image) == {done.id}
     print("\n".join(log))
     assert sorted(done.shipped) == ["node1", "node2", "node3", "node4"]
     assert SIZE < sum(done.shipped.values()) < 1.02 * SIZE

@@ -1,4 +1,7 @@
-"""Faults while `launcher up` transfers an image: a clear error or none, and the next `up` succeeds."""
+"""Faults while `launcher up` transfers an image: a clear error or none, and the next `up` succeeds.
+
+Each with both kinds of image stores on the nodes.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,18 @@ from pathlib import Path
 
 import pytest
 
+from launcher.image import peers
 from launcher.image.names import PARTIAL
 from tests.bed import faults
 from tests.bed.bed import Bed, Node
+from tests.bed.fixtures import with_image_store
 from tests.e2e.cli import Cli
 
 pytestmark = [pytest.mark.bed, pytest.mark.slow, pytest.mark.timeout(600)]
 MIB = 1 << 20
 LAYERS, LAYER = 3, 130 * MIB
-HALF = LAYERS * LAYER // 2
-# Run on the node: waits until a `docker load` has received half of the image. $1: bytes
+IMAGE = LAYERS * LAYER
+# Run on the node: waits until a `docker load` has received so much of the image. $1: bytes
 WAIT = """
 while :; do
   for p in $(pgrep -x docker); do
@@ -30,6 +35,12 @@ while :; do
   sleep 0.02
 done
 """
+
+
+@pytest.fixture(params=["classic", "containerd"])
+def clean_bed(clean_bed: Bed, request: pytest.FixtureRequest) -> Iterator[Bed]:
+    with with_image_store(clean_bed, clean_bed.nodes[:2], request.param):
+        yield clean_bed
 
 
 @pytest.fixture
@@ -63,8 +74,8 @@ def job(cli: Cli, image: str) -> Path:
                    run={"command": ["echo", "it ran"]}, timeout="2m")  # fmt: skip
 
 
-def wait_for_half(bed: Bed, node: Node) -> None:
-    bed.run(node, "timeout", "120", "sh", "-c", WAIT, "sh", str(HALF), timeout=150)
+def wait_for(bed: Bed, node: Node, fraction: float) -> None:
+    bed.run(node, "timeout", "120", "sh", "-c", WAIT, "sh", str(int(IMAGE * fraction)), timeout=150)
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -78,6 +89,10 @@ def untagged(bed: Bed, node: Node) -> list[str]:
 
 def parts(bed: Bed, node: Node) -> list[str]:
     return bed.docker(node, "images", "-q", "--filter", "dangling=true", "--filter", f"label={PARTIAL}").split()
+
+
+def megabytes(bed: Bed, node: Node) -> int:
+    return int(bed.sh(node, f"du -sm {faults.DATA_ROOT} | cut -f1"))
 
 
 def succeeds(bed: Bed, cli: Cli, file: Path, image: str) -> None:
@@ -94,7 +109,7 @@ def test_ssh_is_lost_halfway(clean_bed: Bed, cli: Cli, image: str) -> None:
     """The same `up` recovers from it."""
     file, node = job(cli, image), clean_bed.nodes[0]
     process = cli.start("up", file)
-    wait_for_half(clean_bed, node)
+    wait_for(clean_bed, node, 0.5)
     faults.kill_ssh_sessions(clean_bed, node)
     code, output = end(process)
     # The image has one connection, the run another: both were lost, and both are re-established.
@@ -108,7 +123,7 @@ def test_ssh_is_lost_halfway(clean_bed: Bed, cli: Cli, image: str) -> None:
 def test_the_engine_dies_halfway(clean_bed: Bed, cli: Cli, image: str, back: bool) -> None:
     file, node = job(cli, image), clean_bed.nodes[0]
     process = cli.start("up", file)
-    wait_for_half(clean_bed, node)
+    wait_for(clean_bed, node, 0.5)
     with contextlib.ExitStack() as healing:
         healing.enter_context(faults.without_engine(clean_bed, node))
         if back:  # the node answers again before `up` has ended, or just after
@@ -132,6 +147,25 @@ def test_the_disk_is_full(clean_bed: Bed, cli: Cli, image: str) -> None:
         assert "node1: its disk is full" in refused.stderr
         assert "make room" in refused.stderr
         assert not clean_bed.docker(node, "images", "-aq")
-        used = clean_bed.sh(node, "du -sm /var/lib/docker | cut -f1")
-        assert int(used) < 20
+        assert megabytes(clean_bed, node) < 20
+    succeeds(clean_bed, cli, file, image)
+
+
+@pytest.mark.parametrize("fraction", [0.02, 0.5, 0.98])
+@pytest.mark.parametrize("place", [0, 1], ids=["pushed", "served"])
+def test_the_launcher_is_killed(clean_bed: Bed, cli: Cli, image: str, place: int, fraction: float) -> None:
+    """While it pushes to the first node, and while that one serves the second."""
+    cli = Cli(cli.cwd, {**cli.env, peers.VARIABLE: "2"})
+    file, node = job(cli, image), clean_bed.nodes[place]
+    before = megabytes(clean_bed, node)
+    process = cli.start("up", file)
+    wait_for(clean_bed, clean_bed.nodes[0], 0.01)
+    wait_for(clean_bed, node, fraction)
+    process.kill()
+    process.wait()
+    assert clean_bed.wait_clean(clean_bed.nodes[:2], timeout=20, home=True) == []
+    for each in clean_bed.nodes[:2]:
+        assert set(untagged(clean_bed, each)) <= set(parts(clean_bed, each))
+    if not untagged(clean_bed, node):
+        assert megabytes(clean_bed, node) < before + 5
     succeeds(clean_bed, cli, file, image)

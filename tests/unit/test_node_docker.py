@@ -229,3 +229,21 @@ def test_engine_facts_of_old_and_new_engines() -> None:
     assert new.cdi_devices == ("nvidia.com/gpu=0",)
     old = engine_facts({"SecurityOptions": None, "Runtimes": None}, [], -1)
     assert not old.rootless
+
+
+def test_which_engine_it_is_and_how_it_keeps_images() -> None:
+    containerd = [["driver-type", "io.containerd.snapshotter.v1"]]
+    told = [
+        engine_facts(info, [], -1)
+        for info in (
+            {"Driver": "overlay2", "DriverStatus": [["Backing Filesystem", "extfs"]]},
+            {"Driver": "overlayfs", "DriverStatus": containerd},
+            {"Driver": "overlay", "BuildahVersion": "1.28.2"},
+        )
+    ]
+    assert [engine.kind for engine in told] == ["Docker", "Docker", "podman"]
+    assert [engine.store for engine in told] == [
+        "the classic image store, overlay2",
+        "containerd's image store, overlayfs",
+        "podman's image store, overlay",
+    ]

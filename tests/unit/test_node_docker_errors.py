@@ -57,6 +57,11 @@ def api_error(status: int, words: str) -> docker.errors.APIError:
         (NodeUnreachable("n", "gone", ""), NodeUnreachable, "gone"),
         (api_error(409, 'Conflict. The container name "/x" is already in use by container "y".'), NameTaken, "x"),
         (
+            api_error(500, 'the container name "x" is already in use by 92fb.'),  # podman 4.3
+            NameTaken,
+            "x",
+        ),
+        (
             api_error(400, 'invalid mount config for type "bind": bind source path does not exist: /data/imagenet'),
             NodeUnfit,
             "/data/imagenet",

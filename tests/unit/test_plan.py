@@ -5,6 +5,7 @@ After an intended change: UPDATE_GOLDEN=1 python -m pytest tests/unit/test_plan.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from pathlib import Path
@@ -251,6 +252,25 @@ def test_gpus_without_a_container_toolkit_are_refused_with_a_fix() -> None:
     engine = EngineFacts("e", "27", False, ("runc",), (), "/var/lib/docker", 1, ())
     with pytest.raises(NodeUnfit, match="nvidia-ctk"):
         planned(job(1), [node(0, gpus=1, engine=engine)])
+    with pytest.raises(NodeUnfit, match="podman's Docker API"):
+        planned(job(1), [node(0, gpus=1, engine=dataclasses.replace(engine, kind="podman"))])
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "restarts", "words"),
+    [
+        ("Docker", "18.06.1", 0, r"Docker 18.06.1 is too old\s+-> 18.09 or newer"),
+        ("Docker", "18.09.0", 2, ""),
+        ("podman", "3.4.4", 0, r"podman 3.4.4 is too old\s+-> 4.0 or newer"),
+        ("podman", "4.3.1", 0, ""),
+        ("podman", "4.3.1", 2, r"restarts cannot be followed\s+-> restarts: 0"),
+    ],
+)
+def test_an_engine_that_cannot_run_the_job_is_refused(kind: str, version: str, restarts: int, words: str) -> None:
+    nodes = [node(0), node(1, engine=EngineFacts("e", version, False, (), (), "/x", 1 << 40, (), kind))]
+    with pytest.raises(NodeUnfit, match=words) if words else contextlib.nullcontext() as caught:
+        planned(job(2, restarts=restarts), nodes)
+    assert not caught or "gpu-1" in str(caught.value)
 
 
 def test_containers_of_a_rootless_engine_run_as_root() -> None:

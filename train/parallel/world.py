@@ -22,6 +22,7 @@ from torch import Tensor
 
 from train.config import Config
 from train.errors import TrainError
+from train.hardware import bind_to_gpu, near_cores
 
 T = TypeVar("T")
 
@@ -36,6 +37,7 @@ class World:
     local_size: int
     device: torch.device
     backend: str  # "none" for a single process
+    core_sharers: int = 1  # processes that run on the same cores as this one
     sharded: bool = True  # each rank reads its own samples; False: all ranks are stages of one model and read the same
     generation: int = 0  # of a world that was formed anew after the loss of a node; higher is newer
     full_size: int = 0  # of the world that the job is made for, where this one may lack nodes
@@ -60,6 +62,13 @@ class World:
         if self.size > 1:
             dist.all_reduce(values)
         return values
+
+    def max(self, value: float) -> float:
+        """The highest value of all ranks, on every rank."""
+        highest = torch.tensor([value], dtype=torch.float64)
+        if self.size > 1:
+            dist.all_reduce(highest, dist.ReduceOp.MAX)
+        return float(highest)
 
     def broadcast_object(self, value: T, source: int = 0) -> T:
         """That rank's value, on every rank."""
@@ -104,7 +113,9 @@ def start(config: Config) -> World:
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    device = choose_device(config.device, local_rank, local_size, config.tf32)
+    device, sharers = choose_device(config, local_rank, local_size), local_size
+    if device.type == "cuda" and config.bind_cores:
+        sharers = bind_to_gpu([near_cores(gpu) for gpu in range(local_size)], local_rank)
     if config.threads:
         torch.set_num_threads(config.threads)
     backend = "none"
@@ -115,26 +126,29 @@ def start(config: Config) -> World:
     sharded = config.parallel not in ("model", "pipeline")
     generation = int(os.environ.get("LAUNCHER_GENERATION", "0"))
     full_size = int(os.environ.get("LAUNCHER_FULL_WORLD", "0"))
-    return World(rank, size, local_rank, local_size, device, backend, sharded, generation, full_size)
+    return World(rank, size, local_rank, local_size, device, backend, sharers, sharded, generation, full_size)
 
 
-def choose_device(wanted: str, local_rank: int, local_size: int, tf32: bool = True) -> torch.device:
-    """This process's device; for a GPU also sets whether fp32 products are TF32, and cuDNN's benchmark mode.
+def choose_device(config: Config, local_rank: int, local_size: int) -> torch.device:
+    """This process's device; also sets how torch computes: deterministically, in TF32, with cuDNN's benchmark mode.
 
     Raises:
         TrainError: the requested device is not available.
     """
-    found = torch.cuda.device_count() if wanted != "cpu" else 0
-    if wanted == "cuda" and found == 0:
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # https://docs.nvidia.com/cuda/cublas, 2.1.4
+        torch.use_deterministic_algorithms(True)
+    found = torch.cuda.device_count() if config.device != "cpu" else 0
+    if config.device == "cuda" and found == 0:
         raise TrainError("--device cuda: torch sees no GPU; check the driver, CUDA_VISIBLE_DEVICES and torch's build")
     if found == 0:
         return torch.device("cpu")
     if local_size > found:
         raise TrainError(f"{local_size} processes here but {found} GPUs; start one process per GPU, or --device cpu")
     torch.cuda.set_device(local_rank)
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = config.tf32
+    torch.backends.cudnn.allow_tf32 = config.tf32
+    torch.backends.cudnn.benchmark = not config.deterministic
     return torch.device("cuda", local_rank)
 
 
@@ -172,6 +186,10 @@ class StopSignal:
         self._flags = torch.tensor([self._asked, save], dtype=torch.int32)
         self._work = dist.all_reduce(self._flags, async_op=True)
         return agreed
+
+    def stopped(self) -> bool:
+        """As `agreed`, where nothing is saved."""
+        return self.agreed().stop
 
     def settle(self) -> None:
         """Waits for the pending all-reduce, before the process group is destroyed."""

@@ -100,8 +100,8 @@ def _no_engine(node: str, user: str, error: OSError) -> LauncherError:
 
 
 def _refused(node: str, doing: str, error: docker.errors.APIError) -> LauncherError:
-    words, status = str(error.explanation or error).strip(), error.status_code
-    if status == 409 and "name" in words and "in use" in words:
+    words = str(error.explanation or error).strip()
+    if "container name" in words and "already in use" in words:  # status 409, of podman 4 500
         return NameTaken(node, f"could not {doing}: {words}", "see what it is: launcher status")
     source = re.search(r"bind source path does not exist: (.+)", words)
     if source:

@@ -152,6 +152,9 @@ def _content(found: Mapping[str, Any]) -> str:
 def engine_facts(info: Mapping[str, Any], images: Sequence[str], disk_free: int) -> EngineFacts:
     """From GET /info."""
     devices = info.get("DiscoveredDevices") or ()  # since engine 28.2
+    podman = "BuildahVersion" in info
+    containerd = "io.containerd.snapshotter" in str(info.get("DriverStatus"))
+    store = "podman's" if podman else "containerd's" if containerd else "the classic"
     return EngineFacts(
         id=str(info.get("ID", "")),
         version=str(info.get("ServerVersion", "")),
@@ -161,6 +164,8 @@ def engine_facts(info: Mapping[str, Any], images: Sequence[str], disk_free: int)
         root_dir=str(info.get("DockerRootDir", "")),
         disk_free=disk_free,
         images=tuple(images),
+        kind="podman" if podman else "Docker",
+        store=f"{store} image store, {info.get('Driver')}",
     )
 
 
