@@ -63,8 +63,8 @@ def checkpoints_of(
     elsewhere = {node.host: node for node in old.nodes() if node.host not in here}
     hosts = [(node.name, host) for host, node in elsewhere.items()]
     with connect(hosts, old.runtime, ssh_config, allow_failures=True, ping=False) as others:
-        outputs = {planned.node: planned.container.output_dir for planned in plan.nodes}
-        asked = [(engine, posixpath.join(posixpath.dirname(outputs[engine.node]), run)) for engine in fleet.engines]
+        outputs = [posixpath.dirname(plan.on(engine.node).container.output_dir) for engine in fleet.engines]
+        asked = [(engine, posixpath.join(output, run)) for engine, output in zip(fleet.engines, outputs, strict=True)]
         own_places = run_all([partial(_look, engine, output) for engine, output in asked])
         looks = [partial(_look, engine, elsewhere[engine.host].output) for engine in others.engines]
         found = dict(zip([engine.node for engine in others.engines], run_all_settled(looks), strict=True))
