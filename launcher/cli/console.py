@@ -261,4 +261,6 @@ def print_outcome(console: Console, outcome: Outcome, mask: Callable[[str], str]
     if outcome.state is RunState.DONE:
         accuracy = top1(outcome.last)
         extra = "" if accuracy is None else f", validation top-1 {accuracy:.2f} %"
+        lost = [node.node for node in outcome.nodes if node.exit_code != 0]  # with min_nodes
+        extra += f" without {escape(', '.join(lost))}" if lost else ""
         console.print(f"[bold green]done[/] {outcome.run}{extra}; logs and curves in runs/{outcome.run}/")

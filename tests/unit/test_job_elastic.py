@@ -1,0 +1,41 @@
+"""min_nodes, spares and lost_after: two worlds are refused with the reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.errors import JobInvalid
+from launcher.job.dump import dump_job
+from launcher.job.loader import parse_job
+from launcher.job.models import Job
+
+JOB = "name: a\nimage: {ref: x}\nrun: {module: train}\nnodes: [a, b, c]\n"
+
+
+def job(more: str) -> Job:
+    return parse_job(JOB + more)
+
+
+def test_a_job_that_may_lose_nodes() -> None:
+    found = job("min_nodes: 3\nspares: [d, {host: e, gpus: 2}]\nlost_after: 20s\n")
+    assert [node.name for node in found.machines] == ["a", "b", "c", "d", "e"]
+    assert (found.restarts, found.lost_after) == (10, 20)
+    assert job("min_nodes: 2\nrestarts: 3\n").restarts == 3
+    assert job("").restarts == 0
+    assert parse_job(dump_job(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("min_nodes: 1\n", "could leave 1 of 3 nodes on each side, and both would train; expected at least 2"),
+        ("min_nodes: 2\nspares: [d]\n", "could leave 2 of 3 nodes and 1 spare on each side"),
+        ("min_nodes: 4\n", "4 of 3 nodes cannot take part"),
+        ("spares: [d]\n", "needs min_nodes"),
+        ("min_nodes: 2\nhang_timeout: 5m\n", "has no effect with min_nodes"),
+        ("min_nodes: 3\nspares: [a]\n", "a is a node already"),
+    ],
+)
+def test_what_is_refused(keys: str, message: str) -> None:
+    with pytest.raises(JobInvalid, match=message):
+        job(keys)
