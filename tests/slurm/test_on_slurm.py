@@ -18,7 +18,7 @@ from tests.slurm.bed import SlurmBed
 from tests.slurm.conftest import user
 
 pytestmark = pytest.mark.timeout(240)
-TICKS = "for i in $(seq 1 600); do echo tick $i; sleep 0.1; done"
+TICKS = "for i in $(seq 1 300); do echo tick $i; sleep 1; done"
 
 
 def job(cli: Cli, script: str, nodes: int = 2, **keys: Any) -> Path:
@@ -87,6 +87,18 @@ def test_down_stops_it_and_the_launcher_that_follows_it_says_who_did(slurm: Slur
     assert cli.result()["state"] == "stopped"
     assert not slurm.jobs()
     cli("down")  # twice does no harm
+
+
+def test_a_cluster_behind_ssh(slurm: SlurmBed, cli: Cli) -> None:
+    """Followed by a launcher whose own environment does not know Slurm."""
+    far = Cli(cli.cwd, {name: value for name, value in cli.env.items() if name != "SLURM_CONF"})
+    following = far.start("up", job(far, TICKS), "--on", "far")
+    until(lambda: far.runs() and "tick" in far("logs", "--no-follow", code=None).stdout, "it does not run")
+    assert [node["state"] for node in status(far)["nodes"]] == ["running", "running"]
+    assert far.runs()[-1].name in far("runs", "--on", "far").stdout
+    far("down")
+    _, err = following.communicate(timeout=60)
+    assert following.returncode == 5, err
 
 
 def test_scancel_by_hand_is_a_failure(slurm: SlurmBed, cli: Cli) -> None:
