@@ -150,6 +150,16 @@ def test_a_killed_launcher_is_followed_by_another_one_that_has_no_record(
     assert other.result()["state"] == "done"
 
 
+def test_the_variants_of_a_sweep_are_submitted_at_once(slurm: SlurmBed, cli: Cli) -> None:
+    file = cli.job(
+        runtime="process", nodes=1, gpus="none", run={"command": ["echo", "with"]}, sweep=[{"lr": 1}, {"lr": 2}]
+    )
+    done = cli("up", file, "--on", "hpc", "-d")
+    assert done.stderr.count("is submitted to slurm:hpc") == 2
+    shown = [cli("logs", run.name).stdout.strip() for run in cli.runs()]
+    assert sorted(shown) == ["with --lr 1", "with --lr 2"]
+
+
 def test_exec_runs_beside_the_job_on_a_node_of_it(slurm: SlurmBed, cli: Cli) -> None:
     cli("up", job(cli, TICKS, env={"GREETING": "hello"}), "--on", "hpc", "-d")
     cli.until_logged("tick 1")

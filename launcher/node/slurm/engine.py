@@ -161,6 +161,8 @@ class SlurmEngine(MachineEngine):
         run, rank = self._get(container), container.rpartition("-")[2]
         if run.job is None or run.phase is not Phase.RUNNING:
             raise EngineFailed(self.node, f"{container} does not run", "see what it does: launcher status")
+        if run.spec["labels"][labels.RUNTIME] != "process":
+            raise NodeUnfit(self.node, "no command can be run in a cluster's container", f"srun --jobid={run.job.id}")
         output = run.spec["labels"][labels.OUTPUT]
         step = ["srun", f"--jobid={run.job.id}", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1"]
         step += [f"--relative={rank}", *(["--pty"] if terminal else [])]
