@@ -206,11 +206,15 @@ def test_a_node_that_is_lost_requeues_the_job_on_another_one(slurm: SlurmBed, cl
 
 
 @pytest.mark.slow
-def test_quickstart_gives_the_same_weights_as_on_plain_process_nodes(slurm: SlurmBed, cli: Cli) -> None:
-    project = Cli(ROOT, cli.env)
-    sets = ("--set", "run.args.epochs=1", "--set", "run.args.print_digest=true", "--set", "gpus=none")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_quickstart_gives_the_same_weights_as_on_plain_process_nodes(nodes: int, cli: Cli, tmp_path: Path) -> None:
+    here = Cli(cli.cwd, {**cli.env, "HOME": str(tmp_path)})
+    sets = [f"code={ROOT}", "gpus=none", "run.args.epochs=1", "run.args.print_digest=true"]
+    options = [word for each in sets for word in ("--set", each)]
     digests = []
-    for where in ((), ("--on", "hpc")):
-        out = project("up", ROOT / "jobs/quickstart.yaml", *sets, *where, timeout=600).stdout
-        digests.append(re.findall(r"digest \S+", out)[-1])
+    for where in (("--nodes", ",".join(["local"] * nodes)), ("--set", f"nodes={nodes}", "--on", "hpc")):
+        here("up", ROOT / "jobs" / "quickstart.yaml", *options, *where, timeout=800)
+        log = (here.runs()[-1] / "logs" / "rank-0.log").read_text()
+        digests.append(re.findall(r"\b[0-9a-f]{64}\b", log)[-1])
     assert digests[0] == digests[1]
