@@ -24,7 +24,7 @@ from bench import report
 from train.config import Config, parse
 from train.data.sampler import fold
 from train.metrics import Meter
-from train.models import seeded_model
+from train.models import make_model
 from train.parallel.world import StopSignal, World, start
 from train.precision import choose_precision
 from train.setup import Run, prepare
@@ -43,7 +43,7 @@ TARGET = 0.99  # ours / bare, images/s
 def bare_loop(config: Config, world: World) -> Callable[[int], None]:
     """A function that runs the given number of minimal steps."""
     precision, device = choose_precision(config, world.device), world.device
-    model = precision.cast(seeded_model(config.arch, 1000, 0), device).train()
+    model = precision.cast(make_model(config.arch, 1000), device).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)
     scaler = torch.amp.GradScaler(device.type, enabled=precision.scaled)
     side = config.image_size

@@ -3,7 +3,8 @@
     python -m torch.distributed.run --standalone --nproc-per-node 2 -m bench.syncbn [--json FILE]
     launcher up jobs/e3_grid_bed.yaml
 
-Forward and `outputs.sum().backward()` of one warmed-up layer; starting processes is not included. Variants alternate.
+Inputs are (B, C), as published, or images with --side. Forward and `outputs.sum().backward()` of one warmed-up layer;
+starting processes is not included. Variants alternate.
 custom: train/syncbn.py over all ranks. On GPUs it is compared with library (torch's); on CPU, where that does not work,
 with whole: torch's plain batch norm of all ranks' batches in one process, the same result without communication.
 """
@@ -68,13 +69,14 @@ def cell(world: World, channels: int, batch: int, side: int, repeats: int) -> di
     """Both variants at one size: medians over steps, maxima over ranks."""
     cuda = world.device.type == "cuda"
     torch.manual_seed(world.rank)
-    mine = torch.randn(batch, channels, side, side, device=world.device, requires_grad=True)
+    shape, plain = ((side, side), nn.BatchNorm2d) if side else ((), nn.BatchNorm1d)
+    mine = torch.randn(batch, channels, *shape, device=world.device, requires_grad=True)
     pairs: dict[str, tuple[Layer, Tensor]] = {"custom": (SyncBatchNorm(channels).to(world.device), mine)}
     if cuda:
         pairs["library"] = (nn.SyncBatchNorm(channels).to(world.device), mine)
     else:
-        whole = torch.randn(batch * world.size, channels, side, side, requires_grad=True)
-        pairs["whole"] = (nn.BatchNorm2d(channels), whole)
+        whole = torch.randn(batch * world.size, channels, *shape, requires_grad=True)
+        pairs["whole"] = (plain(channels), whole)
     times: dict[str, list[float]] = {name: [] for name in pairs}
     peaks = {}
     for name, (layer, x) in pairs.items():
@@ -101,7 +103,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--channels", type=int, nargs="+", default=CHANNELS)
     options.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="per process")
-    options.add_argument("--side", type=int, default=8)
+    options.add_argument("--side", type=int, default=0, help="of images (B, C, side, side); 0: inputs are (B, C)")
     options.add_argument("--repeats", type=int, default=15)
     output = os.environ.get("LAUNCHER_OUTPUT", "")
     options.add_argument("--json", type=Path, default=Path(output) / "syncbn.json" if output else None)
@@ -127,7 +129,8 @@ def main() -> None:
                 f"{ours['mib'] * 1024 / size:.2f}",
             )
         )
-    print(f"{world.size} processes, images of {given.side}x{given.side}, custom against {other}")
+    shape = f"(B, C, {given.side}, {given.side})" if given.side else "(B, C)"
+    print(f"{world.size} processes, inputs {shape}, custom against {other}")
     print(table(rows), flush=True)
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,8 @@ def digest(state: Any) -> str:
     for path, value in _leaves(state, ""):
         total.update(path.encode())
         if isinstance(value, Tensor):
-            flat = value.detach().cpu().contiguous().reshape(-1)
+            whole: Tensor = getattr(value, "full_tensor", lambda value=value: value)()  # a DTensor's parts, gathered
+            flat = whole.detach().cpu().contiguous().reshape(-1)
             total.update(f"{value.dtype}{tuple(value.shape)}".encode())
             total.update(flat.view(torch.uint8).numpy().data)
         else:

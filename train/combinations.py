@@ -29,12 +29,16 @@ def _problems(config: Config, kind: str, amp: str, processes: int, device: str) 
         yield from _pipeline(config, processes)
     if kind == "dual_batch" and config.schedule != "multistep":
         yield f"--parallel dual_batch needs --schedule multistep, as published, not {config.schedule}"
+    if config.gradient_compression != "none" and kind != "ddp":
+        yield f"--gradient-compression {config.gradient_compression} needs ddp on several processes, not {kind}"
     if config.syncbn == "library" and device == "cpu":
         yield "--syncbn library: torch's SyncBatchNorm works on GPUs only; use --syncbn custom"
     if config.dtype == "float64" and amp != "none":
         yield f"--dtype float64 with --amp {config.amp}: mixed precision needs float32 weights"
     if config.static_graph and config.accumulate > 1:
         yield f"--static-graph with --accumulate {config.accumulate}: DDP has no static graph without synchronisation"
+    if config.cycle_momentum and (config.schedule != "onecycle" or config.optimizer == "adamw"):
+        yield f"--cycle-momentum needs onecycle with sgd or lars, not {config.schedule} with {config.optimizer}"
     if config.nesterov and (config.optimizer != "sgd" or config.momentum == 0):
         yield f"--nesterov needs --optimizer sgd with momentum, not {config.optimizer} with {config.momentum}"
     if config.optimizer == "adamw" and max(config.momentum, config.adam_beta2) >= 1:
@@ -50,7 +54,9 @@ UNSUPPORTED: dict[str, frozenset[str]] = {
     "model": frozenset({"amp", "clip_norm", "ema_decay", "syncbn", "compile"}),
     # mixing would be within a micro-batch, and its schedules have a fixed image size
     "pipeline": frozenset({"amp", "clip_norm", "ema_decay", "syncbn", "compile", "mixup", "cutmix", "phases"}),
-    "dual_batch": frozenset({"amp", "accumulate", "ema_decay", "syncbn", "compile", "mixup", "cutmix"}),
+    # an overflow in one rank's part would have to be known to all; averages and LARS's norms are of whole tensors
+    "fsdp": frozenset({"amp", "ema_decay", "optimizer", "compile", "static_graph"}),
+    "dual_batch": frozenset({"amp", "accumulate", "ema_decay", "syncbn", "compile", "mixup", "cutmix", "repeats"}),
 }
 
 
@@ -66,6 +72,9 @@ def _unsupported(config: Config, amp: str) -> dict[str, str]:
         "cutmix": config.cutmix > 0,
         "compile": config.compile,
         "phases": bool(config.phases),
+        "repeats": config.repeats > 1,
+        "optimizer": config.optimizer == "lars",
+        "static_graph": config.static_graph,
     }
     texts = {name: f"--{name.replace('_', '-')} {getattr(config, name)}" for name, on in used.items() if on}
     if "amp" in texts and config.amp == "auto":
@@ -80,6 +89,8 @@ def _processes(kind: str, processes: int) -> Iterator[str]:
         yield f"--parallel dp runs one process with all devices, not {processes}; set processes to 1, or use ddp"
     if kind in ("model", "pipeline") and processes == 1:
         yield f"--parallel {kind} splits the model over processes; start two or more (processes: 2)"
+    if kind == "fsdp" and processes == 1:
+        yield "--parallel fsdp divides the weights over processes; start two or more (processes: 2)"
     if kind == "dual_batch" and processes == 1:
         yield "--parallel dual_batch: one process serves, the others are workers; start two or more"
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from train.errors import TrainError
@@ -38,6 +40,21 @@ class Config:
     )
     crop_scale: float = option("data", "smallest fraction of the area that a random crop keeps", 0.08, above=0)
     flip: float = option("data", "probability of a horizontal flip", 0.5, least=0)
+    auto_augment: str = option(
+        "data",
+        "trivial: TrivialAugment (wide); rand: RandAugment; with torchvision's operations, bilinear",
+        "none",
+        choices=("none", "trivial", "rand"),
+    )
+    rand_operations: int = option("data", "rand: operations per image", 2, least=1)
+    rand_magnitude: int = option("data", "rand: their strength, 0 to 30", 9, least=0)
+    color_jitter: tuple[float, ...] = option(
+        "data", "largest change of brightness, contrast, saturation and hue", (0.0, 0.0, 0.0, 0.0), nargs=4
+    )
+    random_erase: float = option("data", "probability that a random box is erased", 0.0, least=0)
+    repeats: int = option(
+        "data", "repeated augmentation: an image comes so often in a step, with other augmentation", 1, least=1
+    )
     mean: tuple[float, ...] = option("data", "channel means, in 0..1", (0.485, 0.456, 0.406), nargs=3)
     std: tuple[float, ...] = option("data", "channel standard deviations", (0.229, 0.224, 0.225), nargs=3)
     decoder: str = option(
@@ -54,6 +71,16 @@ class Config:
     arch: str = option(
         "model", "smallcnn, cifar_resnet18, cifar_resnet20, or any classifier of torchvision", "resnet50"
     )
+    model_kwargs: tuple[str, ...] = option(
+        "model", "NAME=VALUE, passed to torchvision's constructor, such as dropout=0.2", (), nargs="+"
+    )
+    pretrained: str = option(
+        "model",
+        "weights to begin with: a checkpoint of ours, or a state dict of torchvision or timm; with another number of "
+        "classes the last layer is new. On every machine",
+        "",
+    )
+    evaluate: str = option("model", "only validate the weights in this file, without training", "")
     zero_init_residual: bool = option(
         "model", "torchvision's resnets: residual branches begin at zero, for large batches", True
     )
@@ -67,12 +94,17 @@ class Config:
     epochs: int = option("training", "passes over the training set", 90, least=1)
     batch_size: int = option("training", "images per step and process", 256, least=1)
     seed: int = option("training", "seed of weights, order and augmentation", 0, least=0)
-    lr: float = option("training", "peak learning rate at the reference batch", 0.5, above=0)
+    lr: float = option("training", "peak learning rate at the reference batch", 0.1, above=0)
     lr_reference_batch: int = option("training", "global batch that --lr refers to", 256, least=1)
     lr_scaling: str = option(
         "training", "linear: lr x global batch / reference batch", "linear", choices=("linear", "none")
     )
     momentum: float = option("training", "momentum of SGD", 0.9, least=0)
+    cycle_momentum: bool = option(
+        "training",
+        "onecycle: momentum from 0.95 to 0.85 and back, as torch does it, in place of --momentum",
+        False,
+    )
     weight_decay: float = option("training", "L2 penalty", 1e-4, least=0)
     decay: str = option(
         "training", "weights: no decay on biases and norms; all: on everything", "weights", choices=("weights", "all")
@@ -85,6 +117,13 @@ class Config:
     clip_norm: float = option("training", "largest norm of all gradients together; 0: no limit", 0.0, least=0)
     allow_nan: bool = option("training", "go on when the loss is inf or nan", False)
     ema_decay: float = option("training", "decay of the weights' average, used in validation; 0: none", 0.0, least=0)
+    ema_every: int = option("training", "steps between two averagings", 1, least=1)
+    loss: str = option(
+        "training",
+        "ce: cross-entropy; bce: binary cross-entropy, summed over the classes; in validation always ce",
+        "ce",
+        choices=("ce", "bce"),
+    )
     label_smoothing: float = option("training", "share of a label spread over all classes", 0.0, least=0)
     mixup: float = option("training", "alpha of mixup; 0: none", 0.0, least=0)
     cutmix: float = option("training", "alpha of cutmix; 0: none", 0.0, least=0)
@@ -97,6 +136,7 @@ class Config:
     warmup: float = option(
         "training", "share of all steps during which the rate rises; -1: onecycle 0.3, others 0.05", -1.0
     )
+    warmup_start: float = option("training", "not onecycle: share of the peak at which the rate begins", 0.0, least=0)
     milestones: tuple[float, ...] = option(
         "training", "multistep: shares of the run after which the rate drops", (1 / 3, 2 / 3, 8 / 9), nargs="+"
     )
@@ -107,6 +147,8 @@ class Config:
         "training", "keep or drop the last, smaller batch of an epoch", "keep", choices=("keep", "drop")
     )
 
+    val_interval: int = option("training", "epochs between two validations; the last epoch always has one", 1, least=1)
+    val_batch_size: int = option("training", "images per validation batch and process; 0: --batch-size", 0, least=0)
     metrics: str = option(
         "training",
         "how validation is divided; exact: every rank computes its part; scatter: rank 0 sends out the parts",
@@ -116,10 +158,11 @@ class Config:
 
     parallel: str = option(
         "parallel",
-        "single; dp: replicas in one process; ddp; model: a stage per process; pipeline: the same with micro-batches; "
-        "dual_batch: parameter server; auto: ddp on several processes, else single",
+        "single; dp: replicas in one process; ddp; fsdp: as ddp, with the weights divided over the processes; model: a "
+        "stage per process; pipeline: the same with micro-batches; dual_batch: parameter server; auto: ddp on several "
+        "processes, else single",
         "auto",
-        choices=("auto", "single", "dp", "ddp", "model", "pipeline", "dual_batch"),
+        choices=("auto", "single", "dp", "ddp", "fsdp", "model", "pipeline", "dual_batch"),
     )
     replicas: int = option("parallel", "dp: devices; 0: all GPUs, or 2 on CPU", 0, least=0)
     micro_batches: int = option("parallel", "pipeline: micro-batches per batch; 0: one per stage", 0, least=0)
@@ -154,13 +197,21 @@ class Config:
 
     compile: bool = option("system", "torch.compile the model", False)
     bucket_mb: float = option("system", "size of DDP's gradient buckets in MiB", 25.0, above=0)
+    gradient_compression: str = option(
+        "system", "ddp: type in which gradients travel; bf16 halves the traffic", "none", choices=("none", "bf16")
+    )
     static_graph: bool = option("system", "tell DDP that every step runs the same graph", False)
     device: str = option("system", "auto: this process's GPU, else cpu", "auto", choices=("auto", "cpu", "cuda"))
+    bind_cores: bool = option("system", "keep a process on the cores near its GPU", True)
+    deterministic: bool = option(
+        "system", "the same result in every run on the same GPUs; slower, and an error where torch cannot", False
+    )
     threads: int = option("system", "torch threads per process on CPU; 0: torch's default", 0, least=0)
     timeout: float = option("system", "seconds until a stuck collective is an error", 600.0, above=0)
 
     output: str = option("output", "folder of the results; default: $LAUNCHER_OUTPUT or ./output", "")
     resume: str = option("output", "auto: from the output folder's last checkpoint; none; or a checkpoint", "auto")
+    checkpoints: str = option("output", "folder of the checkpoints; default: checkpoints in the output folder", "")
     log_every: int = option("output", "steps between console lines", 10, least=1)
     profile: bool = option("output", "trace a few steps of the first epoch into profile/trace.json (Perfetto)", False)
     keep: int = option("output", "epoch checkpoints kept beside last and best", 0, least=0)
@@ -178,6 +229,22 @@ class Config:
     def sides(self) -> list[int]:
         """The sides of all images of the run, in training and validation."""
         return sorted({self.image_size, *(self.side(epoch) for epoch in range(self.epochs))})
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """Where checkpoints are saved, and looked for."""
+        return Path(self.checkpoints) if self.checkpoints else Path(self.output) / "checkpoints"
+
+    def model_options(self) -> dict[str, Any]:
+        """--model-kwargs; a value that is no Python literal is text."""
+        found = {}
+        for text in self.model_kwargs:
+            name, _, value = text.partition("=")
+            try:
+                found[name] = ast.literal_eval(value)
+            except (ValueError, SyntaxError):
+                found[name] = value
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON and checkpoints."""
@@ -236,14 +303,31 @@ def _check_limits(name: str, value: Any, meta: Any) -> None:
 
 
 def _check_values(config: Config) -> Config:
-    for name in ("crop_scale", "flip", "warmup", "ema_decay", "label_smoothing", "adam_beta2"):
+    for name in (
+        "crop_scale",
+        "flip",
+        "warmup",
+        "ema_decay",
+        "label_smoothing",
+        "adam_beta2",
+        "random_erase",
+        "warmup_start",
+    ):
         if not getattr(config, name) <= 1:
             raise TrainError(f"--{name.replace('_', '-')} {getattr(config, name)}: a share, so at most 1")
+    if config.rand_magnitude > 30:
+        raise TrainError(f"--rand-magnitude {config.rand_magnitude}: must be at most 30")
+    if not (min(config.color_jitter) >= 0 and config.color_jitter[3] <= 0.5):
+        jitter = " ".join(map(str, config.color_jitter))
+        raise TrainError(f"--color-jitter {jitter}: none below 0, and the hue's (the last) at most 0.5")
     for phase in config.phases:
         if not re.fullmatch(r"\d+@(0|1|0?\.\d+)", phase):
             raise TrainError(f"--phases {phase}: not of the form SIDE@SHARE, such as 160@0.3")
         if int(phase.partition("@")[0]) < 8:
             raise TrainError(f"--phases {phase}: the side must be at least 8")
+    for text in config.model_kwargs:
+        if not re.match(r"[a-z_]\w*=.", text):
+            raise TrainError(f"--model-kwargs {text}: not of the form NAME=VALUE, such as dropout=0.2")
     if not all(value > 0 for value in config.std):
         raise TrainError(f"--std {' '.join(map(str, config.std))}: must be above 0")
     return config

@@ -42,21 +42,24 @@ def evaluate(
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
     mine = validation_indices(config.metrics, count, world)
-    batches = loader.batches((Request(mine[i : i + size], count) for i in range(0, len(mine), size)), epoch=0)
     total = -(-count // world.data_shards // size)  # batches of the largest shard: the same number on every rank
+    pieces = (mine[start : start + size] for start in range(0, total * size, size))
+    filler = np.zeros(1, np.int64)  # every rank computes equally many batches: --parallel fsdp gathers weights in them
+    requests = (Request(piece, count) if len(piece) else Request(filler, count, filler=1) for piece in pieces)
+    batches = loader.batches(requests, epoch=0)
     meter = Meter(world)
     mistaken = np.empty((0, config.image_size, config.image_size, 3), np.uint8)
     model.eval()
     for done in range(1, total + 1):
         if stopped():
             raise Stopped
-        if (batch := next(batches, None)) is not None:
-            with torch.inference_mode():
-                output = objective.forward_loss(model, batch)
-            meter.add(output.counts)
-            if output.logits is not None and len(mistaken) < SHOWN:
-                wrong = (output.logits.argmax(1) != batch.labels) & (batch.weights > 0)
-                mistaken = np.concatenate([mistaken, batch.images[wrong].cpu().numpy()])[:SHOWN]
+        batch = next(batches)
+        with torch.inference_mode():
+            output = objective.forward_loss(model, batch)
+        meter.add(output.counts)
+        if output.logits is not None and len(mistaken) < SHOWN:
+            wrong = (output.logits.argmax(1) != batch.labels) & (batch.weights > 0)
+            mistaken = np.concatenate([mistaken, batch.images[wrong].cpu().numpy()])[:SHOWN]
         if done % config.log_every == 0 and done < total:
             now, _ = meter.read(0.0)
             report(done, total, Scores.of(now), Scores.of(meter.epoch))

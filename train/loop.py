@@ -5,7 +5,10 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,14 +19,19 @@ from train.data import sampler
 from train.data.batch import Batch, Request
 from train.errors import Stopped, TrainError
 from train.evaluate import SHOWN, evaluate
+from train.hardware import device_name, peak_memory
 from train.metrics import Meter, Scores, check_finite
 from train.models import parameter_count
 from train.parallel.methods import device_count, method
 from train.parallel.world import StopSignal, World
 from train.profile import tracing
+from train.schedule import momentum_at
 from train.setup import Run, prepare
 from train.step import Plan, draw_mix
-from train.watch import Interval, Silent, Writer
+from train.watch import Interval, Silent, Validated, Writer
+
+if TYPE_CHECKING:
+    from train.sharded import ShardedSaver
 
 
 def train(config: Config, world: World, stop: StopSignal) -> None:
@@ -35,8 +43,11 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
     """
     run = prepare(config, world)
     watch = Writer(Path(config.output), run.precision.scaled) if world.first else Silent()
-    saver = Saver(Path(config.output) / "checkpoints", config.keep) if world.first else None
     _announce(run, watch)
+    if config.evaluate:
+        _evaluate_only(run, watch, stop)
+        return
+    saver = _saver(run)
     if run.progress.validated >= config.epochs:
         done = f"{run.progress.validated} epochs of {config.epochs} are done"
         watch.say(f"train: nothing to do: {done}; raise --epochs to continue")
@@ -48,7 +59,7 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
         while run.progress.validated < config.epochs:
             if run.progress.validated == run.progress.epoch:
                 _train_epoch(run, watch, stop)
-            scores = _finish_epoch(run, watch, stop, saver)
+            scores = _finish_epoch(run, watch, stop, saver) or scores
     except Stopped:
         run.step.gather_to_rank0()
         if saver:
@@ -69,6 +80,33 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
             saver.close()
     stop.settle()
     _close(run, watch, scores, time.perf_counter() - started, time.process_time() - worked)
+
+
+def _evaluate_only(run: Run, watch: Silent, stop: StopSignal) -> None:
+    """Validates the weights of --evaluate; the result is a console line and the last line of metrics.jsonl."""
+    watch.begin(_facts(run), None)
+    started = time.perf_counter()
+    try:
+        sums, _ = evaluate(run.step.evaluated, run.val_loader, run.step.objective, run.world, stop.agreed)
+    finally:
+        run.train_loader.close()
+        run.val_loader.close()
+    stop.settle()
+    scores = Scores.of(sums)
+    watch.end({"evaluated": run.config.evaluate, **asdict(scores)})
+    watch.say(
+        f"train: {run.config.evaluate}: val Loss {scores.loss:.4f} Acc@1 {scores.top1:.2f} Acc@5 {scores.top5:.2f} "
+        f"({scores.images} images, {time.perf_counter() - started:.1f} s)"
+    )
+
+
+def _saver(run: Run) -> Saver | ShardedSaver | None:
+    folder, keep = run.config.checkpoint_folder, run.config.keep
+    if run.step.sharded:
+        from train.sharded import ShardedSaver  # imports torch.distributed.checkpoint, which takes a second
+
+        return ShardedSaver(folder, keep, run.world, run.model)
+    return Saver(folder, keep) if run.world.first else None
 
 
 def _announce(run: Run, watch: Silent) -> None:
@@ -92,7 +130,7 @@ def _facts(run: Run) -> dict[str, object]:
         "devices": device_count(run.config, world),
         "parallel": method(run.config, world),
         "arch": run.config.arch,
-        "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
+        "device": device_name(world.device),
         "amp": run.precision.name,
         "backend": world.backend,
         "decoder": run.decoder,
@@ -161,7 +199,9 @@ def _plan(run: Run) -> Plan:
     config, progress = run.config, run.progress
     seed = sampler.fold(config.seed, progress.epoch, progress.step)
     torch.manual_seed(sampler.fold(seed, run.world.rank))
-    return Plan(run.schedule(progress.updates), progress.updates, draw_mix(config, seed, config.side(progress.epoch)))
+    update = progress.updates
+    mix, momentum = draw_mix(config, seed, config.side(progress.epoch)), momentum_at(config, update, run.total_steps)
+    return Plan(run.schedule(update), update, mix, momentum)
 
 
 def requests(run: Run) -> Iterator[Request]:
@@ -170,7 +210,9 @@ def requests(run: Run) -> Iterator[Request]:
     Otherwise batch norm that synchronises in every micro-batch would wait for ever. The last may be empty, or fillers.
     """
     progress, world = run.progress, run.world
-    permutation = sampler.order(run.config.seed, progress.epoch, len(run.dataset.train.labels))
+    permutation = sampler.order(
+        run.config.seed, progress.epoch, len(run.dataset.train.labels), run.config.repeats, run.global_batch
+    )
     for step in range(progress.step, run.epoch_steps):
         indices, total = sampler.training_batch(permutation, step, run.global_batch, world.shard, world.data_shards)
         largest = -(-total // world.data_shards)  # the largest share of a rank
@@ -182,6 +224,7 @@ def requests(run: Run) -> Iterator[Request]:
 
 
 def _interval(run: Run, now: Scores, so_far: Scores, rate: float, seconds: float, wait: float) -> Interval:
+    ideal = run.ideal_seconds[run.config.side(run.progress.epoch)]
     return Interval(
         epoch=run.progress.epoch + 1,
         epochs=run.config.epochs,
@@ -194,16 +237,24 @@ def _interval(run: Run, now: Scores, so_far: Scores, rate: float, seconds: float
         lr=rate,
         images_per_s=now.images / seconds,
         data_wait=min(wait / seconds, 1.0),
+        mfu=ideal and min(now.images / seconds * ideal / device_count(run.config, run.world), 1.0),
         loss_scale=run.step.scale.value,
         skipped=run.progress.skipped,
     )
 
 
-def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None) -> Scores:
-    """Validates, reports and saves after an epoch of training."""
+def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | ShardedSaver | None) -> Scores | None:
+    """Validates, if that is due, reports and saves after an epoch of training."""
     progress = run.progress
+    if progress.epoch % run.config.val_interval and progress.epoch < run.config.epochs:
+        progress.validated, progress.sums = progress.epoch, torch.zeros_like(progress.sums)
+        run.step.gather_to_rank0()
+        if saver:
+            saver.save(run.state(), epoch=progress.epoch)
+        return None
     start = time.perf_counter()
-    sums, mistaken = evaluate(run.step.evaluated, run.val_loader, run.step.objective, run.world, stop.agreed)
+    report = partial(watch.validating, progress.epoch)
+    sums, mistaken = evaluate(run.step.evaluated, run.val_loader, run.step.objective, run.world, stop.agreed, report)
     _check_finite(run, sums, "validation")
     scores = Scores.of(sums)
     if len(mistaken):
@@ -213,7 +264,17 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None
     progress.best = max(scores.top1, progress.best)
     seconds = time.perf_counter() - start
     run.step.gather_to_rank0()
-    watch.validated(progress.epoch, run.config.epochs, run.global_step, Scores.of(progress.sums), scores, seconds)
+    watch.validated(
+        Validated(
+            epoch=progress.epoch,
+            epochs=run.config.epochs,
+            step=run.global_step,
+            train=Scores.of(progress.sums),
+            val=scores,
+            seconds=seconds,
+            memory=run.world.max(peak_memory(run.world.device)),
+        )
+    )
     progress.sums = torch.zeros_like(progress.sums)
     if saver:
         saver.save(run.state(), best, progress.epoch)
@@ -221,7 +282,8 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | None
 
 
 def _close(run: Run, watch: Silent, scores: Scores, seconds: float, cpu: float) -> None:
-    digest = weights_digest(run.model) if run.world.first or run.config.print_digest else ""
+    own = run.world.first or run.config.print_digest or run.step.sharded  # sharded: all ranks take part
+    digest = weights_digest(run.model) if own else ""
     if run.config.print_digest:
         print(f"train: rank {run.world.rank} weights {digest}", flush=True)
     facts = {"top1": scores.top1, "top5": scores.top5, "loss": scores.loss, "best_top1": run.progress.best}

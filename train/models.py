@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from train.cifar_models import cifar_mobilenet_v2, cifar_mobilenet_v2_nobn, cifar_vgg16
+from train.config import Config
 from train.errors import TrainError
 from train.syncbn import BATCH_NORMS
 
@@ -91,15 +92,19 @@ OWN: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
-def make_model(arch: str, num_classes: int, zero_init: bool = True) -> nn.Module:
+def make_model(
+    arch: str, num_classes: int, zero_init: bool = True, options: Mapping[str, Any] | None = None
+) -> nn.Module:
     """The architecture `arch`, initialised from torch's global generator.
 
-    `zero_init`: torchvision's ResNets begin with residual branches of zero.
+    `zero_init`: torchvision's ResNets begin with residual branches of zero. `options`: for torchvision's constructor.
 
     Raises:
-        TrainError: there is no such architecture; the message names the closest ones.
+        TrainError: there is no such architecture, in which case the message names the closest ones, or no such option.
     """
     if arch in OWN:
+        if options:
+            raise TrainError(f"--model-kwargs {' '.join(options)}: --arch {arch} has no options; torchvision's have")
         return OWN[arch](num_classes)
     from torchvision import models  # imported here: it takes two seconds, and our own architectures do not need it
 
@@ -108,12 +113,17 @@ def make_model(arch: str, num_classes: int, zero_init: bool = True) -> nn.Module
         near = difflib.get_close_matches(arch, [*OWN, *names], n=3, cutoff=0.4)
         raise TrainError(f"--arch {arch}: no such architecture; closest: {', '.join(near or ['resnet50'])}")
     build = models.get_model_builder(arch)
-    options: dict[str, Any] = {"weights": None, "num_classes": num_classes}
+    keywords: dict[str, Any] = {"weights": None, "num_classes": num_classes}
     if arch in ("googlenet", "inception_v3"):  # their auxiliary heads return tuples; train only the main head
-        options |= {"aux_logits": False, "init_weights": True}
+        keywords |= {"aux_logits": False, "init_weights": True}
     if arch.startswith(("resnet", "resnext", "wide_resnet")):  # large batches need it: Goyal et al., section 5.1
-        options["zero_init_residual"] = zero_init
-    model: nn.Module = build(**options)
+        keywords["zero_init_residual"] = zero_init
+    try:
+        model: nn.Module = build(**keywords | dict(options or {}))
+    except (TypeError, ValueError) as error:
+        if not options:
+            raise
+        raise TrainError(f"--model-kwargs {' '.join(options)}: {arch} does not accept them: {error}") from error
     return model
 
 
@@ -140,7 +150,7 @@ def parameter_count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def seeded_model(arch: str, num_classes: int, seed: int, zero_init: bool = True) -> nn.Module:
-    """`make_model` with a seed: the same weights on every rank."""
-    torch.manual_seed(seed)
-    return make_model(arch, num_classes, zero_init)
+def configured_model(config: Config, num_classes: int) -> nn.Module:
+    """The model that the options name, with the same weights on every rank."""
+    torch.manual_seed(config.seed)
+    return make_model(config.arch, num_classes, config.zero_init_residual, config.model_options())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from train.config import Config
 
 Schedule = Callable[[int], float]
+CYCLED_MOMENTUM = 0.85, 0.95  # torch's defaults
 
 
 @dataclass(frozen=True)
@@ -28,26 +29,23 @@ class OneCycle:
     def __call__(self, step: int) -> float:
         """The rate of step `step` (counted from 0). Past the end it stays at the last rate instead of raising."""
         first = self.peak / self.div
-        last = first / self.final_div
-        top = self.warmup * self.total - 1
-        if step <= top:
-            return _cosine(first, self.peak, step / top if top > 0 else 1.0)
-        return _cosine(self.peak, last, min((step - top) / max(self.total - 1 - top, 1e-9), 1.0))
+        return _two_phases(step, self.total, self.warmup, (first, self.peak, first / self.final_div))
 
 
 @dataclass(frozen=True)
 class WarmUp:
-    """peak*(t + 1)/w in the first w steps, then `after`, a function of the completed share of the remaining steps."""
+    """A linear rise in the first w steps, then `after`, a function of the completed share of the remaining steps."""
 
     peak: float
     total: int
     steps: int  # w
     after: Callable[[float], float]
+    start: float = 0.0  # as a share of the peak
 
     def __call__(self, step: int) -> float:
         """The rate of step `step` (counted from 0)."""
         if step < self.steps:
-            return self.peak * (step + 1) / self.steps
+            return _rising(self.peak, self.start, step, self.steps)
         return self.peak * self.after(min((step - self.steps) / max(self.total - self.steps, 1), 1.0))
 
 
@@ -60,12 +58,26 @@ class MultiStep:
     steps: int
     milestones: tuple[float, ...]
     gamma: float
+    start: float = 0.0
 
     def __call__(self, step: int) -> float:
         """The rate of step `step` (counted from 0)."""
         if step < self.steps:
-            return self.peak * (step + 1) / self.steps
+            return _rising(self.peak, self.start, step, self.steps)
         return self.peak * self.gamma ** sum(step >= round(share * self.total) for share in self.milestones)
+
+
+def _rising(peak: float, start: float, step: int, steps: int) -> float:
+    return peak * (start + (1 - start) * (step + 1) / steps)
+
+
+def _two_phases(step: int, total: int, warmup: float, values: tuple[float, float, float]) -> float:
+    """From the first value to the second in the first `warmup` share of the steps, then to the third."""
+    first, middle, last = values
+    top = warmup * total - 1
+    if step <= top:
+        return _cosine(first, middle, step / top if top > 0 else 1.0)
+    return _cosine(middle, last, min((step - top) / max(total - 1 - top, 1e-9), 1.0))
 
 
 def _cosine(start: float, end: float, share: float) -> float:
@@ -90,10 +102,20 @@ def peak_rate(config: Config, global_batch: int) -> float:
 def make_schedule(config: Config, global_batch: int, total: int) -> Schedule:
     """The schedule for a run of `total` optimiser steps."""
     peak = peak_rate(config, global_batch)
-    warmup = config.warmup if config.warmup >= 0 else 0.3 if config.schedule == "onecycle" else 0.05
+    warmup = _warmup(config)
     if config.schedule == "onecycle":
         return OneCycle(peak, total, warmup, config.div_factor, config.final_div_factor)
     steps = round(warmup * total)
     if config.schedule == "multistep":
-        return MultiStep(peak, total, steps, config.milestones, config.gamma)
-    return WarmUp(peak, total, steps, half_cosine if config.schedule == "cosine" else straight)
+        return MultiStep(peak, total, steps, config.milestones, config.gamma, config.warmup_start)
+    return WarmUp(peak, total, steps, half_cosine if config.schedule == "cosine" else straight, config.warmup_start)
+
+
+def momentum_at(config: Config, step: int, total: int) -> float | None:
+    """The momentum of a step with --cycle-momentum, as torch.optim.lr_scheduler.OneCycleLR sets it, else None."""
+    low, high = CYCLED_MOMENTUM
+    return _two_phases(step, total, _warmup(config), (high, low, high)) if config.cycle_momentum else None
+
+
+def _warmup(config: Config) -> float:
+    return config.warmup if config.warmup >= 0 else 0.3 if config.schedule == "onecycle" else 0.05

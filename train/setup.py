@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,16 @@ from train.data.open import is_synthetic, open_dataset
 from train.data.repeat import Repeated
 from train.data.source import Dataset
 from train.errors import TrainError
+from train.hardware import device_name, ideal_seconds
 from train.memory import keep_freed_memory
-from train.models import check_sides, has_batch_norm, seeded_model
+from train.models import check_sides, configured_model, has_batch_norm
 from train.parallel.methods import make_step, method
 from train.parallel.world import World
 from train.precision import Precision, choose_precision
 from train.schedule import Schedule, make_schedule
 from train.step import Step
 from train.syncbn import SyncBatchNorm, convert
+from train.weights import read_weights
 
 
 @dataclass
@@ -62,6 +65,7 @@ class Run:
     train_loader: Loader | Repeated
     val_loader: Loader
     decoder: str
+    ideal_seconds: dict[int, float | None]  # side of an image -> see `hardware.ideal_seconds`
 
     @property
     def global_batch(self) -> int:
@@ -91,7 +95,7 @@ class Run:
 
     def identity(self) -> dict[str, Any]:
         """What must match when a checkpoint from inside an epoch is resumed, so that the sample order is the same."""
-        names = ("seed", "last_batch")
+        names = ("seed", "last_batch", "repeats")
         order = {name: getattr(self.config, name) for name in names}
         return order | {"global_batch": self.global_batch, "images": len(self.dataset.train.labels)}
 
@@ -125,19 +129,26 @@ def prepare(config: Config, world: World) -> Run:
     world.all_ranks_or_exit(lambda: check(config, kind, precision.name, world.size, world.device.type))
     dataset = world.all_ranks_or_exit(lambda: open_dataset(config.data, config.image_size))
     epoch_steps = world.all_ranks_or_exit(lambda: _epoch_steps(config, world, len(dataset.train.labels)))
-    model = world.all_ranks_or_exit(lambda: _model(config, dataset))
+    model = world.all_ranks_or_exit(lambda: configured_model(config, len(dataset.classes)))
     world.all_ranks_or_exit(lambda: check_sides(model, config.arch, config.sides()))
-    folder = Path(config.output) / "checkpoints"
-    resumed = world.all_ranks_or_exit(lambda: checkpoint.find(config.resume, folder) if world.first else None)
-    resumed = checkpoint.broadcast(resumed, world)
-    model = precision.cast(_with_syncbn(model, config), world.device)
+    name, tf32 = device_name(world.device), config.tf32
+    ideal = {side: ideal_seconds(model, side, name, precision.name, tf32) for side in config.sides()}
+    resumed = None
+    if not config.evaluate:
+        resumed = _find_sharded(config, world) if kind == "fsdp" else _find(config, world)
+    if resumed is None:
+        world.all_ranks_or_exit(lambda: _load_weights(config, dataset, model, _say if world.first else _silent))
+    # a model that is divided may be too large for the device as a whole
+    home = torch.device("cpu") if kind == "fsdp" else world.device
+    model = precision.cast(_with_syncbn(model, config), home)
     schedule = make_schedule(config, _global_batch(config, world), config.epochs * epoch_steps)
     if resumed:
         world.all_ranks_or_exit(lambda: _check_same_model(resumed, config, dataset, model))
     step = world.all_ranks_or_exit(lambda: make_step(config, world, precision, model))
     transfer = Transfer(world.device)
     decoder = world.all_ranks_or_exit(lambda: choose_decoder(config.decoder, _say if world.first else _silent))
-    loader = Loader(config, dataset.train, decoder, config.batch_size, world.local_size, transfer)
+    loader = Loader(config, dataset.train, decoder, config.batch_size, world.core_sharers, transfer)
+    val_batch = config.val_batch_size or config.batch_size
     run = Run(
         config=config,
         world=world,
@@ -150,12 +161,45 @@ def prepare(config: Config, world: World) -> Run:
         epoch_steps=epoch_steps,
         resumed=resumed,
         train_loader=Repeated(loader) if config.headspace or is_synthetic(config.data) else loader,
-        val_loader=Loader(config, dataset.val, None, config.batch_size, world.local_size, transfer),
+        val_loader=Loader(config, dataset.val, None, val_batch, world.core_sharers, transfer),
         decoder=decoder.name,
+        ideal_seconds=ideal,
     )
     if resumed:
         world.all_ranks_or_exit(lambda: _restore(run, resumed))
     return run
+
+
+def _find(config: Config, world: World) -> checkpoint.Loaded | None:
+    """The checkpoint to resume from, read by rank 0 only."""
+    folder = config.checkpoint_folder
+
+    def find() -> checkpoint.Loaded | None:
+        if (divided := folder / "last.sharded").exists():
+            raise TrainError(f"{divided} was made with --parallel fsdp; use it again, or another --output")
+        return checkpoint.find(config.resume, folder)
+
+    return checkpoint.broadcast(world.all_ranks_or_exit(lambda: find() if world.first else None), world)
+
+
+def _find_sharded(config: Config, world: World) -> checkpoint.Loaded | None:
+    """The sharded checkpoint to resume from; every rank reads its own parts later."""
+    from train import sharded  # imports torch.distributed.checkpoint, which takes a second
+
+    world.all_ranks_or_exit(lambda: sharded.check_shared(config.checkpoint_folder, world))
+    return world.all_ranks_or_exit(lambda: sharded.find(config.resume, config.checkpoint_folder, world))
+
+
+def _load_weights(config: Config, dataset: Dataset, model: nn.Module, say: Callable[[str], None]) -> None:
+    """Loads what --evaluate or --pretrained names."""
+    if not (name := config.evaluate or config.pretrained):
+        return
+    weights = read_weights(Path(name).expanduser())
+    if config.evaluate and weights.state and weights.state["classes"] != list(dataset.classes):
+        there, here = _short(weights.state["classes"]), _short(list(dataset.classes))
+        raise TrainError(f"--evaluate {name} has the classes {there}, the data {here}")
+    fresh = weights.load(model, other_classes=not config.evaluate)
+    say(f"train: weights of {name}" + (f"; new: {', '.join(fresh)}" if fresh else ""))
 
 
 def _say(text: str) -> None:
@@ -164,10 +208,6 @@ def _say(text: str) -> None:
 
 def _silent(_text: str) -> None:
     """For ranks other than 0, which would repeat rank 0's messages."""
-
-
-def _model(config: Config, dataset: Dataset) -> nn.Module:
-    return seeded_model(config.arch, len(dataset.classes), config.seed, config.zero_init_residual)
 
 
 def _global_batch(config: Config, world: World) -> int:
@@ -205,8 +245,11 @@ def _check_same_model(resumed: checkpoint.Loaded, config: Config, dataset: Datas
                 f"{resumed.path} has {what} {_short(state[what])}, this run {_short(here)}; "
                 f"use another --output, or the same model and data"
             )
+    if "optimizer" not in state:
+        raise TrainError(f"{resumed.path} has weights only, nothing to go on from; begin with them: --pretrained")
     try:
-        model.load_state_dict(state["model"])
+        if "model" in state:  # a sharded one is read when the model is divided, too
+            model.load_state_dict(state["model"])
     except RuntimeError as error:
         raise TrainError(f"{resumed.path} does not fit the model: {str(error).splitlines()[-1].strip()}") from error
 

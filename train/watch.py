@@ -46,8 +46,22 @@ class Interval:
     lr: float
     images_per_s: float
     data_wait: float  # fraction of the time, 0 to 1, mean over ranks
+    mfu: float | None  # fraction of the operations that the GPUs can do in that time; None if that is unknown
     loss_scale: float
     skipped: int  # steps, of the run
+
+
+@dataclass(frozen=True)
+class Validated:
+    """An epoch with its validation."""
+
+    epoch: int  # counted from 1
+    epochs: int
+    step: int  # of the run
+    train: Scores
+    val: Scores
+    seconds: float  # of the validation
+    memory: float  # the most so far, MB of the process or GPU that needs most
 
 
 class Silent:
@@ -65,7 +79,10 @@ class Silent:
     def progress(self, now: Interval) -> None:
         """An interval of steps is done."""
 
-    def validated(self, epoch: int, epochs: int, step: int, train: Scores, val: Scores, seconds: float) -> None:
+    def validating(self, epoch: int, batch: int, batches: int, now: Scores, so_far: Scores) -> None:
+        """Some batches of a validation are done."""
+
+    def validated(self, now: Validated) -> None:
         """An epoch has been trained and validated."""
 
     def images(self, tag: str, images: Pixels, step: int) -> None:
@@ -80,7 +97,8 @@ class Writer(Silent):
 
     def __init__(self, output: Path, amp: bool) -> None:
         self._output, self._amp = output, amp
-        self._board: Any = None
+        self._board: Any = None  # stays None if tensorboard is not installed
+        self._jsonl: Any = None
         self._bar = Bar()
 
     def say(self, text: str) -> None:
@@ -92,14 +110,17 @@ class Writer(Silent):
 
     def begin(self, facts: dict[str, Any], purge_step: int | None) -> None:
         """Opens the files. TensorBoard drops what an interrupted run wrote from `purge_step` on."""
-        from torch.utils.tensorboard import SummaryWriter  # takes a second: only on rank 0, after its first line
-
         self._output.mkdir(parents=True, exist_ok=True)
         self._jsonl = (self._output / "metrics.jsonl").open("a", encoding="utf-8")
+        self._line("start", **facts)
+        try:
+            from torch.utils.tensorboard import SummaryWriter  # takes a second: only on rank 0, after its first line
+        except ImportError:
+            self.say("train: tensorboard is not installed, so there are no curves; metrics.jsonl has the figures")
+            return
         folder = str(self._output / "tensorboard")
         self._board = SummaryWriter(folder, purge_step=purge_step, flush_secs=FLUSH_SECONDS)
         self._session = Session(facts, self._board)
-        self._line("start", **facts)
 
     def progress(self, now: Interval) -> None:
         """Writes a console line in experiment 1's format, a JSON line, and the scalars of this step."""
@@ -108,6 +129,7 @@ class Writer(Silent):
             f"Epoch: [{now.epoch}][{now.epoch_step}/{now.epoch_steps}] Loss {cur.loss:.4f} ({avg.loss:.4f}) "
             f"Acc@1 {cur.top1:.2f} ({avg.top1:.2f}) Acc@5 {cur.top5:.2f} ({avg.top5:.2f}) "
             f"LR {now.lr:.4g} images/s {now.images_per_s:.1f} data {now.data_wait:.0%}"
+            f"{'' if now.mfu is None else f' MFU {now.mfu:.1%}'}"
         )
         self._line(
             "step",
@@ -117,6 +139,7 @@ class Writer(Silent):
             steps=now.steps,
             images_per_s=round(now.images_per_s, 2),
             data_wait=round(now.data_wait, 4),
+            **({} if now.mfu is None else {"mfu": round(now.mfu, 4)}),
             loss=cur.loss,
             top1=cur.top1,
             lr=now.lr,
@@ -135,18 +158,31 @@ class Writer(Silent):
             scalars |= {"AMP/loss_scale": now.loss_scale, "AMP/skipped": float(now.skipped)}
         self._scalars(scalars, now.step)
 
-    def validated(self, epoch: int, epochs: int, step: int, train: Scores, val: Scores, seconds: float) -> None:
-        """Writes the epoch's line, and scalars at the epoch's last step, so that both curves share an axis."""
+    def validating(self, epoch: int, batch: int, batches: int, now: Scores, so_far: Scores) -> None:
+        """Prints a line in experiment 1's format."""
         self.say(
-            f"Epoch: [{epoch}] val Loss {val.loss:.4f} Acc@1 {val.top1:.2f} Acc@5 {val.top5:.2f} "
-            f"({val.images} images, {seconds:.1f} s)"
+            f"Val: [{epoch}][{batch}/{batches}] Loss {now.loss:.4f} ({so_far.loss:.4f}) "
+            f"Acc@1 {now.top1:.2f} ({so_far.top1:.2f}) Acc@5 {now.top5:.2f} ({so_far.top5:.2f})"
         )
-        facts = {"train": asdict(train), "val": asdict(val)}
-        self._line("epoch", epoch=epoch, epochs=epochs, step=step, seconds=round(seconds, 3), **facts)
-        self._scalars({"Loss/val": val.loss, "Accuracy/val": val.top1, "Accuracy5/val": val.top5}, step)
+
+    def validated(self, now: Validated) -> None:
+        """Writes the epoch's line, and scalars at the epoch's last step, so that both curves share an axis."""
+        val = now.val
+        self.say(
+            f"Epoch: [{now.epoch}] val Loss {val.loss:.4f} Acc@1 {val.top1:.2f} Acc@5 {val.top5:.2f} "
+            f"({val.images} images, {now.seconds:.1f} s); peak memory {now.memory:,.1f} MB"
+        )
+        facts = {"epoch": now.epoch, "epochs": now.epochs, "step": now.step, "seconds": round(now.seconds, 3)}
+        facts["memory_mb"] = round(now.memory, 3)
+        self._line("epoch", **facts, train=asdict(now.train), val=asdict(val))
+        scalars = {"Loss/val": val.loss, "Accuracy/val": val.top1, "Accuracy5/val": val.top5}
+        scalars |= {"Loss/Val": val.loss, "Accuracy/Val": val.top1}  # experiment 1's names
+        self._scalars(scalars, now.step)
 
     def images(self, tag: str, images: Pixels, step: int) -> None:
         """Writes the images as one grid to TensorBoard, GRID per row."""
+        if self._board is None:
+            return
         rows = -(-len(images) // GRID)
         filled = np.zeros((rows * GRID, *images.shape[1:]), np.uint8)
         filled[: len(images)] = images
@@ -155,10 +191,11 @@ class Writer(Silent):
         self._board.add_image(tag, picture, step, dataformats="HWC")
 
     def end(self, facts: dict[str, Any]) -> None:
-        if self._board is not None:
+        if self._jsonl is not None:
             self._line("end", **facts)
-            self._session.close()
             self._jsonl.close()
+        if self._board is not None:
+            self._session.close()
             self._board.close()
 
     def _line(self, kind: str, **values: Any) -> None:
@@ -166,7 +203,7 @@ class Writer(Silent):
         self._jsonl.flush()
 
     def _scalars(self, values: dict[str, float], step: int) -> None:
-        for tag, value in values.items():
+        for tag, value in values.items() if self._board is not None else ():
             self._board.add_scalar(tag, value, step)
 
 

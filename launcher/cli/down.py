@@ -32,6 +32,7 @@ def down(
     purge: Annotated[bool, typer.Option("--purge", help="The output folders on the nodes too.")] = False,
     any_owner: Annotated[bool, typer.Option("--any-owner", help="Another user's run too.")] = False,
     nodes: options.Nodes = None,
+    on: options.On = None,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
@@ -42,7 +43,7 @@ def down(
     """
     reporter = Reporter()
     log = cache(reporter.log)  # a note once, however many runs are looked for
-    hosts, names = options.hosts(nodes), [run]
+    hosts, names = options.hosts(nodes, on), [run]
     if all_ and hosts is None:
         names = [record.run for record in store.records()]
     elif all_:

@@ -46,6 +46,7 @@ def _exec(
         str | None, typer.Option(help="In the container on this node; default: the master.", show_default=False)
     ] = None,
     nodes: options.Nodes = None,
+    on: options.On = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
     """Run a command in a running container of the run, with the job's own variables.
@@ -55,7 +56,7 @@ def _exec(
     command: list[str] = ctx.meta[_TAIL]
     if not command:
         raise UsageError("exec", "no command", "launcher exec [RUN] [--node X] -- nvidia-smi")
-    with attach(run, options.hosts(nodes), ssh_config, Reporter().log) as attached:
+    with attach(run, options.hosts(nodes, on), ssh_config, Reporter().log) as attached:
         attached.require_any()
         chosen = attached.nodes[0] if node is None else attached.node(node)
         if node is None and chosen.rank:

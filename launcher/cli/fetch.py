@@ -21,11 +21,12 @@ def fetch(
     dest: Annotated[Path | None, typer.Argument(help="A folder; default runs/<run id>.", show_default=False)] = None,
     checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Checkpoints too.")] = False,
     nodes: options.Nodes = None,
+    on: options.On = None,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
     """TensorBoard logs, metrics, error files and rank logs of every node. Only what is new travels."""
-    with attach(run, options.hosts(nodes), ssh_config, Reporter().log) as attached:
+    with attach(run, options.hosts(nodes, on), ssh_config, Reporter().log) as attached:
         target = dest or attached.record.paths.root
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
         moved = fetch_files(attached, target, Reporter().warn, checkpoints=checkpoints)
@@ -43,6 +44,8 @@ def fetch_files(
 
     Raises NodesFailed where nothing of one could be collected, or this machine's disk is full.
     """
+    if unmasked := attached.record.unmasked:
+        warn(unmasked)
     folders = output_folders(attached.engines, attached.nodes)
     results = collect(folders, target, mask=attached.record.mask, checkpoints=checkpoints)
     collected = [result for result in results if isinstance(result, Collected)]

@@ -49,14 +49,17 @@ def logs(
     timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="When each line was written.")] = False,
     raw: options.Raw = False,
     nodes: options.Nodes = None,
+    on: options.On = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
     """Every line once, however often the connection breaks. Ctrl-C leaves the run going.
 
     Exit code, when it followed to the end: that of the run.
     """
-    with attach(run, options.hosts(nodes), ssh_config, Reporter().log) as attached:
+    with attach(run, options.hosts(nodes, on), ssh_config, Reporter().log) as attached:
         attached.require_any()
+        if unmasked := attached.record.unmasked:
+            Reporter().warn(unmasked)
         chosen = _chosen(attached, rank, node, all_=all_)
         shown = run_all([partial(_beginning, attached, each, rank, tail, since) for each in chosen])
         with Screen(attached.record.mask, prefix=len(shown) > 1, raw=raw) as screen:

@@ -21,6 +21,10 @@ Nodes = Annotated[
     str | None,
     typer.Option("--nodes", metavar="A,B", help="Ask these nodes; no local record is needed.", show_default=False),
 ]
+On = Annotated[
+    str | None,
+    typer.Option("--on", metavar="CLUSTER", help="On this cluster of the settings file.", show_default=False),
+]
 JobNodes = Annotated[
     str | None, typer.Option("--nodes", metavar="A,B", help="Run on these nodes instead.", show_default=False)
 ]
@@ -46,8 +50,10 @@ Raw = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def hosts(nodes: str | None) -> list[str] | None:
-    """`a,b` as a list; None where the option was not given."""
+def hosts(nodes: str | None, on: str | None = None) -> list[str] | None:
+    """`a,b` as a list; None where the option was not given. on: a cluster, instead."""
+    if on is not None:
+        return [f"slurm:{on}"]
     return None if nodes is None else [host.strip() for host in nodes.split(",") if host.strip()]
 
 

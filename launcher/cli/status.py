@@ -39,12 +39,13 @@ def status(
     run: options.Run = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep it up to date until Ctrl-C.")] = False,
     nodes: options.Nodes = None,
+    on: options.On = None,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
     """The nodes as they are now; a node that does not answer is shown as unreachable (exit code 3)."""
     console = terminal.console(soft_wrap=False)
-    with attach(run, options.hosts(nodes), ssh_config, Reporter().log) as attached:
+    with attach(run, options.hosts(nodes, on), ssh_config, Reporter().log) as attached:
         masker = attached.record.mask
 
         def ask() -> RunStatus:
@@ -157,14 +158,20 @@ class RunRow:
     started_by: str = ""
 
 
-def runs(nodes: options.Nodes = None, json: options.Json = False, ssh_config: options.SshConfig = None) -> None:
+def runs(
+    nodes: options.Nodes = None,
+    on: options.On = None,
+    json: options.Json = False,
+    ssh_config: options.SshConfig = None,
+) -> None:
     """What is on record here, and what nodes say of runs without an end; with --nodes, the runs on those nodes."""
-    rows = _on_record(ssh_config) if nodes is None else _on_nodes(options.hosts(nodes) or [], ssh_config)
+    hosts = options.hosts(nodes, on)
+    rows = _on_record(ssh_config) if hosts is None else _on_nodes(hosts, ssh_config)
     if json:
         typer.echo(json_.dumps(plain(rows), indent=2))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("run", "state", "exit", "nodes", "top-1" if nodes is None else "by"):
+    for column in ("run", "state", "exit", "nodes", "top-1" if hosts is None else "by"):
         table.add_column(column)
     for row in rows:
         table.add_row(

@@ -36,6 +36,7 @@ def tensorboard(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 6006,
     host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
     nodes: options.Nodes = None,
+    on: options.On = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
     """Brings the curves here, serves them, and keeps those of a running job up to date, until Ctrl-C."""
@@ -50,7 +51,7 @@ def tensorboard(
         done = threading.Event()
         stack.callback(done.set)
         for name in names:
-            record = _serve_run(name, options.hosts(nodes), ssh_config, stack, done, console)
+            record = _serve_run(name, options.hosts(nodes, on), ssh_config, stack, done, console)
             record.paths.tensorboard.mkdir(exist_ok=True)
             (curves / record.run).symlink_to(record.paths.tensorboard.resolve())
         _serve(curves, host, port, folder / "server.log", console)

@@ -22,13 +22,14 @@ from launcher.job.loader import load_job
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep, variant_name
 from launcher.model.plan import Membership, Plan, RunId, is_run_id, new_run_id
-from launcher.node.connect import Fleet, connect
+from launcher.node.connect import CLUSTER, Fleet, connect
 from launcher.node.parallel import in_background
 
 if TYPE_CHECKING:  # loaded while the nodes shake hands
     from launcher.image.image_locations import Log
     from launcher.records.snapshot import Snapshot
     from launcher.records.store import Record
+    from launcher.run.locate import Attached
 
 WAIT_FOR_GPUS = 3.0  # seconds between two tries
 
@@ -39,7 +40,7 @@ class UpOptions:
 
     file: the job file, beside which its image is pinned. resume: an earlier run, whose checkpoints it begins with.
     wait: for GPUs that another run has. place: in a group, where the run is one of several variants.
-    raw: pass the output's terminal sequences.
+    raw: pass the output's terminal sequences. on: a cluster of the settings file, instead of the job's nodes.
     """
 
     file: Path
@@ -48,6 +49,7 @@ class UpOptions:
     wait: bool
     place: Membership | None
     raw: bool
+    on: str | None = None
 
 
 def up(
@@ -68,6 +70,7 @@ def up(
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for GPUs that another run has.")] = False,
     raw: options.Raw = False,
+    on: options.On = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
     """Ctrl-C leaves the run going and prints how to come back; a second one stops it.
@@ -86,7 +89,7 @@ def up(
     code, group = 0, new_run_id(loaded.name)
     places: list[Membership | None] = [Membership(group, variant_name(variant)) for variant in loaded.sweep]
     for variant, place in zip(expand_sweep(loaded), places or [None], strict=True):
-        ended = run_one(variant, UpOptions(job, detach, earlier, wait, place, raw), ssh_config)
+        ended = run_one(variant, UpOptions(job, detach, earlier, wait, place, raw, on), ssh_config)
         code = max(code, ended or 0)
         if ended in (None, StoppedByUser.exit_code):  # the user has left, or does not want the rest either
             break
@@ -107,7 +110,10 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
     check_files(job, Path.cwd(), os.environ)
     secrets = read_secrets(job, Path.cwd(), os.environ)
     packed = in_background(lambda: _pack(job))
-    with connect([(entry.name, entry.host) for entry in job.nodes], job.runtime, ssh_config, ping=False) as fleet:
+    hosts = [(entry.name, entry.host) for entry in job.nodes]
+    if chosen.on is not None:
+        hosts = [(CLUSTER + chosen.on, CLUSTER + chosen.on)]
+    with connect(hosts, job.runtime, ssh_config, ping=False) as fleet:
         code = packed()
         from launcher.cli.bars import bars
         from launcher.cli.reporter import Reporter
@@ -120,9 +126,14 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
         reporter = Reporter()
         log = reporter.log
         notify = read_settings(os.environ).notify  # now: its errors are reported before anything starts
-        facts = fleet.facts()
-        with bars() as on_progress:
-            plan = prepare(job, fleet, facts, code.digest, log, on_progress, path_beside(chosen.file))
+        if chosen.on is not None:
+            from launcher.run.cluster import plan_on
+
+            plan = plan_on(job, fleet.engines[0], code.digest)
+        else:
+            facts = fleet.facts()
+            with bars() as on_progress:
+                plan = prepare(job, fleet, facts, code.digest, log, on_progress, path_beside(chosen.file))
         for warning in plan.warnings:
             reporter.warn(warning)
         record = Record.create(plan, dump_job(job), code.archive, secrets=list(secrets.values()))
@@ -135,11 +146,11 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
 
         _start(plan, record, fleet, code, secrets, log, chosen)
         nodes = record.nodes()
-        attached = Attached(record, nodes, {engine.node: engine for engine in fleet.engines}, fleet)
+        engines = {engine.node: engine for engine in fleet.engines}
+        attached = Attached(record, nodes, {n.name: engines.get(n.name, fleet.engines[0]) for n in nodes}, fleet)
         with Screen(record.mask, raw=chosen.raw) as screen:
             try:
-                meeting = f"{plan.rendezvous.address}:{plan.rendezvous.port}"
-                log(f"{plan.run} runs on {', '.join(node.name for node in nodes)}, meeting at {meeting}")
+                log(_where(plan, attached))
                 if chosen.detach:
                     log(f"{plan.run} is running. Follow it: launcher logs {plan.run}")
                     return None
@@ -154,6 +165,14 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
             except NodesFailed as left:
                 log(f"warning: something may be left there; when it is back: launcher down {record.run}\n{left}")
         return outcome.state.exit_code
+
+
+def _where(plan: Plan, attached: Attached) -> str:
+    if not plan.rendezvous.address:  # the cluster chooses
+        state = attached.engines[plan.master.node].wait(plan.master.container.name, 0)
+        return f"{plan.run} is submitted to {plan.master.host}, {state.error or state.phase.value}"
+    meeting = f"{plan.rendezvous.address}:{plan.rendezvous.port}"
+    return f"{plan.run} runs on {', '.join(node.node for node in plan.nodes)}, meeting at {meeting}"
 
 
 def _pack(job: Job) -> Snapshot:

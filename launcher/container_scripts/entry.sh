@@ -5,7 +5,8 @@
 # output folder grow). Below LAUNCHER_OUTPUT it keeps, for this node:
 #   logs/NODE.log         stdout and stderr, merged in order, appended across restarts
 #   logs/NODE.clock       `<epoch seconds> <bytes of the log by then>`, at most once a second, while the log grows
-#   state/NODE.attempts   `start <epoch>`, `exit <code> <epoch>` and, of a rank that was suspended, `halted <rank> <epoch>`
+#   state/NODE.attempts   `start <epoch>`, `exit <code> <epoch>`; of a rank that was suspended, `halted <rank> <epoch>`;
+#                         where no rank ran any more when the program was stopped, `left <epoch>`
 #   state/NODE.began      of the first start: `<id of the machine's boot> <seconds>` (below)
 # The program finds this script's pid in LAUNCHER_ENTRY: on SIGQUIT every rank prints its stack and ends.
 # Exit code: ARGV's own, 128+n if signal n ended it, 124 at the time limit, 125 after a hang, 73 if the output cannot be
@@ -106,9 +107,10 @@ note() {
 forward() {
     our_caught=1
     case $our_sent in *$1*) return ;; esac
-    our_sent="$our_sent $1"
+    our_sent="$our_sent $1" our_ranks=''
+    each_rank report_halted
+    [ -n "$our_ranks" ] || ! ls "$LAUNCHER_OUTPUT"/logs/rank-*.log >/dev/null 2>&1 || note left # they had begun
     kill -s "$1" $our_child 2>/dev/null
-    each_rank report_halted $(grep -ls "$our_halted" /proc/[0-9]*/status)
 }
 pass() {
     our_caught=1
@@ -122,20 +124,19 @@ at_limit() {
     over # if this blocks because nothing reads the log, the SIGKILL of tick still comes
     forward TERM
 }
-# each_rank ACTION /proc/PID/status...: calls ACTION with the pid and the rank of those that are processes of a rank.
-# torchrun has no RANK; plain processes also see those of other runs and nodes.
+# each_rank ACTION: calls ACTION with the pid and the rank of every process of a rank. torchrun has no RANK; plain
+# processes also see those of other runs and nodes.
 each_rank() {
-    our_action=$1
-    shift
-    for our_name; do
-        our_name=${our_name%/status}
-        tr '\0' '\n' 2>/dev/null <"$our_name/environ" | grep -qxF "LAUNCHER_JOB=$our_mark" || continue
-        our_rank=$(tr '\0' '\n' 2>/dev/null <"$our_name/environ" | sed -n 's/^RANK=//p')
-        [ -z "$our_rank" ] || $our_action "${our_name#/proc/}" "$our_rank"
+    for our_name in $(grep -lsF "LAUNCHER_JOB=$our_mark" /proc/[0-9]*/environ); do
+        tr '\0' '\n' 2>/dev/null <"$our_name" | grep -qxF "LAUNCHER_JOB=$our_mark" || continue
+        our_rank=$(tr '\0' '\n' 2>/dev/null <"$our_name" | sed -n 's/^RANK=//p')
+        our_name=${our_name%/environ}
+        [ -z "$our_rank" ] || $1 "${our_name#/proc/}" "$our_rank"
     done
 }
 # The others wait for a rank that is suspended (SIGSTOP, a debugger), and fail before it does.
 report_halted() {
+    our_ranks="$our_ranks $2"
     grep -qs "$our_halted" "/proc/$1/status" || return
     echo "launcher: rank $2 does not run: its process $1 is suspended (SIGSTOP, or a debugger)" >&3
     note halted "$2"
@@ -143,7 +144,7 @@ report_halted() {
 # Every rank's Python prints its stack and ends (PYTHONFAULTHANDLER); torchrun sees them end.
 stacks() {
     our_caught=1
-    each_rank abort /proc/[0-9]*/status
+    each_rank abort
 }
 abort() {
     report_halted "$@"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from pathlib import Path
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from launcher.errors import UsageError
 from launcher.job.fields import Duration, Size
+from launcher.model.limits import DEFAULT_LIMITS, settings_file
 
 _CONFIG = ConfigDict(extra="forbid", strict=True, defer_build=True)  # most users have no such file: it costs nothing
 _FOR_ALL = stat.S_IWGRP | stat.S_IWOTH
@@ -33,6 +34,30 @@ class Limits(BaseModel):
 
     file: Size = 4 << 30  # bytes of a file that is collected; a larger one is left on the node. Not for checkpoints
     collect: Duration = 600  # seconds for the files of a node
+    answer: Size = DEFAULT_LIMITS.size  # bytes of a command's output, or of what a container engine says
+    wait: Duration = int(DEFAULT_LIMITS.seconds)  # seconds for such an answer
+
+
+ClusterName = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]{0,62}$")]
+_WORD = r"^[A-Za-z0-9_.:@%,/=+-]*$"  # of an #SBATCH line: it is not quoted there
+
+
+class Cluster(BaseModel):
+    """One of `clusters:` of the settings file: where `up --on NAME` runs a job."""
+
+    model_config = _CONFIG
+
+    kind: Literal["slurm"]
+    login: str = Field(min_length=1)  # an ssh alias of the machine that has sbatch, or `local`
+    workdir: str = Field(pattern="^/[^\x00-\x1f]*$")  # a folder that the login machine and all nodes share
+    partition: str = Field(default="", pattern=_WORD)
+    account: str = Field(default="", pattern=_WORD)
+    qos: str = Field(default="", pattern=_WORD)
+    time: Duration | None = None  # what the partition may be asked for; else the job's timeout and five minutes
+    container: Literal["pyxis", "apptainer", "none"] = "none"
+    python: str = Field(default="python3", min_length=1)  # on the nodes: of a virtual environment on the shared folder
+    gpus: int | None = Field(default=None, ge=0)  # of a node: what `gpus: all` means
+    options: tuple[Annotated[str, Field(pattern=r"^--[!-~]+( [!-~]+)*$")], ...] = Field(default=(), strict=False)
 
 
 class Settings(BaseModel):
@@ -42,14 +67,20 @@ class Settings(BaseModel):
 
     notify: Notify = Field(default_factory=Notify.model_construct)
     limits: Limits = Field(default_factory=Limits.model_construct)
+    clusters: Mapping[ClusterName, Cluster] = Field(default={})
+
+    def cluster(self, name: str) -> Cluster:
+        """Raises UsageError for a name that the file does not have."""
+        if name not in self.clusters:
+            known = ", ".join(self.clusters) or "none"
+            what = f"no such cluster in the settings file, which has: {known}"
+            raise UsageError(f"--on {name}", what, "clusters: {NAME: {kind: slurm, login: ..., workdir: /shared/...}}")
+        return self.clusters[name]
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
-    """From `launcher/settings.yaml` of the user's configuration folder (XDG Base Directory Specification), if any.
-
-    Raises UsageError for a file that is wrong, or that others may write.
-    """
-    file = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "launcher", "settings.yaml")
+    """Raises UsageError for a file that is wrong, or that others may write."""
+    file = settings_file(environ)
     try:
         status, text = file.stat(), file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -65,5 +96,5 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        cure = "it knows notify.command, notify.webhook, limits.file and limits.collect"
+        cure = "it knows notify.command, notify.webhook, clusters, and file, collect, answer and wait of limits"
         raise UsageError(f"{file}: {place}", first["msg"], cure) from error

@@ -72,6 +72,10 @@ class Plan:
     def master(self) -> NodePlan:
         return self.nodes[0]
 
+    def on(self, node: str) -> NodePlan:
+        """A cluster's engine is for all of its nodes: the first one stands for them."""
+        return next((planned for planned in self.nodes if planned.node == node), self.master)
+
     def to_json(self) -> str:
         return json.dumps(plain(self), indent=2, sort_keys=True)
 

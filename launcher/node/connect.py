@@ -6,6 +6,7 @@ What a runtime does not need is not loaded: plain processes need neither paramik
 from __future__ import annotations
 
 import getpass
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,17 +16,20 @@ from typing import TYPE_CHECKING, TypeVar
 
 from launcher.errors import LauncherError, NodesFailed
 from launcher.model.facts import NodeFacts
+from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits, settings_file
 from launcher.node.engine import Engine
-from launcher.node.machine import LocalMachine
+from launcher.node.machine import LocalMachine, Machine
 from launcher.node.parallel import in_background, run_all, run_all_settled
 from launcher.node.ssh.config import CONNECT_TIMEOUT, Resolver
 
 if TYPE_CHECKING:
+    from launcher.job.settings import Cluster
     from launcher.node.docker.engine import DockerEngine
     from launcher.node.ssh.connection import SshPool
 
 T = TypeVar("T")
 LOCAL = "local"
+CLUSTER = "slurm:"  # of a host: the rest is the name of a cluster in the settings file; one engine for all its nodes
 _LOADING = threading.Lock()
 
 
@@ -70,7 +74,7 @@ def connect(
     ping: bool = True,
     timeout: float = CONNECT_TIMEOUT,
 ) -> Fleet:
-    """Engines for these (node name, host), by rank. host: `local`, an ssh alias or user@host:port.
+    """Engines for these (node name, host), by rank. host: `local`, an ssh alias, user@host:port or `slurm:CLUSTER`.
 
     runtime: docker | process; None where it is not known: then `local` gives this machine's processes and, where it
     has one that answers, its container engine too, and every other host its container engine.
@@ -80,10 +84,19 @@ def connect(
     Raises NodesFailed with all that failed: NodeUnreachable, HostKeyUnknown, HostKeyChanged,
     AuthFailed, EngineUnavailable, EngineForbidden, UsageError.
     """
-    remote = [host for _, host in hosts if host != LOCAL]
+    limits = _answer_limits()
+    clusters = {host: _cluster(host) for _, host in hosts if host.startswith(CLUSTER)}
+    logins = [clusters[host].login if host in clusters else host for _, host in hosts]
+    remote = [login for login in logins if login != LOCAL]
     pool = _make_pool(remote, str(ssh_config) if ssh_config else None, timeout) if remote else None
+    opened = [
+        partial(_open_cluster, host, clusters[host], pool, limits)
+        if host in clusters
+        else partial(_open, node, host, runtime, pool, limits, ping)
+        for node, host in hosts
+    ]
     try:
-        outcomes = run_all_settled([partial(_open, node, host, runtime, pool, ping) for node, host in hosts])
+        outcomes = run_all_settled(opened)
     except BaseException:
         if pool:
             pool.close()
@@ -102,20 +115,30 @@ def connect(
 @contextmanager
 def caller_engine() -> Iterator[DockerEngine | None]:
     """The container engine of this machine, None where none answers us."""
-    engine = _local_docker(LOCAL)
+    engine = _local_docker(LOCAL, _answer_limits())
     try:
         yield engine if _answers(engine) else None
     finally:
         engine.close()
 
 
-def _local_docker(node: str) -> DockerEngine:
+def _answer_limits() -> AnswerLimits:
+    """The user's own. Most users have no settings file: then nothing is loaded to read it."""
+    if not settings_file(os.environ).exists():
+        return DEFAULT_LIMITS
+    from launcher.job.settings import read_settings
+
+    limits = read_settings(os.environ).limits
+    return AnswerLimits(limits.answer, limits.wait)
+
+
+def _local_docker(node: str, limits: AnswerLimits) -> DockerEngine:
     """The engine of DOCKER_HOST or of the current docker context, else the usual socket."""
     _load_docker()
     from launcher.node.docker.channel import dial_local
     from launcher.node.docker.engine import DockerEngine
 
-    return DockerEngine(node, LOCAL, LocalMachine(node, getpass.getuser()), partial(dial_local, node))
+    return DockerEngine(node, LOCAL, LocalMachine(node, getpass.getuser(), limits), partial(dial_local, node))
 
 
 def _make_pool(hosts: Sequence[str], ssh_config: str | None, timeout: float) -> SshPool:
@@ -136,20 +159,22 @@ def _load_docker() -> None:
         import launcher.node.docker.engine  # noqa: F401
 
 
-def _open(node: str, host: str, runtime: str | None, pool: SshPool | None, ping: bool) -> list[Engine]:
+def _open(
+    node: str, host: str, runtime: str | None, pool: SshPool | None, limits: AnswerLimits, ping: bool
+) -> list[Engine]:
     if host == LOCAL and runtime != "docker":
         from launcher.node.process.engine import ProcessEngine
 
-        processes: Engine = ProcessEngine(node)
-        containers = None if runtime == "process" else _local_docker(node)
+        processes: Engine = ProcessEngine(node, limits)
+        containers = None if runtime == "process" else _local_docker(node, limits)
         return [processes, containers] if containers and _answers(containers) else [processes]
     if pool is None or host == LOCAL:
-        engine = _local_docker(node)
+        engine = _local_docker(node, limits)
     else:
         from launcher.node.docker import DIAL_STDIO
         from launcher.node.ssh.machine import SshMachine
 
-        machine = SshMachine(node, host, pool)
+        machine = SshMachine(node, host, pool, limits)
         machine.begin(DIAL_STDIO)
         _load_docker()  # after that: it takes a while
         from launcher.node.docker.channel import dial_over_ssh
@@ -159,6 +184,26 @@ def _open(node: str, host: str, runtime: str | None, pool: SshPool | None, ping:
         engine = DockerEngine(node, host, machine, dial, ssh)
     if ping:
         engine.open()
+    return [engine]
+
+
+def _cluster(host: str) -> Cluster:
+    from launcher.job.settings import read_settings
+
+    return read_settings(os.environ).cluster(host.removeprefix(CLUSTER))
+
+
+def _open_cluster(host: str, cluster: Cluster, pool: SshPool | None, limits: AnswerLimits) -> list[Engine]:
+    from launcher.node.slurm.engine import SlurmEngine
+
+    if cluster.login == LOCAL or pool is None:
+        machine: Machine = LocalMachine(host, getpass.getuser(), limits)
+    else:
+        from launcher.node.ssh.machine import SshMachine
+
+        machine = SshMachine(host, cluster.login, pool, limits)
+    engine = SlurmEngine(host, cluster, machine)
+    engine.open()
     return [engine]
 
 

@@ -90,7 +90,7 @@ class Engine(Protocol):
     def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
         """Try a TCP connection from this node. `expect`: the target's ssh host key (base64), proven when given."""
 
-    def sh(self, script: str, *arguments: str, timeout: float = 60) -> bytes:
+    def sh(self, script: str, *arguments: str, timeout: float | None = None) -> bytes:
         """Run a POSIX shell script on the node itself, as the ssh user; what it printed, whatever its exit code.
 
         The script is ours; what comes from a user goes into `arguments`. Raises NodeUnreachable, NodeUnfit.

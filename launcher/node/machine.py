@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import selectors
+import shlex
 import signal
 import subprocess
 import time
@@ -13,19 +14,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from launcher.errors import NodeUnfit
+from launcher.errors import NodeUnfit, NodeUnreachable
 from launcher.model.facts import Reach
+from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
 from launcher.node import terminal as terminals
+from launcher.node.parallel import in_background
 from launcher.node.ssh.wire import dial
 
 PIECE = 1 << 16
-LONGEST_ANSWER = 64 << 20  # sanity limit: bytes of a command's output, or of an answer of the engine
-_CLOSE_TIMEOUT = 5.0  # seconds for a command to end by itself
+_SMALL = 1 << 15  # bytes of stdin that surely fit into a pipe or an ssh window: no thread is needed for them
+_CLOSE_TIMEOUT = 5.0  # seconds for a command to end by itself, and then for each signal to end it
 
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended. `code` is -1 where a signal ended it. Times: of time.time(), here."""
+    """A command that has ended. `code` is negative where a signal ended it. Times: of time.time(), here."""
 
     code: int
     out: bytes
@@ -54,6 +57,9 @@ class CommandStream(Protocol):
         Raises NodeUnreachable when the connection is lost.
         """
 
+    def exit_code(self) -> int:
+        """Once receive() has returned None; negative where a signal ended it. Raises NodeUnreachable."""
+
     def end(self) -> None:
         """End it: receive() returns what it wrote until then, and None."""
 
@@ -70,7 +76,14 @@ class Machine(Protocol):
     @property
     def user(self) -> str: ...
 
-    def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Done: ...
+    @property
+    def limits(self) -> AnswerLimits: ...
+
+    def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float | None = None) -> Done:
+        """timeout: seconds, None: those of `limits`.
+
+        Raises NodeUnreachable, also where it takes longer; NodeUnfit where it prints more.
+        """
 
     def open(self, argv: Sequence[str]) -> CommandStream:
         """Start a command whose output is read as it comes."""
@@ -94,9 +107,46 @@ def shell(script: str, *arguments: str) -> list[str]:
     return ["sh", "-c", script, "launcher", *arguments]
 
 
-def run_script(machine: Machine, script: str, *arguments: str, timeout: float = 60.0) -> Done:
+def run_script(machine: Machine, script: str, *arguments: str, timeout: float | None = None) -> Done:
     """Raises what Machine.run raises."""
     return machine.run(shell(script, *arguments), timeout=timeout)
+
+
+def run_to_end(machine: Machine, stream: CommandStream, argv: Sequence[str], stdin: bytes, deadline: float) -> Done:
+    """What Machine.run() answers and raises, for a command that was opened. deadline: of time.monotonic()."""
+
+    def feed() -> None:
+        stream.send(stdin)
+        stream.end_input()
+
+    try:
+        if len(stdin) > _SMALL:
+            in_background(feed)  # neither side may wait for the other
+        elif stdin:
+            feed()
+        return _read_all(machine, stream, shlex.join(argv[:3])[:60], deadline)
+    except BaseException:
+        stream.end()
+        raise
+    finally:
+        stream.close()
+
+
+def _read_all(machine: Machine, stream: CommandStream, words: str, deadline: float) -> Done:
+    began, first, limits = time.time(), 0.0, machine.limits
+    out, err, seconds = bytearray(), bytearray(), deadline - time.monotonic()
+    while (found := stream.receive(max(0.0, deadline - time.monotonic()))) is not None:
+        out += found[0]
+        err += found[1]
+        if any(found):
+            first = first or time.time()
+        if len(out) + len(err) > limits.size:
+            cure = "look at its login shell and at what is in its output folder, or raise limits.answer"
+            raise NodeUnfit(machine.node, f"`{words}` printed over {limits.size >> 20} MiB", cure)
+        if time.monotonic() >= deadline:  # also where something still comes, a byte a second
+            cure = "is the node overloaded, or its disk? or raise limits.wait"
+            raise NodeUnreachable(machine.node, f"`{words}` did not end in {seconds:.0f} s", cure)
+    return Done(stream.exit_code(), bytes(out), bytes(err), began, first or time.time())
 
 
 @contextlib.contextmanager
@@ -135,8 +185,9 @@ class LocalStream:
             self._selector.register(stream, selectors.EVENT_READ, place)
 
     def send(self, data: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            self._stdin.write(data)
+        with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: it was closed meanwhile
+            while data:
+                data = data[self._stdin.write(data) or 0 :]
 
     def end_input(self) -> None:
         self._stdin.close()
@@ -154,43 +205,52 @@ class LocalStream:
             return None
         return found[0], found[1]
 
+    def exit_code(self) -> int:
+        """One that has closed its outputs and runs on is ended."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                return self._process.wait(_CLOSE_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                self._signal(number)
+        return self._process.wait()
+
     def end(self) -> None:
         self._stdin.close()
-        with contextlib.suppress(ProcessLookupError):  # its own children are in its group
-            os.killpg(self._process.pid, signal.SIGTERM)
+        self._signal(signal.SIGTERM)
 
     def close(self) -> None:
         self._selector.close()
         for stream in (self._stdin, *self._outputs):
             stream.close()
-        try:
-            self._process.wait(_CLOSE_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            self.end()
-            self._process.wait()
+        self.exit_code()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):  # its own children are in its group
+            os.killpg(self._process.pid, number)
 
 
 class LocalMachine:
     """Implements Machine for this machine."""
 
-    def __init__(self, node: str, user: str) -> None:
+    def __init__(self, node: str, user: str, limits: AnswerLimits = DEFAULT_LIMITS) -> None:
         self.node = node
         self.user = user
+        self.limits = limits
 
-    def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Done:
-        """Raises NodeUnfit when it cannot be started or does not end in time."""
-        started = time.time()
-        try:
-            done = subprocess.run(argv, input=stdin, capture_output=True, timeout=timeout, check=False)
-        except FileNotFoundError as error:
-            raise NodeUnfit(self.node, f"there is no {argv[0]}", "install it") from error
-        except subprocess.TimeoutExpired as error:
-            raise NodeUnfit(self.node, f"`{argv[0]}` took over {timeout:g} s", "is this machine overloaded?") from error
-        return Done(done.returncode, done.stdout, done.stderr, started, time.time())
+    def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float | None = None) -> Done:
+        """Raises NodeUnfit also when it cannot be started."""
+        deadline = time.monotonic() + (timeout or self.limits.seconds)
+        stream = self.open(argv)
+        if not stdin:
+            stream.end_input()
+        return run_to_end(self, stream, argv, stdin, deadline)
 
     def open(self, argv: Sequence[str]) -> CommandStream:
-        """Raises OSError when it cannot be started."""
-        return LocalStream(argv)
+        """Raises NodeUnfit when it cannot be started."""
+        try:
+            return LocalStream(argv)
+        except FileNotFoundError as error:
+            raise NodeUnfit(self.node, f"there is no {argv[0]}", "install it") from error
 
     def interact(self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None]) -> int:
         """Raises NodeUnfit when it cannot be started."""

@@ -44,7 +44,7 @@ class MachineEngine:
     def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
         return self.machine.reach(address, port, timeout, expect)
 
-    def sh(self, script: str, *arguments: str, timeout: float = 60) -> bytes:
+    def sh(self, script: str, *arguments: str, timeout: float | None = None) -> bytes:
         return run_script(self.machine, script, *arguments, timeout=timeout).out
 
     def host_key(self) -> str | None:

@@ -17,8 +17,8 @@ mkdir -p -- "$1" || exit
 _REMOVE = f"""
 refuse() {{ echo "$1" >&2; exit 1; }}
 unless_gone() {{ [ -e "$folder" ] && refuse "$1"; exit 0; }}
-folder=$1 marker="$1/{MARKER}"
-[ "$folder" = "${{HOME%/}}/{OUTPUT_ROOT}/$2" ] || refuse "it is not below ${{HOME%/}}/{OUTPUT_ROOT}"
+folder=$1 marker="$1/{MARKER}" home=${{3:-$HOME}}
+[ "$folder" = "${{home%/}}/{OUTPUT_ROOT}/$2" ] || refuse "it is not below ${{home%/}}/{OUTPUT_ROOT}"
 [ ! -L "$folder" ] || refuse "it is a link"
 [ -O "$folder" ] || unless_gone "it belongs to another user"
 rmdir -- "$folder" 2>/dev/null && exit
@@ -35,4 +35,4 @@ def make(files: Files, path: str, run: RunId) -> None:
 
 def remove(files: Files, path: str, run: RunId) -> None:
     """Nothing to do where it is missing. Raises NodeUnfit where it is not removed, with the reason; NodeUnreachable."""
-    files.run(_REMOVE, path, run, doing=f"remove {path}", timeout=_REMOVE_TIMEOUT)
+    files.run(_REMOVE, path, run, files.home, doing=f"remove {path}", timeout=_REMOVE_TIMEOUT)

@@ -168,8 +168,15 @@ def collect(
     return [plan if isinstance(plan, LauncherError) else done for plan, done in zip(plans, copied, strict=True)]
 
 
-def append(local: Path, relative: str, offset: int, data: bytes, mask: Masker = _NOTHING) -> None:
-    """Add what was followed to its local file if that has all bytes before `offset`; else collect() will copy it."""
+def append(
+    local: Path, relative: str, offset: int, data: bytes, mask: Masker = _NOTHING, most: float = math.inf
+) -> None:
+    """Add what was followed to its local file if that has all bytes before `offset`; else collect() will copy it.
+
+    most: bytes of the file; what is beyond stays on the node, as collect() reports.
+    """
+    if offset + len(data) > most:
+        return
     with _locked(local, wait=False) as mine:
         if not mine:
             return

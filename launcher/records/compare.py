@@ -82,12 +82,17 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "best %": lambda row: _or_dash(row.measured.best, "{:.2f}"),
     "train %": lambda row: _or_dash(row.measured.train_accuracy, "{:.2f}"),
     "time s": lambda row: _or_dash(row.measured.seconds, "{:.1f}"),
+    "memory MB": lambda row: _or_dash(row.measured.memory_mb, "{:.1f}"),
+    "MFU": lambda row: _or_dash(row.measured.mfu, "{:.1%}"),
     "speed-up": _speed_up,
     "efficiency": lambda row: _or_dash(row.efficiency, "{:.0%}"),
     "parallel": lambda row: _or_dash(row.parallel_fraction, "{:.1%}"),
 }
 # Left out on a narrow terminal, in this order
-EXPENDABLE = ("train %", "best %", "parallel", "s/batch", "efficiency", "time s", "method", "batch", "world")
+EXPENDABLE = (
+    *("train %", "best %", "parallel", "MFU", "memory MB", "s/batch", "efficiency", "time s"),
+    *("method", "batch", "world"),
+)
 
 
 def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -27,6 +28,8 @@ class Measured:
     accuracy: float | None = None  # validation, at the end
     best: float | None = None  # validation, highest of all epochs
     train_accuracy: float | None = None  # of the last epoch
+    memory_mb: float | None = None  # the most that a process or its GPU needed
+    mfu: float | None = None  # share of what the GPUs could compute in the time, 0 to 1
     seconds: float | None = None  # of the whole training; None where it did not end
     epochs: int = 0
     arch: str = ""
@@ -131,6 +134,8 @@ def measure(lines: Iterable[Line], run: str, label: str) -> Measured:
     start = starts[-1]
     world = int(start["world"])
     devices = int(start.get("devices", world))
+    memory = [value for epoch in epochs if (value := number(epoch.get("memory_mb"))) is not None]
+    mfu = [value for step in steps if (value := number(step.get("mfu"))) is not None]
     return Measured(
         run=run,
         label=label,
@@ -141,6 +146,8 @@ def measure(lines: Iterable[Line], run: str, label: str) -> Measured:
         accuracy=epochs[-1]["val"]["top1"] if epochs else None,
         best=max((epoch["val"]["top1"] for epoch in epochs), default=None),
         train_accuracy=epochs[-1]["train"]["top1"] if epochs else None,
+        memory_mb=max(memory, default=None),
+        mfu=statistics.median(mfu) if mfu else None,
         seconds=sum(end["seconds"] for end in ends) if ends else None,
         epochs=len({epoch["epoch"] for epoch in epochs}),
         arch=str(start.get("arch", "")),

@@ -31,6 +31,7 @@ class Attempt:
     ended: float | None = None
     code: int | None = None
     halted: frozenset[int] = frozenset()  # ranks that were suspended when the others were ended
+    left: bool = False  # when it was stopped, all of its ranks had ended, and its torchrun waited for the other nodes
 
     def why(self) -> str:
         """Why it had to be followed by another one."""
@@ -55,6 +56,8 @@ def parse(text: bytes) -> tuple[Attempt, ...]:
             found[-1] = replace(found[-1], ended=numbers[1], code=numbers[0])
         elif words[:1] == ["halted"] and len(numbers) == 2 and found:
             found[-1] = replace(found[-1], halted=found[-1].halted | {numbers[0]})
+        elif words[:1] == ["left"] and len(numbers) == 1 and found:
+            found[-1] = replace(found[-1], left=True)
     return tuple(found)
 
 

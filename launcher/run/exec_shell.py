@@ -12,7 +12,7 @@ from launcher.image.image_locations import Log
 from launcher.job.models import Job, NodeEntry
 from launcher.model import labels
 from launcher.model.container import KIT, ContainerState, Phase
-from launcher.node.connect import Fleet
+from launcher.node.connect import CLUSTER, Fleet
 from launcher.node.engine import Engine
 from launcher.node.terminal import is_terminal
 from launcher.records.snapshot import Snapshot
@@ -33,6 +33,8 @@ def execute(engine: Engine, node: NodeOfRun, state: ContainerState | None, argv:
             f"no container of the run is running there ({state.phase.value if state else 'removed'})",
             "for a container of the same kind: launcher shell JOB",
         )
+    if node.host.startswith(CLUSTER):  # a step of its job begins with the job's own variables
+        return engine.interact(state.id, argv, terminal=is_terminal())
     process = state.labels.get(labels.RUNTIME) == "process"
     kit = posixpath.join(node.output, ".node", node.name, "kit") if process else KIT
     return engine.interact(state.id, _with_variables(kit, argv), terminal=is_terminal())

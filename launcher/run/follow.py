@@ -31,6 +31,7 @@ from launcher.run.messages import (
 from launcher.run.state import SIGKILL_CODE
 
 TICK = 0.2  # seconds without a message until a Tick
+WAITING = 64  # messages, pieces of output most of them: a program that prints faster than they are shown has to wait
 QUIET = 5.0  # seconds until the thread of a quiet file checks whether it is still wanted
 COLLECT_EVERY = 5.0
 COLLECT_SELDOM = 30.0  # while nothing is new
@@ -50,7 +51,7 @@ class Follow:
         """shown: at most one file a node. resumed: the run was started before; earlier restarts are not reported."""
         self._attached = attached
         self._resumed = resumed
-        self._queue: queue.SimpleQueue[Message | BaseException | None] = queue.SimpleQueue()
+        self._queue: queue.Queue[Message | BaseException | None] = queue.Queue(WAITING)
         self._stop = threading.Event()
         self._due = threading.Event()  # something is to be collected now
         self._over = math.inf  # of time.monotonic(): the run cannot end well from then on

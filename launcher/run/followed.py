@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import threading
 import time
@@ -10,8 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from launcher.errors import LauncherError
+from launcher.job.settings import read_settings
 from launcher.logs.position import PIECE
-from launcher.node.files import Follower
+from launcher.node.follower import Follower
 from launcher.records.collect import append
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, parse_object
@@ -67,6 +69,7 @@ class FollowedNode:
         self._remind = REMIND
         self._path = shown.path if shown else ""
         self._offset = shown.offset if shown else 0
+        self._most = read_settings(os.environ).limits.file
         self._lines = {own.attempts: 0} | ({own.metrics: 0} if node.rank == 0 else {})
 
     def is_silent(self, error: LauncherError) -> None:
@@ -108,7 +111,7 @@ class FollowedNode:
         """Report it, and keep it in runs/."""
         offset = self._report(path, data)
         with suppress(OSError):  # a full disk here: collect() reports it
-            append(self._record.paths.root, self._relative(path), offset, data, self._record.mask)
+            append(self._record.paths.root, self._relative(path), offset, data, self._record.mask, self._most)
 
     def take_the_rest(self) -> None:
         """What the collected files have beyond what was reported."""

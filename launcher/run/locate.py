@@ -12,7 +12,7 @@ from launcher.model import labels
 from launcher.model.container import ContainerState
 from launcher.model.labels import RunLabels
 from launcher.model.plan import RunId
-from launcher.node.connect import Fleet, connect
+from launcher.node.connect import CLUSTER, Fleet, connect
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_both
 from launcher.records import store
@@ -87,9 +87,9 @@ def attach(
     too. any_owner: containers of other users count as ours to remove. Raises RunUnknown.
     """
     record = store.find(text) if hosts is None else None
-    named = [(node.name, node.host) for node in record.nodes()] if record else [(host, host) for host in hosts or ()]
+    named = [_engine_of(node) for node in record.nodes()] if record else [(host, host) for host in hosts or ()]
     runtime = record.runtime if record else None
-    with connect(named, runtime, ssh_config, allow_failures=True) as fleet:
+    with connect(list(dict.fromkeys(named)), runtime, ssh_config, allow_failures=True) as fleet:
         listed = _list(fleet, record.run if record else None, note, claims=claims)
         runs = _by_run(listed)
         if record is None:
@@ -102,8 +102,9 @@ def attach(
             record = Record.rebuild(run, found[0].labels.runtime, nodes)
         else:
             found = runs.get(record.run, [])
-            nodes = tuple(node for node in record.nodes() if node.name not in fleet.failed)
-            engines = {engine.node: engine for engine in fleet.engines}
+            by_name = {engine.node: engine for engine in fleet.engines}
+            nodes = tuple(node for node in record.nodes() if _engine_of(node)[0] not in fleet.failed)
+            engines = {node.name: by_name[_engine_of(node)[0]] for node in nodes}
         whose = min((f.owner for f in found), default=Owner.SELF)
         started_by = found[0].labels.started_by if found else ""
         if whose is Owner.OTHER:
@@ -120,6 +121,11 @@ def attach(
             owner=whose,
             started_by=started_by,
         )
+
+
+def _engine_of(node: NodeOfRun) -> tuple[str, str]:
+    """Name and host of its engine; all nodes on a cluster have one."""
+    return (node.host if node.host.startswith(CLUSTER) else node.name), node.host
 
 
 def on_nodes(fleet: Fleet, note: Note) -> dict[RunId, list[Found]]:

@@ -38,7 +38,6 @@ def start(
     Whatever goes wrong, a Ctrl-C too, nothing of this run is left on any node when this raises; NodesFailed names
     every node that failed with its reason.
     """
-    by_node = {planned.node: planned for planned in plan.nodes}
     ids: dict[str, str] = {}
     # Nodes with the same folders and user get the very same bytes.
     wanted = {(node.container.layout, node.container.user) for node in plan.nodes}
@@ -50,7 +49,7 @@ def start(
             claim_port(engine, planned, plan.rendezvous.port)
 
     def create(engine: Engine) -> None:
-        planned = by_node[engine.node]
+        planned = plan.on(engine.node)
         spec = planned.container
         output_folder.make(engine.files, spec.output_dir, plan.run)
         if resume is not None:
@@ -61,9 +60,9 @@ def start(
 
     try:
         uninterrupted(partial(fleet.each, create))
-        event("created", nodes=list(by_node))
+        event("created", nodes=[planned.node for planned in plan.nodes])
         uninterrupted(partial(fleet.each, lambda engine: engine.start(ids[engine.node])))
-        event("started", nodes=list(by_node))
+        event("started", nodes=[planned.node for planned in plan.nodes])
     except BaseException as error:
         event("undone", reason=str(error) or type(error).__name__)
         uninterrupted(partial(_undo, plan, fleet, cause=error))
@@ -116,7 +115,6 @@ def _copy_checkpoints(engine: Engine, planned: NodePlan, earlier: RunId) -> None
 
 def _undo(plan: Plan, fleet: Fleet, cause: BaseException) -> None:
     """Remove all that was created. Raises NodesFailed, the cause in it, where a node failed to."""
-    outputs = {planned.node: planned.container.output_dir for planned in plan.nodes}
 
     def remove(engine: Engine) -> None:
         for state in engine.list({labels.RUN: plan.run}):
@@ -126,6 +124,8 @@ def _undo(plan: Plan, fleet: Fleet, cause: BaseException) -> None:
 
     try:
         fleet.each(remove)
-        fleet.each(lambda engine: output_folder.remove(engine.files, outputs[engine.node], plan.run))
+        fleet.each(
+            lambda engine: output_folder.remove(engine.files, plan.on(engine.node).container.output_dir, plan.run)
+        )
     except LauncherError as left:
         raise NodesFailed([*([cause] if isinstance(cause, LauncherError) else []), left]) from cause

@@ -52,8 +52,7 @@ def temporary_run(
         yield plan
     finally:
         stop(fleet, plan.run, grace=1)
-        outputs = {node.node: node.container.output_dir for node in plan.nodes}
-        fleet.each(lambda engine: _remove_output(engine, outputs[engine.node], plan.run, log))
+        fleet.each(lambda engine: _remove_output(engine, plan.on(engine.node).container.output_dir, plan.run, log))
 
 
 def _remove_output(engine: Engine, output: str, run: RunId, log: Log) -> None:

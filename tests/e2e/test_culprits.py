@@ -13,6 +13,14 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
 @pytest.mark.parametrize(
     ("how", "keys", "words"),
     [
+        pytest.param("quit", {"leaver": 0}, "left with exit code 0 while others still waited", id="master"),
+        pytest.param(
+            "plain",
+            {"processes": 2, "leaver": 3},
+            "left with exit code 0 while others still waited",
+            id="undestroyed",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("exit", {}, "left with exit code 0 while others still waited", id="leaves"),
         pytest.param("stop", {}, "was suspended", id="suspended"),
         pytest.param("stop", {"hang_timeout": "8s"}, "was suspended", id="hang", marks=pytest.mark.slow),
@@ -30,11 +38,13 @@ def test_the_rank_that_the_others_waited_for_is_named(
 ) -> None:
     bed_cli.program("leaves.py")
     seconds = "60" if "hang_timeout" in keys else "8"
-    job = bed_cli.job("waits", **bed_job(run={"script": "leaves.py", "args": [how, seconds]}, **keys))
+    leaver = keys.get("leaver", 1)
+    run = {"script": "leaves.py", "args": [how, seconds, str(leaver)]}
+    job = bed_cli.job("waits", **bed_job(run=run, **{key: keys[key] for key in keys if key != "leaver"}))
     failed = bed_cli("up", job, code=1)
     failure = bed_cli.result()["failure"]
     print(failure)
-    assert failure["rank"] == 1, failed.stderr
+    assert failure["rank"] == leaver, failed.stderr
     assert words in failure["what"]
-    assert "failed rank 1 on node" in failed.stderr
+    assert f"failed rank {leaver} on node" in failed.stderr
     assert bed.wait_clean() == []

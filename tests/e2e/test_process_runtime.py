@@ -124,6 +124,23 @@ def test_ctrl_c_during_start_leaves_a_complete_run_or_nothing(home_cli: Cli, del
     assert left(home_cli) == []
 
 
+def test_output_that_nothing_reads_takes_no_memory(home_cli: Cli) -> None:
+    """As of a terminal that is slower than the job."""
+    flood = "yes 'a line of some sixty characters, as a program may print them' | head -c 300000000"
+    up = home_cli.start(
+        "up", home_cli.job("flood", **process_job(nodes=["local"], run={"command": ["sh", "-c", flood]}))
+    )
+    try:
+        for _ in range(8):
+            time.sleep(1)
+            used = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{up.pid}/status").read_text())
+            assert used
+            assert int(used[1]) < 150_000
+    finally:
+        up.kill()
+        up.communicate()
+
+
 def test_a_killed_launcher_loses_nothing(home_cli: Cli) -> None:
     script = home_cli.program("ticks.py")
     job = home_cli.job("ticks", **process_job(nodes=["local"], run={"command": ["python3", script, "40"]}))

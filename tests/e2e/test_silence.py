@@ -11,7 +11,7 @@ import pytest
 from tests.bed import faults
 from tests.bed.bed import Bed
 from tests.e2e.cli import Cli, bed_job
-from tests.e2e.drill import Drill
+from tests.e2e.drill import Drill, output_folder
 from tests.e2e.figures import Figures
 from tests.e2e.scene import AWAY
 
@@ -45,6 +45,28 @@ def test_a_run_whose_only_node_is_silent_goes_on(bed_cli: Cli, bed: Bed) -> None
     name = "port 22 of the only node is closed for 100 s"
     Figures(name, 1, "done, no restart", said, back, 0, wrong, len(bed.wait_clean())).publish()
     assert wrong == 0
+
+
+def test_a_node_that_is_back_after_the_run_failed_elsewhere_is_stopped(bed_cli: Cli, bed: Bed) -> None:
+    fails = "while [ ! -e /output/fail ]; do sleep 0.2; done; echo broken; exit 3"
+    command = ["sh", "-c", f'echo begun; [ "$RANK" != 0 ] || {{ {fails}; }}; while :; do sleep 0.2; done']
+    drill = Drill.follow(bed_cli, "up", bed_cli.job("halves", **bed_job(run={"command": command})))
+    drill.sees("^begun$")
+    with faults.without_sshd(bed, bed.nodes[1]):
+        drill.sees(f"node2: {AWAY}")
+        bed.sh(bed.nodes[0], f"touch {output_folder(bed_cli)}/fail")
+        drill.sees("node1 ended with exit code 3")
+        time.sleep(5)  # its peer cannot be stopped now
+        assert drill.process.poll() is None, str(drill)
+    healed = time.monotonic()
+    drill.sees("node2: connected again")
+    assert drill.end(1) - healed < 40
+    result = bed_cli.result()
+    assert (result["failure"]["node"], result["failure"]["exit_code"]) == ("node1", 3)
+    assert result["nodes"][1]["exit_code"] in (137, 143)
+    assert result["nodes"][1]["victim"]
+    bed_cli("down")
+    assert bed.wait_clean() == []
 
 
 def test_who_leaves_a_silent_node_is_told_and_every_command_believes_the_node_when_it_is_back(

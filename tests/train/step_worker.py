@@ -1,6 +1,7 @@
 """Runs on each of two ranks and prints JSON: synchronised batch norm against a reference, a step in which one rank
-overflows, and the number of collectives."""
+overflows, the number of collectives, compressed gradients, and validation after steps."""
 
+import copy
 import json
 import sys
 from collections.abc import Callable
@@ -12,12 +13,15 @@ from torch import nn
 
 from train.__main__ import leave
 from train.config import Config
-from train.data.batch import Batch
-from train.models import SmallCNN
+from train.data.batch import Batch, Transfer
+from train.data.loader import Loader
+from train.data.repeat import synthetic
+from train.evaluate import evaluate
+from train.models import SmallCNN, make_model
 from train.parallel.ddp import wrap
 from train.parallel.world import World, start
 from train.precision import choose_precision
-from train.step import Plan, Step
+from train.step import Objective, Plan, Step
 from train.syncbn import SyncBatchNorm
 
 
@@ -147,6 +151,52 @@ def reductions(world: World) -> dict[str, int]:
     return result
 
 
+def compression(world: World) -> dict[str, float]:
+    """Largest relative error of the gradients reduced in bf16, against the same in plain tensors and against fp32."""
+    config = Config(data="", image_size=8, gradient_compression="bf16")
+    torch.manual_seed(0)
+    model = SmallCNN(10)
+    alone = copy.deepcopy(model)
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(world.rank))
+    for module in (alone, wrap(model, world, config)):
+        module(x).square().sum().backward()
+    errors = {"against bf16": 0.0, "against fp32": 0.0}
+    for ours, mine in zip(model.parameters(), alone.parameters(), strict=True):
+        halves = [torch.empty_like(mine) for _ in range(world.size)]
+        dist.all_gather(halves, mine.grad / world.size)
+        oracles = {
+            "against bf16": (halves[0].bfloat16() + halves[1].bfloat16()).float(),
+            "against fp32": halves[0] + halves[1],
+        }
+        for name, oracle in oracles.items():
+            assert ours.grad is not None
+            errors[name] = max(errors[name], float((ours.grad - oracle).abs().max() / oracle.abs().max()))
+    return errors
+
+
+def statistics(world: World) -> dict[str, object]:
+    """Two ranks with different batches: their running statistics, and the scores of a validation."""
+    config = Config(data="", image_size=8, val_resize=8, batch_size=4, dtype="float64", workers=0)
+    torch.manual_seed(0)
+    model = make_model("cifar_resnet20", 16).double()
+    wrapped = wrap(model, world, config)
+    wrapped(torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(world.rank)).double()).sum().backward()
+    before = [buffer.clone() for buffer in model.buffers()]
+    loader = Loader(config, synthetic(16, 8).val, None, 4, 1, Transfer(world.device))
+    alone = World(0, 1, 0, 1, world.device, "none")
+    precision = choose_precision(config, world.device)
+    expected = evaluate(model, loader, Objective(config, precision, alone), alone)[0].tolist()
+    scores = evaluate(model, loader, Objective(config, precision, world), world)[0].tolist()
+    spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2))
+    sent = {"batch norm": wrapped, "spectral norm": wrap(spectral, world, config)}
+    return {
+        "sent in steps": {name: module.forward_sync_buffers for name, module in sent.items()},
+        "changed by validation": not all(map(torch.equal, before, model.buffers())),
+        "alone": expected,
+        "scores": scores,
+    }
+
+
 if __name__ == "__main__":
     world = start(Config(data=""))
     sys.stdout.write(
@@ -165,6 +215,8 @@ if __name__ == "__main__":
                 "calls": calls(world),
                 "overflow": overflow(world),
                 "reductions": reductions(world),
+                "compression": compression(world),
+                "statistics": statistics(world),
             }
         )
         + "\n"

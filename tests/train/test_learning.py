@@ -57,6 +57,17 @@ def test_console_lines_have_the_documented_format(digits: Rank) -> None:
     assert digits.lines[0].startswith("train: 2 processes, cpu, backend gloo, torch ")
 
 
+def test_validation_has_progress_lines_and_names_the_peak_memory(digits: Rank) -> None:
+    """397 images in batches of 16 on two ranks: 13 each."""
+    number = r"\d+\.\d+"
+    form = rf"Val: \[\d+\]\[10/13\] Loss {number} \({number}\) Acc@1 {number} \({number}\) Acc@5 {number} \({number}\)"
+    assert sum(bool(re.fullmatch(form, line)) for line in digits.lines) == 12
+    (last,) = (line for line in digits.lines if line.startswith("Epoch: [12] val "))
+    shown = float(last.rpartition("peak memory ")[2].removesuffix(" MB").replace(",", ""))
+    assert shown == pytest.approx(digits.metrics("epoch")[-1]["memory_mb"], abs=0.05)
+    assert 50 < shown < 4000
+
+
 def test_tensorboard_has_every_scalar_once_per_step(digits: Rank) -> None:
     curves = EventAccumulator(str(digits.output / "tensorboard")).Reload()
     by_step = {
@@ -67,7 +78,7 @@ def test_tensorboard_has_every_scalar_once_per_step(digits: Rank) -> None:
         "Throughput/images_per_s",
         "Throughput/data_wait",
     }
-    by_epoch = {"Loss/val", "Accuracy/val", "Accuracy5/val"}
+    by_epoch = {"Loss/val", "Accuracy/val", "Accuracy5/val", "Loss/Val", "Accuracy/Val"}  # and experiment 1's names
     assert set(curves.Tags()["scalars"]) == by_step | by_epoch
     steps = [line["step"] for line in digits.metrics("step")]
     for tag in by_step:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from train.config import Config
-from train.schedule import OneCycle, make_schedule, peak_rate
+from train.schedule import OneCycle, make_schedule, momentum_at, peak_rate
 
 
 @pytest.mark.parametrize("total", [5, 10, 101, 5006])
@@ -26,6 +26,19 @@ def test_onecycle_equals_torchs(total: int, peak: float, warmup: float, div: flo
         optimizer.step()
         if step + 1 < total:
             oracle.step()
+
+
+@pytest.mark.parametrize(("total", "warmup"), [(5, 0.3), (101, 0.3), (5006, 0.5)])
+def test_the_cycled_momentum_equals_torchs(total: int, warmup: float) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
+    oracle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=total, pct_start=warmup)
+    config = Config(data="", cycle_momentum=True, warmup=warmup)
+    for step in range(total):
+        assert momentum_at(config, step, total) == pytest.approx(optimizer.param_groups[0]["momentum"], abs=1e-12)
+        optimizer.step()
+        if step + 1 < total:
+            oracle.step()
+    assert momentum_at(Config(data=""), 0, total) is None
 
 
 def test_the_rate_stays_constant_past_the_end() -> None:
@@ -79,3 +92,16 @@ def test_multistep_drops_at_its_milestones() -> None:
 @pytest.mark.parametrize(("scaling", "peak"), [("linear", 2.0), ("none", 1.0)])
 def test_the_peak_scales_with_the_global_batch(scaling: str, peak: float) -> None:
     assert peak_rate(Config(data="", lr=1.0, lr_scaling=scaling), global_batch=512) == peak
+
+
+def test_a_warm_up_begins_where_asked() -> None:
+    """As torch's LinearLR, if it is stepped after every update."""
+    config = Config(data="", schedule="cosine", lr=0.5, warmup=0.1, warmup_start=0.01)
+    rate = make_schedule(config, 256, 1000)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    theirs = torch.optim.lr_scheduler.LinearLR(torch.optim.SGD([parameter], lr=0.5), 0.01, 1.0, 100)
+    for step in range(99):
+        theirs.optimizer.step()
+        theirs.step()
+        assert rate(step) == pytest.approx(theirs.get_last_lr()[0])
+    assert rate(100) == pytest.approx(0.5)

@@ -15,7 +15,7 @@ from torch import nn
 from tests.train.runs import finish, start
 from train import foreach
 from train.config import Config
-from train.models import SmallCNN, make_model
+from train.models import SmallCNN, configured_model, make_model, parameter_count
 from train.optim import LARS, make_optimizer
 from train.parallel.methods import make_step
 from train.parallel.world import World
@@ -106,6 +106,20 @@ def test_gradients_are_reduced_once_per_update_for_any_number_of_micro_batches(r
             "norm backward": 1,
             "norm in evaluation": 0,
         }
+
+
+def test_gradients_travel_in_bf16_on_request(reports: list[dict[str, Any]]) -> None:
+    """Each rank's half of the mean is rounded to 8 bits before they are added, and their sum after."""
+    for report in reports:
+        assert report["compression"]["against bf16"] < 1e-6
+        assert 1e-4 < report["compression"]["against fp32"] < 1e-2
+
+
+def test_running_statistics_are_sent_for_validation_not_in_every_step(reports: list[dict[str, Any]]) -> None:
+    for rank, report in enumerate(reports):
+        assert report["statistics"]["sent in steps"] == {"batch norm": False, "spectral norm": True}
+        assert report["statistics"]["changed by validation"] == (rank == 1)
+        assert report["statistics"]["scores"] == pytest.approx(reports[0]["statistics"]["alone"], rel=1e-9)
 
 
 def test_16_bit_products_on_a_cpu_equal_those_of_tensor_cores() -> None:
@@ -210,6 +224,26 @@ def test_lars_follows_its_formula() -> None:
     assert torch.allclose(still, torch.tensor([[-0.1, 0.0]]))
 
 
+def test_lars_on_many_tensors_equals_a_loop_over_them() -> None:
+    torch.manual_seed(0)
+    ours = [nn.Parameter(torch.randn(shape)) for shape in ((3, 4), (5,), (2, 3, 3), (1, 1))]
+    theirs = [parameter.detach().clone() for parameter in ours]
+    velocities = [torch.zeros_like(parameter) for parameter in theirs]
+    optimizer = LARS(ours, lr=0.5, momentum=0.8, weight_decay=0.1)
+    for _ in range(3):
+        for place, parameter in enumerate(ours):
+            gradient = parameter.grad = torch.randn_like(parameter)
+            weight, rate = theirs[place], 0.5
+            if weight.ndim > 1:
+                rate *= 1e-3 * float(weight.norm()) / (float(gradient.norm()) + 0.1 * float(weight.norm()))
+                gradient = gradient + 0.1 * weight
+            velocities[place] = 0.8 * velocities[place] + rate * gradient
+            theirs[place] = weight - velocities[place]
+        optimizer.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.detach(), b, rtol=1e-5, atol=1e-7)
+
+
 def test_norms_and_biases_are_not_decayed_by_default() -> None:
     model = SmallCNN(10)
     for decay, expected in (("weights", {1e-2: {2, 4}, 0.0: {1}}), ("all", {1e-2: {1, 2, 4}})):
@@ -279,15 +313,30 @@ def test_mixup_and_cutmix_mix_by_the_reported_share() -> None:
 
 def test_a_mixed_images_loss_is_that_of_its_mixed_label() -> None:
     logits, labels = torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 5, 2, 2])
-    ours = losses(logits, labels, 0.1, Mix(0.7, None))
+    ours = losses(logits, labels, "ce", 0.1, Mix(0.7, None))
     one_hot = nn.functional.one_hot(labels, 6).double()
     target = 0.9 * (0.7 * one_hot + 0.3 * one_hot.roll(1, 0)) + 0.1 / 6
     assert torch.allclose(ours, nn.functional.cross_entropy(logits, target, reduction="none"))
 
 
+def test_binary_cross_entropy_is_that_of_the_soft_label_summed_over_the_classes() -> None:
+    logits, labels = torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 5, 2, 2])
+    one_hot = nn.functional.one_hot(labels, 6).double()
+    target = 0.9 * (0.7 * one_hot + 0.3 * one_hot.roll(1, 0)) + 0.1 / 6
+    expected = -(target * logits.sigmoid().log() + (1 - target) * (-logits).sigmoid().log()).sum(1)
+    assert torch.allclose(losses(logits, labels, "bce", 0.1, Mix(0.7, None)), expected)
+
+
 def test_residual_branches_begin_at_zero_only_if_asked() -> None:
     norms = [make_model("resnet18", 10, zero).state_dict()["layer1.0.bn2.weight"].abs().max() for zero in (True, False)]
     assert norms == [0, 1]
+
+
+def test_options_of_a_models_constructor_by_name() -> None:
+    config = Config(data="", arch="mobilenet_v2", model_kwargs=("dropout=0.4", "width_mult=0.5"))
+    model = configured_model(config, 10)
+    assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.4]
+    assert parameter_count(model) < parameter_count(make_model("mobilenet_v2", 10)) / 2
 
 
 def test_the_initial_loss_is_at_chance_level() -> None:

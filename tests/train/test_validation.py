@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.train.runs import digit_tree, finish, start
+from train.__main__ import main
 
 COUNTS = (1, 5, 10, 101)
 CASES = ((1, "exact"), (2, "exact"), (3, "exact"), (2, "scatter"), (3, "scatter"))
@@ -45,3 +47,18 @@ def test_scores_equal_those_of_one_process(
         for ours, theirs in zip(reports, alone, strict=True):
             assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-12)
             assert ours["top1"] == theirs["top1"]
+
+
+def test_validation_in_intervals_with_a_batch_size_of_its_own(tmp_path: Path) -> None:
+    """After epochs 2 and 4, and after the last: in batches of 3, four for ten images."""
+    data = digit_tree(tmp_path / "data", 10, 10)
+    options = (
+        "--arch smallcnn --image-size 8 --batch-size 8 --epochs 5 --val-interval 2 --val-batch-size 3 --log-every 1"
+    )
+    common = ["--data", str(data), "--output", str(tmp_path / "out"), "--workers", "1", "--threads", "1"]
+    assert main([*common, *options.split()]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines if line["kind"] == "epoch"] == [2, 4, 5]
+    assert [line["val"]["images"] for line in lines if line["kind"] == "epoch"] == [10, 10, 10]
+    state = torch.load(tmp_path / "out" / "checkpoints" / "previous.pt", weights_only=True)
+    assert state["progress"]["validated"] == 4

@@ -37,6 +37,7 @@ def lines(rate: float, world: int, batch: int, start: float = 0.0) -> list[dict[
         for i in range(1, 5)
     ]
     epoch = {"kind": "epoch", "time": start + 5, "epoch": 1, "train": {"top1": 61.5}, "val": {"top1": 60.25}}
+    epoch |= {"memory_mb": 82.772}
     return [head, *steps, epoch, {"kind": "end", "time": start + 5, "top1": 60.25, "seconds": 5.0}]
 
 
@@ -102,6 +103,18 @@ def test_a_resumed_run_is_one_run() -> None:
     assert run.images_per_s == pytest.approx(100)
     assert [time for time, _ in run.losses] == [1, 2, 3, 4, 5, 6, 7]
     assert (run.method, run.devices, run.batch, run.accuracy, run.train_accuracy) == ("ddp", 2, 32, 60.25, 61.5)
+
+
+def test_peak_memory_and_mfu_are_columns_where_they_are_known() -> None:
+    found = lines(100.0, 2, 32)
+    for line, mfu in zip(found[1:5], (0.1, 0.4, 0.42, 0.41), strict=True):
+        line["mfu"] = mfu
+    run = measure(found, "r", "r")
+    assert (run.memory_mb, run.mfu) == (82.772, pytest.approx(0.405))
+    head, known, unknown = cells(compare([run, timed("old", "ddp", 2, 32, 1.0)]))
+    columns = [head.index("memory MB"), head.index("MFU")]
+    assert [known[column] for column in columns] == ["82.8", "40.5%"]
+    assert [unknown[column] for column in columns] == ["-", "-"]
 
 
 def test_a_run_without_a_step_is_refused() -> None:

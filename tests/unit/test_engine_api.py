@@ -1,8 +1,7 @@
-"""Requests to an engine over real sockets: keep-alive, shared, lost, late and truncated."""
+"""Requests to an engine over real sockets: keep-alive, shared, lost and late."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
@@ -15,18 +14,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from launcher.errors import EngineFailed, EngineUnavailable, LauncherError
-from launcher.node.docker import client as client_module
-from launcher.node.docker.channel import Connection, DialStdio, dial_local
+from launcher.errors import EngineFailed, EngineUnavailable
+from launcher.node.docker.channel import Connection, dial_local
 from launcher.node.docker.client import CONNECTIONS, Dial, DockerClient, checked, found
 from launcher.node.docker.images import DockerImages
 from launcher.node.parallel import run_all
-
-OK = b"HTTP/1.1 200 OK\r\n"
-PONG = OK + b"Api-Version: 1.41\r\nContent-Length: 2\r\n\r\nOK"
 
 
 class Engine(BaseHTTPRequestHandler):
@@ -243,9 +236,11 @@ def test_a_connection_with_a_high_descriptor_number(dial: Dial) -> None:
     number = 1500  # select() supports none above 1023
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, number + 1), hard))
 
-    def high() -> socket.socket:
-        with dial() as low:  # type: ignore[union-attr]
-            return socket.socket(fileno=os.dup2(low.fileno(), number))
+    def high() -> Connection:
+        with socket.socket(socket.AF_UNIX) as low:
+            low.connect(os.environ["DOCKER_HOST"].removeprefix("unix://"))
+            stream = socket.socket(fileno=os.dup2(low.fileno(), number))
+        return Connection(stream, lambda: None, stream.close)
 
     client = DockerClient("a", "me", high)
     try:
@@ -255,107 +250,3 @@ def test_a_connection_with_a_high_descriptor_number(dial: Dial) -> None:
     finally:
         client.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def saying(data: bytes) -> Dial:
-    """An engine that sends this in response to every request after the ping."""
-    dialled: list[socket.socket] = []
-
-    def dial() -> Connection:
-        ours, theirs = socket.socketpair()
-        dialled.append(ours)
-        answers = [PONG, data] if len(dialled) == 1 else [data]
-
-        def speak() -> None:
-            with theirs, contextlib.suppress(OSError):  # the client does not read all of it
-                for answer in answers:
-                    if not theirs.recv(1 << 16):
-                        return
-                    theirs.sendall(answer)
-
-        threading.Thread(target=speak, daemon=True).start()
-        return ours
-
-    return dial
-
-
-def answered(data: bytes) -> bytes:
-    client = DockerClient("a", "me", saying(data))
-    try:
-        return client.ask("ask", lambda api: checked(api.get(f"{api.base_url}/x", timeout=5)).content)
-    finally:
-        client.close()
-
-
-@pytest.mark.parametrize(
-    ("data", "content"),
-    [
-        (OK + b"Content-Length: 2\r\n\r\nhi", b"hi"),
-        (OK + b"Content-Length: 0\r\n\r\n", b""),
-        (OK + b"transfer-encoding: chunked\r\n\r\n2\r\nhi\r\n1\r\n!\r\n0\r\n\r\n", b"hi!"),
-        (OK + b"\r\nhi there", b"hi there"),  # it ends with the connection
-        (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
-        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\n{}", b"{}"),
-    ],
-)
-def test_answers(data: bytes, content: bytes) -> None:
-    assert answered(data) == content
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"", OK + b"Content-Length: 5\r\n\r\nhi", OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n"[:-3]],
-)
-def test_a_truncated_response_is_a_lost_connection(data: bytes) -> None:
-    with pytest.raises(EngineUnavailable, match=r"a: .*connection to its container engine broke"):
-        answered(data)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
-        OK + b"X: " + b"x" * (1 << 19),
-        OK + b"X: x\r\n" * 200,
-    ],
-)
-def test_an_invalid_response_is_reported_as_unexpected(data: bytes) -> None:
-    with pytest.raises(EngineFailed, match=r"a: .*unexpected response from the Docker API"):
-        answered(data)
-
-
-@given(st.binary(max_size=60))
-@settings(max_examples=60, deadline=None)
-def test_any_bytes_are_handled(data: bytes) -> None:
-    for whole in (data, OK + data, OK + b"Transfer-Encoding: chunked\r\n\r\n" + data):
-        with contextlib.suppress(LauncherError):
-            answered(whole)
-
-
-@pytest.mark.parametrize("pause", [0.0, 0.2])
-def test_an_answer_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch, pause: float) -> None:
-    """Too long, or a piece at a time for longer than the request's time-out."""
-    monkeypatch.setattr(client_module, "API_TIMEOUT", 1.0 if pause else 60.0)
-    ends: list[socket.socket] = []
-
-    def serve(theirs: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            theirs.recv(1 << 16)
-            theirs.sendall(PONG)
-            theirs.recv(1 << 16)
-            theirs.sendall(OK + b"Content-Type: application/json\r\nContent-Length: 999999999999\r\n\r\n")
-            while True:
-                theirs.sendall(b"[" if pause else b"[" * (1 << 16))
-                time.sleep(pause)
-
-    def dial() -> DialStdio:
-        ours, theirs = socket.socketpair()
-        ends.append(ours)
-        threading.Thread(target=serve, args=(theirs,), daemon=True).start()
-        return DialStdio(ours, lambda: None, ours.close)
-
-    client, began = DockerClient("gpu-a", "me", dial), time.monotonic()
-    with pytest.raises((EngineFailed, EngineUnavailable), match="no answer" if pause else "over 64 MiB"):
-        client.ask("list containers", lambda api: api.containers())
-    assert time.monotonic() - began < 20
-    client.close()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
+import yaml
 
+from bench.syncbn import BATCHES, CHANNELS
 from launcher.job.scalars import argv_of
-from tests.unit.test_jobs_train import JOBS
+from tests.unit.test_jobs_train import JOBS, REPOSITORY
 from train.config import Config, parse
 from train.data.sampler import steps_per_epoch
 from train.dual_batch.options import device_place, plan_of
-from train.schedule import make_schedule, peak_rate
+from train.schedule import make_schedule, momentum_at, peak_rate
 
 IMAGENET, CIFAR = 1_281_167, 50_000
 
@@ -44,6 +47,7 @@ def test_experiment_1(job: str, nodes: int, epochs: int, steps: int) -> None:
     assert config.epochs == epochs
     assert peak_rate(config, 256 * nodes) == 1.0
     assert steps_per_epoch(IMAGENET, 256 * nodes, config.last_batch == "keep") == steps
+    assert [momentum_at(config, step, 100) for step in (0, 29, 99)] == pytest.approx([0.95, 0.85, 0.95], abs=1e-12)
 
 
 @pytest.mark.parametrize(("job", "workers"), [("e2_dual_batch", 5), ("e2_dual_batch_6", 6)])
@@ -68,6 +72,21 @@ def test_the_server_shares_a_workers_gpu() -> None:
     assert [device_place(4 + rank, rank, 4) for rank in range(4)] == [(gpu, 4) for gpu in range(4)]
 
 
+def test_experiment_3() -> None:
+    """Two processes, 10 epochs, both layers with and without accumulation; the table's inputs are (B, C)."""
+    configs = list(runs("e3_syncbn"))
+    assert {(config.syncbn, config.accumulate) for config in configs} == set(product(("custom", "library"), (1, 2)))
+    assert {config.batch_size * config.accumulate for config in configs} == {64}
+    assert {(config.metrics, config.epochs) for config in configs} == {("exact", 10), ("scatter", 10)}
+    grid = yaml.safe_load((REPOSITORY / "jobs" / "e3_grid.yaml").read_text())
+    assert (JOBS["e3_syncbn-0"].gpus, grid["gpus"], grid["run"]["args"]) == (2, 2, {"side": 0})
+    assert (CHANNELS, BATCHES) == ((128, 256, 512, 1024), (32, 64))
+
+
+def test_the_default_rate_is_that_of_goyal_et_al() -> None:
+    assert peak_rate(parse(["--data", "unused"]), 256) == 0.1
+
+
 def test_experiment_4() -> None:
     """The rate of each published batch size, cosine; without batch norm linear and without clipping."""
     for job in ("e4_model", "e4_dp", "e4_pipeline"):
@@ -79,3 +98,23 @@ def test_experiment_4() -> None:
     assert bare == [(512, 0.2, "linear", 0), (2048, 0.8, "linear", 0)]
     for job in ("e4_model", "e4_dp", "e4_pipeline", "e4_batches", "e4_nobn"):
         assert {(config.weight_decay, config.decay) for config in runs(job)} == {(1e-4, "all")}
+
+
+def test_torchvisions_recipe() -> None:
+    """references/classification, --model resnet50 for IMAGENET1K_V2, by the flags that the job's head quotes."""
+    (config,) = runs("imagenet_rn50_recipe")
+    steps = 600 * steps_per_epoch(IMAGENET, 1024, config.last_batch == "keep")
+    rate = make_schedule(config, 128 * 8, steps)
+    assert (config.arch, config.batch_size, config.epochs, config.optimizer) == ("resnet50", 128, 600, "sgd")
+    assert max(range(0, steps, 10), key=rate) == pytest.approx(steps * 5 / 600, rel=1e-3)
+    assert rate(round(steps * 5 / 600)) == pytest.approx(0.5)
+    assert rate(0) == pytest.approx(0.5 * 0.01, rel=0.02)
+    assert (config.momentum, config.nesterov, config.weight_decay, config.decay) == (0.9, False, 2e-5, "weights")
+    assert (config.label_smoothing, config.mixup, config.cutmix, config.loss) == (0.1, 0.2, 1.0, "ce")
+    assert (config.auto_augment, config.random_erase, config.repeats, config.flip) == ("trivial", 0.1, 4, 0.5)
+    assert {config.side(epoch) for epoch in range(600)} == {176}
+    assert (config.image_size, config.val_resize, config.crop_scale) == (224, 232, 0.08)
+    assert config.ema_every == 32
+    assert config.ema_decay == pytest.approx(1 - (1 - 0.99998) * 1024 * 32 / 600, abs=1e-6)
+    assert not config.zero_init_residual
+    assert not config.clip_norm

@@ -316,6 +316,7 @@ def test_pushed_data_is_appended_only_at_its_offset(tmp_path: Path) -> None:
     append(tmp_path, "logs/a", 0, b"abcdef")
     append(tmp_path, "logs/a", 4, b"efgh")  # a part of it is already here
     append(tmp_path, "logs/a", 0, b"ab")
+    append(tmp_path, "logs/a", 8, b"ijk", most=10)  # a log has a limit too
     assert (tmp_path / "logs/a").read_bytes() == b"abcdefgh"
 
 

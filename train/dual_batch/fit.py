@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from train.dual_batch.plan import Cost
 from train.errors import TrainError
-from train.models import seeded_model
+from train.models import make_model
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def measure(
     arch: str, classes: int, side: int, batches: Sequence[int], repeats: int, device: torch.device
 ) -> list[Timing]:
     """Times training steps of `arch`; batch sizes alternate, so that a slow phase of the machine affects all."""
-    model = seeded_model(arch, classes, seed=0).to(device)
+    model = make_model(arch, classes).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     images = torch.randn(max(batches), 3, side, side, device=device)
     labels = torch.arange(max(batches), device=device) % classes

@@ -25,13 +25,14 @@ from train.dual_batch.server import ParameterServer, Rates
 from train.dual_batch.worker import work
 from train.errors import Stopped, TrainError
 from train.evaluate import evaluate
+from train.hardware import peak_memory
 from train.metrics import Scores, check_finite
-from train.models import check_sides, parameter_count, seeded_model
+from train.models import check_sides, configured_model, parameter_count
 from train.parallel.world import World, choose_device
 from train.precision import Precision, choose_precision
 from train.schedule import peak_rate
 from train.step import Objective
-from train.watch import Interval, Writer
+from train.watch import Interval, Validated, Writer
 
 HEARTBEAT_TIMEOUT = 30.0  # seconds without a heartbeat until a worker counts as lost; --timeout if that is less
 POLL = 1.0  # seconds between two checks for lost workers
@@ -49,8 +50,8 @@ def run(config: Config) -> None:
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if config.threads:
         torch.set_num_threads(config.threads)
-    device = choose_device(config.device, *device_place(rank, local_rank, local_size), config.tf32)
-    world = World(0, 1, local_rank, local_size, device, "none")
+    device = choose_device(config, *device_place(rank, local_rank, local_size))
+    world = World(0, 1, local_rank, local_size, device, "none", core_sharers=local_size)
     check(config, "dual_batch", choose_precision(config, world.device).name, size, world.device.type)
     dataset = open_dataset(config.data)
     plan = plan_of(config, size - 1, len(dataset.train.labels))
@@ -77,9 +78,9 @@ class Server:
     ) -> None:
         self._config, self._world, self._dataset, self._plan, self._stop = config, world, dataset, plan, stop
         self._precision: Precision = choose_precision(config, world.device)
-        self._model = seeded_model(config.arch, len(dataset.classes), config.seed, config.zero_init_residual)
+        self._model = configured_model(config, len(dataset.classes))
         check_sides(self._model, config.arch, config.sides())
-        self._folder = Path(config.output) / "checkpoints"
+        self._folder = config.checkpoint_folder
         self._found = checkpoint.find(config.resume, self._folder)
         workers = len(plan.shares)
         self._total, done = config.epochs * workers, 0
@@ -101,8 +102,8 @@ class Server:
             done=self._first,
             variant=config.dual_variant,
         )
-        size = max(config.batch_size, 32)
-        self._val_loader = Loader(config, dataset.val, None, size, world.local_size, Transfer(world.device))
+        size = config.val_batch_size or max(config.batch_size, 32)
+        self._val_loader = Loader(config, dataset.val, None, size, world.core_sharers, Transfer(world.device))
         self._rates = rates
         self._reported: set[int] = set()
         self._since = 0.0  # when the sums of local epochs were last read
@@ -233,7 +234,17 @@ class Server:
             check_finite(scores, f"round {epoch}, validation")
         self._watch.progress(self._interval(epoch, train, seconds))
         validated = time.perf_counter() - start
-        self._watch.validated(epoch, self._config.epochs, self._steps(finished), train, scores, validated)
+        self._watch.validated(
+            Validated(
+                epoch=epoch,
+                epochs=self._config.epochs,
+                step=self._steps(finished),
+                train=train,
+                val=scores,
+                seconds=validated,
+                memory=peak_memory(self._world.device),
+            )
+        )
         best, self._best = scores.top1 > self._best, max(scores.top1, self._best)
         self._save(finished, weights, best)
         return finished, scores
@@ -252,6 +263,7 @@ class Server:
             lr=self._rates(max(epoch * len(self._plan.shares) - 1, 0)),
             images_per_s=train.images / max(seconds, 1e-9),
             data_wait=0.0,
+            mfu=None,
             loss_scale=1.0,
             skipped=0,
         )

@@ -19,7 +19,7 @@ from train.dual_batch.network import Remote
 from train.dual_batch.plan import Share
 from train.dual_batch.server import Grant
 from train.errors import Stopped, TrainError
-from train.models import has_batch_norm, seeded_model
+from train.models import configured_model, has_batch_norm
 from train.parallel.world import World
 from train.precision import choose_precision
 from train.step import Plan, Step
@@ -54,11 +54,11 @@ def _out_of_memory(error: Exception) -> bool:
 
 def _work(config: Config, world: World, share: Share, server: Remote, stop: threading.Event) -> None:
     dataset = open_dataset(config.data)
-    model = seeded_model(config.arch, len(dataset.classes), config.seed, config.zero_init_residual)
+    model = configured_model(config, len(dataset.classes))
     precision = choose_precision(config, world.device)
     model = precision.cast(model, world.device)
     decoder, transfer = choose_decoder(config.decoder), Transfer(world.device)
-    loader = Loader(config, dataset.train, decoder, share.batch, world.local_size, transfer)
+    loader = Loader(config, dataset.train, decoder, share.batch, world.core_sharers, transfer)
     images, fewest = len(dataset.train.labels), 2 if has_batch_norm(model) else 1
     try:
         while (answer := server.pull()) != "done":

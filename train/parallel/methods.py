@@ -41,6 +41,10 @@ def make_step(config: Config, world: World, precision: Precision, model: nn.Modu
         from train.parallel.pipeline import PipelineStep
 
         return PipelineStep(config, world, precision, model)
+    if kind == "fsdp":
+        from train.parallel.fsdp import ShardedStep
+
+        return ShardedStep(config, world, precision, model)
     callee = cast(nn.Module, torch.compile(model)) if config.compile else model
     if kind == "dp":
         wrapped = dp.wrap(InContext(callee, precision, world.device), world, config)

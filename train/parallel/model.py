@@ -103,7 +103,7 @@ class StageStep(Step):
         self._optimizers: list[dict[str, Any] | None] = [None] * world.size
 
     def update(self, plan: Plan) -> bool:
-        set_rate(self.optimizer, plan.rate)
+        set_rate(self.optimizer, plan.rate, plan.momentum)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return True

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from train.config import Config
 from train.errors import TrainError
+from train.hardware import bind_to_gpu, near_cores
 
 T = TypeVar("T")
 
@@ -36,6 +37,7 @@ class World:
     local_size: int
     device: torch.device
     backend: str  # "none" for a single process
+    core_sharers: int = 1  # processes that run on the same cores as this one
     sharded: bool = True  # each rank reads its own samples; False: all ranks are stages of one model and read the same
 
     @property
@@ -58,6 +60,13 @@ class World:
         if self.size > 1:
             dist.all_reduce(values)
         return values
+
+    def max(self, value: float) -> float:
+        """The highest value of all ranks, on every rank."""
+        highest = torch.tensor([value], dtype=torch.float64)
+        if self.size > 1:
+            dist.all_reduce(highest, dist.ReduceOp.MAX)
+        return float(highest)
 
     def broadcast_object(self, value: T) -> T:
         """Rank 0's value, on every rank."""
@@ -102,7 +111,9 @@ def start(config: Config) -> World:
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    device = choose_device(config.device, local_rank, local_size, config.tf32)
+    device, sharers = choose_device(config, local_rank, local_size), local_size
+    if device.type == "cuda" and config.bind_cores:
+        sharers = bind_to_gpu([near_cores(gpu) for gpu in range(local_size)], local_rank)
     if config.threads:
         torch.set_num_threads(config.threads)
     backend = "none"
@@ -111,26 +122,29 @@ def start(config: Config) -> World:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout))
     sharded = config.parallel not in ("model", "pipeline")
-    return World(rank, size, local_rank, local_size, device, backend, sharded)
+    return World(rank, size, local_rank, local_size, device, backend, sharers, sharded)
 
 
-def choose_device(wanted: str, local_rank: int, local_size: int, tf32: bool = True) -> torch.device:
-    """This process's device; for a GPU also sets whether fp32 products are TF32, and cuDNN's benchmark mode.
+def choose_device(config: Config, local_rank: int, local_size: int) -> torch.device:
+    """This process's device; also sets how torch computes: deterministically, in TF32, with cuDNN's benchmark mode.
 
     Raises:
         TrainError: the requested device is not available.
     """
-    found = torch.cuda.device_count() if wanted != "cpu" else 0
-    if wanted == "cuda" and found == 0:
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # https://docs.nvidia.com/cuda/cublas, 2.1.4
+        torch.use_deterministic_algorithms(True)
+    found = torch.cuda.device_count() if config.device != "cpu" else 0
+    if config.device == "cuda" and found == 0:
         raise TrainError("--device cuda: torch sees no GPU; check the driver, CUDA_VISIBLE_DEVICES and torch's build")
     if found == 0:
         return torch.device("cpu")
     if local_size > found:
         raise TrainError(f"{local_size} processes here but {found} GPUs; start one process per GPU, or --device cpu")
     torch.cuda.set_device(local_rank)
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = config.tf32
+    torch.backends.cudnn.allow_tf32 = config.tf32
+    torch.backends.cudnn.benchmark = not config.deterministic
     return torch.device("cuda", local_rank)
 
 

@@ -6,6 +6,7 @@ dial-stdio (Docker CLI >= 18.09) finds the engine as its user's `docker` does: e
 from __future__ import annotations
 
 import io
+import math
 import os
 import shlex
 import socket
@@ -13,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import paramiko
 from docker.context.config import get_current_context_name
@@ -21,7 +22,6 @@ from urllib3.util import wait_for_read
 
 from launcher.errors import EngineUnavailable
 from launcher.node.docker import DIAL_STDIO
-from launcher.node.machine import LONGEST_ANSWER
 from launcher.node.ssh.handshake import has_ended
 from launcher.node.ssh.stream import Session
 
@@ -40,13 +40,14 @@ class DialFailed(ConnectionError):  # noqa: N818 - inside launcher.node only
         self.code = code
 
 
-class DialStdio:
-    """A running dial-stdio as the socket that http.client expects.
+class Connection:
+    """The engine's socket or a running dial-stdio as the socket that http.client expects.
 
-    `exit_of`: its exit code and stderr, None where it has not ended by itself. `hang_up` may be called twice.
+    `exit_of`: dial-stdio's exit code and stderr, None where it has not ended by itself. `hang_up` may be called twice.
     """
 
-    limited = True  # an answer has a sane size and ends within the time-out; whole images need not
+    longest: float = math.inf  # bytes of an answer
+    timed = True  # an answer has to end within the time-out
     timeout = CONNECT_TIMEOUT
 
     def __init__(
@@ -99,8 +100,8 @@ class DialStdio:
         self._readers += 1
         return io.BufferedReader(_Response(self), _PIECE)
 
-    def settimeout(self, seconds: float) -> None:
-        self.timeout = seconds
+    def settimeout(self, seconds: float | None) -> None:
+        self.timeout = seconds or CONNECT_TIMEOUT
         self._stream.settimeout(seconds)
 
     def shutdown(self, _how: int) -> None:
@@ -126,10 +127,10 @@ class DialStdio:
 
 
 class _Response(io.RawIOBase):
-    def __init__(self, source: DialStdio) -> None:
+    def __init__(self, source: Connection) -> None:
         super().__init__()
         self._source = source
-        self._left = LONGEST_ANSWER
+        self._length = 0
         self._until = time.monotonic() + source.timeout
 
     def readable(self) -> bool:
@@ -138,10 +139,10 @@ class _Response(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = self._source.receive(len(buffer))
         buffer[: len(data)] = data
-        self._left -= len(data)
-        if self._source.limited and self._left < 0:
-            raise ValueError(f"an answer of over {LONGEST_ANSWER >> 20} MiB")
-        if self._source.limited and data and time.monotonic() > self._until:
+        self._length += len(data)
+        if self._length > (longest := self._source.longest):
+            raise ValueError(f"an answer of over {longest / (1 << 20):.0f} MiB; limits.answer may be raised")
+        if self._source.timed and data and time.monotonic() > self._until:
             raise TimeoutError("its answer did not end in time")
         return len(data)
 
@@ -151,10 +152,7 @@ class _Response(io.RawIOBase):
             self._source.reader_closed()
 
 
-Connection: TypeAlias = socket.socket | DialStdio
-
-
-def dial_over_ssh(command: Callable[[str], Session]) -> DialStdio:
+def dial_over_ssh(command: Callable[[str], Session]) -> Connection:
     """`command`: that of a node's SshMachine. Raises NodeUnreachable."""
     session = command(DIAL_STDIO)
     channel = session.channel
@@ -164,7 +162,7 @@ def dial_over_ssh(command: Callable[[str], Session]) -> DialStdio:
             return None
         return channel.exit_status, b"".join(iter(partial(channel.recv_stderr, 4096), b""))
 
-    return DialStdio(channel, exit_of, session.close)
+    return Connection(channel, exit_of, session.close)
 
 
 def dial_local(node: str) -> Connection:
@@ -183,18 +181,18 @@ def dial_local(node: str) -> Connection:
     return _unix_socket(SOCKET) if not host and context in (None, "", "default") else _program()
 
 
-def _unix_socket(path: str) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX)
+def _unix_socket(path: str) -> Connection:
+    stream = socket.socket(socket.AF_UNIX)
     try:
-        connection.settimeout(CONNECT_TIMEOUT)
-        connection.connect(path)
+        stream.settimeout(CONNECT_TIMEOUT)
+        stream.connect(path)
     except BaseException:
-        connection.close()
+        stream.close()
         raise
-    return connection
+    return Connection(stream, lambda: None, stream.close)
 
 
-def _program() -> DialStdio:
+def _program() -> Connection:
     """Raises DialFailed where there is no docker program."""
     ours, theirs = socket.socketpair()
     with theirs:
@@ -222,4 +220,4 @@ def _program() -> DialStdio:
         with program:  # its end closes stderr and waits
             program.kill()
 
-    return DialStdio(ours, exit_of, hang_up)
+    return Connection(ours, exit_of, hang_up)

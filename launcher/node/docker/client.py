@@ -21,14 +21,14 @@ from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
 
 from launcher.errors import EngineFailed, LauncherError, NodeUnfit
-from launcher.node.docker.channel import Connection, DialStdio
+from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
+from launcher.node.docker.channel import Connection
 from launcher.node.docker.errors import SDK_ERRORS, explain, is_lost, unwrap_sdk_error
 from launcher.node.parallel import in_background
 
 S = TypeVar("S", bound=requests.Session)
 T = TypeVar("T")
 CONNECTIONS = 5  # of a node's 8 channels; the rest is for whole images, commands and sftp
-API_TIMEOUT = 60.0  # seconds without a byte from the engine
 TRANSFER_TIMEOUT = 3600.0  # `docker save` of a big image writes it all to disk before its first byte
 _POOL_TIMEOUT = 120.0  # seconds until one of the connections is free
 _URL = "http://docker:80"  # never looked up: the adapter mounted on it makes the connection
@@ -43,11 +43,12 @@ class DockerClient:
     `dial` makes a connection; what it raises is raised. Errors name the node.
     """
 
-    def __init__(self, node: str, user: str, dial: Dial) -> None:
+    def __init__(self, node: str, user: str, dial: Dial, limits: AnswerLimits = DEFAULT_LIMITS) -> None:
         self._node = node
         self._user = user
         self._dial = dial
-        self._adapter = _Adapter(dial, CONNECTIONS)
+        self._limits = limits
+        self._adapter = _Adapter(dial, CONNECTIONS, limits.size)
         self._api: APIClient | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -83,22 +84,21 @@ class DockerClient:
         return self._closed.wait(seconds)
 
     @contextmanager
-    def transfer(self, doing: str, failure: type[LauncherError]) -> Iterator[APIClient]:
-        """For a whole image: a connection of its own, which ends with the block, and no retry.
+    def transfer(self, doing: str, failure: type[LauncherError], longest: float | None = None) -> Iterator[APIClient]:
+        """For a whole image, which takes its time: a connection of its own, which ends with the block, and no retry.
 
-        What the engine refuses is raised as `failure`.
+        What the engine refuses is raised as `failure`. longest: bytes of an answer, None for the usual limit.
         """
         connections: list[Connection] = []
 
         def dial() -> Connection:
             connections.append(connection := self._dial())
-            if isinstance(connection, DialStdio):
-                connection.limited = False
             return connection
 
         try:
             version = self._connected().api_version
-            yield _api_client(self._node, version, _Adapter(dial, 1), TRANSFER_TIMEOUT)
+            adapter = _Adapter(dial, 1, longest or self._limits.size, timed=False)
+            yield _api_client(self._node, version, adapter, TRANSFER_TIMEOUT)
         except LauncherError:
             raise
         except SDK_ERRORS as error:
@@ -125,10 +125,12 @@ class DockerClient:
             if self._api is None:
                 # APIClient would ask for the version before it can be given an adapter
                 session = _mount(requests.Session(), self._adapter)
-                version = checked(session.get(f"{_URL}/_ping", timeout=API_TIMEOUT)).headers.get("Api-Version", "")
+                version = checked(session.get(f"{_URL}/_ping", timeout=self._limits.seconds)).headers.get(
+                    "Api-Version", ""
+                )
                 if not _VERSION.fullmatch(version):
                     raise ValueError(f"its API version is {version!r}")
-                self._api = _api_client(self._node, version, self._adapter, API_TIMEOUT)
+                self._api = _api_client(self._node, version, self._adapter, self._limits.seconds)
             return self._api
 
 
@@ -173,17 +175,21 @@ def _mount(session: S, adapter: HTTPAdapter) -> S:
 
 
 class _Connection(HTTPConnection):
-    def __init__(self, *arguments: Any, dial: Dial, **options: Any) -> None:
+    def __init__(self, *arguments: Any, dial: Dial, longest: float, timed: bool, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._dial = dial
+        self._longest = longest
+        self._timed = timed
 
     def connect(self) -> None:
-        self.sock = cast(socket.socket, self._dial())
-        self.sock.settimeout(self.timeout)
+        connection = self._dial()
+        connection.longest, connection.timed = self._longest, self._timed
+        connection.settimeout(self.timeout)
+        self.sock = cast(socket.socket, connection)
 
     @property
     def is_connected(self) -> bool:
-        return self.sock.idle if isinstance(self.sock, DialStdio) else super().is_connected
+        return isinstance(self.sock, Connection) and self.sock.idle
 
 
 class _Pool(HTTPConnectionPool):
@@ -195,9 +201,10 @@ class _Pool(HTTPConnectionPool):
 
 
 class _Adapter(HTTPAdapter):
-    def __init__(self, dial: Dial, connections: int) -> None:
+    def __init__(self, dial: Dial, connections: int, longest: float, *, timed: bool = True) -> None:
+        """longest, timed: as a Connection has them."""
         super().__init__()
-        self._connections = _Pool("docker", maxsize=connections, block=True, dial=dial)
+        self._connections = _Pool("docker", maxsize=connections, block=True, dial=dial, longest=longest, timed=timed)
 
     def get_connection_with_tls_context(self, *_: object, **__: object) -> _Pool:
         return self._connections

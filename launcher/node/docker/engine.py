@@ -47,7 +47,7 @@ class DockerEngine(MachineEngine):
         self, node: str, host: str, machine: Machine, dial: Dial, ssh: tuple[str, str | None] | None = None
     ) -> None:
         super().__init__(node, host, machine)
-        self._client = DockerClient(node, machine.user, dial)
+        self._client = DockerClient(node, machine.user, dial, machine.limits)
         self._images = DockerImages(node, self._client, ssh)
         self._identity: tuple[str, str] | None = None  # the engine's id and version, once it was asked
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import math
 import os
 import shutil
 import subprocess
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -70,7 +72,7 @@ class DockerImages:
         network: "" for the engine's default, or "host". Every line of its output goes to `say`. Steps that failed leave
         no container. Raises ImageBuildFailed with the last lines.
         """
-        lines: list[str] = []
+        lines: deque[str] = deque(maxlen=20)
 
         def hear(event: Mapping[str, Any]) -> None:
             for line in str(event.get("stream", "")).splitlines():
@@ -91,7 +93,7 @@ class DockerImages:
             )
             failure = _follow(events, hear)
             if failure:
-                raise ImageBuildFailed(self._node, "\n".join([f"could not build {tag}:", *lines[-20:], failure]))
+                raise ImageBuildFailed(self._node, "\n".join([f"could not build {tag}:", *lines, failure]))
             return image_info(api.inspect_image(tag)).id
 
     def save(self, reference: str) -> Iterator[bytes]:
@@ -99,7 +101,7 @@ class DockerImages:
 
         Raises ImageShipFailed, EngineUnavailable; an archive that breaks off raises while it is read.
         """
-        with self._client.transfer(f"save image {reference}", ImageShipFailed) as api:
+        with self._client.transfer(f"save image {reference}", ImageShipFailed, math.inf) as api:
             yield from api.get_image(reference, chunk_size=_PIECE)
 
     def load(self, pieces: Iterable[bytes]) -> None:

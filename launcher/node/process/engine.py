@@ -26,6 +26,7 @@ from launcher.errors import ContainerGone, EngineFailed, NameTaken, NodeUnfit
 from launcher.model.container import ContainerSpec, ContainerState, Phase
 from launcher.model.facts import NodeFacts
 from launcher.model.labels import NODE, RUN
+from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
 from launcher.model.plan import plain
 from launcher.node.machine import LocalMachine, kill_on_disconnect, shell
 from launcher.node.machine_engine import MachineEngine
@@ -42,8 +43,8 @@ _POLL = 0.05  # seconds between checks where the kernel has no event for the end
 class ProcessEngine(MachineEngine):
     """Implements Engine. A container's id is its name. Every call may be repeated: what is done already is no error."""
 
-    def __init__(self, node: str) -> None:
-        super().__init__(node, LOCAL, LocalMachine(node, getpass.getuser()))
+    def __init__(self, node: str, limits: AnswerLimits = DEFAULT_LIMITS) -> None:
+        super().__init__(node, LOCAL, LocalMachine(node, getpass.getuser(), limits))
 
     @property
     def images(self) -> None:

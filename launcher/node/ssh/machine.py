@@ -11,17 +11,16 @@ from collections.abc import Callable, Sequence
 
 import paramiko
 
-from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable
+from launcher.errors import LauncherError, NodeUnreachable
 from launcher.model.facts import Reach
-from launcher.node.machine import LONGEST_ANSWER, Done
-from launcher.node.parallel import in_background
+from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
+from launcher.node.machine import Done, run_to_end
 from launcher.node.ssh import interactive
 from launcher.node.ssh.connection import CHANNELS, Connection, SshPool
 from launcher.node.ssh.handshake import CONNECT_FAILED, has_ended, proves
 from launcher.node.ssh.quoting import quote
 from launcher.node.ssh.stream import Session, SshStream
 
-_SMALL = 1 << 15  # bytes of stdin that surely fit into the server's window: no thread is needed for them
 _OPEN_TIMEOUT = 30.0
 _FULL_TIMEOUT = 1.0  # seconds that sshd may take to forget sessions that have ended
 _FULL_PAUSE = 0.05
@@ -41,9 +40,10 @@ class _Full(Exception):  # noqa: N818 - inside this module only
 class SshMachine:
     """Implements Machine. Connects when first used. Errors name the node. Safe for use from several threads."""
 
-    def __init__(self, node: str, host: str, pool: SshPool) -> None:
+    def __init__(self, node: str, host: str, pool: SshPool, limits: AnswerLimits = DEFAULT_LIMITS) -> None:
         """Raises UsageError for a host that OpenSSH refuses."""
         self.node = node
+        self.limits = limits
         self.host = host
         self.ssh_config = pool.ssh_config
         self._connection: Connection = pool.connection(host)
@@ -73,40 +73,13 @@ class SshMachine:
         """Quoted for the node's shell word by word. Raises NodeUnreachable."""
         return self._open(argv)
 
-    def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Done:
-        """Raises NodeUnreachable, also for a connection lost while it ran: whether it ran to its end is not known.
-
-        NodeUnfit where it prints without an end.
-        """
+    def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float | None = None) -> Done:
+        """Raises NodeUnreachable also for a connection lost while it ran: whether it ran to its end is not known."""
+        timeout = timeout or self.limits.seconds
         deadline = time.monotonic() + timeout
         stream = self._open(argv, timeout=min(timeout, _OPEN_TIMEOUT), stdin=bool(stdin))
-
-        def feed() -> None:
-            stream.send(stdin)
-            stream.end_input()
-
-        try:
-            started, first = time.time(), 0.0
-            stream.channel.settimeout(max(0.1, deadline - time.monotonic()))
-            if len(stdin) > _SMALL:
-                in_background(feed)  # neither side may wait for the other
-            elif stdin:
-                feed()
-            out, err = bytearray(), bytearray()
-            while (found := stream.receive(max(0.0, deadline - time.monotonic()))) is not None:
-                out += found[0]
-                err += found[1]
-                if any(found):
-                    first = first or time.time()
-                if len(out) + len(err) > LONGEST_ANSWER:
-                    what = f"`{_words(argv)}` printed over {LONGEST_ANSWER >> 20} MiB"
-                    raise NodeUnfit(self.node, what, "look at its login shell and at what is in its output folder")
-                if time.monotonic() >= deadline:  # also where something still comes, a byte a second
-                    why = f"`{_words(argv)}` did not end in {timeout:g} s"
-                    raise NodeUnreachable(self.node, why, "is the node overloaded, or its disk?")
-            return Done(stream.exit_code(), bytes(out), bytes(err), started, first or time.time())
-        finally:
-            stream.close()
+        stream.channel.settimeout(max(0.1, deadline - time.monotonic()))
+        return run_to_end(self, stream, argv, stdin, deadline)
 
     def interact(self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None]) -> int:
         """Raises NodeUnreachable, also when the connection is lost meanwhile; BrokenPipeError."""

@@ -1,5 +1,7 @@
-"""leaves.py HOW SECONDS: at step 3 rank 1 leaves with exit code 0 (exit) or suspends itself (stop); the others wait for
-it, for SECONDS at most."""
+"""leaves.py HOW SECONDS [RANK]: at step 3 this rank (1) leaves with exit code 0 or suspends itself.
+
+HOW: exit; plain: without destroy_process_group; quit: at once, by os._exit; stop. The others wait for SECONDS at most.
+"""
 
 import os
 import signal
@@ -9,11 +11,15 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+leaver = int(sys.argv[3]) if sys.argv[3:] else 1
 dist.init_process_group("gloo", timeout=timedelta(seconds=float(sys.argv[2])))
 for step in range(5):
-    if step == 3 and dist.get_rank() == 1:
+    if step == 3 and dist.get_rank() == leaver:
         if sys.argv[1] == "exit":
             dist.destroy_process_group()
+        if sys.argv[1] == "quit":
+            os._exit(0)
+        if sys.argv[1] != "stop":
             sys.exit(0)
         os.kill(os.getpid(), signal.SIGSTOP)
     dist.all_reduce(torch.ones(1))

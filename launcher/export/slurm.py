@@ -1,0 +1,215 @@
+"""ClusterPlan -> an sbatch script: what `up --on` submits, byte for byte, and what a person can submit by hand.
+
+By hand it needs nothing of ours: the code is the folder that it is submitted from. `up --on` says by variables where it
+has put the code, the entry script and the secrets. Nothing in it names a run, so that it can be submitted again.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+from launcher.job.models import Job
+from launcher.job.settings import Cluster
+from launcher.model.checked import OUTPUT_ROOT
+from launcher.model.container import CODE
+from launcher.plan.cluster import ClusterPlan, Refused, refuse
+
+ANY = Cluster(kind="slurm", login="local", workdir="/")  # no cluster is named: nothing is known of it
+PORTS = 1000  # one more of them for each job's id: two jobs may share a machine
+_MARGIN = 300  # seconds that Slurm leaves the entry script to enforce the time limit itself
+_MIB = 1 << 20
+
+
+def check(job: Job, container: str) -> None:
+    """Raises JobInvalid with every key that an sbatch script cannot carry."""
+    refuse(job, _refused(job, container))
+
+
+def _refused(job: Job, container: str) -> Refused:
+    if job.runtime == "docker" and container == "none":
+        what = "no containers are known there: set runtime: process, or name their tool in the settings file"
+        yield ("image",), f"{what} (container: pyxis or apptainer), and the cluster: --on CLUSTER"
+    if job.docker.ipc != "host":
+        yield ("docker", "ipc"), "containers on Slurm share the machine's IPC: leave it out"
+    if job.docker.cap_add:
+        yield ("docker", "cap_add"), "containers on Slurm have their user's rights only: leave it out"
+    if job.docker.extra_hosts:
+        yield ("docker", "extra_hosts"), "containers on Slurm have the machine's /etc/hosts: leave it out"
+    if job.resources.cpus is not None and job.resources.cpus % 1:
+        yield ("resources", "cpus"), "Slurm gives whole CPUs"
+    image = job.image if job.runtime == "docker" and container != "none" else None
+    if image is not None and "@sha256:" not in (image.ref or image.base or ""):
+        key = "ref" if image.ref else "base"
+        yield ("image", key), "is imported there once, and a tag may move: add its digest, NAME@sha256:..."
+
+
+def render(plan: ClusterPlan, cluster: Cluster) -> str:
+    """The whole script."""
+    parts = (_head(plan, cluster), _batch(plan), _node(plan, cluster), _container(plan, cluster), _run(plan, cluster))
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def _head(plan: ClusterPlan, cluster: Cluster) -> list[str]:
+    options = [
+        f"--job-name={plan.job}",
+        f"--nodes={plan.nodes}",
+        "--ntasks-per-node=1",
+        "--open-mode=append",
+        "--requeue" if plan.restarts else "--no-requeue",
+    ]
+    if plan.gpus:
+        options.append(f"--gpus-per-node={plan.gpus}")
+    if plan.cpus is not None:
+        options.append(f"--cpus-per-task={plan.cpus:.0f}")
+    if plan.memory is not None:
+        options.append(f"--mem={math.ceil(plan.memory / _MIB)}M")
+    chosen = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
+    options += [f"--{key}={value}" for key, value in chosen.items() if value]
+    limit = cluster.time or (plan.timeout + _MARGIN if plan.timeout else None)
+    if limit is not None:
+        options.append(f"--time={math.ceil(limit / 60)}")
+    return [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in [*options, *cluster.options]),
+        "#",
+        f"# The job {plan.job}. `launcher up --on` submits this very file. By hand: cd CODE && sbatch THIS-FILE",
+    ]
+
+
+def _batch(plan: ClusterPlan) -> list[str]:
+    """What the first node does for all."""
+    again = [
+        f'    if [ "$code" -ne 0 ] && [ -z "$stopped" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {plan.restarts} ]; then',
+        '        scontrol requeue "$SLURM_JOB_ID" && sleep 60 # Slurm ends this script meanwhile',
+        "    fi",
+    ]
+    too_often = [
+        "# Slurm requeues a job by itself, too, when it has lost a machine.",
+        f'if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {plan.restarts} ]; then',
+        f'    echo "launcher: {plan.restarts} restarts are used up"',
+        "    exit 1",
+        "fi",
+    ]
+    first = min(plan.port, 65536 - PORTS)
+    return [
+        "# --- where things are; `launcher up` sets the first two, and puts its entry script into .node/kit",
+        f'export LAUNCHER_RUN="${{LAUNCHER_RUN:-{plan.job}-$SLURM_JOB_ID}}"',
+        'export LAUNCHER_OUTPUT="${LAUNCHER_OUTPUT:-$PWD/output/$LAUNCHER_RUN}"',
+        'mkdir -p "$LAUNCHER_OUTPUT/state" "$LAUNCHER_OUTPUT/errors" || exit 73',
+        "",
+        "# --- the end: its exit code is kept for when Slurm has forgotten the job",
+        "stopped=''",
+        "trap 'stopped=yes' TERM # the nodes get it too, and are waited for",
+        "finish() {",
+        "    code=$?",
+        *(again if plan.restarts else ()),
+        '    echo "$code $(date +%s)" >"$LAUNCHER_OUTPUT/state/slurm.end"',
+        "}",
+        "trap finish EXIT",
+        'rm -f "$LAUNCHER_OUTPUT/state/slurm.end"',
+        *(too_often if plan.restarts else ()),
+        "",
+        "# --- the rendezvous: the first node, as Slurm reaches it; a port of this job, as machines may be shared",
+        'master=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        "MASTER_ADDR=$(scontrol show node \"$master\" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')",
+        f"export MASTER_ADDR MASTER_PORT=$(({first} + SLURM_JOB_ID % {PORTS}))",
+    ]
+
+
+def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
+    """A script for each node: POSIX sh, as it may run inside a container."""
+    rank, address, port = '"$LAUNCHER_NODE_RANK"', '"$MASTER_ADDR"', '"$MASTER_PORT"'
+    known = {} if plan.torchrun else plan.bare(rank, address, port)
+    limits = {"LAUNCHER_TIMEOUT": plan.timeout, "LAUNCHER_HANG_TIMEOUT": plan.hang_timeout}
+    known |= {name: str(value) for name, value in limits.items() if value is not None}
+    known |= {name: shlex.quote(value) for name, value in plan.env.items()}
+    body = [
+        *([f"export LAUNCHER_OUTPUT={shlex.quote(plan.output)}"] if plan.image else []),
+        'export LAUNCHER_NODE_RANK="${LAUNCHER_NODE_RANK:-$SLURM_NODEID}"',
+        'export LAUNCHER_NODE="node-$LAUNCHER_NODE_RANK"',
+        'export TORCHELASTIC_ERROR_FILE="$LAUNCHER_OUTPUT/errors/$LAUNCHER_NODE.json"',
+        *(f"export {name}={value}" for name, value in known.items()),
+        "kit=''",
+        '[ $# -eq 0 ] || exec sh "$LAUNCHER_OUTPUT/.node/$LAUNCHER_NODE/kit/within.sh" "$@" # launcher exec',
+        'if [ -d "$LAUNCHER_OUTPUT/.node/kit" ]; then # each node has a copy: its pipes and its home are there',
+        '    kit="$LAUNCHER_OUTPUT/.node/$LAUNCHER_NODE/kit"',
+        '    rm -rf "$kit" && mkdir -p "${kit%/kit}" && cp -Rp "$LAUNCHER_OUTPUT/.node/kit" "$kit" || exit 73',
+        "fi",
+        f"set -- {shlex.join(plan.program)}",
+    ]
+    if plan.torchrun:
+        options = " ".join(plan.torchrun_options(rank, address, port, '"$LAUNCHER_RUN"'))
+        body += [
+            '[ -z "$kit" ] || set -- sh "$kit/rank.sh" "$@"',
+            f"set -- {shlex.quote(cluster.python)} -m torch.distributed.run {options} \\",
+            '    ${kit:+--log_dir "$kit/torchrun"} --no_python "$@"',
+        ]
+    body += ['[ -z "$kit" ] || set -- sh "$kit/entry.sh" "$@"', 'exec "$@"']
+    lines, end = "\n".join(body).split("\n"), "END"
+    while end in lines:
+        end += "_"
+    return [
+        "# --- what each node runs",
+        f"cat >\"$LAUNCHER_OUTPUT/state/node.sh\" <<'{end}'",
+        *lines,
+        end,
+    ]
+
+
+def _container(plan: ClusterPlan, cluster: Cluster) -> list[str]:
+    """The image imported by the site's own tool: once, by digest, however many jobs want it."""
+    if not plan.image:
+        return []
+    name, _, digest = plan.image.partition("@")
+    first, slash, rest = name.partition("/")
+    registry = f"{first}#{rest}" if slash and {".", ":"} & set(first) else name
+    suffix, command = {
+        "pyxis": (".sqsh", f'enroot import --output "$image.part" docker://{_without_tag(registry)}@{digest}'),
+        "apptainer": (".sif", f'apptainer pull "$image.part" docker://{_without_tag(name)}@{digest}'),
+    }[cluster.container]
+    image = f"{cluster.workdir}/{OUTPUT_ROOT}/images/{digest.replace(':', '-')}{suffix}"
+    return [
+        f"# --- the image {plan.image}",
+        f"image={shlex.quote(image)}",
+        'mkdir -p "${image%/*}" || exit 73',
+        'exec 9>"$image.lock" && flock 9 # another job may be importing it',
+        'if [ ! -e "$image" ]; then',
+        '    rm -f "$image.part"',
+        f'    {command} && mv "$image.part" "$image" || exit 125',
+        "fi",
+        "exec 9>&-",
+    ]
+
+
+def _run(plan: ClusterPlan, cluster: Cluster) -> list[str]:
+    places = [f'"$PWD":{CODE}', f'"$LAUNCHER_OUTPUT":{shlex.quote(plan.output)}']
+    places += [shlex.quote(f"{m.source}:{m.target}{':ro' if m.read_only else ''}") for m in plan.mounts]
+    step = ["srun --mpi=none --kill-on-bad-exit=1 --wait=60"]  # mpi: a site's own default of pmix breaks torchrun
+    if plan.cpus is not None:
+        step.append('--cpus-per-task="$SLURM_CPUS_PER_TASK"')  # not taken over from sbatch since Slurm 22.05
+    if not plan.image:
+        step.append('sh "$LAUNCHER_OUTPUT/state/node.sh"')
+    elif cluster.container == "pyxis":  # on srun: not every site's sbatch has these options
+        step += ['--container-image="$image"', f"--container-mounts={','.join(places)}", "--no-container-mount-home"]
+        step += [f"--container-workdir={CODE}", f"sh {shlex.quote(plan.output)}/state/node.sh"]
+    else:
+        step.append(f"apptainer exec {'--nv ' if plan.gpus else ''}--no-home --pwd {CODE}")
+        step += [f"--bind {place}" for place in places]
+        step.append(f'"$image" sh {shlex.quote(plan.output)}/state/node.sh')
+    return [
+        "# --- all nodes; the first that fails ends the others",
+        " \\\n    ".join(step) + " &",
+        "wait $!",
+        "code=$?",
+        "while kill -0 $! 2>/dev/null; do # a signal ends `wait`, not the nodes",
+        "    wait $!",
+        "    code=$?",
+        "done",
+        'exit "$code"',
+    ]
+
+
+def _without_tag(name: str) -> str:
+    folder, slash, last = name.rpartition("/")
+    return folder + slash + last.partition(":")[0]

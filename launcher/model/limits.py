@@ -1,0 +1,23 @@
+"""How much a node may answer; a user's settings file raises it (job/settings.py, which most commands need not load)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class AnswerLimits:
+    """Of a command's output, or of what a container engine says. Not for whole images."""
+
+    size: int = 64 << 20  # bytes
+    seconds: float = 60.0  # where the caller does not say how long it may take
+
+
+DEFAULT_LIMITS = AnswerLimits()
+
+
+def settings_file(environ: Mapping[str, str]) -> Path:
+    """In the user's configuration folder (XDG Base Directory Specification)."""
+    return Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "launcher", "settings.yaml")

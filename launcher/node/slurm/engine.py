@@ -1,0 +1,221 @@
+"""A Slurm cluster as an Engine: a run is one job, submitted on the login machine; its files are on the shared folder.
+
+A container is a node of that job. All of them are created, started and ended together, so what is asked for one is done
+for all; any launcher of the same user finds them by the run's files and the job's comment.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import secrets
+import shlex
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from launcher.errors import ContainerGone, EngineFailed, EngineUnavailable, NameTaken, NodeUnfit
+from launcher.job.settings import Cluster
+from launcher.model import labels
+from launcher.model.checked import OUTPUT_ROOT
+from launcher.model.container import ContainerSpec, ContainerState, Phase
+from launcher.model.facts import NodeFacts
+from launcher.node.files import Files
+from launcher.node.machine import Machine, run_script
+from launcher.node.machine_engine import MachineEngine
+from launcher.node.slurm.queue import ASK, COMMENT, NODES, SCRIPT, SPEC, SUBMITTED, Job, RunInQueue, parse
+
+_POLL = 1.0  # seconds between two looks at the queue
+_KILL_TIMEOUT = 60.0  # seconds for Slurm to end what SIGKILL ended
+_UNPACK = "tar -xf - --no-same-owner -C /"
+# $1: the run's folder, $2: the code, $3: the run. The caller's variables are the job's, as with sbatch by hand.
+_SUBMIT = f"""
+LAUNCHER_RUN=$3 LAUNCHER_OUTPUT=$1 sbatch --parsable --export=ALL --chdir="$2" --output="$1/logs/slurm.log" \\
+  --comment="{COMMENT} $3" "$1/{NODES}/{SCRIPT}" >"$1/{NODES}/{SUBMITTED}"
+"""
+
+
+class SlurmEngine(MachineEngine):
+    """Implements Engine. A container's id is its name, `launcher-<run>-<rank>`."""
+
+    def __init__(self, host: str, cluster: Cluster, machine: Machine) -> None:
+        super().__init__(host, host, machine)
+        self.cluster = cluster
+        self.files = Files(machine, home=cluster.workdir)
+        self._root = posixpath.join(cluster.workdir, OUTPUT_ROOT)
+        self._asking = threading.Lock()
+        self._answer: tuple[float, str, dict[str, RunInQueue]] = (0.0, "", {})
+
+    def open(self) -> None:
+        """Raises EngineUnavailable where Slurm does not answer there."""
+        done = run_script(self.machine, "sinfo --version && squeue -h -u root >/dev/null")
+        if done.code:
+            raise EngineUnavailable(self.node, f"Slurm does not answer: {done.complaint}", "look there: sinfo")
+
+    @property
+    def images(self) -> None:
+        return None
+
+    def facts(self, images: Sequence[str] = ()) -> NodeFacts:  # noqa: ARG002 - nodes have their own images
+        """The login machine's."""
+        return replace(self.look().node, python=self.cluster.python)
+
+    def create(self, spec: ContainerSpec) -> str:
+        """spec: the first node's; its argv is `sbatch` and the script. Raises NameTaken."""
+        folder = posixpath.join(spec.output_dir, NODES)
+        if self._runs(spec.labels[labels.RUN]):
+            raise NameTaken(self.node, f"there is a container {spec.name} already", "see what it is: launcher status")
+        for place in (folder, posixpath.join(spec.output_dir, "logs")):
+            self.files.make_dir(place)
+        self.files.write(posixpath.join(folder, SCRIPT), spec.argv[1].encode())
+        record = {"name": spec.name, "labels": dict(spec.labels), "code": spec.layout.code}
+        self.files.write(posixpath.join(folder, SPEC), json.dumps(record).encode())
+        self._forget()
+        return spec.name
+
+    def claim(self, name: str, image: str, labels: Mapping[str, str]) -> ContainerState | None:  # noqa: ARG002
+        """Slurm itself gives each GPU to one job, and the script a port of its own."""
+        return None
+
+    def put(self, container: str, archive: bytes) -> None:
+        self.files.run(_UNPACK, doing=f"unpack the code of {container}", stdin=archive, timeout=600)
+
+    def start(self, container: str) -> None:
+        """Raises EngineFailed with sbatch's reason."""
+        run = self._get(container)
+        if run.submitted:
+            return
+        told = run.spec["labels"]
+        done = run_script(self.machine, _SUBMIT, told[labels.OUTPUT], run.spec["code"], told[labels.RUN])
+        if done.code:
+            raise EngineFailed(self.node, f"sbatch refused it: {done.complaint}", "look at the cluster's settings")
+        self._forget()
+
+    def job(self, container: str) -> Job | None:
+        """None where Slurm does not know it any more."""
+        return self._get(container).job
+
+    def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
+        runs = self._runs(labels.get("launcher.run"))
+        states = [state for run in runs.values() for state in run.states()]
+        return [s for s in states if all(k in s.labels and v in (None, s.labels[k]) for k, v in labels.items())]
+
+    def wait(self, container: str, timeout: float) -> ContainerState:
+        until = time.monotonic() + timeout
+        while True:
+            state = self._state(container)
+            left = until - time.monotonic()
+            if state.phase.ended or left <= 0:
+                return state
+            time.sleep(min(_POLL, left))
+
+    def stop(self, container: str, grace: float) -> ContainerState:
+        """SIGTERM for all nodes and for the script, which then asks for no restart."""
+        run = self._get(container)
+        if run.job is not None and not run.job.ended:
+            if run.phase is Phase.RUNNING and grace:
+                self._cancel(run.job, "--full", "--signal=TERM")
+                if self.wait(container, grace).phase.ended:
+                    return self._state(container)
+            self._cancel(run.job)
+            if not self.wait(container, self._kill_wait() + _KILL_TIMEOUT).phase.ended:
+                what = f"{run.job} does not end"
+                raise EngineFailed(self.node, what, f"look there: scontrol show job {run.job.id}")
+        return self._state(container)
+
+    def signal(self, container: str, name: str) -> None:
+        job = self._get(container).job
+        if job is not None and not job.ended:
+            self._cancel(job, f"--signal={name}")
+
+    def remove(self, container: str) -> None:
+        """The run's code, scripts and secrets; its output stays. A job that waits leaves the queue first."""
+        try:
+            run = self._get(container)
+        except ContainerGone:
+            return
+        if run.phase is Phase.RUNNING:
+            raise EngineFailed(self.node, f"{container} still runs", "stop it first: launcher down")
+        self.stop(container, 0)
+        folder = posixpath.join(run.spec["labels"][labels.OUTPUT], NODES)
+        self.files.run('rm -rf -- "$1"', folder, doing=f"remove {folder}", timeout=600)
+        self._forget()
+
+    def logs(self, container: str, tail: int = 200) -> bytes:
+        """What the script itself printed."""
+        path = posixpath.join(self._get(container).spec["labels"][labels.OUTPUT], "logs", "slurm.log")
+        return run_script(self.machine, 'tail -n "$1" "$2" 2>/dev/null', str(tail), path).out
+
+    def interact(self, container: str, argv: Sequence[str], *, terminal: bool) -> int:
+        """A step beside the job's own, on that node of it. Raises EngineFailed where it does not run."""
+        run, rank = self._get(container), container.rpartition("-")[2]
+        if run.job is None or run.phase is not Phase.RUNNING:
+            raise EngineFailed(self.node, f"{container} does not run", "see what it does: launcher status")
+        output = run.spec["labels"][labels.OUTPUT]
+        step = ["srun", f"--jobid={run.job.id}", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1"]
+        step += [f"--relative={rank}", *(["--pty"] if terminal else [])]
+        known = [
+            f"LAUNCHER_NODE_RANK={rank}",
+            f"LAUNCHER_OUTPUT={output}",
+            f"LAUNCHER_RUN={run.spec['labels'][labels.RUN]}",
+        ]
+        command = [*step, "env", *known, "sh", f"{output}/state/node.sh", *argv]
+        return self.machine.interact(command, terminal=terminal, interrupt=lambda: None)
+
+    def guard(self, container: str) -> AbstractContextManager[object]:  # noqa: ARG002 - there is none
+        raise NodeUnfit(self.node, "a cluster has no temporary containers", "launcher exec, in a run's own")
+
+    def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
+        done = self.machine.run(spec.argv, timeout=timeout)
+        return done.code, done.out + done.err
+
+    def granted_ulimits(self, image: str) -> tuple[tuple[str, int], ...]:  # noqa: ARG002 - Slurm's own
+        return ()
+
+    def sweep_shared_memory(self, since: float) -> Sequence[str]:  # noqa: ARG002 - that of the login machine is not ours
+        return ()
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _cancel(self, job: Job, *options: str) -> None:
+        """A job that has ended meanwhile is no error: what is asked next shows it."""
+        run_script(self.machine, f"scancel {shlex.join(options)} {shlex.quote(job.id)}")
+        self._forget()
+
+    def _kill_wait(self) -> float:
+        found = run_script(
+            self.machine, "scontrol show config | sed -n 's/^KillWait *= \\([0-9]*\\).*/\\1/p'"
+        ).out.strip()
+        return float(found) if found.isdigit() else 30.0
+
+    def _state(self, container: str) -> ContainerState:
+        return self._get(container).states()[int(container.rpartition("-")[2])]
+
+    def _get(self, container: str) -> RunInQueue:
+        name = container.removeprefix("launcher-").rpartition("-")[0]
+        found = self._runs(name).get(name)
+        if found is None:
+            raise ContainerGone(self.node, f"container {container} is gone", f"was its folder in {self._root} removed?")
+        return found
+
+    def _runs(self, run: str | None) -> dict[str, RunInQueue]:
+        """By run. An answer serves all threads that wait for nodes of a run; _POLL is how old it may be."""
+        with self._asking:
+            when, wanted, known = self._answer
+            if wanted == (run or "*") and time.monotonic() - when < _POLL:
+                return known
+            mark = secrets.token_hex(16)
+            done = run_script(self.machine, ASK, mark, self._root, run or "*")
+            if done.code:
+                raise EngineUnavailable(self.node, f"squeue does not answer: {done.complaint}", "look there: squeue")
+            answer = done.out.decode("utf-8", "replace")
+            found = {one.spec["labels"][labels.RUN]: one for one in parse(answer, mark)}
+            self._answer = (time.monotonic(), run or "*", found)
+            return found
+
+    def _forget(self) -> None:
+        with self._asking:
+            self._answer = (0.0, "", {})

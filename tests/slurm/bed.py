@@ -1,0 +1,175 @@
+"""A Slurm of several nodes on this machine: munged, slurmctld and a slurmd a node, in a folder and on ports of its own.
+
+Debian's packages, no systemd, no cgroups. `python -m tests.slurm up|down` for a bed by hand; LAUNCHER_BED_NAME keeps
+beds apart.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bed.settings import BedUnavailable
+from tests.bed.shell import run
+
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
+NODES = 4
+_BEDS, _PORTS = 500, 20  # so many names have ports of their own, below the ephemeral ones
+_FIRST_PORT = 18000
+_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+
+
+@dataclass(frozen=True)
+class SlurmBed:
+    """One bed; `folder` is short, as a Unix socket is in it."""
+
+    name: str
+
+    @classmethod
+    def from_environment(cls) -> SlurmBed:
+        return cls(os.environ.get("LAUNCHER_BED_NAME", "launcher-bed"))
+
+    @property
+    def folder(self) -> Path:
+        return Path("/tmp", f"slurm-{self.name}")
+
+    @property
+    def shared(self) -> Path:
+        """What a cluster's nodes and its login machine share."""
+        return self.folder / "shared"
+
+    @property
+    def config(self) -> Path:
+        """For SLURM_CONF."""
+        return self.folder / "slurm.conf"
+
+    def up(self, nodes: int = NODES, *, may_install: bool = True) -> None:
+        """Raises BedUnavailable where this machine cannot run it."""
+        install(allowed=may_install)
+        self.down()
+        for name in ("log", "state", "shared"):
+            (self.folder / name).mkdir(parents=True)
+        self.folder.chmod(0o755)
+        self.config.write_text(self._configuration(nodes))
+        key = self.folder / "munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(os.urandom(1024))
+        kept = {"key-file": key, "socket": self._socket, "pid-file": self.folder / "munged.pid"}
+        kept |= {"log-file": self.folder / "log/munged.log", "seed-file": self.folder / "munge.seed"}
+        run(["munged", "--force", *(f"--{option}={path}" for option, path in kept.items())])
+        self("slurmctld")
+        for index in range(1, nodes + 1):
+            self("slurmd", "-N", f"n{index}")
+        deadline = time.monotonic() + 60
+        while len(self("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split()) < nodes:
+            if time.monotonic() > deadline:
+                raise BedUnavailable(f"Slurm did not come up; its logs are in {self.folder}/log")
+            time.sleep(0.2)
+
+    def __call__(self, *argv: str, check: bool = True) -> str:
+        """A command of Slurm's; its output."""
+        done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=60, check=False)
+        assert not check or done.returncode == 0, f"{argv}: {done.stderr}"
+        return done.stdout
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**os.environ, "SLURM_CONF": str(self.config)}
+
+    def jobs(self) -> list[str]:
+        """The queue, as `id state name`."""
+        return self("squeue", "-h", "-o", "%i %T %j").splitlines()
+
+    def down(self) -> None:
+        """Every daemon of it, and all of its files."""
+        if self._running("slurmctld.pid"):
+            self("scancel", "--full", "--signal=KILL", *(job.split()[0] for job in self.jobs()), check=False)
+            self("scancel", "-u", "root", check=False)
+        for file in sorted(self.folder.glob("*.pid")):
+            pid = self._running(file.name)
+            if pid:
+                os.kill(pid, signal.SIGTERM)
+                deadline = time.monotonic() + 20
+                while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+                    time.sleep(0.05)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _running(self, file: str) -> int:
+        """The pid in that file, where it is a program of Slurm's; else 0."""
+        try:
+            pid = int((self.folder / file).read_text())
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+        except (OSError, ValueError):
+            return 0
+        return pid if name in _PROGRAMS else 0
+
+    @property
+    def _socket(self) -> Path:
+        return self.folder / "munge.sock"
+
+    def _configuration(self, nodes: int) -> str:
+        host, here = socket.gethostname(), self.folder
+        port = _FIRST_PORT + zlib.crc32(self.name.encode()) % _BEDS * _PORTS
+        lines = {
+            "ClusterName": "bed",
+            "SlurmctldHost": f"{host}(127.0.0.1)",
+            "SlurmUser": "root",
+            "SlurmdUser": "root",
+            "AuthType": "auth/munge",
+            "AuthInfo": f"socket={self._socket}",
+            "SlurmctldPort": port,
+            "SlurmctldPidFile": here / "slurmctld.pid",
+            "SlurmdPidFile": here / "slurmd.%n.pid",
+            "StateSaveLocation": here / "state",
+            "SlurmdSpoolDir": here / "spool.%n",
+            "SlurmctldLogFile": here / "log/slurmctld.log",
+            "SlurmdLogFile": here / "log/slurmd.%n.log",
+            "ProctrackType": "proctrack/linuxproc",
+            "TaskPlugin": "task/none",
+            "SelectType": "select/cons_tres",
+            "ReturnToService": 0,  # a node that was set down stays down
+            "SlurmdParameters": "config_overrides",
+            "MpiDefault": "none",
+            "KillWait": 5,
+            "SlurmdTimeout": 10,
+        }
+        daemons = f"NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{port + 1}-{port + nodes}]"
+        return "\n".join(
+            [
+                *(f"{key}={value}" for key, value in lines.items()),
+                f"{daemons} CPUs=2 RealMemory=2000",
+                f"PartitionName=all Nodes=n[1-{nodes}] Default=YES State=UP",
+                "",
+            ]
+        )
+
+
+def install(*, allowed: bool) -> None:
+    """Raises BedUnavailable where it cannot."""
+    if os.geteuid():
+        raise BedUnavailable("the Slurm bed needs root")
+    if all(map(shutil.which, _PROGRAMS)):
+        return
+    if not allowed or shutil.which("apt-get") is None:
+        raise BedUnavailable(f"the Slurm bed needs Debian's packages {' '.join(PACKAGES)}: python -m tests.slurm up")
+    run(["apt-get", "update", "-q"])
+    # Its daemons are started here, with a configuration of ours. Packages ask policy-rc.d whether to start theirs.
+    policy = Path("/usr/sbin/policy-rc.d")
+    ours = not policy.exists()
+    if ours:
+        policy.write_text("#!/bin/sh\nexit 101\n")
+        policy.chmod(0o755)
+    try:
+        run(
+            ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-qy", "--no-install-recommends", *PACKAGES]
+        )
+    finally:
+        if ours:
+            policy.unlink()

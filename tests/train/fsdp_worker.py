@@ -1,0 +1,98 @@
+"""`fsdp_worker.py save|load FOLDER` on every rank: ten steps like DDP's; then checkpoints are saved, or read.
+
+Every rank prints JSON.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+from torch.distributed.tensor import DTensor
+
+from train.__main__ import leave
+from train.checkpoint import digest
+from train.config import Config
+from train.data.batch import Batch
+from train.errors import TrainError
+from train.models import make_model
+from train.parallel.methods import make_step
+from train.parallel.world import World, start
+from train.precision import choose_precision
+from train.sharded import ShardedSaver, check_shared, find
+from train.step import Plan, Step
+
+
+def new(config: Config, world: World, seed: int = 0) -> Step:
+    torch.manual_seed(seed)
+    model = make_model("smallcnn", 10).to(getattr(torch, config.dtype))
+    return make_step(config, world, choose_precision(config, world.device), model)
+
+
+def work(step: Step, world: World, updates: int) -> None:
+    """Every update has two micro-batches, with a sample of weight 0 on rank 0."""
+    draw = torch.Generator().manual_seed(world.rank)
+    for update in range(updates):
+        for last in (False, True):
+            images = torch.randint(256, (4, 8, 8, 3), dtype=torch.uint8, generator=draw)
+            weights = torch.tensor([1.0, 1.0, 1.0, float(world.rank > 0)])
+            step.accumulate(Batch(images, torch.arange(4), weights, 8 * world.size - 2, last), Plan(0.1, update))
+        step.update(Plan(0.1, update))
+
+
+def weights(step: Step) -> torch.Tensor:
+    parts = (p.full_tensor() if isinstance(p, DTensor) else p for p in step.model.parameters())
+    return torch.cat([part.detach().flatten() for part in parts])
+
+
+def digests(step: Step) -> list[str]:
+    """Of all weights and of the optimiser's whole state."""
+    whole = StateDictOptions(full_state_dict=True)
+    return [
+        digest(step.model.state_dict()),
+        digest(get_optimizer_state_dict(step.model, step.optimizer, options=whole)),
+    ]
+
+
+def main(what: str, folder: Path) -> dict[str, object]:
+    config = Config(data="", image_size=8, parallel="fsdp", device="cpu")
+    world = start(config)
+    exact = replace(config, dtype="float64", clip_norm=1.0)
+    ddp, fsdp = new(replace(exact, parallel="ddp"), world), new(exact, world)
+    before = weights(ddp).clone()
+    for each in (ddp, fsdp):
+        work(each, world, 10)
+    result: dict[str, object] = {"moved": float((weights(ddp) - before).abs().max())}
+    result["distance"] = float((weights(ddp) - weights(fsdp)).abs().max())
+    step = new(replace(config, amp="bf16", optimizer="adamw"), world, seed=1)
+    if what == "save":
+        saver = ShardedSaver(folder, 0, world, step.model)
+        for best in (False, True):
+            work(step, world, 1)
+            state = {"format": 1, "model": step.model.state_dict(), "optimizer": step.optimizer_state()}
+            saver.save(state, best)
+        return result | {"digests": digests(step)}
+    found = find("auto", folder, world)
+    assert found
+    step.load_optimizer(found.state["optimizer"])
+    result |= {"read": found.path.name, "digests": digests(step)}
+    world.sum(torch.zeros(1))
+    if world.first:
+        part = folder / "last.sharded" / "__1_0.distcp"
+        part.write_bytes(part.read_bytes()[:-100] + bytes(100))
+    world.sum(torch.zeros(1))
+    again = find("auto", folder, world)
+    assert again
+    result |= {"then": again.path.name, "why": again.damaged}
+    try:
+        check_shared(folder / str(world.rank), world)
+    except TrainError as error:
+        result["refused"] = str(error)
+    return result
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(sys.argv[1], Path(sys.argv[2]))) + "\n")
+leave(0)

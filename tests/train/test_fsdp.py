@@ -1,0 +1,95 @@
+"""--parallel fsdp: the same training as DDP, with checkpoints that any number of processes can read."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.train.runs import ROOT, Rank, digit_tree, finish, run, start
+from tests.train.test_parallel_methods import distance
+from train.config import Config
+from train.errors import TrainError
+from train.models import make_model
+from train.parallel.fsdp import ShardedStep, blocks
+from train.parallel.world import World
+from train.precision import choose_precision
+
+WORKER = (str(ROOT / "tests" / "train" / "fsdp_worker.py"),)
+# ten updates of two micro-batches each; the last one and the validation are divided unevenly
+OPTIONS = "--arch smallcnn --image-size 16 --epochs 1 --lr 2 --clip-norm 1 --dtype float64 --accumulate 2 --workers 1"
+COMMON = (*OPTIONS.split(), "--batch-size", "4", "--log-every", "1", "--print-digest", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return digit_tree(tmp_path_factory.mktemp("data"), 157, 17)
+
+
+@pytest.fixture(scope="module")
+def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
+    """An uninterrupted run on two ranks."""
+    folder = tmp_path_factory.mktemp("whole")
+    return run(folder, 2, "--data", data, "--parallel", "fsdp", "--checkpoints", folder / "checkpoints", *COMMON)
+
+
+def best(ranks: list[Rank]) -> dict[str, torch.Tensor]:
+    folder = ranks[0].output.parent / "checkpoints"
+    found: dict[str, torch.Tensor] = torch.load(folder / "best.pt", weights_only=True)["model"]
+    return found
+
+
+def test_a_run_equals_ddps(data: Path, tmp_path: Path, whole: list[Rank]) -> None:
+    other = run(tmp_path, 2, "--data", data, "--parallel", "ddp", *COMMON)[0]
+    assert len(other.metrics("step")) == 10
+    assert distance(best(whole), other.checkpoint()["model"]) < 1e-12
+    assert whole[0].metrics("epoch")[0]["val"] == pytest.approx(other.metrics("epoch")[0]["val"], rel=1e-12)
+    assert whole[0].digest == whole[1].digest
+
+
+def test_resuming_inside_an_epoch_is_bit_exact(data: Path, tmp_path: Path, whole: list[Rank]) -> None:
+    method = ["--parallel", "fsdp", "--checkpoints", tmp_path / "checkpoints"]
+    ranks = start(tmp_path, 2, "--data", data, *method, *COMMON)
+    ranks[0].wait_for("Epoch: [1][3/")
+    ranks[1].process.send_signal(signal.SIGTERM)
+    assert finish(ranks) == [143, 143], ranks[0].text
+    again = run(tmp_path, 2, "--data", data, *method, *COMMON)
+    assert "resumed" in again[0].text
+    assert again[0].digest == whole[0].digest
+    assert distance(best(again), best(whole)) == 0
+
+
+def test_four_and_two_ranks_equal_ddp_and_read_the_same_bits(tmp_path: Path) -> None:
+    """Saved by four ranks, in bf16 with AdamW; read by two. When the newest is damaged, the one before is read."""
+    four = start(tmp_path, 4, "save", tmp_path / "checkpoints", program=WORKER)
+    assert finish(four) == [0] * 4, four[0].text
+    two = start(tmp_path, 2, "load", tmp_path / "checkpoints", program=WORKER)
+    assert finish(two) == [0] * 2, two[0].text
+    saved, first, second = (json.loads(rank.lines[-1]) for rank in (four[0], *two))
+    for each in (saved, first):
+        assert each["moved"] > 0.01
+        assert each["distance"] < 1e-12
+    assert first["digests"] == saved["digests"]
+    assert (first["read"], first["then"]) == ("last.sharded", "previous.sharded")
+    assert "__1_0.distcp: damaged" in first["why"]
+    assert "a folder that all machines share" in second["refused"]
+    assert "refused" not in first
+
+
+def test_a_torch_without_fully_shard_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("torch.distributed.fsdp.fully_shard")
+    config, world = Config(data=""), World(0, 2, 0, 2, torch.device("cpu"), "gloo")
+    with pytest.raises(TrainError, match=r"needs torch.distributed.fsdp.fully_shard, which torch \S+ lacks"):
+        ShardedStep(config, world, choose_precision(config, world.device), make_model("smallcnn", 10))
+
+
+@pytest.mark.parametrize(
+    ("arch", "kind", "count"),
+    [("resnet50", "Bottleneck", 16), ("vit_b_16", "EncoderBlock", 12), ("swin_t", "SwinTransformerBlock", 12)],
+)
+def test_a_models_blocks_are_gathered_one_at_a_time(arch: str, kind: str, count: int) -> None:
+    with torch.device("meta"):
+        found = [type(block).__name__ for block in blocks(make_model(arch, 10))]
+    assert found.count(kind) == count
+    assert len(found) < count + 8

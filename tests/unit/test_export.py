@@ -1,0 +1,354 @@
+"""Exports are texts, compared with golden files: sbatch scripts and Kubernetes manifests, and what they refuse."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from hypothesis import HealthCheck, Phase, given, settings
+
+from launcher.errors import JobInvalid, UsageError
+from launcher.export import kubernetes, slurm
+from launcher.job.loader import parse_job
+from launcher.job.models import Job
+from launcher.job.settings import Cluster
+from launcher.plan.cluster import build
+from tests.unit.test_job_properties import jobs
+
+GOLDEN = Path(__file__).parent / "golden" / "export"
+DIGEST = "sha256:" + "ab" * 32
+CPU: dict[str, Any] = {
+    "name": "digits",
+    "runtime": "process",
+    "nodes": ["local", "local"],
+    "gpus": "none",
+    "run": {"module": "train", "args": {"data": "it's here", "epochs": 12}},
+    "env": {"OMP_NUM_THREADS": 1},
+    "timeout": "15m",
+}
+GPU: dict[str, Any] = {
+    "name": "imagenet",
+    "image": {"ref": f"nvcr.io/nvidia/pytorch:26.09-py3@{DIGEST}"},
+    "nodes": ["a", "b", "c", "d"],
+    "gpus": 8,
+    "run": {"script": "main.py", "args": ["--cost", "$5 $(x)"]},
+    "mounts": {"/data/imagenet": "/data:ro", "/scratch": "/scratch"},
+    "secrets": ["WANDB_API_KEY"],
+    "restarts": 3,
+    "resources": {"memory": "64g", "cpus": 16},
+}
+COMMAND: dict[str, Any] = {
+    "name": "any",
+    "image": {"ref": f"example.org/tool@{DIGEST}"},
+    "nodes": ["a", "b"],
+    "gpus": "none",
+    "run": {"command": ["sh", "-c", "echo $RANK\nEND\n"]},
+    "docker": {"ipc": "private"},
+}
+HPC = Cluster(
+    kind="slurm",
+    login="hpc",
+    workdir="/shared/ada",
+    partition="gpu",
+    account="lab",
+    qos="normal",
+    time="2d",
+    container="pyxis",
+    options=("--constraint=h100", "--gres-flags enforce-binding"),
+)
+APPTAINER = HPC.model_copy(update={"container": "apptainer", "options": ()})
+
+
+def job(data: dict[str, Any]) -> Job:
+    return parse_job(yaml.safe_dump(data, sort_keys=False), "job.yaml")
+
+
+def sbatch(data: dict[str, Any], cluster: Cluster = slurm.ANY) -> str:
+    loaded = job(data)
+    slurm.check(loaded, cluster.container)
+    return slurm.render(build(loaded, cluster.python, cluster.gpus), cluster)
+
+
+def manifests(data: dict[str, Any], *, jobset: bool) -> str:
+    loaded = job(data)
+    kubernetes.check(loaded, jobset=jobset, image="registry.example/train:1")
+    plan = build(loaded, "python3")
+    made = (kubernetes.jobset if jobset else kubernetes.indexed_job)(plan, "registry.example/train:1")
+    return kubernetes.text(plan, made)
+
+
+TEXTS = {
+    "digits.sbatch": lambda: sbatch(CPU),
+    "imagenet.pyxis.sbatch": lambda: sbatch(GPU, HPC),
+    "imagenet.apptainer.sbatch": lambda: sbatch(GPU, APPTAINER),
+    "imagenet.jobset.yaml": lambda: manifests(GPU, jobset=True),
+    "any.job.yaml": lambda: manifests(COMMAND, jobset=False),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_export_equals_the_golden_file(name: str) -> None:
+    text, golden = TEXTS[name](), GOLDEN / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if name.endswith("sbatch")])
+def test_a_script_is_one_for_bash(name: str) -> None:
+    subprocess.run(["bash", "-n"], input=TEXTS[name](), text=True, check=True)
+
+
+def refused(data: dict[str, Any], target: str, **keys: Any) -> str:
+    exported = partial(manifests, jobset=target == "jobset")
+    if target in ("slurm", "pyxis"):
+        exported = partial(sbatch, cluster={"slurm": slurm.ANY, "pyxis": HPC}[target])
+    with pytest.raises(JobInvalid) as caught:
+        exported({**data, **keys})
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "data", "keys", "words"),
+    [
+        ("slurm", CPU, {"gpus": "all"}, "gpus: how many a node has is not known"),
+        ("slurm", GPU, {}, "image: no containers are known there"),
+        ("pyxis", GPU, {"gpus": [0, 1]}, "gpus: a cluster gives GPUs by number"),
+        ("pyxis", GPU, {"nodes": [{"host": "a", "address": "10.0.0.1"}]}, "nodes.0.address: a cluster chooses"),
+        ("pyxis", GPU, {"nodes": [{"host": "a", "gpus": 1}]}, "nodes.0.gpus: a cluster chooses"),
+        ("pyxis", GPU, {"nodes": [{"host": "a", "env": {"A": "1"}}]}, "nodes.0.env: a cluster chooses"),
+        ("pyxis", GPU, {"image": {"ref": "a:1"}}, "image.ref: is imported there once, and a tag may move"),
+        ("pyxis", GPU, {"image": {"base": f"a@{DIGEST}", "packages": ["timm"]}}, "image.packages: no image is built"),
+        ("pyxis", GPU, {"image": {"base": f"a@{DIGEST}"}}, "image.torchvision: no image is built"),
+        ("pyxis", GPU, {"docker": {"devices": ["/dev/fuse"]}}, "docker.devices.0: a cluster gives no further"),
+        ("pyxis", GPU, {"docker": {"ipc": "private"}}, "docker.ipc: containers on Slurm share"),
+        ("pyxis", GPU, {"docker": {"cap_add": ["SYS_PTRACE"]}}, "docker.cap_add: containers on Slurm"),
+        ("pyxis", GPU, {"docker": {"extra_hosts": {"a": "::1"}}}, "docker.extra_hosts: containers on Slurm"),
+        ("pyxis", GPU, {"resources": {"cpus": 1.5}}, "resources.cpus: Slurm gives whole CPUs"),
+        ("pyxis", GPU, {"run": {"script": "../x.py"}}, "run.script: lies outside the code folder"),
+        ("pyxis", GPU, {"sweep": [{"a": 1}]}, "sweep: a script or manifest is one run"),
+        ("jobset", CPU, {}, "runtime: pods are containers"),
+        ("jobset", GPU, {"name": "0k"}, "name: as a DNS name"),
+        ("jobset", GPU, {"hang_timeout": "15m"}, "hang_timeout: Kubernetes does not notice"),
+        ("jobset", GPU, {"docker": {"ipc": "shareable"}}, "docker.ipc: pods have a /dev/shm"),
+        ("jobset", GPU, {"mounts": {"/a": "/dev/shm"}}, "mounts./a: pods have"),
+        ("job", GPU, {}, "restarts: a Job restarts single pods"),
+    ],
+)
+def test_what_a_target_cannot_carry_is_refused_with_its_line(
+    target: str, data: dict[str, Any], keys: dict[str, Any], words: str
+) -> None:
+    message = refused(data, target, **keys)
+    assert message.startswith("job.yaml:"), message
+    assert int(message.split(":")[1]) > 0
+    assert words in message
+
+
+def test_kubernetes_needs_an_image_with_the_code() -> None:
+    with pytest.raises(UsageError, match="pods get the code with their image"):
+        kubernetes.check(job({**GPU, "restarts": 0}), jobset=False, image=None)
+
+
+# --- Kubernetes' and JobSet's own schemas
+
+STRING, COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
+
+
+def closed(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": required, "additionalProperties": False, "properties": properties}
+
+
+DNS = {"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}
+# The fields of jobset.x-k8s.io/v1alpha2; the Job in it is validated by Kubernetes' own schema.
+JOBSET = closed(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion={"const": "jobset.x-k8s.io/v1alpha2"},
+    kind={"const": "JobSet"},
+    metadata=closed(["name"], name=DNS, labels={"type": "object", "additionalProperties": STRING}),
+    spec=closed(
+        ["replicatedJobs"],
+        network=closed(
+            [],
+            enableDNSHostnames={"type": "boolean"},
+            publishNotReadyAddresses={"type": "boolean"},
+            subdomain=DNS,
+        ),
+        successPolicy=closed(["operator"], operator={"enum": ["All", "Any"]}, targetReplicatedJobs={"type": "array"}),
+        failurePolicy=closed(
+            [],
+            maxRestarts=COUNT,
+            restartStrategy={"enum": ["Recreate", "BlockingRecreate"]},
+            rules={"type": "array"},
+        ),
+        startupPolicy=closed(["startupPolicyOrder"], startupPolicyOrder={"enum": ["AnyOrder", "InOrder"]}),
+        suspend={"type": "boolean"},
+        coordinator=closed(["replicatedJob"], replicatedJob=STRING, jobIndex=COUNT, podIndex=COUNT),
+        managedBy=STRING,
+        ttlSecondsAfterFinished=COUNT,
+        replicatedJobs={
+            "type": "array",
+            "minItems": 1,
+            "items": closed(
+                ["name", "template"],
+                name=DNS,
+                groupName=STRING,
+                replicas=COUNT,
+                dependsOn={"type": "array"},
+                template=closed(["spec"], metadata={"type": "object"}, spec={"type": "object"}),
+            ),
+        },
+    ),
+)
+
+
+def acceptable(data: dict[str, Any]) -> dict[str, Any]:
+    """The job without what Kubernetes cannot carry; all else stays as it was generated."""
+    name = f"a{data['name']}".rstrip("-")
+    nodes = [entry if isinstance(entry, str) else entry["host"] for entry in data["nodes"]]
+    gpus = len(data["gpus"]) if isinstance(data["gpus"], (list, str)) else data["gpus"]
+    docker = {key: value for key, value in data["docker"].items() if key != "devices"}
+    return {**data, "name": name, "nodes": nodes, "gpus": gpus, "docker": docker, "image": {"ref": "a"}, "sweep": []}
+
+
+def test_the_manifests_of_500_generated_jobs_are_accepted_by_strict_schemas() -> None:
+    """Many Jobs in one list: a validation loads all schemas of Kubernetes."""
+    jobs_, services, validator = [], [], jsonschema.Draft202012Validator(JOBSET)
+
+    @settings(max_examples=500, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(jobs())
+    def collect(data: dict[str, Any]) -> None:
+        loaded = Job.model_validate(acceptable(data))
+        plan = build(loaded, "python3")
+        kubernetes.check(loaded, jobset=True, image="r/x")
+        (made,) = kubernetes.jobset(plan, "r/x")
+        validator.validate(made)
+        of_set = made["spec"]["replicatedJobs"][0]["template"]
+        jobs_.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": made["metadata"], **of_set})
+        service, alone = kubernetes.indexed_job(plan, "r/x")
+        services.append(service)
+        jobs_.append(alone)
+
+    collect()
+    assert len(services) >= 500
+    kubernetes_validate.validate({"apiVersion": "batch/v1", "kind": "JobList", "items": jobs_}, "1.37", strict=True)
+    kubernetes_validate.validate({"apiVersion": "v1", "kind": "ServiceList", "items": services}, "1.37", strict=True)
+
+
+def test_the_schemas_refuse_a_field_that_they_do_not_know() -> None:
+    made = yaml.safe_load(manifests(GPU, jobset=True))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**made, "spec": {**made["spec"], "restarts": 1}}, JOBSET)
+    template = made["spec"]["replicatedJobs"][0]["template"]
+    template["spec"]["template"]["spec"]["containers"][0]["enviroment"] = []
+    items = [{"apiVersion": "batch/v1", "kind": "Job", "metadata": made["metadata"], **template}]
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate({"apiVersion": "batch/v1", "kind": "JobList", "items": items}, "1.37", strict=True)
+
+
+def test_ten_thousand_nodes_take_a_second_and_200_mb_at_most() -> None:
+    code = """
+import time
+from pathlib import Path
+from launcher.export import slurm
+from launcher.job.models import Job
+from launcher.plan.cluster import build
+hosts = [f"gpu-{i}" for i in range(10_000)]
+job = Job.model_validate({"name": "big", "runtime": "docker", "image": {"ref": "a"}, "nodes": hosts, "gpus": 8,
+    "run": {"module": "train"}})
+before = time.perf_counter()
+text = slurm.render(build(job, "python3"), slurm.ANY.model_copy(update={"container": "pyxis"}))
+seconds = time.perf_counter() - before
+(peak,) = [line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+print(seconds, peak, "--nodes=10000" in text)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, kilobytes, right = done.stdout.split()
+    assert float(seconds) < 1
+    assert float(kilobytes) < 200_000
+    assert right == "True"
+
+
+# --- the pitfalls that users of other launchers hit
+
+
+def test_pitfall_1_pyxis_is_not_assumed() -> None:
+    assert "container" not in sbatch({**CPU, "restarts": 1})
+    assert "pyxis or apptainer" in refused(GPU, "slurm")
+
+
+def test_pitfall_2_the_sites_default_of_mpi_does_not_count() -> None:
+    for text in (sbatch(CPU), sbatch(GPU, HPC), sbatch(GPU, APPTAINER)):
+        assert "srun --mpi=none " in text
+
+
+def test_pitfall_3_the_image_is_an_option_of_srun_not_of_sbatch() -> None:
+    directives = [line for line in sbatch(GPU, HPC).splitlines() if line.startswith("#SBATCH")]
+    assert not [line for line in directives if "container" in line]
+    assert '--container-image="$image"' in sbatch(GPU, HPC)
+
+
+def import_step(text: str) -> str:
+    """The part of a script that imports the image."""
+    return text[text.index("# --- the image") : text.index("# --- all nodes")]
+
+
+@pytest.mark.parametrize(("tool", "cluster"), [("enroot", HPC), ("apptainer", APPTAINER)])
+def test_pitfalls_4_and_5_an_image_is_imported_once_by_its_digest(tool: str, cluster: Cluster, tmp_path: Path) -> None:
+    """Two jobs at the same time, and a third one later."""
+    here = cluster.model_copy(update={"workdir": str(tmp_path)})
+    fake = tmp_path / tool
+    fake.write_text(
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\nsleep 0.3\nfor i; do case $i in *.part) : >"$i";; esac; done\n'
+    )
+    fake.chmod(0o755)
+    step, env = import_step(sbatch(GPU, here)), {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    both = [subprocess.Popen(["bash", "-c", step], env=env) for _ in range(2)]
+    assert [one.wait(20) for one in both] == [0, 0]
+    subprocess.run(["bash", "-c", step], env=env, check=True)
+    (call,) = (tmp_path / "calls").read_text().splitlines()
+    assert call.endswith(f"pytorch@{DIGEST}")
+    suffix = {"enroot": "sqsh", "apptainer": "sif"}[tool]
+    assert (tmp_path / ".launcher" / "images" / f"{DIGEST.replace(':', '-')}.{suffix}").exists()
+
+
+def test_pitfall_6_a_pod_waits_for_the_masters_name(tmp_path: Path) -> None:
+    fake = tmp_path / "getent"
+    fake.write_text(f"#!/bin/sh\necho . >>{tmp_path}/asked\n[ $(wc -l <{tmp_path}/asked) -ge 3 ]\n")
+    fake.chmod(0o755)
+    (tmp_path / "nslookup").symlink_to("/bin/false")
+    made = yaml.safe_load(manifests(GPU, jobset=True))
+    assert made["spec"]["network"] == {"enableDNSHostnames": True, "publishNotReadyAddresses": True}
+    (pod,) = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MASTER_ADDR": "imagenet-node-0-0.imagenet"}
+    before = time.monotonic()
+    done = subprocess.run(
+        [*pod["command"], "echo", "trains"],
+        env={**env, "LAUNCHER_OUTPUT": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "trains\n"
+    assert time.monotonic() - before > 1.5
+    assert {"name": "MASTER_ADDR", "value": "imagenet-node-0-0.imagenet"} in pod["env"]
+
+
+def test_pitfall_7_a_pods_shared_memory_is_not_64_mb() -> None:
+    made = yaml.safe_load(manifests(GPU, jobset=True))
+    pod = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
+
+
+def test_pitfall_8_no_variable_of_torchruns_own_options_is_set() -> None:
+    for text in (manifests(GPU, jobset=True), manifests(COMMAND, jobset=False), sbatch(CPU)):
+        assert "PET_" not in text

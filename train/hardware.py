@@ -1,0 +1,98 @@
+"""The machine under a process: peak memory, the arithmetic that a GPU could do, and the cores near it."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
+
+# TFLOP/s of dense products in fp32, TF32 and 16 bits, from the vendor's data sheets; the SXM version unless named
+PEAKS = {
+    "T4": (8.1, 8.1, 65.0),
+    "V100": (15.7, 15.7, 125.0),
+    "A10": (31.2, 62.5, 125.0),
+    "A100": (19.5, 156.0, 312.0),
+    "L4": (30.3, 60.0, 121.0),
+    "L40S": (91.6, 183.0, 362.0),
+    "H100 PCIe": (51.0, 378.0, 756.0),
+    "H100": (67.0, 494.0, 989.0),
+    "H200": (67.0, 494.0, 989.0),
+    "B200": (80.0, 1100.0, 2250.0),
+}
+TRAINING = 3  # times the operations of a forward pass: backward computes the gradients of inputs and of weights
+
+
+def peak_flops(device: str, amp: str, tf32: bool) -> float | None:
+    """Operations per second that this GPU can do in the run's precision; None if it is not in the table."""
+    peaks = next((peak for name, peak in PEAKS.items() if re.search(rf"\b{name}\b", device)), None)
+    return peaks and peaks[1 if amp == "none" and tf32 else 0 if amp == "none" else 2] * 1e12
+
+
+def forward_flops(model: nn.Module, side: int) -> float:
+    """Operations of a forward pass per image, a multiply-add counting as two; computes shapes only."""
+    state = {name: value.to("meta") for name, value in (*model.named_parameters(), *model.named_buffers())}
+    dtype = next(model.parameters()).dtype
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        functional_call(model, state, (torch.empty(2, 3, side, side, device="meta", dtype=dtype),))
+    return float(counter.get_total_flops()) / 2
+
+
+def ideal_seconds(model: nn.Module, side: int, device: str, amp: str, tf32: bool) -> float | None:
+    """The shortest time in which the GPU could train on one image; its share of the real time is the MFU.
+
+    Chowdhery et al., arXiv 2204.02311, appendix B.
+    """
+    peak = peak_flops(device, amp, tf32)
+    return peak and TRAINING * forward_flops(model, side) / peak
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or cpu."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def peak_memory(device: torch.device) -> float:
+    """The most memory so far, in MB (1e6 bytes): tensors on a GPU, else all of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
+def near_cores(gpu: int) -> frozenset[int]:
+    """The cores of the GPU's NUMA node, as the kernel lists them; empty where it does not, as in many virtual machines.
+
+    https://www.kernel.org/doc/Documentation/ABI/testing/sysfs-bus-pci
+    """
+    found = torch.cuda.get_device_properties(gpu)
+    if not hasattr(found, "pci_bus_id"):  # torch before 2.6
+        return frozenset()
+    domain, bus, device = (getattr(found, f"pci_{part}_id") for part in ("domain", "bus", "device"))
+    address = f"{domain:04x}:{bus:02x}:{device:02x}.0"
+    path = Path("/sys/bus/pci/devices") / address / "local_cpulist"
+    return cores_of(path.read_text()) if path.exists() else frozenset()
+
+
+def cores_of(text: str) -> frozenset[int]:
+    """`0-3,8` as numbers."""
+    ranges = (part.partition("-") for part in text.strip().split(",") if part)
+    return frozenset(core for first, _, last in ranges for core in range(int(first), int(last or first) + 1))
+
+
+def bind_to_gpu(near: Sequence[frozenset[int]], local_rank: int) -> int:
+    """Keeps this process on the cores near its GPU, and returns how many of this machine's processes share them.
+
+    `near`: the cores near each local rank's GPU. Without them the process may run anywhere, and all share all cores.
+    """
+    allowed = os.sched_getaffinity(0)
+    mine = near[local_rank] & allowed
+    if not mine or mine == allowed:
+        return len(near)
+    os.sched_setaffinity(0, mine)
+    return sum(other & allowed == mine for other in near)
