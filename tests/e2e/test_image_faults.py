@@ -151,8 +151,7 @@ def test_the_disk_is_full(clean_bed: Bed, cli: Cli, image: str) -> None:
     succeeds(clean_bed, cli, file, image)
 
 
-@pytest.mark.parametrize("fraction", [0.02, 0.5, 0.98])
-@pytest.mark.parametrize("place", [0, 1], ids=["pushed", "served"])
+@pytest.mark.parametrize(("place", "fraction"), [(0, 0.02), (0, 0.98), (1, 0.5)], ids=["begun", "pushed", "served"])
 def test_the_launcher_is_killed(clean_bed: Bed, cli: Cli, image: str, place: int, fraction: float) -> None:
     """While it pushes to the first node, and while that one serves the second."""
     cli = Cli(cli.cwd, {**cli.env, peers.VARIABLE: "2"})
