@@ -56,7 +56,7 @@ UNSUPPORTED: dict[str, frozenset[str]] = {
     "pipeline": frozenset({"amp", "clip_norm", "ema_decay", "syncbn", "compile", "mixup", "cutmix", "phases"}),
     # an overflow in one rank's part would have to be known to all; averages and LARS's norms are of whole tensors
     "fsdp": frozenset({"amp", "ema_decay", "optimizer", "compile", "static_graph"}),
-    "dual_batch": frozenset({"amp", "accumulate", "ema_decay", "syncbn", "compile", "mixup", "cutmix"}),
+    "dual_batch": frozenset({"amp", "accumulate", "ema_decay", "syncbn", "compile", "mixup", "cutmix", "repeats"}),
 }
 
 
@@ -72,6 +72,7 @@ def _unsupported(config: Config, amp: str) -> dict[str, str]:
         "cutmix": config.cutmix > 0,
         "compile": config.compile,
         "phases": bool(config.phases),
+        "repeats": config.repeats > 1,
         "optimizer": config.optimizer == "lars",
         "static_graph": config.static_graph,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,8 +43,11 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
     """
     run = prepare(config, world)
     watch = Writer(Path(config.output), run.precision.scaled) if world.first else Silent()
-    saver = _saver(run)
     _announce(run, watch)
+    if config.evaluate:
+        _evaluate_only(run, watch, stop)
+        return
+    saver = _saver(run)
     if run.progress.validated >= config.epochs:
         done = f"{run.progress.validated} epochs of {config.epochs} are done"
         watch.say(f"train: nothing to do: {done}; raise --epochs to continue")
@@ -76,6 +80,24 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
             saver.close()
     stop.settle()
     _close(run, watch, scores, time.perf_counter() - started, time.process_time() - worked)
+
+
+def _evaluate_only(run: Run, watch: Silent, stop: StopSignal) -> None:
+    """Validates the weights of --evaluate; the result is a console line and the last line of metrics.jsonl."""
+    watch.begin(_facts(run), None)
+    started = time.perf_counter()
+    try:
+        sums, _ = evaluate(run.step.evaluated, run.val_loader, run.step.objective, run.world, stop.agreed)
+    finally:
+        run.train_loader.close()
+        run.val_loader.close()
+    stop.settle()
+    scores = Scores.of(sums)
+    watch.end({"evaluated": run.config.evaluate, **asdict(scores)})
+    watch.say(
+        f"train: {run.config.evaluate}: val Loss {scores.loss:.4f} Acc@1 {scores.top1:.2f} Acc@5 {scores.top5:.2f} "
+        f"({scores.images} images, {time.perf_counter() - started:.1f} s)"
+    )
 
 
 def _saver(run: Run) -> Saver | ShardedSaver | None:
@@ -188,7 +210,9 @@ def requests(run: Run) -> Iterator[Request]:
     Otherwise batch norm that synchronises in every micro-batch would wait for ever. The last may be empty, or fillers.
     """
     progress, world = run.progress, run.world
-    permutation = sampler.order(run.config.seed, progress.epoch, len(run.dataset.train.labels))
+    permutation = sampler.order(
+        run.config.seed, progress.epoch, len(run.dataset.train.labels), run.config.repeats, run.global_batch
+    )
     for step in range(progress.step, run.epoch_steps):
         indices, total = sampler.training_batch(permutation, step, run.global_batch, world.shard, world.data_shards)
         largest = -(-total // world.data_shards)  # the largest share of a rank

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from train.precision import Precision, choose_precision
 from train.schedule import Schedule, make_schedule
 from train.step import Step
 from train.syncbn import SyncBatchNorm, convert
+from train.weights import read_weights
 
 
 @dataclass
@@ -92,7 +95,7 @@ class Run:
 
     def identity(self) -> dict[str, Any]:
         """What must match when a checkpoint from inside an epoch is resumed, so that the sample order is the same."""
-        names = ("seed", "last_batch")
+        names = ("seed", "last_batch", "repeats")
         order = {name: getattr(self.config, name) for name in names}
         return order | {"global_batch": self.global_batch, "images": len(self.dataset.train.labels)}
 
@@ -130,7 +133,11 @@ def prepare(config: Config, world: World) -> Run:
     world.all_ranks_or_exit(lambda: check_sides(model, config.arch, config.sides()))
     name, tf32 = device_name(world.device), config.tf32
     ideal = {side: ideal_seconds(model, side, name, precision.name, tf32) for side in config.sides()}
-    resumed = _find_sharded(config, world) if kind == "fsdp" else _find(config, world)
+    resumed = None
+    if not config.evaluate:
+        resumed = _find_sharded(config, world) if kind == "fsdp" else _find(config, world)
+    if resumed is None:
+        world.all_ranks_or_exit(lambda: _load_weights(config, dataset, model, _say if world.first else _silent))
     # a model that is divided may be too large for the device as a whole
     home = torch.device("cpu") if kind == "fsdp" else world.device
     model = precision.cast(_with_syncbn(model, config), home)
@@ -181,6 +188,18 @@ def _find_sharded(config: Config, world: World) -> checkpoint.Loaded | None:
 
     world.all_ranks_or_exit(lambda: sharded.check_shared(config.checkpoint_folder, world))
     return world.all_ranks_or_exit(lambda: sharded.find(config.resume, config.checkpoint_folder, world))
+
+
+def _load_weights(config: Config, dataset: Dataset, model: nn.Module, say: Callable[[str], None]) -> None:
+    """Loads what --evaluate or --pretrained names."""
+    if not (name := config.evaluate or config.pretrained):
+        return
+    weights = read_weights(Path(name).expanduser())
+    if config.evaluate and weights.state and weights.state["classes"] != list(dataset.classes):
+        there, here = _short(weights.state["classes"]), _short(list(dataset.classes))
+        raise TrainError(f"--evaluate {name} has the classes {there}, the data {here}")
+    fresh = weights.load(model, other_classes=not config.evaluate)
+    say(f"train: weights of {name}" + (f"; new: {', '.join(fresh)}" if fresh else ""))
 
 
 def _say(text: str) -> None:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable
+from launcher.node.follower import Follower
 from launcher.node.machine import CommandStream, Done, Machine, shell
 
 _COPY_TIMEOUT = 3600.0  # checkpoints may be large, and a disk slow
 _MISSING = 44  # exit code of these scripts: it is not there
 _LONGEST_LINE = 1 << 16  # of these scripts' own
-_LONGEST_FOLLOWED = 1 << 22  # of metrics
 _AT_ONCE = 500  # spans a request: their list fits into what ssh takes without an answer
 
 _PREFACE = "LC_ALL=C; export LC_ALL; umask 077; "  # messages are looked at below
@@ -39,22 +39,6 @@ while read -r offset length path; do
   [ $left -eq 0 ] || tail -c "+$((offset + 1))" -- "$path" 2>/dev/null | head -c $left
   echo "$1"
 done
-"""
-# $1, $2: a file and from which byte on, to stdout as it is; further pairs: whole lines to stderr, `<place of the pair>
-# <line>`. Ends with its stdin, and so with the connection, also while the files are quiet.
-_FOLLOW = r"""
-push() { exec tail -c "+$2" -s 0.2 -F -- "$1" 2>/dev/null; }
-[ -z "$1" ] || push "$1" "$2" &
-shift 2
-place=0
-while [ $# -gt 1 ]; do
-  (push "$1" "$2") | while IFS= read -r line; do printf '%s %s\n' $place "$line" >&2; done &
-  shift 2
-  place=$((place + 1))
-done
-cat >/dev/null
-trap '' TERM
-kill -s TERM 0
 """
 
 _ENTRY = re.compile(rb"(\d{1,18}) (-?\d{1,12}(?:\.\d{1,12})?) (.+)", re.DOTALL)
@@ -155,15 +139,8 @@ class Files:
             stream.close()
 
     def follow(self, path: str, offset: int, lines: Mapping[str, int]) -> Follower:
-        """Push what `path` has from `offset` on and whatever is added; files that are not there yet are waited for.
-
-        lines: further files, path -> offset, of which only whole lines are pushed. One channel for all of them. Raises
-        NodeUnreachable.
-        """
-        pairs = [path, str(offset + 1)]
-        for name, start in lines.items():
-            pairs += [_absolute(name), str(start + 1)]
-        return Follower(self._machine.open(_sh(_FOLLOW, *pairs)), self._machine, path, list(lines))
+        """See Follower. Raises NodeUnreachable."""
+        return Follower(self._machine, path, offset, lines)
 
     def copy_tree(self, source: str, target: str) -> bool:
         """Copy a folder with all in it, beside what `target` has already; False where `source` is missing.
@@ -202,50 +179,6 @@ class Files:
         elif "Permission denied" in words or "Operation not permitted" in words:
             cure = f"user {self._machine.user} must own it: look with ls -l there"
         return NodeUnfit(self._machine.node, f"could not {doing}: {words or f'exit code {done.code}'}", cure)
-
-
-class Follower:
-    """Files of a node that are being followed. Not for several threads at once, but for end()."""
-
-    def __init__(self, stream: CommandStream, machine: Machine, path: str, lines: Sequence[str]) -> None:
-        self._stream = stream
-        self._machine = machine
-        self._path = path
-        self._lines = lines
-        self._rest = b""
-        self._ready: list[tuple[str, bytes]] = []
-
-    def next(self, timeout: float) -> tuple[str, bytes] | None:
-        """(path, what was added to it); None when nothing was for `timeout` seconds.
-
-        Raises NodeUnreachable when the connection is lost: what came until then has been handed out, so a new follower
-        from there on misses nothing.
-        """
-        deadline = time.monotonic() + timeout
-        while not self._ready:
-            found = self._stream.receive(max(0.0, deadline - time.monotonic()))
-            if found is None:
-                raise NodeUnreachable(self._machine.node, "its files are not sent any more", "is the node still up?")
-            out, err = found
-            if out:
-                self._ready.append((self._path, out))
-            *whole, self._rest = (self._rest + err).split(b"\n")
-            if len(self._rest) > _LONGEST_FOLLOWED:
-                raise NodeUnreachable(self._machine.node, "sends a line without an end", "look at its metrics.jsonl")
-            for line in whole:
-                place, _, text = line.partition(b" ")
-                if place.isdigit() and int(place) < len(self._lines):  # others are a login shell's own output
-                    self._ready.append((self._lines[int(place)], text + b"\n"))
-            if not self._ready and time.monotonic() >= deadline:
-                return None
-        return self._ready.pop(0)
-
-    def end(self) -> None:
-        """next() raises NodeUnreachable from now on, at once where it is waiting."""
-        self._stream.end()
-
-    def close(self) -> None:
-        self._stream.close()
 
 
 class _Output:
