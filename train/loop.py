@@ -16,11 +16,11 @@ import torch
 from train.checkpoint import Saver, weights_digest
 from train.config import Config
 from train.data import sampler
-from train.data.batch import Batch, Request
+from train.data.batch import Request
 from train.errors import Stopped, TrainError
 from train.evaluate import SHOWN, evaluate
 from train.hardware import device_name, peak_memory
-from train.metrics import Meter, Scores, check_finite
+from train.metrics import Clock, Meter, Scores, check_finite
 from train.models import parameter_count
 from train.parallel.methods import device_count, method
 from train.parallel.world import StopSignal, World
@@ -152,7 +152,7 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
     config, world, progress = run.config, run.world, run.progress
     run.model.train()
     meter = Meter(world, progress.sums)
-    clock, plan = _Clock(), None
+    clock, plan = Clock(), None
     trace = tracing(config, world, progress.epoch)
     for batch in clock.timed(run.train_loader.batches(requests(run), progress.epoch)):
         if plan is None and stop.agreed():  # between two steps, never between micro-batches
@@ -294,27 +294,3 @@ def _close(run: Run, watch: Silent, scores: Scores, seconds: float, cpu: float) 
         f"train: done in {seconds:.1f} s; val Acc@1 {scores.top1:.2f} (best {run.progress.best:.2f}) "
         f"Acc@5 {scores.top5:.2f}; weights {digest[:16]}"
     )
-
-
-class _Clock:
-    """Time of an interval, and how much of it was spent waiting for data."""
-
-    def __init__(self) -> None:
-        self.waited = 0.0
-        self._start = time.perf_counter()
-
-    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Passes on the batches; the time until each one arrives counts as waiting."""
-        while True:
-            asked = time.perf_counter()
-            batch = next(batches, None)
-            self.waited += time.perf_counter() - asked
-            if batch is None:
-                return
-            yield batch
-
-    def restart(self) -> float:
-        """Starts a new interval; returns the seconds of the old one."""
-        now = time.perf_counter()
-        seconds, self._start, self.waited = now - self._start, now, 0.0
-        return max(seconds, 1e-9)

@@ -1,8 +1,10 @@
-"""Loss and accuracy, exact on any number of ranks: sums and counts are reduced, never averages."""
+"""Loss, accuracy and speed, exact on any number of ranks: sums and counts are reduced, never averages."""
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from train.data import sampler
+from train.data.batch import Batch
 from train.errors import TrainError
 from train.parallel.world import World
 
@@ -94,3 +97,27 @@ class Meter:
         self._interval = None
         self.epoch = self.epoch + both[:4]
         return both[:4], float(both[4])
+
+
+class Clock:
+    """Time of an interval, and how much of it was spent waiting for data."""
+
+    def __init__(self) -> None:
+        self.waited = 0.0
+        self._start = time.perf_counter()
+
+    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Passes on the batches; the time until each one arrives counts as waiting."""
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches, None)
+            self.waited += time.perf_counter() - asked
+            if batch is None:
+                return
+            yield batch
+
+    def restart(self) -> float:
+        """Starts a new interval; returns the seconds of the old one."""
+        now = time.perf_counter()
+        seconds, self._start, self.waited = now - self._start, now, 0.0
+        return max(seconds, 1e-9)
