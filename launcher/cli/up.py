@@ -81,7 +81,7 @@ def up(
     """
     loaded = load_job(job, sets or [], options.hosts(nodes))
     earlier = None if resume is None else _earlier(resume)
-    if detach and loaded.sweep:
+    if detach and loaded.sweep and on is None:
         raise UsageError(
             f"{job}: sweep",
             "its variants run one after another, and with -d nothing would start the next",
@@ -92,6 +92,8 @@ def up(
     for variant, place in zip(expand_sweep(loaded), places or [None], strict=True):
         ended = run_one(variant, UpOptions(job, detach, earlier, wait, place, raw, on), ssh_config)
         code = max(code, ended or 0)
+        if detach and on is not None:  # the cluster runs the variants as it has room for them
+            continue
         if ended in (None, StoppedByUser.exit_code):  # the user has left, or does not want the rest either
             break
     sys.exit(code)
