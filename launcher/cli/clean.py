@@ -15,6 +15,7 @@ from launcher.cli import options, terminal
 from launcher.errors import NodesFailed, UsageError
 from launcher.model.facts import ImageInfo
 from launcher.node.connect import caller_engine, connect
+from launcher.node.engine import Engine
 from launcher.node.parallel import run_all
 from launcher.records import store
 from launcher.run.leftovers import Leftovers, find_leftovers, remove_leftovers
@@ -34,8 +35,9 @@ def clean(
     if not hosts:
         raise UsageError("launcher clean", "no run is recorded here", "name the nodes: --nodes a,b")
     with connect([(host, host) for host in hosts], ssh_config=ssh_config, allow_failures=True) as fleet:
+        named = [image for images in fleet.each(_images) for image in images if image.tags]
         with caller_engine() as here:
-            sources = here.images.list({}) if here else ()
+            sources = [*named, *(_images(here) if here else ())]
         found = fleet.each(partial(find_leftovers, sources=sources))
         if json:
             typer.echo(json_.dumps([_row(leftovers) for leftovers in found], indent=2))
@@ -48,6 +50,10 @@ def clean(
             typer.echo("removed", err=True)
         if fleet.failed:
             raise NodesFailed(list(fleet.failed.values()), of=len(hosts))
+
+
+def _images(engine: Engine) -> Sequence[ImageInfo]:
+    return engine.images.list({}) if engine.images else ()
 
 
 def _row(leftovers: Leftovers) -> dict[str, object]:

@@ -44,6 +44,8 @@ def fetch_files(
 
     Raises NodesFailed where nothing of one could be collected, or this machine's disk is full.
     """
+    if unmasked := attached.record.unmasked:
+        warn(unmasked)
     folders = output_folders(attached.engines, attached.nodes)
     results = collect(folders, target, mask=attached.record.mask, checkpoints=checkpoints)
     collected = [result for result in results if isinstance(result, Collected)]

@@ -58,6 +58,8 @@ def logs(
     """
     with attach(run, options.hosts(nodes, on), ssh_config, Reporter().log) as attached:
         attached.require_any()
+        if unmasked := attached.record.unmasked:
+            Reporter().warn(unmasked)
         chosen = _chosen(attached, rank, node, all_=all_)
         shown = run_all([partial(_beginning, attached, each, rank, tail, since) for each in chosen])
         with Screen(attached.record.mask, prefix=len(shown) > 1, raw=raw) as screen:

@@ -5,8 +5,8 @@
 # output folder grow). Below LAUNCHER_OUTPUT it keeps, for this node:
 #   logs/NODE.log         stdout and stderr, merged in order, appended across restarts
 #   logs/NODE.clock       `<epoch seconds> <bytes of the log by then>`, at most once a second, while the log grows
-#   state/NODE.attempts   `start <epoch>`, `exit <code> <epoch>`; of a rank that was suspended, `halted <rank> <epoch>`; if
-#                         no rank ran any more when the node was stopped, `left <epoch>`
+#   state/NODE.attempts   `start <epoch>`, `exit <code> <epoch>`; of a rank that was suspended, `halted <rank> <epoch>`;
+#                         where no rank ran any more when the program was stopped, `left <epoch>`
 #   state/NODE.began      of the first start: `<id of the machine's boot> <seconds>` (below)
 # The program finds this script's pid in LAUNCHER_ENTRY: on SIGQUIT every rank prints its stack and ends.
 # Exit code: ARGV's own, 128+n if signal n ended it, 124 at the time limit, 125 after a hang, 73 if the output cannot be
@@ -109,7 +109,7 @@ forward() {
     case $our_sent in *$1*) return ;; esac
     our_sent="$our_sent $1" our_ranks=''
     each_rank report_halted
-    [ -n "$our_ranks" ] || note left
+    [ -n "$our_ranks" ] || ! ls "$LAUNCHER_OUTPUT"/logs/rank-*.log >/dev/null 2>&1 || note left # they had begun
     kill -s "$1" $our_child 2>/dev/null
 }
 pass() {

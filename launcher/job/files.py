@@ -33,9 +33,10 @@ def read_secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> dict[str, s
     return values
 
 
-def known_secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> list[str]:
-    """The values that this caller has: of another shell, some may be missing."""
-    return list(_secrets(job, cwd, environ)[0].values())
+def known_secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """The values that this caller has, and the names of the others: in another shell, some may be missing."""
+    values, _ = _secrets(job, cwd, environ)
+    return list(values.values()), [secret.name for secret in job.secrets if secret.name not in values]
 
 
 def _refuse(job: Job, found: list[Found]) -> None:

@@ -8,21 +8,26 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable
+from launcher.node.follower import Follower
 from launcher.node.machine import CommandStream, Done, Machine, shell
 
 _COPY_TIMEOUT = 3600.0  # checkpoints may be large, and a disk slow
 _MISSING = 44  # exit code of these scripts: it is not there
 _LONGEST_LINE = 1 << 16  # of these scripts' own
-_LONGEST_FOLLOWED = 1 << 22  # of metrics
 _AT_ONCE = 500  # spans a request: their list fits into what ssh takes without an answer
 
 _PREFACE = "LC_ALL=C; export LC_ALL; umask 077; "  # messages are looked at below
 _MAKE_DIR = 'mkdir -p -- "$1"'
 _WRITE = 'cat >"$2" && chmod "$1" "$2" && mv -f -- "$2" "$3" || { rm -f -- "$2"; exit 1; }'
+# $4: how many bytes must have come. A connection that is lost looks like the end of them.
+_RECEIVE = """
+mkdir -p -- "${3%/*}" && cat >"$2" && chmod "$1" "$2" && [ "$(wc -c <"$2")" -eq "$4" ] && mv -f -- "$2" "$3" &&
+echo "$5" || rm -f -- "$2"
+"""
 _SCAN = 'find "$1/" -type f -printf "%s %T@ %P\\0"'
 _COPY = f'[ -d "$1" ] || exit {_MISSING}; mkdir -p -- "$2" && cp -RPp -- "$1/." "$2"'
 _READ = 'tail -c "+$2" -- "$1" | head -c "$3"'
@@ -39,22 +44,6 @@ while read -r offset length path; do
   [ $left -eq 0 ] || tail -c "+$((offset + 1))" -- "$path" 2>/dev/null | head -c $left
   echo "$1"
 done
-"""
-# $1, $2: a file and from which byte on, to stdout as it is; further pairs: whole lines to stderr, `<place of the pair>
-# <line>`. Ends with its stdin, and so with the connection, also while the files are quiet.
-_FOLLOW = r"""
-push() { exec tail -c "+$2" -s 0.2 -F -- "$1" 2>/dev/null; }
-[ -z "$1" ] || push "$1" "$2" &
-shift 2
-place=0
-while [ $# -gt 1 ]; do
-  (push "$1" "$2") | while IFS= read -r line; do printf '%s %s\n' $place "$line" >&2; done &
-  shift 2
-  place=$((place + 1))
-done
-cat >/dev/null
-trap '' TERM
-kill -s TERM 0
 """
 
 _ENTRY = re.compile(rb"(\d{1,18}) (-?\d{1,12}(?:\.\d{1,12})?) (.+)", re.DOTALL)
@@ -96,6 +85,24 @@ class Files:
         """All of it or nothing: a temporary file beside it takes its name. Raises NodeUnfit, NodeUnreachable."""
         temporary = f"{_absolute(path)}.{secrets.token_hex(4)}.part"
         self.run(_WRITE, f"{mode:o}", temporary, path, doing=f"write {path}", stdin=data)
+
+    def receive(self, path: str, pieces: Iterable[bytes], size: int, mode: int = 0o600) -> None:
+        """As write(), for `size` bytes that come in pieces; its folder is made. Raises NodeUnfit, NodeUnreachable."""
+        mark = secrets.token_hex(16)
+        temporary = f"{_absolute(path)}.{secrets.token_hex(4)}.part"
+        stream = self._machine.open(_sh(_RECEIVE, f"{mode:o}", temporary, path, str(size), mark))
+        said, words, deadline = b"", b"", time.monotonic() + _COPY_TIMEOUT
+        try:
+            for piece in pieces:
+                stream.send(piece)
+            stream.end_input()
+            while time.monotonic() < deadline and (found := stream.receive(1.0)) is not None:
+                said, words = said + found[0], words + found[1]
+        finally:
+            stream.close()
+        if mark.encode() not in said:
+            reason = words.decode(errors="replace").strip()[-300:] or f"not all of its {size:,} bytes came"
+            raise NodeUnfit(self._machine.node, f"could not write {path}: {reason}", "is there room? launcher clean")
 
     def scan(self, root: str, skip: Callable[[LauncherError], None] | None = None) -> Sequence[FileEntry]:
         """Every regular file below `root`, links not followed; empty where `root` is missing.
@@ -155,15 +162,8 @@ class Files:
             stream.close()
 
     def follow(self, path: str, offset: int, lines: Mapping[str, int]) -> Follower:
-        """Push what `path` has from `offset` on and whatever is added; files that are not there yet are waited for.
-
-        lines: further files, path -> offset, of which only whole lines are pushed. One channel for all of them. Raises
-        NodeUnreachable.
-        """
-        pairs = [path, str(offset + 1)]
-        for name, start in lines.items():
-            pairs += [_absolute(name), str(start + 1)]
-        return Follower(self._machine.open(_sh(_FOLLOW, *pairs)), self._machine, path, list(lines))
+        """See Follower. Raises NodeUnreachable."""
+        return Follower(self._machine, path, offset, lines)
 
     def copy_tree(self, source: str, target: str) -> bool:
         """Copy a folder with all in it, beside what `target` has already; False where `source` is missing.
@@ -202,50 +202,6 @@ class Files:
         elif "Permission denied" in words or "Operation not permitted" in words:
             cure = f"user {self._machine.user} must own it: look with ls -l there"
         return NodeUnfit(self._machine.node, f"could not {doing}: {words or f'exit code {done.code}'}", cure)
-
-
-class Follower:
-    """Files of a node that are being followed. Not for several threads at once, but for end()."""
-
-    def __init__(self, stream: CommandStream, machine: Machine, path: str, lines: Sequence[str]) -> None:
-        self._stream = stream
-        self._machine = machine
-        self._path = path
-        self._lines = lines
-        self._rest = b""
-        self._ready: list[tuple[str, bytes]] = []
-
-    def next(self, timeout: float) -> tuple[str, bytes] | None:
-        """(path, what was added to it); None when nothing was for `timeout` seconds.
-
-        Raises NodeUnreachable when the connection is lost: what came until then has been handed out, so a new follower
-        from there on misses nothing.
-        """
-        deadline = time.monotonic() + timeout
-        while not self._ready:
-            found = self._stream.receive(max(0.0, deadline - time.monotonic()))
-            if found is None:
-                raise NodeUnreachable(self._machine.node, "its files are not sent any more", "is the node still up?")
-            out, err = found
-            if out:
-                self._ready.append((self._path, out))
-            *whole, self._rest = (self._rest + err).split(b"\n")
-            if len(self._rest) > _LONGEST_FOLLOWED:
-                raise NodeUnreachable(self._machine.node, "sends a line without an end", "look at its metrics.jsonl")
-            for line in whole:
-                place, _, text = line.partition(b" ")
-                if place.isdigit() and int(place) < len(self._lines):  # others are a login shell's own output
-                    self._ready.append((self._lines[int(place)], text + b"\n"))
-            if not self._ready and time.monotonic() >= deadline:
-                return None
-        return self._ready.pop(0)
-
-    def end(self) -> None:
-        """next() raises NodeUnreachable from now on, at once where it is waiting."""
-        self._stream.end()
-
-    def close(self) -> None:
-        self._stream.close()
 
 
 class _Output:

@@ -75,7 +75,17 @@ class Record:
 
     @cached_property
     def mask(self) -> Masker:
-        return Masker(_known_secrets(self.paths.job) if self.secrets is None else self.secrets)
+        return Masker(self._known_secrets[0])
+
+    @property
+    def unmasked(self) -> str:
+        """A warning where this caller does not know all secrets of the run, else ""."""
+        lacks = self._known_secrets[1]
+        return f"not masked, as their values are not known here: {lacks}" if lacks else ""
+
+    @cached_property
+    def _known_secrets(self) -> tuple[Sequence[str], str]:
+        return _known_secrets(self.paths.job) if self.secrets is None else (self.secrets, "")
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append one line to events.jsonl, if it can be: a full disk here must not keep a run from its end."""
@@ -190,15 +200,17 @@ def _node_from_json(node: Any, run: RunId) -> NodeOfRun:
     )
 
 
-def _known_secrets(job: Path) -> list[str]:
-    """The values of a job's secrets that this caller has."""
+def _known_secrets(job: Path) -> tuple[list[str], str]:
+    """The values of a job's secrets that this caller has, and which others there are."""
     with suppress(OSError, UnicodeDecodeError, LauncherError):  # a broken job.yaml is reported where it is needed
-        if "\nsecrets: []\n" not in job.read_text(encoding="utf-8"):  # else the job file's modules need not be loaded
-            from launcher.job.files import known_secrets
-            from launcher.job.loader import load_job
+        if "\nsecrets: []\n" in job.read_text(encoding="utf-8"):  # then the job file's modules need not be loaded
+            return [], ""
+        from launcher.job.files import known_secrets
+        from launcher.job.loader import load_job
 
-            return known_secrets(load_job(job), Path.cwd(), os.environ)
-    return []
+        values, missing = known_secrets(load_job(job), Path.cwd(), os.environ)
+        return values, ", ".join(missing)
+    return [], "secrets of this run, if it has any (there is no job.yaml of it)"
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -106,9 +106,7 @@ def _left(victim: Evidence, evidence: Sequence[Evidence]) -> Failure | None:
     """The ranks that ended well while others waited for them; None where none did."""
     for each in evidence:
         ranks = [*each.node.ranks]
-        if each.attempts and each.attempts[-1].left:
-            ranks = [*each.rank_logs]
-        elif each.state.exit_code != 0:
+        if each.state.exit_code != 0 and not _has_left(each):
             failed = {int(rank) for rank in _REPORTED_RANK.findall(each.log)}
             unknown = not failed or "closing signal" in each.log  # torchrun has ended some of them itself
             ranks = [] if unknown else [rank for rank in ranks if rank not in failed]
@@ -134,6 +132,8 @@ def _order(evidence: Evidence) -> tuple[int, float, int]:
         kind = -1
     elif state.oom_killed or state.error or state.exit_code in (TIMEOUT_CODE, HANG_CODE):
         kind = 0
+    elif _has_left(evidence):
+        kind = _VICTIM_ORDER + 2
     elif _VICTIM.search(words):
         kind = _VICTIM_ORDER
     elif TRACEBACK in words:
@@ -228,6 +228,11 @@ def last_stack(text: str) -> str:
 
 def _halted(evidence: Evidence) -> frozenset[int]:
     return evidence.attempts[-1].halted if evidence.attempts else frozenset()
+
+
+def _has_left(evidence: Evidence) -> bool:
+    """Its ranks had ended when it was stopped: what its torchrun printed then is no reason."""
+    return bool(evidence.attempts) and evidence.attempts[-1].left
 
 
 def _failing_rank(evidence: Evidence) -> int | None:

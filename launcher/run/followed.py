@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from launcher.errors import LauncherError
 from launcher.job.settings import read_settings
 from launcher.logs.position import PIECE
-from launcher.node.files import Follower
+from launcher.node.follower import Follower
 from launcher.records.collect import append
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, parse_object

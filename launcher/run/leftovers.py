@@ -56,8 +56,8 @@ def find_leftovers(engine: Engine, sources: Sequence[ImageInfo] = ()) -> Leftove
 def unused_images(engine: Engine, sources: Sequence[ImageInfo] = ()) -> list[ImageInfo]:
     """Images that we built and what a push left that did not come to its end, without a container of them.
 
-    An image that the user gave another name is the user's. sources: images of the caller's own engine; where a node has
-    one of them without any name, the launcher was killed before it could name it.
+    An image that the user gave another name is the user's. sources: images of the caller's own engine, and those with a
+    name on any node; where a node has one of them without any name, the launcher was killed before it could name it.
     """
     if engine.images is None:
         return []

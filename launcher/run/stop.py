@@ -90,6 +90,8 @@ def _collect(engines: Sequence[Engine], ended: Sequence[Ended], into: Record, wa
         containers = [] if isinstance(outcome, LauncherError) else outcome
         outputs = {labels.read(c.state.labels).output for c in containers if c.state.phase is not Phase.CREATED}
         folders |= {(engine.host, output): OutputFolder(engine.files, output, (engine.node,)) for output in outputs}
+    if folders and into.unmasked:
+        warn(into.unmasked)
     for result in collect(list(folders.values()), into.paths.root, mask=into.mask):
         for problem in (result,) if isinstance(result, LauncherError) else result.problems:
             warn(f"not brought here: {problem}")

@@ -68,17 +68,31 @@ def test_killed(bed_cli: Cli, bed: Bed, when: str) -> None:
     bed_cli("up", job, "--set", "run.args=[3]")  # nothing blocks the next run
 
 
-def test_an_image_that_was_pushed_but_not_named_is_listed_and_removed_by_clean(bed_cli: Cli, bed: Bed) -> None:
-    name, node = "test-unnamed:1", bed.nodes[0]
-    subprocess.run(f"tar c -C {bed_cli.cwd} . | docker import - {name}", shell=True, check=True, capture_output=True)
+@pytest.mark.parametrize("source", ["here", "node1"])
+def test_an_image_that_was_pushed_but_not_named_is_listed_and_removed_by_clean(
+    bed_cli: Cli, bed: Bed, source: str
+) -> None:
+    name, (one, two) = "test-unnamed:1", bed.nodes[:2]
+    make, remove = f"tar c -C /etc/apt . | docker import - {name}", f"docker image rm {name}"
+
+    def at_source(script: str) -> None:
+        if source == "here":
+            subprocess.run(script, shell=True, check=True, capture_output=True)
+        else:
+            bed.sh(one, script)
+
+    at_source(make)
     try:
-        before = bed.docker(node, "images", "-aq", "--no-trunc")
-        job = bed_cli.job("unnamed", nodes=["node1"], image={"ref": name}, run={"command": ["true"]})
+        before = bed.docker(two, "images", "-aq", "--no-trunc")
+        hosts = ["node2"] if source == "here" else ["node1", "node2"]
+        job = bed_cli.job("unnamed", nodes=hosts, image={"ref": name}, run={"command": ["true"]})
         killed(bed_cli, "before:name_image:1", "up", job)
-        [image] = set(bed.docker(node, "images", "-aq", "--no-trunc").split()) - set(before.split())
-        [listed] = json.loads(bed_cli("clean", "--nodes", "node1", "--json").stdout)
-        assert [found["name"] for found in listed["images"]] == [image[7:19]]
-        bed_cli("clean", "--nodes", "node1", "--yes")
-        assert image not in bed.docker(node, "images", "-aq", "--no-trunc")
+        [image] = set(bed.docker(two, "images", "-aq", "--no-trunc").split()) - set(before.split())
+        listed = json.loads(bed_cli("clean", "--nodes", ",".join(hosts), "--json").stdout)
+        assert {node["node"]: [found["name"] for found in node["images"]] for node in listed} == (
+            {"node1": [], "node2": [image[7:19]]} if source == "node1" else {"node2": [image[7:19]]}
+        )
+        bed_cli("clean", "--nodes", ",".join(hosts), "--yes")
+        assert image not in bed.docker(two, "images", "-aq", "--no-trunc")
     finally:
-        subprocess.run(["docker", "image", "rm", name], check=True, capture_output=True)
+        at_source(remove)

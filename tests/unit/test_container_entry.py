@@ -197,6 +197,21 @@ def test_a_suspended_rank_is_reported_when_the_program_is_stopped(box: Box) -> N
     assert any(line.startswith("halted 3 ") for line in box.attempts)
 
 
+LOGGED = "echo 1 >>$LAUNCHER_OUTPUT/logs/rank-3.log;"
+
+
+@pytest.mark.parametrize(("rank", "left"), [(f"{LOGGED} RANK=3 sleep 15 &", False), (LOGGED, True), ("true", False)])
+def test_it_is_noted_when_a_program_was_stopped_whose_ranks_had_ended(box: Box, rank: str, left: bool) -> None:
+    process = box.start("/bin/sh", "-c", f"{rank}\necho ready; sleep 60", env={"LAUNCHER_RUN": box.root.name})
+    deadline = time.monotonic() + 10
+    while not box.log.exists() or b"ready" not in box.log.read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert any(line.startswith("left ") for line in box.attempts) is left
+
+
 def test_a_short_program_is_not_reported_as_timed_out(box: Box) -> None:
     assert {box.run("true", env={"LAUNCHER_TIMEOUT": "60"})[0] for _ in range(30)} == {0}
 

@@ -5,6 +5,7 @@ A few examples in the everyday run, 10,000 of each parser in the slow one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 import tracemalloc
@@ -18,7 +19,11 @@ from hypothesis import strategies as st
 from launcher.cli.terminal import coloured, escaped
 from launcher.logs.clock import Clock
 from launcher.logs.lines import Lines
+from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
+from launcher.model.plan import is_run_id
+from launcher.node.docker.errors import SDK_ERRORS
+from launcher.node.docker.values import container_state, engine_facts, image_info
 from launcher.node.facts import parse as parse_facts
 from launcher.node.files import parse_scan
 from launcher.records.collect import want
@@ -84,6 +89,17 @@ def terminal_text(data: bytes) -> None:
     assert sum(map(len, (*lines.feed(data), *lines.end()))) <= len(data)
 
 
+def container_labels(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        assert is_run_id(labels.read(parse_object(data) or {}).run)
+
+
+def inspected(data: bytes) -> None:
+    for read in (container_state, image_info, lambda found: engine_facts(found, (), 0)):
+        with contextlib.suppress(*SDK_ERRORS):  # which the caller reports with the node's name
+            read(parse_object(data) or {})
+
+
 def tried(data: bytes) -> None:
     attempts.reasons(attempts.parse(data))
 
@@ -94,6 +110,8 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "error file": error_file,
     "plan": plan,
     "facts": parse_facts,
+    "labels": container_labels,
+    "inspect JSON": inspected,
     "listing": parse_scan,
     "clock": Clock.parse,
     "attempts": tried,
@@ -140,6 +158,12 @@ WORDS = [
     *(b'{"nodes": [', b'{"state": "done"}', b'"extraInfo": {"timestamp": '),
 ]
 KEYS = ["kind", "step", "steps", "epoch", "epochs", "time", "loss", "val", "top1", "images_per_s", "data_wait", "nodes"]
+KEYS += ["Id", "State", "Status", "ExitCode", "StartedAt", "Config", "Labels", "Env", "RootFS", "Layers", "Created"]
+KEYS += [
+    "Runtimes",
+    "DiscoveredDevices",
+    *(name for name in vars(labels).values() if str(name).startswith("launcher.")),
+]
 KEYS += ["message", "extraInfo", "py_callstack", "timestamp", "state", "node", "rank", "container"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["step", "epoch"]),

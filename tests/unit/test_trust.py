@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -246,3 +247,16 @@ def test_a_removal_that_was_cut_off_is_finished_by_the_next(files: Files, tmp_pa
     folder.mkdir(parents=True)
     output_folder.remove(files, str(folder), RUN)  # empty: all but the folder itself was gone
     assert not folder.exists()
+
+
+def test_every_row_of_what_is_defended_names_a_test_that_exists() -> None:
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "security.md").read_text()
+    _, found, rest = text.partition("## What is defended")
+    rows = [line.split("|")[4] for line in rest.partition("\n## ")[0].splitlines() if line.startswith("| ")][1:]
+    assert found
+    assert len(rows) > 15
+    for row in rows:
+        assert row.strip() == "the same" or "`" in row
+    for file, name in re.findall(r"`(\w+/test_\w+\.py)(?:::(\w+))?`", text):
+        assert f"def {name or 'test_'}" in (root / "tests" / file).read_text(), (file, name)

@@ -9,7 +9,7 @@ In FOLDER: `spec.json` (read), `state.json`, `stop` (seconds of grace, written b
 """
 
 # pathlib would be a good part of the time that this takes to start:
-# ruff: noqa: PTH105, PTH107, PTH110, PTH112, PTH116, PTH118, PTH123, PTH208
+# ruff: noqa: PTH105, PTH107, PTH110, PTH112, PTH118, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -56,20 +56,12 @@ class Supervisor:
         for end in (self._wake, wake):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: None)  # wake it; the program gets the defaults
-        signal.signal(signal.SIGTERM, self._on_term)
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)  # wake it, see _pause; the program gets the defaults
         adopt_orphans()
 
     def run(self) -> None:
-        """All attempts, to the end. Nothing that it started outlives it, even if this fails."""
-        try:
-            self._run()
-        except BaseException:
-            self._end_all()
-            raise
-
-    def _run(self) -> None:
+        """All attempts, to the end."""
         while True:
             try:
                 self._start()
@@ -79,7 +71,7 @@ class Supervisor:
                 return
             self._record("running")
             code = self._monitor()
-            self._end_all()
+            self.end()
             if code == 0 or self._deadline < math.inf or self._restarts >= self._allowed:
                 break
             self._record("restarting", exit_code=code, finished=time.time())
@@ -106,7 +98,7 @@ class Supervisor:
                     return code
             if self._asked:
                 self._asked = False
-                self._stop(self._grace())
+                self._deadline = min(self._deadline, time.monotonic() + self._grace())
                 send(self._child, signal.SIGTERM)
             left = self._deadline - time.monotonic()
             if left <= 0:
@@ -117,16 +109,10 @@ class Supervisor:
 
     def _tick(self) -> None:
         if not os.path.exists(self._path(SPEC)):  # the run was removed: nothing may go on without a folder
-            self._stop(0)
+            self._deadline = 0.0
             return
         with contextlib.suppress(OSError):  # a full disk: the log stays as it is
             trim(self._path(LOG))
-
-    def _on_term(self, *_: object) -> None:
-        self._asked = True
-
-    def _stop(self, grace: float) -> None:
-        self._deadline = min(self._deadline, time.monotonic() + grace)
 
     def _grace(self) -> float:
         try:
@@ -135,7 +121,7 @@ class Supervisor:
         except (OSError, ValueError):  # a SIGTERM not of an engine, say at shutdown
             return 30.0
 
-    def _end_all(self) -> None:
+    def end(self) -> None:
         """SIGKILL to all that the program left running, as at the end of a container."""
         end(self._name, os.getpid(), self._child)
 
@@ -147,9 +133,9 @@ class Supervisor:
         return not self._asked and os.path.exists(self._path(SPEC))
 
     def _pause(self, seconds: float) -> None:
-        """Until a signal comes or the time is over."""
+        """Until a signal comes or the time is over. Python writes each signal's number into the pipe."""
         if select.select([self._wake], [], [], max(0.0, seconds))[0]:
-            os.read(self._wake, 4096)
+            self._asked |= signal.SIGTERM in os.read(self._wake, 4096)
 
     def _record(self, phase: str, exit_code: int | None = None, finished: float = 0.0, error: str = "") -> None:
         state = {
@@ -187,16 +173,11 @@ def take_lock(folder: str) -> int:
 
 def is_supervised(folder: str) -> bool:
     """Whether a supervisor lives. The kernel lets go of its lock however it ends."""
-    try:
-        lock = os.open(os.path.join(folder, LOCK), os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, LOCK), "rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 
@@ -228,14 +209,11 @@ def end(name: str, supervisor: int = 0, group: int = 0) -> None:
     supervisor: its descendants too, which may have cleared their environment. group: where there is no /proc, this
     process group is all that can be reached.
     """
+    if group and not os.path.isdir("/proc/self"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
     until = time.monotonic() + _KILL_TIMEOUT
-    while time.monotonic() < until:
-        found = processes(name, supervisor)
-        if not os.path.isdir("/proc/self") and group:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(group, signal.SIGKILL)
-        if not found:
-            return
+    while (found := processes(name, supervisor)) and time.monotonic() < until:
         for pid in found:
             send(pid, signal.SIGKILL)
         if supervisor == os.getpid():
@@ -273,14 +251,12 @@ def processes(name: str, supervisor: int = 0) -> set[int]:
 
 def trim(log: str) -> None:
     """Keep the end of a log that has grown too long. Its writers append, so they continue behind that end."""
-    if os.stat(log).st_size <= 4 * KEEP:
-        return
-    with open(log, "rb+") as file:
-        file.seek(-KEEP, os.SEEK_END)
-        rest = file.read().partition(b"\n")[2]
-        file.truncate(0)
-    with open(log, "ab") as file:
-        file.write(rest)
+    with open(log, "ab+") as file:
+        if file.tell() > 4 * KEEP:
+            file.seek(-KEEP, os.SEEK_END)
+            rest = file.read().partition(b"\n")[2]
+            file.truncate(0)
+            file.write(rest)
 
 
 def write_whole(path: str, data: bytes) -> None:
@@ -311,7 +287,11 @@ def main() -> None:
         os.read(told, 1)  # ends when the supervisor closes the other side
         os._exit(0)
     os.close(told)
-    Supervisor(sys.argv[1], tell).run()
+    supervisor = Supervisor(sys.argv[1], tell)
+    try:
+        supervisor.run()
+    finally:  # nothing that it started outlives it, even if this fails
+        supervisor.end()
 
 
 if __name__ == "__main__":

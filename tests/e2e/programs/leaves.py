@@ -1,7 +1,6 @@
 """leaves.py HOW SECONDS [RANK]: at step 3 this rank (1) leaves with exit code 0 or suspends itself.
 
-HOW: exit; plain: without destroy_process_group; quit: at once, by os._exit; stop. The others wait for it, for SECONDS at
-most.
+HOW: exit; plain: without destroy_process_group; quit: at once, by os._exit; stop. The others wait for SECONDS at most.
 """
 
 import os
