@@ -22,6 +22,7 @@ from launcher.model import labels
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import ContainerSpec, ContainerState, Phase
 from launcher.model.facts import NodeFacts
+from launcher.model.labels import RUN
 from launcher.node.files import Files
 from launcher.node.machine import Machine, run_script
 from launcher.node.machine_engine import MachineEngine
@@ -101,12 +102,8 @@ class SlurmEngine(MachineEngine):
             raise EngineFailed(self.node, f"sbatch refused it: {done.complaint}", "look at the cluster's settings")
         self._forget()
 
-    def job(self, container: str) -> Job | None:
-        """None where Slurm does not know it any more."""
-        return self._get(container).job
-
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
-        runs = self._runs(labels.get("launcher.run"))
+        runs = self._runs(labels.get(RUN))
         states = [state for run in runs.values() for state in run.states()]
         return [s for s in states if all(k in s.labels and v in (None, s.labels[k]) for k, v in labels.items())]
 
