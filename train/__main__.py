@@ -16,7 +16,7 @@ from train.errors import Stopped, TrainError
 EXIT_USAGE, EXIT_STOPPED = 2, 143
 
 # first argument -> module whose main(argv) handles it; any other first argument means training
-COMMANDS = {"dual-batch": "train.dual_batch.cli", "pack": "train.data.pack"}
+COMMANDS = {"dual-batch": "train.dual_batch.cli", "export": "train.export", "pack": "train.data.pack"}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from train.errors import TrainError
+from train.every import Every
 
 
 def option(group: str, text: str, default: Any, **limits: Any) -> Any:
@@ -40,6 +41,21 @@ class Config:
     )
     crop_scale: float = option("data", "smallest fraction of the area that a random crop keeps", 0.08, above=0)
     flip: float = option("data", "probability of a horizontal flip", 0.5, least=0)
+    auto_augment: str = option(
+        "data",
+        "trivial: TrivialAugment (wide); rand: RandAugment; with torchvision's operations, bilinear",
+        "none",
+        choices=("none", "trivial", "rand"),
+    )
+    rand_operations: int = option("data", "rand: operations per image", 2, least=1)
+    rand_magnitude: int = option("data", "rand: their strength, 0 to 30", 9, least=0)
+    color_jitter: tuple[float, ...] = option(
+        "data", "largest change of brightness, contrast, saturation and hue", (0.0, 0.0, 0.0, 0.0), nargs=4
+    )
+    random_erase: float = option("data", "probability that a random box is erased", 0.0, least=0)
+    repeats: int = option(
+        "data", "repeated augmentation: an image comes so often in a step, with other augmentation", 1, least=1
+    )
     mean: tuple[float, ...] = option("data", "channel means, in 0..1", (0.485, 0.456, 0.406), nargs=3)
     std: tuple[float, ...] = option("data", "channel standard deviations", (0.229, 0.224, 0.225), nargs=3)
     decoder: str = option(
@@ -59,6 +75,13 @@ class Config:
     model_kwargs: tuple[str, ...] = option(
         "model", "NAME=VALUE, passed to torchvision's constructor, such as dropout=0.2", (), nargs="+"
     )
+    pretrained: str = option(
+        "model",
+        "weights to begin with: a checkpoint of ours, or a state dict of torchvision or timm; with another number of "
+        "classes the last layer is new. On every machine",
+        "",
+    )
+    evaluate: str = option("model", "only validate the weights in this file, without training", "")
     zero_init_residual: bool = option(
         "model", "torchvision's resnets: residual branches begin at zero, for large batches", True
     )
@@ -95,6 +118,13 @@ class Config:
     clip_norm: float = option("training", "largest norm of all gradients together; 0: no limit", 0.0, least=0)
     allow_nan: bool = option("training", "go on when the loss is inf or nan", False)
     ema_decay: float = option("training", "decay of the weights' average, used in validation; 0: none", 0.0, least=0)
+    ema_every: int = option("training", "steps between two averagings", 1, least=1)
+    loss: str = option(
+        "training",
+        "ce: cross-entropy; bce: binary cross-entropy, summed over the classes; in validation always ce",
+        "ce",
+        choices=("ce", "bce"),
+    )
     label_smoothing: float = option("training", "share of a label spread over all classes", 0.0, least=0)
     mixup: float = option("training", "alpha of mixup; 0: none", 0.0, least=0)
     cutmix: float = option("training", "alpha of cutmix; 0: none", 0.0, least=0)
@@ -107,6 +137,7 @@ class Config:
     warmup: float = option(
         "training", "share of all steps during which the rate rises; -1: onecycle 0.3, others 0.05", -1.0
     )
+    warmup_start: float = option("training", "not onecycle: share of the peak at which the rate begins", 0.0, least=0)
     milestones: tuple[float, ...] = option(
         "training", "multistep: shares of the run after which the rate drops", (1 / 3, 2 / 3, 8 / 9), nargs="+"
     )
@@ -184,6 +215,14 @@ class Config:
     checkpoints: str = option("output", "folder of the checkpoints; default: checkpoints in the output folder", "")
     log_every: int = option("output", "steps between console lines", 10, least=1)
     profile: bool = option("output", "trace a few steps of the first epoch into profile/trace.json (Perfetto)", False)
+    replicate: bool = option(
+        "output",
+        "each node's first worker writes checkpoints, not rank 0 alone; the newest whole one counts",
+        False,
+    )
+    checkpoint_every: str = option(
+        "output", "also a checkpoint every so many steps (500), or so often (30s, 5m, 1h); one an epoch is always", ""
+    )
     keep: int = option("output", "epoch checkpoints kept beside last and best", 0, least=0)
     print_digest: bool = option("output", "every rank prints the SHA-256 of its weights at the end", False)
 
@@ -199,6 +238,11 @@ class Config:
     def sides(self) -> list[int]:
         """The sides of all images of the run, in training and validation."""
         return sorted({self.image_size, *(self.side(epoch) for epoch in range(self.epochs))})
+
+    @property
+    def replicated(self) -> bool:
+        """Whether every node has the checkpoints: as the option says, and always in a job with min_nodes."""
+        return self.replicate or "LAUNCHER_MIN_NODES" in os.environ
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -273,14 +317,29 @@ def _check_limits(name: str, value: Any, meta: Any) -> None:
 
 
 def _check_values(config: Config) -> Config:
-    for name in ("crop_scale", "flip", "warmup", "ema_decay", "label_smoothing", "adam_beta2"):
+    for name in (
+        "crop_scale",
+        "flip",
+        "warmup",
+        "ema_decay",
+        "label_smoothing",
+        "adam_beta2",
+        "random_erase",
+        "warmup_start",
+    ):
         if not getattr(config, name) <= 1:
             raise TrainError(f"--{name.replace('_', '-')} {getattr(config, name)}: a share, so at most 1")
+    if config.rand_magnitude > 30:
+        raise TrainError(f"--rand-magnitude {config.rand_magnitude}: must be at most 30")
+    if not (min(config.color_jitter) >= 0 and config.color_jitter[3] <= 0.5):
+        jitter = " ".join(map(str, config.color_jitter))
+        raise TrainError(f"--color-jitter {jitter}: none below 0, and the hue's (the last) at most 0.5")
     for phase in config.phases:
         if not re.fullmatch(r"\d+@(0|1|0?\.\d+)", phase):
             raise TrainError(f"--phases {phase}: not of the form SIDE@SHARE, such as 160@0.3")
         if int(phase.partition("@")[0]) < 8:
             raise TrainError(f"--phases {phase}: the side must be at least 8")
+    Every(config.checkpoint_every)
     for text in config.model_kwargs:
         if not re.match(r"[a-z_]\w*=.", text):
             raise TrainError(f"--model-kwargs {text}: not of the form NAME=VALUE, such as dropout=0.2")

@@ -34,17 +34,18 @@ class OneCycle:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """peak*(t + 1)/w in the first w steps, then `after`, a function of the completed share of the remaining steps."""
+    """A linear rise in the first w steps, then `after`, a function of the completed share of the remaining steps."""
 
     peak: float
     total: int
     steps: int  # w
     after: Callable[[float], float]
+    start: float = 0.0  # as a share of the peak
 
     def __call__(self, step: int) -> float:
         """The rate of step `step` (counted from 0)."""
         if step < self.steps:
-            return self.peak * (step + 1) / self.steps
+            return _rising(self.peak, self.start, step, self.steps)
         return self.peak * self.after(min((step - self.steps) / max(self.total - self.steps, 1), 1.0))
 
 
@@ -57,12 +58,17 @@ class MultiStep:
     steps: int
     milestones: tuple[float, ...]
     gamma: float
+    start: float = 0.0
 
     def __call__(self, step: int) -> float:
         """The rate of step `step` (counted from 0)."""
         if step < self.steps:
-            return self.peak * (step + 1) / self.steps
+            return _rising(self.peak, self.start, step, self.steps)
         return self.peak * self.gamma ** sum(step >= round(share * self.total) for share in self.milestones)
+
+
+def _rising(peak: float, start: float, step: int, steps: int) -> float:
+    return peak * (start + (1 - start) * (step + 1) / steps)
 
 
 def _two_phases(step: int, total: int, warmup: float, values: tuple[float, float, float]) -> float:
@@ -101,8 +107,8 @@ def make_schedule(config: Config, global_batch: int, total: int) -> Schedule:
         return OneCycle(peak, total, warmup, config.div_factor, config.final_div_factor)
     steps = round(warmup * total)
     if config.schedule == "multistep":
-        return MultiStep(peak, total, steps, config.milestones, config.gamma)
-    return WarmUp(peak, total, steps, half_cosine if config.schedule == "cosine" else straight)
+        return MultiStep(peak, total, steps, config.milestones, config.gamma, config.warmup_start)
+    return WarmUp(peak, total, steps, half_cosine if config.schedule == "cosine" else straight, config.warmup_start)
 
 
 def momentum_at(config: Config, step: int, total: int) -> float | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from train import checkpoint
+from train import checkpoint, replicas
 from train.combinations import check
 from train.config import Config
 from train.data import sampler
@@ -28,6 +30,7 @@ from train.precision import Precision, choose_precision
 from train.schedule import Schedule, make_schedule
 from train.step import Step
 from train.syncbn import SyncBatchNorm, convert
+from train.weights import read_weights
 
 
 @dataclass
@@ -40,9 +43,9 @@ class Progress:
     skipped: int = 0  # steps not applied because fp16 overflowed
     validated: int = 0  # epochs validated
     best: float = -1.0  # highest top-1 so far, percent
-    sums: Tensor = field(
-        default_factory=lambda: torch.zeros(4, dtype=torch.float64)
-    )  # `counts` of this epoch, all ranks
+    # `counts` of all ranks: of this epoch's intervals, and of the steps since the last of them
+    sums: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
+    interval: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
 
 
 @dataclass
@@ -92,7 +95,7 @@ class Run:
 
     def identity(self) -> dict[str, Any]:
         """What must match when a checkpoint from inside an epoch is resumed, so that the sample order is the same."""
-        names = ("seed", "last_batch")
+        names = ("seed", "last_batch", "repeats")
         order = {name: getattr(self.config, name) for name in names}
         return order | {"global_batch": self.global_batch, "images": len(self.dataset.train.labels)}
 
@@ -100,6 +103,7 @@ class Run:
         """The content of a checkpoint."""
         return {
             "format": checkpoint.FORMAT,
+            "generation": self.world.generation,
             "arch": self.config.arch,
             "classes": list(self.dataset.classes),
             "identity": self.identity(),
@@ -130,7 +134,11 @@ def prepare(config: Config, world: World) -> Run:
     world.all_ranks_or_exit(lambda: check_sides(model, config.arch, config.sides()))
     name, tf32 = device_name(world.device), config.tf32
     ideal = {side: ideal_seconds(model, side, name, precision.name, tf32) for side in config.sides()}
-    resumed = _find_sharded(config, world) if kind == "fsdp" else _find(config, world)
+    resumed = None
+    if not config.evaluate:
+        resumed = _find_sharded(config, world) if kind == "fsdp" else _find(config, world)
+    if resumed is None:
+        world.all_ranks_or_exit(lambda: _load_weights(config, dataset, model, _say if world.first else _silent))
     # a model that is divided may be too large for the device as a whole
     home = torch.device("cpu") if kind == "fsdp" else world.device
     model = precision.cast(_with_syncbn(model, config), home)
@@ -164,15 +172,14 @@ def prepare(config: Config, world: World) -> Run:
 
 
 def _find(config: Config, world: World) -> checkpoint.Loaded | None:
-    """The checkpoint to resume from, read by rank 0 only."""
-    folder = config.checkpoint_folder
+    """The checkpoint to resume from: rank 0's, or the newest of any node."""
 
-    def find() -> checkpoint.Loaded | None:
-        if (divided := folder / "last.sharded").exists():
+    def check_undivided() -> None:
+        if (divided := config.checkpoint_folder / "last.sharded").exists():
             raise TrainError(f"{divided} was made with --parallel fsdp; use it again, or another --output")
-        return checkpoint.find(config.resume, folder)
 
-    return checkpoint.broadcast(world.all_ranks_or_exit(lambda: find() if world.first else None), world)
+    world.all_ranks_or_exit(lambda: check_undivided() if replicas.reads(config, world) else None)
+    return replicas.load(config, world)
 
 
 def _find_sharded(config: Config, world: World) -> checkpoint.Loaded | None:
@@ -181,6 +188,18 @@ def _find_sharded(config: Config, world: World) -> checkpoint.Loaded | None:
 
     world.all_ranks_or_exit(lambda: sharded.check_shared(config.checkpoint_folder, world))
     return world.all_ranks_or_exit(lambda: sharded.find(config.resume, config.checkpoint_folder, world))
+
+
+def _load_weights(config: Config, dataset: Dataset, model: nn.Module, say: Callable[[str], None]) -> None:
+    """Loads what --evaluate or --pretrained names."""
+    if not (name := config.evaluate or config.pretrained):
+        return
+    weights = read_weights(Path(name).expanduser())
+    if config.evaluate and weights.state and weights.state["classes"] != list(dataset.classes):
+        there, here = _short(weights.state["classes"]), _short(list(dataset.classes))
+        raise TrainError(f"--evaluate {name} has the classes {there}, the data {here}")
+    fresh = weights.load(model, other_classes=not config.evaluate)
+    say(f"train: weights of {name}" + (f"; new: {', '.join(fresh)}" if fresh else ""))
 
 
 def _say(text: str) -> None:
@@ -192,7 +211,8 @@ def _silent(_text: str) -> None:
 
 
 def _global_batch(config: Config, world: World) -> int:
-    return config.batch_size * config.accumulate * world.data_shards
+    """That of the full world: a smaller one takes more micro-batches of the same size."""
+    return config.batch_size * config.accumulate * max(world.data_shards, world.full_size)
 
 
 def _with_syncbn(model: nn.Module, config: Config) -> nn.Module:

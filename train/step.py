@@ -63,13 +63,21 @@ def apply_mix(mix: Mix, images: Tensor) -> Tensor:
     return mixed
 
 
-def losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0, mix: Mix | None = None) -> Tensor:
-    """(n,) cross-entropies; a mixed image's loss is the mean over both labels, weighted by their shares."""
-    loss = functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
-    if mix is None:
-        return loss
-    other = functional.cross_entropy(logits, labels.roll(1, 0), reduction="none", label_smoothing=smoothing)
-    return torch.lerp(other, loss, mix.share)
+def losses(logits: Tensor, labels: Tensor, kind: str = "ce", smoothing: float = 0.0, mix: Mix | None = None) -> Tensor:
+    """(n,) losses of --loss `kind`; a mixed image's loss is the mean over both labels, weighted by their shares.
+
+    bce: Wightman et al., arXiv 2110.00476, section 3.2.
+    """
+
+    def against(labels: Tensor) -> Tensor:
+        if kind == "ce":
+            return functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+        target = functional.one_hot(labels, logits.shape[1]) * (1 - smoothing) + smoothing / logits.shape[1]
+        each = functional.binary_cross_entropy_with_logits(logits, target.to(logits.dtype), reduction="none")
+        return each.sum(1)
+
+    loss = against(labels)
+    return loss if mix is None else torch.lerp(against(labels.roll(1, 0)), loss, mix.share)
 
 
 class Output(NamedTuple):
@@ -102,7 +110,9 @@ class Objective:
         x = torch.addcmul(self._shift, images.permute(0, 3, 1, 2).to(self._type), self._scale)
         return x.to(self._precision.weights).contiguous(memory_format=self._precision.layout)
 
-    def forward_loss(self, model: nn.Module, batch: Batch, mix: Mix | None = None, smoothing: float = 0.0) -> Output:
+    def forward_loss(
+        self, model: nn.Module, batch: Batch, mix: Mix | None = None, kind: str = "ce", smoothing: float = 0.0
+    ) -> Output:
         """The model's output and loss, in training and validation alike.
 
         A rank's loss is its sum over samples x ranks / total: DDP's mean over ranks is then the mean over all samples
@@ -116,7 +126,7 @@ class Objective:
         if not self.has_logits:
             return Output(logits, torch.zeros(4, dtype=torch.float64, device=self._world.device), None)
         logits = logits.to(self._type)  # 16 bits are too few for a softmax over a thousand classes
-        each = losses(logits, batch.labels, smoothing, mix)
+        each = losses(logits, batch.labels, kind, smoothing, mix)
         loss = (each * batch.weights).sum() * (self._world.data_shards / batch.total)
         return Output(loss, counts(logits.detach(), batch.labels, each.detach(), batch.weights), logits)
 
@@ -153,7 +163,8 @@ class Step:
         """Adds a micro-batch's gradients; returns its `counts` on the device."""
         local = isinstance(self.wrapped, DistributedDataParallel) and not batch.last
         with self.wrapped.no_sync() if local else nullcontext():  # type: ignore[operator]  # DDP, so it has one
-            output = self.objective.forward_loss(self.wrapped, batch, plan.mix, self.config.label_smoothing)
+            config = self.config
+            output = self.objective.forward_loss(self.wrapped, batch, plan.mix, config.loss, config.label_smoothing)
             (output.loss * self.scale.value).backward()  # type: ignore[no-untyped-call]  # torch's stub
         return output.counts
 
@@ -170,7 +181,7 @@ class Step:
             self.optimizer.step()
             if self.masters:
                 self.masters.publish()
-            if self.ema:
+            if self.ema and plan.update % self.config.ema_every == 0:
                 self.ema.update(self.model, plan.update)
         self.wrapped.zero_grad(set_to_none=not isinstance(self.wrapped, DistributedDataParallel))
         return applied

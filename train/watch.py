@@ -88,6 +88,9 @@ class Silent:
     def images(self, tag: str, images: Pixels, step: int) -> None:
         """Images to show, (n, side, side, 3)."""
 
+    def flush(self) -> None:
+        """Everything up to this step is in the files."""
+
     def end(self, facts: dict[str, Any]) -> None:
         """The run has ended."""
 
@@ -97,7 +100,8 @@ class Writer(Silent):
 
     def __init__(self, output: Path, amp: bool) -> None:
         self._output, self._amp = output, amp
-        self._board: Any = None
+        self._board: Any = None  # stays None if tensorboard is not installed
+        self._jsonl: Any = None
         self._bar = Bar()
 
     def say(self, text: str) -> None:
@@ -109,14 +113,17 @@ class Writer(Silent):
 
     def begin(self, facts: dict[str, Any], purge_step: int | None) -> None:
         """Opens the files. TensorBoard drops what an interrupted run wrote from `purge_step` on."""
-        from torch.utils.tensorboard import SummaryWriter  # takes a second: only on rank 0, after its first line
-
         self._output.mkdir(parents=True, exist_ok=True)
         self._jsonl = (self._output / "metrics.jsonl").open("a", encoding="utf-8")
+        self._line("start", **facts)
+        try:
+            from torch.utils.tensorboard import SummaryWriter  # takes a second: only on rank 0, after its first line
+        except ImportError:
+            self.say("train: tensorboard is not installed, so there are no curves; metrics.jsonl has the figures")
+            return
         folder = str(self._output / "tensorboard")
         self._board = SummaryWriter(folder, purge_step=purge_step, flush_secs=FLUSH_SECONDS)
         self._session = Session(facts, self._board)
-        self._line("start", **facts)
 
     def progress(self, now: Interval) -> None:
         """Writes a console line in experiment 1's format, a JSON line, and the scalars of this step."""
@@ -177,6 +184,8 @@ class Writer(Silent):
 
     def images(self, tag: str, images: Pixels, step: int) -> None:
         """Writes the images as one grid to TensorBoard, GRID per row."""
+        if self._board is None:
+            return
         rows = -(-len(images) // GRID)
         filled = np.zeros((rows * GRID, *images.shape[1:]), np.uint8)
         filled[: len(images)] = images
@@ -184,11 +193,16 @@ class Writer(Silent):
         picture = filled.reshape(rows, GRID, side, side, 3).swapaxes(1, 2).reshape(rows * side, GRID * side, 3)
         self._board.add_image(tag, picture, step, dataformats="HWC")
 
+    def flush(self) -> None:
+        """Before a checkpoint: a run that resumes from it writes the points after it, not those before."""
+        self._board.flush()
+
     def end(self, facts: dict[str, Any]) -> None:
-        if self._board is not None:
+        if self._jsonl is not None:
             self._line("end", **facts)
-            self._session.close()
             self._jsonl.close()
+        if self._board is not None:
+            self._session.close()
             self._board.close()
 
     def _line(self, kind: str, **values: Any) -> None:
@@ -196,7 +210,7 @@ class Writer(Silent):
         self._jsonl.flush()
 
     def _scalars(self, values: dict[str, float], step: int) -> None:
-        for tag, value in values.items():
+        for tag, value in values.items() if self._board is not None else ():
             self._board.add_scalar(tag, value, step)
 
 

@@ -147,7 +147,7 @@ def _ask(
         gpus=gpus,
         container=state.name,
         use=utilization.parse(use, gpus) if runs else None,
-        last=_last_line(log) or _last_line(denied),
+        last=state.error or _last_line(log) or _last_line(denied),
     )
     return state, row, metrics
 

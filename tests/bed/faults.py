@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from tests.bed.bed import Bed, Node
-from tests.bed.host import docker, login_shells, newer_engine, podman
+from tests.bed.host import docker, login_shells, newer_engine, podman, rootless
 from tests.bed.settings import TRAIN_IMAGE, TRAINER
 from tests.bed.shell import CommandFailed
 
@@ -43,6 +43,33 @@ podman rm -af
 podman rmi -af
 pkill -x podman
 rm -rf /run/podman /etc/containers {DATA_ROOT}/podman
+"""
+
+
+ROOTLESS_SOCKET = "/run/user/1001/docker.sock"
+_ROOTLESS = f"""
+set -e
+ldconfig
+chmod u+s /usr/bin/newuidmap /usr/bin/newgidmap
+echo {TRAINER}:100000:65536 | tee /etc/subuid >/etc/subgid
+[ -e /dev/net/tun ] || {{ mkdir -p /dev/net; mknod -m 666 /dev/net/tun c 10 200; }}
+chmod 711 {DATA_ROOT}
+install -d -o {TRAINER} -m 700 {DATA_ROOT}/rootless /run/user/1001
+setpriv --reuid {TRAINER} --regid {TRAINER} --init-groups env HOME=/home/{TRAINER} XDG_RUNTIME_DIR=/run/user/1001 \\
+    sh /usr/share/docker.io/contrib/dockerd-rootless.sh --data-root {DATA_ROOT}/rootless \\
+    >/var/log/rootless.log 2>&1 </dev/null &
+timeout 60 sh -c 'until DOCKER_HOST=unix://{ROOTLESS_SOCKET} docker version; do sleep 0.2; done' >/dev/null 2>&1
+echo 'SetEnv DOCKER_HOST=unix://{ROOTLESS_SOCKET}' >/etc/ssh/sshd_config.d/rootless.conf
+kill -HUP "$(cat /run/sshd.pid)"
+"""
+_WITHOUT_ROOTLESS = f"""
+rm -f /etc/ssh/sshd_config.d/rootless.conf
+kill -HUP "$(cat /run/sshd.pid)"
+kill "$(cat /run/user/1001/docker.pid)"
+pkill -x rootlesskit
+timeout 20 sh -c 'while pgrep -x rootlesskit; do sleep 0.2; done'
+chmod 710 {DATA_ROOT}
+rm -rf {DATA_ROOT}/rootless /run/user/1001 /etc/subuid /etc/subgid
 """
 
 
@@ -215,6 +242,21 @@ def podman_engine(bed: Bed, *nodes: Node) -> Iterator[None]:
             docker("cp", f"{files}/.", f"{node.container}:/")
             healing.callback(bed.sh, node, _WITHOUT_PODMAN)
             bed.sh(node, _PODMAN)
+        yield
+
+
+@contextlib.contextmanager
+def rootless_engine(bed: Bed, *nodes: Node) -> Iterator[None]:
+    """`docker` over ssh reaches an engine of the ssh user's own on these nodes, with nothing in it, until the exit.
+
+    Raises BedUnavailable.
+    """
+    files = rootless(bed.settings)
+    with contextlib.ExitStack() as healing:
+        for node in nodes:
+            docker("cp", f"{files}/.", f"{node.container}:/")
+            healing.callback(bed.sh, node, _WITHOUT_ROOTLESS)
+            bed.sh(node, _ROOTLESS)
         yield
 
 

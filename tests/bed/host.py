@@ -146,6 +146,21 @@ def podman(settings: Settings) -> Path:
     )
 
 
+def rootless(settings: Settings) -> Path:
+    """A folder with what a rootless engine needs beside Docker, for a node; cached. Raises BedUnavailable."""
+    programs = ("rootlesskit", "rootlesskit-docker-proxy", "newuidmap", "newgidmap", "slirp4netns")
+    libraries = {"slirp.so.0": "libslirp0", "subid.so.4": "libsubid4", "glib-2.0.so.0": "libglib2.0-0"}
+    return _kept(
+        settings.cache / f"rootless-{BASE_SUITE}",
+        ["rootlesskit", "uidmap", "slirp4netns", *libraries.values()],
+        BASE_SUITE,
+        {
+            **{f"usr/bin/{name}": f"usr/bin/{name}" for name in programs},
+            **{f"**/lib{name}": f"usr/local/lib/lib{name}" for name in libraries},
+        },
+    )
+
+
 def _kept(kept: Path, packages: Sequence[str], suite: str, files: Mapping[str, str]) -> Path:
     """A folder with files of these packages, {where they are in them: where in the folder}; made once."""
     if kept.exists():

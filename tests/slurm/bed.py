@@ -6,7 +6,6 @@ beds apart.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -18,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.bed.settings import BedUnavailable
-from tests.bed.shell import output, run
+from tests.bed.shell import run
 
-PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "openssh-server", "openssh-client")
 NODES = 4
 _BEDS, _PORTS = 500, 20  # so many names have ports of their own, below the ephemeral ones
 _FIRST_PORT = 18000
-_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sshd")
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,9 @@ class SlurmBed:
         """For SLURM_CONF."""
         return self.folder / "slurm.conf"
 
-    def up(self, nodes: int = NODES) -> None:
+    def up(self, nodes: int = NODES, *, may_install: bool = True) -> None:
         """Raises BedUnavailable where this machine cannot run it."""
-        install()
+        install(allowed=may_install)
         self.down()
         for name in ("log", "state", "shared"):
             (self.folder / name).mkdir(parents=True)
@@ -67,12 +66,34 @@ class SlurmBed:
         run(["munged", "--force", *(f"--{option}={path}" for option, path in kept.items())])
         self("slurmctld")
         for index in range(1, nodes + 1):
-            self.node_up(f"n{index}")
+            self("slurmd", "-N", f"n{index}")
+        self._login()
         deadline = time.monotonic() + 60
         while len(self("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split()) < nodes:
             if time.monotonic() > deadline:
                 raise BedUnavailable(f"Slurm did not come up; its logs are in {self.folder}/log")
             time.sleep(0.2)
+
+    @property
+    def ssh_config(self) -> Path:
+        """Has the alias `login`: this machine, by an sshd of the bed's own."""
+        return self.folder / "ssh_config"
+
+    def _login(self) -> None:
+        for name in ("host_key", "key"):
+            run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / name)])
+        port = self._port + _PORTS - 1
+        server = {"Port": port, "ListenAddress": "127.0.0.1", "HostKey": self.folder / "host_key", "UsePAM": "no"}
+        server |= {"PidFile": self.folder / "sshd.pid", "AuthorizedKeysFile": self.folder / "key.pub"}
+        server |= {"StrictModes": "no", "PermitRootLogin": "yes", "SetEnv": f"SLURM_CONF={self.config}"}
+        (self.folder / "sshd_config").write_text("".join(f"{key} {value}\n" for key, value in server.items()))
+        kind, key, *_ = (self.folder / "host_key.pub").read_text().split()
+        (self.folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {kind} {key}\n")
+        client = {"HostName": "127.0.0.1", "Port": port, "User": "root", "IdentityFile": self.folder / "key"}
+        client |= {"UserKnownHostsFile": self.folder / "known_hosts", "IdentitiesOnly": "yes"}
+        self.ssh_config.write_text("Host login\n" + "".join(f"  {key} {value}\n" for key, value in client.items()))
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        run(["/usr/sbin/sshd", "-f", str(self.folder / "sshd_config")])
 
     def __call__(self, *argv: str, check: bool = True) -> str:
         """A command of Slurm's; its output."""
@@ -83,21 +104,6 @@ class SlurmBed:
     @property
     def env(self) -> dict[str, str]:
         return {**os.environ, "SLURM_CONF": str(self.config)}
-
-    def node_up(self, name: str) -> None:
-        self("slurmd", "-N", name)
-
-    def node_down(self, name: str) -> None:
-        """As if its machine had lost its power: the daemon and all that it started."""
-        daemon = int((self.folder / f"slurmd.{name}.pid").read_text())
-        steps = [
-            int(line.split()[0])
-            for line in output(["ps", "-eo", "pid,args"]).splitlines()
-            if "slurmstepd: [" in line and f"SLURMD_NODENAME={name}" in _environment(int(line.split()[0]))
-        ]
-        for pid in [daemon, *(child for step in steps for child in _descendants(step))]:
-            _kill(pid)
-        self("scontrol", "update", f"nodename={name}", "state=down", "reason=test")
 
     def jobs(self) -> list[str]:
         """The queue, as `id state name`."""
@@ -127,12 +133,16 @@ class SlurmBed:
         return pid if name in _PROGRAMS else 0
 
     @property
+    def _port(self) -> int:
+        return _FIRST_PORT + zlib.crc32(self.name.encode()) % _BEDS * _PORTS
+
+    @property
     def _socket(self) -> Path:
         return self.folder / "munge.sock"
 
     def _configuration(self, nodes: int) -> str:
         host, here = socket.gethostname(), self.folder
-        port = _FIRST_PORT + zlib.crc32(self.name.encode()) % _BEDS * _PORTS
+        port = self._port
         lines = {
             "ClusterName": "bed",
             "SlurmctldHost": f"{host}(127.0.0.1)",
@@ -150,7 +160,7 @@ class SlurmBed:
             "ProctrackType": "proctrack/linuxproc",
             "TaskPlugin": "task/none",
             "SelectType": "select/cons_tres",
-            "ReturnToService": 2,
+            "ReturnToService": 0,  # a node that was set down stays down
             "SlurmdParameters": "config_overrides",
             "MpiDefault": "none",
             "KillWait": 5,
@@ -167,14 +177,14 @@ class SlurmBed:
         )
 
 
-def install() -> None:
+def install(*, allowed: bool) -> None:
     """Raises BedUnavailable where it cannot."""
     if os.geteuid():
         raise BedUnavailable("the Slurm bed needs root")
     if all(map(shutil.which, _PROGRAMS)):
         return
-    if shutil.which("apt-get") is None:
-        raise BedUnavailable("the Slurm bed needs Debian's packages: " + " ".join(PACKAGES))
+    if not allowed or shutil.which("apt-get") is None:
+        raise BedUnavailable(f"the Slurm bed needs Debian's packages {' '.join(PACKAGES)}: python -m tests.slurm up")
     run(["apt-get", "update", "-q"])
     # Its daemons are started here, with a configuration of ours. Packages ask policy-rc.d whether to start theirs.
     policy = Path("/usr/sbin/policy-rc.d")
@@ -189,22 +199,3 @@ def install() -> None:
     finally:
         if ours:
             policy.unlink()
-
-
-def _environment(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/environ").read_text(errors="replace").replace("\0", "\n")
-    except OSError:
-        return ""
-
-
-def _descendants(pid: int) -> list[int]:
-    found = [pid]
-    for one in found:
-        found += map(int, run(["ps", "-o", "pid=", "--ppid", str(one)], check=False).stdout.split())
-    return found
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)

@@ -190,7 +190,7 @@ def statistics(world: World) -> dict[str, object]:
     spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2))
     sent = {"batch norm": wrapped, "spectral norm": wrap(spectral, world, config)}
     return {
-        "sent in steps": {name: module.broadcast_buffers for name, module in sent.items()},
+        "sent in steps": {name: module.forward_sync_buffers for name, module in sent.items()},
         "changed by validation": not all(map(torch.equal, before, model.buffers())),
         "alone": expected,
         "scores": scores,

@@ -36,6 +36,11 @@ def problem(options: str, processes: int = 2, amp: str | None = None, device: st
         (3, "--parallel pipeline --batch-size 8 --micro-batches 2", "at least the number of stages (3)"),
         (2, "--parallel pipeline", "--last-batch drop"),
         (2, "--parallel pipeline --mixup 0.2 --phases 8@0", "does not support --mixup 0.2, --phases"),
+        (1, "--parallel fsdp", "start two or more"),
+        (2, "--parallel fsdp --ema-decay 0.9 --compile", "does not support --ema-decay 0.9, --compile"),
+        (2, "--parallel fsdp --optimizer lars --static-graph", "does not support --optimizer lars, --static-graph"),
+        (2, "--parallel fsdp --amp fp16", "does not support --amp fp16"),
+        (2, "--parallel dual_batch --schedule multistep --repeats 2", "does not support --repeats 2"),
         (2, "--parallel dual_batch", "--schedule multistep"),
         (2, "--parallel dual_batch --accumulate 2", "does not support --accumulate 2"),
         (2, "--static-graph --accumulate 2", "--static-graph with --accumulate 2"),
@@ -53,7 +58,7 @@ def test_refused(processes: int, options: str, why: str) -> None:
     assert why in problem(options, processes)
 
 
-@pytest.mark.parametrize("kind", ["model", "pipeline --last-batch drop", "dual_batch --schedule multistep"])
+@pytest.mark.parametrize("kind", ["model", "fsdp", "pipeline --last-batch drop", "dual_batch --schedule multistep"])
 def test_what_amp_auto_selects_is_judged_not_the_word(kind: str) -> None:
     """On a GPU without bf16, auto is fp16 with a loss scale, which stages and a parameter server do not have."""
     assert "--amp auto, which is fp16 on this GPU" in problem(f"--parallel {kind}", amp="fp16", device="cuda")
@@ -61,6 +66,15 @@ def test_what_amp_auto_selects_is_judged_not_the_word(kind: str) -> None:
     assert problem(f"--parallel {kind}") == ""
 
 
-@pytest.mark.parametrize("options", ["--static-graph", "--accumulate 2 --syncbn custom", "--nesterov", "--amp O2"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--static-graph",
+        "--accumulate 2 --syncbn custom",
+        "--nesterov",
+        "--amp O2",
+        "--parallel fsdp --amp bf16 --clip-norm 1 --accumulate 2 --syncbn custom --mixup 0.2 --optimizer adamw",
+    ],
+)
 def test_supported(options: str) -> None:
     assert problem(options) == ""

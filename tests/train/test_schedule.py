@@ -92,3 +92,16 @@ def test_multistep_drops_at_its_milestones() -> None:
 @pytest.mark.parametrize(("scaling", "peak"), [("linear", 2.0), ("none", 1.0)])
 def test_the_peak_scales_with_the_global_batch(scaling: str, peak: float) -> None:
     assert peak_rate(Config(data="", lr=1.0, lr_scaling=scaling), global_batch=512) == peak
+
+
+def test_a_warm_up_begins_where_asked() -> None:
+    """As torch's LinearLR, if it is stepped after every update."""
+    config = Config(data="", schedule="cosine", lr=0.5, warmup=0.1, warmup_start=0.01)
+    rate = make_schedule(config, 256, 1000)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    theirs = torch.optim.lr_scheduler.LinearLR(torch.optim.SGD([parameter], lr=0.5), 0.01, 1.0, 100)
+    for step in range(99):
+        theirs.optimizer.step()
+        theirs.step()
+        assert rate(step) == pytest.approx(theirs.get_last_lr()[0])
+    assert rate(100) == pytest.approx(0.5)

@@ -313,10 +313,18 @@ def test_mixup_and_cutmix_mix_by_the_reported_share() -> None:
 
 def test_a_mixed_images_loss_is_that_of_its_mixed_label() -> None:
     logits, labels = torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 5, 2, 2])
-    ours = losses(logits, labels, 0.1, Mix(0.7, None))
+    ours = losses(logits, labels, "ce", 0.1, Mix(0.7, None))
     one_hot = nn.functional.one_hot(labels, 6).double()
     target = 0.9 * (0.7 * one_hot + 0.3 * one_hot.roll(1, 0)) + 0.1 / 6
     assert torch.allclose(ours, nn.functional.cross_entropy(logits, target, reduction="none"))
+
+
+def test_binary_cross_entropy_is_that_of_the_soft_label_summed_over_the_classes() -> None:
+    logits, labels = torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 5, 2, 2])
+    one_hot = nn.functional.one_hot(labels, 6).double()
+    target = 0.9 * (0.7 * one_hot + 0.3 * one_hot.roll(1, 0)) + 0.1 / 6
+    expected = -(target * logits.sigmoid().log() + (1 - target) * (-logits).sigmoid().log()).sum(1)
+    assert torch.allclose(losses(logits, labels, "bce", 0.1, Mix(0.7, None)), expected)
 
 
 def test_residual_branches_begin_at_zero_only_if_asked() -> None:

@@ -98,3 +98,23 @@ def test_experiment_4() -> None:
     assert bare == [(512, 0.2, "linear", 0), (2048, 0.8, "linear", 0)]
     for job in ("e4_model", "e4_dp", "e4_pipeline", "e4_batches", "e4_nobn"):
         assert {(config.weight_decay, config.decay) for config in runs(job)} == {(1e-4, "all")}
+
+
+def test_torchvisions_recipe() -> None:
+    """references/classification, --model resnet50 for IMAGENET1K_V2, by the flags that the job's head quotes."""
+    (config,) = runs("imagenet_rn50_recipe")
+    steps = 600 * steps_per_epoch(IMAGENET, 1024, config.last_batch == "keep")
+    rate = make_schedule(config, 128 * 8, steps)
+    assert (config.arch, config.batch_size, config.epochs, config.optimizer) == ("resnet50", 128, 600, "sgd")
+    assert max(range(0, steps, 10), key=rate) == pytest.approx(steps * 5 / 600, rel=1e-3)
+    assert rate(round(steps * 5 / 600)) == pytest.approx(0.5)
+    assert rate(0) == pytest.approx(0.5 * 0.01, rel=0.02)
+    assert (config.momentum, config.nesterov, config.weight_decay, config.decay) == (0.9, False, 2e-5, "weights")
+    assert (config.label_smoothing, config.mixup, config.cutmix, config.loss) == (0.1, 0.2, 1.0, "ce")
+    assert (config.auto_augment, config.random_erase, config.repeats, config.flip) == ("trivial", 0.1, 4, 0.5)
+    assert {config.side(epoch) for epoch in range(600)} == {176}
+    assert (config.image_size, config.val_resize, config.crop_scale) == (224, 232, 0.08)
+    assert config.ema_every == 32
+    assert config.ema_decay == pytest.approx(1 - (1 - 0.99998) * 1024 * 32 / 600, abs=1e-6)
+    assert not config.zero_init_residual
+    assert not config.clip_norm

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from train.config import Config
 
 TRIES = 10
-NUMBERS = 4 * TRIES + 1  # random numbers per image: four for each attempt at a crop, one for the flip
+FLIP, SEED = 4 * TRIES, 4 * TRIES + 1  # random numbers per image: four per attempt at a crop, the flip, `policy`'s seed
+NUMBERS = SEED + 1
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def validation_view(config: Config, width: int, height: int) -> View:
 
 def training_view(config: Config, width: int, height: int, numbers: Sequence[float], side: int) -> View:
     """The augmented view of one image; `numbers` are NUMBERS uniforms in [0, 1), `side` is that of the result."""
-    flip = numbers[-1] < config.flip
+    flip = numbers[FLIP] < config.flip
     if config.augment == "crop":
         return View(random_box(width, height, config.crop_scale, numbers), flip=flip)
     centre = validation_view(config, width, height)

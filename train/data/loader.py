@@ -17,6 +17,7 @@ from torch import Tensor
 from train.config import Config
 from train.data import augment, decode, sampler
 from train.data.batch import Batch, Copy, Event, Request, Transfer
+from train.data.policy import make_policy
 from train.data.source import Pixels, Source
 from train.errors import TrainError
 
@@ -103,6 +104,7 @@ class Loader:
         self._config, self.source, self.batch_size = config, source, batch
         self._training = decoder is not None
         self._decoder, self._transfer = decoder or decode.Pillow(), transfer
+        self._policy = make_policy(config) if self._training else None
         self._damaged = Damaged(config.max_damaged, {})
         workers = config.workers if config.workers >= 0 else max(1, len(os.sched_getaffinity(0)) // core_sharers)
         self._pool = ThreadPoolExecutor(workers, "decode") if workers else None
@@ -145,15 +147,16 @@ class Loader:
     def _start(self, slot: Slot, request: Request, epoch: int, side: int) -> Pending:
         if slot.read:
             slot.read.synchronize()
-        count = len(request.indices)
+        count, images_in_all = len(request.indices), len(self.source.labels)
+        places = request.indices % images_in_all  # an index beyond is a further copy of an image: `sampler.order`
         images, weights = slot.memory[: count * side**2 * 3].view(count, side, side, 3), torch.ones(count)
-        labels = torch.from_numpy(self.source.labels[request.indices])
+        labels = torch.from_numpy(self.source.labels[places])
         numbers = sampler.uniforms(self._config.seed, epoch, request.indices, augment.NUMBERS)
         out, valid = images.numpy(), weights.numpy()
 
         def chunk(start: int) -> None:
             for place in range(start, min(start + CHUNK, count)):
-                valid[place] = self._decode(int(request.indices[place]), numbers[place].tolist(), out[place])
+                valid[place] = self._decode(int(places[place]), numbers[place].tolist(), out[place])
 
         batch, tasks = Batch(images, labels, weights, request.total, request.last), []
         for start in range(0, count, CHUNK):
@@ -181,4 +184,6 @@ class Loader:
             self._damaged.add(self.source.name(index), str(error))
             out[...] = 0
             return False
+        if self._policy:
+            self._policy(out, numbers[augment.SEED])
         return True

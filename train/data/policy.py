@@ -112,7 +112,7 @@ def _erase(pixels: Pixels, colour: list[int], draw: np.random.Generator) -> None
     side = len(pixels)
     for _ in range(TRIES):
         area = draw.uniform(*ERASED_AREA) * side**2
-        ratio = math.exp(draw.uniform(*map(math.log, ERASED_RATIO)))
+        ratio = math.exp(draw.uniform(math.log(ERASED_RATIO[0]), math.log(ERASED_RATIO[1])))
         height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if height < side and width < side:
             top, left = draw.integers(side - height + 1), draw.integers(side - width + 1)

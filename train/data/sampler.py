@@ -29,10 +29,18 @@ def fold(*parts: int) -> int:
     return int(state[0])
 
 
-def order(seed: int, epoch: int, count: int) -> Indices:
-    """The permutation of `count` samples for one epoch."""
+def order(seed: int, epoch: int, count: int, repeats: int = 1, batch: int = 1) -> Indices:
+    """The permutation of `count` samples for one epoch.
+
+    Repeated augmentation (Hoffer et al., arXiv 1901.09335): the first 1/repeats of it, each sample `repeats` times in
+    one batch. Copy c of a sample has its number + c x `count`, hence random numbers of its own. The copies are spread
+    over the batch, so they are on different ranks, and mixup does not mix an image with itself.
+    """
     keys = _mix(np.arange(count, dtype=np.uint64) * _GOLDEN + np.uint64(fold(seed, epoch)))
-    return np.argsort(keys, kind="stable").astype(np.int64)
+    permutation = np.argsort(keys, kind="stable").astype(np.int64)
+    place = np.arange(count)
+    copied: Indices = permutation[place // repeats] + place % repeats * count
+    return copied[np.lexsort((place % repeats, place // batch))] if repeats > 1 else permutation
 
 
 def uniforms(seed: int, epoch: int, indices: Indices, count: int) -> NDArray[np.float64]:

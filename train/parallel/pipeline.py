@@ -53,4 +53,4 @@ class PipelineStep(StageStep):
 
     def _losses(self, logits: Tensor, target: Tensor) -> Tensor:
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return losses(wide, target[:, 0].long(), self.config.label_smoothing)
+        return losses(wide, target[:, 0].long(), self.config.loss, self.config.label_smoothing)

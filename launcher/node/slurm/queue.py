@@ -77,6 +77,7 @@ class RunInQueue:
     def _state(self, rank: int, code: int, count: int) -> ContainerState:
         phase = self.phase
         started, _, finished = self.attempts.get(rank, (0.0, None, 0.0))
+        telling = self.job is not None and (self.job.waits or not started)
         own = {labels.NODE: f"node-{rank}", labels.NODE_RANK: str(rank), labels.RANKS: f"{rank * count}+{count}"}
         name = f"{self.spec['name'].rpartition('-')[0]}-{rank}"
         return ContainerState(
@@ -90,7 +91,7 @@ class RunInQueue:
             restarts=0,
             started=started,
             finished=finished or (self.end[1] if self.end else 0.0),
-            error="" if started or self.job is None else str(self.job),
+            error=str(self.job) if telling else "",
         )
 
     @property
@@ -156,7 +157,11 @@ def _spec(text: str) -> Mapping[str, Any]:
 
 
 def _last_attempt(text: str) -> tuple[float, int | None, float]:
-    lines = [line.split() for line in text.splitlines()]
-    started = next((float(words[1]) for words in reversed(lines) if words[0] == "start"), 0.0)
-    last = lines[-1] if lines else [""]
-    return (started, int(last[1]), float(last[2])) if last[0] == "exit" else (started, None, 0.0)
+    """When it started; its exit code, and when, where it has ended."""
+    started, code, finished = 0.0, None, 0.0
+    for found in re.finditer(r"^(?:start|exit (\d{1,3})) (\d{1,12})$", text, re.MULTILINE):
+        if found[1] is None:
+            started, code, finished = float(found[2]), None, 0.0
+        else:
+            code, finished = int(found[1]), float(found[2])
+    return started, code, finished

@@ -1,0 +1,63 @@
+"""Rootless engines: images travel as to any other, but from the launcher: their ports are not the node's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from launcher.image import peers
+from launcher.image.distribution import provide
+from launcher.image.image_locations import ImageLocations
+from launcher.node.connect import caller_engine, connect
+from tests.bed import faults
+from tests.bed.bed import Bed
+from tests.bed.fixtures import unavailable
+from tests.bed.settings import TRAIN_IMAGE, BedUnavailable
+
+pytestmark = [pytest.mark.bed, pytest.mark.slow, pytest.mark.timeout(600)]
+MORE, MEGABYTE = "launcher-test-rootless:1", 10**6
+
+
+@pytest.fixture
+def rootless_bed(clean_bed: Bed) -> Iterator[Bed]:
+    try:
+        with faults.rootless_engine(clean_bed, *clean_bed.nodes[:2]):
+            yield clean_bed
+    except BedUnavailable as reason:
+        unavailable(str(reason))
+
+
+@pytest.fixture
+def more() -> Iterator[str]:
+    """Two megabytes on top of Debian."""
+    text = f"FROM {TRAIN_IMAGE}\nRUN head -c {2 * MEGABYTE} /dev/urandom >/more\n"
+    argv = ["docker", "build", "-q", "-t", MORE, "-"]
+    environment = {**os.environ, "DOCKER_BUILDKIT": "0"}
+    subprocess.run(argv, input=text.encode(), env=environment, check=True, capture_output=True)
+    yield MORE
+    subprocess.run(["docker", "image", "rm", MORE], check=True, capture_output=True)
+
+
+def test_missing_layers_are_sent_and_peers_replaced(
+    rootless_bed: Bed, more: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = [(node.alias, node.alias) for node in rootless_bed.nodes[:2]]
+    log: list[str] = []
+    with connect(hosts, ssh_config=rootless_bed.ssh_config) as fleet, caller_engine() as local:
+        assert [facts.engine.rootless for facts in fleet.facts() if facts.engine] == [True, True]
+        provide(TRAIN_IMAGE, ImageLocations(fleet.engines, local, log.append))
+        done = provide(more, ImageLocations(fleet.engines[:1], local, log.append))
+        assert 2 * MEGABYTE < done.shipped["node1"] < 2.1 * MEGABYTE
+        done = provide(more, ImageLocations(fleet.engines, None, log.append))
+        assert 2 * MEGABYTE < done.shipped["node2"] < 2.1 * MEGABYTE  # read out of node1's store
+
+        for name in (more, TRAIN_IMAGE):
+            rootless_bed.ssh("node2", "docker", "image", "rm", name)
+        monkeypatch.setenv(peers.VARIABLE, "1")
+        done = provide(more, ImageLocations(fleet.engines, local, log.append))
+        assert done.shipped["node2"] > 10 * MEGABYTE  # all of it, compressed if the link was slow
+        assert any("node2 does not reach node1" in line for line in log)
+    assert rootless_bed.ssh("node1", "docker", "ps", "-aq").stdout == ""

@@ -1,0 +1,52 @@
+"""A Slurm for all tests of a session, and the launcher with a settings file that names it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.bed.fixtures import unavailable
+from tests.bed.settings import BedUnavailable
+from tests.e2e.cli import Cli
+from tests.slurm.bed import SlurmBed
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[SlurmBed]:
+    """Skipped where this machine cannot run it; fails there if LAUNCHER_BED_REQUIRED is set."""
+    bed = SlurmBed.from_environment()
+    try:
+        bed.up(may_install=bool(os.environ.get("LAUNCHER_BED_REQUIRED")))
+    except BedUnavailable as error:
+        unavailable(str(error))
+    yield bed
+    bed.down()
+
+
+@pytest.fixture
+def cli(slurm: SlurmBed, tmp_path: Path) -> Iterator[Cli]:
+    """The launcher in an empty project. The queue is empty afterwards: nothing is left there."""
+    made = user(slurm, tmp_path)
+    yield made
+    left = slurm.jobs()
+    for job in left:
+        slurm("scancel", job.split()[0], check=False)
+    assert not left, f"left in the queue: {left}"
+
+
+def user(slurm: SlurmBed, folder: Path) -> Cli:
+    """One with a project folder of their own, and the same account."""
+    project = folder / "project"
+    project.mkdir(parents=True)
+    settings = folder / "config" / "launcher" / "settings.yaml"
+    settings.parent.mkdir(parents=True)
+    hpc = {"kind": "slurm", "login": "local", "workdir": str(slurm.shared), "gpus": 0, "python": sys.executable}
+    settings.write_text(yaml.safe_dump({"clusters": {"hpc": hpc, "far": {**hpc, "login": "login"}}}))
+    settings.chmod(0o600)
+    own = {"XDG_CONFIG_HOME": str(folder / "config"), "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "200"}
+    return Cli(project, {**own, "SLURM_CONF": str(slurm.config), "LAUNCHER_SSH_CONFIG": str(slurm.ssh_config)})

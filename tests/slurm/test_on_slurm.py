@@ -1,0 +1,216 @@
+"""Runs on a real Slurm through the CLI: `up --on`, and every command that finds such a run."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.cli import ROOT, Cli
+from tests.slurm.bed import SlurmBed
+from tests.slurm.conftest import user
+
+pytestmark = pytest.mark.timeout(240)
+TICKS = "for i in $(seq 1 300); do echo tick $i; sleep 1; done"
+
+
+def job(cli: Cli, script: str, nodes: int = 2, **keys: Any) -> Path:
+    """A job whose nodes run a shell script: it needs no torch, so it starts at once."""
+    run = {"command": ["sh", "-c", script]}
+    return cli.job(runtime="process", nodes=["local"] * nodes, gpus="none", run=run, **keys)
+
+
+def until(true: Callable[[], object], what: str, timeout: float = 60) -> None:
+    deadline = time.monotonic() + timeout
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+def is_running(slurm: SlurmBed) -> bool:
+    return any(" RUNNING " in line for line in slurm.jobs())
+
+
+def status(cli: Cli) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(cli("status", "--json").stdout)
+    return found
+
+
+def folder(slurm: SlurmBed, cli: Cli) -> Path:
+    """The run's folder on the shared file system."""
+    return slurm.shared / ".launcher" / cli.runs()[-1].name
+
+
+def test_four_nodes_run_what_export_prints(slurm: SlurmBed, cli: Cli) -> None:
+    file = job(cli, 'echo "rank $RANK of $WORLD_SIZE on $LAUNCHER_NODE: $GREETING"', nodes=4, env={"GREETING": "it's"})
+    done = cli("up", file, "--on", "hpc")
+    assert "rank 0 of 4 on node-0: it's" in done.stdout
+    assert "is submitted to slurm:hpc, job " in done.stderr
+    assert [node["exit_code"] for node in cli.result()["nodes"]] == [0, 0, 0, 0]
+    logs = {log.name: log.read_text() for log in (cli.runs()[-1] / "logs").glob("node-*.log")}
+    assert logs == {f"node-{rank}.log": f"rank {rank} of 4 on node-{rank}: it's\n" for rank in range(4)}
+    submitted = (folder(slurm, cli) / ".node" / "job.sh").read_text()
+    assert submitted == cli("export", file, "--to", "slurm", "--on", "hpc").stdout
+    cli("down", "--purge")
+    assert not folder(slurm, cli).exists()
+
+
+def test_a_rank_that_raises_is_named_with_its_own_traceback(cli: Cli) -> None:
+    script = cli.program("raises.py")
+    file = cli.job(runtime="process", nodes=["local", "local"], gpus="none", run={"script": script})
+    done = cli("up", file, "--on", "hpc", code=1)
+    shown = done.stdout + done.stderr
+    assert "KeyError: 'dog'" in shown
+    failure = cli.result()["failure"]
+    assert (failure["node"], failure["rank"]) == ("node-1", 1)
+    assert cli.result()["state"] == "failed"
+
+
+def test_a_time_limit(cli: Cli) -> None:
+    done = cli("up", job(cli, "sleep 600", timeout="2s"), "--on", "hpc", code=1)
+    assert "time limit" in done.stdout + done.stderr
+
+
+def test_down_stops_it_and_the_launcher_that_follows_it_says_who_did(slurm: SlurmBed, cli: Cli) -> None:
+    following = cli.start("up", job(cli, TICKS), "--on", "hpc")
+    until(lambda: cli.runs() and "tick" in cli("logs", "--no-follow", code=None).stdout, "it does not run")
+    cli("down")
+    _, err = following.communicate(timeout=60)
+    assert following.returncode == 5, err
+    assert cli.result()["state"] == "stopped"
+    assert not slurm.jobs()
+    cli("down")  # twice does no harm
+
+
+def test_a_cluster_behind_ssh(slurm: SlurmBed, cli: Cli) -> None:
+    """Followed by a launcher whose own environment does not know Slurm."""
+    far = Cli(cli.cwd, {name: value for name, value in cli.env.items() if name != "SLURM_CONF"})
+    following = far.start("up", job(far, TICKS), "--on", "far")
+    until(lambda: far.runs() and "tick" in far("logs", "--no-follow", code=None).stdout, "it does not run")
+    assert [node["state"] for node in status(far)["nodes"]] == ["running", "running"]
+    assert far.runs()[-1].name in far("runs", "--on", "far").stdout
+    far("down")
+    _, err = following.communicate(timeout=60)
+    assert following.returncode == 5, err
+
+
+def test_scancel_by_hand_is_a_failure(slurm: SlurmBed, cli: Cli) -> None:
+    following = cli.start("up", job(cli, TICKS), "--on", "hpc")
+    until(lambda: is_running(slurm), "it does not run")
+    slurm("scancel", slurm.jobs()[0].split()[0])
+    following.communicate(timeout=60)
+    assert following.returncode == 1
+    assert cli.result()["state"] == "failed"
+
+
+def test_a_job_that_waits_shows_why_and_ctrl_c_leaves_it(slurm: SlurmBed, cli: Cli) -> None:
+    slurm("scontrol", "update", "partitionname=all", "State=DOWN")
+    try:
+        waiting = cli.start("up", job(cli, "echo at last"), "--on", "hpc")
+        until(slurm.jobs, "it was not submitted")
+        until(lambda: "PENDING (PartitionDown)" in status(cli)["nodes"][0]["last"], "no reason is shown")
+        waiting.send_signal(signal.SIGINT)
+        _, err = waiting.communicate(timeout=30)
+        assert waiting.returncode == 0, err
+        assert "launcher logs" in err
+    finally:
+        slurm("scontrol", "update", "partitionname=all", "State=UP")
+    assert "at last" in cli("logs").stdout
+
+
+def test_down_takes_a_job_that_waits_out_of_the_queue(slurm: SlurmBed, cli: Cli) -> None:
+    slurm("scontrol", "update", "partitionname=all", "State=DOWN")
+    try:
+        cli("up", job(cli, TICKS), "--on", "hpc", "-d")
+        assert len(slurm.jobs()) == 1
+        cli("down")
+        assert not slurm.jobs()
+    finally:
+        slurm("scontrol", "update", "partitionname=all", "State=UP")
+
+
+def test_a_killed_launcher_is_followed_by_another_one_that_has_no_record(
+    slurm: SlurmBed, cli: Cli, tmp_path: Path
+) -> None:
+    first = cli.start("up", job(cli, "for i in $(seq 1 50); do echo tick $i; sleep 0.1; done"), "--on", "hpc")
+    until(lambda: cli.runs() and "tick 3\n" in cli("logs", "--no-follow", code=None).stdout, "it does not run")
+    first.kill()
+    first.communicate()
+    other = user(slurm, tmp_path / "other")
+    assert cli.runs()[-1].name in other("runs", "--on", "hpc").stdout
+    seen = other("logs", "job", "--on", "hpc").stdout
+    assert re.findall(r"tick (\d+)", seen) == [str(i) for i in range(1, 51)]
+    assert other.result()["state"] == "done"
+
+
+def test_the_variants_of_a_sweep_are_submitted_at_once(slurm: SlurmBed, cli: Cli) -> None:
+    file = cli.job(
+        runtime="process", nodes=1, gpus="none", run={"command": ["echo", "with"]}, sweep=[{"lr": 1}, {"lr": 2}]
+    )
+    done = cli("up", file, "--on", "hpc", "-d")
+    assert done.stderr.count("is submitted to slurm:hpc") == 2
+    shown = [cli("logs", run.name).stdout.strip() for run in cli.runs()]
+    assert sorted(shown) == ["with --lr 1", "with --lr 2"]
+
+
+def test_exec_runs_beside_the_job_on_a_node_of_it(slurm: SlurmBed, cli: Cli) -> None:
+    cli("up", job(cli, TICKS, env={"GREETING": "hello"}), "--on", "hpc", "-d")
+    cli.until_logged("tick 1")
+    done = cli("exec", "--node", "node-1", "--", "sh", "-c", 'echo "$GREETING from $LAUNCHER_NODE"; exit 3', code=3)
+    assert "hello from node-1" in done.stdout
+    cli("down")
+
+
+def until_ended(slurm: SlurmBed, following: subprocess.Popen[str], timeout: float = 120) -> str:
+    """Slurm lets a requeued job wait for two minutes, unless it is told to begin."""
+    deadline = time.monotonic() + timeout
+    while following.poll() is None:
+        assert time.monotonic() < deadline, f"it does not end: {slurm.jobs()}"
+        for line in slurm.jobs():
+            number, state, _ = line.split()
+            if state == "PENDING":
+                slurm("scontrol", "update", f"jobid={number}", "starttime=now", check=False)
+        time.sleep(0.5)
+    return "".join(following.communicate())
+
+
+def test_a_failed_run_is_requeued_as_often_as_it_may_restart(slurm: SlurmBed, cli: Cli) -> None:
+    script = 'n=$(cat "$LAUNCHER_OUTPUT/n" 2>/dev/null || echo 0); echo attempt $n; [ $n -ge 1 ] && exit 0; '
+    script += 'sleep 1; echo 1 >"$LAUNCHER_OUTPUT/n"; exit 7'
+    shown = until_ended(slurm, cli.start("up", job(cli, script, nodes=1, restarts=1), "--on", "hpc"))
+    assert "attempt 1" in shown
+    (node,) = cli.result()["nodes"]
+    assert cli.result()["state"] == "done"
+    assert node["restarts"] == 1
+    assert node["restarted"][0].startswith("exit code 7")
+
+
+def test_a_node_that_is_lost_requeues_the_job_on_another_one(slurm: SlurmBed, cli: Cli) -> None:
+    script = "echo on $SLURMD_NODENAME; [ -e $LAUNCHER_OUTPUT/again ] && exit 0; : >$LAUNCHER_OUTPUT/again; sleep 600"
+    following = cli.start("up", job(cli, script, nodes=1, restarts=1), "--on", "hpc")
+    until(lambda: cli.runs() and "on n1" in cli("logs", "--no-follow", code=None).stdout, "it does not run")
+    slurm("scontrol", "update", "nodename=n1", "state=down", "reason=test")
+    try:
+        shown = until_ended(slurm, following)
+    finally:
+        slurm("scontrol", "update", "nodename=n1", "state=resume")
+    assert "on n2" in shown
+    assert cli.result()["state"] == "done"
+
+
+@pytest.mark.slow
+def test_quickstart_gives_the_same_weights_as_on_plain_process_nodes(slurm: SlurmBed, cli: Cli) -> None:
+    project = Cli(ROOT, cli.env)
+    sets = ("--set", "run.args.epochs=1", "--set", "run.args.print_digest=true", "--set", "gpus=none")
+    digests = []
+    for where in ((), ("--on", "hpc")):
+        out = project("up", ROOT / "jobs/quickstart.yaml", *sets, *where, timeout=600).stdout
+        digests.append(re.findall(r"digest \S+", out)[-1])
+    assert digests[0] == digests[1]

@@ -1,0 +1,137 @@
+"""Weights from files: fine-tuning with other classes, validation without training, and export."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.train.runs import DIGITS, digit_tree, run
+from train.__main__ import main
+from train.errors import TrainError
+from train.models import make_model
+from train.weights import read_weights
+
+OPTIONS = "--arch smallcnn --image-size 16 --val-resize 16 --batch-size 8 --workers 1 --threads 1 --device cpu"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return digit_tree(tmp_path_factory.mktemp("data"), 48, 21)
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of a run with averaged weights."""
+    folder = tmp_path_factory.mktemp("trained")
+    options = ["--data", str(data), "--output", str(folder), *OPTIONS.split()]
+    assert main([*options, "--epochs", "2", "--ema-decay", "0.9", "--ema-every", "2", "--lr", "1"]) == 0
+    return folder
+
+
+def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if line["kind"] == kind]
+
+
+def save(path: Path, arch: str, classes: int, **rename: str) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = make_model(arch, classes).state_dict()
+    torch.save(state, path)
+    return state
+
+
+def test_evaluate_gives_the_scores_of_the_best_epoch_on_two_processes(
+    data: Path, trained: Path, tmp_path: Path
+) -> None:
+    best = max(lines(trained, "epoch"), key=lambda line: float(line["val"]["top1"]))["val"]
+    file = trained / "checkpoints" / "best.pt"
+    first = run(tmp_path, 2, "--data", data, "--evaluate", file, *OPTIONS.split())[0]
+    end = first.metrics("end")[0]
+    assert {name: end[name] for name in best} == pytest.approx(best, rel=1e-6)
+    assert f"train: {file}: val Loss" in first.lines[-1]
+    assert not (first.output / "checkpoints").exists()
+
+
+def test_fine_tuning_begins_with_all_weights_but_the_last_layers(trained: Path, tmp_path: Path) -> None:
+    """From ten digits to three."""
+    tree = digit_tree(tmp_path / "data", 48, 21)
+    for folder in tree.glob("*/[3-9]"):
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+    options = ["--data", str(tree), "--output", str(tmp_path / "out"), *OPTIONS.split()]
+    file = trained / "checkpoints" / "best.pt"
+    assert main([*options, "--epochs", "1", "--lr", "1e-12", "--pretrained", str(file)]) == 0
+    tuned = torch.load(tmp_path / "out" / "checkpoints" / "last.pt", weights_only=True)["model"]
+    source = torch.load(file, weights_only=True)["ema"]
+    assert tuned["classifier.weight"].shape == (3, 64)
+    for name, value in source.items():
+        if not name.startswith("classifier"):
+            assert torch.allclose(tuned[name], value, atol=1e-6), name
+    # a resumed run goes on from its own checkpoint, not from --pretrained again
+    assert main([*options, "--epochs", "2", "--lr", "1e-12", "--pretrained", "/not/there.pt"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("wrap", "arch"),
+    [
+        (lambda state: state, "resnet18"),
+        (lambda state: {"state_dict": {f"module.{name}": value for name, value in state.items()}}, "resnet18"),
+        (lambda state: {"model": state, "args": None, "epoch": 3}, "resnet18"),
+        (lambda state: {n: v for n, v in state.items() if "num_batches" not in n}, "resnet18"),
+        (lambda state: {n.replace(".norm1.", ".norm.1."): v for n, v in state.items()}, "densenet121"),
+        (lambda state: state | {"AuxLogits.conv0.weight": torch.zeros(1)}, "inception_v3"),
+    ],
+)
+def test_files_of_torchvision_and_timm_fit(tmp_path: Path, wrap: Any, arch: str) -> None:
+    state = make_model(arch, 7).state_dict()
+    torch.save(wrap(state), tmp_path / "weights.pth")
+    weights, model = read_weights(tmp_path / "weights.pth"), make_model(arch, 5)
+    fresh = weights.load(model, other_classes=True)
+    assert {name.rpartition(".")[2] for name in fresh} == {"weight", "bias"}
+    own = model.state_dict()
+    assert all(torch.equal(own[name], state[name]) for name in own if name not in fresh and "num_batches" not in name)
+    with pytest.raises(TrainError, match="and its classes"):
+        weights.load(model, other_classes=False)
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    torch.save(make_model("resnet18", 5).state_dict(), tmp_path / "weights.pth")
+    with pytest.raises(
+        TrainError, match=r"does not fit --arch: \d+ of \d+ tensors differ, the first is layer1.0.conv1"
+    ):
+        read_weights(tmp_path / "weights.pth").load(make_model("resnet50", 5), other_classes=True)
+    (tmp_path / "other.pth").write_bytes(b"no weights")
+    with pytest.raises(TrainError, match="no file of weights"):
+        read_weights(tmp_path / "other.pth")
+    with pytest.raises(TrainError, match="no such file on this machine"):
+        read_weights(tmp_path / "third.pth")
+    torch.save({"epoch": 3}, tmp_path / "fourth.pth")
+    with pytest.raises(TrainError, match="no state dict"):
+        read_weights(tmp_path / "fourth.pth")
+
+
+def test_the_exported_model_gives_the_logits_of_the_averaged_weights(trained: Path, tmp_path: Path) -> None:
+    assert main(["export", str(trained / "checkpoints" / "best.pt"), str(tmp_path / "model.pt2")]) == 0
+    extra = {"classes.json": ""}
+    program = torch.export.load(tmp_path / "model.pt2", extra_files=extra).module()
+    assert json.loads(extra["classes.json"]) == [str(digit) for digit in range(10)]
+    model = make_model("smallcnn", 10).eval()
+    model.load_state_dict(torch.load(trained / "checkpoints" / "best.pt", weights_only=True)["ema"])
+    images = torch.rand(5, 3, 16, 16)
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    assert torch.allclose(program(images), model((images - mean) / std), atol=1e-5)
+
+
+def test_onnx_is_exported_or_its_missing_package_is_named(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "model.onnx"
+    code = main(["export", str(trained / "checkpoints" / "best.pt"), str(file)])
+    if code:
+        assert "pip install onnx onnxscript" in capsys.readouterr().err
+    else:
+        assert file.stat().st_size > 10_000
+    assert main(["export", str(DIGITS), str(tmp_path / "model.pt2")]) == 2
+    assert main(["export", str(trained / "checkpoints" / "best.pt"), str(tmp_path / "model.txt")]) == 2

@@ -1,0 +1,73 @@
+"""`python -m train export CHECKPOINT FILE`: the trained model for use elsewhere, by torch.export (.pt2) or as ONNX."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from train.config import Config
+from train.errors import TrainError
+from train.models import configured_model
+from train.weights import read_weights
+
+
+class Classifier(nn.Module):
+    """The model with its normalisation: RGB in 0..1, (n, 3, side, side), to logits (n, classes)."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: nn.Module, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("mean", mean.view(1, 3, 1, 1))
+        self.register_buffer("std", std.view(1, 3, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.model((images - self.mean) / self.std)
+        return logits
+
+
+def main(argv: list[str]) -> None:
+    """Raises TrainError: not a checkpoint of this trainer, or the format's packages are missing."""
+    parser = argparse.ArgumentParser(prog="python -m train export", description=__doc__, allow_abbrev=False)
+    parser.add_argument("checkpoint", type=Path, help="such as checkpoints/best.pt; the averaged weights if it has any")
+    parser.add_argument("file", type=Path, help="ends in .pt2 (torch.export.load) or .onnx")
+    options = parser.parse_args(argv)
+    if options.file.suffix not in (".pt2", ".onnx"):
+        raise TrainError(f"{options.file}: the file's name must end in .pt2 or .onnx")
+    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    if options.file.suffix == ".onnx" and missing:
+        raise TrainError(f"{options.file}: ONNX needs {' and '.join(missing)}: pip install onnx onnxscript")
+    weights = read_weights(options.checkpoint)
+    if weights.state is None:
+        raise TrainError(f"{options.checkpoint}: not a checkpoint of this trainer, so its classes are unknown")
+    known = {item.name for item in fields(Config)}
+    config = Config(**{name: value for name, value in weights.state["config"].items() if name in known})
+    model, classes = configured_model(config, len(weights.state["classes"])), weights.state["classes"]
+    weights.load(model, other_classes=False)
+    classifier = Classifier(model.float(), torch.tensor(config.mean), torch.tensor(config.std)).eval()
+    _write(classifier, torch.rand(2, 3, config.image_size, config.image_size), classes, options.file)
+    print(
+        f"train: exported {options.checkpoint} to {options.file}: RGB in 0..1, (n, 3, {config.image_size}, "
+        f"{config.image_size}), to {len(classes)} logits"
+    )
+
+
+def _write(model: nn.Module, example: Tensor, classes: list[str], file: Path) -> None:
+    shapes: Any = ({0: torch.export.Dim("n")},)
+    program = torch.export.export(model, (example,), dynamic_shapes=shapes)
+    if file.suffix == ".pt2":
+        torch.export.save(program, file, extra_files={"classes.json": json.dumps(classes)})
+        return
+    written = torch.onnx.export(program, (example,), input_names=["images"], output_names=["logits"], dynamo=True)
+    assert written is not None
+    written.model.metadata_props["classes"] = json.dumps(classes)
+    written.save(file)
