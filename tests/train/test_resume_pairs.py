@@ -12,7 +12,7 @@ from tests.train.runs import digit_tree
 from train.config import parse
 from train.errors import Stopped
 from train.loop import train
-from train.parallel.world import StopSignal, World
+from train.parallel.world import Agreed, StopSignal, World
 
 BASE = "--image-size 8 --epochs 2 --batch-size 8 --workers 1 --device cpu --log-every 9 --threads 1"
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -36,11 +36,11 @@ class StopAt(StopSignal):
         super().__init__(world)
         self._left = step
 
-    def agreed(self) -> bool:
+    def agreed(self, save: bool = False) -> Agreed:
         self._left -= 1
         if self._left == 0:
             self.ask()
-        return super().agreed()
+        return super().agreed(save)
 
 
 def covering() -> list[dict[str, str]]:
