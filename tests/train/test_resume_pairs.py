@@ -21,10 +21,15 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "optimizer": ("", "--optimizer sgd --nesterov --decay all", "--optimizer lars", "--optimizer adamw --lr 0.001"),
     "schedule": ("", "--schedule cosine", "--schedule multistep --milestones 0.3", "--schedule linear --warmup 0.2"),
     "amp": ("", "--amp bf16", "--amp fp16", "--amp O2"),
-    "average": ("", "--ema-decay 0.9"),
+    "average": ("", "--ema-decay 0.9 --ema-every 2"),
     "gradients": ("", "--accumulate 2 --batch-size 4", "--clip-norm 0.5"),
-    "mix": ("", "--mixup 0.2", "--cutmix 1 --mixup 0.2 --label-smoothing 0.1"),
-    "images": ("", "--augment shift --last-batch drop", "--phases 8@0 16@0.5"),
+    "mix": ("", "--mixup 0.2", "--cutmix 1 --mixup 0.2 --label-smoothing 0.1 --loss bce"),
+    "images": (
+        "",
+        "--augment shift --last-batch drop",
+        "--phases 8@0 16@0.5",
+        "--auto-augment rand --random-erase 0.5",
+    ),
     "validation": ("", "--val-interval 2 --val-batch-size 5"),
 }
 
