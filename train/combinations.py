@@ -56,7 +56,10 @@ UNSUPPORTED: dict[str, frozenset[str]] = {
     "pipeline": frozenset({"amp", "clip_norm", "ema_decay", "syncbn", "compile", "mixup", "cutmix", "phases"}),
     # an overflow in one rank's part would have to be known to all; averages and LARS's norms are of whole tensors
     "fsdp": frozenset({"amp", "ema_decay", "optimizer", "compile", "static_graph"}),
-    "dual_batch": frozenset({"amp", "accumulate", "ema_decay", "syncbn", "compile", "mixup", "cutmix", "repeats"}),
+    "dual_batch": frozenset(
+        {"amp", "accumulate", "ema_decay", "syncbn", "compile", "mixup", "cutmix"}
+        | {"repeats", "pretrained", "evaluate"}
+    ),
 }
 
 
@@ -73,6 +76,8 @@ def _unsupported(config: Config, amp: str) -> dict[str, str]:
         "compile": config.compile,
         "phases": bool(config.phases),
         "repeats": config.repeats > 1,
+        "pretrained": bool(config.pretrained),
+        "evaluate": bool(config.evaluate),
         "optimizer": config.optimizer == "lars",
         "static_graph": config.static_graph,
     }
