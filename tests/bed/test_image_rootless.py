@@ -58,6 +58,6 @@ def test_missing_layers_are_sent_and_peers_replaced(
             rootless_bed.ssh("node2", "docker", "image", "rm", name)
         monkeypatch.setenv(peers.VARIABLE, "1")
         done = provide(more, ImageLocations(fleet.engines, local, log.append))
-        assert done.shipped["node2"] > 100 * MEGABYTE
+        assert done.shipped["node2"] > 10 * MEGABYTE  # all of it, compressed if the link was slow
         assert any("node2 does not reach node1" in line for line in log)
     assert rootless_bed.ssh("node1", "docker", "ps", "-aq").stdout == ""

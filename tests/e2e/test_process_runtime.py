@@ -166,6 +166,24 @@ def test_a_killed_launcher_loses_nothing(home_cli: Cli) -> None:
     assert home_cli("logs").stdout.splitlines() == [f"tick {i}" for i in range(40)]
 
 
+def test_a_run_goes_on_from_checkpoints_that_were_fetched(home_cli: Cli) -> None:
+    """Its node is gone, or here its folder: what `fetch --checkpoints` brought is carried over."""
+    count = "mkdir -p $LAUNCHER_OUTPUT/checkpoints; cd $LAUNCHER_OUTPUT/checkpoints; echo $(cat last) more >last"
+    job = home_cli.job("counts", **process_job(nodes=["local"], run={"command": ["sh", "-c", count]}))
+    home_cli("up", job)
+    home_cli("fetch", "--checkpoints")
+    first = home_cli.runs()[-1].name
+    homes = Path(home_cli.env["HOME"], ".launcher")
+    shutil.rmtree(homes / first)
+    home_cli("up", job, "--resume", first)
+    assert (homes / home_cli.runs()[-1].name / "checkpoints" / "last").read_text() == "more more\n"
+    shutil.rmtree(home_cli.runs()[0] / "checkpoints")
+    refused = home_cli("up", job, "--resume", first, code=3)
+    assert "has left no checkpoints/ to go on from on local" in refused.stderr
+    home_cli("down")
+    assert left(home_cli) == []
+
+
 def test_secrets_reach_the_program_and_nothing_else(home_cli: Cli) -> None:
     value = "s3cret-value-of-the-test"
     command = ["sh", "-c", f"test ${{#TOKEN}} -eq {len(value)} && echo token is $TOKEN"]
