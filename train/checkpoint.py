@@ -1,4 +1,4 @@
-"""Checkpoints: written atomically by rank 0 in the background, verified by a digest, loaded once and broadcast.
+"""Checkpoint files: written atomically in the background, verified by a digest. `train.replicas` says by whom.
 
 A file is either complete or absent: temporary name, fsync, rename. It contains the SHA-256 of its content, so that
 damage is detected, and `previous.pt` is used instead. Every file is a plain `torch.load` file.
@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from train.errors import TrainError
-from train.parallel.world import World
 
 State = dict[str, Any]
 FORMAT = 1
@@ -57,22 +55,22 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _map_tensors(value: Any, change: Any) -> Any:
+def map_tensors(value: Any, change: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _map_tensors(item, change) for key, item in value.items()}
+        return {key: map_tensors(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_map_tensors(item, change) for item in value)
+        return type(value)(map_tensors(item, change) for item in value)
     return change(value) if isinstance(value, Tensor) else value
 
 
 def snapshot(state: State) -> State:
     """A copy on the CPU, unaffected by later steps."""
-    copied: State = _map_tensors(state, lambda tensor: tensor.detach().to("cpu", copy=True))
+    copied: State = map_tensors(state, lambda tensor: tensor.detach().to("cpu", copy=True))
     return copied
 
 
 class Saver:
-    """Rank 0's writer: one file at a time, on a thread, so that training waits only for the copy in memory."""
+    """The writer of a folder: one file at a time, on a thread, so that training waits only for the copy in memory."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder, self._keep = folder, keep
@@ -143,6 +141,14 @@ class Loaded:
     state: State
     path: Path
     damaged: str | None = None
+    origin: str = ""  # the rank that had it, unless it is rank 0
+
+    @property
+    def age(self) -> tuple[int, ...]:
+        """Orders checkpoints. What a newer generation has written supersedes all of an older one, whatever its step."""
+        place = self.state.get("progress", {})
+        steps = (place.get(name, 0) for name in ("epoch", "step", "validated"))
+        return (self.state.get("generation", 0), *steps)
 
 
 def read(path: Path) -> State:
@@ -188,40 +194,3 @@ def find(resume: str, folder: Path) -> Loaded | None:
     if failures:
         raise TrainError(f"no usable checkpoint: {'; '.join(failures)}; start over with another --output")
     return None
-
-
-@dataclass(frozen=True)
-class _Hole:
-    """A placeholder for a tensor in a state whose tensors are broadcast separately."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-def broadcast(loaded: Loaded | None, world: World) -> Loaded | None:
-    """Rank 0's checkpoint on every rank, so that only rank 0's machine needs the file."""
-    if world.size == 1:
-        return loaded
-    tensors: list[Tensor] = []
-
-    def take(tensor: Tensor) -> _Hole:
-        tensors.append(tensor.contiguous())
-        return _Hole(tuple(tensor.shape), tensor.dtype)
-
-    skeleton = Loaded(_map_tensors(loaded.state, take), loaded.path, loaded.damaged) if loaded else None
-    skeleton = world.broadcast_object(skeleton)
-    if skeleton is None:
-        return None
-
-    def fill(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: fill(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(fill(item) for item in value)
-        if not isinstance(value, _Hole):
-            return value
-        tensor = tensors.pop(0) if world.first else torch.empty(value.shape, dtype=value.dtype)
-        dist.broadcast(tensor, 0)
-        return tensor
-
-    return Loaded(fill(skeleton.state), skeleton.path, skeleton.damaged)

@@ -51,12 +51,17 @@ UNSUPPORTED: dict[str, frozenset[str]] = {
     "ddp": frozenset(),
     "dp": frozenset({"syncbn"}),  # the replicas do not communicate
     # all stages would have to know of an overflow in one, or of the norm of all gradients
-    "model": frozenset({"amp", "clip_norm", "ema_decay", "syncbn", "compile"}),
+    "model": frozenset({"amp", "clip_norm", "ema_decay", "syncbn", "compile", "replicate"}),
     # mixing would be within a micro-batch, and its schedules have a fixed image size
-    "pipeline": frozenset({"amp", "clip_norm", "ema_decay", "syncbn", "compile", "mixup", "cutmix", "phases"}),
+    "pipeline": frozenset(
+        {"amp", "clip_norm", "ema_decay", "syncbn", "compile", "mixup", "cutmix", "phases", "replicate"}
+    ),
     # an overflow in one rank's part would have to be known to all; averages and LARS's norms are of whole tensors
-    "fsdp": frozenset({"amp", "ema_decay", "optimizer", "compile", "static_graph"}),
-    "dual_batch": frozenset({"amp", "accumulate", "ema_decay", "syncbn", "compile", "mixup", "cutmix", "repeats"}),
+    "fsdp": frozenset({"amp", "ema_decay", "optimizer", "compile", "static_graph", "replicate"}),
+    "dual_batch": frozenset(
+        {"amp", "accumulate", "ema_decay", "syncbn", "compile", "mixup", "cutmix", "repeats"}
+        | {"checkpoint_every", "replicate"}
+    ),
 }
 
 
@@ -72,11 +77,15 @@ def _unsupported(config: Config, amp: str) -> dict[str, str]:
         "cutmix": config.cutmix > 0,
         "compile": config.compile,
         "phases": bool(config.phases),
+        "checkpoint_every": bool(config.checkpoint_every),
+        "replicate": config.replicated,
         "repeats": config.repeats > 1,
         "optimizer": config.optimizer == "lars",
         "static_graph": config.static_graph,
     }
     texts = {name: f"--{name.replace('_', '-')} {getattr(config, name)}" for name, on in used.items() if on}
+    if "replicate" in texts and not config.replicate:
+        texts["replicate"] = "the job's min_nodes"
     if "amp" in texts and config.amp == "auto":
         texts["amp"] = f"--amp auto, which is {amp} on this GPU (--amp none works)"
     return texts

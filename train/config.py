@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from train.errors import TrainError
+from train.every import Every
 
 
 def option(group: str, text: str, default: Any, **limits: Any) -> Any:
@@ -214,6 +215,14 @@ class Config:
     checkpoints: str = option("output", "folder of the checkpoints; default: checkpoints in the output folder", "")
     log_every: int = option("output", "steps between console lines", 10, least=1)
     profile: bool = option("output", "trace a few steps of the first epoch into profile/trace.json (Perfetto)", False)
+    replicate: bool = option(
+        "output",
+        "each node's first worker writes checkpoints, not rank 0 alone; the newest whole one counts",
+        False,
+    )
+    checkpoint_every: str = option(
+        "output", "also a checkpoint every so many steps (500), or so often (30s, 5m, 1h); one an epoch is always", ""
+    )
     keep: int = option("output", "epoch checkpoints kept beside last and best", 0, least=0)
     print_digest: bool = option("output", "every rank prints the SHA-256 of its weights at the end", False)
 
@@ -229,6 +238,11 @@ class Config:
     def sides(self) -> list[int]:
         """The sides of all images of the run, in training and validation."""
         return sorted({self.image_size, *(self.side(epoch) for epoch in range(self.epochs))})
+
+    @property
+    def replicated(self) -> bool:
+        """Whether every node has the checkpoints: as the option says, and always in a job with min_nodes."""
+        return self.replicate or "LAUNCHER_MIN_NODES" in os.environ
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -325,6 +339,7 @@ def _check_values(config: Config) -> Config:
             raise TrainError(f"--phases {phase}: not of the form SIDE@SHARE, such as 160@0.3")
         if int(phase.partition("@")[0]) < 8:
             raise TrainError(f"--phases {phase}: the side must be at least 8")
+    Every(config.checkpoint_every)
     for text in config.model_kwargs:
         if not re.match(r"[a-z_]\w*=.", text):
             raise TrainError(f"--model-kwargs {text}: not of the form NAME=VALUE, such as dropout=0.2")

@@ -8,30 +8,29 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from train.checkpoint import Saver, weights_digest
+from train.checkpoint import weights_digest
+from train.clock import Clock
 from train.config import Config
 from train.data import sampler
-from train.data.batch import Batch, Request
+from train.data.batch import Request
 from train.errors import Stopped, TrainError
 from train.evaluate import SHOWN, evaluate
+from train.every import Every
 from train.hardware import device_name, peak_memory
 from train.metrics import Meter, Scores, check_finite
 from train.models import parameter_count
 from train.parallel.methods import device_count, method
 from train.parallel.world import StopSignal, World
 from train.profile import tracing
+from train.saving import AnySaver, make_saver, save, supersede
 from train.schedule import momentum_at
 from train.setup import Run, prepare
 from train.step import Plan, draw_mix
 from train.watch import Interval, Silent, Validated, Writer
-
-if TYPE_CHECKING:
-    from train.sharded import ShardedSaver
 
 
 def train(config: Config, world: World, stop: StopSignal) -> None:
@@ -47,7 +46,7 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
     if config.evaluate:
         _evaluate_only(run, watch, stop)
         return
-    saver = _saver(run)
+    saver = make_saver(run)
     if run.progress.validated >= config.epochs:
         done = f"{run.progress.validated} epochs of {config.epochs} are done"
         watch.say(f"train: nothing to do: {done}; raise --epochs to continue")
@@ -56,14 +55,14 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
     started, worked = time.perf_counter(), time.process_time()
     scores = Scores(0.0, 0.0, 0.0, 0)
     try:
+        supersede(run, watch, saver)
         while run.progress.validated < config.epochs:
             if run.progress.validated == run.progress.epoch:
-                _train_epoch(run, watch, stop)
+                _train_epoch(run, watch, stop, saver)
             scores = _finish_epoch(run, watch, stop, saver) or scores
     except Stopped:
-        run.step.gather_to_rank0()
+        save(run, watch, saver)
         if saver:
-            saver.save(run.state())
             saver.close()
         world.sum(torch.zeros(1))  # no rank exits before the file is written, or torchrun would kill the others
         where = f"epoch {run.progress.epoch + 1}, step {run.progress.step}"
@@ -87,7 +86,7 @@ def _evaluate_only(run: Run, watch: Silent, stop: StopSignal) -> None:
     watch.begin(_facts(run), None)
     started = time.perf_counter()
     try:
-        sums, _ = evaluate(run.step.evaluated, run.val_loader, run.step.objective, run.world, stop.agreed)
+        sums, _ = evaluate(run.step.evaluated, run.val_loader, run.step.objective, run.world, stop.stopped)
     finally:
         run.train_loader.close()
         run.val_loader.close()
@@ -100,15 +99,6 @@ def _evaluate_only(run: Run, watch: Silent, stop: StopSignal) -> None:
     )
 
 
-def _saver(run: Run) -> Saver | ShardedSaver | None:
-    folder, keep = run.config.checkpoint_folder, run.config.keep
-    if run.step.sharded:
-        from train.sharded import ShardedSaver  # imports torch.distributed.checkpoint, which takes a second
-
-        return ShardedSaver(folder, keep, run.world, run.model)
-    return Saver(folder, keep) if run.world.first else None
-
-
 def _announce(run: Run, watch: Silent) -> None:
     config, dataset = run.config, run.dataset
     watch.say(
@@ -119,8 +109,10 @@ def _announce(run: Run, watch: Silent) -> None:
     )
     if run.resumed:
         if run.resumed.damaged:
-            watch.say(f"train: {run.resumed.damaged}; using the previous one")
-        watch.say(f"train: resumed {run.resumed.path} at epoch {run.progress.epoch + 1}, step {run.progress.step}")
+            watch.say(f"train: {run.resumed.damaged}; using another one")
+        origin = f" of {run.resumed.origin}" if run.resumed.origin else ""
+        where = f"epoch {run.progress.epoch + 1}, step {run.progress.step}"
+        watch.say(f"train: resumed {run.resumed.path}{origin} at {where}")
 
 
 def _facts(run: Run) -> dict[str, object]:
@@ -143,7 +135,7 @@ def _facts(run: Run) -> dict[str, object]:
     }
 
 
-def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
+def _train_epoch(run: Run, watch: Silent, stop: StopSignal, saver: AnySaver | None) -> None:
     """Trains the rest of the current epoch.
 
     Raises:
@@ -151,15 +143,22 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
     """
     config, world, progress = run.config, run.world, run.progress
     run.model.train()
-    meter = Meter(world, progress.sums)
-    clock, plan = _Clock(), None
+    meter = Meter(world, progress.sums, progress.interval)
+    clock, plan, begun = Clock(), None, progress.step
+    every = Every(config.checkpoint_every)
     trace = tracing(config, world, progress.epoch)
     for batch in clock.timed(run.train_loader.batches(requests(run), progress.epoch)):
-        if plan is None and stop.agreed():  # between two steps, never between micro-batches
-            _check_finite(run, meter.read(0.0)[0], f"step {progress.step}")
-            progress.sums = meter.epoch
-            raise Stopped
-        plan = plan or _plan(run)
+        if plan is None:  # between two steps, never between micro-batches
+            agreed = stop.agreed(save=world.first and every.time_is_up())
+            due = agreed.save or every.steps_done(run.global_step)
+            if agreed.stop or (due and progress.step > begun):
+                meter.reduce()
+                _check_finite(run, meter.interval, f"step {progress.step}")
+                progress.sums, progress.interval = meter.epoch, meter.interval
+                if agreed.stop:
+                    raise Stopped
+                save(run, watch, saver)
+            plan = _plan(run)
         if progress.epoch == progress.step == 0:
             watch.images("Images/augmented", batch.images[:SHOWN].cpu().numpy(), 0)
         meter.add(run.step.accumulate(batch, plan))
@@ -170,6 +169,7 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
         else:
             progress.skipped += 1
             watch.say(f"Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to {run.step.scale.value}")
+        clock.images += batch.total
         rate, plan = plan.rate, None
         progress.step += 1
         trace.step()
@@ -177,10 +177,11 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal) -> None:
         if progress.step % config.log_every == 0 or progress.step == run.epoch_steps:
             sums, wait = meter.read(clock.waited)
             _check_finite(run, sums, f"step {progress.step}")
-            seconds = clock.restart()
-            watch.progress(_interval(run, Scores.of(sums), Scores.of(meter.epoch), rate, seconds, wait / world.size))
+            images_per_s, seconds = clock.restart()
+            wait /= seconds * world.size
+            watch.progress(_interval(run, Scores.of(sums), Scores.of(meter.epoch), rate, images_per_s, wait))
     trace.close()
-    progress.sums = meter.epoch
+    progress.sums, progress.interval = meter.epoch, meter.interval
     progress.epoch, progress.step = progress.epoch + 1, 0
 
 
@@ -223,7 +224,7 @@ def requests(run: Run) -> Iterator[Request]:
             yield Request(np.concatenate([piece, permutation[:filler]]), total, filler, start == starts[-1])
 
 
-def _interval(run: Run, now: Scores, so_far: Scores, rate: float, seconds: float, wait: float) -> Interval:
+def _interval(run: Run, now: Scores, so_far: Scores, rate: float, images_per_s: float, wait: float) -> Interval:
     ideal = run.ideal_seconds[run.config.side(run.progress.epoch)]
     return Interval(
         epoch=run.progress.epoch + 1,
@@ -235,26 +236,24 @@ def _interval(run: Run, now: Scores, so_far: Scores, rate: float, seconds: float
         interval=now,
         so_far=so_far,
         lr=rate,
-        images_per_s=now.images / seconds,
-        data_wait=min(wait / seconds, 1.0),
-        mfu=ideal and min(now.images / seconds * ideal / device_count(run.config, run.world), 1.0),
+        images_per_s=images_per_s,
+        data_wait=min(wait, 1.0),
+        mfu=ideal and min(images_per_s * ideal / device_count(run.config, run.world), 1.0),
         loss_scale=run.step.scale.value,
         skipped=run.progress.skipped,
     )
 
 
-def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | ShardedSaver | None) -> Scores | None:
+def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: AnySaver | None) -> Scores | None:
     """Validates, if that is due, reports and saves after an epoch of training."""
     progress = run.progress
     if progress.epoch % run.config.val_interval and progress.epoch < run.config.epochs:
         progress.validated, progress.sums = progress.epoch, torch.zeros_like(progress.sums)
-        run.step.gather_to_rank0()
-        if saver:
-            saver.save(run.state(), epoch=progress.epoch)
+        save(run, watch, saver, epoch=progress.epoch)
         return None
     start = time.perf_counter()
     report = partial(watch.validating, progress.epoch)
-    sums, mistaken = evaluate(run.step.evaluated, run.val_loader, run.step.objective, run.world, stop.agreed, report)
+    sums, mistaken = evaluate(run.step.evaluated, run.val_loader, run.step.objective, run.world, stop.stopped, report)
     _check_finite(run, sums, "validation")
     scores = Scores.of(sums)
     if len(mistaken):
@@ -263,7 +262,6 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | Shar
     best = scores.top1 > progress.best
     progress.best = max(scores.top1, progress.best)
     seconds = time.perf_counter() - start
-    run.step.gather_to_rank0()
     watch.validated(
         Validated(
             epoch=progress.epoch,
@@ -276,8 +274,7 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: Saver | Shar
         )
     )
     progress.sums = torch.zeros_like(progress.sums)
-    if saver:
-        saver.save(run.state(), best, progress.epoch)
+    save(run, watch, saver, best, progress.epoch)
     return scores
 
 
@@ -294,27 +291,3 @@ def _close(run: Run, watch: Silent, scores: Scores, seconds: float, cpu: float) 
         f"train: done in {seconds:.1f} s; val Acc@1 {scores.top1:.2f} (best {run.progress.best:.2f}) "
         f"Acc@5 {scores.top5:.2f}; weights {digest[:16]}"
     )
-
-
-class _Clock:
-    """Time of an interval, and how much of it was spent waiting for data."""
-
-    def __init__(self) -> None:
-        self.waited = 0.0
-        self._start = time.perf_counter()
-
-    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Passes on the batches; the time until each one arrives counts as waiting."""
-        while True:
-            asked = time.perf_counter()
-            batch = next(batches, None)
-            self.waited += time.perf_counter() - asked
-            if batch is None:
-                return
-            yield batch
-
-    def restart(self) -> float:
-        """Starts a new interval; returns the seconds of the old one."""
-        now = time.perf_counter()
-        seconds, self._start, self.waited = now - self._start, now, 0.0
-        return max(seconds, 1e-9)

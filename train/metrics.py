@@ -1,4 +1,4 @@
-"""Loss and accuracy, exact on any number of ranks: sums and counts are reduced, never averages."""
+"""Loss, accuracy and speed, exact on any number of ranks: sums and counts are reduced, never averages."""
 
 from __future__ import annotations
 
@@ -81,16 +81,27 @@ class Meter:
 
     world: World
     epoch: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
-    _interval: Tensor | None = None
+    interval: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))  # reduced at a checkpoint
+    _mine: Tensor | None = None
 
     def add(self, sums: Tensor) -> None:
         """One step's sums of this rank."""
-        self._interval = sums if self._interval is None else self._interval + sums
+        self._mine = sums if self._mine is None else self._mine + sums
+
+    def reduce(self, waited: float = 0.0) -> float:
+        """Adds what this rank has added since the last call to `interval`, and that of all other ranks.
+
+        A checkpoint inside an interval calls it too, so that a resumed run adds the same numbers in the same order.
+        Returns `waited` seconds over all ranks. Every rank calls it.
+        """
+        mine = torch.zeros(4, dtype=torch.float64) if self._mine is None else self._mine.cpu()
+        both = self.world.sum(torch.cat([mine, torch.tensor([waited], dtype=torch.float64)]))
+        self._mine, self.interval = None, self.interval + both[:4]
+        return float(both[4])
 
     def read(self, waited: float) -> tuple[Tensor, float]:
         """The interval's sums and `waited` seconds, both over all ranks; starts a new interval. Every rank calls it."""
-        mine = torch.zeros(4, dtype=torch.float64) if self._interval is None else self._interval.cpu()
-        both = self.world.sum(torch.cat([mine, torch.tensor([waited], dtype=torch.float64)]))
-        self._interval = None
-        self.epoch = self.epoch + both[:4]
-        return both[:4], float(both[4])
+        waited = self.reduce(waited)
+        sums, self.interval = self.interval, torch.zeros(4, dtype=torch.float64)
+        self.epoch = self.epoch + sums
+        return sums, waited

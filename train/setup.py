@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from train import checkpoint
+from train import checkpoint, replicas
 from train.combinations import check
 from train.config import Config
 from train.data import sampler
@@ -43,9 +43,9 @@ class Progress:
     skipped: int = 0  # steps not applied because fp16 overflowed
     validated: int = 0  # epochs validated
     best: float = -1.0  # highest top-1 so far, percent
-    sums: Tensor = field(
-        default_factory=lambda: torch.zeros(4, dtype=torch.float64)
-    )  # `counts` of this epoch, all ranks
+    # `counts` of all ranks: of this epoch's intervals, and of the steps since the last of them
+    sums: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
+    interval: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
 
 
 @dataclass
@@ -103,6 +103,7 @@ class Run:
         """The content of a checkpoint."""
         return {
             "format": checkpoint.FORMAT,
+            "generation": self.world.generation,
             "arch": self.config.arch,
             "classes": list(self.dataset.classes),
             "identity": self.identity(),
@@ -171,15 +172,14 @@ def prepare(config: Config, world: World) -> Run:
 
 
 def _find(config: Config, world: World) -> checkpoint.Loaded | None:
-    """The checkpoint to resume from, read by rank 0 only."""
-    folder = config.checkpoint_folder
+    """The checkpoint to resume from: rank 0's, or the newest of any node."""
 
-    def find() -> checkpoint.Loaded | None:
-        if (divided := folder / "last.sharded").exists():
+    def check_undivided() -> None:
+        if (divided := config.checkpoint_folder / "last.sharded").exists():
             raise TrainError(f"{divided} was made with --parallel fsdp; use it again, or another --output")
-        return checkpoint.find(config.resume, folder)
 
-    return checkpoint.broadcast(world.all_ranks_or_exit(lambda: find() if world.first else None), world)
+    world.all_ranks_or_exit(lambda: check_undivided() if replicas.reads(config, world) else None)
+    return replicas.load(config, world)
 
 
 def _find_sharded(config: Config, world: World) -> checkpoint.Loaded | None:
@@ -211,7 +211,8 @@ def _silent(_text: str) -> None:
 
 
 def _global_batch(config: Config, world: World) -> int:
-    return config.batch_size * config.accumulate * world.data_shards
+    """That of the full world: a smaller one takes more micro-batches of the same size."""
+    return config.batch_size * config.accumulate * max(world.data_shards, world.full_size)
 
 
 def _with_syncbn(model: nn.Module, config: Config) -> nn.Module:

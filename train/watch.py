@@ -88,6 +88,9 @@ class Silent:
     def images(self, tag: str, images: Pixels, step: int) -> None:
         """Images to show, (n, side, side, 3)."""
 
+    def flush(self) -> None:
+        """Everything up to this step is in the files."""
+
     def end(self, facts: dict[str, Any]) -> None:
         """The run has ended."""
 
@@ -189,6 +192,10 @@ class Writer(Silent):
         side = images.shape[1]
         picture = filled.reshape(rows, GRID, side, side, 3).swapaxes(1, 2).reshape(rows * side, GRID * side, 3)
         self._board.add_image(tag, picture, step, dataformats="HWC")
+
+    def flush(self) -> None:
+        """Before a checkpoint: a run that resumes from it writes the points after it, not those before."""
+        self._board.flush()
 
     def end(self, facts: dict[str, Any]) -> None:
         if self._jsonl is not None:

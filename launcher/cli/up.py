@@ -8,6 +8,7 @@ import random
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -64,7 +65,7 @@ def up(
         typer.Option(
             "--resume",
             metavar="RUN",
-            help="Begin with a copy of an earlier run's checkpoints, on the same nodes.",
+            help="Begin with an earlier run's newest checkpoint, wherever it is: on a node of it, or fetched here.",
             show_default=False,
         ),
     ] = None,
@@ -80,7 +81,7 @@ def up(
     """
     loaded = load_job(job, sets or [], options.hosts(nodes))
     earlier = None if resume is None else _earlier(resume)
-    if detach and loaded.sweep:
+    if detach and loaded.sweep and on is None:
         raise UsageError(
             f"{job}: sweep",
             "its variants run one after another, and with -d nothing would start the next",
@@ -91,6 +92,8 @@ def up(
     for variant, place in zip(expand_sweep(loaded), places or [None], strict=True):
         ended = run_one(variant, UpOptions(job, detach, earlier, wait, place, raw, on), ssh_config)
         code = max(code, ended or 0)
+        if detach and on is not None:  # the cluster runs the variants as it has room for them
+            continue
         if ended in (None, StoppedByUser.exit_code):  # the user has left, or does not want the rest either
             break
     sys.exit(code)
@@ -144,7 +147,7 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
         from launcher.run.state import RunState
         from launcher.run.stop import stop
 
-        _start(plan, record, fleet, code, secrets, log, chosen)
+        _start(plan, record, fleet, code, secrets, log, chosen, ssh_config)
         nodes = record.nodes()
         engines = {engine.node: engine for engine in fleet.engines}
         attached = Attached(record, nodes, {n.name: engines.get(n.name, fleet.engines[0]) for n in nodes}, fleet)
@@ -194,9 +197,11 @@ def _start(
     secrets: Mapping[str, str],
     log: Log,
     chosen: UpOptions,
+    ssh_config: Path | None,
 ) -> None:
     """Start it, with --wait as soon as its GPUs are free. The record of a run that never started says why."""
     from launcher.records.groups import GROUPED
+    from launcher.run.earlier import checkpoints_of
     from launcher.run.start import start
 
     if chosen.place is not None:
@@ -204,14 +209,18 @@ def _start(
     if chosen.resume is not None:
         record.event("resumes", earlier=chosen.resume)
     try:
-        while True:
-            try:
-                return start(plan, fleet, code.archive, secrets, record.event, chosen.resume)
-            except NodesFailed as error:
-                if not chosen.wait or not all(isinstance(each, InUse) for each in error.errors):
-                    raise
-                log("waiting: " + "; ".join(f"{each.where}: {each.what}" for each in error.errors))
-                time.sleep(WAIT_FOR_GPUS + random.random())  # noqa: S311 - two that wait must not keep in step
+        with ExitStack() as held:
+            fill = None
+            if chosen.resume is not None:
+                fill = held.enter_context(checkpoints_of(chosen.resume, plan, fleet, ssh_config, log))
+            while True:
+                try:
+                    return start(plan, fleet, code.archive, secrets, record.event, fill)
+                except NodesFailed as error:
+                    if not chosen.wait or not all(isinstance(each, InUse) for each in error.errors):
+                        raise
+                    log("waiting: " + "; ".join(f"{each.where}: {each.what}" for each in error.errors))
+                    time.sleep(WAIT_FOR_GPUS + random.random())  # noqa: S311 - two that wait must not keep in step
     except LauncherError as error:
         record.finish({"run": record.run, "state": "failed", "exit_code": error.exit_code, "why": str(error)})
         raise

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from launcher.job.models import DockerOptions, Image, Job, NodeEntry, Origin, Part, Resources, Run
 from launcher.job.problems import LocatedError, Path, nearest, printable, show
-from launcher.job.scalars import LOCAL, machine
+from launcher.job.scalars import ANY, LOCAL, machine
 from launcher.model.container import CODE, KIT
 
 # Where, what, and the top-level keys involved: if one of them is itself invalid, the conflict is not reported.
@@ -130,7 +130,7 @@ def _nodes(job: Job) -> Iterator[Conflict]:
     seen: dict[tuple[str, str], int] = {}
     names: dict[str, int] = {}
     for rank, node in enumerate(job.nodes):
-        first = seen.setdefault(machine(node.host), rank)
+        first = rank if node.host == ANY else seen.setdefault(machine(node.host), rank)
         if first != rank and (node.host != LOCAL or job.nodes[first].host != LOCAL):
             yield ("nodes", rank), f"{node.host} is a node already (entry {first})", {"nodes"}
         elif first != rank and job.runtime == "docker":
@@ -143,7 +143,7 @@ def _nodes(job: Job) -> Iterator[Conflict]:
 def _process(job: Job) -> Iterator[Conflict]:
     """A container's settings are refused for plain processes: a limit that is not kept is worse than none."""
     for rank, node in enumerate(job.nodes):
-        if node.host != LOCAL:
+        if node.host not in (LOCAL, ANY):
             message = f"runtime process runs on this machine only: expected local, not {node.host}"
             yield ("nodes", rank), message, {"nodes", "runtime"}
         elif node.address is not None:

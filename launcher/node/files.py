@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable
@@ -23,6 +23,11 @@ _AT_ONCE = 500  # spans a request: their list fits into what ssh takes without a
 _PREFACE = "LC_ALL=C; export LC_ALL; umask 077; "  # messages are looked at below
 _MAKE_DIR = 'mkdir -p -- "$1"'
 _WRITE = 'cat >"$2" && chmod "$1" "$2" && mv -f -- "$2" "$3" || { rm -f -- "$2"; exit 1; }'
+# $4: how many bytes must have come. A connection that is lost looks like the end of them.
+_RECEIVE = """
+mkdir -p -- "${3%/*}" && cat >"$2" && chmod "$1" "$2" && [ "$(wc -c <"$2")" -eq "$4" ] && mv -f -- "$2" "$3" &&
+echo "$5" || rm -f -- "$2"
+"""
 _SCAN = 'find "$1/" -type f -printf "%s %T@ %P\\0"'
 _COPY = f'[ -d "$1" ] || exit {_MISSING}; mkdir -p -- "$2" && cp -RPp -- "$1/." "$2"'
 _READ = 'tail -c "+$2" -- "$1" | head -c "$3"'
@@ -80,6 +85,24 @@ class Files:
         """All of it or nothing: a temporary file beside it takes its name. Raises NodeUnfit, NodeUnreachable."""
         temporary = f"{_absolute(path)}.{secrets.token_hex(4)}.part"
         self.run(_WRITE, f"{mode:o}", temporary, path, doing=f"write {path}", stdin=data)
+
+    def receive(self, path: str, pieces: Iterable[bytes], size: int, mode: int = 0o600) -> None:
+        """As write(), for `size` bytes that come in pieces; its folder is made. Raises NodeUnfit, NodeUnreachable."""
+        mark = secrets.token_hex(16)
+        temporary = f"{_absolute(path)}.{secrets.token_hex(4)}.part"
+        stream = self._machine.open(_sh(_RECEIVE, f"{mode:o}", temporary, path, str(size), mark))
+        said, words, deadline = b"", b"", time.monotonic() + _COPY_TIMEOUT
+        try:
+            for piece in pieces:
+                stream.send(piece)
+            stream.end_input()
+            while time.monotonic() < deadline and (found := stream.receive(1.0)) is not None:
+                said, words = said + found[0], words + found[1]
+        finally:
+            stream.close()
+        if mark.encode() not in said:
+            reason = words.decode(errors="replace").strip()[-300:] or f"not all of its {size:,} bytes came"
+            raise NodeUnfit(self._machine.node, f"could not write {path}: {reason}", "is there room? launcher clean")
 
     def scan(self, root: str, skip: Callable[[LauncherError], None] | None = None) -> Sequence[FileEntry]:
         """Every regular file below `root`, links not followed; empty where `root` is missing.

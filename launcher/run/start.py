@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import io
-import posixpath
 import tarfile
 from collections.abc import Callable, Mapping
 from functools import partial
 
 from launcher import container_scripts
-from launcher.errors import LauncherError, NodesFailed, NodeUnfit
+from launcher.errors import LauncherError, NodesFailed
 from launcher.model import labels
 from launcher.model.container import Layout, Phase
-from launcher.model.plan import NodePlan, Plan, RunId
+from launcher.model.plan import NodePlan, Plan
 from launcher.node import output_folder
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, uninterrupted
 from launcher.records.snapshot import repack
 from launcher.run.claims import claim_gpus, claim_port
-
-CHECKPOINTS = "checkpoints"  # in the output folder: where the trainer saves, and from where it goes on by itself
 
 
 def start(
@@ -29,11 +26,11 @@ def start(
     code: bytes,
     secrets: Mapping[str, str],
     event: Callable[..., None],
-    resume: RunId | None = None,
+    fill: Callable[[Engine, NodePlan], None] | None = None,
 ) -> None:
     """Start every container of the plan.
 
-    resume: an earlier run, whose checkpoints each node copies into the new run's output folder first.
+    fill: puts an earlier run's checkpoints into a node's new output folder (run.earlier).
 
     Whatever goes wrong, a Ctrl-C too, nothing of this run is left on any node when this raises; NodesFailed names
     every node that failed with its reason.
@@ -52,8 +49,8 @@ def start(
         planned = plan.on(engine.node)
         spec = planned.container
         output_folder.make(engine.files, spec.output_dir, plan.run)
-        if resume is not None:
-            _copy_checkpoints(engine, planned, resume)
+        if fill is not None:
+            fill(engine, planned)
         ids[engine.node] = engine.create(spec)
         files = archives[spec.layout, spec.user]
         run_all([partial(claim, engine, planned), partial(engine.put, ids[engine.node], files)])
@@ -98,19 +95,6 @@ def archive(layout: Layout, user: str, code: bytes, secrets: Mapping[str, str]) 
         for member, content in repack(code, layout.code.strip("/"), uid, gid):
             tar.addfile(member, io.BytesIO(content) if content is not None else None)
     return buffer.getvalue()
-
-
-def _copy_checkpoints(engine: Engine, planned: NodePlan, earlier: RunId) -> None:
-    """A copy, not links: a program that overwrites its checkpoint in place must not change the earlier run's."""
-    new = planned.container.output_dir
-    old = posixpath.join(posixpath.dirname(new), earlier)
-    found = engine.files.copy_tree(posixpath.join(old, CHECKPOINTS), posixpath.join(new, CHECKPOINTS))
-    if not found and planned.rank == 0:
-        raise NodeUnfit(
-            f"node {planned.node}",
-            f"{earlier} has left no {CHECKPOINTS}/ in {old} to go on from",
-            "the first node must be the one that it was then, and the run not purged",
-        )
 
 
 def _undo(plan: Plan, fleet: Fleet, cause: BaseException) -> None:

@@ -56,6 +56,19 @@ def test_quickstart_learns_the_digits_and_collects_its_curves(home_cli: Cli) -> 
     assert left(home_cli) == []
 
 
+def test_a_training_with_divided_weights_goes_on_with_another_number_of_processes(home_cli: Cli) -> None:
+    for name in ("train", "jobs"):
+        shutil.copytree(ROOT / name, home_cli.cwd / name, ignore=shutil.ignore_patterns("__pycache__"))
+    home_cli("up", "jobs/quickstart_fsdp.yaml", "--set", "run.args.epochs=2", timeout=300)
+    first = home_cli.runs()[-1]
+    home_cli("fetch", first.name, "--checkpoints")
+    assert len(list((first / "checkpoints" / "last.sharded").glob("*.distcp"))) == 2
+    sets = ("--set", "run.args.epochs=3", "--set", "processes=3")
+    again = home_cli("up", "jobs/quickstart_fsdp.yaml", "--resume", first.name, *sets, timeout=300)
+    assert "last.sharded at epoch 3, step 0" in again.stdout
+    assert home_cli.result()["state"] == "done"
+
+
 def test_detaching_and_reattaching_loses_no_line(home_cli: Cli) -> None:
     script = home_cli.program("ticks.py")
     job = home_cli.job("ticks", **process_job(nodes=["local"], run={"command": ["python3", script, "60"]}))
@@ -151,6 +164,24 @@ def test_a_killed_launcher_loses_nothing(home_cli: Cli) -> None:
     up.communicate()
     assert json.loads(home_cli("status", "--json").stdout)["state"] == "running"
     assert home_cli("logs").stdout.splitlines() == [f"tick {i}" for i in range(40)]
+
+
+def test_a_run_goes_on_from_checkpoints_that_were_fetched(home_cli: Cli) -> None:
+    """Its node is gone, or here its folder: what `fetch --checkpoints` brought is carried over."""
+    count = "mkdir -p $LAUNCHER_OUTPUT/checkpoints; cd $LAUNCHER_OUTPUT/checkpoints; echo $(cat last) more >last"
+    job = home_cli.job("counts", **process_job(nodes=["local"], run={"command": ["sh", "-c", count]}))
+    home_cli("up", job)
+    home_cli("fetch", "--checkpoints")
+    first = home_cli.runs()[-1].name
+    homes = Path(home_cli.env["HOME"], ".launcher")
+    shutil.rmtree(homes / first)
+    home_cli("up", job, "--resume", first)
+    assert (homes / home_cli.runs()[-1].name / "checkpoints" / "last").read_text() == "more more\n"
+    shutil.rmtree(home_cli.runs()[0] / "checkpoints")
+    refused = home_cli("up", job, "--resume", first, code=3)
+    assert "has left no checkpoints/ to go on from on local" in refused.stderr
+    home_cli("down")
+    assert left(home_cli) == []
 
 
 def test_secrets_reach_the_program_and_nothing_else(home_cli: Cli) -> None:

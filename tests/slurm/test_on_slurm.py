@@ -18,7 +18,7 @@ from tests.slurm.bed import SlurmBed
 from tests.slurm.conftest import user
 
 pytestmark = pytest.mark.timeout(240)
-TICKS = "for i in $(seq 1 600); do echo tick $i; sleep 0.1; done"
+TICKS = "for i in $(seq 1 300); do echo tick $i; sleep 1; done"
 
 
 def job(cli: Cli, script: str, nodes: int = 2, **keys: Any) -> Path:
@@ -89,6 +89,18 @@ def test_down_stops_it_and_the_launcher_that_follows_it_says_who_did(slurm: Slur
     cli("down")  # twice does no harm
 
 
+def test_a_cluster_behind_ssh(slurm: SlurmBed, cli: Cli) -> None:
+    """Followed by a launcher whose own environment does not know Slurm."""
+    far = Cli(cli.cwd, {name: value for name, value in cli.env.items() if name != "SLURM_CONF"})
+    following = far.start("up", job(far, TICKS), "--on", "far")
+    until(lambda: far.runs() and "tick" in far("logs", "--no-follow", code=None).stdout, "it does not run")
+    assert [node["state"] for node in status(far)["nodes"]] == ["running", "running"]
+    assert far.runs()[-1].name in far("runs", "--on", "far").stdout
+    far("down")
+    _, err = following.communicate(timeout=60)
+    assert following.returncode == 5, err
+
+
 def test_scancel_by_hand_is_a_failure(slurm: SlurmBed, cli: Cli) -> None:
     following = cli.start("up", job(cli, TICKS), "--on", "hpc")
     until(lambda: is_running(slurm), "it does not run")
@@ -136,6 +148,16 @@ def test_a_killed_launcher_is_followed_by_another_one_that_has_no_record(
     seen = other("logs", "job", "--on", "hpc").stdout
     assert re.findall(r"tick (\d+)", seen) == [str(i) for i in range(1, 51)]
     assert other.result()["state"] == "done"
+
+
+def test_the_variants_of_a_sweep_are_submitted_at_once(slurm: SlurmBed, cli: Cli) -> None:
+    file = cli.job(
+        runtime="process", nodes=1, gpus="none", run={"command": ["echo", "with"]}, sweep=[{"lr": 1}, {"lr": 2}]
+    )
+    done = cli("up", file, "--on", "hpc", "-d")
+    assert done.stderr.count("is submitted to slurm:hpc") == 2
+    shown = [cli("logs", run.name).stdout.strip() for run in cli.runs()]
+    assert sorted(shown) == ["with --lr 1", "with --lr 2"]
 
 
 def test_exec_runs_beside_the_job_on_a_node_of_it(slurm: SlurmBed, cli: Cli) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,26 +78,38 @@ def free_port() -> int:
         return port
 
 
-def start(output: Path, world: int, *args: object, program: tuple[str, ...] = ("-m", "train")) -> list[Rank]:
-    """Starts `world` ranks; rank r's LAUNCHER_OUTPUT is output/r, as if each ran on its own machine."""
+def start(
+    output: Path,
+    world: int,
+    *args: object,
+    program: tuple[str, ...] = ("-m", "train"),
+    nodes: int = 1,
+    env: Mapping[str, str] | None = None,
+) -> list[Rank]:
+    """Starts `world` ranks; rank r's LAUNCHER_OUTPUT is output/r, as if each ran on its own machine.
+
+    nodes: how many machines they take themselves to be on.
+    """
+    local = world // nodes
     port, ranks = free_port(), []
     for rank in range(world):
-        env = os.environ | {
+        variables = os.environ | {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "RANK": str(rank),
             "WORLD_SIZE": str(world),
-            "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(world),
+            "LOCAL_RANK": str(rank % local),
+            "LOCAL_WORLD_SIZE": str(local),
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
             "PYTHONPATH": str(ROOT),
             "LAUNCHER_OUTPUT": str(output / str(rank)),
+            **(env or {}),
         }
         process = subprocess.Popen(
             [sys.executable, *program, *map(str, args)],
             cwd=ROOT,
-            env=env,
+            env=variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -117,9 +130,16 @@ def finish(ranks: list[Rank], seconds: float = SECONDS) -> list[int]:
                 rank.process.kill()
 
 
-def run(output: Path, world: int, *args: object, seconds: float = SECONDS) -> list[Rank]:
+def run(
+    output: Path,
+    world: int,
+    *args: object,
+    seconds: float = SECONDS,
+    nodes: int = 1,
+    env: Mapping[str, str] | None = None,
+) -> list[Rank]:
     """Starts and waits; every rank must exit with 0."""
-    ranks = start(output, world, *args)
+    ranks = start(output, world, *args, nodes=nodes, env=env)
     codes = finish(ranks, seconds)
     assert codes == [0] * world, "\n\n".join(rank.text for rank in ranks)
     return ranks

@@ -2,15 +2,16 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
-from tests.train.runs import Rank, digit_tree, finish, run, start
+from tests.train.runs import SECONDS, Rank, digit_tree, finish, run, start
 from train.__main__ import main
-from train.config import Config
+from train.config import Config, parse
 from train.errors import TrainError
 from train.models import make_model
 from train.parallel.methods import make_step
@@ -88,6 +89,52 @@ def test_resuming_after_a_kill_between_epochs_is_bit_exact(whole: list[Rank], da
     curves = EventAccumulator(str(tmp_path / "0" / "tensorboard")).Reload()
     for tag, steps in (("Loss/train", list(range(1, 28))), ("Accuracy/val", [9, 18, 27])):
         assert [event.step for event in curves.Scalars(tag)] == steps, tag
+
+
+def test_resuming_after_a_kill_inside_an_epoch_is_bit_exact(data: Path, tmp_path: Path) -> None:
+    """Weights, what the lines of an interval say (a checkpoint falls inside one), and the curves, without a gap."""
+    options = ["--data", data, *COMMON, "--log-every", 4, "--checkpoint-every", 3]
+    whole = run(tmp_path / "whole", 2, *options)
+    ranks = start(tmp_path / "killed", 2, *options)
+    ranks[0].wait_for("Epoch: [2][8/")
+    for rank in ranks:
+        rank.process.kill()
+    finish(ranks)
+    killed = ranks[0].checkpoint()["progress"]
+    assert (killed["epoch"], killed["step"]) in ((1, 3), (1, 6))  # the file of step 6 may not have been complete
+    again = run(tmp_path / "killed", 2, *options)
+    assert f"resumed {again[0].output}/checkpoints/last.pt at epoch 2, step {killed['step']}" in again[0].text
+    assert again[0].digest == whole[0].digest
+    last = {line["step"]: line for line in again[0].metrics("step")}
+    for line in whole[0].metrics("step"):
+        for value in ("loss", "top1", "lr"):
+            assert last[line["step"]][value] == line[value]
+    curves = [EventAccumulator(str(rank.output / "tensorboard")).Reload() for rank in (whole[0], again[0])]
+    for tag in ("Loss/train", "Accuracy/train", "LR", "Loss/val"):
+        ours, theirs = ([(event.step, event.value) for event in curve.Scalars(tag)] for curve in curves)
+        assert ours == theirs, tag
+
+
+def test_a_checkpoint_falls_on_a_step_that_rank_0_announces(data: Path, tmp_path: Path) -> None:
+    """With a time instead of steps: all ranks save, although the clock of rank 0 alone says when."""
+    options = ["--data", data, *COMMON, "--epochs", 40, "--batch-size", 2, "--checkpoint-every", "1s"]
+    ranks = start(tmp_path, 2, *options)
+    file = tmp_path / "0" / "checkpoints" / "last.pt"
+    deadline = time.monotonic() + SECONDS
+    while not (file.exists() and ranks[0].checkpoint()["progress"]["step"]):
+        assert ranks[0].process.poll() is None, ranks[0].text
+        assert time.monotonic() < deadline, ranks[0].text
+        time.sleep(0.05)
+    for rank in ranks:
+        rank.process.kill()
+    finish(ranks)
+    assert 0 < ranks[0].checkpoint()["progress"]["step"] < 18
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "5 minutes", "1.5m"])
+def test_checkpoint_every_is_steps_or_a_time(wrong: str) -> None:
+    with pytest.raises(TrainError, match="neither steps, such as 500, nor a time, such as 5m"):
+        parse(["--data", "x", f"--checkpoint-every={wrong}"])
 
 
 def test_resuming_on_one_rank_keeps_the_order_of_images(data: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,8 @@ class World:
     backend: str  # "none" for a single process
     core_sharers: int = 1  # processes that run on the same cores as this one
     sharded: bool = True  # each rank reads its own samples; False: all ranks are stages of one model and read the same
+    generation: int = 0  # of a world that was formed anew after the loss of a node; higher is newer
+    full_size: int = 0  # of the world that the job is made for, where this one may lack nodes
 
     @property
     def first(self) -> bool:
@@ -68,12 +70,12 @@ class World:
             dist.all_reduce(highest, dist.ReduceOp.MAX)
         return float(highest)
 
-    def broadcast_object(self, value: T) -> T:
-        """Rank 0's value, on every rank."""
+    def broadcast_object(self, value: T, source: int = 0) -> T:
+        """That rank's value, on every rank."""
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box)
+        dist.broadcast_object_list(box, source)
         return box[0]
 
     def all_ranks_or_exit(self, what: Callable[[], T]) -> T:
@@ -122,7 +124,9 @@ def start(config: Config) -> World:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout))
     sharded = config.parallel not in ("model", "pipeline")
-    return World(rank, size, local_rank, local_size, device, backend, sharers, sharded)
+    generation = int(os.environ.get("LAUNCHER_GENERATION", "0"))
+    full_size = int(os.environ.get("LAUNCHER_FULL_WORLD", "0"))
+    return World(rank, size, local_rank, local_size, device, backend, sharers, sharded, generation, full_size)
 
 
 def choose_device(config: Config, local_rank: int, local_size: int) -> torch.device:
@@ -148,33 +152,44 @@ def choose_device(config: Config, local_rank: int, local_size: int) -> torch.dev
     return torch.device("cuda", local_rank)
 
 
-class StopSignal:
-    """Makes all ranks stop at the same step after a SIGTERM on any rank, without delaying any step.
+class Agreed(NamedTuple):
+    """What all ranks do before the next step."""
 
-    Each step starts an asynchronous all-reduce of the local flag and reads the result from the previous step, which has
-    arrived long before; all ranks read the same sum at the same step.
+    stop: bool
+    save: bool
+
+
+class StopSignal:
+    """Makes all ranks stop, or save, at the same step after a SIGTERM on any rank, without delaying any step.
+
+    Each step starts an asynchronous all-reduce of the local flags and reads the result from the previous step, which
+    has arrived long before; all ranks read the same sum at the same step.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._asked = False
-        self._flag = torch.zeros(1, dtype=torch.int32)
+        self._flags = torch.zeros(2, dtype=torch.int32)
         self._work: Any = None
 
     def ask(self) -> None:
         """Requests a stop; called from a signal handler."""
         self._asked = True
 
-    def agreed(self) -> bool:
-        """Whether all ranks stop now; every rank must call it once per step."""
+    def agreed(self, save: bool = False) -> Agreed:
+        """What was asked for before the last step; every rank must call it once per step. save: asked for now."""
         if self._world.size == 1:
-            return self._asked
+            return Agreed(self._asked, save)
         if self._work is not None:
             self._work.wait()
-        stop = bool(self._flag.item())
-        self._flag = torch.tensor([int(self._asked)], dtype=torch.int32)
-        self._work = dist.all_reduce(self._flag, async_op=True)
-        return stop
+        agreed = Agreed(*(bool(flag) for flag in self._flags))
+        self._flags = torch.tensor([self._asked, save], dtype=torch.int32)
+        self._work = dist.all_reduce(self._flags, async_op=True)
+        return agreed
+
+    def stopped(self) -> bool:
+        """As `agreed`, where nothing is saved."""
+        return self.agreed().stop
 
     def settle(self) -> None:
         """Waits for the pending all-reduce, before the process group is destroyed."""

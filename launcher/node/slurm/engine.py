@@ -30,6 +30,11 @@ from launcher.node.slurm.queue import ASK, COMMENT, NODES, SCRIPT, SPEC, SUBMITT
 _POLL = 1.0  # seconds between two looks at the queue
 _KILL_TIMEOUT = 60.0  # seconds for Slurm to end what SIGKILL ended
 _UNPACK = "tar -xf - --no-same-owner -C /"
+_TAKEN = 44
+_CREATE = f"""
+[ ! -e "$1/{NODES}" ] || exit {_TAKEN}
+mkdir -p "$1/{NODES}" "$1/logs" && printf %s "$2" >"$1/{NODES}/{SCRIPT}" && printf %s "$3" >"$1/{NODES}/{SPEC}"
+"""
 # $1: the run's folder, $2: the code, $3: the run. The caller's variables are the job's, as with sbatch by hand.
 _SUBMIT = f"""
 LAUNCHER_RUN=$3 LAUNCHER_OUTPUT=$1 sbatch --parsable --export=ALL --chdir="$2" --output="$1/logs/slurm.log" \\
@@ -64,14 +69,17 @@ class SlurmEngine(MachineEngine):
 
     def create(self, spec: ContainerSpec) -> str:
         """spec: the first node's; its argv is `sbatch` and the script. Raises NameTaken."""
-        folder = posixpath.join(spec.output_dir, NODES)
-        if self._runs(spec.labels[labels.RUN]):
+        record = json.dumps({"name": spec.name, "labels": dict(spec.labels), "code": spec.layout.code})
+        made = self.files.run(
+            _CREATE,
+            spec.output_dir,
+            spec.argv[1],
+            record,
+            doing="make the run",
+            accept=lambda done: done.code == _TAKEN,
+        )
+        if made.code == _TAKEN:
             raise NameTaken(self.node, f"there is a container {spec.name} already", "see what it is: launcher status")
-        for place in (folder, posixpath.join(spec.output_dir, "logs")):
-            self.files.make_dir(place)
-        self.files.write(posixpath.join(folder, SCRIPT), spec.argv[1].encode())
-        record = {"name": spec.name, "labels": dict(spec.labels), "code": spec.layout.code}
-        self.files.write(posixpath.join(folder, SPEC), json.dumps(record).encode())
         self._forget()
         return spec.name
 
@@ -153,6 +161,8 @@ class SlurmEngine(MachineEngine):
         run, rank = self._get(container), container.rpartition("-")[2]
         if run.job is None or run.phase is not Phase.RUNNING:
             raise EngineFailed(self.node, f"{container} does not run", "see what it does: launcher status")
+        if run.spec["labels"][labels.RUNTIME] != "process":
+            raise NodeUnfit(self.node, "no command can be run in a cluster's container", f"srun --jobid={run.job.id}")
         output = run.spec["labels"][labels.OUTPUT]
         step = ["srun", f"--jobid={run.job.id}", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1"]
         step += [f"--relative={rank}", *(["--pty"] if terminal else [])]

@@ -1,0 +1,209 @@
+"""The protocol of container_scripts/meeting.py explored: crashes, cuts, pauses, lost and late messages.
+
+The very functions that run in the containers are called; a world here trains a counter and saves it, as the trainer
+does. Python's own generator draws everything from the schedule's number, so a failing schedule repeats.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from launcher.container_scripts import meeting
+from launcher.container_scripts.meeting import DONE, ENDED, RUNNING, Heard, Rules, State
+
+QUICK, ALL = 2_000, 100_000
+FAULTS, CALM = 80, 400  # seconds of faults, and then at most until a world has formed and finished
+GOAL = 60  # steps of the job
+SHAPES = [("abc", "", 2), ("abcd", "", 3), ("abc", "d", 3), ("abcde", "", 3), ("abc", "de", 3)]  # nodes, spares, least
+
+
+@dataclass
+class Node:
+    """A node: what its disk keeps, and the process on it, if it runs."""
+
+    name: str
+    skew: float
+    kept: dict[str, object] = field(default_factory=dict)
+    state: State | None = None
+    view: dict[str, Heard] = field(default_factory=dict)
+    back: float = 0.0  # when the engine starts it again
+    paused: bool = False
+    gone: bool = False  # for good
+    checkpoint: tuple[int, int] = (0, 0)  # generation, step
+    finished: bool = False
+
+
+@dataclass
+class World:
+    """A generation that at least one node has begun."""
+
+    members: tuple[str, ...]
+    by: str
+    step: int | None = None  # None: not all members have begun
+
+
+class Model:
+    """One schedule. Raises AssertionError where two nodes disagree on a world, or a superseded one is used."""
+
+    def __init__(self, number: int, *, minority: bool = False, forgetful: bool = False) -> None:
+        """minority: half of the nodes are enough; forgetful: no disk keeps a promise. Both must not be."""
+        self.random = random.Random(number)
+        nodes, spares, least = self.random.choice(SHAPES)
+        self.rules = Rules(tuple(nodes + spares), len(nodes), least - minority, 6.0)
+        self.forgetful = forgetful
+        self.nodes = {name: Node(name, self.random.uniform(-100, 100)) for name in self.rules.order}
+        self.worlds: dict[int, World] = {}
+        self.cut: set[tuple[str, str]] = set()
+        self.mail: list[tuple[float, str, State]] = []
+        self.now, self.used, self.calm = 0.0, 0, False
+
+    def run(self) -> None:
+        while self.now < FAULTS:
+            self.fault()
+            self.second()
+        self.calm = True
+        self.cut.clear()
+        for node in self.nodes.values():
+            node.paused = False
+        while self.now < FAULTS + CALM and not self.over():
+            self.second()
+        assert self.over(), [(node.gone, node.finished, node.state) for node in self.nodes.values()]
+        assert any(world.step == GOAL for world in self.worlds.values()), [node.state for node in self.nodes.values()]
+
+    def over(self) -> bool:
+        """Every node that is left has ended, and the job is done."""
+        return all(node.finished or node.gone for node in self.nodes.values())
+
+    def fault(self) -> None:
+        draw, names = self.random.random(), list(self.nodes)
+        node = self.nodes[self.random.choice(names)]
+        if draw < 0.06:
+            self.crash(node)
+        elif draw < 0.08:
+            node.paused = not node.paused
+        elif draw < 0.12:
+            side = set(self.random.sample(names, self.random.randint(1, len(names) - 1)))
+            self.cut |= {(a, b) for a in names for b in names if (a in side) != (b in side)}
+        elif draw < 0.14:
+            self.cut.add((node.name, self.random.choice(names)))  # in one direction only
+        elif draw < 0.2:
+            self.cut.clear()
+        elif draw < 0.205 and sum(n.gone or n.finished for n in self.nodes.values()) < len(names) - self.rules.least:
+            self.crash(node)
+            node.gone = True
+
+    def crash(self, node: Node) -> None:
+        if node.state is not None and not node.finished:
+            node.state, node.view, node.back = None, {}, self.now + self.random.choice([0, 1, 2, 10])
+
+    def second(self) -> None:
+        self.now += 1
+        self.deliver()
+        for node in self.random.sample(list(self.nodes.values()), len(self.nodes)):
+            if not (node.gone or node.finished or node.paused):
+                self.turn(node)
+        for number, world in self.worlds.items():
+            self.train(number, world)
+
+    def deliver(self) -> None:
+        due = [letter for letter in self.mail if letter[0] <= self.now]
+        self.mail = [letter for letter in self.mail if letter[0] > self.now]
+        self.random.shuffle(due)
+        for _, to, told in due:
+            node = self.nodes[to]
+            if node.state is None or node.paused or node.finished or node.gone or (told.node, to) in self.cut:
+                continue
+            known = node.view.get(told.node)
+            if known is None or meeting.newer(known.state, told):
+                node.view[told.node] = Heard(told, self.now + node.skew)
+
+    def turn(self, node: Node) -> None:
+        if node.state is None:
+            if self.now < node.back:
+                return
+            node.state = meeting.begin(node.name, node.kept, self.now + node.skew)
+        before = node.state
+        state = meeting.decide(self.rules, before, node.view, self.now + node.skew)
+        node.state = state = replace(state, beat=before.beat + 1)
+        node.kept = {"life": state.life} if self.forgetful else meeting.keep(state)
+        if state.phase == RUNNING and before.phase != RUNNING:
+            self.begun(state, before)
+        world = self.worlds.get(state.generation)
+        if state.phase == RUNNING and world and world.step == GOAL:
+            node.state = state = replace(state, phase=DONE)
+        for name in self.nodes:
+            if name != node.name and (self.calm or self.random.random() > 0.05):
+                late = self.random.choice([0, 0, 0, 1]) if self.calm else self.random.choice([0, 0, 0, 1, 3, 15])
+                self.mail.append((self.now + late, name, state))
+        if state.phase == DONE and meeting.may_leave(self.rules, node.view, self.now + node.skew):
+            node.finished = True
+        elif state.phase == ENDED:
+            node.finished = state.last
+            if not state.last:
+                self.crash(node)
+
+    def begun(self, state: State, before: State) -> None:
+        """A node begins a generation: rising numbers, a quorum, and the same world for all who begin this one."""
+        assert state.generation > before.joined
+        assert self.rules.least <= len(state.members) <= self.rules.size
+        assert state.node in state.members
+        assert list(state.members) == sorted(state.members, key=self.rules.order.index)
+        world = self.worlds.setdefault(state.generation, World(state.members, state.by))
+        assert (world.members, world.by) == (state.members, state.by)
+
+    def train(self, number: int, world: World) -> None:
+        """A step takes all members, at work in this very generation; the first one loads the newest checkpoint."""
+        members = [self.nodes[name] for name in world.members]
+        for node in members:
+            state = node.state
+            if state is None or (state.phase, state.generation) != (RUNNING, number) or node.paused or node.gone:
+                return
+            if any((node.name, other.name) in self.cut for other in members):
+                return
+        assert number >= self.used, f"generation {number} trains after {self.used}"
+        if world.step is None:
+            generation, world.step = max(node.checkpoint for node in members)
+            assert generation == self.used, f"generation {number} goes on from {generation}, not from {self.used}"
+            for node in members:
+                node.checkpoint = (number, world.step)
+            self.used = number
+        if world.step < GOAL:
+            world.step += 1
+            for node in members:  # each writes in its own time
+                if self.random.random() < 0.3:
+                    node.checkpoint = (number, world.step)
+
+
+def test_two_worlds_never_and_no_superseded_generation() -> None:
+    formed = [explore(number) for number in range(QUICK)]
+    assert sum(formed) > 1.5 * QUICK  # the faults do end generations, and new ones form
+
+
+@pytest.mark.parametrize("fault", ["minority", "forgetful"])
+def test_the_model_sees_what_the_rules_prevent(fault: str) -> None:
+    with pytest.raises(AssertionError, match="schedule"):
+        [explore(number, **{fault: True}) for number in range(QUICK)]
+
+
+def test_jobs_have_a_majority() -> None:
+    assert all(2 * least > len(nodes + spares) for nodes, spares, least in SHAPES)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_many_more_schedules() -> None:
+    for number in range(QUICK, ALL):
+        explore(number)
+
+
+def explore(number: int, *, minority: bool = False, forgetful: bool = False) -> int:
+    """Runs a schedule; returns how many worlds have trained."""
+    model = Model(number, minority=minority, forgetful=forgetful)
+    try:
+        model.run()
+    except AssertionError as error:
+        raise AssertionError(f"schedule {number}: {error}") from error
+    return sum(world.step is not None for world in model.worlds.values())

@@ -1,0 +1,33 @@
+"""The clock of an interval of steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from train.data.batch import Batch
+
+
+class Clock:
+    """Time of an interval, how much of it was spent waiting for data, and the images of all ranks in it."""
+
+    def __init__(self) -> None:
+        self.waited, self.images = 0.0, 0
+        self._start = time.perf_counter()
+
+    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Passes on the batches; the time until each one arrives counts as waiting."""
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches, None)
+            self.waited += time.perf_counter() - asked
+            if batch is None:
+                return
+            yield batch
+
+    def restart(self) -> tuple[float, float]:
+        """Starts a new interval; returns images/s and the seconds of the old one."""
+        now = time.perf_counter()
+        seconds, images = max(now - self._start, 1e-9), self.images
+        self._start, self.waited, self.images = now, 0.0, 0
+        return images / seconds, seconds

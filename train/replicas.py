@@ -1,0 +1,135 @@
+"""Which ranks write checkpoints, and which one's is loaded: rank 0's, or with --replicate the newest on any node.
+
+With --replicate the first worker of each node writes the same checkpoint to its own disk, so that none is lost with a
+node. What is written there is the same to the bit: the model is replicated, and rank 0's running statistics are sent
+to the others first.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from train.checkpoint import Loaded, find, map_tensors
+from train.config import Config
+from train.errors import TrainError
+from train.parallel.world import World
+from train.step import EMA
+
+
+def reads(config: Config, world: World) -> bool:
+    """Whether this rank looks for a checkpoint."""
+    return world.local_rank == 0 if config.replicated else world.first
+
+
+def writes(config: Config, world: World) -> bool:
+    """Whether this rank writes checkpoints: rank 0, or the first worker of each node; one where nodes share a folder.
+
+    Raises:
+        TrainError: the output folder cannot be written.
+    """
+    if not config.replicated or world.size == 1:
+        return world.first
+    folder = config.checkpoint_folder
+    mark = f".{world.broadcast_object(secrets.token_hex(8))}-"  # a name that no cache of a network disk knows
+    own = folder / f"{mark}{world.rank}"
+    world.all_ranks_or_exit(lambda: _touch(own) if world.local_rank == 0 else None)
+    shared = any((folder / f"{mark}{lower}").exists() for lower in range(world.rank))
+    world.sum(torch.zeros(1))  # every rank has looked
+    own.unlink(missing_ok=True)
+    return world.local_rank == 0 and not shared
+
+
+def _touch(file: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    except OSError as error:
+        raise TrainError(f"{file.parent}: cannot be written: {error.strerror}") from error
+
+
+def share_statistics(model: nn.Module, ema: EMA | None) -> None:
+    """Gives every rank rank 0's running statistics. Those of the others are never used, but would be written."""
+    averages = ema.averages if ema else {}
+    for name, buffer in model.named_buffers():
+        for value in (buffer, averages.get(name)):
+            if value is not None:
+                dist.broadcast(value, 0)
+
+
+def load(config: Config, world: World) -> Loaded | None:
+    """The newest whole checkpoint that a rank has which `reads`, on every rank; None to start from scratch.
+
+    Raises:
+        TrainError: as `train.checkpoint.find`, on a rank that found none, if no other has one.
+        SystemExit: another rank raised it.
+    """
+    mine: Loaded | None = None
+    failure = ""
+    if reads(config, world):
+        try:
+            mine = find(config.resume, config.checkpoint_folder)
+        except TrainError as error:
+            failure = str(error)
+    if world.size == 1:
+        return _or_raise(mine, failure)
+    offers: list[Any] = [None] * world.size
+    dist.all_gather_object(offers, (mine.age if mine else None, failure, socket.gethostname()))
+    ages = {rank: age for rank, (age, _, _) in enumerate(offers) if age is not None}
+    if not ages:
+        return world.all_ranks_or_exit(lambda: _or_raise(None, failure))
+    source = max(ages, key=lambda rank: (ages[rank], -rank))
+    found = _broadcast(mine, source, world)
+    unusable = [f"{text} (rank {rank} on {host})" for rank, (_, text, host) in enumerate(offers) if text]
+    origin = f"rank {source} on {offers[source][2]}" if source else ""
+    return replace(found, origin=origin, damaged="; ".join(filter(None, [found.damaged, *unusable])) or None)
+
+
+def _or_raise(found: Loaded | None, failure: str) -> Loaded | None:
+    if failure:
+        raise TrainError(failure)
+    return found
+
+
+@dataclass(frozen=True)
+class _Hole:
+    """A placeholder for a tensor in a state whose tensors are broadcast separately."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _broadcast(loaded: Loaded | None, source: int, world: World) -> Loaded:
+    """That rank's checkpoint on every rank, so that only its machine needs the file."""
+    tensors: list[Tensor] = []
+
+    def take(tensor: Tensor) -> _Hole:
+        tensors.append(tensor.contiguous())
+        return _Hole(tuple(tensor.shape), tensor.dtype)
+
+    skeleton = None
+    if world.rank == source and loaded:
+        skeleton = replace(loaded, state=map_tensors(loaded.state, take))
+    skeleton = world.broadcast_object(skeleton, source)
+    assert skeleton is not None  # the source has one
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: fill(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(fill(item) for item in value)
+        if not isinstance(value, _Hole):
+            return value
+        tensor = tensors.pop(0) if world.rank == source else torch.empty(value.shape, dtype=value.dtype)
+        dist.broadcast(tensor, source)
+        return tensor
+
+    return replace(skeleton, state=fill(skeleton.state))
