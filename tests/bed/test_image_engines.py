@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from launcher.image import peers
 from launcher.image.distribution import provide
 from launcher.image.image_locations import ImageLocations
+from launcher.image.push import remember_link
 from launcher.node.connect import caller_engine, connect
 from tests.bed import faults
 from tests.bed.bed import Bed
@@ -44,13 +46,16 @@ def more() -> Iterator[str]:
 
 
 def test_missing_layers_are_sent_and_peers_replaced(
-    clean_bed: Bed, engine: str, more: str, monkeypatch: pytest.MonkeyPatch
+    clean_bed: Bed, engine: str, more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     hosts = [(node.alias, node.alias) for node in clean_bed.nodes[:2]]
     log: list[str] = []
     with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet, caller_engine() as local:
         found = [(facts.engine.kind, facts.engine.rootless) for facts in fleet.facts() if facts.engine]
         assert found == [("podman", False) if engine == "podman" else ("Docker", True)] * 2
+        for each in fleet.engines:  # as slow: would be compressed, which podman refuses
+            remember_link(each.host, 16 * MEGABYTE, 100.0)
         provide(TRAIN_IMAGE, ImageLocations(fleet.engines, local, log.append))
         done = provide(more, ImageLocations(fleet.engines[:1], local, log.append))
         assert 2 * MEGABYTE < done.shipped["node1"] < 2.1 * MEGABYTE
