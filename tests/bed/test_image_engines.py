@@ -1,16 +1,18 @@
-"""Rootless engines: images travel as to any other, but from the launcher: their ports are not the node's."""
+"""Other engines than Docker's as root: they get missing layers as any other, and the launcher serves in their place."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from launcher.image import peers
 from launcher.image.distribution import provide
 from launcher.image.image_locations import ImageLocations
+from launcher.image.push import remember_link
 from launcher.node.connect import caller_engine, connect
 from tests.bed import faults
 from tests.bed.bed import Bed
@@ -18,14 +20,16 @@ from tests.bed.fixtures import unavailable
 from tests.bed.settings import TRAIN_IMAGE, BedUnavailable
 
 pytestmark = [pytest.mark.bed, pytest.mark.slow, pytest.mark.timeout(600)]
-MORE, MEGABYTE = "launcher-test-rootless:1", 10**6
+MORE, MEGABYTE = "launcher-test-engines:1", 10**6
 
 
-@pytest.fixture
-def rootless_bed(clean_bed: Bed) -> Iterator[Bed]:
+@pytest.fixture(params=["rootless", "podman"])
+def engine(clean_bed: Bed, request: pytest.FixtureRequest) -> Iterator[str]:
+    """What both nodes have, empty."""
+    engines = {"rootless": faults.rootless_engine, "podman": faults.podman_engine}
     try:
-        with faults.rootless_engine(clean_bed, *clean_bed.nodes[:2]):
-            yield clean_bed
+        with engines[request.param](clean_bed, *clean_bed.nodes[:2]):
+            yield request.param
     except BedUnavailable as reason:
         unavailable(str(reason))
 
@@ -42,22 +46,27 @@ def more() -> Iterator[str]:
 
 
 def test_missing_layers_are_sent_and_peers_replaced(
-    rootless_bed: Bed, more: str, monkeypatch: pytest.MonkeyPatch
+    clean_bed: Bed, engine: str, more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hosts = [(node.alias, node.alias) for node in rootless_bed.nodes[:2]]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    hosts = [(node.alias, node.alias) for node in clean_bed.nodes[:2]]
     log: list[str] = []
-    with connect(hosts, ssh_config=rootless_bed.ssh_config) as fleet, caller_engine() as local:
-        assert [facts.engine.rootless for facts in fleet.facts() if facts.engine] == [True, True]
+    with connect(hosts, ssh_config=clean_bed.ssh_config) as fleet, caller_engine() as local:
+        found = [(facts.engine.kind, facts.engine.rootless) for facts in fleet.facts() if facts.engine]
+        assert found == [("podman", False) if engine == "podman" else ("Docker", True)] * 2
+        for each in fleet.engines:  # as slow: would be compressed, which podman refuses
+            remember_link(each.host, 16 * MEGABYTE, 100.0)
         provide(TRAIN_IMAGE, ImageLocations(fleet.engines, local, log.append))
         done = provide(more, ImageLocations(fleet.engines[:1], local, log.append))
         assert 2 * MEGABYTE < done.shipped["node1"] < 2.1 * MEGABYTE
         done = provide(more, ImageLocations(fleet.engines, None, log.append))
-        assert 2 * MEGABYTE < done.shipped["node2"] < 2.1 * MEGABYTE  # read out of node1's store
+        assert (done.shipped["node2"] < 2.1 * MEGABYTE) == (engine == "rootless")  # podman's store is not read
 
         for name in (more, TRAIN_IMAGE):
-            rootless_bed.ssh("node2", "docker", "image", "rm", name)
+            clean_bed.ssh("node2", "docker", "image", "rm", name)
         monkeypatch.setenv(peers.VARIABLE, "1")
         done = provide(more, ImageLocations(fleet.engines, local, log.append))
         assert done.shipped["node2"] > 10 * MEGABYTE  # all of it, compressed if the link was slow
-        assert any("node2 does not reach node1" in line for line in log)
-    assert rootless_bed.ssh("node1", "docker", "ps", "-aq").stdout == ""
+        words = {"rootless": "node2 does not reach node1", "podman": "node1 cannot serve it"}
+        assert any(words[engine] in line for line in log)
+    assert clean_bed.ssh("node1", "docker", "ps", "-aq").stdout == ""
