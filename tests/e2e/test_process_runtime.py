@@ -180,7 +180,7 @@ def test_a_run_goes_on_from_checkpoints_that_were_fetched(home_cli: Cli) -> None
     shutil.rmtree(home_cli.runs()[0] / "checkpoints")
     refused = home_cli("up", job, "--resume", first, code=3)
     assert "has left no checkpoints/ to go on from on local" in refused.stderr
-    home_cli("down")
+    home_cli("down", "--all")
     assert left(home_cli) == []
 
 
