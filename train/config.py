@@ -219,6 +219,9 @@ class Config:
         "output", "also a checkpoint every so many steps (500), or so often (30s, 5m, 1h); one an epoch is always", ""
     )
     keep: int = option("output", "epoch checkpoints kept beside last and best", 0, least=0)
+    published_tags: bool = option(
+        "output", "write Loss/Val and Accuracy/Val too, the names of the published two-node run", False
+    )
     print_digest: bool = option("output", "every rank prints the SHA-256 of its weights at the end", False)
 
     def side(self, epoch: int) -> int:
