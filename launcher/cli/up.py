@@ -143,14 +143,14 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
         from launcher.cli.console import Screen
         from launcher.cli.foreground import leave_or_stop, show_until_end
         from launcher.run.followed import Followed
-        from launcher.run.locate import Attached
+        from launcher.run.locate import Attached, engine_of
         from launcher.run.state import RunState
         from launcher.run.stop import stop
 
         _start(plan, record, fleet, code, secrets, log, chosen, ssh_config)
         nodes = record.nodes()
         engines = {engine.node: engine for engine in fleet.engines}
-        attached = Attached(record, nodes, {n.name: engines.get(n.name, fleet.engines[0]) for n in nodes}, fleet)
+        attached = Attached(record, nodes, {node.name: engines[engine_of(node)[0]] for node in nodes}, fleet)
         with Screen(record.mask, raw=chosen.raw) as screen:
             try:
                 log(_where(plan, attached))

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 
 from train.__main__ import leave
@@ -13,12 +12,6 @@ from train.parallel.world import StopSignal, start
 from train.setup import prepare
 
 folder, way, *names = sys.argv[1:]
-
-
-def asked(stop: StopSignal) -> bool:
-    return stop.agreed().stop
-
-
 world = None
 for name in names:
     options = "--arch smallcnn --image-size 8 --val-resize 8 --augment none --batch-size 4 --dtype float64 --workers 1"
@@ -28,7 +21,7 @@ for name in names:
     world = world or start(config)
     stop = StopSignal(world)
     run = prepare(config, world)
-    sums, _ = evaluate(run.model, run.val_loader, run.step.objective, world, partial(asked, stop))
+    sums, _ = evaluate(run.model, run.val_loader, run.step.objective, world, stop.stopped)
     scores = Scores.of(sums)
     stop.settle()
     print(json.dumps({"name": name, "images": scores.images, "loss": scores.loss, "top1": scores.top1}), flush=True)
