@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -66,13 +68,18 @@ def run(name: str, dry: bool = False, left: float = BUDGET) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
         output = Path(folder) / "result.json"
         command = [sys.executable, "-m", "bench.gpu_checks", name, str(output), *(["--dry"] if dry else [])]
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+            _, errors = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)  # with all that it has started
+            process.communicate()
             return {"ok": False, "seconds": round(limit, 1), "why": f"not done after {limit:.0f} s"}
         seconds = round(time.monotonic() - begun, 1)
-        if done.returncode or not output.exists():
-            lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
+        if process.returncode or not output.exists():
+            lines = [line for line in errors.splitlines() if line.strip()] or ["no output"]
             return {"ok": False, "seconds": seconds, "why": lines[-1]}
         figures: dict[str, Any] = json.loads(output.read_text())
         return {"ok": figures.pop("ok"), "seconds": seconds, **figures}

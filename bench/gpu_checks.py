@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -298,6 +299,9 @@ def launcher(scale: Scale) -> Figures:
             shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
         command = [sys.executable, "-m", "launcher", "up", "jobs/quickstart.yaml", "--set", "nodes=[local]"]
         command += ["--set", "run.args.epochs=2", "--set", f"run.args.device={device}"]
+        with socket.socket() as free:
+            free.bind(("", 0))
+            command += ["--set", f"port={free.getsockname()[1]}"]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         done = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=110, check=False

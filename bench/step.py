@@ -74,7 +74,7 @@ def our_loop(run: Run, stop: StopSignal) -> Callable[[int], None]:
     def go(steps: int) -> None:
         meter = Meter(run.world)
         for step in islice(numbers, steps):
-            assert not stop.agreed()
+            assert not stop.stopped()
             torch.manual_seed(fold(0, step))
             plan = Plan(run.schedule(step), step, draw_mix(run.config, step, run.config.image_size))
             meter.add(run.step.accumulate(next(batches), plan))

@@ -60,7 +60,7 @@ UNSUPPORTED: dict[str, frozenset[str]] = {
     "fsdp": frozenset({"amp", "ema_decay", "optimizer", "compile", "static_graph", "replicate"}),
     "dual_batch": frozenset(
         {"amp", "accumulate", "ema_decay", "syncbn", "compile", "mixup", "cutmix", "repeats"}
-        | {"checkpoint_every", "replicate"}
+        | {"checkpoint_every", "replicate", "pretrained", "evaluate"}
     ),
 }
 
@@ -80,6 +80,8 @@ def _unsupported(config: Config, amp: str) -> dict[str, str]:
         "checkpoint_every": bool(config.checkpoint_every),
         "replicate": config.replicated,
         "repeats": config.repeats > 1,
+        "pretrained": bool(config.pretrained),
+        "evaluate": bool(config.evaluate),
         "optimizer": config.optimizer == "lars",
         "static_graph": config.static_graph,
     }

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import os
 import re
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from train.arguments import option, parsed
 from train.errors import TrainError
 from train.every import Every
-
-
-def option(group: str, text: str, default: Any, **limits: Any) -> Any:
-    """A field that is also a command-line option; `limits` are keywords of argparse, plus `above` and `least`."""
-    return field(default=default, metadata={"group": group, "help": text, **limits})
 
 
 @dataclass(frozen=True)
@@ -224,6 +219,9 @@ class Config:
         "output", "also a checkpoint every so many steps (500), or so often (30s, 5m, 1h); one an epoch is always", ""
     )
     keep: int = option("output", "epoch checkpoints kept beside last and best", 0, least=0)
+    published_tags: bool = option(
+        "output", "write Loss/Val and Accuracy/Val too, the names of the published two-node run", False
+    )
     print_digest: bool = option("output", "every rank prints the SHA-256 of its weights at the end", False)
 
     def side(self, epoch: int) -> int:
@@ -265,35 +263,6 @@ class Config:
         return asdict(self)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The argument parser that `Config` declares."""
-    root = argparse.ArgumentParser(
-        prog="python -m train",
-        description="Trains an image classifier, alone or under torchrun, on CPU (gloo) or GPUs (NCCL).",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,  # --epoch must not silently mean --epochs
-    )
-    groups: dict[str, Any] = {}
-    for item in fields(Config):
-        meta = dict(item.metadata)
-        group = meta.pop("group")
-        groups.setdefault(group, root.add_argument_group(group))
-        groups[group].add_argument(f"--{item.name.replace('_', '-')}", **_argument(item.default, meta))
-    return root
-
-
-def _argument(default: Any, meta: dict[str, Any]) -> dict[str, Any]:
-    keywords: dict[str, Any] = {key: meta[key] for key in ("help", "choices", "nargs") if key in meta}
-    if default is MISSING:
-        return keywords | {"required": True, "metavar": "PATH"}
-    if isinstance(default, bool):
-        return keywords | {"action": argparse.BooleanOptionalAction, "default": default}
-    kind = (type(default[0]) if default else str) if isinstance(default, tuple) else type(default)
-    if "choices" not in keywords:
-        keywords["metavar"] = {int: "N", float: "X", str: "TEXT"}[kind]
-    return keywords | {"type": kind, "default": default}
-
-
 def parse(argv: list[str]) -> Config:
     """The checked options.
 
@@ -301,19 +270,10 @@ def parse(argv: list[str]) -> Config:
         TrainError: a value is outside its limits.
         SystemExit: 2, from argparse, for unknown options.
     """
-    values = vars(parser().parse_args(argv))
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-    for item in fields(Config):
-        _check_limits(item.name, values[item.name], item.metadata)
+    text = "Trains an image classifier, alone or under torchrun, on CPU (gloo) or GPUs (NCCL)."
+    values = parsed(Config, argv, "python -m train", text)
     values["output"] = values["output"] or os.environ.get("LAUNCHER_OUTPUT", "output")
     return _check_values(Config(**values))
-
-
-def _check_limits(name: str, value: Any, meta: Any) -> None:
-    if "above" in meta and not value > meta["above"]:
-        raise TrainError(f"--{name.replace('_', '-')} {value}: must be above {meta['above']}")
-    if "least" in meta and value < meta["least"]:
-        raise TrainError(f"--{name.replace('_', '-')} {value}: must be at least {meta['least']}")
 
 
 def _check_values(config: Config) -> Config:

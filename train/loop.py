@@ -41,7 +41,8 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
         Stopped: SIGTERM arrived; the checkpoint is on disk.
     """
     run = prepare(config, world)
-    watch = Writer(Path(config.output), run.precision.scaled) if world.first else Silent()
+    written = Path(config.output), run.precision.scaled, config.published_tags
+    watch = Writer(*written) if world.first else Silent()
     _announce(run, watch)
     if config.evaluate:
         _evaluate_only(run, watch, stop)

@@ -1,4 +1,4 @@
-"""Loss and accuracy, exact on any number of ranks: sums and counts are reduced, never averages."""
+"""Loss, accuracy and speed, exact on any number of ranks: sums and counts are reduced, never averages."""
 
 from __future__ import annotations
 

@@ -62,6 +62,7 @@ def make_optimizer(config: Config, parameters: list[nn.Parameter]) -> torch.opti
     groups = [group for group in groups if group["params"]]
     # one kernel per update instead of several; on a CPU it is no faster
     fused = all(p.device.type == "cuda" and p.dtype == torch.float32 for p in parameters)
+    fused = fused and config.parallel != "fsdp"  # torch has no fused SGD for divided weights
     make: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "sgd": lambda: torch.optim.SGD(
             groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused

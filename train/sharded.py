@@ -72,7 +72,9 @@ class ShardedSaver:
             if best:
                 _write(self._folder / "best.pt", rest | {"model": whole})
             if self._keep and epoch is not None:
-                shutil.copytree(fresh, self._folder / f"epoch-{epoch:04d}.sharded", copy_function=os.link)
+                kept = self._folder / f"epoch-{epoch:04d}.sharded"
+                shutil.rmtree(kept, ignore_errors=True)  # of the epoch's first attempt
+                shutil.copytree(fresh, kept, copy_function=os.link)
                 for old in sorted(self._folder.glob("epoch-*.sharded"))[: -self._keep]:
                     shutil.rmtree(old)
             last, previous = self._folder / LAST, self._folder / PREVIOUS

@@ -98,8 +98,8 @@ class Silent:
 class Writer(Silent):
     """Rank 0: prints, and writes below the output folder. metrics.jsonl is only appended to, line by line."""
 
-    def __init__(self, output: Path, amp: bool) -> None:
-        self._output, self._amp = output, amp
+    def __init__(self, output: Path, amp: bool, published_tags: bool = False) -> None:
+        self._output, self._amp, self._published_tags = output, amp, published_tags
         self._board: Any = None  # stays None if tensorboard is not installed
         self._jsonl: Any = None
         self._bar = Bar()
@@ -179,7 +179,8 @@ class Writer(Silent):
         facts["memory_mb"] = round(now.memory, 3)
         self._line("epoch", **facts, train=asdict(now.train), val=asdict(val))
         scalars = {"Loss/val": val.loss, "Accuracy/val": val.top1, "Accuracy5/val": val.top5}
-        scalars |= {"Loss/Val": val.loss, "Accuracy/Val": val.top1}  # experiment 1's names
+        if self._published_tags:  # experiment 1's names
+            scalars |= {"Loss/Val": val.loss, "Accuracy/Val": val.top1}
         self._scalars(scalars, now.step)
 
     def images(self, tag: str, images: Pixels, step: int) -> None:

@@ -6,6 +6,7 @@ import gc
 import importlib
 import sys
 import traceback
+from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -56,12 +57,19 @@ class LazyGroup(TyperGroup):
         name, _, rest = super().resolve_command(ctx, args)
         return name, load(str(name)), rest
 
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        return _stopped_by_ctrl_c(lambda: super(LazyGroup, self).make_context(*args, **options))
+
     def invoke(self, ctx: Any) -> Any:
-        """Ctrl-C has one exit code at every moment; typer would end with 130."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            ctx.exit(StoppedByUser.exit_code)
+        return _stopped_by_ctrl_c(lambda: super(LazyGroup, self).invoke(ctx))
+
+
+def _stopped_by_ctrl_c(step: Callable[[], Any]) -> Any:
+    """Ctrl-C has one exit code at every moment; typer would end with 130."""
+    try:
+        return step()
+    except KeyboardInterrupt:
+        raise typer.Exit(StoppedByUser.exit_code) from None
 
 
 def load(name: str) -> Any:

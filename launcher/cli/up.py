@@ -81,7 +81,7 @@ def up(
     """
     loaded = load_job(job, sets or [], options.hosts(nodes))
     earlier = None if resume is None else _earlier(resume)
-    if detach and loaded.sweep:
+    if detach and loaded.sweep and on is None:
         raise UsageError(
             f"{job}: sweep",
             "its variants run one after another, and with -d nothing would start the next",
@@ -92,6 +92,8 @@ def up(
     for variant, place in zip(expand_sweep(loaded), places or [None], strict=True):
         ended = run_one(variant, UpOptions(job, detach, earlier, wait, place, raw, on), ssh_config)
         code = max(code, ended or 0)
+        if detach and on is not None:  # the cluster runs the variants as it has room for them
+            continue
         if ended in (None, StoppedByUser.exit_code):  # the user has left, or does not want the rest either
             break
     sys.exit(code)
@@ -141,14 +143,14 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
         from launcher.cli.console import Screen
         from launcher.cli.foreground import leave_or_stop, show_until_end
         from launcher.run.followed import Followed
-        from launcher.run.locate import Attached
+        from launcher.run.locate import Attached, engine_of
         from launcher.run.state import RunState
         from launcher.run.stop import stop
 
         _start(plan, record, fleet, code, secrets, log, chosen, ssh_config)
         nodes = record.nodes()
         engines = {engine.node: engine for engine in fleet.engines}
-        attached = Attached(record, nodes, {n.name: engines.get(n.name, fleet.engines[0]) for n in nodes}, fleet)
+        attached = Attached(record, nodes, {node.name: engines[engine_of(node)[0]] for node in nodes}, fleet)
         with Screen(record.mask, raw=chosen.raw) as screen:
             try:
                 log(_where(plan, attached))

@@ -13,7 +13,7 @@ Python 3.7 without packages: it runs in the containers. tests/unit/test_meeting_
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Iterable, Mapping  # noqa: UP035 - 3.7 evaluates the aliases below
+from typing import Any, Iterable, Mapping  # noqa: UP035 - 3.7 evaluates the aliases below
 
 IDLE, PROPOSING, PROMISED, RUNNING, DONE, ENDED = "idle", "proposing", "promised", "running", "done", "ended"
 MEETING = (IDLE, PROPOSING, PROMISED)
@@ -203,13 +203,12 @@ def _enter(me: State, phase: str, now: float) -> State:
     return replace(me, phase=phase, since=now)
 
 
-def begin(node: str, kept: Mapping[str, object], now: float) -> State:
+def begin(node: str, kept: Mapping[str, Any], now: float) -> State:
     """The state of a node that starts, or starts again. kept: what its disk has of its last life, if anything."""
-    known: dict[str, object] = {name: kept[name] for name in ("generation", "by", "joined") if name in kept}
-    life = int(str(kept.get("life", 0))) + 1
-    return replace(State(node, life=life, since=now, hopeful=now), **known)  # type: ignore[arg-type]  # checked by the agent
+    known = {name: kept[name] for name in ("generation", "by", "joined") if name in kept}
+    return State(node, life=kept.get("life", 0) + 1, since=now, hopeful=now, **known)
 
 
-def keep(me: State) -> dict[str, object]:
+def keep(me: State) -> dict[str, Any]:
     """What must be on the disk before anything of this state is told."""
     return {"life": me.life, "generation": me.generation, "by": me.by, "joined": me.joined}

@@ -114,8 +114,14 @@ def common(layers: Sequence[str], others: Iterable[Sequence[str]]) -> int:
 def _send(source: Engine, info: ImageInfo, transfer: Transfer, on_progress: OnProgress, known: int, chunk: int) -> None:
     transfer.complete = False
     with closing(export(source, info, known, chunk)) as archive:
-        pieces = compressed(archive) if is_slow(transfer.engine.host) else archive
+        gzip = is_slow(transfer.engine.host) and _takes_gzip(transfer.engine)
+        pieces = compressed(archive) if gzip else archive
         image_store(transfer.engine).load(_counted(pieces, transfer, on_progress))
+
+
+def _takes_gzip(engine: Engine) -> bool:
+    facts = engine.facts().engine
+    return facts is None or facts.kind != "podman"  # 4.3 refuses a compressed archive through Docker's API
 
 
 def is_part(image: ImageInfo, info: ImageInfo) -> bool:

@@ -22,9 +22,11 @@ def json_schema() -> dict[str, Any]:
     """JSON Schema of the form that a user writes, which editors use to complete and check a job file."""
     schema = Job.model_json_schema()
     properties = schema["properties"]
-    properties["nodes"]["items"] = {"anyOf": [{"type": "string"}, properties["nodes"]["items"]]}
-    spare = properties["spares"]["anyOf"][0]
-    spare["items"] = {"anyOf": [{"type": "string"}, spare["items"]]}
+    named = properties["nodes"]
+    for listed in (named, properties["spares"]["anyOf"][0]):
+        listed["items"] = {"anyOf": [{"type": "string"}, listed["items"]]}
+    number = {"type": "integer", "minimum": 1}
+    properties["nodes"] = {"description": named.pop("description"), "anyOf": [number, named]}
     file = {"type": "object", "additionalProperties": {"type": "string"}, "minProperties": 1, "maxProperties": 1}
     properties["secrets"]["items"] = {"anyOf": [{"type": "string"}, file]}
     schema["$defs"].pop("Secret")

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from launcher.job.models import DockerOptions, Image, Job, NodeEntry, Origin, Part, Resources, Run
 from launcher.job.problems import LocatedError, Path, nearest, printable, show
-from launcher.job.scalars import LOCAL, machine
+from launcher.job.scalars import ANY, LOCAL, machine
 from launcher.model.container import CODE, KIT
 
 # Where, what, and the top-level keys involved: if one of them is itself invalid, the conflict is not reported.
@@ -95,7 +95,7 @@ def _message(kind: str, path: Path, value: Any, detail: Mapping[str, Any]) -> st
 
 
 def _belongs(path: Path) -> str:
-    """The nearest key of the same mapping, else the mapping that has such a key, else all keys of this one."""
+    """The mapping that has such a key, else the nearest key of the same mapping, else all keys of this one."""
     *parent, last = path
     key, part = str(last), _part_at(tuple(parent))
     if part is None:
@@ -103,17 +103,15 @@ def _belongs(path: Path) -> str:
     known = part.model_fields
     if _SYNONYMS.get(key) in known:
         return f"; did you mean '{_SYNONYMS[key]}'?"
-    if near := nearest(key, known):
-        return near
     for place, other in _PARTS.items():
         if key in other.model_fields and other is not part:
             return f"; '{key}' belongs under '{place[0]}'" if place else f"; '{key}' belongs at the top, not indented"
-    return f"; expected one of {', '.join(known)}"
+    return nearest(key, known) or f"; expected one of {', '.join(known)}"
 
 
 def _part_at(path: Path) -> type[Part] | None:
     """The model of the mapping at `path`."""
-    return NodeEntry if len(path) == 2 and path[0] == "nodes" else _PARTS.get(path)
+    return NodeEntry if len(path) == 2 and path[0] in ("nodes", "spares") else _PARTS.get(path)
 
 
 def _conflicts(job: Job) -> Iterator[Conflict]:
@@ -134,7 +132,7 @@ def _nodes(job: Job) -> Iterator[Conflict]:
         spare = rank - len(job.nodes)
         key = "nodes" if spare < 0 else "spares"
         path: Path = (key, rank if spare < 0 else spare)
-        first = seen.setdefault(machine(node.host), rank)
+        first = rank if node.host == ANY else seen.setdefault(machine(node.host), rank)
         if first != rank and (node.host != LOCAL or job.machines[first].host != LOCAL):
             yield path, f"{node.host} is a node already (entry {first})", {key}
         elif first != rank and job.runtime == "docker":
@@ -167,7 +165,7 @@ def _elastic(job: Job) -> Iterator[Conflict]:
 def _process(job: Job) -> Iterator[Conflict]:
     """A container's settings are refused for plain processes: a limit that is not kept is worse than none."""
     for rank, node in enumerate(job.nodes):
-        if node.host != LOCAL:
+        if node.host not in (LOCAL, ANY):
             message = f"runtime process runs on this machine only: expected local, not {node.host}"
             yield ("nodes", rank), message, {"nodes", "runtime"}
         elif node.address is not None:

@@ -9,11 +9,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from launcher.job import fields
 from launcher.job.problems import BadValueError, LocatedError, Mark, Path, show
-from launcher.job.scalars import Gpus, names_of
+from launcher.job.scalars import ANY, Gpus, names_of
+
+MOST_NODES = 100_000
 
 ELASTIC_RESTARTS = 10
 
@@ -81,6 +83,15 @@ class NodeEntry(Part):
     @classmethod
     def _from_text(cls, data: Any) -> Any:
         return {"host": data} if isinstance(data, (str, int, float)) and not isinstance(data, bool) else data
+
+
+def _by_number(nodes: Any) -> Any:
+    """`nodes: 4` is four of a cluster's."""
+    if isinstance(nodes, bool) or not isinstance(nodes, int):
+        return nodes
+    if not 1 <= nodes <= MOST_NODES:
+        raise BadValueError(f"expected a number of nodes from 1 to {MOST_NODES}, or their names, not {nodes}")
+    return [{"name": f"node-{rank}", "host": ANY} for rank in range(nodes)]
 
 
 def _with_names(nodes: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
@@ -193,10 +204,10 @@ class Job(Part):
     code: fields.LocalPath = Field(
         default=".", description="Folder put into every container at /workspace/code, the working directory."
     )
-    nodes: Annotated[tuple[NodeEntry, ...], AfterValidator(_with_names)] = Field(
+    nodes: Annotated[tuple[NodeEntry, ...], BeforeValidator(_by_number), AfterValidator(_with_names)] = Field(
         json_schema_extra={"minItems": 1},
         description="The machines; the first is the master and has rank 0. Each once; only local may repeat, under "
-        "runtime process.",
+        "runtime process. For a cluster (--on) their number is enough.",
     )
     gpus: fields.GpusField = Field(
         default="all", description="GPUs of each node: all, none, how many, or a list of indices or of UUIDs."

@@ -16,6 +16,7 @@ from typing import Any
 from launcher.job.problems import BadValueError, show
 
 LOCAL = "local"  # the host of this machine
+ANY = "any"  # the host of a node that a cluster chooses
 Gpus = str | int | tuple[int, ...] | tuple[str, ...]
 ArgValue = str | bool | None | tuple[str, ...]
 Args = Mapping[str, ArgValue] | tuple[str, ...]

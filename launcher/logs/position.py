@@ -15,6 +15,8 @@ def read_from(files: Files, path: str, offset: int = 0) -> Iterator[bytes]:
     try:
         while piece := files.read(path, offset, PIECE):
             yield piece
+            if len(piece) < PIECE:  # the end: a file that grows faster than it is read has no other one
+                return
             offset += len(piece)
     except FileNotFoundError:
         return

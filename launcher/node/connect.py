@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from launcher.errors import LauncherError, NodesFailed
+from launcher.errors import LauncherError, NodesFailed, UsageError
+from launcher.job.scalars import ANY
 from launcher.model.facts import NodeFacts
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits, settings_file
 from launcher.node.engine import Engine
@@ -85,6 +86,9 @@ def connect(
     AuthFailed, EngineUnavailable, EngineForbidden, UsageError.
     """
     limits = _answer_limits()
+    if any(host == ANY for _, host in hosts):
+        what = "says how many nodes of a cluster, not which machines"
+        raise UsageError("nodes", what, "name the cluster: up --on CLUSTER; or the machines: nodes: [a, b]")
     clusters = {host: _cluster(host) for _, host in hosts if host.startswith(CLUSTER)}
     logins = [clusters[host].login if host in clusters else host for _, host in hosts]
     remote = [login for login in logins if login != LOCAL]

@@ -141,10 +141,10 @@ def _read_all(machine: Machine, stream: CommandStream, words: str, deadline: flo
         if any(found):
             first = first or time.time()
         if len(out) + len(err) > limits.size:
-            cure = "look at its login shell and at what is in its output folder, or raise limits.answer"
+            cure = "look at its login shell and its output folder, or raise limits.answer of your settings file"
             raise NodeUnfit(machine.node, f"`{words}` printed over {limits.size >> 20} MiB", cure)
         if time.monotonic() >= deadline:  # also where something still comes, a byte a second
-            cure = "is the node overloaded, or its disk? or raise limits.wait"
+            cure = "is the node overloaded, or its disk? or raise limits.wait of your settings file"
             raise NodeUnreachable(machine.node, f"`{words}` did not end in {seconds:.0f} s", cure)
     return Done(stream.exit_code(), bytes(out), bytes(err), began, first or time.time())
 

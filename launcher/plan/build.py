@@ -57,6 +57,8 @@ def build(
         rendezvous=rendezvous,
         nodes=nodes,
         warnings=tuple(_warnings(job, facts, rendezvous, nodes)),
+        min_nodes=job.min_nodes or 0,
+        spares=len(job.spares or ()),
     )
 
 

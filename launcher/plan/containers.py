@@ -200,6 +200,7 @@ def _labelled(
     }
     if context.job.min_nodes is not None:
         marks[labels.MIN_NODES] = str(context.job.min_nodes)
+        marks[labels.SPARES] = str(len(context.job.spares or ()))
     return dataclasses.replace(spec, labels=marks)
 
 

@@ -28,12 +28,12 @@ class Measured:
     accuracy: float | None = None  # validation, at the end
     best: float | None = None  # validation, highest of all epochs
     train_accuracy: float | None = None  # of the last epoch
-    memory_mb: float | None = None  # the most that a process or its GPU needed
-    mfu: float | None = None  # share of what the GPUs could compute in the time, 0 to 1
     seconds: float | None = None  # of the whole training; None where it did not end
     epochs: int = 0
     arch: str = ""
     losses: tuple[tuple[float, float], ...] = field(default=(), repr=False)  # (seconds since the start, training loss)
+    memory_mb: float | None = None  # the most that a process or its GPU needed
+    mfu: float | None = None  # share of what the GPUs could compute in the time, 0 to 1
 
     @property
     def seconds_per_batch(self) -> float:

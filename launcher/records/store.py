@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import LauncherError, RunUnknown
-from launcher.model import checked, labels
+from launcher.model import checked
 from launcher.model.plan import Plan, RunId, is_run_id, plain
 from launcher.records.masking import Masker
 from launcher.records.paths import RUNS, RunPaths
@@ -61,15 +61,20 @@ class Record:
 
     @classmethod
     def rebuild(
-        cls, run: RunId, runtime: str, nodes: Sequence[NodeOfRun], runs: Path = RUNS, min_nodes: int = 0
+        cls,
+        run: RunId,
+        runtime: str,
+        nodes: Sequence[NodeOfRun],
+        runs: Path = RUNS,
+        min_nodes: int = 0,
+        spares: int = 0,
     ) -> Record:
         """The record of a run found by its labels, with what labels say; a readable record stays as it is."""
         record = cls(RunPaths(runs / run))
         if not record.nodes():
             record._make_folders()
-            known = {"run": run, "job": job_of(run), "runtime": runtime, "nodes": [*map(_node_to_json, nodes)]} | {
-                "min_nodes": min_nodes
-            }
+            known = {"run": run, "job": job_of(run), "runtime": runtime, "min_nodes": min_nodes, "spares": spares}
+            known["nodes"] = [*map(_node_to_json, nodes)]
             write_atomic(record.paths.plan, json.dumps(known, indent=2).encode())
         return cls(record.paths)
 
@@ -120,12 +125,17 @@ class Record:
     @property
     def min_nodes(self) -> int:
         """With how many nodes the run goes on; 0: all are needed."""
+        return self._number("min_nodes")
+
+    @property
+    def spares(self) -> int:
+        """How many of the last nodes wait, and take the place of one that is lost."""
+        return self._number("spares")
+
+    def _number(self, key: str) -> int:
         try:
-            found = self._plan.get("min_nodes") or self._plan["nodes"][0]["container"]["labels"].get(
-                labels.MIN_NODES, 0
-            )
-            return checked.number(str(found), 10**5)
-        except (LookupError, TypeError, AttributeError, ValueError):
+            return checked.number(self._plan.get(key, 0), 10**5)
+        except ValueError:
             return 0
 
     @property

@@ -37,10 +37,10 @@ def plan_on(job: Job, engine: Engine, code: str) -> Plan:
         labels.HOST: engine.host,
         labels.NODE_RANK: "0",
         labels.RANKS: f"0+{planned.processes}",
-        labels.NODES: labels.SPLIT.join([engine.host] * planned.nodes),
+        labels.NODES: labels.SPLIT.join("-" * planned.nodes),  # which they are, Slurm decides
         labels.SPEC: digest(script),
         labels.CODE: code,
-        labels.GPUS: "",  # which they are, Slurm decides
+        labels.GPUS: "",
         labels.OUTPUT: output,
         labels.UID: str(engine.uid()),
         labels.OWNER: caller(),

@@ -15,6 +15,7 @@ from launcher.node.connect import Fleet, connect
 from launcher.node.engine import Engine
 from launcher.node.files import FileEntry, Files, Span
 from launcher.node.parallel import run_all, run_all_settled
+from launcher.records.collect import want
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.store import Record
 
@@ -95,7 +96,7 @@ def checkpoints_of(
 
 def _look(engine: Engine, output: str) -> Place:
     folder = posixpath.join(output, CHECKPOINTS)
-    return Place(engine.node, engine.files, folder, _whole(engine.files.scan(folder)))
+    return Place(engine.node, engine.files, folder, whole(engine.files.scan(folder)))
 
 
 def _fetched(record: Record) -> Place:
@@ -103,9 +104,10 @@ def _fetched(record: Record) -> Place:
     paths = [path for path in folder.rglob("*") if path.is_file()]
     found = [(path.relative_to(folder).as_posix(), path.stat()) for path in paths]
     entries = [FileEntry(name, stat.st_size, stat.st_mtime) for name, stat in found]
-    return Place(f"{folder} here", None, str(folder), _whole(entries))
+    return Place(f"{folder} here", None, str(folder), whole(entries))
 
 
-def _whole(entries: Sequence[FileEntry]) -> list[FileEntry]:
-    """Without those that were being written, and the marks of writers."""
-    return [entry for entry in entries if not entry.path.endswith((".tmp", ".part")) and entry.path[0] != "."]
+def whole(entries: Sequence[FileEntry]) -> list[FileEntry]:
+    """Without those that were being written, the marks of writers, and paths that lead elsewhere: a node named them."""
+    safe = [entry for entry in entries if want(f"{CHECKPOINTS}/{entry.path}", checkpoints=True)]
+    return [entry for entry in safe if not entry.path.endswith((".tmp", ".part")) and entry.path[0] != "."]

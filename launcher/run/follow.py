@@ -7,6 +7,7 @@ them only read, so that a run can be left at any moment and followed again, from
 from __future__ import annotations
 
 import math
+import os
 import queue
 import threading
 import time
@@ -15,6 +16,7 @@ from contextlib import closing
 from functools import partial
 
 from launcher.errors import ContainerGone, LauncherError, NodeUnfit, NoRoomHere
+from launcher.job.settings import read_settings
 from launcher.model.container import ContainerState
 from launcher.records.collect import Collected, collect, output_folders
 from launcher.run.followed import Followed, FollowedNode
@@ -57,7 +59,8 @@ class Follow:
         self._lost = 0  # nodes that have ended badly
         self._over = math.inf  # of time.monotonic(): the run cannot end well from then on
         files = {followed.node.name: followed for followed in shown}
-        self._nodes = [FollowedNode(node, files.get(node.name), attached, self._put) for node in attached.nodes]
+        most = read_settings(os.environ).limits.file
+        self._nodes = [FollowedNode(node, files.get(node.name), attached, self._put, most) for node in attached.nodes]
 
     @property
     def not_collected(self) -> Mapping[str, LauncherError]:

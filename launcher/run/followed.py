@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 import threading
 import time
@@ -11,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from launcher.errors import LauncherError
-from launcher.job.settings import read_settings
 from launcher.logs.position import PIECE
 from launcher.node.follower import Follower
 from launcher.records.collect import append
@@ -48,8 +46,9 @@ class FollowedNode:
     """
 
     def __init__(
-        self, node: NodeOfRun, shown: Followed | None, attached: Attached, put: Callable[[Message], None]
+        self, node: NodeOfRun, shown: Followed | None, attached: Attached, put: Callable[[Message], None], most: int
     ) -> None:
+        """most: bytes of a file that are kept here."""
         own = NodePaths(node.output, node.name)
         self.node = node
         self.name, self.container = node.name, node.container
@@ -69,7 +68,7 @@ class FollowedNode:
         self._remind = REMIND
         self._path = shown.path if shown else ""
         self._offset = shown.offset if shown else 0
-        self._most = read_settings(os.environ).limits.file
+        self._most = most
         self._lines = {own.attempts: 0} | ({own.metrics: 0} if node.rank == 0 else {})
 
     def is_silent(self, error: LauncherError) -> None:

@@ -93,7 +93,7 @@ def attach(
     too. any_owner: containers of other users count as ours to remove. Raises RunUnknown.
     """
     record = store.find(text) if hosts is None else None
-    named = [_engine_of(node) for node in record.nodes()] if record else [(host, host) for host in hosts or ()]
+    named = [engine_of(node) for node in record.nodes()] if record else [(host, host) for host in hosts or ()]
     runtime = record.runtime if record else None
     with connect(list(dict.fromkeys(named)), runtime, ssh_config, allow_failures=True) as fleet:
         listed = _list(fleet, record.run if record else None, note, claims=claims)
@@ -106,12 +106,12 @@ def attach(
             nodes = tuple(f.node for f in found)
             engines = {f.node.name: f.engine for f in found}
             told = found[0].labels
-            record = Record.rebuild(run, told.runtime, nodes, min_nodes=told.min_nodes)
+            record = Record.rebuild(run, told.runtime, nodes, min_nodes=told.min_nodes, spares=told.spares)
         else:
             found = runs.get(record.run, [])
             by_name = {engine.node: engine for engine in fleet.engines}
-            nodes = tuple(node for node in record.nodes() if _engine_of(node)[0] not in fleet.failed)
-            engines = {node.name: by_name[_engine_of(node)[0]] for node in nodes}
+            nodes = tuple(node for node in record.nodes() if engine_of(node)[0] not in fleet.failed)
+            engines = {node.name: by_name[engine_of(node)[0]] for node in nodes}
         whose = min((f.owner for f in found), default=Owner.SELF)
         started_by = found[0].labels.started_by if found else ""
         if whose is Owner.OTHER:
@@ -130,7 +130,7 @@ def attach(
         )
 
 
-def _engine_of(node: NodeOfRun) -> tuple[str, str]:
+def engine_of(node: NodeOfRun) -> tuple[str, str]:
     """Name and host of its engine; all nodes on a cluster have one."""
     return (node.host if node.host.startswith(CLUSTER) else node.name), node.host
 

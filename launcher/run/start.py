@@ -38,8 +38,7 @@ def start(
     Whatever goes wrong, a Ctrl-C too, nothing of this run is left on any node when this raises; NodesFailed names
     every node that failed with its reason.
     """
-    elastic = labels.MIN_NODES in plan.nodes[0].container.labels
-    if elastic:  # what the nodes tell each other is signed
+    if plan.min_nodes:  # what the nodes tell each other is signed
         secrets = {**secrets, MEETING_KEY: token_hex(32)}
     ids: dict[str, str] = {}
     # Nodes with the same folders and user get the very same bytes.
@@ -48,7 +47,7 @@ def start(
 
     def claim(engine: Engine, planned: NodePlan) -> None:
         claim_gpus(engine, planned)
-        if elastic:
+        if plan.min_nodes:
             claim_port(engine, planned, plan.rendezvous.port + planned.rank * (plan.runtime == "process"))
         elif planned.rank == 0 and len(plan.nodes) > 1:
             claim_port(engine, planned, plan.rendezvous.port)

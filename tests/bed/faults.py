@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from tests.bed.bed import Bed, Node
 from tests.bed.host import docker, login_shells, newer_engine, podman, rootless
@@ -236,12 +237,7 @@ def podman_engine(bed: Bed, *nodes: Node) -> Iterator[None]:
 
     Raises BedUnavailable.
     """
-    files = podman(bed.settings)
-    with contextlib.ExitStack() as healing:
-        for node in nodes:
-            docker("cp", f"{files}/.", f"{node.container}:/")
-            healing.callback(bed.sh, node, _WITHOUT_PODMAN)
-            bed.sh(node, _PODMAN)
+    with _other_engine(bed, nodes, podman(bed.settings), _PODMAN, _WITHOUT_PODMAN):
         yield
 
 
@@ -251,12 +247,18 @@ def rootless_engine(bed: Bed, *nodes: Node) -> Iterator[None]:
 
     Raises BedUnavailable.
     """
-    files = rootless(bed.settings)
+    with _other_engine(bed, nodes, rootless(bed.settings), _ROOTLESS, _WITHOUT_ROOTLESS):
+        yield
+
+
+@contextlib.contextmanager
+def _other_engine(bed: Bed, nodes: Sequence[Node], files: Path, begin: str, end: str) -> Iterator[None]:
+    """files: a folder whose content is put into each node."""
     with contextlib.ExitStack() as healing:
         for node in nodes:
             docker("cp", f"{files}/.", f"{node.container}:/")
-            healing.callback(bed.sh, node, _WITHOUT_ROOTLESS)
-            bed.sh(node, _ROOTLESS)
+            healing.callback(bed.sh, node, end)
+            bed.sh(node, begin)
         yield
 
 

@@ -148,7 +148,7 @@ def podman(settings: Settings) -> Path:
 
 def rootless(settings: Settings) -> Path:
     """A folder with what a rootless engine needs beside Docker, for a node; cached. Raises BedUnavailable."""
-    programs = ("rootlesskit", "newuidmap", "newgidmap", "slirp4netns")
+    programs = ("rootlesskit", "rootlesskit-docker-proxy", "newuidmap", "newgidmap", "slirp4netns")
     libraries = {"slirp.so.0": "libslirp0", "subid.so.4": "libsubid4", "glib-2.0.so.0": "libglib2.0-0"}
     return _kept(
         settings.cache / f"rootless-{BASE_SUITE}",

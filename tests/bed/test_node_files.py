@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from launcher.errors import NodeUnfit, NodeUnreachable
-from launcher.node.files import Files, Follower, Span
+from launcher.node.files import Files, Span
+from launcher.node.follower import Follower
 from launcher.node.ssh.connection import SshPool
 from launcher.node.ssh.machine import SshMachine
 from tests.bed import faults

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.bed, pytest.mark.slow, pytest.mark.timeout(600)]
 MIB = 1 << 20
 LAYERS, LAYER = 3, 130 * MIB
 IMAGE = LAYERS * LAYER
-# Run on the node: waits until a `docker load` has received so much of the image. $1: bytes
+# Run on the node: waits until one `docker load` has received so much; the second of two gets two thirds. $1: bytes
 WAIT = """
 while :; do
   for p in $(pgrep -x docker); do
@@ -75,7 +76,7 @@ def job(cli: Cli, image: str) -> Path:
 
 
 def wait_for(bed: Bed, node: Node, fraction: float) -> None:
-    bed.run(node, "timeout", "120", "sh", "-c", WAIT, "sh", str(int(IMAGE * fraction)), timeout=150)
+    bed.run(node, "timeout", "300", "sh", "-c", WAIT, "sh", str(int(IMAGE * fraction)), timeout=310)
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -151,10 +152,12 @@ def test_the_disk_is_full(clean_bed: Bed, cli: Cli, image: str) -> None:
     succeeds(clean_bed, cli, file, image)
 
 
-@pytest.mark.parametrize("fraction", [0.02, 0.5, 0.98])
-@pytest.mark.parametrize("place", [0, 1], ids=["pushed", "served"])
+@pytest.mark.parametrize(("place", "fraction"), [(0, 0.02), (0, 0.6), (1, 0.5)], ids=["begun", "pushed", "served"])
 def test_the_launcher_is_killed(clean_bed: Bed, cli: Cli, image: str, place: int, fraction: float) -> None:
-    """While it pushes to the first node, and while that one serves the second."""
+    """While it pushes to the first node, and while that one serves the second.
+
+    An engine that has all of a part's bytes finishes it, however late: as a labelled image, which `clean` removes.
+    """
     cli = Cli(cli.cwd, {**cli.env, peers.VARIABLE: "2"})
     file, node = job(cli, image), clean_bed.nodes[place]
     before = megabytes(clean_bed, node)
@@ -163,9 +166,16 @@ def test_the_launcher_is_killed(clean_bed: Bed, cli: Cli, image: str, place: int
     wait_for(clean_bed, node, fraction)
     process.kill()
     process.wait()
-    assert clean_bed.wait_clean(clean_bed.nodes[:2], timeout=20, home=True) == []
+    assert clean_bed.wait_clean(clean_bed.nodes[:2], timeout=60, home=True) == []
+    deadline = time.monotonic() + 60  # an engine clears up after itself a while later
+    while not untagged(clean_bed, node) and (now := megabytes(clean_bed, node)) > before + 5:
+        assert time.monotonic() < deadline, f"{before} MB before, {now} MB now"
+        time.sleep(1)
+    assert "it ran" in cli("up", file, timeout=300).stdout
+    cli("down", "faults")
     for each in clean_bed.nodes[:2]:
         assert set(untagged(clean_bed, each)) <= set(parts(clean_bed, each))
-    if not untagged(clean_bed, node):
-        assert megabytes(clean_bed, node) < before + 5
-    succeeds(clean_bed, cli, file, image)
+    cli("clean", "--nodes", "node1,node2", "--yes")
+    for each in clean_bed.nodes[:2]:
+        assert not untagged(clean_bed, each)
+        assert clean_bed.docker(each, "image", "inspect", "-f", "{{.Id}}", image)

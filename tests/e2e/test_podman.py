@@ -1,4 +1,4 @@
-"""Nodes whose `docker` is podman's Docker API: the same run, with images sent whole."""
+"""Nodes whose `docker` is podman's Docker API: the same run."""
 
 from __future__ import annotations
 

@@ -56,6 +56,19 @@ def test_quickstart_learns_the_digits_and_collects_its_curves(home_cli: Cli) -> 
     assert left(home_cli) == []
 
 
+def test_a_training_with_divided_weights_goes_on_with_another_number_of_processes(home_cli: Cli) -> None:
+    for name in ("train", "jobs"):
+        shutil.copytree(ROOT / name, home_cli.cwd / name, ignore=shutil.ignore_patterns("__pycache__"))
+    home_cli("up", "jobs/quickstart_fsdp.yaml", "--set", "run.args.epochs=2", timeout=300)
+    first = home_cli.runs()[-1]
+    home_cli("fetch", first.name, "--checkpoints")
+    assert len(list((first / "checkpoints" / "last.sharded").glob("*.distcp"))) == 2
+    sets = ("--set", "run.args.epochs=3", "--set", "processes=3")
+    again = home_cli("up", "jobs/quickstart_fsdp.yaml", "--resume", first.name, *sets, timeout=300)
+    assert "last.sharded at epoch 3, step 0" in again.stdout
+    assert home_cli.result()["state"] == "done"
+
+
 def test_detaching_and_reattaching_loses_no_line(home_cli: Cli) -> None:
     script = home_cli.program("ticks.py")
     job = home_cli.job("ticks", **process_job(nodes=["local"], run={"command": ["python3", script, "60"]}))
@@ -167,7 +180,7 @@ def test_a_run_goes_on_from_checkpoints_that_were_fetched(home_cli: Cli) -> None
     shutil.rmtree(home_cli.runs()[0] / "checkpoints")
     refused = home_cli("up", job, "--resume", first, code=3)
     assert "has left no checkpoints/ to go on from on local" in refused.stderr
-    home_cli("down")
+    home_cli("down", "--all")
     assert left(home_cli) == []
 
 

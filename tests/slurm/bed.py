@@ -19,11 +19,11 @@ from pathlib import Path
 from tests.bed.settings import BedUnavailable
 from tests.bed.shell import run
 
-PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "openssh-server", "openssh-client")
 NODES = 4
 _BEDS, _PORTS = 500, 20  # so many names have ports of their own, below the ephemeral ones
 _FIRST_PORT = 18000
-_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sshd")
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,33 @@ class SlurmBed:
         self("slurmctld")
         for index in range(1, nodes + 1):
             self("slurmd", "-N", f"n{index}")
+        self._login()
         deadline = time.monotonic() + 60
         while len(self("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split()) < nodes:
             if time.monotonic() > deadline:
                 raise BedUnavailable(f"Slurm did not come up; its logs are in {self.folder}/log")
             time.sleep(0.2)
+
+    @property
+    def ssh_config(self) -> Path:
+        """Has the alias `login`: this machine, by an sshd of the bed's own."""
+        return self.folder / "ssh_config"
+
+    def _login(self) -> None:
+        for name in ("host_key", "key"):
+            run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / name)])
+        port = self._port + _PORTS - 1
+        server = {"Port": port, "ListenAddress": "127.0.0.1", "HostKey": self.folder / "host_key", "UsePAM": "no"}
+        server |= {"PidFile": self.folder / "sshd.pid", "AuthorizedKeysFile": self.folder / "key.pub"}
+        server |= {"StrictModes": "no", "PermitRootLogin": "yes", "SetEnv": f"SLURM_CONF={self.config}"}
+        (self.folder / "sshd_config").write_text("".join(f"{key} {value}\n" for key, value in server.items()))
+        kind, key, *_ = (self.folder / "host_key.pub").read_text().split()
+        (self.folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {kind} {key}\n")
+        client = {"HostName": "127.0.0.1", "Port": port, "User": "root", "IdentityFile": self.folder / "key"}
+        client |= {"UserKnownHostsFile": self.folder / "known_hosts", "IdentitiesOnly": "yes"}
+        self.ssh_config.write_text("Host login\n" + "".join(f"  {key} {value}\n" for key, value in client.items()))
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        run(["/usr/sbin/sshd", "-f", str(self.folder / "sshd_config")])
 
     def __call__(self, *argv: str, check: bool = True) -> str:
         """A command of Slurm's; its output."""
@@ -111,12 +133,16 @@ class SlurmBed:
         return pid if name in _PROGRAMS else 0
 
     @property
+    def _port(self) -> int:
+        return _FIRST_PORT + zlib.crc32(self.name.encode()) % _BEDS * _PORTS
+
+    @property
     def _socket(self) -> Path:
         return self.folder / "munge.sock"
 
     def _configuration(self, nodes: int) -> str:
         host, here = socket.gethostname(), self.folder
-        port = _FIRST_PORT + zlib.crc32(self.name.encode()) % _BEDS * _PORTS
+        port = self._port
         lines = {
             "ClusterName": "bed",
             "SlurmctldHost": f"{host}(127.0.0.1)",

@@ -18,7 +18,7 @@ from tests.slurm.bed import SlurmBed
 from tests.slurm.conftest import user
 
 pytestmark = pytest.mark.timeout(240)
-TICKS = "for i in $(seq 1 600); do echo tick $i; sleep 0.1; done"
+TICKS = "for i in $(seq 1 300); do echo tick $i; sleep 1; done"
 
 
 def job(cli: Cli, script: str, nodes: int = 2, **keys: Any) -> Path:
@@ -89,6 +89,18 @@ def test_down_stops_it_and_the_launcher_that_follows_it_says_who_did(slurm: Slur
     cli("down")  # twice does no harm
 
 
+def test_a_cluster_behind_ssh(slurm: SlurmBed, cli: Cli) -> None:
+    """Followed by a launcher whose own environment does not know Slurm."""
+    far = Cli(cli.cwd, {name: value for name, value in cli.env.items() if name != "SLURM_CONF"})
+    following = far.start("up", job(far, TICKS), "--on", "far")
+    until(lambda: far.runs() and "tick" in far("logs", "--no-follow", code=None).stdout, "it does not run")
+    assert [node["state"] for node in status(far)["nodes"]] == ["running", "running"]
+    assert far.runs()[-1].name in far("runs", "--on", "far").stdout
+    far("down")
+    _, err = following.communicate(timeout=60)
+    assert following.returncode == 5, err
+
+
 def test_scancel_by_hand_is_a_failure(slurm: SlurmBed, cli: Cli) -> None:
     following = cli.start("up", job(cli, TICKS), "--on", "hpc")
     until(lambda: is_running(slurm), "it does not run")
@@ -138,6 +150,16 @@ def test_a_killed_launcher_is_followed_by_another_one_that_has_no_record(
     assert other.result()["state"] == "done"
 
 
+def test_the_variants_of_a_sweep_are_submitted_at_once(slurm: SlurmBed, cli: Cli) -> None:
+    file = cli.job(
+        runtime="process", nodes=1, gpus="none", run={"command": ["echo", "with"]}, sweep=[{"lr": 1}, {"lr": 2}]
+    )
+    done = cli("up", file, "--on", "hpc", "-d")
+    assert done.stderr.count("is submitted to slurm:hpc") == 2
+    shown = [cli("logs", run.name).stdout.strip() for run in cli.runs()]
+    assert sorted(shown) == ["with --lr 1", "with --lr 2"]
+
+
 def test_exec_runs_beside_the_job_on_a_node_of_it(slurm: SlurmBed, cli: Cli) -> None:
     cli("up", job(cli, TICKS, env={"GREETING": "hello"}), "--on", "hpc", "-d")
     cli.until_logged("tick 1")
@@ -184,11 +206,15 @@ def test_a_node_that_is_lost_requeues_the_job_on_another_one(slurm: SlurmBed, cl
 
 
 @pytest.mark.slow
-def test_quickstart_gives_the_same_weights_as_on_plain_process_nodes(slurm: SlurmBed, cli: Cli) -> None:
-    project = Cli(ROOT, cli.env)
-    sets = ("--set", "run.args.epochs=1", "--set", "run.args.print_digest=true", "--set", "gpus=none")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_quickstart_gives_the_same_weights_as_on_plain_process_nodes(nodes: int, cli: Cli, tmp_path: Path) -> None:
+    here = Cli(cli.cwd, {**cli.env, "HOME": str(tmp_path)})
+    sets = [f"code={ROOT}", "gpus=none", "run.args.epochs=1", "run.args.print_digest=true"]
+    options = [word for each in sets for word in ("--set", each)]
     digests = []
-    for where in ((), ("--on", "hpc")):
-        out = project("up", ROOT / "jobs/quickstart.yaml", *sets, *where, timeout=600).stdout
-        digests.append(re.findall(r"digest \S+", out)[-1])
+    for where in (("--nodes", ",".join(["local"] * nodes)), ("--set", f"nodes={nodes}", "--on", "hpc")):
+        here("up", ROOT / "jobs" / "quickstart.yaml", *options, *where, timeout=800)
+        log = (here.runs()[-1] / "logs" / "rank-0.log").read_text()
+        digests.append(re.findall(r"\b[0-9a-f]{64}\b", log)[-1])
     assert digests[0] == digests[1]

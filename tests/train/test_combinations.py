@@ -41,6 +41,7 @@ def problem(options: str, processes: int = 2, amp: str | None = None, device: st
         (2, "--parallel fsdp --optimizer lars --static-graph", "does not support --optimizer lars, --static-graph"),
         (2, "--parallel fsdp --amp fp16", "does not support --amp fp16"),
         (2, "--parallel dual_batch --schedule multistep --repeats 2", "does not support --repeats 2"),
+        (2, "--parallel dual_batch --schedule multistep --pretrained a.pt", "does not support --pretrained a.pt"),
         (2, "--parallel dual_batch", "--schedule multistep"),
         (2, "--parallel dual_batch --accumulate 2", "does not support --accumulate 2"),
         (2, "--static-graph --accumulate 2", "--static-graph with --accumulate 2"),

@@ -14,6 +14,7 @@ from tests.train.runs import DIGITS, Rank, digit_tree, run
 
 OPTIONS = (
     "--arch smallcnn --image-size 32 --val-resize 32 --augment shift --flip 0 --epochs 12 --batch-size 16 --lr 0.16"
+    " --published-tags"
 )
 
 

@@ -118,6 +118,14 @@ def test_a_batch_may_be_empty() -> None:
     loader.close()
 
 
+def test_a_batch_of_one_has_room_for_the_padding_that_batch_norm_needs() -> None:
+    loader = Loader(CONFIG, Numbered(), Pillow(), 1, 1, Transfer(CPU))
+    [batch] = loader.batches([Request(np.array([3, 4]), 1, filler=1)], 0)
+    assert len(batch.images) == 2
+    assert batch.weights.tolist() == [1, 0]
+    loader.close()
+
+
 def test_the_repeated_batch_has_the_side_of_its_phase() -> None:
     config = replace(CONFIG, epochs=4, image_size=16, phases=("8@0", "16@0.5"))
     repeated = Repeated(Loader(config, Numbered(), Pillow(), BATCH, 1, Transfer(CPU)))

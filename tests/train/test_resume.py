@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
-from tests.train.runs import SECONDS, Rank, digit_tree, finish, run, start
+from tests.train.runs import DIGITS, SECONDS, Rank, digit_tree, finish, run, start
 from train.__main__ import main
 from train.config import Config, parse
 from train.errors import TrainError
@@ -115,9 +115,9 @@ def test_resuming_after_a_kill_inside_an_epoch_is_bit_exact(data: Path, tmp_path
         assert ours == theirs, tag
 
 
-def test_a_checkpoint_falls_on_a_step_that_rank_0_announces(data: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_falls_on_a_step_that_rank_0_announces(tmp_path: Path) -> None:
     """With a time instead of steps: all ranks save, although the clock of rank 0 alone says when."""
-    options = ["--data", data, *COMMON, "--epochs", 40, "--batch-size", 2, "--checkpoint-every", "1s"]
+    options = ["--data", DIGITS, *COMMON, "--epochs", 40, "--batch-size", 2, "--checkpoint-every", "1s"]
     ranks = start(tmp_path, 2, *options)
     file = tmp_path / "0" / "checkpoints" / "last.pt"
     deadline = time.monotonic() + SECONDS
@@ -128,7 +128,7 @@ def test_a_checkpoint_falls_on_a_step_that_rank_0_announces(data: Path, tmp_path
     for rank in ranks:
         rank.process.kill()
     finish(ranks)
-    assert 0 < ranks[0].checkpoint()["progress"]["step"] < 18
+    assert ranks[0].checkpoint()["progress"]["step"] > 0
 
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "5 minutes", "1.5m"])

@@ -12,7 +12,7 @@ from tests.train.runs import digit_tree
 from train.config import parse
 from train.errors import Stopped
 from train.loop import train
-from train.parallel.world import StopSignal, World
+from train.parallel.world import Agreed, StopSignal, World
 
 BASE = "--image-size 8 --epochs 2 --batch-size 8 --workers 1 --device cpu --log-every 9 --threads 1"
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -21,10 +21,15 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "optimizer": ("", "--optimizer sgd --nesterov --decay all", "--optimizer lars", "--optimizer adamw --lr 0.001"),
     "schedule": ("", "--schedule cosine", "--schedule multistep --milestones 0.3", "--schedule linear --warmup 0.2"),
     "amp": ("", "--amp bf16", "--amp fp16", "--amp O2"),
-    "average": ("", "--ema-decay 0.9"),
+    "average": ("", "--ema-decay 0.9 --ema-every 2"),
     "gradients": ("", "--accumulate 2 --batch-size 4", "--clip-norm 0.5"),
-    "mix": ("", "--mixup 0.2", "--cutmix 1 --mixup 0.2 --label-smoothing 0.1"),
-    "images": ("", "--augment shift --last-batch drop", "--phases 8@0 16@0.5"),
+    "mix": ("", "--mixup 0.2", "--cutmix 1 --mixup 0.2 --label-smoothing 0.1 --loss bce"),
+    "images": (
+        "",
+        "--augment shift --last-batch drop",
+        "--phases 8@0 16@0.5",
+        "--auto-augment rand --random-erase 0.5",
+    ),
     "validation": ("", "--val-interval 2 --val-batch-size 5"),
 }
 
@@ -36,11 +41,11 @@ class StopAt(StopSignal):
         super().__init__(world)
         self._left = step
 
-    def agreed(self) -> bool:
+    def agreed(self, save: bool = False) -> Agreed:
         self._left -= 1
         if self._left == 0:
             self.ask()
-        return super().agreed()
+        return super().agreed(save)
 
 
 def covering() -> list[dict[str, str]]:

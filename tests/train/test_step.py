@@ -15,12 +15,13 @@ from torch import nn
 from tests.train.runs import finish, start
 from train import foreach
 from train.config import Config
+from train.data.batch import Batch
 from train.models import SmallCNN, configured_model, make_model, parameter_count
 from train.optim import LARS, make_optimizer
 from train.parallel.methods import make_step
 from train.parallel.world import World
 from train.precision import LossScale, choose_precision
-from train.step import EMA, Mix, apply_mix, draw_mix, losses
+from train.step import EMA, Mix, Plan, apply_mix, draw_mix, losses
 from train.syncbn import SyncBatchNorm, convert
 
 CPU = torch.device("cpu")
@@ -284,6 +285,20 @@ def test_the_average_moves_by_less_than_16_bits_resolve(amp: str) -> None:
         step.ema.update(step.model, update)
     assert float(step.ema.averages[name][0]) - 1 == pytest.approx(expected - 1, rel=1e-2)
     assert float(step.ema.model.state_dict()[name][0]) == pytest.approx(expected, abs=1e-3)
+
+
+def test_weights_are_averaged_every_so_many_steps() -> None:
+    config = Config(data="", image_size=8, ema_decay=0.5, ema_every=3)
+    model = SmallCNN(10)
+    step = make_step(config, World(0, 1, 0, 1, CPU, "none"), choose_precision(config, CPU), model)
+    assert step.ema
+    changed = []
+    for update in range(7):
+        before = step.ema.averages["classifier.weight"].clone()
+        step.accumulate(Batch(torch.ones(2, 8, 8, 3).byte(), torch.arange(2), torch.ones(2), 2, last=True), Plan(1, 0))
+        step.update(Plan(rate=1.0, update=update))
+        changed.append(not torch.equal(before, step.ema.averages["classifier.weight"]))
+    assert changed == [True, False, False, True, False, False, True]
 
 
 def test_the_average_includes_batch_norm_statistics() -> None:

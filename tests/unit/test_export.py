@@ -18,9 +18,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from launcher.errors import JobInvalid, UsageError
 from launcher.export import kubernetes, slurm
+from launcher.job.dump import dump_job
 from launcher.job.loader import parse_job
 from launcher.job.models import Job
 from launcher.job.settings import Cluster
+from launcher.node.connect import connect
 from launcher.plan.cluster import build
 from tests.unit.test_job_properties import jobs
 
@@ -352,3 +354,13 @@ def test_pitfall_7_a_pods_shared_memory_is_not_64_mb() -> None:
 def test_pitfall_8_no_variable_of_torchruns_own_options_is_set() -> None:
     for text in (manifests(GPU, jobset=True), manifests(COMMAND, jobset=False), sbatch(CPU)):
         assert "PET_" not in text
+
+
+def test_the_number_of_nodes_is_enough_for_a_cluster_and_too_little_without() -> None:
+    assert "#SBATCH --nodes=4" in sbatch({**CPU, "nodes": 4})
+    loaded = job({**CPU, "nodes": 2})
+    assert parse_job(dump_job(loaded)) == loaded
+    with pytest.raises(UsageError, match="not which machines"):
+        connect([(node.name, node.host) for node in loaded.nodes], loaded.runtime)
+    with pytest.raises(JobInvalid, match=r"job\.yaml:\d+.*nodes: expected a number of nodes from 1"):
+        job({**CPU, "nodes": 0})

@@ -123,3 +123,13 @@ def test_a_file_is_read_to_its_end_and_a_missing_file_is_empty(tmp_path: Path) -
     (tmp_path / "log").write_bytes(b"abcdef")
     assert b"".join(read_from(FILES, str(tmp_path / "log"), 2)) == b"cdef"
     assert list(read_from(FILES, str(tmp_path / "none"))) == []
+
+
+def test_a_file_that_grows_while_it_is_read_has_an_end(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"first")
+    pieces = read_from(FILES, str(log))
+    assert next(pieces) == b"first"
+    with log.open("ab") as file:
+        file.write(b"later")
+    assert list(pieces) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -51,6 +52,17 @@ def test_a_file_of_this_machine_is_named(monkeypatch: pytest.MonkeyPatch, capsys
         main.main()
     assert ended.value.code == 3
     assert "this machine: No such file or directory: /nowhere/at/all" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["typer", "yaml"])
+def test_ctrl_c_while_modules_load_has_the_exit_code_of_stopped(tmp_path: Path, module: str) -> None:
+    (tmp_path / f"{module}.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    argv = [sys.executable, "-m", "launcher", "plan", "job.yaml", "--offline"]
+    done = subprocess.run(
+        argv, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == StoppedByUser.exit_code, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_ctrl_c_before_the_start_of_a_run_has_the_exit_code_of_stopped(tmp_path: Path) -> None:

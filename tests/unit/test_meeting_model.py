@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ class Node:
 
     name: str
     skew: float
-    kept: dict[str, object] = field(default_factory=dict)
+    kept: dict[str, Any] = field(default_factory=dict)
     state: State | None = None
     view: dict[str, Heard] = field(default_factory=dict)
     back: float = 0.0  # when the engine starts it again

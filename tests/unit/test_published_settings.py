@@ -44,7 +44,7 @@ def test_experiment_0(job: str, processes: int, batches: tuple[int, ...]) -> Non
 def test_experiment_1(job: str, nodes: int, epochs: int, steps: int) -> None:
     (config,) = runs(f"imagenet_{job}")
     assert (config.amp, config.momentum, config.schedule, config.batch_size) == ("O2", 0.9, "onecycle", 256)
-    assert config.epochs == epochs
+    assert (config.epochs, config.published_tags) == (epochs, True)
     assert peak_rate(config, 256 * nodes) == 1.0
     assert steps_per_epoch(IMAGENET, 256 * nodes, config.last_batch == "keep") == steps
     assert [momentum_at(config, step, 100) for step in (0, 29, 99)] == pytest.approx([0.95, 0.85, 0.95], abs=1e-12)

@@ -23,10 +23,11 @@ from launcher.model import checked, labels
 from launcher.node import output_folder
 from launcher.node.docker.errors import SDK_ERRORS
 from launcher.node.docker.values import container_state
-from launcher.node.files import Files
+from launcher.node.files import FileEntry, Files
 from launcher.node.machine import LocalMachine
 from launcher.records.paths import RUNS, NodePaths, RunPaths
 from launcher.records.store import Record, records
+from launcher.run.earlier import whole
 
 RUN = "cifar-20260101-000000-aaaa"
 LABELS = {
@@ -260,3 +261,9 @@ def test_every_row_of_what_is_defended_names_a_test_that_exists() -> None:
         assert row.strip() == "the same" or "`" in row
     for file, name in re.findall(r"`(\w+/test_\w+\.py)(?:::(\w+))?`", text):
         assert f"def {name or 'test_'}" in (root / "tests" / file).read_text(), (file, name)
+
+
+@pytest.mark.parametrize("path", ["../../.ssh/authorized_keys", "a/../../b", "\x1b]0;x\x07"])
+def test_a_checkpoint_that_a_node_names_is_not_carried_out_of_its_folder(path: str) -> None:
+    kept = [FileEntry("last.pt", 1, 1.0), FileEntry("last.sharded/run.pt", 1, 1.0)]
+    assert whole([*kept, FileEntry(path, 1, 2.0)]) == kept

@@ -109,7 +109,8 @@ class Loader:
         workers = config.workers if config.workers >= 0 else max(1, len(os.sched_getaffinity(0)) // core_sharers)
         self._pool = ThreadPoolExecutor(workers, "decode") if workers else None
         depth = config.prefetch + 1 if workers else 1
-        size = batch * max(self.side(epoch) for epoch in range(config.epochs)) ** 2 * 3
+        images = max(batch, 2)  # a batch of one is padded where batch norm needs two
+        size = images * max(self.side(epoch) for epoch in range(config.epochs)) ** 2 * 3
         pin = transfer.device.type == "cuda"
         self._slots = [Slot(torch.empty(size, dtype=torch.uint8, pin_memory=pin)) for _ in range(depth)]
 

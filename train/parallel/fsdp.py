@@ -75,6 +75,10 @@ class ShardedStep(Step):
         self._sharded.set_requires_gradient_sync(batch.last)
         return super().accumulate(batch, plan)
 
+    def gather_to_rank0(self) -> None:
+        """Rank 0 lacks nothing; but a forward pass without a backward leaves some weights gathered, in 16 bits."""
+        self._sharded.reshard()
+
     def optimizer_state(self) -> dict[str, Any]:
         """This rank's part, by the weights' names."""
         state: dict[str, Any] = get_optimizer_state_dict(self.model, self.optimizer)

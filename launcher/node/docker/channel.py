@@ -141,7 +141,8 @@ class _Response(io.RawIOBase):
         buffer[: len(data)] = data
         self._length += len(data)
         if self._length > (longest := self._source.longest):
-            raise ValueError(f"an answer of over {longest / (1 << 20):.0f} MiB; limits.answer may be raised")
+            # not a ValueError: http.client takes one for a malformed chunk, and then for a lost connection
+            raise OverflowError(f"an answer of over {longest / (1 << 20):.0f} MiB; limits.answer may be raised")
         if self._source.timed and data and time.monotonic() > self._until:
             raise TimeoutError("its answer did not end in time")
         return len(data)

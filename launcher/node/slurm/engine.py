@@ -22,6 +22,7 @@ from launcher.model import labels
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import ContainerSpec, ContainerState, Phase
 from launcher.model.facts import NodeFacts
+from launcher.model.labels import RUN
 from launcher.node.files import Files
 from launcher.node.machine import Machine, run_script
 from launcher.node.machine_engine import MachineEngine
@@ -30,6 +31,11 @@ from launcher.node.slurm.queue import ASK, COMMENT, NODES, SCRIPT, SPEC, SUBMITT
 _POLL = 1.0  # seconds between two looks at the queue
 _KILL_TIMEOUT = 60.0  # seconds for Slurm to end what SIGKILL ended
 _UNPACK = "tar -xf - --no-same-owner -C /"
+_TAKEN = 44
+_CREATE = f"""
+[ ! -e "$1/{NODES}" ] || exit {_TAKEN}
+mkdir -p "$1/{NODES}" "$1/logs" && printf %s "$2" >"$1/{NODES}/{SCRIPT}" && printf %s "$3" >"$1/{NODES}/{SPEC}"
+"""
 # $1: the run's folder, $2: the code, $3: the run. The caller's variables are the job's, as with sbatch by hand.
 _SUBMIT = f"""
 LAUNCHER_RUN=$3 LAUNCHER_OUTPUT=$1 sbatch --parsable --export=ALL --chdir="$2" --output="$1/logs/slurm.log" \\
@@ -64,14 +70,17 @@ class SlurmEngine(MachineEngine):
 
     def create(self, spec: ContainerSpec) -> str:
         """spec: the first node's; its argv is `sbatch` and the script. Raises NameTaken."""
-        folder = posixpath.join(spec.output_dir, NODES)
-        if self._runs(spec.labels[labels.RUN]):
+        record = json.dumps({"name": spec.name, "labels": dict(spec.labels), "code": spec.layout.code})
+        made = self.files.run(
+            _CREATE,
+            spec.output_dir,
+            spec.argv[1],
+            record,
+            doing="make the run",
+            accept=lambda done: done.code == _TAKEN,
+        )
+        if made.code == _TAKEN:
             raise NameTaken(self.node, f"there is a container {spec.name} already", "see what it is: launcher status")
-        for place in (folder, posixpath.join(spec.output_dir, "logs")):
-            self.files.make_dir(place)
-        self.files.write(posixpath.join(folder, SCRIPT), spec.argv[1].encode())
-        record = {"name": spec.name, "labels": dict(spec.labels), "code": spec.layout.code}
-        self.files.write(posixpath.join(folder, SPEC), json.dumps(record).encode())
         self._forget()
         return spec.name
 
@@ -93,12 +102,8 @@ class SlurmEngine(MachineEngine):
             raise EngineFailed(self.node, f"sbatch refused it: {done.complaint}", "look at the cluster's settings")
         self._forget()
 
-    def job(self, container: str) -> Job | None:
-        """None where Slurm does not know it any more."""
-        return self._get(container).job
-
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
-        runs = self._runs(labels.get("launcher.run"))
+        runs = self._runs(labels.get(RUN))
         states = [state for run in runs.values() for state in run.states()]
         return [s for s in states if all(k in s.labels and v in (None, s.labels[k]) for k, v in labels.items())]
 
@@ -153,6 +158,8 @@ class SlurmEngine(MachineEngine):
         run, rank = self._get(container), container.rpartition("-")[2]
         if run.job is None or run.phase is not Phase.RUNNING:
             raise EngineFailed(self.node, f"{container} does not run", "see what it does: launcher status")
+        if run.spec["labels"][labels.RUNTIME] != "process":
+            raise NodeUnfit(self.node, "no command can be run in a cluster's container", f"srun --jobid={run.job.id}")
         output = run.spec["labels"][labels.OUTPUT]
         step = ["srun", f"--jobid={run.job.id}", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1"]
         step += [f"--relative={rank}", *(["--pty"] if terminal else [])]

@@ -1,0 +1,63 @@
+"""A dataclass as a command line: each field declares its option's group, help text, default and limits."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import MISSING, field, fields
+from typing import Any
+
+from train.errors import TrainError
+
+
+def option(group: str, text: str, default: Any, **limits: Any) -> Any:
+    """A field that is also a command-line option; `limits` are keywords of argparse, plus `above` and `least`."""
+    return field(default=default, metadata={"group": group, "help": text, **limits})
+
+
+def parsed(declared: Any, argv: list[str], prog: str, description: str) -> dict[str, Any]:
+    """The value of every option of the dataclass `declared`, by the name of its field.
+
+    Raises:
+        TrainError: a value is outside its limits.
+        SystemExit: 2, from argparse, for unknown options.
+    """
+    values = vars(_parser(declared, prog, description).parse_args(argv))
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    for item in fields(declared):
+        _check_limits(item.name, values[item.name], item.metadata)
+    return values
+
+
+def _parser(declared: Any, prog: str, description: str) -> argparse.ArgumentParser:
+    root = argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,  # --epoch must not silently mean --epochs
+    )
+    groups: dict[str, Any] = {}
+    for item in fields(declared):
+        meta = dict(item.metadata)
+        group = meta.pop("group")
+        groups[group] = groups.get(group) or root.add_argument_group(group)
+        groups[group].add_argument(f"--{item.name.replace('_', '-')}", **_argument(item.default, meta))
+    return root
+
+
+def _argument(default: Any, meta: dict[str, Any]) -> dict[str, Any]:
+    keywords: dict[str, Any] = {key: meta[key] for key in ("help", "choices", "nargs") if key in meta}
+    if default is MISSING:
+        return keywords | {"required": True, "metavar": "PATH"}
+    if isinstance(default, bool):
+        return keywords | {"action": argparse.BooleanOptionalAction, "default": default}
+    kind = (type(default[0]) if default else str) if isinstance(default, tuple) else type(default)
+    if "choices" not in keywords:
+        keywords["metavar"] = {int: "N", float: "X", str: "TEXT"}[kind]
+    return keywords | {"type": kind, "default": default}
+
+
+def _check_limits(name: str, value: Any, meta: Any) -> None:
+    if "above" in meta and not value > meta["above"]:
+        raise TrainError(f"--{name.replace('_', '-')} {value}: must be above {meta['above']}")
+    if "least" in meta and value < meta["least"]:
+        raise TrainError(f"--{name.replace('_', '-')} {value}: must be at least {meta['least']}")
