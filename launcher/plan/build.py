@@ -35,6 +35,9 @@ def build(
     context = containers.Context(job, run, image, rendezvous, code, owner, created)
     uuids = _choose_gpus(job, facts)
     counts = [containers.workers(job, mine) for mine in uuids]
+    if job.min_nodes and len(set(counts)) > 1:
+        told = ", ".join(f"{entry.name} {count}" for entry, count in zip(job.machines, counts, strict=True))
+        raise PlanInvalid("min_nodes", f"any node may take another's place, and they have unequal workers: {told}")
     firsts = list(accumulate(counts, initial=0))
     nodes = tuple(
         NodePlan(
