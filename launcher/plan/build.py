@@ -73,8 +73,9 @@ def _check(job: Job, facts: Sequence[NodeFacts]) -> None:
             f"lies outside the code folder {job.code}, which is all that the containers see",
             "move it there, or set `code` to a folder above it",
         )
+    ports = [checks.master_port(job, node) for node in (facts if job.min_nodes else facts[:1])]  # any may be the master
     engines = [checks.engine(node, job) for node in facts if node.engine]
-    for check in (checks.master_port(job, facts[0]), *engines):
+    for check in (*ports, *engines):
         if check.level is checks.Level.FAIL:
             raise NodeUnfit(f"node {check.node}", check.what, check.cure)
 
