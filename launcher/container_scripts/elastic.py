@@ -47,8 +47,9 @@ class Wire:
         self._told, self._addresses, self._beat, self._key = me, addresses, beat, key
         self._heard: dict[str, meeting.Heard] = {}
         self._changed = threading.Condition()
-        port = int(addresses[me.node].rpartition(":")[2])
-        self._server = socket.create_server(("", port), backlog=len(addresses) + 8)
+        host, _, port = addresses[me.node].rpartition(":")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._server = socket.create_server(("", int(port)), family=family, backlog=len(addresses) + 8)
         threading.Thread(target=self._serve, daemon=True).start()
         for node in addresses:
             if node != me.node:
@@ -226,11 +227,10 @@ class Agent:
         """The program has ended by itself."""
         self._quiet.touch()
         if code != 0 or self._stopped:
-            self._interrupted = time.time()
-            self._advance(replace(self._me, phase=meeting.ENDED, reason=f"its program ended with {code}"))
-            self._keep()
-            time.sleep(TELL)
-            return code if code >= 0 else 128 - code
+            code = code if code >= 0 else 128 - code
+            self._advance(replace(self._me, phase=meeting.ENDED, reason=f"the program here ended with {code}"))
+            self._end()
+            return code
         self._advance(replace(self._me, phase=meeting.DONE))
         deadline = time.monotonic() + PEER_TIMEOUT
         while time.monotonic() < deadline and not self._stopped:
@@ -245,7 +245,7 @@ class Agent:
         """Without this generation, or without the job, nothing that its program still does counts."""
         reason = self._me.reason
         if self._program is not None:
-            self._program.kill()
+            self._program.kill()  # its ranks end with the container
             self._interrupted = time.time()
             self._say(f"generation {self._me.joined} ends here: {reason}")
         else:
