@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,12 +30,13 @@ pytestmark = pytest.mark.timeout(600)
 class Node:
     """What the engine does: starts the agent again when it fails."""
 
-    def __init__(self, folder: Path, name: str, meeting: dict[str, object], program: list[str]) -> None:
+    def __init__(self, folder: Path, name: str, meeting: dict[str, object], port: int, program: list[str]) -> None:
         self.folder, self.name, self.restarts = folder / name, name, 0
         kit = self.folder / "kit"
         kit.mkdir(parents=True)
         for script in ("elastic.py", "meeting.py"):
             shutil.copy(SCRIPTS / script, kit)
+        self.address = ("127.0.0.1", port)
         self.env = os.environ | {
             "LAUNCHER_MEETING": json.dumps(meeting),
             "LAUNCHER_MEETING_KEY": "key",
@@ -112,10 +116,10 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., Engine]]:
     started: list[Node] = []
 
     def begin(names: str, size: int, least: int, *program: str) -> Engine:
-        addresses = {name: f"127.0.0.1:{free_port()}" for name in names}
-        meeting: dict[str, object] = {"order": list(names), "size": size, "least": least, "addresses": addresses}
-        meeting |= {"lost_after": LOST_AFTER, "processes": 1}
-        started.extend(Node(tmp_path / "nodes", name, meeting, list(program)) for name in names)
+        ports = {name: free_port() for name in names}
+        meeting: dict[str, object] = {"order": list(names), "size": size, "least": least, "processes": 1}
+        meeting |= {"lost_after": LOST_AFTER, "addresses": {name: f"127.0.0.1:{port}" for name, port in ports.items()}}
+        started.extend(Node(tmp_path / "nodes", name, meeting, port, list(program)) for name, port in ports.items())
         return Engine(started)
 
     yield begin
@@ -166,6 +170,12 @@ def test_a_spare_takes_the_place_of_a_silent_node_which_finds_out_when_it_wakes(
     assert "generation 2" not in engine["b"].log
 
 
+def signed_with(key: bytes, **state: object) -> bytes:
+    """A message as the nodes send it, of another run or of a forger."""
+    body = json.dumps({"members": [], "hears": [], **state}).encode()
+    return hmac.new(key, body, hashlib.sha256).hexdigest().encode() + b" " + body + b"\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", ["a", "c"])
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
@@ -179,12 +189,15 @@ def test_training_goes_on_without_any_node(
     engine.ends()
 
 
-def test_a_command_is_told_its_world(begin: Callable[..., Engine]) -> None:
+def test_a_command_is_told_its_world_and_no_stranger_changes_it(begin: Callable[..., Engine]) -> None:
     told = (
         "echo $LAUNCHER_GENERATION $LAUNCHER_WORLD $LAUNCHER_RANK $LAUNCHER_MASTER $RANK of $WORLD_SIZE, $MASTER_PORT"
     )
     engine = begin("abc", 3, 2, "command", "sh", "-c", f"{told}; [ $LAUNCHER_GENERATION -gt 1 ] || exec sleep 600")
     engine.says(r"^1 3 2 127\.0\.0\.1:(\d+) 2 of 3, \1$", "c")
+    for line in (b"\xff\n", b"x" * 100_000, b"0 {}\n", signed_with(b"another key", node="a", life=9, phase="done")):
+        with socket.create_connection(engine["c"].address) as link, suppress(OSError):
+            link.sendall(line)
     engine.lose("a", signal.SIGKILL)
     engine.says(r"^\d+ 2 1 127\.0\.0\.1:(\d+) 1 of 2, \1$", "c")
     engine.ends()
