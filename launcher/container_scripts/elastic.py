@@ -47,6 +47,7 @@ class Wire:
         self._told, self._addresses, self._beat, self._key = me, addresses, beat, key
         self._heard: dict[str, meeting.Heard] = {}
         self._changed = threading.Condition()
+        self._news = False  # something was heard since the last look
         host, _, port = addresses[me.node].rpartition(":")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._server = socket.create_server(("", int(port)), family=family, backlog=len(addresses) + 8)
@@ -63,7 +64,8 @@ class Wire:
     def view(self, wait: float) -> dict[str, meeting.Heard]:
         """The last state of each node; returns early when one is heard."""
         with self._changed:
-            self._changed.wait(wait)
+            self._changed.wait_for(lambda: self._news, wait)
+            self._news = False
             return dict(self._heard)
 
     def _send(self, node: str) -> None:
@@ -99,6 +101,7 @@ class Wire:
                     known = self._heard.get(told.node)
                     if known is None or meeting.newer(known.state, told):
                         self._heard[told.node] = meeting.Heard(told, time.monotonic())
+                        self._news = True
                         self._changed.notify_all()
 
     def _signed(self, state: meeting.State) -> bytes:
@@ -138,7 +141,11 @@ class Agent:
         self._me = meeting.begin(os.environ["LAUNCHER_NODE"], kept, time.monotonic())
         self._keep()
         self._told_at = 0.0
-        self._wire = Wire(self._me, self._job["addresses"], self._beat, os.environ.pop("LAUNCHER_MEETING_KEY").encode())
+        key, own = os.environ.pop("LAUNCHER_MEETING_KEY").encode(), self._job["addresses"][self._me.node]
+        try:
+            self._wire = Wire(self._me, self._job["addresses"], self._beat, key)
+        except OSError as error:
+            sys.exit(f"launcher: cannot listen on {own}: {error.strerror}; choose another port: --set port=29501")
         self._program: subprocess.Popen[bytes] | None = None
         self._stopped = False
         self._said = ""

@@ -109,7 +109,8 @@ class Watched:
 def test_training_goes_on_without_any_machine(fault: str, victim: int, spares: int, kind: str, scene: Scene) -> None:
     names = [node.alias for node in scene.nodes]
     size = len(names) - spares
-    keys = {"nodes": names[:size], "spares": names[size:], "min_nodes": len(names) // 2 + 1, "kind": kind}
+    keys: dict[str, Any] = {"nodes": names[:size], "min_nodes": len(names) // 2 + 1, "kind": kind}
+    keys |= {"spares": names[size:]} if spares else {}
     run, lost = Watched(scene, **keys), scene.nodes[victim - 1]
     run.until("^step 30$", scene.nodes[:1])
     with FAULTS[fault](scene.bed, lost):
