@@ -29,7 +29,9 @@ def kill_node(name: str) -> None:
         os.kill(int(pid), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("kind", "lost"), [("script", "local-0"), ("command", "local-2")])
+@pytest.mark.parametrize(
+    ("kind", "lost"), [("script", "local-0"), pytest.param("command", "local-2", marks=pytest.mark.slow)]
+)
 def test_a_run_goes_on_without_a_node(home_cli: Cli, kind: str, lost: str) -> None:  # noqa: F811 - the fixture
     words = [home_cli.program("elastic.py"), "60", "5", "0.3"]
     run = {"script": words[0], "args": words[1:]} if kind == "script" else {"command": [sys.executable, *words]}
