@@ -157,7 +157,8 @@ class Agent:
         while True:
             view = self._wire.view(self._beat)
             self._advance(meeting.decide(self._rules, self._me, view, time.monotonic()))
-            if self._me.phase == meeting.ENDED:
+            saving = self._stopped and self._program is not None  # it has its time to save, whatever the others do
+            if self._me.phase == meeting.ENDED and not saving:
                 return self._end()
             if self._program is not None:
                 code = self._program.poll()
