@@ -99,7 +99,7 @@ class Watched:
         others = [node for node in self.scene.nodes if node != without]
         said, _ = self.until(rf"rank 0 is now on (\w+), world {world}: {without.alias} lost at \d\d:\d\d UTC$", others)
         first = next(node for node in others if node.alias == said[1])
-        begun, _ = self.until(rf"{re.escape(said[0])}\n(?s:.*)^rank 0 begins after step (\d+)\nstep ", [first])
+        begun, _ = self.until(rf"{re.escape(said[0])}\n(?s:.*)^rank 0 begins after step (\d+)$(?s:.*?)^step ", [first])
         return int(begun[1])
 
     def last_step(self) -> int:
