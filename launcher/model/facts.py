@@ -44,7 +44,6 @@ class EngineFacts:
     cdi_devices: tuple[str, ...]  # "nvidia.com/gpu=..." where the engine lists CDI devices
     root_dir: str
     disk_free: int  # bytes free below root_dir, -1 where unknown
-    images: tuple[str, ...]  # ids of those images asked about that it has
     kind: str = "Docker"  # or "podman", which speaks Docker's API
     store: str = ""  # how it keeps images, for people
 
@@ -108,7 +107,6 @@ class ImageInfo:
     tags: tuple[str, ...]
     repo_digests: tuple[str, ...]
     arch: str
-    env: Mapping[str, str]
     entrypoint: tuple[str, ...]
     labels: Mapping[str, str]
     layers: tuple[str, ...]  # diff ids, base first

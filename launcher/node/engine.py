@@ -34,8 +34,8 @@ class Engine(Protocol):
     def uid(self) -> int:
         """The ssh user's on the node, asked for once. Raises NodeUnreachable, NodeUnfit."""
 
-    def facts(self, images: Sequence[str] = ()) -> NodeFacts:
-        """One look at the node; `images` are references or ids whose presence is to be told (EngineFacts.images)."""
+    def facts(self) -> NodeFacts:
+        """One look at the node."""
 
     def create(self, spec: ContainerSpec) -> str:
         """Create a container, do not start it; its id. The output folder must exist."""

@@ -68,7 +68,7 @@ def archive(**files: tuple[int, int, bytes]) -> bytes:
 
 def test_facts_describe_the_node(bed: Bed, fleet: Fleet) -> None:
     began = time.monotonic()
-    one, two = fleet.each(lambda engine: engine.facts([TRAIN_IMAGE, "no/such:image"]))
+    one, two = fleet.each(lambda engine: engine.facts())
     assert time.monotonic() - began < 3
     for facts, node in ((one, bed.nodes[0]), (two, bed.nodes[1])):
         assert facts.hostname == node.alias
@@ -78,7 +78,6 @@ def test_facts_describe_the_node(bed: Bed, fleet: Fleet) -> None:
         assert abs(facts.clock_offset) < 0.5
         assert facts.shm_size == 1 << 30
         assert facts.engine is not None
-        assert len(facts.engine.images) == 1
         assert facts.engine.disk_free > 0
     assert one.engine
     assert two.engine

@@ -33,7 +33,6 @@ _RETRY_PAUSE = 1.0  # seconds between tries to reach a node that is away
 _SHORTEST_ROUND = 0.1  # seconds
 _NO_RLIMIT = "rlimit"  # runc: "error setting rlimit type 8", crun: "setrlimit `RLIMIT_MEMLOCK`"
 
-_Answer = Mapping[str, object]
 Ulimits: TypeAlias = tuple[tuple[str, int], ...]
 
 
@@ -60,12 +59,12 @@ class DockerEngine(MachineEngine):
     def images(self) -> DockerImages:
         return self._images
 
-    def facts(self, images: Sequence[str] = ()) -> NodeFacts:
+    def facts(self) -> NodeFacts:
         """Raises NodeUnfit when the script did not run to its end, NodeUnreachable, EngineUnavailable."""
         with login_shell.blamed(self.machine, self.host):
-            (info, present), seen = run_both(lambda: self._engine_answers(images), self.look)
+            info, seen = run_both(self._info, self.look)
         try:
-            engine = engine_facts(info, present, seen.docker_disk_free)
+            engine = engine_facts(info, seen.docker_disk_free)
         except SDK_ERRORS as error:
             raise malformed_response(self.node, "ask the engine what it is", error) from error
         if engine.root_dir and engine.root_dir != node_facts.DOCKER_ROOT:
@@ -188,7 +187,7 @@ class DockerEngine(MachineEngine):
     def granted_ulimits(self, image: str) -> Ulimits:
         """The image's `true` is run for it, or at least looked for. Raises what run_probe() raises."""
         if self._identity is None:
-            self._engine_answers(())
+            self._info()
         key = cache.key(self._identity, WANTED_ULIMITS)
         known = cache.get("ulimits", key)
         if not isinstance(known, list):
@@ -199,15 +198,13 @@ class DockerEngine(MachineEngine):
     def close(self) -> None:
         self._client.close()
 
-    def _engine_answers(self, images: Sequence[str]) -> tuple[_Answer, Sequence[str]]:
-        present = [image.id for image in found(self._images.inspect, images)]
-
-        def ask(api: APIClient) -> _Answer:
+    def _info(self) -> Mapping[str, object]:
+        def ask(api: APIClient) -> Mapping[str, object]:
             info = api.info()
             self._identity = str(info.get("ID", "")), str(info.get("ServerVersion", ""))
             return info
 
-        return self._client.ask("ask the engine what it is", ask), present
+        return self._client.ask("ask the engine what it is", ask)
 
     def _wait_once(self, container: str, phase: Phase, deadline: float) -> None:
         """Until the engine answers, the time is over or the connection is lost, which the next inspect() tells."""

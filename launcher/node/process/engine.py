@@ -50,7 +50,7 @@ class ProcessEngine(MachineEngine):
     def images(self) -> None:
         return None
 
-    def facts(self, images: Sequence[str] = ()) -> NodeFacts:  # noqa: ARG002 - there are no images
+    def facts(self) -> NodeFacts:
         """Raises NodeUnfit."""
         return replace(self.look().node, python=sys.executable)
 

@@ -64,7 +64,7 @@ class SlurmEngine(MachineEngine):
     def images(self) -> None:
         return None
 
-    def facts(self, images: Sequence[str] = ()) -> NodeFacts:  # noqa: ARG002 - nodes have their own images
+    def facts(self) -> NodeFacts:
         """The login machine's."""
         return replace(self.look().node, python=self.cluster.python)
 
