@@ -65,7 +65,7 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check]:
         kind = next((label for of, label in _NAMES.items() if isinstance(error, of)), "reachable")
         yield Check(name, kind, Level.FAIL, error.what, error.next_step)
     seen = run_all_settled([engine.facts for engine in fleet.engines])
-    most = run_all_settled([engine.most_sessions for engine in fleet.engines])
+    most = run_all_settled([engine.machine.most_sessions for engine in fleet.engines])
     usable: list[tuple[Engine, NodeFacts]] = []
     for engine, node, sessions in zip(fleet.engines, seen, most, strict=True):
         if isinstance(node, LauncherError):
@@ -179,7 +179,7 @@ def _ring(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -> Iter
         engine, after = fleet.engines[place], (place + 1) % len(facts)
         target = fleet.engines[after]
         port = facts[after].ssh_port
-        reach = engine.reach(meeting.addresses[after], port, TIMEOUT, expect=target.host_key())
+        reach = engine.machine.reach(meeting.addresses[after], port, TIMEOUT, expect=target.machine.host_key())
         return Probe(engine.node, target.node, meeting.addresses[after], port, reach)
 
     for probe in run_all_settled([partial(try_next, place) for place in range(len(facts))]):

@@ -267,12 +267,12 @@ def test_granted_ulimits_are_probed_and_cached(
 def test_reachability_between_nodes(bed: Bed, fleet: Fleet) -> None:
     one, two = fleet.engines
     address = bed.nodes[1].address
-    assert one.reach(address, 22, 3, expect=two.host_key()) is Reach.OPEN
-    assert one.reach(address, 22, 3, expect=one.host_key()) is Reach.OTHER
-    assert one.reach(address, 29512, 3) is Reach.REFUSED
-    assert two.reach(bed.blackhole, 29512, 1) is Reach.SILENT
+    assert one.machine.reach(address, 22, 3, expect=two.machine.host_key()) is Reach.OPEN
+    assert one.machine.reach(address, 22, 3, expect=one.machine.host_key()) is Reach.OTHER
+    assert one.machine.reach(address, 29512, 3) is Reach.REFUSED
+    assert two.machine.reach(bed.blackhole, 29512, 1) is Reach.SILENT
     with faults.blocked_port(bed, bed.nodes[1], 29512):
-        assert one.reach(address, 29512, 1) is Reach.SILENT
+        assert one.machine.reach(address, 29512, 1) is Reach.SILENT
     assert [node.ssh_port for node in fleet.facts()] == [22, 22]
 
 
@@ -283,7 +283,7 @@ def test_many_concurrent_probes_are_not_confused(bed: Bed, fleet: Fleet) -> None
     seen: dict[int, Reach] = {}
 
     def look(place: int) -> None:
-        seen[place] = one.reach(address, wanted[place][0], 3)
+        seen[place] = one.machine.reach(address, wanted[place][0], 3)
 
     threads = [threading.Thread(target=look, args=(place,)) for place in range(len(wanted))]
     for thread in threads:

@@ -118,8 +118,8 @@ def test_reach_distinguishes_open_from_refused() -> None:
     engine = ProcessEngine("local")
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
-        assert engine.reach("127.0.0.1", port, 2) is Reach.OPEN
-    assert engine.reach("127.0.0.1", port, 2) is Reach.REFUSED
+        assert engine.machine.reach("127.0.0.1", port, 2) is Reach.OPEN
+    assert engine.machine.reach("127.0.0.1", port, 2) is Reach.REFUSED
 
 
 def test_facts_describe_this_machine_and_this_python() -> None:

@@ -24,8 +24,8 @@ from launcher.node.docker.client import Dial, DockerClient, found, ids
 from launcher.node.docker.errors import SDK_ERRORS, malformed_response
 from launcher.node.docker.images import DockerImages
 from launcher.node.docker.values import container_request, container_state, engine_facts, label_filter
+from launcher.node.engine import Engine
 from launcher.node.machine import Machine
-from launcher.node.machine_engine import MachineEngine
 from launcher.node.parallel import run_both
 
 _REMOVAL_TIMEOUT = 60
@@ -36,8 +36,8 @@ _NO_RLIMIT = "rlimit"  # runc: "error setting rlimit type 8", crun: "setrlimit `
 Ulimits: TypeAlias = tuple[tuple[str, int], ...]
 
 
-class DockerEngine(MachineEngine):
-    """Implements Engine. Every call may be repeated: what is done already is no error.
+class DockerEngine(Engine):
+    """Every call may be repeated: what is done already is no error.
 
     `dial` makes a connection when one is needed. `ssh`: (host, ssh config) where the OpenSSH client may load images.
     """

@@ -28,8 +28,8 @@ from launcher.model.facts import NodeFacts
 from launcher.model.labels import NODE, RUN
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
 from launcher.model.plan import plain
+from launcher.node.engine import Engine
 from launcher.node.machine import LocalMachine, kill_on_disconnect, shell
-from launcher.node.machine_engine import MachineEngine
 from launcher.node.process import claims, folders, supervisor
 from launcher.node.process.unpack import HostileArchiveError, unpack
 from launcher.node.terminal import here
@@ -40,15 +40,11 @@ _STOP_MARGIN = 15.0  # seconds above the grace for the supervisor to end what is
 _POLL = 0.05  # seconds between checks where the kernel has no event for the end of a process that is not a child
 
 
-class ProcessEngine(MachineEngine):
-    """Implements Engine. A container's id is its name. Every call may be repeated: what is done already is no error."""
+class ProcessEngine(Engine):
+    """A container's id is its name. Every call may be repeated: what is done already is no error."""
 
     def __init__(self, node: str, limits: AnswerLimits = DEFAULT_LIMITS) -> None:
         super().__init__(node, LOCAL, LocalMachine(node, getpass.getuser(), limits))
-
-    @property
-    def images(self) -> None:
-        return None
 
     def facts(self) -> NodeFacts:
         """Raises NodeUnfit."""
@@ -212,12 +208,6 @@ class ProcessEngine(MachineEngine):
                 process.communicate()
         code = process.returncode
         return code if code >= 0 else 128 - code, output
-
-    def granted_ulimits(self, image: str) -> tuple[tuple[str, int], ...]:  # noqa: ARG002 - the caller's own limits stay
-        return ()
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
     def _get(self, container: str) -> folders.Container:
         found = folders.find(container)

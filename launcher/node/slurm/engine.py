@@ -23,9 +23,9 @@ from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import ContainerSpec, ContainerState, Phase
 from launcher.model.facts import NodeFacts
 from launcher.model.labels import RUN
+from launcher.node.engine import Engine
 from launcher.node.files import Files
 from launcher.node.machine import Machine, run_script
-from launcher.node.machine_engine import MachineEngine
 from launcher.node.slurm.queue import ASK, COMMENT, NODES, SCRIPT, SPEC, SUBMITTED, Job, RunInQueue, parse
 
 _POLL = 1.0  # seconds between two looks at the queue
@@ -43,8 +43,8 @@ LAUNCHER_RUN=$3 LAUNCHER_OUTPUT=$1 sbatch --parsable --export=ALL --chdir="$2" -
 """
 
 
-class SlurmEngine(MachineEngine):
-    """Implements Engine. A container's id is its name, `launcher-<run>-<rank>`."""
+class SlurmEngine(Engine):
+    """A container's id is its name, `launcher-<run>-<rank>`."""
 
     def __init__(self, host: str, cluster: Cluster, machine: Machine) -> None:
         super().__init__(host, host, machine)
@@ -59,10 +59,6 @@ class SlurmEngine(MachineEngine):
         done = run_script(self.machine, "sinfo --version && squeue -h -u root >/dev/null")
         if done.code:
             raise EngineUnavailable(self.node, f"Slurm does not answer: {done.complaint}", "look there: sinfo")
-
-    @property
-    def images(self) -> None:
-        return None
 
     def facts(self) -> NodeFacts:
         """The login machine's."""
@@ -178,14 +174,8 @@ class SlurmEngine(MachineEngine):
         done = self.machine.run(spec.argv, timeout=timeout)
         return done.code, done.out + done.err
 
-    def granted_ulimits(self, image: str) -> tuple[tuple[str, int], ...]:  # noqa: ARG002 - Slurm's own
-        return ()
-
     def sweep_shared_memory(self, since: float) -> Sequence[str]:  # noqa: ARG002 - that of the login machine is not ours
         return ()
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
     def _cancel(self, job: Job, *options: str) -> None:
         """A job that has ended meanwhile is no error: what is asked next shows it."""

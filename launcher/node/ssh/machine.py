@@ -14,7 +14,7 @@ import paramiko
 from launcher.errors import LauncherError, NodeUnreachable
 from launcher.model.facts import Reach
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
-from launcher.node.machine import Done, run_to_end
+from launcher.node.machine import Done, Machine, run_to_end
 from launcher.node.ssh import interactive
 from launcher.node.ssh.connection import CHANNELS, Connection, SshPool
 from launcher.node.ssh.handshake import CONNECT_FAILED, has_ended, proves
@@ -37,8 +37,8 @@ class _Full(Exception):  # noqa: N818 - inside this module only
     """sshd refused one more session."""
 
 
-class SshMachine:
-    """Implements Machine. Connects when first used. Errors name the node. Safe for use from several threads."""
+class SshMachine(Machine):
+    """Connects when first used. Errors name the node. Safe for use from several threads."""
 
     def __init__(self, node: str, host: str, pool: SshPool, limits: AnswerLimits = DEFAULT_LIMITS) -> None:
         """Raises UsageError for a host that OpenSSH refuses."""
@@ -47,11 +47,8 @@ class SshMachine:
         self.host = host
         self.ssh_config = pool.ssh_config
         self._connection: Connection = pool.connection(host)
+        self.user = self._connection.target.user
         self._ahead: queue.SimpleQueue[tuple[str, Session]] = queue.SimpleQueue()
-
-    @property
-    def user(self) -> str:
-        return self._connection.target.user
 
     def begin(self, command: str) -> None:
         """Start a command ahead of the caller that will ask `command` for it.
