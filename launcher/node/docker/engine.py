@@ -16,7 +16,7 @@ from docker.errors import APIError
 
 from launcher.errors import ContainerGone, EngineFailed, EngineUnavailable, NameTaken, NodeUnreachable
 from launcher.model import labels as names
-from launcher.model.container import WANTED_ULIMITS, ContainerSpec, ContainerState, Layout, Phase
+from launcher.model.container import WANTED_ULIMITS, ContainerSpec, ContainerState, Phase
 from launcher.model.facts import NodeFacts
 from launcher.node import cache, docker_exec, login_shell
 from launcher.node import facts as node_facts
@@ -255,16 +255,4 @@ def granted(wanted: Ulimits, starts_with: Callable[[Ulimits], bool]) -> Ulimits:
 
 def _bare(name: str, image: str, labels: Mapping[str, str]) -> ContainerSpec:
     """A container that needs nothing and touches nothing."""
-    return ContainerSpec(
-        name=name,
-        image=image,
-        argv=("true",),
-        env={},
-        labels=labels,
-        layout=Layout("", "", ""),
-        output_dir="",
-        user="",
-        ipc="private",
-        network="none",
-        init=False,
-    )
+    return ContainerSpec(name, image, ("true",), labels=labels, ipc="private", network="none", init=False)
