@@ -14,8 +14,8 @@ import paramiko
 from launcher.errors import LauncherError, NodeUnreachable
 from launcher.model.facts import Reach
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
-from launcher.node.machine import Done, Machine, run_to_end
-from launcher.node.ssh import interactive
+from launcher.node.machine import Done, LocalMachine, Machine, run_to_end
+from launcher.node.ssh.config import open_ssh_argv
 from launcher.node.ssh.connection import CHANNELS, Connection, SshPool
 from launcher.node.ssh.handshake import CONNECT_FAILED, has_ended, proves
 from launcher.node.ssh.quoting import quote
@@ -24,9 +24,8 @@ from launcher.node.ssh.stream import Session, SshStream
 _OPEN_TIMEOUT = 30.0
 _FULL_TIMEOUT = 1.0  # seconds that sshd may take to forget sessions that have ended
 _FULL_PAUSE = 0.05
+CLIENT_FAILED = 255  # the OpenSSH client's own exit code: no connection, or none any more
 _SILENT_WORDS = ("timed out", "no route", "unreachable", "host is down")
-
-_Start = Callable[[paramiko.Channel], None]
 
 
 class _Died(Exception):  # noqa: N818 - inside this module only
@@ -66,25 +65,32 @@ class SshMachine(Machine):
             session.close()
         return self._start(command)
 
-    def open(self, argv: Sequence[str]) -> SshStream:
-        """Quoted for the node's shell word by word. Raises NodeUnreachable."""
-        return self._open(argv)
+    def open(self, argv: Sequence[str], timeout: float = _OPEN_TIMEOUT, *, stdin: bool = True) -> SshStream:
+        """Quoted for the node's shell word by word. Raises NodeUnreachable.
+
+        stdin: it has one. Without, no end of it is sent: that could cross the end of a short command, which some
+        servers refuse.
+        """
+        session = self._start(quote(argv) if stdin else f"{quote(argv)} </dev/null", timeout)
+        return SshStream(session, self.node, shlex.join(argv[:3])[:60], self._lost)
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float | None = None) -> Done:
         """Raises NodeUnreachable also for a connection lost while it ran: whether it ran to its end is not known."""
         timeout = timeout or self.limits.seconds
         deadline = time.monotonic() + timeout
-        stream = self._open(argv, timeout=min(timeout, _OPEN_TIMEOUT), stdin=bool(stdin))
+        stream = self.open(argv, min(timeout, _OPEN_TIMEOUT), stdin=bool(stdin))
         stream.channel.settimeout(max(0.1, deadline - time.monotonic()))
         return run_to_end(self, stream, argv, stdin, deadline)
 
     def interact(self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None]) -> int:
-        """Raises NodeUnreachable, also when the connection is lost meanwhile; BrokenPipeError."""
-        stream = self._open(argv, interactive.request_terminal if terminal else None)
-        try:
-            return interactive.join(stream, terminal=terminal, interrupt=interrupt)
-        finally:
-            stream.close()
+        """By the OpenSSH client, which joins terminals. Raises NodeUnreachable, also when the connection is lost
+        meanwhile; NodeUnfit where this machine has no such client.
+        """
+        ssh = open_ssh_argv(self.host, self.ssh_config, argv, *(["-t"] if terminal else []))
+        code = LocalMachine(self.node, self.user).interact(ssh, terminal=terminal, interrupt=interrupt)
+        if code == CLIENT_FAILED:
+            self.run(["true"])  # does the node still answer? then it is the command's own code
+        return code
 
     def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
         """Through the node's sshd, which needs AllowTcpForwarding there: UNKNOWN without. Raises NodeUnreachable."""
@@ -115,22 +121,8 @@ class SshMachine(Machine):
             channel.close()
         return len(channels) if len(channels) < CHANNELS else None
 
-    def _open(
-        self, argv: Sequence[str], prepare: _Start | None = None, timeout: float = _OPEN_TIMEOUT, *, stdin: bool = True
-    ) -> SshStream:
-        # Without stdin no end of it is sent: it could cross the end of a short command, which some servers refuse.
-        command = quote(argv) if stdin else f"{quote(argv)} </dev/null"
-        session = self._start(command, prepare, timeout)
-        return SshStream(session, self.node, _words(argv), self._lost)
-
-    def _start(self, command: str, prepare: _Start | None = None, timeout: float = _OPEN_TIMEOUT) -> Session:
-        """A channel of its own for a command, within the budget. prepare: called with the channel before."""
-
-        def start(channel: paramiko.Channel) -> None:
-            if prepare:
-                prepare(channel)
-            channel.exec_command(command)
-
+    def _start(self, command: str, timeout: float = _OPEN_TIMEOUT) -> Session:
+        """A channel of its own for a command, within the budget."""
         if not self._connection.sessions.acquire(timeout=timeout):
             raise NodeUnreachable(
                 self.node,
@@ -138,12 +130,12 @@ class SshMachine(Machine):
                 "fewer commands at once",
             )
         try:
-            return Session(self._channel(start, timeout), self._connection.sessions.release)
+            return Session(self._channel(command, timeout), self._connection.sessions.release)
         except BaseException:
             self._connection.sessions.release()
             raise
 
-    def _channel(self, start: _Start, timeout: float) -> paramiko.Channel:
+    def _channel(self, command: str, timeout: float) -> paramiko.Channel:
         """A connection that turns out to be dead is replaced, once.
 
         sshd counts a session until it has reaped its process, a moment longer than we do: then it is asked again. If it
@@ -152,7 +144,7 @@ class SshMachine(Machine):
         connection, replaced, began = self._connection, False, time.monotonic()
         while True:
             try:
-                return self._try_channel(connection, start, timeout)
+                return self._try_channel(connection, command, timeout)
             except _Died as error:
                 if replaced:
                     raise self._lost(error) from error
@@ -166,7 +158,7 @@ class SshMachine(Machine):
                         self.node, f"its sshd gives no channel: {error}", f"set MaxSessions to {CHANNELS + 2} there"
                     ) from error
 
-    def _try_channel(self, connection: Connection, start: _Start, timeout: float) -> paramiko.Channel:
+    def _try_channel(self, connection: Connection, command: str, timeout: float) -> paramiko.Channel:
         transport = self._transport(connection)
         began = time.monotonic()
         try:
@@ -179,7 +171,7 @@ class SshMachine(Machine):
                 raise
             try:
                 channel.settimeout(timeout)
-                start(channel)
+                channel.exec_command(command)
             except BaseException:
                 channel.close()
                 raise
@@ -203,10 +195,6 @@ class SshMachine(Machine):
         except LauncherError as error:
             where = self.node if error.where in (self.node, self.host) else f"{self.node} (through {error.where})"
             raise type(error)(where, error.what, error.next_step) from error
-
-
-def _words(argv: Sequence[str]) -> str:
-    return shlex.join(argv[:3])[:60]
 
 
 def refusal(code: int, text: str) -> Reach:
