@@ -63,7 +63,7 @@ class ProcessEngine(Engine):
         for place in (spec.layout.code, spec.layout.kit):
             self.files.make_dir(place)
         record = {"spec": plain(spec), "machine": folders.machine_id(), "created": time.time()}
-        self.files.write(str(folder / supervisor.SPEC), json.dumps(record).encode())
+        supervisor.write_whole(str(folder / supervisor.SPEC), json.dumps(record).encode())
         return spec.name
 
     def claim(self, name: str, image: str, labels: Mapping[str, str]) -> ContainerState | None:  # noqa: ARG002 - no images
@@ -133,7 +133,7 @@ class ProcessEngine(Engine):
         """Everything of it has ended when this returns, also where its supervisor was killed before."""
         found = self._get(container)
         if supervisor.is_supervised(str(found.folder)):
-            self.files.write(str(found.folder / supervisor.STOP), str(grace).encode())
+            supervisor.write_whole(str(found.folder / supervisor.STOP), str(grace).encode())
             supervisor.send(folders.supervisor_of(found), signal.SIGTERM)
             _supervised_after(found, grace + _STOP_MARGIN)
         elif not (found.folder / supervisor.STATE).exists():
