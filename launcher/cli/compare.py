@@ -12,11 +12,12 @@ import typer
 
 from launcher.cli import options, terminal
 from launcher.errors import UsageError
+from launcher.node.cache import write_atomic
 from launcher.records.compare import compare as compare_
 from launcher.records.compare import markdown
 from launcher.records.groups import labels, select
 from launcher.records.measured import read
-from launcher.records.store import find, write_atomic
+from launcher.records.store import find
 
 FORMS = {".png": "png", ".svg": "svg"}
 
