@@ -18,7 +18,7 @@ from launcher.run.locate import Attached, attach
 
 def fetch(
     run: options.Run = None,
-    dest: Annotated[Path | None, typer.Argument(help="A folder; default runs/<run id>.", show_default=False)] = None,
+    dest: Annotated[Path | None, typer.Argument(help="A folder; default runs/<run id>.")] = None,
     checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Checkpoints too.")] = False,
     nodes: options.Nodes = None,
     on: options.On = None,

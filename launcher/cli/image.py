@@ -87,9 +87,7 @@ def verify_(
 
 @image.command(name="list")
 def list_(
-    tag: Annotated[
-        str | None, typer.Option(help="One of NVIDIA's releases: 19.06, 25.03-py3.", show_default=False)
-    ] = None,
+    tag: Annotated[str | None, typer.Option(help="One of NVIDIA's releases: 19.06, 25.03-py3.")] = None,
     json: options.Json = False,
 ) -> None:
     """NVIDIA's PyTorch releases with what is known of them, and the images that launcher built on this machine."""

@@ -37,15 +37,11 @@ CLOCK_PIECES = 256  # of a megabyte: five months; a hostile node's has no end
 def logs(
     run: options.Run = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", "-f/-F", help="Go on until the run ends.")] = True,
-    rank: Annotated[
-        int | None, typer.Option(help="One worker's own output, by global rank.", show_default=False)
-    ] = None,
-    node: Annotated[str | None, typer.Option(help="One node's output.", show_default=False)] = None,
+    rank: Annotated[int | None, typer.Option(help="One worker's own output, by global rank.")] = None,
+    node: Annotated[str | None, typer.Option(help="One node's output.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every node's, each line with its node.")] = False,
-    tail: Annotated[int | None, typer.Option(min=0, help="Begin with the last N lines.", show_default=False)] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="T", help="Begin there: 10m (ago) or 2026-01-31T12:00.", show_default=False)
-    ] = None,
+    tail: Annotated[int | None, typer.Option(min=0, help="Begin with the last N lines.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="T", help="Begin there: 10m (ago) or 2026-01-31T12:00.")] = None,
     timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="When each line was written.")] = False,
     raw: options.Raw = False,
     nodes: options.Nodes = None,

@@ -66,7 +66,6 @@ def up(
             "--resume",
             metavar="RUN",
             help="Begin with an earlier run's newest checkpoint, wherever it is: on a node of it, or fetched here.",
-            show_default=False,
         ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for GPUs that another run has.")] = False,
