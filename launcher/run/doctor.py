@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -38,7 +37,6 @@ DATA_TIMEOUT = 120.0
 SAMPLE = 16  # files of a data set that are read to their end on every node
 
 _MTU = 'cat "/sys/class/net/$1/mtu"'
-_TOPOLOGY = "command -v nvidia-smi >/dev/null && nvidia-smi topo -m"
 _READABLE = 'if [ ! -e "$1" ]; then echo missing; elif ls -- "$1" >/dev/null 2>&1 && [ -r "$1" ]; then echo ok; fi'
 # $1: a folder or file, $2: how many files of it are read. Prints `<files> <digest of names and sizes> <of the sample>`.
 _DATA = """
@@ -77,7 +75,6 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check]:
             yield _few_sessions(engine, sessions)
         entry = next((e for e in job.nodes if e.name == engine.node), None) if job else None
         yield from checks.of_node(node, job, entry)
-        yield from _topology(engine, node)
     facts = [node for _, node in usable]
     if job is not None:
         yield from _mounts(job, [engine for engine, _ in usable])
@@ -99,15 +96,6 @@ def _few_sessions(engine: Engine, most: int) -> Check:
     """Everything works, over further connections that each take a while to make."""
     what = f"its sshd runs {most} commands at once on a connection, fewer than a run needs"
     return Check(engine.node, "ssh sessions", Level.WARN, what, "set MaxSessions to 10, its default, in sshd_config")
-
-
-def _topology(engine: Engine, facts: NodeFacts) -> Iterator[Check]:
-    """How the GPUs are joined: NVLink, or through the CPU."""
-    if len(facts.gpus) < 2:
-        return
-    table = engine.sh(_TOPOLOGY).decode(errors="replace")
-    links = sorted(set(re.findall(r"\b(NV\d+|PIX|PXB|PHB|NODE|SYS)\b", table.split("Legend")[0])))
-    yield Check(engine.node, "gpu topology", Level.OK, "GPUs joined by " + (", ".join(links) or "an unknown link"))
 
 
 def _mounts(job: Job, engines: Sequence[Engine]) -> Iterator[Check]:
