@@ -105,7 +105,10 @@ class Engine(Protocol):
         """While this is held, the container goes when the caller does, also when that is killed."""
 
     def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
-        """Run a short container to its end and remove it: exit code, output. For plain processes: run `argv` here."""
+        """Run a short container to its end and remove it: exit code, output. Without containers: run `argv` there."""
+        variables = [f"{name}={value}" for name, value in spec.env.items()]
+        done = self.machine.run(["env", *variables, *spec.argv], timeout=timeout)
+        return done.code, done.out + done.err
 
     def granted_ulimits(self, image: str) -> tuple[tuple[str, int], ...]:  # noqa: ARG002
         """Those of model.container.WANTED_ULIMITS that this engine grants, tried once with `image` and remembered.

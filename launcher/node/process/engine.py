@@ -185,30 +185,6 @@ class ProcessEngine(Engine):
         script = 'while read -r word; do [ "$word" = done ] && exit; done; kill "$1"'
         return kill_on_disconnect(self.machine, shell(script, str(folders.supervisor_of(self._get(container)))))
 
-    def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
-        """Raises EngineFailed when it cannot be started or does not end in time."""
-        try:
-            process = subprocess.Popen(
-                spec.argv,
-                env=_caller_environment() | dict(spec.env),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise EngineFailed(self.node, f"could not run {spec.argv[0]}: {error.strerror}") from error
-        try:
-            output, _ = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired as error:
-            raise EngineFailed(self.node, f"{spec.argv[0]} did not end in {timeout:g} s") from error
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-        code = process.returncode
-        return code if code >= 0 else 128 - code, output
-
     def _get(self, container: str) -> folders.Container:
         found = folders.find(container)
         if found is None:

@@ -170,10 +170,6 @@ class SlurmEngine(Engine):
     def guard(self, container: str) -> AbstractContextManager[object]:  # noqa: ARG002 - there is none
         raise NodeUnfit(self.node, "a cluster has no temporary containers", "launcher exec, in a run's own")
 
-    def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
-        done = self.machine.run(spec.argv, timeout=timeout)
-        return done.code, done.out + done.err
-
     def sweep_shared_memory(self, since: float) -> Sequence[str]:  # noqa: ARG002 - that of the login machine is not ours
         return ()
 
