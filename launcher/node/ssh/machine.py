@@ -19,7 +19,7 @@ from launcher.node.ssh.config import open_ssh_argv
 from launcher.node.ssh.connection import CHANNELS, Connection, SshPool
 from launcher.node.ssh.handshake import CONNECT_FAILED, has_ended, proves
 from launcher.node.ssh.quoting import quote
-from launcher.node.ssh.stream import Session, SshStream
+from launcher.node.ssh.stream import SshStream
 
 _OPEN_TIMEOUT = 30.0
 _FULL_TIMEOUT = 1.0  # seconds that sshd may take to forget sessions that have ended
@@ -47,23 +47,23 @@ class SshMachine(Machine):
         self.ssh_config = pool.ssh_config
         self._connection: Connection = pool.connection(host)
         self.user = self._connection.target.user
-        self._ahead: queue.SimpleQueue[tuple[str, Session]] = queue.SimpleQueue()
+        self._ahead: queue.SimpleQueue[tuple[str, SshStream]] = queue.SimpleQueue()
 
     def begin(self, command: str) -> None:
         """Start a command ahead of the caller that will ask `command` for it.
 
         Raises NodeUnreachable, HostKeyUnknown, HostKeyChanged, AuthFailed, as everything here that has to connect.
         """
-        self._ahead.put((command, self._start(command)))
+        self._ahead.put((command, self._start(command, command)))
 
-    def command(self, command: str) -> Session:
-        """A channel that runs `command`, text for the node's shell. Raises NodeUnreachable."""
+    def command(self, command: str) -> SshStream:
+        """What runs `command`, text for the node's shell. Raises NodeUnreachable."""
         with contextlib.suppress(queue.Empty):
-            begun, session = self._ahead.get_nowait()
-            if begun == command and session.channel.get_transport().is_active():
-                return session
-            session.close()
-        return self._start(command)
+            begun, stream = self._ahead.get_nowait()
+            if begun == command and stream.channel.get_transport().is_active():
+                return stream
+            stream.close()
+        return self._start(command, command)
 
     def open(self, argv: Sequence[str], timeout: float = _OPEN_TIMEOUT, *, stdin: bool = True) -> SshStream:
         """Quoted for the node's shell word by word. Raises NodeUnreachable.
@@ -71,8 +71,7 @@ class SshMachine(Machine):
         stdin: it has one. Without, no end of it is sent: that could cross the end of a short command, which some
         servers refuse.
         """
-        session = self._start(quote(argv) if stdin else f"{quote(argv)} </dev/null", timeout)
-        return SshStream(session, self.node, shlex.join(argv[:3])[:60], self._lost)
+        return self._start(quote(argv) if stdin else f"{quote(argv)} </dev/null", shlex.join(argv[:3])[:60], timeout)
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float | None = None) -> Done:
         """Raises NodeUnreachable also for a connection lost while it ran: whether it ran to its end is not known."""
@@ -121,18 +120,19 @@ class SshMachine(Machine):
             channel.close()
         return len(channels) if len(channels) < CHANNELS else None
 
-    def _start(self, command: str, timeout: float = _OPEN_TIMEOUT) -> Session:
-        """A channel of its own for a command, within the budget."""
+    def _start(self, command: str, what: str, timeout: float = _OPEN_TIMEOUT) -> SshStream:
+        """A channel of its own for a command, within the budget. what: its first words."""
         if not self._connection.sessions.acquire(timeout=timeout):
             raise NodeUnreachable(
                 self.node,
                 f"all {CHANNELS} channels of its ssh connection were in use for {timeout:g} s",
                 "fewer commands at once",
             )
+        release = self._connection.sessions.release
         try:
-            return Session(self._channel(command, timeout), self._connection.sessions.release)
+            return SshStream(self._channel(command, timeout), release, self.node, what, self._lost)
         except BaseException:
-            self._connection.sessions.release()
+            release()
             raise
 
     def _channel(self, command: str, timeout: float) -> paramiko.Channel:
