@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from launcher.errors import (
-    AuthFailed,
-    EngineForbidden,
-    EngineUnavailable,
-    HostKeyChanged,
-    HostKeyUnknown,
-    LauncherError,
-    NodeUnfit,
-)
+from launcher import errors
+from launcher.errors import LauncherError, NodeUnfit
 from launcher.job.models import Job
 from launcher.model.facts import NodeFacts, Probe, Reach
 from launcher.model.plan import Rendezvous
@@ -26,12 +19,12 @@ from launcher.plan.rendezvous import choose
 from launcher.run.reachability import TIMEOUT, probe_master
 
 _NAMES: dict[type[LauncherError], str] = {
-    HostKeyUnknown: "host key",
-    HostKeyChanged: "host key",
-    AuthFailed: "login",
-    EngineForbidden: "engine rights",
-    EngineUnavailable: "engine",
-    NodeUnfit: "login shell",
+    errors.HostKeyUnknown: "host key",
+    errors.HostKeyChanged: "host key",
+    errors.AuthFailed: "login",
+    errors.EngineForbidden: "engine rights",
+    errors.EngineUnavailable: "engine",
+    errors.NodeUnfit: "login shell",
 }
 DATA_TIMEOUT = 120.0
 SAMPLE = 16  # files of a data set that are read to their end on every node
