@@ -43,7 +43,7 @@ class EngineFacts:
     runtimes: tuple[str, ...]  # "nvidia" where the container toolkit is configured as a runtime
     cdi_devices: tuple[str, ...]  # "nvidia.com/gpu=..." where the engine lists CDI devices
     root_dir: str
-    disk_free: int  # bytes free below root_dir, -1 where unknown
+    disk_free: int = -1  # bytes free below root_dir, -1 where unknown
     kind: str = "Docker"  # or "podman", which speaks Docker's API
     store: str = ""  # how it keeps images, for people
 

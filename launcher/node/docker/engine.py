@@ -17,11 +17,10 @@ from docker.errors import APIError
 from launcher.errors import ContainerGone, EngineFailed, EngineUnavailable, NameTaken, NodeUnreachable
 from launcher.model import labels as names
 from launcher.model.container import WANTED_ULIMITS, ContainerSpec, ContainerState, Phase
-from launcher.model.facts import NodeFacts
+from launcher.model.facts import EngineFacts, NodeFacts
 from launcher.node import cache, docker_exec, login_shell
 from launcher.node import facts as node_facts
 from launcher.node.docker.client import Dial, DockerClient, found, ids
-from launcher.node.docker.errors import SDK_ERRORS, malformed_response
 from launcher.node.docker.images import DockerImages
 from launcher.node.docker.values import container_request, container_state, engine_facts, label_filter
 from launcher.node.engine import Engine
@@ -62,15 +61,11 @@ class DockerEngine(Engine):
     def facts(self) -> NodeFacts:
         """Raises NodeUnfit when the script did not run to its end, NodeUnreachable, EngineUnavailable."""
         with login_shell.blamed(self.machine, self.host):
-            info, seen = run_both(self._info, self.look)
-        try:
-            engine = engine_facts(info, seen.docker_disk_free)
-        except SDK_ERRORS as error:
-            raise malformed_response(self.node, "ask the engine what it is", error) from error
-        if engine.root_dir and engine.root_dir != node_facts.DOCKER_ROOT:
-            elsewhere = self.machine.run(["df", "-Pk", "--", engine.root_dir])
-            engine = replace(engine, disk_free=node_facts.free_space(elsewhere.out))
-        return replace(seen.node, engine=engine)
+            engine, seen = run_both(self._identify, self.look)
+        free = seen.docker_disk_free
+        if engine.root_dir not in ("", node_facts.DOCKER_ROOT):
+            free = node_facts.free_space(self.machine.run(["df", "-Pk", "--", engine.root_dir]).out)
+        return replace(seen.node, engine=replace(engine, disk_free=free))
 
     def create(self, spec: ContainerSpec) -> str:
         """Raises NameTaken, NodeUnfit (no image, no GPU, a mount's source is missing), EngineFailed."""
@@ -187,7 +182,7 @@ class DockerEngine(Engine):
     def granted_ulimits(self, image: str) -> Ulimits:
         """The image's `true` is run for it, or at least looked for. Raises what run_probe() raises."""
         if self._identity is None:
-            self._info()
+            self._identify()
         key = cache.key(self._identity, WANTED_ULIMITS)
         known = cache.get("ulimits", key)
         if not isinstance(known, list):
@@ -198,13 +193,10 @@ class DockerEngine(Engine):
     def close(self) -> None:
         self._client.close()
 
-    def _info(self) -> Mapping[str, object]:
-        def ask(api: APIClient) -> Mapping[str, object]:
-            info = api.info()
-            self._identity = str(info.get("ID", "")), str(info.get("ServerVersion", ""))
-            return info
-
-        return self._client.ask("ask the engine what it is", ask)
+    def _identify(self) -> EngineFacts:
+        found = self._client.ask("ask the engine what it is", lambda api: engine_facts(api.info()))
+        self._identity = found.id, found.version
+        return found
 
     def _wait_once(self, container: str, phase: Phase, deadline: float) -> None:
         """Until the engine answers, the time is over or the connection is lost, which the next inspect() tells."""

@@ -147,7 +147,7 @@ def _content(found: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def engine_facts(info: Mapping[str, Any], disk_free: int) -> EngineFacts:
+def engine_facts(info: Mapping[str, Any]) -> EngineFacts:
     """From GET /info."""
     devices = info.get("DiscoveredDevices") or ()  # since engine 28.2
     podman = "BuildahVersion" in info
@@ -160,7 +160,6 @@ def engine_facts(info: Mapping[str, Any], disk_free: int) -> EngineFacts:
         runtimes=tuple(sorted(info.get("Runtimes") or ())),
         cdi_devices=tuple(str(d.get("ID", "")) for d in devices if isinstance(d, Mapping) and d.get("Source") == "cdi"),
         root_dir=str(info.get("DockerRootDir", "")),
-        disk_free=disk_free,
         kind="podman" if podman else "Docker",
         store=f"{store} image store, {info.get('Driver')}",
     )
