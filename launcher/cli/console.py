@@ -29,6 +29,7 @@ from launcher.run.messages import (
     NotCollected,
     Output,
     Progress,
+    RankZeroMoved,
     clock,
 )
 from launcher.run.state import RunState
@@ -172,6 +173,9 @@ class Screen(Reporter):
         elif isinstance(message, NodeRestarted):
             self._write(self._held.flush())  # the run did not end by it
             self.log(f"{message.node}: started again (restart {message.restarts}; before: {message.why})")
+        elif isinstance(message, RankZeroMoved):  # what nodes failed by is over; its first line of output says it
+            self._held.failing = False
+            self._write(self._held.flush())
         elif isinstance(message, NodeBack):
             self.silent.pop(message.node, None)
             self.log(f"{message.node}: connected again")

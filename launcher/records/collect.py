@@ -25,7 +25,9 @@ from launcher.job.settings import read_settings
 from launcher.node.engine import Engine
 from launcher.node.files import FileEntry, Files, Span
 from launcher.node.parallel import run_all_settled
+from launcher.records import generations
 from launcher.records.masking import Masker
+from launcher.records.paths import GENERATIONS
 from launcher.records.store import NodeOfRun
 
 _NOTHING = Masker()
@@ -113,6 +115,10 @@ def want(path: str, *, checkpoints: bool = False) -> Want | None:
         return None
     if parts == ("metrics.jsonl",) or (len(parts) > 1 and parts[0] in ("logs", "state")):
         return Want(path, grows=True, text=True)
+    if len(parts) > 2 and parts[0] == GENERATIONS:
+        text = len(parts) == 3 and parts[2].endswith((".jsonl", ".log"))
+        known = generations.FOLDER.fullmatch(parts[1]) and (text or ".tfevents." in parts[-1])
+        return Want(path, grows=True, text=text) if known else None
     if len(parts) > 1 and parts[0] == "errors":
         return Want(path, grows=False, text=True)
     if len(parts) > 1 and parts[0] == "tensorboard":
@@ -163,6 +169,8 @@ def collect(
                 taken |= {fetch.target for fetch in mine}
                 copies.append(partial(_copy, folder, _Plan(mine, found.problems), mask, until))
             copied = run_all_settled(copies)
+            if (local / GENERATIONS).is_dir():
+                generations.join(local)
     except OSError as error:
         return [_no_room(local, error) for _ in folders]
     return [plan if isinstance(plan, LauncherError) else done for plan, done in zip(plans, copied, strict=True)]
