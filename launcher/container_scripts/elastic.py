@@ -7,8 +7,9 @@ member is lost, or the program fails, this ends and the engine starts it again, 
 
 LAUNCHER_MEETING is the job's side of it, as JSON: order, size, least, lost_after, processes (workers a node) and
 addresses (`host:port` by node). LAUNCHER_MEETING_KEY signs every message. Beside this file, home/meeting.json keeps
-what the node has promised. The program finds LAUNCHER_GENERATION, LAUNCHER_WORLD, LAUNCHER_RANK (of nodes),
-LAUNCHER_MASTER and LAUNCHER_FULL_WORLD (workers of a world that lacks no node). Python 3.7 without packages.
+what the node has promised, and home/quiet is there while no output is expected of this node (entry.sh). The program
+finds LAUNCHER_GENERATION, LAUNCHER_WORLD, LAUNCHER_RANK (of nodes), LAUNCHER_MASTER and LAUNCHER_FULL_WORLD (workers of
+a world that lacks no node). Python 3.8 without packages.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +37,6 @@ else:
 
 LONGEST = 1 << 20  # sanity limit: bytes of a message
 PEER_TIMEOUT = 600.0  # seconds that a node which is done waits for the others
-GRACE = 10.0  # seconds from SIGTERM to SIGKILL of the program
 TELL = 0.5  # seconds for the last words of a node to leave it
 
 
@@ -59,7 +60,7 @@ class Wire:
             self._changed.notify_all()
 
     def view(self, wait: float) -> dict[str, meeting.Heard]:
-        """The last state of each node; returns early when one has been heard."""
+        """The last state of each node; returns early when one is heard."""
         with self._changed:
             self._changed.wait(wait)
             return dict(self._heard)
@@ -68,11 +69,13 @@ class Wire:
         host, _, port = self._addresses[node].rpartition(":")
         while True:
             with contextlib.suppress(OSError), socket.create_connection((host, int(port)), self._beat * 4) as link:
+                if hasattr(socket, "TCP_USER_TIMEOUT"):  # after a cut the kernel alone would wait longer each time
+                    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._beat * 4000))
                 last = None
                 while True:
                     with self._changed:
-                        if self._told is last:
-                            self._changed.wait(self._beat)
+                        while self._told is last:
+                            self._changed.wait()
                         last = self._told
                     link.sendall(self._signed(last))
             time.sleep(self._beat)
@@ -123,62 +126,67 @@ class Agent:
         order, lost_after = tuple(self._job["order"]), float(self._job["lost_after"])
         self._rules = meeting.Rules(order, self._job["size"], self._job["least"], lost_after)
         self._beat = min(1.0, lost_after / 15)
-        self._file = Path(__file__).resolve().parent / "home" / "meeting.json"
+        home = Path(__file__).resolve().parent / "home"
+        home.mkdir(exist_ok=True)
+        self._file, self._quiet = home / "meeting.json", home / "quiet"
+        self._quiet.touch()
         kept = json.loads(self._file.read_text()) if self._file.exists() else {}
-        if kept.get("ended"):
-            sys.exit(f"launcher: this node has ended before: {kept['ended']}")
+        if kept.get("over"):
+            sys.exit(f"launcher: this node has ended before: {kept['over']}")
+        self._interrupted: float = kept.get("interrupted", 0.0)  # when the last generation here ended, by this clock
         self._me = meeting.begin(os.environ["LAUNCHER_NODE"], kept, time.monotonic())
-        self._keep(self._me)
-        key = os.environ.pop("LAUNCHER_MEETING_KEY").encode()
-        self._wire = Wire(self._me, self._job["addresses"], self._beat, key)
+        self._keep()
+        self._told_at = 0.0
+        self._wire = Wire(self._me, self._job["addresses"], self._beat, os.environ.pop("LAUNCHER_MEETING_KEY").encode())
         self._program: subprocess.Popen[bytes] | None = None
         self._stopped = False
+        self._said = ""
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._stop)
 
     def run(self) -> int:
         """Returns the exit code: 0 also where the others have finished without this node."""
-        said = ""
         while True:
             view = self._wire.view(self._beat)
             self._advance(meeting.decide(self._rules, self._me, view, time.monotonic()))
             if self._me.phase == meeting.ENDED:
-                return self._end(self._me.reason)
-            if self._me.phase == meeting.RUNNING and self._program is None:
-                self._start(view)
+                return self._end()
             if self._program is not None:
                 code = self._program.poll()
                 if code is not None:
                     return self._ended(code)
             elif self._stopped:
                 return 143
-            elif said != (said := ", ".join(self._me.hears)):
-                self._say(f"waiting for enough nodes; heard: {said or 'none'}")
+            elif self._me.phase == meeting.RUNNING:
+                self._start(view)
+            else:
+                self._say_what_it_waits_for(view)
 
     def _advance(self, new: meeting.State) -> None:
-        """What is promised is on the disk before another node hears of it."""
-        if meeting.keep(new) != meeting.keep(self._me):
-            self._keep(new)
-        self._me = replace(new, beat=self._me.beat + 1)
-        self._wire.tell(self._me)
+        """What is promised is on the disk before another node hears of it. Without news, others hear it every beat."""
+        news = meeting.told(new) != meeting.told(self._me)
+        before, self._me = self._me, new
+        if meeting.keep(new) != meeting.keep(before):
+            self._keep()
+        if news or time.monotonic() - self._told_at >= self._beat:
+            self._me = replace(new, beat=new.beat + 1)
+            self._told_at = time.monotonic()
+            self._wire.tell(self._me)
 
-    def _start(self, view: dict[str, meeting.Heard]) -> None:
+    def _start(self, view: Mapping[str, meeting.Heard]) -> None:
         """Start the program, as soon as the first member has said where its store will be."""
         me, first = self._me, self._me.members[0]
         if me.node == first:
-            if not me.port:
-                self._advance(replace(me, port=_free_port()))
-            port = self._me.port
+            port = _free_port()
+            self._advance(replace(me, port=port))
         else:
             told = view[first].state if first in view else me
             port = told.port if (told.phase, told.generation) == (meeting.RUNNING, me.generation) else 0
         if not port:
             return
-        world, rank = len(me.members), me.members.index(me.node)
-        missing = [node for node in self._rules.order[: self._rules.size] if node not in me.members]
-        without = f" without {', '.join(missing)}" if missing else ""
-        self._say(f"generation {me.generation}: rank 0 is on {first}, world {world} of {self._rules.size}{without}")
-        host, processes = self._job["addresses"][first].rpartition(":")[0], int(self._job["processes"])
+        self._say(self._world())
+        world, rank, processes = len(me.members), me.members.index(me.node), int(self._job["processes"])
+        host = self._job["addresses"][first].rpartition(":")[0]
         env = dict(os.environ, LAUNCHER_GENERATION=str(me.generation), LAUNCHER_NODE_RANK=str(rank))
         env.update(LAUNCHER_WORLD=str(world), LAUNCHER_RANK=str(rank), LAUNCHER_MASTER=f"{host}:{port}")
         env.update(LAUNCHER_FULL_WORLD=str(self._rules.size * processes))
@@ -193,11 +201,34 @@ class Agent:
             env.update(MASTER_ADDR=host, MASTER_PORT=str(port), WORLD_SIZE=str(world), RANK=str(rank))
             env.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
         self._program = subprocess.Popen(rest, env=env)
+        if rank == 0:
+            self._quiet.unlink()
+
+    def _world(self) -> str:
+        me, size = self._me, self._rules.size
+        lost = ", ".join(node for node in self._rules.order[:size] if node not in me.members)
+        when = time.strftime("%H:%M", time.gmtime(self._interrupted or time.time()))
+        world = f"rank 0 is now on {me.members[0]}, world {len(me.members)} of {size}"
+        return f"generation {me.generation}: {world}" + (f": {lost} lost at {when} UTC" if lost else "")
+
+    def _say_what_it_waits_for(self, view: Mapping[str, meeting.Heard]) -> None:
+        heard = [view[node].state for node in self._me.hears]
+        masters = [other.members[0] for other in heard if other.phase == meeting.RUNNING]
+        if masters:
+            text = f"waiting until a node is lost; rank 0 is on {masters[0]}"
+        else:
+            text = f"waiting for the other nodes; heard: {', '.join(self._me.hears) or 'none'}"
+        if text != self._said:
+            self._said = text
+            self._say(text)
 
     def _ended(self, code: int) -> int:
         """The program has ended by itself."""
+        self._quiet.touch()
         if code != 0 or self._stopped:
+            self._interrupted = time.time()
             self._advance(replace(self._me, phase=meeting.ENDED, reason=f"its program ended with {code}"))
+            self._keep()
             time.sleep(TELL)
             return code if code >= 0 else 128 - code
         self._advance(replace(self._me, phase=meeting.DONE))
@@ -210,24 +241,23 @@ class Agent:
         time.sleep(TELL)
         return 0
 
-    def _end(self, reason: str) -> int:
-        self._say(f"generation {self._me.joined} ends here: {reason}" if reason else "the others have finished the job")
+    def _end(self) -> int:
+        """Without this generation, or without the job, nothing that its program still does counts."""
+        reason = self._me.reason
         if self._program is not None:
-            self._program.terminate()
-            try:
-                self._program.wait(GRACE)
-            except subprocess.TimeoutExpired:
-                self._program.kill()
-        if self._me.last and reason:
-            self._keep(self._me, ended=reason)
+            self._program.kill()
+            self._interrupted = time.time()
+            self._say(f"generation {self._me.joined} ends here: {reason}")
+        else:
+            self._say(reason or "the other nodes have finished the job")
+        self._keep(over=reason if self._me.last else "")
         time.sleep(TELL)
         return 1 if reason else 0
 
-    def _keep(self, state: meeting.State, **more: str) -> None:
+    def _keep(self, over: str = "") -> None:
         temporary = self._file.with_suffix(".tmp")
-        self._file.parent.mkdir(exist_ok=True)
         with temporary.open("w") as file:
-            json.dump({**meeting.keep(state), **more}, file)
+            json.dump({**meeting.keep(self._me), "interrupted": self._interrupted, "over": over}, file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._file)

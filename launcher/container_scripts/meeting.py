@@ -209,6 +209,11 @@ def begin(node: str, kept: Mapping[str, Any], now: float) -> State:
     return State(node, life=kept.get("life", 0) + 1, since=now, hopeful=now, **known)
 
 
+def told(me: State) -> State:
+    """What of its state is news to others when it changes."""
+    return replace(me, beat=0, since=0.0, hopeful=0.0)
+
+
 def keep(me: State) -> dict[str, Any]:
     """What must be on the disk before anything of this state is told."""
     return {"life": me.life, "generation": me.generation, "by": me.by, "joined": me.joined}

@@ -35,6 +35,9 @@ def build(
     context = containers.Context(job, run, image, rendezvous, code, owner, created)
     uuids = _choose_gpus(job, facts)
     counts = [containers.workers(job, mine) for mine in uuids]
+    if job.min_nodes and len(set(counts)) > 1:
+        told = ", ".join(f"{entry.name} {count}" for entry, count in zip(job.machines, counts, strict=True))
+        raise PlanInvalid("min_nodes", f"any node may take another's place, and they have unequal workers: {told}")
     firsts = list(accumulate(counts, initial=0))
     nodes = tuple(
         NodePlan(
@@ -70,8 +73,9 @@ def _check(job: Job, facts: Sequence[NodeFacts]) -> None:
             f"lies outside the code folder {job.code}, which is all that the containers see",
             "move it there, or set `code` to a folder above it",
         )
+    ports = [checks.master_port(job, node) for node in (facts if job.min_nodes else facts[:1])]  # any may be the master
     engines = [checks.engine(node, job) for node in facts if node.engine]
-    for check in (checks.master_port(job, facts[0]), *engines):
+    for check in (*ports, *engines):
         if check.level is checks.Level.FAIL:
             raise NodeUnfit(f"node {check.node}", check.what, check.cure)
 

@@ -167,7 +167,7 @@ def _environment(
         env["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
     if job.timeout is not None:
         env["LAUNCHER_TIMEOUT"] = str(job.timeout)
-    if job.hang_timeout is not None and rank == 0:  # the master's output and steps are the run's signs of life
+    if job.hang_timeout is not None and (rank == 0 or job.min_nodes):  # rank 0's output and steps are signs of life
         env["LAUNCHER_HANG_TIMEOUT"] = str(job.hang_timeout)
     if job.min_nodes is not None:
         env |= _known_nodes(context, workers(job, uuids))

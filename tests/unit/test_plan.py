@@ -103,6 +103,11 @@ CASES = {
     "docker_2_nodes_torch_1_8": (job(2), [node(r, gpus=2) for r in range(2)], TORCH_1_8),
     "docker_2_nodes_torch_1_1": (job(2), [node(r, gpus=2) for r in range(2)], TORCH_1_1),
     "docker_2_nodes_command": (job(2, run={"command": ["./go.sh", "--x"]}), [node(0), node(1)], MODERN),
+    "docker_3_nodes_and_a_spare": (
+        job(3, min_nodes=3, spares=["gpu-3"], hang_timeout="15m"),
+        [node(r, gpus=1) for r in range(4)],
+        MODERN,
+    ),
     "docker_2_nodes_everything": (
         job(
             2,
