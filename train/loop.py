@@ -138,7 +138,8 @@ def _facts(run: Run) -> dict[str, object]:
         "decoder": run.decoder,
         "global_batch": run.global_batch,
         "step": run.global_step,
-        "validated": run.progress.step > 0 or run.progress.validated == run.progress.epoch,  # if this step ends an epoch
+        "validated": run.progress.step > 0
+        or run.progress.validated == run.progress.epoch,  # if this step ends an epoch
         "steps": run.total_steps,
         "epochs": run.config.epochs,
         "versions": {"torch": torch.__version__, "python": platform.python_version(), "numpy": np.__version__},

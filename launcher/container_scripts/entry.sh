@@ -68,7 +68,7 @@ seconds() {
 # processes hold open. It is ended by SIGKILL, which a starting shell cannot lose; its sleep ends by itself. A job counts
 # as alive while it writes: the sizes of all logs and of the metrics show that.
 signs() {
-    (cd "$LAUNCHER_OUTPUT" && ls -ln logs/*.log metrics.jsonl metrics/*.jsonl 2>/dev/null)
+    (cd "$LAUNCHER_OUTPUT" && ls -ln logs/*.log metrics.jsonl generations/*/* 2>/dev/null)
 }
 tick() {
     our_last='' our_late=0 our_idle=0 our_stuck=0 our_before=none our_quiet=0

@@ -116,7 +116,7 @@ def want(path: str, *, checkpoints: bool = False) -> Want | None:
     if parts == ("metrics.jsonl",) or (len(parts) > 1 and parts[0] in ("logs", "state")):
         return Want(path, grows=True, text=True)
     if len(parts) > 2 and parts[0] == GENERATIONS:
-        text = len(parts) == 3 and parts[2].endswith((".jsonl", ".log"))
+        text = len(parts) == 3 and generations.TEXT.fullmatch(parts[2]) is not None
         known = generations.FOLDER.fullmatch(parts[1]) and (text or ".tfevents." in parts[-1])
         return Want(path, grows=True, text=text) if known else None
     if len(parts) > 1 and parts[0] == "errors":

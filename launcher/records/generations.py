@@ -17,9 +17,11 @@ from launcher.records.store import parse_object, write_atomic
 
 Position = tuple[int, int]  # a step; and 1: of the validation after it
 FOLDER = re.compile(r"(\d{1,9})-(\d{1,9})")  # generation, node rank in it
-_START, _END = (-1, 0), (1 << 62, 0)
+TEXT = re.compile(r"metrics\.jsonl|rank-\d{1,9}\.log")
+_BEFORE, _HEADER, _END = (-2, 0), (-1, 0), (1 << 62, 0)
 _EVENTS = "*.tfevents.*"
 _VALIDATION = re.compile(rb"/[vV]al|/misclassified")  # in the name of a curve
+_POINT = re.compile(rb"(?:\x09.{8})?\x10([\x80-\xff]{0,9}[\x00-\x7f])\x2a", re.DOTALL)
 _HEAD = 200  # bytes of an event that have its step and the name of its curve
 
 
@@ -30,7 +32,7 @@ def spans(copies: Sequence[Sequence[Position]], end: Position) -> list[range]:
     from the other.
     """
     kept = [copy[: bisect_right(copy, end)] for copy in copies]
-    found, done = [], _START
+    found, done = [], _BEFORE
     for place, mine in enumerate(kept):
         last = mine[-1] if mine else done
         longer = any(other and other[-1] > last for other in kept[place + 1 :])
@@ -78,7 +80,7 @@ def _copies(folder: Path) -> dict[int, list[Path]]:
 def _metrics(file: Path) -> list[tuple[Position, bytes]]:
     """The lines of a metrics.jsonl. Programs may write others than the trainer's: these stay where they are."""
     found: list[tuple[Position, bytes]] = []
-    last = _START
+    last = _HEADER
     for text in file.read_bytes().splitlines(keepends=True) if file.is_file() else ():
         line = parse_object(text)
         if line is None or not text.endswith(b"\n"):  # torn
@@ -120,7 +122,7 @@ def _copy(source: Path, part: range, target: Path) -> None:
 
 def _events(file: Path) -> Iterator[tuple[Position, range]]:
     """Each event of a TensorBoard file and its bytes: a length (8 bytes), its checksum (4), the event, its checksum."""
-    last, start, size = _START, 0, file.stat().st_size
+    last, start, size = _HEADER, 0, file.stat().st_size
     with file.open("rb") as stream:
         while len(header := stream.read(12)) == 12:
             stop = start + 16 + int.from_bytes(header[:8], "little")
@@ -134,13 +136,9 @@ def _events(file: Path) -> Iterator[tuple[Position, range]]:
 
 
 def _step(event: bytes) -> int:
-    """The field `step` of an Event, a varint with the key 0x10; wall_time, 9 bytes with the key 0x09, precedes it."""
-    place = 9 if event[:1] == b"\x09" else 0
-    if event[place : place + 1] != b"\x10":
-        return 0
-    step = 0
-    for shift, byte in enumerate(event[place + 1 : place + 11]):
-        step |= (byte & 0x7F) << (7 * shift)
-        if byte < 0x80:
-            break
-    return step
+    """Of an Event that has a point of a curve, else 0.
+
+    Its fields are wall_time (the key 0x09, 8 bytes), step (the key 0x10, a varint) and, of a point, summary (0x2a).
+    """
+    match = _POINT.match(event)
+    return sum((byte & 0x7F) << (7 * place) for place, byte in enumerate(match[1])) if match else 0

@@ -110,7 +110,10 @@ class FollowedNode:
     def rank_zero_came(self, world: World, *, shown: bool) -> None:
         """Follow the metrics of this generation and, where it is `shown`, this node's log."""
         own = NodePaths(self.node.output, self.name)
-        self._lines = {own.attempts: self._lines[own.attempts], f"{own.in_generation(world.number, 0)}/metrics.jsonl": 0}
+        self._lines = {
+            own.attempts: self._lines[own.attempts],
+            f"{own.in_generation(world.number, 0)}/metrics.jsonl": 0,
+        }
         if shown and not self._shown:
             self._shown, self._offset = True, max(self._offset, world.offset)
 

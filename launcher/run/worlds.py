@@ -1,4 +1,4 @@
-"""Which nodes a job with min_nodes has run on, from the lines that elastic.py adds to each member's file of attempts."""
+"""Which nodes a job with min_nodes has run on, from lines that elastic.py adds to each member's file of attempts."""
 
 from __future__ import annotations
 
