@@ -115,6 +115,11 @@ class Record:
         found = read_json(self.paths.result)
         return found if found and isinstance(found.get("state"), str) and found["state"] != "lost" else None
 
+    @property
+    def taken_down(self) -> bool:
+        """Whether `down` has ended it, if not on every node."""
+        return any(line.get("event") == "down" for line in read_json_lines(self.paths.events))
+
     def nodes(self) -> tuple[NodeOfRun, ...]:
         """By rank; () where the plan is not as we write it."""
         try:

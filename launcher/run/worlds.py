@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,15 +47,16 @@ def newest(worlds: Mapping[str, tuple[World, ...]]) -> World | None:
     return max((own[-1] for own in worlds.values() if own), key=lambda world: world.number, default=None)
 
 
-def collected(record: Record) -> dict[str, tuple[World, ...]]:
-    """Of each node, as far as its file has been brought here."""
-    files = {node.name: Path(NodePaths(str(record.paths.root), node.name).attempts) for node in record.nodes()}
+def collected(root: Path, nodes: Iterable[NodeOfRun]) -> dict[str, tuple[World, ...]]:
+    """Of each node, as far as its file has been brought to a run's folder here."""
+    files = {node.name: Path(NodePaths(str(root), node.name).attempts) for node in nodes}
     return {name: parse(file.read_bytes()) for name, file in files.items() if file.is_file()}
 
 
 def segments(record: Record) -> list[Segment]:
     """Rank 0's output, from one node's log to another's; the first with what its node printed before."""
-    worlds, nodes = collected(record), {node.name: node for node in record.nodes()}
+    nodes = {node.name: node for node in record.nodes()}
+    worlds = collected(record.paths.root, nodes.values())
     found = [
         Segment(world, nodes[name], world.offset, own[place + 1].offset if place + 1 < len(own) else None)
         for name, own in worlds.items()
