@@ -35,7 +35,7 @@ def build(job: options.JobFile, sets: options.Sets = None, ssh_config: options.S
     """Build the job's image: on this machine's engine, without one on the first node."""
     loaded = load_job(job, sets or [])
     with caller_engine() as local, ExitStack() as stack:
-        first = [(entry.name, entry.host) for entry in loaded.machines[:1]]
+        first = [(entry.name, entry.host) for entry in loaded.nodes[:1]]
         nodes = [local] if local else stack.enter_context(connect(first, ssh_config=ssh_config)).engines
         _report(_ensure(loaded, job, nodes, local))
 

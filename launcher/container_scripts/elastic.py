@@ -48,8 +48,10 @@ class Wire:
         self._told, self._addresses, self._beat, self._key = me, addresses, beat, key
         self._heard: dict[str, meeting.Heard] = {}
         self._changed = threading.Condition()
-        port = int(addresses[me.node].rpartition(":")[2])
-        self._server = socket.create_server(("", port), backlog=len(addresses) + 8)
+        self._news = False  # something was heard since the last look
+        host, _, port = addresses[me.node].rpartition(":")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._server = socket.create_server(("", int(port)), family=family, backlog=len(addresses) + 8)
         threading.Thread(target=self._serve, daemon=True).start()
         for node in addresses:
             if node != me.node:
@@ -63,7 +65,8 @@ class Wire:
     def view(self, wait: float) -> dict[str, meeting.Heard]:
         """The last state of each node; returns early when one is heard."""
         with self._changed:
-            self._changed.wait(wait)
+            self._changed.wait_for(lambda: self._news, wait)
+            self._news = False
             return dict(self._heard)
 
     def _send(self, node: str) -> None:
@@ -99,6 +102,7 @@ class Wire:
                     known = self._heard.get(told.node)
                     if known is None or meeting.newer(known.state, told):
                         self._heard[told.node] = meeting.Heard(told, time.monotonic())
+                        self._news = True
                         self._changed.notify_all()
 
     def _signed(self, state: meeting.State) -> bytes:
@@ -139,7 +143,11 @@ class Agent:
         self._me = meeting.begin(os.environ["LAUNCHER_NODE"], kept, time.monotonic())
         self._keep()
         self._told_at = 0.0
-        self._wire = Wire(self._me, self._job["addresses"], self._beat, os.environ.pop("LAUNCHER_MEETING_KEY").encode())
+        key, own = os.environ.pop("LAUNCHER_MEETING_KEY").encode(), self._job["addresses"][self._me.node]
+        try:
+            self._wire = Wire(self._me, self._job["addresses"], self._beat, key)
+        except OSError as error:
+            sys.exit(f"launcher: cannot listen on {own}: {error.strerror}; choose another port: --set port=29501")
         self._program: subprocess.Popen[bytes] | None = None
         self._stopped = False
         self._said = ""
@@ -151,7 +159,8 @@ class Agent:
         while True:
             view = self._wire.view(self._beat)
             self._advance(meeting.decide(self._rules, self._me, view, time.monotonic()))
-            if self._me.phase == meeting.ENDED:
+            saving = self._stopped and self._program is not None  # it has its time to save, whatever the others do
+            if self._me.phase == meeting.ENDED and not saving:
                 return self._end()
             if self._program is not None:
                 code = self._program.poll()
@@ -239,11 +248,10 @@ class Agent:
         """The program has ended by itself."""
         self._quiet.touch()
         if code != 0 or self._stopped:
-            self._interrupted = time.time()
-            self._advance(replace(self._me, phase=meeting.ENDED, reason=f"its program ended with {code}"))
-            self._keep()
-            time.sleep(TELL)
-            return code if code >= 0 else 128 - code
+            code = code if code >= 0 else 128 - code
+            self._advance(replace(self._me, phase=meeting.ENDED, reason=f"the program here ended with {code}"))
+            self._end()
+            return code
         self._advance(replace(self._me, phase=meeting.DONE))
         deadline = time.monotonic() + PEER_TIMEOUT
         while time.monotonic() < deadline and not self._stopped:
@@ -258,7 +266,7 @@ class Agent:
         """Without this generation, or without the job, nothing that its program still does counts."""
         reason = self._me.reason
         if self._program is not None:
-            self._program.kill()
+            self._program.kill()  # its ranks end with the container
             self._interrupted = time.time()
             self._say(f"generation {self._me.joined} ends here: {reason}")
         else:

@@ -114,7 +114,7 @@ def _watch(rules: Rules, me: State, view: View, now: float) -> State:
         if last and last.state.generation > me.generation:
             return _end(me, now, f"{name} has left for generation {last.state.generation}")
         if last and last.state.joined >= me.generation and last.state.phase != RUNNING:
-            return _end(me, now, f"{name} has started again")
+            return _end(me, now, f"{name} has {'ended it' if last.state.phase == ENDED else 'started again'}")
         late = now - me.since > rules.lost_after
         if late and last and last.state.generation < me.generation:
             return _end(me, now, f"{name} has forgotten its promise")

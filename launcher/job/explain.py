@@ -25,6 +25,8 @@ _PARTS: Mapping[Path, type[Part]] = {
     ("docker",): DockerOptions,
 }
 
+LEAST_SILENCE = 5  # seconds
+
 # Ways of the trainer in which no node has the whole model.
 SPLIT = ("fsdp", "model", "pipeline", "dual_batch")
 
@@ -152,8 +154,9 @@ def _path_of(job: Job, rank: int) -> Path:
 def _elastic(job: Job) -> Iterator[Conflict]:
     least, nodes, spares = job.min_nodes, len(job.nodes), len(job.spares or ())
     if least is None:
-        if spares:
-            yield ("spares",), "needs min_nodes, the number of nodes with which the run goes on", {"spares"}
+        for key in ("spares", "lost_after"):
+            if getattr(job, key):
+                yield (key,), "needs min_nodes, the number of nodes with which the run goes on", {key, "min_nodes"}
         return
     if least > nodes:
         yield ("min_nodes",), f"{least} of {nodes} nodes cannot take part", {"min_nodes", "nodes"}
@@ -166,6 +169,9 @@ def _elastic(job: Job) -> Iterator[Conflict]:
         if nodes + spares == 2:
             message = f"two machines survive no loss: {message}; name a third one, as a node or a spare"
         yield ("min_nodes",), message, {"min_nodes", "nodes", "spares"}
+    if job.lost_after is not None and job.lost_after < LEAST_SILENCE:
+        message = f"a busy machine may be silent for so long; expected {LEAST_SILENCE}s or more"
+        yield ("lost_after",), message, {"lost_after", "min_nodes"}
     if job.restarts == 0:
         message = "with 0 no loss is survived, as each takes one of them: leave it out, min_nodes makes it 10"
         yield ("restarts",), message, {"restarts", "min_nodes"}

@@ -16,8 +16,7 @@ from launcher.job.problems import BadValueError, LocatedError, Mark, Path, show
 from launcher.job.scalars import ANY, Gpus, names_of
 
 MOST_NODES = 100_000
-
-ELASTIC_RESTARTS = 10
+ELASTIC = {"restarts": 10, "lost_after": "15s"}  # defaults with min_nodes
 
 
 class Part(BaseModel):
@@ -237,8 +236,8 @@ class Job(Part):
     spares: Annotated[tuple[NodeEntry, ...], AfterValidator(_with_names)] | None = Field(
         default=None, description="Machines that wait, ready, and take the place of a lost one."
     )
-    lost_after: fields.Duration = Field(
-        default=15, description="With min_nodes: a node that has been silent for so long is lost."
+    lost_after: fields.Duration | None = Field(
+        default=None, description="With min_nodes: a node that has been silent for so long is lost. Default: 15s."
     )
     port: fields.Port = Field(default=29500, description="The port of the rendezvous, on the first node.")
     timeout: fields.Duration | None = Field(
@@ -262,10 +261,10 @@ class Job(Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _restarts_of_elastic(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and data.get("min_nodes") is not None and data.get("restarts") is None:
-            return {**data, "restarts": ELASTIC_RESTARTS}
-        return data
+    def _defaults_of_min_nodes(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or data.get("min_nodes") is None:
+            return data
+        return {**ELASTIC, **{key: value for key, value in data.items() if value is not None or key not in ELASTIC}}
 
     @property
     def machines(self) -> tuple[NodeEntry, ...]:

@@ -90,30 +90,26 @@ def workers(job: Job, uuids: tuple[str, ...]) -> int:
 
 def _argv(context: Context, places: Layout, rank: int, processes: int) -> tuple[str, ...]:
     run, arguments = context.job.run, argv_of(context.job.run.args)
+    if run.command is not None:
+        kind, program = "command", (*run.command, *arguments)
+    elif run.module is not None:
+        kind, program = "torchrun", ("-m", run.module, *arguments)
+    else:
+        kind, program = "torchrun", (script_in_code(context.job), *arguments)
     if context.job.min_nodes is not None:
-        return command.entry(places, context.image, _elastic(context, places, arguments))
-    if run.command is not None:
-        return command.entry(places, context.image, run.command + arguments)
-    program = ("-m", run.module) if run.module is not None else (script_in_code(context.job),)
-    line = command.distributed(
-        context.image,
-        places,
-        context.rendezvous,
-        run=context.run,
-        nodes=len(context.job.machines),
-        rank=rank,
-        processes=processes,
-        program=(*program, *arguments),
-    )
-    return command.entry(places, context.image, line)
-
-
-def _elastic(context: Context, places: Layout, arguments: tuple[str, ...]) -> tuple[str, ...]:
-    run = context.job.run
-    if run.command is not None:
-        return command.elastic(context.image, places, "command", run.command + arguments)
-    program = ("-m", run.module) if run.module is not None else (script_in_code(context.job),)
-    return command.elastic(context.image, places, "torchrun", (*program, *arguments))
+        program = command.elastic(context.image, places, kind, program)
+    elif kind == "torchrun":
+        program = command.distributed(
+            context.image,
+            places,
+            context.rendezvous,
+            run=context.run,
+            nodes=len(context.job.nodes),
+            rank=rank,
+            processes=processes,
+            program=program,
+        )
+    return command.entry(places, context.image, program)
 
 
 def _known_nodes(context: Context, processes: int) -> dict[str, str]:
@@ -172,7 +168,7 @@ def _environment(
     if job.min_nodes is not None:
         env |= _known_nodes(context, workers(job, uuids))
     elif job.run.command is not None:
-        env |= command.bare(meeting, nodes=len(job.machines), rank=rank)
+        env |= command.bare(meeting, nodes=len(job.nodes), rank=rank)
     return env | job.env_of(entry)
 
 

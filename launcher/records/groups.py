@@ -87,8 +87,8 @@ def _settings(record: Record) -> dict[str, ArgValue]:
     named = args if isinstance(args, Mapping) else {"args": args}
     image = job.image and (job.image.ref or job.image.base)
     others = {
-        "nodes": str(len(job.machines)),
-        "hosts": ",".join(node.host for node in job.machines),
+        "nodes": str(len(job.nodes)),
+        "hosts": ",".join(node.host for node in job.nodes),
         "gpus": str(job.gpus),
         "processes": str(job.processes),
         "image": image or "",

@@ -94,7 +94,7 @@ def _surroundings(job: Job, master: NodeFacts) -> Surroundings:
     rootless = master.engine is not None and master.engine.rootless
     return Surroundings(
         mounts=job.mounts,
-        env=job.env_of(job.machines[0]),
+        env=job.env_of(job.nodes[0]),
         user="0:0" if rootless else f"{master.uid}:{master.gid}",
         groups=() if rootless else master.groups,
     )

@@ -22,7 +22,8 @@ def test_a_job_that_may_lose_nodes() -> None:
     assert [node.name for node in found.machines] == ["a", "b", "c", "d", "e"]
     assert (found.restarts, found.lost_after) == (10, 20)
     assert job("min_nodes: 2\nrestarts: 3\n").restarts == 3
-    assert job("").restarts == 0
+    assert job("min_nodes: 2\nrestarts: 3\n").lost_after == 15
+    assert (job("").restarts, job("").lost_after) == (0, None)
     assert parse_job(dump_job(found)) == found
 
 
@@ -32,7 +33,9 @@ def test_a_job_that_may_lose_nodes() -> None:
         ("min_nodes: 1\n", "could leave 1 of 3 nodes on each side, and both would train; expected at least 2"),
         ("min_nodes: 2\nspares: [d]\n", "could leave 2 of 3 nodes and 1 spare on each side"),
         ("min_nodes: 4\n", "4 of 3 nodes cannot take part"),
-        ("spares: [d]\n", "needs min_nodes"),
+        ("spares: [d]\n", ":5: spares: needs min_nodes"),
+        ("lost_after: 20s\n", ":5: lost_after: needs min_nodes"),
+        ("min_nodes: 2\nlost_after: 2s\n", ":6: lost_after: a busy machine may be silent for so long; expected 5s"),
         ("min_nodes: 2\nrestarts: 0\n", ":6: restarts: with 0 no loss is survived"),
         ("min_nodes: 2\nsweep: [{lr: 1}]\n", ":6: sweep: its next variant could not begin"),
         ("min_nodes: 3\nsecrets: [A]\nspares: [{host: d, env: {A: b}}]\n", ":7: spares.0.env.A: is a secret too"),

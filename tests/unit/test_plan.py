@@ -137,6 +137,11 @@ def test_the_plan_equals_the_golden_file(name: str) -> None:
     assert text == golden.read_text()
 
 
+def test_nodes_that_may_replace_one_another_have_as_many_workers() -> None:
+    with pytest.raises(PlanInvalid, match="unequal workers: gpu-0 1, gpu-1 1, gpu-2 2"):
+        planned(job(3, min_nodes=2), [node(0, gpus=1), node(1, gpus=1), node(2, gpus=2)])
+
+
 def test_process_runtime_on_one_machine() -> None:
     two = Job.model_validate(
         {"name": "quick", "runtime": "process", "nodes": ["local", "local"], "run": {"module": "train"}}
