@@ -200,10 +200,9 @@ class Agent:
         host = self._job["addresses"][first].rpartition(":")[0]
         env = dict(os.environ, LAUNCHER_GENERATION=str(me.generation), LAUNCHER_NODE_RANK=str(rank))
         env.update(LAUNCHER_WORLD=str(world), LAUNCHER_RANK=str(rank), LAUNCHER_MASTER=f"{host}:{port}")
-        env.update(LAUNCHER_FULL_WORLD=str(self._rules.size * processes))
         own = self._output / "generations" / f"{me.generation:04}-{rank}"
         own.mkdir(parents=True, exist_ok=True)
-        env.update(LAUNCHER_GENERATION_OUTPUT=str(own))
+        env.update(LAUNCHER_FULL_WORLD=str(self._rules.size * processes), LAUNCHER_GENERATION_OUTPUT=str(own))
         kind, *rest = self._argv
         if kind == "torchrun":
             shape = {"nnodes": world, "node_rank": rank, "nproc_per_node": processes, "master_addr": host}
@@ -220,18 +219,15 @@ class Agent:
 
     def _record_world(self) -> None:
         """For the log, and for launchers: where in this node's log the generation begins, and who takes part."""
-        me, text = self._me, self._world()
-        log, attempts = (self._output / name for name in (f"logs/{me.node}.log", f"state/{me.node}.attempts"))
-        with contextlib.suppress(OSError), attempts.open("a") as file:
-            file.write(f"generation {me.generation} {log.stat().st_size} {','.join(me.members)} {text}\n")
-        self._say(f"generation {me.generation}: {text}")
-
-    def _world(self) -> str:
         me, size = self._me, self._rules.size
         lost = ", ".join(node for node in self._rules.order[:size] if node not in me.members)
         when = time.strftime("%H:%M", time.gmtime(self._interrupted or time.time()))
         world = f"rank 0 is now on {me.members[0]}, world {len(me.members)} of {size}"
-        return world + (f": {lost} lost at {when} UTC" if lost else "")
+        world += f": {lost} lost at {when} UTC" if lost else ""
+        log, attempts = (self._output / name for name in (f"logs/{me.node}.log", f"state/{me.node}.attempts"))
+        with contextlib.suppress(OSError), attempts.open("a") as file:
+            file.write(f"generation {me.generation} {log.stat().st_size} {','.join(me.members)} {world}\n")
+        self._say(f"generation {me.generation}: {world}")
 
     def _say_what_it_waits_for(self, view: Mapping[str, meeting.Heard]) -> None:
         heard = [view[node].state for node in self._me.hears]
