@@ -74,9 +74,11 @@ def logs(
             shown = run_all([partial(_beginning, attached, each, rank, tail, since) for each in chosen])
         with Screen(attached.record.mask, prefix=len(shown) > 1, raw=raw) as screen:
             here, root = Files(LocalMachine("this machine", "")), str(attached.record.paths.root.absolute())
-            for part in earlier if tail is None and since is None else ():
-                followed = Followed(part.node, NodePaths(root, part.node.name).log, part.start)
-                _print(here, NodePaths(root, part.node.name), followed, screen, part.stop, timestamps=timestamps)
+            for part in earlier:
+                paths = NodePaths(root, part.node.name)
+                _print(
+                    here, paths, Followed(part.node, paths.log, part.start), screen, part.stop, timestamps=timestamps
+                )
             if follow and not timestamps and attached.states:
                 sys.exit(_follow(attached, shown, screen))
             _print_all(attached, shown, screen, timestamps=timestamps)
@@ -85,16 +87,14 @@ def logs(
 def _where_ranks_are(
     attached: Attached, rank: int | None, tail: int | None, since: str | None
 ) -> tuple[Sequence[Segment], Followed]:
-    """Of a job with min_nodes, where ranks move: what to follow, and where rank 0's output was before.
-
-    That is read here, as those nodes may be lost.
-    """
+    """In a job with min_nodes, where ranks move: where rank 0's output was, to be read here, and what to follow."""
     record = attached.record
     collect(output_folders(attached.engines, attached.nodes), record.paths.root, mask=record.mask)
     found = segments(record)
     world = found[-1].world if found else None
     if rank is not None and world is not None:
-        place, last = rank // len(attached.nodes[0].ranks), len(world.members) * len(attached.nodes[0].ranks) - 1
+        workers = max(1, len(attached.nodes[0].ranks))
+        place, last = rank // workers, len(world.members) * workers - 1
         if rank > last:
             raise UsageError("--rank", f"{rank}: the run has ranks 0 to {last} now", "`launcher status` lists them")
         node = attached.node(world.members[place])
@@ -108,7 +108,8 @@ def _where_ranks_are(
         size = log.stat().st_size if found and log.exists() else 0
         return found, Followed(node, NodePaths(node.output, node.name).log, size, moves=True, world=world)
     begin = _beginning(attached, master, None, tail, since)
-    return found[:-1], replace(begin, offset=max(begin.offset, found[-1].start), moves=True, world=world)
+    earlier = found[:-1] if tail is None and since is None else []
+    return earlier, replace(begin, offset=max(begin.offset, found[-1].start), moves=True, world=world)
 
 
 def _chosen(attached: Attached, rank: int | None, node: str | None, *, all_: bool) -> Sequence[NodeOfRun]:

@@ -78,6 +78,8 @@ class FollowedNode:
         self._lines = {own.attempts: 0} | ({own.metrics: 0} if node.rank == 0 and not self._elastic else {})
         self._followed: tuple[str, ...] = ()
         self._worlds = 0
+        if shown and shown.world and shown.world.members[0] == node.name:
+            self.rank_zero_came(shown.world, shown=False)
 
     def is_silent(self, error: LauncherError) -> None:
         if not self.silent_since:

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from launcher.records.collect import want
 from launcher.records.generations import join
+from launcher.records.store import NodeOfRun, Record
+from launcher.run.worlds import collected, newest, segments
 
 EPOCH = 5  # steps
 
@@ -168,3 +170,27 @@ def test_a_growing_file_of_tensorboard_grows_in_place(tmp_path: Path) -> None:
 def test_which_files_of_a_generation_are_brought_here(path: str, local: bool) -> None:
     found = want(path)
     assert (found is not None and found.local == path) == local
+
+
+def test_rank_0s_output_goes_from_log_to_log(tmp_path: Path) -> None:
+    """Here rank 0 is on a, then on b, then on a again; c takes part, and its own offsets do not matter."""
+    run = "job-20260101-000000-aaaa"
+    nodes = [NodeOfRun(n, n, r, n, f"/home/u/.launcher/{run}", range(r, r + 1)) for r, n in enumerate("abc")]
+    record = Record.rebuild(run, "docker", nodes, tmp_path, min_nodes=2)
+    first, second, third = "rank 0 is now on a, world 3 of 3", "rank 0 is now on b, world 2 of 3", "rank 0 is now on a"
+    lines = {
+        "a": f"start 1\ngeneration 1 20 a,b,c {first}\nexit 1 9\nstart 9\ngeneration 3 90 a,b,c {third}\n",
+        "b": f"generation 1 5 a,b,c {first}\ngeneration 2 50 b,c {second}\ngeneration 3 80 a,b,c {third}\n",
+        "c": f"generation 2 7 b,c {second}\ngeneration x 7 b,c {second}\ngeneration 4 7 c \x1b[31mrank 0\n",
+    }
+    (record.paths.root / "state").mkdir()
+    for name, text in lines.items():
+        (record.paths.root / "state" / f"{name}.attempts").write_text(text)
+    assert [(part.node.name, part.start, part.stop) for part in segments(record)] == [
+        ("a", 0, 90),
+        ("b", 50, 80),
+        ("a", 90, None),
+    ]
+    world = newest(collected(record.paths.root, nodes))
+    assert world is not None
+    assert (world.number, world.members, world.text) == (3, ("a", "b", "c"), third)
