@@ -19,7 +19,7 @@ Position = tuple[int, int]  # a step; and 1: of the validation after it
 FOLDER = re.compile(r"(\d{1,9})-(\d{1,9})")  # generation, node rank in it
 TEXT = re.compile(r"metrics\.jsonl|rank-\d{1,9}\.log")
 _BEFORE, _HEADER, _END = (-2, 0), (-1, 0), (1 << 62, 0)
-_EVENTS = "*.tfevents.*"
+_EVENTS, _JOINED = "*.tfevents.*", re.compile(r"\d{4,}-\d{4}-\d{12}-")
 _VALIDATION = re.compile(rb"/[vV]al|/misclassified")  # in the name of a curve
 _POINT = re.compile(rb"(?:\x09.{8})?\x10([\x80-\xff]{0,9}[\x00-\x7f])\x2a", re.DOTALL)
 _HEAD = 200  # bytes of an event that have its step and the name of its curve
@@ -60,11 +60,11 @@ def join(root: Path) -> None:
         lines[:0] = [own[place][1] for own, span in kept for place in span]
         # While a generation goes on, one copy: TensorBoard may be reading it, and the others are as far a moment later.
         events |= _join_events(folders[:1] if end == _END else folders, paths.tensorboard, f"{generation:04}", end)
-        end = min([end, *(own[0] for own in positions if own)])
+        end = min([end, *(_begin(*own[0]) for own in metrics if own)])
     if lines:
         write_atomic(paths.metrics, b"".join(lines))
-    for file in paths.tensorboard.rglob(f"[0-9]*-{_EVENTS}"):
-        if file not in events:
+    for file in paths.tensorboard.rglob(_EVENTS):
+        if _JOINED.match(file.name) and file not in events:
             file.unlink()
 
 
@@ -91,6 +91,11 @@ def _metrics(file: Path) -> list[tuple[Position, bytes]]:
             last = max(last, (step, int(validated)))
         found.append((last, text))
     return found
+
+
+def _begin(first: Position, line: bytes) -> Position:
+    """What a generation has gone on from: its line of kind "start" says it; without one, the step before its first."""
+    return first if (parse_object(line) or {}).get("kind") == "start" else (first[0] - 1, 1)
 
 
 def _join_events(folders: Sequence[Path], board: Path, name: str, end: Position) -> set[Path]:

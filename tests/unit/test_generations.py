@@ -156,6 +156,16 @@ def test_a_growing_file_of_tensorboard_grows_in_place(tmp_path: Path) -> None:
     ]
 
 
+def test_a_program_need_not_say_where_it_starts(tmp_path: Path) -> None:
+    for number, steps in ((1, range(1, 9)), (2, range(6, 8))):
+        folder = tmp_path / "generations" / f"{number:04}-0"
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "of": {number}}}\n' for step in steps))
+    join(tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["of"]) for line in lines] == [*((n, 1) for n in range(1, 6)), (6, 2), (7, 2)]
+
+
 @pytest.mark.parametrize(
     ("path", "local"),
     [
