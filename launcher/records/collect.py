@@ -178,22 +178,23 @@ def collect(
 
 def append(
     local: Path, relative: str, offset: int, data: bytes, mask: Masker = _NOTHING, most: float = math.inf
-) -> None:
-    """Add what was followed to its local file if that has all bytes before `offset`; else collect() will copy it.
+) -> bool:
+    """Add what was followed to its local file if that has all bytes before `offset`; False: try again later.
 
     most: bytes of the file; what is beyond stays on the node, as collect() reports.
     """
     if offset + len(data) > most:
-        return
+        return True
     with _locked(local, wait=False) as mine:
         if not mine:
-            return
+            return False
         target = local / relative
         target.parent.mkdir(parents=True, exist_ok=True)
         with _open(target) as file:
             here = file.seek(0, os.SEEK_END)
             if 0 <= here - offset < len(data):
                 _write(file, data[here - offset :], mask)
+            return here >= offset
 
 
 @contextmanager

@@ -29,6 +29,8 @@ from launcher.run.messages import (
 )
 from launcher.run.worlds import World, parse
 
+UNSAVED = 16 << 20  # bytes of a file that are kept in memory while collect() is at work; then it will copy them
+
 
 @dataclass(frozen=True)
 class Followed:
@@ -77,6 +79,7 @@ class FollowedNode:
         self._elastic = attached.record.min_nodes > 0
         self._lines = {own.attempts: 0} | ({own.metrics: 0} if node.rank == 0 and not self._elastic else {})
         self._followed: tuple[str, ...] = ()
+        self._unsaved: dict[str, tuple[int, bytes]] = {}  # by path: offset and what was reported from there on
         self._worlds = 0
         if shown and shown.world and shown.world.members[0] == node.name:
             self.rank_zero_came(shown.world, shown=False)
@@ -133,13 +136,23 @@ class FollowedNode:
         self._known_starts = len(attempts.parse(text))
 
     def take(self, path: str, data: bytes) -> None:
-        """Report it, and keep it in runs/."""
+        """Report it, and keep it in runs/: the node may be lost before it is collected."""
         offset = self._report(path, data)
+        start, before = self._unsaved.get(path, (offset, b""))
+        self._unsaved[path] = start, before + data
+        self._save(path)
+
+    def _save(self, path: str) -> None:
+        record, (start, data) = self._record, self._unsaved[path]
         with suppress(OSError):  # a full disk here: collect() reports it
-            append(self._record.paths.root, self._relative(path), offset, data, self._record.mask, self._most)
+            saved = append(record.paths.root, self._relative(path), start, data, record.mask, self._most)
+            if saved or len(data) > UNSAVED:
+                del self._unsaved[path]
 
     def take_the_rest(self) -> None:
         """What the collected files have beyond what was reported."""
+        for path in [*self._unsaved]:
+            self._save(path)
         self._rest_of(self._attempts, self._lines[self._attempts])  # may bring rank 0 here
         for path, offset in self._lines.items():
             self._rest_of(path, offset)

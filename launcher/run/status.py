@@ -77,8 +77,8 @@ class RunStatus:
     state: str
     progress: TrainingProgress | None
     nodes: tuple[NodeStatus, ...]
-    world: World | None  # of a job with min_nodes: who takes part
     result: Mapping[str, Any] | None  # the record's result.json
+    world: World | None = None  # of a job with min_nodes: who takes part
     started_by: str = ""  # user@host of the caller, and the uid on the node; "" where no container tells
 
     @property
