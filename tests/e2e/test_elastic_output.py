@@ -16,7 +16,7 @@ from tests.e2e.scene import Scene
 
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(600)]
 
-EPOCHS = 12
+EPOCHS = 9
 SIZES = {"image_size": 8, "val_resize": 8, "batch_size": 16, "workers": 1}
 TRAIN = {"data": "digits.tar", "arch": "smallcnn", "epochs": EPOCHS, "log_every": 1, "checkpoint_every": 20, **SIZES}
 MOVED = r"rank 0 is now on node2, world 2 of 3: node1 lost at \d\d:\d\d UTC"
