@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,4 +47,20 @@ def test_a_run_goes_on_without_a_node(home_cli: Cli, kind: str, lost: str) -> No
     assert begun[1] >= 10
     assert any(line == "rank 0 finished with 120780" for _, line in up.lines), str(up)
     assert any(f"without {lost}" in line for _, line in up.messages), str(up)
+    home_cli("down", code=None)
+
+
+@pytest.mark.slow
+def test_a_second_loss_ends_the_run_and_keeps_its_checkpoint(home_cli: Cli) -> None:  # noqa: F811 - the fixture
+    run = {"script": home_cli.program("elastic.py"), "args": ["1000", "5", "0.3"]}
+    keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "10s", "port": 29760}
+    up = Drill.follow(home_cli, "up", home_cli.job("twice", **process_job(run=run, **keys)))
+    up.sees("^step 12$")
+    kill_node("local-0")
+    up.sees("rank 0 begins after step 1[0-9]$")
+    kill_node("local-2")
+    up.end(1)
+    print(up)
+    kept = Path(home_cli.env["HOME"], ".launcher", home_cli.runs()[-1].name, "checkpoints")
+    assert sorted(file.name for file in kept.iterdir()) == ["local-0.json", "local-1.json", "local-2.json"]
     home_cli("down", code=None)
