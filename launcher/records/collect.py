@@ -181,8 +181,7 @@ def append(
 ) -> bool:
     """Add what was followed to its local file if that has all bytes before `offset`; False: try again later.
 
-    most: bytes of the file; what is beyond stays on the node, as collect() reports.
-    """
+    What is beyond `most` bytes stays on the node, as collect() reports."""
     if offset + len(data) > most:
         return True
     with _locked(local, wait=False) as mine:
