@@ -159,6 +159,11 @@ class Screen(Reporter):
         elif isinstance(message, messages.NodeRestarted):
             self._write(self._held.flush())  # the run did not end by it
             self.log(f"{message.node}: started again (restart {message.restarts}; before: {message.why})")
+        elif isinstance(
+            message, messages.RankZeroMoved
+        ):  # what nodes failed by is over; its first line of output says it
+            self._held.failing = False
+            self._write(self._held.flush())
         elif isinstance(message, messages.NodeBack):
             self.silent.pop(message.node, None)
             self.log(f"{message.node}: connected again")
@@ -248,4 +253,6 @@ def print_outcome(console: Console, outcome: Outcome, mask: Callable[[str], str]
     if outcome.state is RunState.DONE:
         accuracy = top1(outcome.last)
         extra = "" if accuracy is None else f", validation top-1 {accuracy:.2f} %"
+        lost = [node.node for node in outcome.nodes if node.exit_code != 0]  # with min_nodes
+        extra += f" without {escape(', '.join(lost))}" if lost else ""
         console.print(f"[bold green]done[/] {outcome.run}{extra}; logs and curves in runs/{outcome.run}/")

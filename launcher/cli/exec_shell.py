@@ -85,7 +85,7 @@ def shell(
 
 
 def _of_job(job: Job, wanted: str | None) -> NodeEntry:
-    for entry in job.nodes:
+    for entry in job.machines:
         if wanted is None or wanted in (entry.name, entry.host):
             return entry
-    raise UsageError("--node", f"{wanted}: the job's nodes are {', '.join(e.name for e in job.nodes)}")
+    raise UsageError("--node", f"{wanted}: the job's nodes are {', '.join(e.name for e in job.machines)}")

@@ -50,7 +50,7 @@ def ship(
 ) -> None:
     """Send the job's image to every node, built if it must be: only layers that a node lacks are sent."""
     loaded = load_job(job, sets or [], options.hosts(nodes))
-    hosts = [(entry.name, entry.host) for entry in loaded.nodes]
+    hosts = [(entry.name, entry.host) for entry in loaded.machines]
     with connect(hosts, ssh_config=ssh_config) as fleet, caller_engine() as local:
         _report(_ensure(loaded, job, fleet.engines, local))
 

@@ -61,12 +61,21 @@ class Record:
         return record
 
     @classmethod
-    def rebuild(cls, run: RunId, runtime: str, nodes: Sequence[NodeOfRun], runs: Path = RUNS) -> Record:
+    def rebuild(
+        cls,
+        run: RunId,
+        runtime: str,
+        nodes: Sequence[NodeOfRun],
+        runs: Path = RUNS,
+        min_nodes: int = 0,
+        spares: int = 0,
+    ) -> Record:
         """The record of a run found by its labels, with what labels say; a readable record stays as it is."""
         record = cls(RunPaths(runs / run))
         if not record.nodes():
             record._make_folders()
-            known = {"run": run, "job": job_of(run), "runtime": runtime, "nodes": [*map(_node_to_json, nodes)]}
+            known = {"run": run, "job": job_of(run), "runtime": runtime, "min_nodes": min_nodes, "spares": spares}
+            known["nodes"] = [*map(_node_to_json, nodes)]
             write_atomic(record.paths.plan, json.dumps(known, indent=2).encode())
         return cls(record.paths)
 
@@ -107,12 +116,33 @@ class Record:
         found = read_json(self.paths.result)
         return found if found and isinstance(found.get("state"), str) and found["state"] != "lost" else None
 
+    @property
+    def taken_down(self) -> bool:
+        """Whether `down` has ended it, if not on every node."""
+        return any(line.get("event") == "down" for line in read_json_lines(self.paths.events))
+
     def nodes(self) -> tuple[NodeOfRun, ...]:
         """By rank; () where the plan is not as we write it."""
         try:
             return tuple(_node_from_json(node, self.run) for node in self._plan["nodes"])
         except (LookupError, TypeError, ValueError):
             return ()
+
+    @property
+    def min_nodes(self) -> int:
+        """With how many nodes the run goes on; 0: all are needed."""
+        return self._number("min_nodes")
+
+    @property
+    def spares(self) -> int:
+        """How many of the last nodes wait, and take the place of one that is lost."""
+        return self._number("spares")
+
+    def _number(self, key: str) -> int:
+        try:
+            return checked.number(self._plan.get(key, 0), 10**5)
+        except ValueError:
+            return 0
 
     @property
     def runtime(self) -> str:

@@ -66,14 +66,14 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check]:
         yield _reached(engine, node)
         if isinstance(sessions, int):
             yield _few_sessions(engine, sessions)
-        entry = next((e for e in job.nodes if e.name == engine.node), None) if job else None
+        entry = next((e for e in job.machines if e.name == engine.node), None) if job else None
         yield from checks.of_node(node, job, entry)
     facts = [node for _, node in usable]
     if job is not None:
         yield from _mounts(job, [engine for engine, _ in usable])
     if len(facts) > 1:
         yield from checks.alike(facts)
-    if job is not None and facts and not fleet.failed and len(facts) == len(job.nodes):
+    if job is not None and facts and not fleet.failed and len(facts) == len(job.machines):
         yield checks.master_port(job, facts[0])
         if job.runtime == "docker" and len(facts) > 1:
             yield from _between(job, fleet, facts)
@@ -107,7 +107,7 @@ def _mounts(job: Job, engines: Sequence[Engine]) -> Iterator[Check]:
 
 def _between(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Iterator[Check]:
     """Connections from node to node, tried for real; the addresses and interfaces that a run would use."""
-    addresses = [entry.address for entry in job.nodes]
+    addresses = [entry.address for entry in job.machines]
     try:
         probes = probe_master(fleet, facts, job.port, addresses[0])
     except LauncherError as error:

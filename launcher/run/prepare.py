@@ -62,8 +62,8 @@ def _plan(job: Job, facts: Sequence[NodeFacts], image: ImageFacts, rendezvous: R
 def choose_rendezvous(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Rendezvous:
     """Where the ranks will meet, proven to be reachable."""
     if job.runtime == "process":
-        return on_one_machine(len(job.nodes), job.port)
-    addresses = [entry.address for entry in job.nodes]
+        return on_one_machine(len(job.machines), job.port)
+    addresses = [entry.address for entry in job.machines]
     probes = probe_master(fleet, facts, job.port, addresses[0])
     return choose(facts, probes, job.port, addresses)
 

@@ -103,6 +103,11 @@ CASES = {
     "docker_2_nodes_torch_1_8": (job(2), [node(r, gpus=2) for r in range(2)], TORCH_1_8),
     "docker_2_nodes_torch_1_1": (job(2), [node(r, gpus=2) for r in range(2)], TORCH_1_1),
     "docker_2_nodes_command": (job(2, run={"command": ["./go.sh", "--x"]}), [node(0), node(1)], MODERN),
+    "docker_3_nodes_and_a_spare": (
+        job(3, min_nodes=3, spares=["gpu-3"], hang_timeout="15m"),
+        [node(r, gpus=1) for r in range(4)],
+        MODERN,
+    ),
     "docker_2_nodes_everything": (
         job(
             2,
@@ -130,6 +135,11 @@ def test_the_plan_equals_the_golden_file(name: str) -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(text)
     assert text == golden.read_text()
+
+
+def test_nodes_that_may_replace_one_another_have_as_many_workers() -> None:
+    with pytest.raises(PlanInvalid, match="unequal workers: gpu-0 1, gpu-1 1, gpu-2 2"):
+        planned(job(3, min_nodes=2), [node(0, gpus=1), node(1, gpus=1), node(2, gpus=2)])
 
 
 def test_process_runtime_on_one_machine() -> None:
