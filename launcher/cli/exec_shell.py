@@ -42,9 +42,7 @@ exec_ = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def _exec(
     ctx: typer.Context,
     run: options.Run = None,
-    node: Annotated[
-        str | None, typer.Option(help="In the container on this node; default: the master.", show_default=False)
-    ] = None,
+    node: Annotated[str | None, typer.Option(help="In the container on this node; default: the master.")] = None,
     nodes: options.Nodes = None,
     on: options.On = None,
     ssh_config: options.SshConfig = None,

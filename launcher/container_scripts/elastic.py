@@ -8,8 +8,9 @@ member is lost, or the program fails, this ends and the engine starts it again, 
 LAUNCHER_MEETING is the job's side of it, as JSON: order, size, least, lost_after, processes (workers a node) and
 addresses (`host:port` by node). LAUNCHER_MEETING_KEY signs every message. Beside this file, home/meeting.json keeps
 what the node has promised, and home/quiet is there while no output is expected of this node (entry.sh). The program
-finds LAUNCHER_GENERATION, LAUNCHER_WORLD, LAUNCHER_RANK (of nodes), LAUNCHER_MASTER and LAUNCHER_FULL_WORLD (workers of
-a world that lacks no node). Python 3.8 without packages.
+finds LAUNCHER_GENERATION, LAUNCHER_WORLD, LAUNCHER_RANK (of nodes), LAUNCHER_MASTER, LAUNCHER_FULL_WORLD (workers of a
+world that lacks no node) and LAUNCHER_GENERATION_OUTPUT (a folder for its metrics.jsonl and its curves in tensorboard/,
+which launchers join with those of the other generations). Python 3.8 without packages.
 """
 
 from __future__ import annotations
@@ -130,6 +131,7 @@ class Agent:
         order, lost_after = tuple(self._job["order"]), float(self._job["lost_after"])
         self._rules = meeting.Rules(order, self._job["size"], self._job["least"], lost_after)
         self._beat = min(1.0, lost_after / 15)
+        self._output = Path(os.environ["LAUNCHER_OUTPUT"])
         home = Path(__file__).resolve().parent / "home"
         home.mkdir(exist_ok=True)
         self._file, self._quiet = home / "meeting.json", home / "quiet"
@@ -193,12 +195,14 @@ class Agent:
             port = told.port if (told.phase, told.generation) == (meeting.RUNNING, me.generation) else 0
         if not port:
             return
-        self._say(self._world())
+        self._record_world()
         world, rank, processes = len(me.members), me.members.index(me.node), int(self._job["processes"])
         host = self._job["addresses"][first].rpartition(":")[0]
         env = dict(os.environ, LAUNCHER_GENERATION=str(me.generation), LAUNCHER_NODE_RANK=str(rank))
         env.update(LAUNCHER_WORLD=str(world), LAUNCHER_RANK=str(rank), LAUNCHER_MASTER=f"{host}:{port}")
-        env.update(LAUNCHER_FULL_WORLD=str(self._rules.size * processes))
+        own = self._output / "generations" / f"{me.generation:04}-{rank}"
+        own.mkdir(parents=True, exist_ok=True)
+        env.update(LAUNCHER_FULL_WORLD=str(self._rules.size * processes), LAUNCHER_GENERATION_OUTPUT=str(own))
         kind, *rest = self._argv
         if kind == "torchrun":
             shape = {"nnodes": world, "node_rank": rank, "nproc_per_node": processes, "master_addr": host}
@@ -213,12 +217,17 @@ class Agent:
         if rank == 0:
             self._quiet.unlink()
 
-    def _world(self) -> str:
+    def _record_world(self) -> None:
+        """For the log, and for launchers: where in this node's log the generation begins, and who takes part."""
         me, size = self._me, self._rules.size
         lost = ", ".join(node for node in self._rules.order[:size] if node not in me.members)
         when = time.strftime("%H:%M", time.gmtime(self._interrupted or time.time()))
         world = f"rank 0 is now on {me.members[0]}, world {len(me.members)} of {size}"
-        return f"generation {me.generation}: {world}" + (f": {lost} lost at {when} UTC" if lost else "")
+        world += f": {lost} lost at {when} UTC" if lost else ""
+        log, attempts = (self._output / name for name in (f"logs/{me.node}.log", f"state/{me.node}.attempts"))
+        with contextlib.suppress(OSError), attempts.open("a") as file:
+            file.write(f"generation {me.generation} {log.stat().st_size} {','.join(me.members)} {world}\n")
+        self._say(f"generation {me.generation}: {world}")
 
     def _say_what_it_waits_for(self, view: Mapping[str, meeting.Heard]) -> None:
         heard = [view[node].state for node in self._me.hears]

@@ -15,6 +15,7 @@ from typing import Any
 from launcher.errors import LauncherError, RunUnknown
 from launcher.model import checked
 from launcher.model.plan import Plan, RunId, is_run_id, plain
+from launcher.node.cache import write_atomic
 from launcher.records.masking import Masker
 from launcher.records.paths import RUNS, RunPaths
 
@@ -115,6 +116,11 @@ class Record:
         found = read_json(self.paths.result)
         return found if found and isinstance(found.get("state"), str) and found["state"] != "lost" else None
 
+    @property
+    def taken_down(self) -> bool:
+        """Whether `down` has ended it, if not on every node."""
+        return any(line.get("event") == "down" for line in read_json_lines(self.paths.events))
+
     def nodes(self) -> tuple[NodeOfRun, ...]:
         """By rank; () where the plan is not as we write it."""
         try:
@@ -192,13 +198,6 @@ def resolve(text: str | None, known: list[RunId], where: str) -> RunId:
     if fitting:
         raise RunUnknown(text, f"fits {len(fitting)} runs: " + ", ".join(fitting[-5:]), "type more of the id")
     raise RunUnknown(text, f"no such run in {where}", "`launcher runs` lists them; or name its nodes: --nodes a,b")
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Whole or not at all: a reader never sees half a file."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(data)
-    temporary.replace(path)
 
 
 def _node_to_json(node: NodeOfRun) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def node(rank: int, *, gpus: int = 0, **changes: Any) -> NodeFacts:
         listening=(22,),
         gpus=tuple(Gpu(i, f"GPU-{rank}{i}", "Tesla T4", 15360, "535.54") for i in range(gpus)),
         infiniband=False,
-        engine=EngineFacts("e", "27.0", False, ("runc", "nvidia"), (), "/var/lib/docker", 1 << 40, ()),
+        engine=EngineFacts("e", "27.0", False, ("runc", "nvidia"), (), "/var/lib/docker", 1 << 40),
         ulimits=(("memlock", -1), ("stack", 67108864)),
     )
     return dataclasses.replace(facts, **changes)
@@ -259,7 +259,7 @@ def test_a_port_in_use_on_the_master_is_reported_before_anything_starts() -> Non
 
 
 def test_gpus_without_a_container_toolkit_are_refused_with_a_fix() -> None:
-    engine = EngineFacts("e", "27", False, ("runc",), (), "/var/lib/docker", 1, ())
+    engine = EngineFacts("e", "27", False, ("runc",), (), "/var/lib/docker", 1)
     with pytest.raises(NodeUnfit, match="nvidia-ctk"):
         planned(job(1), [node(0, gpus=1, engine=engine)])
     with pytest.raises(NodeUnfit, match="podman's Docker API"):
@@ -277,14 +277,14 @@ def test_gpus_without_a_container_toolkit_are_refused_with_a_fix() -> None:
     ],
 )
 def test_an_engine_that_cannot_run_the_job_is_refused(kind: str, version: str, restarts: int, words: str) -> None:
-    nodes = [node(0), node(1, engine=EngineFacts("e", version, False, (), (), "/x", 1 << 40, (), kind))]
+    nodes = [node(0), node(1, engine=EngineFacts("e", version, False, (), (), "/x", 1 << 40, kind))]
     with pytest.raises(NodeUnfit, match=words) if words else contextlib.nullcontext() as caught:
         planned(job(2, restarts=restarts), nodes)
     assert not caught or "gpu-1" in str(caught.value)
 
 
 def test_containers_of_a_rootless_engine_run_as_root() -> None:
-    engine = EngineFacts("e", "27", True, ("runc",), (), "/x", 1, ())
+    engine = EngineFacts("e", "27", True, ("runc",), (), "/x", 1)
     assert planned(job(1), [node(0, engine=engine)]).master.container.user == "0:0"
 
 
