@@ -199,9 +199,10 @@ def test_a_suspended_rank_is_reported_when_the_program_is_stopped(box: Box) -> N
 
 UNHEARD = ">/dev/null 2>&1"  # it does not hold the log open, for whose end the script waits
 LOGGED = "echo 1 >>$LAUNCHER_OUTPUT/logs/rank-3.log;"
+RUNS = f"{LOGGED} RANK=3 sleep 15 {UNHEARD} &"
 
 
-@pytest.mark.parametrize(("rank", "left"), [(f"{LOGGED} RANK=3 sleep 15 {UNHEARD} &", False), (LOGGED, True), ("true", False)])
+@pytest.mark.parametrize(("rank", "left"), [(RUNS, False), (LOGGED, True), ("true", False)])
 def test_it_is_noted_when_a_program_was_stopped_whose_ranks_had_ended(box: Box, rank: str, left: bool) -> None:
     process = box.start("/bin/sh", "-c", f"{rank}\necho ready; exec sleep 60", env={"LAUNCHER_RUN": box.root.name})
     box.until(b"ready")
