@@ -47,7 +47,9 @@ def in_time(greeted: list[float], answered: list[float], round_trip: list[float]
 
 
 def test_every_connection_and_every_answer_takes_a_round_trip() -> None:
-    greeted, answered, round_trip = [], [], []
+    greeted: list[float] = []
+    answered: list[float] = []
+    round_trip: list[float] = []
     with echo_server(b"hello") as target, delayed_ports([target], SECONDS) as [port]:
         # A busy machine adds delay, but less than one more trip in all of so many attempts; nothing arrives early.
         while not round_trip or (len(round_trip) < 50 and not in_time(greeted, answered, round_trip)):
