@@ -14,6 +14,9 @@ __all__ = ["bed", "clean_bed"]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# The programs that tests start, again and again, find their byte code.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # On a busy machine an example may take seconds.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")

@@ -87,8 +87,8 @@ def inked_columns(picture: Path, box: dict[str, float]) -> float:
     return inked / chart.width
 
 
-def servers() -> set[str]:
-    """Process ids of TensorBoard servers on this machine."""
+def servers(folder: Path) -> set[str]:
+    """Process ids of TensorBoard servers with this temporary folder."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -96,7 +96,7 @@ def servers() -> set[str]:
                 line = (entry / "cmdline").read_bytes()
             except OSError:
                 continue  # it has just ended
-            if b"tensorboard.main" in line and b"launcher-tensorboard-" in line:
+            if b"tensorboard.main" in line and f"{folder}/launcher-tensorboard-".encode() in line:
                 found.add(entry.name)
     return found
 
@@ -166,13 +166,12 @@ def test_the_page_shows_the_loss_and_accuracy_curves_of_a_run(bed_cli: Cli, chro
 def test_tensorboard_ends_on_request_and_leaves_no_server(cli: Cli, way: signal.Signals, tmp_path: Path) -> None:
     """A run on this machine is enough; no bed is needed."""
     cli("up", cli.job("here", runtime="process", nodes=["local"], run={"command": ["true"]}))
-    before = servers()
     with served(Cli(cli.cwd, {**cli.env, "TMPDIR": str(tmp_path)})) as (process, address):
-        assert len(servers() - before) == 1
+        assert len(servers(tmp_path)) == 1
         with urllib.request.urlopen(address, timeout=20) as answer:
             assert answer.status == 200
         process.send_signal(way)
         out, err = process.communicate(timeout=20)
         assert (process.returncode, out, err) == (0, "", "")
-    assert servers() <= before
+    assert not servers(tmp_path)
     assert not list(tmp_path.glob("launcher-tensorboard-*"))
