@@ -159,9 +159,7 @@ class Screen(Reporter):
         elif isinstance(message, messages.NodeRestarted):
             self._write(self._held.flush())  # the run did not end by it
             self.log(f"{message.node}: started again (restart {message.restarts}; before: {message.why})")
-        elif isinstance(
-            message, messages.RankZeroMoved
-        ):  # what nodes failed by is over; its first line of output says it
+        elif isinstance(message, messages.RankZeroMoved):  # what nodes failed by is over
             self._held.failing = False
             self._write(self._held.flush())
         elif isinstance(message, messages.NodeBack):

@@ -12,8 +12,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from launcher.node.cache import write_atomic
 from launcher.records.paths import GENERATIONS, RunPaths
-from launcher.records.store import parse_object, write_atomic
+from launcher.records.store import parse_object
 
 Position = tuple[int, int]  # a step; and 1: of the validation after it
 FOLDER = re.compile(r"(\d{1,9})-(\d{1,9})")  # generation, node rank in it
