@@ -40,8 +40,7 @@ def bed_of(nodes: int) -> Iterator[Bed]:
         bed = Bed.attach(settings)
         if len(bed.nodes) < nodes:
             raise SystemExit(f"{settings.name} has {len(bed.nodes)} nodes: python -m tests.bed up -n {nodes}")
-        for node in bed.nodes:
-            bed.sweep(node)
+        bed.sweep()
         yield bed
 
 

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tests.bed import cluster
 from tests.bed.settings import SITE_PACKAGES_IN_NODE, TRAINER, VENV_IN_NODE, Settings
-from tests.bed.shell import CommandFailed, output, run
+from tests.bed.shell import output, run
 from tests.bed.sshfiles import SshFiles
 
 LAUNCHER_LABEL = "launcher."
 # The processes of an idle node; all others were left over by a test.
 AT_REST = re.compile(
-    r"/sbin/docker-init --|sleep infinity$|dockerd --|containerd --config|sshd: .*\[listener\]|ps -eo|.*<defunct>"
+    r"/sbin/docker-init --|sleep infinity$|dockerd --|containerd --config|sshd: .*\[listener\]|.*<defunct>"
 )
+# Everything on a node, a line `KIND ENTRY` each; `shell PID` is the script's own. In one command, as tests ask often.
+_LOOK = """
+set -e
+docker ps -a --format 'container {{.Names}} {{.State}} {{.Labels}}'
+docker network ls --filter type=custom --format 'network {{.Name}}'
+docker volume ls --format 'volume {{.Name}}'
+find /dev/shm /tmp /var/tmp -mindepth 1 -printf 'file %p\\n' 2>/dev/null || true
+for path in /root/.launcher/* /home/*/.launcher/*; do [ ! -e "$path" ] || echo "home $path"; done
+echo "shell $$"
+ps -eo pid=,ppid=,user=,args= | sed 's/^/process /'
+"""
+# Whatever still ends by itself meanwhile may make a removal fail, so it is tried again.
+_SWEEP = f"""
+set -e
+timeout 60 sh -c 'while ids=$(docker ps -aq) && [ -n "$ids" ]; do docker rm -f -v $ids || sleep 0.2; done'
+docker network prune -f
+docker volume prune -f
+pkill -u {TRAINER} || true
+clear() {{ find /dev/shm /tmp /var/tmp -mindepth 1 -delete && rm -rf /root/.launcher /home/*/.launcher; }}
+clear || {{ sleep 0.5; clear; }}
+"""
 
 
 @dataclass(frozen=True)
@@ -132,67 +152,48 @@ class Bed:
 
     def leftovers(self, node: Node) -> Leftovers:
         """Everything on the node that an idle node does not have."""
-        containers = [
-            f"{item['Name'].lstrip('/')} {item['State']['Status']}"
-            for item in self._inspect(node)
-            if any(label.startswith(LAUNCHER_LABEL) for label in item["Config"]["Labels"] or {})
-        ]
-        networks = self.docker(node, "network", "ls", "--filter", "type=custom", "--format", "{{.Name}}").splitlines()
-        volumes = self.docker(node, "volume", "ls", "-q").splitlines()
-        script = (
-            "find /dev/shm /tmp /var/tmp -mindepth 1; ls -d /root/.launcher/* /home/*/.launcher/* 2>/dev/null || true"
-        )
-        found = self.sh(node, script)
-        paths = found.splitlines()
+        seen: dict[str, list[str]] = {}
+        for line in self.sh(node, _LOOK).splitlines():
+            kind, _, entry = line.partition(" ")
+            seen.setdefault(kind, []).append(entry)
+        containers = [entry.split(" ", 2) for entry in seen.get("container", [])]
+        files, [shell] = seen.get("file", []), seen["shell"]
+        processes = [entry.split(None, 3) for entry in seen["process"]]
         return Leftovers(
-            containers=tuple(containers),
-            networks=tuple(networks),
-            volumes=tuple(volumes),
-            processes=tuple(self._processes(node)),
-            shm=tuple(path for path in paths if path.startswith("/dev/shm/")),
-            tmp=tuple(path for path in paths if path.startswith(("/tmp/", "/var/tmp/"))),
-            home=tuple(path for path in paths if "/.launcher/" in path),
+            containers=tuple(
+                f"{name} {state}"
+                for name, state, labels in containers
+                if any(label.startswith(LAUNCHER_LABEL) for label in labels.split(","))
+            ),
+            networks=tuple(seen.get("network", [])),
+            volumes=tuple(seen.get("volume", [])),
+            processes=tuple(
+                f"{pid} {user} {argv}"
+                for pid, parent, user, argv in processes
+                if shell not in (pid, parent) and not AT_REST.match(argv)
+            ),
+            shm=tuple(path for path in files if path.startswith("/dev/shm/")),
+            tmp=tuple(path for path in files if path.startswith(("/tmp/", "/var/tmp/"))),
+            home=tuple(seen.get("home", [])),
         )
 
-    def wait_clean(self, nodes: Sequence[Node] | None = None, timeout: float = 5, *, home: bool = False) -> list[str]:
+    def wait_clean(self, nodes: Sequence[Node] | None = None, timeout: float = 60, *, home: bool = False) -> list[str]:
         """Waits until nothing is left over on the nodes; returns what still is after `timeout` seconds.
 
         Lines have the form `alias: kind: entry`. An ssh session ends a moment after its client, hence the wait.
         """
         deadline = time.monotonic() + timeout
+        asked = nodes or self.nodes
         while True:
-            lines = [
-                f"{node.alias}: {line}"
-                for node in nodes or self.nodes
-                for line in self.leftovers(node).lines(home=home)
-            ]
+            with ThreadPoolExecutor(len(asked)) as pool:
+                found = [left.lines(home=home) for left in pool.map(self.leftovers, asked)]
+            lines = [f"{node.alias}: {line}" for node, left in zip(asked, found, strict=True) for line in left]
             if not lines or time.monotonic() > deadline:
                 return lines
             time.sleep(0.2)
 
-    def sweep(self, node: Node) -> None:
-        """Removes all containers, volumes, files and processes that an idle node does not have."""
-        script = [
-            "docker ps -aq | xargs -r docker rm -f -v",
-            "docker network prune -f",
-            "docker volume prune -f",
-            "find /dev/shm /tmp /var/tmp -mindepth 1 -delete",
-            "rm -rf /root/.launcher /home/*/.launcher",
-            f"pkill -u {TRAINER} || true",
-        ]
-        self.sh(node, "\n".join(["set -e", *script]))
-
-    def _inspect(self, node: Node) -> list[Any]:
-        for _ in range(3):  # a container may be removed between list and inspect
-            ids = self.docker(node, "ps", "-aq", "--no-trunc").split()
-            if not ids:
-                return []
-            done = self.run(node, "docker", "container", "inspect", *ids, check=False)
-            if done.returncode == 0:
-                return list(json.loads(done.stdout))
-        raise CommandFailed(f"{node.alias}: containers come and go too fast to be listed: {done.stderr.strip()}")
-
-    def _processes(self, node: Node) -> list[str]:
-        listed = self.run(node, "ps", "-eo", "pid=,user=,args=").stdout.splitlines()
-        fields = [line.split(None, 2) for line in listed]
-        return [f"{pid} {user} {args}" for pid, user, args in fields if not AT_REST.match(args)]
+    def sweep(self, *nodes: Node) -> None:
+        """Removes all containers, volumes, files and processes of these nodes (all) that an idle node does not have."""
+        asked = nodes or self.nodes
+        with ThreadPoolExecutor(len(asked)) as pool:
+            list(pool.map(lambda node: self.sh(node, _SWEEP), asked))

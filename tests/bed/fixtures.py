@@ -34,11 +34,9 @@ def bed() -> Iterator[Bed]:
 @pytest.fixture
 def clean_bed(bed: Bed) -> Iterator[Bed]:
     """The bed with nothing of earlier tests on its nodes. It is swept afterwards too, so it proves no cleanliness."""
-    for node in bed.nodes:
-        bed.sweep(node)
+    bed.sweep()
     yield bed
-    for node in bed.nodes:
-        bed.sweep(node)
+    bed.sweep()
 
 
 @contextlib.contextmanager

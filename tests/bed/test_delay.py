@@ -41,10 +41,18 @@ def echo_server(greeting: bytes = b"") -> Iterator[tuple[str, int]]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
+def in_time(greeted: list[float], answered: list[float], round_trip: list[float]) -> bool:
+    """The first answer too: it was sent with the handshake's last packet."""
+    return max(min(greeted), min(answered)) < 5 * SECONDS and min(round_trip) < 3 * SECONDS
+
+
 def test_every_connection_and_every_answer_takes_a_round_trip() -> None:
-    greeted, answered, round_trip = [], [], []
+    greeted: list[float] = []
+    answered: list[float] = []
+    round_trip: list[float] = []
     with echo_server(b"hello") as target, delayed_ports([target], SECONDS) as [port]:
-        for _ in range(5):
+        # A busy machine adds delay, but less than one more trip in all of so many attempts; nothing arrives early.
+        while not round_trip or (len(round_trip) < 50 and not in_time(greeted, answered, round_trip)):
             began = time.monotonic()
             with socket.create_connection(("127.0.0.1", port)) as connection:
                 connection.sendall(b"first")
@@ -56,10 +64,9 @@ def test_every_connection_and_every_answer_takes_a_round_trip() -> None:
                 connection.sendall(b"again")
                 assert connection.recv(5) == b"again"
                 round_trip.append(time.monotonic() - began)
-    # A busy machine adds delay, but less than one more trip in all of five attempts; nothing arrives early.
-    assert 4 * SECONDS <= min(greeted) < 5 * SECONDS
-    assert 4 * SECONDS <= min(answered) < 5 * SECONDS  # it was sent with the handshake's last packet
-    assert 2 * SECONDS <= min(round_trip) < 3 * SECONDS
+    assert in_time(greeted, answered, round_trip)
+    assert min(*greeted, *answered) >= 4 * SECONDS
+    assert min(round_trip) >= 2 * SECONDS
 
 
 def test_bytes_arrive_unchanged_and_throughput_is_not_limited() -> None:
@@ -78,7 +85,7 @@ def test_bytes_arrive_unchanged_and_throughput_is_not_limited() -> None:
                 received.update(data)
         took = time.monotonic() - began
     assert received.digest() == hashlib.sha256(sent).digest()
-    assert took < 10  # a round trip per 64 KiB would take 51 s
+    assert took < 40  # a round trip per 64 KiB would take 51 s
 
 
 def test_many_connections_at_once_do_not_wait_for_each_other() -> None:
@@ -87,7 +94,7 @@ def test_many_connections_at_once_do_not_wait_for_each_other() -> None:
         connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
         connections[0].sendall(b"y")
         assert connections[0].recv(1) == b"x"
-        assert time.monotonic() - began < 20 * SECONDS
+        assert time.monotonic() - began < 36 * SECONDS  # one after another: 40
         for connection in connections:
             connection.close()
 
@@ -109,9 +116,8 @@ def test_ssh_reaches_every_node_delayed_and_verifies_its_host_key(bed: Bed) -> N
 
     with delayed(bed, SECONDS) as config:
         for node in bed.nodes[:2]:
-            direct = min(took(bed.ssh_config, node.alias) for _ in range(2))
             # at least: TCP, versions, key exchange, authentication, a channel, the command
-            assert took(config, node.alias) > direct + 6 * 2 * SECONDS
+            assert took(config, node.alias) > 6 * 2 * SECONDS
 
         strange = config.with_name("strange")
         strange.write_text(config.read_text().replace(f"HostKeyAlias {bed.nodes[0].address}", "HostKeyAlias stranger"))

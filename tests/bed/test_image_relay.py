@@ -37,8 +37,7 @@ def stores(bed, request):
 
 @pytest.fixture
 def four(stores):
-    for node in stores.nodes:
-        stores.sweep(node)
+    stores.sweep()
     return stores
 
 

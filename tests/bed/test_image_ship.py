@@ -5,7 +5,6 @@ import os
 import subprocess
 import tarfile
 import threading
-import time
 import uuid
 
 import pytest
@@ -90,9 +89,7 @@ def test_only_missing_layers_are_sent_and_all_nodes_get_the_same_image(clean_bed
     for sent in done.shipped.values():
         assert 25 * MIB < sent <= 25 * MIB * 1.02  # Debian's 145 MB are already there
 
-    began = time.monotonic()
     again = provide(name, ImageLocations(engines, local, Log()))
-    assert time.monotonic() - began < 1
     assert again.shipped == {}
 
 

@@ -17,7 +17,7 @@ from tests.bed.fixtures import with_image_store
 from tests.e2e.cli import Cli
 
 pytestmark = pytest.mark.bed
-NAME = "launcher-test-stores:1"
+NAME, OTHER = "launcher-test-stores:1", "launcher-test-stores:other"
 
 
 class Log(list):
@@ -25,14 +25,19 @@ class Log(list):
         self.append(line)
 
 
+@pytest.fixture(scope="module")
+def stores(bed):
+    with with_image_store(bed, bed.nodes[1:2], "containerd"):
+        yield
+
+
 @pytest.fixture
-def mixed(clean_bed):
+def mixed(clean_bed, stores):
     """node1 with a classic store, node2 with containerd's."""
-    with with_image_store(clean_bed, clean_bed.nodes[1:2], "containerd"):
-        yield clean_bed
+    yield clean_bed
     subprocess.run(["docker", "image", "rm", "-f", NAME], capture_output=True, check=False)
     for node in clean_bed.nodes[:2]:
-        clean_bed.run(node, "docker", "image", "rm", "-f", NAME, check=False)
+        clean_bed.run(node, "docker", "image", "rm", "-f", NAME, OTHER, check=False)
 
 
 @pytest.fixture
@@ -92,21 +97,20 @@ def test_one_more_package_sends_only_its_layer(mixed, image):
 
 def test_another_configuration_is_another_image(mixed, image, tmp_path):
     """The same layers with a different environment are a different image in every store."""
-    other = "launcher-test-stores:other"
     text = f"FROM {image}\nENV A=c\n"
-    argv = ["docker", "build", "-q", "-t", other, "-"]
+    argv = ["docker", "build", "-q", "-t", OTHER, "-"]
     subprocess.run(
         argv, input=text.encode(), env={**os.environ, "DOCKER_BUILDKIT": "0"}, check=True, capture_output=True
     )
     with connect(hosts(mixed, 1), ssh_config=mixed.ssh_config) as fleet, caller_engine() as local:
         try:
-            provide(other, ImageLocations(fleet.engines, local, Log()))
+            provide(OTHER, ImageLocations(fleet.engines, local, Log()))
             theirs, [node] = local.images.inspect(image), fleet.engines
-            assert not same_image(node.images.inspect(other), theirs)
-            assert same_image(node.images.inspect(other), local.images.inspect(other))
+            assert not same_image(node.images.inspect(OTHER), theirs)
+            assert same_image(node.images.inspect(OTHER), local.images.inspect(OTHER))
             assert list(provide(image, ImageLocations(fleet.engines, local, Log())).shipped) == ["node2"]
         finally:
-            local.images.remove(other)
+            local.images.remove(OTHER)
 
 
 def test_from_a_containerd_store_to_a_classic_one(mixed, image):

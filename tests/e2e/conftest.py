@@ -35,8 +35,6 @@ def scene(request: pytest.FixtureRequest, cli: Cli, bed: Bed) -> Iterator[Scene]
         cluster.up(bed.settings, count)
         bed = Bed.attach(bed.settings)
     nodes = bed.nodes[:count]
-    for node in nodes:
-        bed.sweep(node)
+    bed.sweep(*nodes)
     yield Scene(Cli(cli.cwd, {**cli.env, "LAUNCHER_SSH_CONFIG": str(bed.ssh_config)}), bed, nodes)
-    for node in nodes:
-        bed.sweep(node)
+    bed.sweep(*nodes)

@@ -60,7 +60,7 @@ class Person:
         while self._look():
             assert time.monotonic() < deadline, f"the launcher did not exit:\n{self.seen}"
         os.close(self._screen)
-        return self.process.wait(timeout=10)
+        return self.process.wait(timeout=60)
 
     def kill(self) -> None:
         """Sends SIGKILL, as the OOM killer does."""

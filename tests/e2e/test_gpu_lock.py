@@ -11,7 +11,7 @@ import pytest
 from tests.bed import faults
 from tests.bed.bed import Bed
 from tests.e2e.cli import Cli, bed_job
-from tests.e2e.drill import Drill
+from tests.e2e.drill import Drill, output_folder
 
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
 
@@ -22,8 +22,10 @@ def gpus(bed: Bed) -> Iterator[list[str]]:
         yield uuids
 
 
-def job(cli: Cli, name: str, seconds: float, gpus: object = "all", **keys: object) -> object:
-    command = ["sh", "-c", f"echo begins; sleep {seconds}; echo ends"]
+def job(cli: Cli, name: str, seconds: int, gpus: object = "all", **keys: object) -> object:
+    """Runs for some seconds, or until there is a file `enough` in its output folder."""
+    waits = f"i=0; while [ $i -lt {seconds * 5} ] && [ ! -e /output/enough ]; do sleep 0.2; i=$((i+1)); done"
+    command = ["sh", "-c", f"echo begins; {waits}; echo ends"]
     return cli.job(name, **bed_job(nodes=["node1"], gpus=gpus, run={"command": command}, **keys))
 
 
@@ -42,9 +44,11 @@ def test_a_gpu_in_use_is_refused_naming_its_run_and_owner(bed_cli: Cli, bed: Bed
 
 
 def test_wait_waits_and_an_ended_run_holds_no_gpu(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
-    bed_cli("up", "-d", job(bed_cli, "before", 20))
+    bed_cli("up", "-d", job(bed_cli, "before", 600))
+    enough = output_folder(bed_cli) / "enough"
     drill = Drill.follow(bed_cli, "up", "--wait", job(bed_cli, "after", 1), "--set", "port=29501")
     waited = drill.sees("waiting: node node1: GPU .* is in use by the run before-")
+    bed.sh(bed.nodes[0], f"touch {enough}")
     began = drill.sees("^begins$")
     drill.end(0)
     print(f"waited {began - waited:.1f} s for a run that was not taken down")

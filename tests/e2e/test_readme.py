@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.cli.main import COMMANDS
+from launcher.cli.main import COMMANDS, main
 from launcher.errors import LauncherError
 from tests.e2e.cli import ROOT, Cli
 
@@ -52,11 +51,16 @@ def test_an_example_runs_unmodified(script: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda path: path.name)
-def test_every_job_can_be_planned_from_the_root(job: Path) -> None:
-    done = shell(f"launcher plan {shlex.quote(str(job.relative_to(ROOT)))} --offline", ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    name = yaml.safe_load(job.read_text(encoding="utf-8"))["name"]
-    assert name in done.stdout
+def test_every_job_can_be_planned_from_the_root(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["launcher", "plan", str(job.relative_to(ROOT)), "--offline"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    assert ended.value.code == 0, out + err
+    assert yaml.safe_load(job.read_text(encoding="utf-8"))["name"] in out
 
 
 def test_the_readme_names_jobs_that_exist_and_shows_imagenet_as_it_is() -> None:
@@ -96,7 +100,7 @@ def test_the_two_commands_install_what_the_project_declares() -> None:
     """The commands themselves are run by hand and by CI, since each installs some gigabytes."""
     lines = [line for _, kind, body in FENCE.findall(README) if kind == "sh" for line in body.splitlines()]
     jobs = [line for line in lines if line.endswith(".venv/bin/launcher up jobs/quickstart.yaml")]
-    tests = [line for line in lines if line.endswith(".venv/bin/python -m pytest")]
+    tests = [line for line in lines if line.endswith(".venv/bin/python -m pytest -n 2")]
     assert len(jobs) == len(tests) == 1
     for line in (*jobs, *tests):
         assert line.startswith("python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e ")

@@ -65,7 +65,9 @@ def checkpoint(project: Path, run: Path) -> dict[str, torch.Tensor]:
     return model
 
 
-def test_two_ranks_are_bitwise_equal_and_equal_one_rank_and_validate_every_image_once(bed_cli: Cli, bed: Bed) -> None:
+def test_two_ranks_are_bitwise_equal_and_equal_one_rank_and_all_that_they_write_is_collected(
+    bed_cli: Cli, bed: Bed
+) -> None:
     digits(bed_cli.cwd, train=90, val=101)
     two = bed_cli("up", bed_cli.job("two", **train_job(batch_size=8)))
     run_two = bed_cli.runs()[-1]
@@ -79,7 +81,18 @@ def test_two_ranks_are_bitwise_equal_and_equal_one_rank_and_validate_every_image
     assert "Epoch: [2]" in two.stdout
 
     epochs = [json.loads(line) for line in (run_two / "metrics.jsonl").read_text().splitlines()]
-    assert [line["val"]["images"] for line in epochs if line["kind"] == "epoch"] == [101, 101]
+    assert [line["val"]["images"] for line in epochs if line["kind"] == "epoch"] == [101, 101]  # every image once
+
+    files = {path.name for path in run_two.iterdir()}
+    assert {"job.yaml", "plan.json", "code.tar.gz", "events.jsonl", "metrics.jsonl", "result.json"} <= files
+    assert list((run_two / "tensorboard").rglob("*.tfevents.*"))
+    assert (run_two / "logs" / "node1.log").stat().st_size > 0
+    assert (run_two / "logs" / "node2.log").exists()
+    assert bed_cli.result()["state"] == "done"
+    assert bed_cli.result()["last"]["val"]["images"] == 101
+    # files on the nodes belong to the ssh user, not to root
+    owners = bed.sh(bed.nodes[0], "find /home/trainer/.launcher -printf '%u\\n' | sort -u").split()
+    assert owners == ["trainer"]
 
     bed_cli("fetch", "two", "--checkpoints")
     bed_cli("up", bed_cli.job("one", **train_job(batch_size=16)), "--nodes", "node1")
@@ -90,23 +103,6 @@ def test_two_ranks_are_bitwise_equal_and_equal_one_rank_and_validate_every_image
         assert torch.allclose(value, both[name], rtol=0, atol=1e-10), (
             f"{name} differs by {(value - both[name]).abs().max()}"
         )
-
-
-def test_curves_and_logs_are_collected_when_the_run_ends(bed_cli: Cli, bed: Bed) -> None:
-    digits(bed_cli.cwd, train=60, val=31)
-    bed_cli("up", bed_cli.job("curves", **train_job(batch_size=8, epochs=1)))
-    run = bed_cli.runs()[-1]
-    assert {"job.yaml", "plan.json", "code.tar.gz", "events.jsonl", "metrics.jsonl", "result.json"} <= {
-        path.name for path in run.iterdir()
-    }
-    assert list((run / "tensorboard").rglob("*.tfevents.*"))
-    assert (run / "logs" / "node1.log").stat().st_size > 0
-    assert (run / "logs" / "node2.log").exists()
-    assert bed_cli.result()["state"] == "done"
-    assert bed_cli.result()["last"]["val"]["images"] == 31
-    # files on the nodes belong to the ssh user, not to root
-    owners = bed.sh(bed.nodes[0], "find /home/trainer/.launcher -printf '%u\\n' | sort -u").split()
-    assert owners == ["trainer"]
 
 
 def test_a_script_unaware_of_the_launcher_runs_unchanged(bed_cli: Cli) -> None:

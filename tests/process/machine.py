@@ -61,7 +61,7 @@ class Machine:
         log = self.output / "logs" / f"local-{rank}.log"
         return log.read_text() if log.exists() else ""
 
-    def until(self, condition: Callable[[], object], seconds: float = 20) -> None:
+    def until(self, condition: Callable[[], object], seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"timed out after {seconds} s; the log: {self.log()}"

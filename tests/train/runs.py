@@ -16,21 +16,22 @@ from typing import Any
 
 import torch
 
+from tests.train.forks import Forked
+
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "jobs" / "data" / "digits.tar"
+Process = subprocess.Popen[str] | Forked
 SECONDS = 300  # time limit of a run; runs take a few seconds, ten times longer on a busy machine
 
 
-STARTED: list[
-    subprocess.Popen[str]
-] = []  # by `start`; tests/train/conftest.py ends those that a failed test leaves behind
+STARTED: list[Process] = []  # tests/train/conftest.py ends those that a failed test leaves behind
 
 
 @dataclass
 class Rank:
     """One process and its output so far."""
 
-    process: subprocess.Popen[str]
+    process: Process
     output: Path
     lines: list[str] = field(default_factory=list)
     _arrived: threading.Condition = field(default_factory=threading.Condition)
@@ -106,14 +107,19 @@ def start(
             "LAUNCHER_OUTPUT": str(output / str(rank)),
             **(env or {}),
         }
-        process = subprocess.Popen(
-            [sys.executable, *program, *map(str, args)],
-            cwd=ROOT,
-            env=variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        process: Process
+        argv = [*program, *map(str, args)]
+        if program[0] != "-c":
+            process = Forked(argv, ROOT, variables)
+        else:
+            process = subprocess.Popen(
+                [sys.executable, *argv],
+                cwd=ROOT,
+                env=variables,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
         STARTED.append(process)
         ranks.append(Rank(process, output / str(rank)))
         threading.Thread(target=ranks[-1].read, daemon=True).start()
@@ -135,11 +141,12 @@ def run(
     world: int,
     *args: object,
     seconds: float = SECONDS,
+    program: tuple[str, ...] = ("-m", "train"),
     nodes: int = 1,
     env: Mapping[str, str] | None = None,
 ) -> list[Rank]:
     """Starts and waits; every rank must exit with 0."""
-    ranks = start(output, world, *args, nodes=nodes, env=env)
+    ranks = start(output, world, *args, program=program, nodes=nodes, env=env)
     codes = finish(ranks, seconds)
     assert codes == [0] * world, "\n\n".join(rank.text for rank in ranks)
     return ranks

@@ -13,6 +13,7 @@ OPTIONS = (
     "--arch smallcnn --image-size 16 --val-resize 16 --augment none --workers 1 --device cpu --parallel dual_batch"
 )
 COMMON = [*OPTIONS.split(), "--schedule", "multistep", "--warmup", "0", "--lr", "0.1", "--lr-scaling", "none"]
+UNGUARDED = ("tests/train/unguarded.py",)  # where no worker dies
 COSTS = ["--dual-a", "0.001", "--dual-b", "0.02", "--dual-ratio", "1.1"]
 
 
@@ -24,7 +25,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("merge", ["asp", "bsp", "ssp"])
 def test_every_round_is_finished_and_recorded(data: Path, tmp_path: Path, merge: str) -> None:
     options = ["--data", data, "--epochs", 3, "--batch-size", 50, "--dual-small", 1, "--dual-merge", merge, *COSTS]
-    first = run(tmp_path, 3, *COMMON, *options)[0]
+    first = run(tmp_path, 3, *COMMON, *options, program=UNGUARDED)[0]
     end, start_facts = first.metrics("end")[0], first.metrics("start")[0]
     assert (end["granted"], end["finished"], end["lost"]) == (6, 6, [])
     epochs = first.metrics("epoch")  # a round may end while the previous one is being validated
@@ -39,7 +40,7 @@ def test_every_round_is_finished_and_recorded(data: Path, tmp_path: Path, merge:
         "factor": 90 / 110,
     }
     assert start_facts["devices"] == 2
-    again = run(tmp_path, 3, *COMMON, *options[:3], 4, *options[4:])[0]
+    again = run(tmp_path, 3, *COMMON, *options[:3], 4, *options[4:], program=UNGUARDED)[0]
     assert "resumed" in again.text
     assert again.metrics("epoch")[-1]["epoch"] == 4
 
@@ -47,7 +48,7 @@ def test_every_round_is_finished_and_recorded(data: Path, tmp_path: Path, merge:
 def test_image_sizes_change_with_the_rounds(data: Path, tmp_path: Path) -> None:
     """The follow-up's cycle of image sizes, with its merge: 16, 24 and 16 pixels."""
     options = ["--data", data, "--epochs", 3, "--batch-size", 50, "--phases", "16@0", "24@0.33", "16@0.66"]
-    first = run(tmp_path, 2, *COMMON, *options, "--dual-variant", "follow_up")[0]
+    first = run(tmp_path, 2, *COMMON, *options, "--dual-variant", "follow_up", program=UNGUARDED)[0]
     assert first.metrics("end")[0]["finished"] == 3
     assert first.metrics("start")[0]["config"]["phases"] == ["16@0", "24@0.33", "16@0.66"]
 

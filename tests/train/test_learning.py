@@ -22,7 +22,8 @@ OPTIONS = (
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rank, float]:
     """Rank 0, and the CPU seconds of both ranks."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    rank = run(tmp_path_factory.mktemp("digits"), 2, "--data", DIGITS, *OPTIONS.split())[0]
+    program = ("-c", "from train.__main__ import leave, main; leave(main())")  # children of this process
+    rank = run(tmp_path_factory.mktemp("digits"), 2, "--data", DIGITS, *OPTIONS.split(), program=program)[0]
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return rank, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -36,7 +37,7 @@ def test_97_percent_of_the_digits_in_under_two_minutes_of_two_cores(trained: tup
     """Measured in CPU time, which other load on the machine does not affect."""
     rank, seconds = trained
     assert rank.metrics("end")[0]["top1"] >= 97
-    assert seconds / 2 < 120
+    assert 5 < seconds / 2 < 120
 
 
 def test_the_best_checkpoint_is_the_best_epoch(digits: Rank) -> None:

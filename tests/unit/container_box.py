@@ -82,11 +82,11 @@ class Box:
     def run(self, *argv: str, env: Mapping[str, str] | None = None) -> tuple[int, bytes]:
         """(exit code, the content of Docker's log)."""
         process = self.start(*argv, env=env)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=120)
         return process.returncode, out
 
     def until(self, text: bytes) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while text not in (self.log.read_bytes() if self.log.exists() else b""):
             assert time.monotonic() < deadline, f"{text!r} is not in the log"
             time.sleep(0.01)

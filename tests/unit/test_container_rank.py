@@ -81,9 +81,12 @@ def test_output_before_the_process_group_was_killed_is_kept(worker: Worker, numb
     else:
         program = [sys.executable, "-c", "import time; print('last words', flush=True); time.sleep(30)"]
     process = worker.start(*program)
-    time.sleep(0.5)
+    deadline = time.monotonic() + 60
+    while not worker.log.exists() or not worker.log.read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     os.killpg(process.pid, number)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=60)
     assert process.returncode in (-number, 128 + number, 1)
     assert out.startswith(b"last words\n")
     assert worker.log.read_bytes() == out

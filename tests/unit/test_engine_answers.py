@@ -135,7 +135,7 @@ def test_an_answer_without_an_end_is_given_up(serve: Callable[[float], Dial], pa
     began = time.monotonic()
     with pytest.raises((EngineFailed, EngineUnavailable), match=words):
         client.ask("list containers", lambda api: api.containers())
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     client.close()
 
 

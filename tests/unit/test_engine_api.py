@@ -30,6 +30,7 @@ class Engine(BaseHTTPRequestHandler):
     connections: ClassVar[list[object]] = []
     asked: ClassVar[list[str]] = []
     gone: ClassVar[threading.Event] = threading.Event()
+    held: ClassVar[threading.Event] = threading.Event()  # until then "/held" is not answered
 
     def setup(self) -> None:
         super().setup()
@@ -45,6 +46,8 @@ class Engine(BaseHTTPRequestHandler):
             status, words = 502, b"<h1>Bad Gateway</h1>"
         elif self.path == "/slow":
             time.sleep(0.5)
+        elif self.path == "/held":
+            self.held.wait(60)
         elif self.path == "/cut" or (self.path == "/cut-once" and self.asked.count(self.path) == 1):
             self.close_connection = True
             return
@@ -80,6 +83,14 @@ class Engine(BaseHTTPRequestHandler):
         pass
 
 
+def wait_until_asked(path: str, times: int) -> None:
+    deadline = time.monotonic() + 60
+    while Engine.asked.count(path) < times:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert Engine.asked.count(path) == times
+
+
 @pytest.fixture
 def dial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dial]:
     class Unix(ThreadingHTTPServer):
@@ -95,6 +106,7 @@ def dial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dial]:
     for seen in (Engine.connections, Engine.asked):
         seen.clear()
     Engine.gone.clear()
+    Engine.held.clear()
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     path = str(tmp_path / "engine.sock")
     with Unix(path, Engine) as unix:  # type: ignore[arg-type]
@@ -176,12 +188,13 @@ def test_a_list_inspects_concurrently_and_omits_removed_containers(client: Docke
 def test_waiting_for_a_connection_has_a_time_limit(client: DockerClient, monkeypatch: pytest.MonkeyPatch) -> None:
     client.ping()
     monkeypatch.setattr("launcher.node.docker.client._POOL_TIMEOUT", 0.1)
-    threads = [threading.Thread(target=get, args=(client, "/slow")) for _ in range(CONNECTIONS)]
+    threads = [threading.Thread(target=get, args=(client, "/held")) for _ in range(CONNECTIONS)]
     for thread in threads:
         thread.start()
-    time.sleep(0.2)
+    wait_until_asked("/held", CONNECTIONS)
     with pytest.raises(EngineUnavailable, match=r"a: .*no answer"):
         get(client, "/info")
+    Engine.held.set()
     for thread in threads:
         thread.join()
     assert get(client, "/info")[1] == "/info"
@@ -215,8 +228,9 @@ def test_a_request_on_a_dead_connection_is_retried_once(client: DockerClient) ->
 
 def test_a_late_response_closes_its_connection(client: DockerClient) -> None:
     with pytest.raises(EngineUnavailable, match="no answer"):
-        get(client, "/slow", timeout=0.1)
-    assert Engine.asked.count("/slow") == 1
+        get(client, "/held", timeout=0.1)
+    wait_until_asked("/held", 1)
+    Engine.held.set()
     assert get(client, "/info")[1] == "/info"  # and not the late response
 
 

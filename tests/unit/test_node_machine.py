@@ -37,7 +37,7 @@ def test_a_command_without_an_end_is_given_up_and_ended(
     began = time.monotonic()
     with pytest.raises(error, match=words):
         LocalMachine("a", "me", AnswerLimits(1 << 20, 1.0)).run(shell(f"echo $$ >{tmp_path}/pid; {script}"))
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 50
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
 
 

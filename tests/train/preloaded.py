@@ -1,0 +1,23 @@
+"""Imports what training processes import, most of it slowly: tests/train/forks.py forks from a process that has."""
+
+import importlib
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # as of every rank; it is read when torch is loaded
+
+for name in (
+    "sympy",  # torch imports this one and the next when the first optimiser is made
+    "torch._dynamo",
+    "torch.distributed.elastic.multiprocessing.errors",
+    "torch.utils.tensorboard.summary",
+    "torchvision.models",
+    "torchvision.transforms.v2",
+    "train.dual_batch.run",
+    "train.loop",
+    "train.parallel.fsdp",
+    "train.parallel.model",
+    "train.parallel.peers",
+    "train.parallel.pipeline",
+    "train.sharded",
+):
+    importlib.import_module(name)
