@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from launcher import __version__
@@ -11,7 +12,7 @@ from launcher.export import slurm
 from launcher.job.models import Job
 from launcher.model import labels
 from launcher.model.container import ContainerSpec, Layout
-from launcher.model.plan import NodePlan, Plan, Rendezvous, new_run_id
+from launcher.model.plan import NodePlan, Plan, Rendezvous, RunId
 from launcher.node.engine import Engine
 from launcher.node.slurm.engine import SlurmEngine
 from launcher.node.slurm.queue import NODES
@@ -20,11 +21,14 @@ from launcher.plan.containers import digest, output_dir
 from launcher.run.owner import caller
 
 
-def plan_on(job: Job, engine: Engine, code: str) -> Plan:
-    """code: digest of the code archive. Raises JobInvalid with every key that the cluster cannot carry."""
+def plan_on(job: Job, engine: Engine, code: str, run: RunId, sweep: Sequence[RunId]) -> Plan:
+    """code: digest of the code archive. sweep: all runs of its sweep, which are one job array.
+
+    Raises JobInvalid with every key that the cluster cannot carry.
+    """
     if not isinstance(engine, SlurmEngine):
         raise TypeError(f"{engine.node} is no cluster")
-    cluster, run = engine.cluster, new_run_id(job.name)
+    cluster = engine.cluster
     slurm.check(job, cluster.container)
     planned = build(job, cluster.python, cluster.gpus)
     script = slurm.render(planned, cluster)
@@ -52,7 +56,7 @@ def plan_on(job: Job, engine: Engine, code: str) -> Plan:
     first = ContainerSpec(
         name=f"launcher-{run}-0",
         image=planned.image,
-        argv=("sbatch", script),
+        argv=("sbatch", script, *sweep),
         env={},
         labels=marks,
         layout=Layout(code=posixpath.join(own, "code"), output=output, kit=posixpath.join(own, "kit")),
