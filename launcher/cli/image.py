@@ -14,6 +14,7 @@ from rich.table import Table
 
 from launcher.cli import options, terminal
 from launcher.cli.bars import bars
+from launcher.cli.reporter import Reporter
 from launcher.errors import ImageUnfit, UsageError
 from launcher.image.ensure import ensure
 from launcher.image.image_locations import ImageLocations, ImageOnNodes, image_store
@@ -22,22 +23,51 @@ from launcher.image.names import OCI_BASE_NAME, RECIPE
 from launcher.image.probe import full_report
 from launcher.image.repair import Verdict
 from launcher.image.versions import Release, release, releases
+from launcher.job.files import code_folder
 from launcher.job.loader import load_job
 from launcher.job.models import Job
 from launcher.node.connect import caller_engine, connect
 from launcher.node.engine import Engine
+from launcher.records.snapshot import repack, snapshot
 
 image = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Build, verify, ship and list images.")
 
 
 @image.command()
-def build(job: options.JobFile, sets: options.Sets = None, ssh_config: options.SshConfig = None) -> None:
+def build(
+    job: options.JobFile,
+    sets: options.Sets = None,
+    with_code: Annotated[
+        bool, typer.Option("--with-code", help="The code as one more layer, at /workspace/code: for Kubernetes.")
+    ] = False,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            "--push", metavar="REGISTRY", help="Push it to REGISTRY/JOB, and print its digest.", show_default=False
+        ),
+    ] = None,
+    ssh_config: options.SshConfig = None,
+) -> None:
     """Build the job's image: on this machine's engine, without one on the first node."""
     loaded = load_job(job, sets or [])
     with caller_engine() as local, ExitStack() as stack:
         first = [(entry.name, entry.host) for entry in loaded.nodes[:1]]
-        nodes = [local] if local else stack.enter_context(connect(first, ssh_config=ssh_config)).engines
-        _report(_ensure(loaded, job, nodes, local))
+        engine = local or stack.enter_context(connect(first, ssh_config=ssh_config)).engines[0]
+        done = _ensure(loaded, job, [engine], local)
+        _report(done)
+        if not with_code and push is None:
+            return
+        from launcher.image.code_layer import IN_CONTEXT, add_code, publish
+
+        store, made = image_store(engine), done.images[engine.node]
+        if with_code:
+            code = snapshot(code_folder(loaded, Path.cwd()))
+            members = repack(code.archive, IN_CONTEXT, 0, 0)
+            made = add_code(store, made, loaded.name, code.digest, members, Reporter().log)
+        if push is not None:
+            typer.echo(publish(store, made, f"{push}/{loaded.name}", made.id.partition(":")[2][:24]))
+        else:
+            typer.echo(f"{made.tags[0]} {made.id}")
 
 
 @image.command()
@@ -128,13 +158,8 @@ def table_of(verdict: Verdict) -> Table:
 def _ensure(job: Job, file: Path, nodes: Sequence[Engine], local: Engine | None) -> ImageOnNodes:
     if job.image is None:
         raise UsageError(f"job {job.name}", "has no image: runtime process uses this machine's Python", "")
-    err = terminal.console(stderr=True)
-
-    def log(text: str) -> None:
-        err.print(f"[dim]launcher:[/] {escape(text)}")
-
     with bars() as on_progress:
-        locations = ImageLocations(nodes, local, log, on_progress)
+        locations = ImageLocations(nodes, local, Reporter().log, on_progress)
         return ensure(job.image, locations, job=job.name, mounted=bool(job.mounts), lock_file=path_beside(file))
 
 
