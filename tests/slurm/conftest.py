@@ -46,7 +46,8 @@ def user(slurm: SlurmBed, folder: Path) -> Cli:
     settings = folder / "config" / "launcher" / "settings.yaml"
     settings.parent.mkdir(parents=True)
     hpc = {"kind": "slurm", "login": "local", "workdir": str(slurm.shared), "gpus": 0, "python": sys.executable}
-    settings.write_text(yaml.safe_dump({"clusters": {"hpc": hpc, "far": {**hpc, "login": "login"}}}))
+    others = {"far": {**hpc, "login": "login"}, "wrong": {**hpc, "partition": "missing"}}
+    settings.write_text(yaml.safe_dump({"clusters": {"hpc": hpc, **others}}))
     settings.chmod(0o600)
     own = {"XDG_CONFIG_HOME": str(folder / "config"), "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "200"}
     return Cli(project, {**own, "SLURM_CONF": str(slurm.config), "LAUNCHER_SSH_CONFIG": str(slurm.ssh_config)})

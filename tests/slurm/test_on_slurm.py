@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import signal
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ from tests.slurm.bed import SlurmBed
 from tests.slurm.conftest import user
 
 pytestmark = pytest.mark.timeout(240)
+SMALL = {"arch": "smallcnn", "image_size": 32, "val_resize": 32, "augment": "shift", "flip": 0, "batch_size": 64}
+ONE_CORE = {"OMP_NUM_THREADS": 1}
 TICKS = "for i in $(seq 1 300); do echo tick $i; sleep 1; done"
 
 
@@ -65,12 +70,16 @@ def test_four_nodes_run_what_export_prints(slurm: SlurmBed, cli: Cli) -> None:
 def test_a_rank_that_raises_is_named_with_its_own_traceback(cli: Cli) -> None:
     script = cli.program("raises.py")
     file = cli.job(runtime="process", nodes=["local", "local"], gpus="none", run={"script": script})
-    done = cli("up", file, "--on", "hpc", code=1)
-    shown = done.stdout + done.stderr
-    assert "KeyError: 'dog'" in shown
-    failure = cli.result()["failure"]
-    assert (failure["node"], failure["rank"]) == ("node-1", 1)
-    assert cli.result()["state"] == "failed"
+    records = []
+    for where in ((), ("--on", "hpc")):
+        done = cli("up", file, *where, code=1, timeout=200)
+        records.append(cli.result())
+        first_traceback = (done.stdout + done.stderr).split("Traceback")[1]
+        assert "KeyError: 'dog'" in first_traceback, done.stdout + done.stderr
+    here, there = [(one["state"], one["exit_code"], one["failure"]["rank"], one["failure"]["what"]) for one in records]
+    assert here == there
+    assert records[1]["failure"]["node"] == "node-1"
+    assert records[0].keys() == records[1].keys()
 
 
 def test_a_time_limit(cli: Cli) -> None:
@@ -136,6 +145,43 @@ def test_down_takes_a_job_that_waits_out_of_the_queue(slurm: SlurmBed, cli: Cli)
         slurm("scontrol", "update", "partitionname=all", "State=UP")
 
 
+def test_down_right_after_the_submission(slurm: SlurmBed, cli: Cli) -> None:
+    cli("up", job(cli, TICKS, nodes=4), "--on", "hpc", "-d")
+    cli("down")
+    assert not slurm.jobs()
+    assert cli.result()["state"] == "stopped"
+
+
+def test_down_while_slurm_is_taking_the_job_leaves_nothing_in_the_queue(
+    slurm: SlurmBed, cli: Cli, tmp_path: Path
+) -> None:
+    """An sbatch that takes its time once it has read the script: the run is removed meanwhile."""
+    slow, gate = tmp_path / "bin" / "sbatch", tmp_path / "gate"
+    slow.parent.mkdir()
+    wait = f'cp "${{@: -1}}" {tmp_path}/script && : >{gate}\nwhile [ -e {gate} ]; do sleep 0.1; done\n'
+    slow.write_text(f'#!/bin/bash\n{wait}exec {shutil.which("sbatch")} "${{@:1:$#-1}}" {tmp_path}/script\n')
+    slow.chmod(0o755)
+    up = Cli(cli.cwd, {**cli.env, "PATH": f"{slow.parent}:{os.environ['PATH']}"}).start(
+        "up", job(cli, TICKS), "--on", "hpc"
+    )
+    until(gate.exists, "sbatch is not called")
+    cli("down")
+    gate.unlink()
+    _, err = up.communicate(timeout=60)
+    assert up.returncode == 3, err
+    assert "the run was removed meanwhile" in err
+    until(lambda: not slurm.jobs(), "it is left in the queue", 20)
+
+
+def test_down_while_a_restart_waits_in_the_queue(slurm: SlurmBed, cli: Cli) -> None:
+    following = cli.start("up", job(cli, "exit 7", nodes=1, restarts=1), "--on", "hpc")
+    until(lambda: any(" PENDING " in line for line in slurm.jobs()), "it is not requeued")
+    cli("down")
+    _, err = following.communicate(timeout=60)
+    assert following.returncode == 5, err
+    assert not slurm.jobs()
+
+
 def test_a_killed_launcher_is_followed_by_another_one_that_has_no_record(
     slurm: SlurmBed, cli: Cli, tmp_path: Path
 ) -> None:
@@ -150,20 +196,90 @@ def test_a_killed_launcher_is_followed_by_another_one_that_has_no_record(
     assert other.result()["state"] == "done"
 
 
-def test_the_variants_of_a_sweep_are_submitted_at_once(slurm: SlurmBed, cli: Cli) -> None:
+def test_a_sweep_is_a_job_array_and_every_command_finds_its_runs(slurm: SlurmBed, cli: Cli, tmp_path: Path) -> None:
+    """Two small trainings at the same time: the table of results here; all else by another user, without a record."""
+    run = {"module": "train", "args": {**SMALL, "epochs": 1, "data": "jobs/data/digits.tar"}}
     file = cli.job(
-        runtime="process", nodes=1, gpus="none", run={"command": ["echo", "with"]}, sweep=[{"lr": 1}, {"lr": 2}]
+        runtime="process", nodes=1, gpus="none", code=str(ROOT), run=run, sweep=[{"lr": 0.1}, {"lr": 0.2}], env=ONE_CORE
     )
-    done = cli("up", file, "--on", "hpc", "-d")
-    assert done.stderr.count("is submitted to slurm:hpc") == 2
-    shown = [cli("logs", run.name).stdout.strip() for run in cli.runs()]
-    assert sorted(shown) == ["with --lr 1", "with --lr 2"]
+    up = cli.start("up", file, "--on", "hpc")
+    until(
+        lambda: [line.split()[:2] for line in slurm.jobs() if re.match(r"\d+_[01] RUNNING", line)][1:], "not both run"
+    )
+    _, err = up.communicate(timeout=200)
+    assert up.returncode == 0, err
+    rows = json.loads(cli("compare", "job", "--json").stdout)
+    assert [row["label"] for row in rows] == ["lr=0.1", "lr=0.2"]
+
+    name, other, on = cli.runs()[0].name, user(slurm, tmp_path / "other"), ("--on", "hpc")
+    assert name in other("runs", *on).stdout
+    assert json.loads(other("status", name, *on, "--json").stdout)["state"] == "done"
+    other("fetch", name, *on, "--checkpoints")
+    fetched = other.cwd / "runs" / name
+    assert (fetched / "logs" / "node-0.log").read_text() == (cli.runs()[0] / "logs" / "node-0.log").read_text()
+    assert list(fetched.glob("checkpoints/*.pt"))
+    assert json.loads(other("compare", name, "--json").stdout)[0]["images_per_s"] > 0
+    board = other.start("tensorboard", name, *on, "--port", 0)
+    try:
+        assert board.stdout is not None
+        found = re.search(r"http://\S+/", board.stdout.readline())
+        assert found, board.communicate(timeout=30)
+        until(lambda: "Loss/train" in tags(found.group()), "TensorBoard does not show the curve")
+    finally:
+        board.terminate()
+        board.communicate(timeout=30)
+    other("down", name, *on)
+    assert not (slurm.shared / ".launcher" / name / ".node").exists()
 
 
-def test_exec_runs_beside_the_job_on_a_node_of_it(slurm: SlurmBed, cli: Cli) -> None:
-    cli("up", job(cli, TICKS, env={"GREETING": "hello"}), "--on", "hpc", "-d")
+def tags(address: str) -> str:
+    with urllib.request.urlopen(f"{address}data/plugin/scalars/tags", timeout=20) as answer:
+        return str(answer.read().decode())
+
+
+@pytest.mark.parametrize(("presses", "code", "state"), [(1, 0, "running"), (2, 5, "stopped")], ids=["left", "stopped"])
+def test_ctrl_c_leaves_a_sweep_and_a_second_one_stops_all_of_it(
+    presses: int, code: int, state: str, slurm: SlurmBed, cli: Cli
+) -> None:
+    run = {"command": ["sh", "-c", 'echo here; exec sleep "$0"']}
+    file = cli.job(runtime="process", nodes=1, gpus="none", run=run, sweep=[["600"], ["601"]])
+    up = cli.start("up", file, "--on", "hpc")
+    assert up.stdout
+    assert up.stderr
+    assert "here" in up.stdout.readline()
+    until(lambda: sum(" RUNNING " in line for line in slurm.jobs()) == 2, "not both run")
+    up.send_signal(signal.SIGINT)
+    for line in up.stderr:
+        if "Ctrl-C again" in line:
+            break
+    if presses == 2:
+        up.send_signal(signal.SIGINT)
+    _, err = up.communicate(timeout=120)
+    assert up.returncode == code, err
+    assert len(slurm.jobs()) == (2 if state == "running" else 0)
+    for one in cli.runs():
+        assert json.loads(cli("status", one.name, "--json").stdout)["state"] == state
+    cli("down", "--all")
+
+
+def test_of_a_sweep_that_slurm_refuses_nothing_is_left(slurm: SlurmBed, cli: Cli) -> None:
+    run = {"command": ["echo"]}
+    file = cli.job(runtime="process", nodes=1, gpus="none", run=run, sweep=[["1"], ["2"]])
+    done = cli("up", file, "--on", "wrong", code=3)
+    assert "sbatch refused it" in done.stderr
+    assert "partition" in done.stderr
+    assert len(cli.runs()) == 2
+    assert not [run for run in cli.runs() if (slurm.shared / ".launcher" / run.name).exists()]
+
+
+@pytest.mark.parametrize("variants", [False, True])
+def test_exec_runs_beside_the_job_on_a_node_of_it(variants: bool, slurm: SlurmBed, cli: Cli, tmp_path: Path) -> None:
+    """By another user, without a record."""
+    sweep = [["x"]] if variants else []
+    cli("up", job(cli, TICKS, env={"GREETING": "hello"}, sweep=sweep), "--on", "hpc", "-d")
     cli.until_logged("tick 1")
-    done = cli("exec", "--node", "node-1", "--", "sh", "-c", 'echo "$GREETING from $LAUNCHER_NODE"; exit 3', code=3)
+    other, command = user(slurm, tmp_path / "other"), 'echo "$GREETING from $LAUNCHER_NODE"; exit 3'
+    done = other("exec", "--on", "hpc", "--node", "node-1", "--", "sh", "-c", command, code=3)
     assert "hello from node-1" in done.stdout
     cli("down")
 
@@ -207,14 +323,16 @@ def test_a_node_that_is_lost_requeues_the_job_on_another_one(slurm: SlurmBed, cl
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("file", ["quickstart", "bed_2node"])
 @pytest.mark.parametrize("nodes", [2, 4])
-def test_quickstart_gives_the_same_weights_as_on_plain_process_nodes(nodes: int, cli: Cli, tmp_path: Path) -> None:
+def test_the_weights_are_the_same_as_on_plain_process_nodes(nodes: int, file: str, cli: Cli, tmp_path: Path) -> None:
     here = Cli(cli.cwd, {**cli.env, "HOME": str(tmp_path)})
-    sets = [f"code={ROOT}", "gpus=none", "run.args.epochs=1", "run.args.print_digest=true"]
+    sets = [f"code={ROOT}", "gpus=none", "run.args.epochs=1", "run.args.print_digest=true", "runtime=process"]
+    sets += ["image=null", "mounts={}"] if file == "bed_2node" else []
     options = [word for each in sets for word in ("--set", each)]
     digests = []
     for where in (("--nodes", ",".join(["local"] * nodes)), ("--set", f"nodes={nodes}", "--on", "hpc")):
-        here("up", ROOT / "jobs" / "quickstart.yaml", *options, *where, timeout=800)
+        here("up", ROOT / "jobs" / f"{file}.yaml", *options, *where, timeout=800)
         log = (here.runs()[-1] / "logs" / "rank-0.log").read_text()
         digests.append(re.findall(r"\b[0-9a-f]{64}\b", log)[-1])
     assert digests[0] == digests[1]
