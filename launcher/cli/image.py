@@ -75,9 +75,12 @@ def ship(
     job: options.JobFile,
     sets: options.Sets = None,
     nodes: options.JobNodes = None,
+    on: options.NotOn = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
     """Send the job's image to every node, built if it must be: only layers that a node lacks are sent."""
+    cure = "push it: launcher image build JOB --push REGISTRY; and give what it prints as image.ref"
+    options.refuse_cluster(on, "a cluster imports images from a registry by its own tool", cure)
     loaded = load_job(job, sets or [], options.hosts(nodes))
     hosts = [(entry.name, entry.host) for entry in loaded.nodes]
     with connect(hosts, ssh_config=ssh_config) as fleet, caller_engine() as local:

@@ -284,6 +284,21 @@ def test_exec_runs_beside_the_job_on_a_node_of_it(variants: bool, slurm: SlurmBe
     cli("down")
 
 
+def test_doctor_asks_slurm_whether_it_would_take_the_job(cli: Cli) -> None:
+    file = job(cli, "echo", nodes=4)
+    rows = json.loads(cli("doctor", file, "--on", "hpc", "--json").stdout)["checks"]
+    assert [(row["name"], row["level"]) for row in rows] == [(name, "ok") for name in ("slurm", "workdir", "sbatch")]
+    assert "n[1-4]" in rows[2]["what"]
+    assert "invalid partition" in cli("doctor", file, "--on", "wrong", code=3).stdout.lower()
+
+
+@pytest.mark.parametrize("command", [("shell",), ("image", "ship")])
+def test_what_knows_no_cluster_says_what_to_do(command: tuple[str, ...], cli: Cli) -> None:
+    refused = cli(*command, job(cli, "echo"), "--on", "hpc", code=2).stderr
+    assert "--on hpc" in refused
+    assert "launcher exec" in refused or "image build JOB --push" in refused
+
+
 def until_ended(slurm: SlurmBed, following: subprocess.Popen[str], timeout: float = 120) -> str:
     """Slurm lets a requeued job wait for two minutes, unless it is told to begin."""
     deadline = time.monotonic() + timeout
