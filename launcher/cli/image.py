@@ -16,6 +16,7 @@ from launcher.cli import options, terminal
 from launcher.cli.bars import bars
 from launcher.cli.reporter import Reporter
 from launcher.errors import ImageUnfit, UsageError
+from launcher.image.code_layer import IN_CONTEXT, add_code, publish, target
 from launcher.image.ensure import ensure
 from launcher.image.image_locations import ImageLocations, ImageOnNodes, image_store
 from launcher.image.lock import path_beside
@@ -50,24 +51,20 @@ def build(
 ) -> None:
     """Build the job's image: on this machine's engine, without one on the first node."""
     loaded = load_job(job, sets or [])
+    to = None if push is None else target(push, loaded.name)
     with caller_engine() as local, ExitStack() as stack:
         first = [(entry.name, entry.host) for entry in loaded.nodes[:1]]
         engine = local or stack.enter_context(connect(first, ssh_config=ssh_config)).engines[0]
         done = _ensure(loaded, job, [engine], local)
         _report(done)
-        if not with_code and push is None:
-            return
-        from launcher.image.code_layer import IN_CONTEXT, add_code, publish
-
         store, made = image_store(engine), done.images[engine.node]
         if with_code:
             code = snapshot(code_folder(loaded, Path.cwd()))
             members = repack(code.archive, IN_CONTEXT, 0, 0)
-            made = add_code(store, made, loaded.name, code.digest, members, Reporter().log)
-        if push is not None:
-            typer.echo(publish(store, made, f"{push}/{loaded.name}", made.id.partition(":")[2][:24]))
-        else:
-            typer.echo(f"{made.tags[0]} {made.id}")
+            name, made = add_code(store, made, loaded.name, code.digest, members, Reporter().log)
+            typer.echo(f"{name} {made.id}")
+        if to is not None:
+            typer.echo(publish(store, made, to))
 
 
 @image.command()

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import time
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +53,7 @@ class SlurmBed:
 
     def up(self, nodes: int = NODES, *, may_install: bool = True) -> None:
         """Raises BedUnavailable where this machine cannot run it."""
-        install(allowed=may_install)
+        install(PACKAGES, _PROGRAMS, allowed=may_install)
         self.down()
         for name in ("log", "state", "shared"):
             (self.folder / name).mkdir(parents=True)
@@ -177,16 +178,16 @@ class SlurmBed:
         )
 
 
-def install(*, allowed: bool) -> None:
-    """Raises BedUnavailable where it cannot."""
+def install(packages: Sequence[str], programs: Sequence[str], *, allowed: bool) -> None:
+    """Debian's packages where one of their programs is missing. Raises BedUnavailable where it cannot."""
     if os.geteuid():
-        raise BedUnavailable("the Slurm bed needs root")
-    if all(map(shutil.which, _PROGRAMS)):
+        raise BedUnavailable(f"{programs[0]} needs root")
+    if all(map(shutil.which, programs)):
         return
     if not allowed or shutil.which("apt-get") is None:
-        raise BedUnavailable(f"the Slurm bed needs Debian's packages {' '.join(PACKAGES)}: python -m tests.slurm up")
+        raise BedUnavailable(f"Debian's packages {' '.join(packages)} are missing; LAUNCHER_BED_REQUIRED installs them")
     run(["apt-get", "update", "-q"])
-    # Its daemons are started here, with a configuration of ours. Packages ask policy-rc.d whether to start theirs.
+    # Daemons are started by the tests, with configurations of their own: packages ask policy-rc.d for theirs.
     policy = Path("/usr/sbin/policy-rc.d")
     ours = not policy.exists()
     if ours:
@@ -194,7 +195,7 @@ def install(*, allowed: bool) -> None:
         policy.chmod(0o755)
     try:
         run(
-            ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-qy", "--no-install-recommends", *PACKAGES]
+            ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-qy", "--no-install-recommends", *packages]
         )
     finally:
         if ours:
