@@ -53,12 +53,15 @@ class SlurmBed:
 
     def up(self, nodes: int = NODES, *, may_install: bool = True) -> None:
         """Raises BedUnavailable where this machine cannot run it."""
+        if os.geteuid():
+            raise BedUnavailable("the Slurm bed needs root")
         install(PACKAGES, _PROGRAMS, allowed=may_install)
         self.down()
         for name in ("log", "state", "shared"):
             (self.folder / name).mkdir(parents=True)
         self.folder.chmod(0o755)
         self.config.write_text(self._configuration(nodes))
+        (self.folder / "oci.conf").write_text(self._runtime())
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(1024))
@@ -177,11 +180,16 @@ class SlurmBed:
             ]
         )
 
+    def _runtime(self) -> str:
+        """For `srun --container`: runc, which Debian's docker.io brings along."""
+        runc, name = f"runc --root={self.folder}/runc", "%n.%u.%j.%s.%t"
+        commands = {"Run": f"run {name} -b %b", "Query": f"state {name}", "Kill": f"kill -a {name}"}
+        commands["Delete"] = f"delete --force {name}"
+        return "".join(f'RunTime{key}="{runc} {command}"\n' for key, command in commands.items())
+
 
 def install(packages: Sequence[str], programs: Sequence[str], *, allowed: bool) -> None:
     """Debian's packages where one of their programs is missing. Raises BedUnavailable where it cannot."""
-    if os.geteuid():
-        raise BedUnavailable(f"{programs[0]} needs root")
     if all(map(shutil.which, programs)):
         return
     if not allowed or shutil.which("apt-get") is None:

@@ -32,11 +32,21 @@ def job(cli: Cli, script: str, nodes: int = 2, **keys: Any) -> Path:
     return cli.job(runtime="process", nodes=["local"] * nodes, gpus="none", run=run, **keys)
 
 
-def until(true: Callable[[], object], what: str, timeout: float = 60) -> None:
+def until(true: Callable[[], object], what: str, timeout: float = 90) -> None:
     deadline = time.monotonic() + timeout
     while not true():
         assert time.monotonic() < deadline, what
         time.sleep(0.2)
+
+
+def until_printed(slurm: SlurmBed, cli: Cli, words: str) -> None:
+    """Waits until the first node of the latest run has printed them; from the file, as a launcher costs a second."""
+
+    def printed() -> bool:
+        log = folder(slurm, cli) / "logs" / "node-0.log" if cli.runs() else None
+        return log is not None and log.exists() and words in log.read_text()
+
+    until(printed, f"{words!r} is not printed")
 
 
 def is_running(slurm: SlurmBed) -> bool:
@@ -89,7 +99,7 @@ def test_a_time_limit(cli: Cli) -> None:
 
 def test_down_stops_it_and_the_launcher_that_follows_it_says_who_did(slurm: SlurmBed, cli: Cli) -> None:
     following = cli.start("up", job(cli, TICKS), "--on", "hpc")
-    until(lambda: cli.runs() and "tick" in cli("logs", "--no-follow", code=None).stdout, "it does not run")
+    until_printed(slurm, cli, "tick")
     cli("down")
     _, err = following.communicate(timeout=60)
     assert following.returncode == 5, err
@@ -102,7 +112,7 @@ def test_a_cluster_behind_ssh(slurm: SlurmBed, cli: Cli) -> None:
     """Followed by a launcher whose own environment does not know Slurm."""
     far = Cli(cli.cwd, {name: value for name, value in cli.env.items() if name != "SLURM_CONF"})
     following = far.start("up", job(far, TICKS), "--on", "far")
-    until(lambda: far.runs() and "tick" in far("logs", "--no-follow", code=None).stdout, "it does not run")
+    until_printed(slurm, far, "tick")
     assert [node["state"] for node in status(far)["nodes"]] == ["running", "running"]
     assert far.runs()[-1].name in far("runs", "--on", "far").stdout
     far("down")
@@ -186,7 +196,7 @@ def test_a_killed_launcher_is_followed_by_another_one_that_has_no_record(
     slurm: SlurmBed, cli: Cli, tmp_path: Path
 ) -> None:
     first = cli.start("up", job(cli, "for i in $(seq 1 50); do echo tick $i; sleep 0.1; done"), "--on", "hpc")
-    until(lambda: cli.runs() and "tick 3\n" in cli("logs", "--no-follow", code=None).stdout, "it does not run")
+    until_printed(slurm, cli, "tick 3\n")
     first.kill()
     first.communicate()
     other = user(slurm, tmp_path / "other")
@@ -277,7 +287,7 @@ def test_exec_runs_beside_the_job_on_a_node_of_it(variants: bool, slurm: SlurmBe
     """By another user, without a record."""
     sweep = [["x"]] if variants else []
     cli("up", job(cli, TICKS, env={"GREETING": "hello"}, sweep=sweep), "--on", "hpc", "-d")
-    cli.until_logged("tick 1")
+    until_printed(slurm, cli, "tick 1")
     other, command = user(slurm, tmp_path / "other"), 'echo "$GREETING from $LAUNCHER_NODE"; exit 3'
     done = other("exec", "--on", "hpc", "--node", "node-1", "--", "sh", "-c", command, code=3)
     assert "hello from node-1" in done.stdout
@@ -326,7 +336,7 @@ def test_a_failed_run_is_requeued_as_often_as_it_may_restart(slurm: SlurmBed, cl
 def test_a_node_that_is_lost_requeues_the_job_on_another_one(slurm: SlurmBed, cli: Cli) -> None:
     script = "echo on $SLURMD_NODENAME; [ -e $LAUNCHER_OUTPUT/again ] && exit 0; : >$LAUNCHER_OUTPUT/again; sleep 600"
     following = cli.start("up", job(cli, script, nodes=1, restarts=1), "--on", "hpc")
-    until(lambda: cli.runs() and "on n1" in cli("logs", "--no-follow", code=None).stdout, "it does not run")
+    until_printed(slurm, cli, "on n1")
     slurm("scontrol", "update", "nodename=n1", "state=down", "reason=test")
     try:
         shown = until_ended(slurm, following)
