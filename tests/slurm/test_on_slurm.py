@@ -282,11 +282,9 @@ def test_of_a_sweep_that_slurm_refuses_nothing_is_left(slurm: SlurmBed, cli: Cli
     assert not [run for run in cli.runs() if (slurm.shared / ".launcher" / run.name).exists()]
 
 
-@pytest.mark.parametrize("variants", [False, True])
-def test_exec_runs_beside_the_job_on_a_node_of_it(variants: bool, slurm: SlurmBed, cli: Cli, tmp_path: Path) -> None:
+def test_exec_runs_beside_a_variant_on_a_node_of_it(slurm: SlurmBed, cli: Cli, tmp_path: Path) -> None:
     """By another user, without a record."""
-    sweep = [["x"]] if variants else []
-    cli("up", job(cli, TICKS, env={"GREETING": "hello"}, sweep=sweep), "--on", "hpc", "-d")
+    cli("up", job(cli, TICKS, env={"GREETING": "hello"}, sweep=[["x"]]), "--on", "hpc", "-d")
     until_printed(slurm, cli, "tick 1")
     other, command = user(slurm, tmp_path / "other"), 'echo "$GREETING from $LAUNCHER_NODE"; exit 3'
     done = other("exec", "--on", "hpc", "--node", "node-1", "--", "sh", "-c", command, code=3)
