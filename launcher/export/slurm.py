@@ -21,19 +21,31 @@ _MARGIN = 300  # seconds that Slurm leaves the entry script to enforce the time 
 _MIB = 1 << 20
 _UNPACK = 'umoci unpack $([ "$(id -u)" -eq 0 ] || echo --rootless) --image "$image.part.oci:it" "$image.part"'
 _WRITE_BUNDLE = f"""\
-import json, sys
+import json, os, shlex, sys
 image, bundle, *places = sys.argv[1:]
+bind = lambda source, at, *options: dict(destination=at, type="bind", source=source, options=["rbind", *options])
 config = json.load(open(image + "/config.json"))
-config["root"] = {{"path": image + "/rootfs", "readonly": True}}
+config["root"] = {{"path": "rootfs", "readonly": True}}  # older Slurm knows no other place: the image is mounted there
 config["process"]["cwd"] = "{CODE}"
 config["linux"].pop("resources", None)  # Slurm's own limits count
-config["linux"]["namespaces"] = [n for n in config["linux"]["namespaces"] if n["type"] not in ("network", "ipc", "uts")]
+config["linux"]["namespaces"] = [n for n in config["linux"]["namespaces"] if n["type"] not in ("network", "ipc")]
 mounts = [m for m in config["mounts"] if not m["destination"].startswith("/dev")]
 for place in places:
     source, target, *options = place.split(":")
-    mounts.append({{"destination": target, "type": "bind", "source": source, "options": ["rbind", *options]}})
+    mounts.append(bind(source, target, *options))
+    there = os.path.realpath(image + "/rootfs" + target)
+    if os.path.isdir(source) and there.startswith(image):
+        os.makedirs(there, exist_ok=True)  # where it is mounted, in an image that is read-only
+os.makedirs(bundle + "/rootfs", exist_ok=True)
+for entry in os.scandir(image + "/rootfs"):
+    if not entry.is_symlink() and entry.name not in ("dev", "proc", "sys"):
+        mounts.insert(0, bind(entry.path, "/" + entry.name, "ro"))
+    elif entry.is_symlink() and not os.path.lexists(f"{{bundle}}/rootfs/{{entry.name}}"):
+        os.symlink(os.readlink(entry.path), f"{{bundle}}/rootfs/{{entry.name}}")
 config["mounts"] = mounts
 json.dump(config, open(bundle + "/config.json", "w"))
+exports = [f"export {{shlex.quote(setting)}}\\n" for setting in config["process"]["env"]]
+open(bundle + "/env", "w").writelines(exports)  # older Slurm lets the caller's variables win
 """
 
 
@@ -142,6 +154,11 @@ def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     known |= {name: shlex.quote(value) for name, value in plan.env.items()}
     body = [
         *([f"export LAUNCHER_OUTPUT={shlex.quote(plan.output)}"] if plan.image else []),
+        *(
+            [f'. "$LAUNCHER_OUTPUT/state/bundle/env" && cd {CODE} || exit 73']
+            if plan.image and cluster.container == "oci"
+            else []
+        ),
         'export LAUNCHER_NODE_RANK="${LAUNCHER_NODE_RANK:-$SLURM_NODEID}"',
         'export LAUNCHER_NODE="node-$LAUNCHER_NODE_RANK"',
         'export TORCHELASTIC_ERROR_FILE="$LAUNCHER_OUTPUT/errors/$LAUNCHER_NODE.json"',
@@ -186,7 +203,7 @@ def _container(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         "apptainer": (".sif", f'apptainer pull "$image.part" {source}'),
         "oci": (".bundle", f'skopeo copy {source} "oci:$image.part.oci:it"', _UNPACK, 'rm -r "$image.part.oci"'),
     }[cluster.container]
-    commands.append('mv "$image.part" "$image" || exit 125')
+    commands.append('mv "$image.part" "$image" || exit 69')
     image = f"{cluster.workdir}/{OUTPUT_ROOT}/images/{digest.replace(':', '-')}{suffix}"
     return [
         f"# --- the image {plan.image}",
@@ -208,9 +225,11 @@ def _bundle(plan: ClusterPlan) -> list[str]:
         "",
         "# --- the image's bundle with this job's folders, and the machine's network, IPC, devices and /tmp",
         'bundle="$LAUNCHER_OUTPUT/state/bundle" && mkdir -p "$bundle" || exit 73',
-        f'python3 - "$image" "$bundle" {" ".join(_places(plan))} /dev:/dev /tmp:/tmp <<\'END\' || exit 125',
+        f'python3 - "$image" "$bundle" {" ".join(_places(plan))} /dev:/dev /tmp:/tmp <<\'END\' || exit 69',
         *_WRITE_BUNDLE.splitlines(),
         "END",
+        "# Older Slurm gives all of its containers the variables of one task: each is told its own rank.",
+        f"echo '* env LAUNCHER_NODE_RANK=%t sh {plan.output}/state/node.sh' >\"$bundle/tasks\"",
     ]
 
 
@@ -231,7 +250,7 @@ def _run(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         step += ['--container-image="$image"', f"--container-mounts={','.join(places)}", "--no-container-mount-home"]
         step += [f"--container-workdir={CODE}", f"sh {shlex.quote(plan.output)}/state/node.sh"]
     elif cluster.container == "oci":
-        step += ['--container="$bundle"', f"sh {shlex.quote(plan.output)}/state/node.sh"]
+        step.append('--container="$bundle" --multi-prog "$bundle/tasks"')
     else:
         step.append(f"apptainer exec {'--nv ' if plan.gpus else ''}--no-home --pwd {CODE}")
         step += [f"--bind {place}" for place in places]

@@ -30,9 +30,10 @@ def pushed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict
     with registry(folder) as address:
         try:
             name = cli("image", "build", file, "--push", f"{address}/team").stdout.splitlines()[-1]
-            insecure = folder / "registries.conf"
+            insecure = folder / ".config" / "containers" / "registries.conf"
+            insecure.parent.mkdir(parents=True)
             insecure.write_text(f'[[registry]]\nlocation = "{address}"\ninsecure = true\n')
-            yield name, {"CONTAINERS_REGISTRIES_CONF": str(insecure)}
+            yield name, {"HOME": str(folder)}
         finally:
             forget(f"{address}/team/oci")
 
