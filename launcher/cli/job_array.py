@@ -13,6 +13,7 @@ from launcher.cli.reporter import Reporter
 from launcher.errors import LauncherError, RunUnknown, StoppedByUser
 from launcher.job.settings import read_settings
 from launcher.model.plan import RunId
+from launcher.node import output_folder
 from launcher.run.locate import attach
 from launcher.run.stop import stop
 
@@ -40,4 +41,6 @@ def undo(runs: Sequence[RunId], cause: BaseException, ssh_config: Path | None) -
     for run in runs:
         with suppress(RunUnknown), attach(run, None, ssh_config, Reporter().log) as attached:
             stop(attached.fleet, run)
+            master = attached.nodes[0]
+            output_folder.remove(attached.engines[master.name].files, master.output, run)
             attached.record.finish({"run": run, "state": "failed", "exit_code": code, "why": str(cause)})

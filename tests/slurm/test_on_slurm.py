@@ -42,11 +42,11 @@ def until(true: Callable[[], object], what: str, timeout: float = 90) -> None:
 def until_printed(slurm: SlurmBed, cli: Cli, words: str) -> None:
     """Waits until the first node of the latest run has printed them; from the file, as a launcher costs a second."""
 
-    def printed() -> bool:
-        log = folder(slurm, cli) / "logs" / "node-0.log" if cli.runs() else None
-        return log is not None and log.exists() and words in log.read_text()
+    until(lambda: words in text_of(folder(slurm, cli) / "logs" / "node-0.log"), f"{words!r} is not printed")
 
-    until(printed, f"{words!r} is not printed")
+
+def text_of(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
 
 
 def is_running(slurm: SlurmBed) -> bool:
@@ -60,7 +60,7 @@ def status(cli: Cli) -> dict[str, Any]:
 
 def folder(slurm: SlurmBed, cli: Cli) -> Path:
     """The run's folder on the shared file system."""
-    return slurm.shared / ".launcher" / cli.runs()[-1].name
+    return slurm.shared / ".launcher" / ([run.name for run in cli.runs()] or ["none yet"])[-1]
 
 
 def test_four_nodes_run_what_export_prints(slurm: SlurmBed, cli: Cli) -> None:
@@ -146,10 +146,12 @@ def test_a_job_that_waits_shows_why_and_ctrl_c_leaves_it(slurm: SlurmBed, cli: C
 def test_down_takes_a_job_that_waits_out_of_the_queue(slurm: SlurmBed, cli: Cli) -> None:
     slurm("scontrol", "update", "partitionname=all", "State=DOWN")
     try:
-        cli("up", job(cli, TICKS), "--on", "hpc", "-d")
-        assert len(slurm.jobs()) == 1
+        following = cli.start("up", job(cli, TICKS), "--on", "hpc")
+        until(slurm.jobs, "it was not submitted")
         cli("down")
         assert not slurm.jobs()
+        _, err = following.communicate(timeout=60)
+        assert following.returncode == 5, err
     finally:
         slurm("scontrol", "update", "partitionname=all", "State=UP")
 
@@ -184,6 +186,8 @@ def test_down_while_slurm_is_taking_the_job_leaves_nothing_in_the_queue(
 
 def test_down_while_a_restart_waits_in_the_queue(slurm: SlurmBed, cli: Cli) -> None:
     following = cli.start("up", job(cli, "exit 7", nodes=1, restarts=1), "--on", "hpc")
+    attempts = Path("state", "node-0.attempts")
+    until(lambda: "exit 7" in text_of(folder(slurm, cli) / attempts), "it does not fail")
     until(lambda: any(" PENDING " in line for line in slurm.jobs()), "it is not requeued")
     cli("down")
     _, err = following.communicate(timeout=60)

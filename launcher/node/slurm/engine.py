@@ -196,7 +196,8 @@ class SlurmEngine(MachineEngine):
         if run.spec["labels"][labels.RUNTIME] != "process":
             raise NodeUnfit(self.node, "no command can be run in a cluster's container", f"srun --jobid={run.job.id}")
         output = run.spec["labels"][labels.OUTPUT]
-        step = ["srun", f"--jobid={run.job.id}", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1"]
+        number = run_script(self.machine, 'squeue -h -o %A -j "$1"', run.job.id).out.decode().strip()  # not 12_3
+        step = ["srun", f"--jobid={number}", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1"]
         step += [f"--relative={rank}", *(["--pty"] if terminal else [])]
         known = [
             f"LAUNCHER_NODE_RANK={rank}",
