@@ -34,7 +34,9 @@ _UNPACK = "tar -xf - --no-same-owner -C /"
 _TAKEN = 44
 _CREATE = f"""
 [ ! -e "$1/{NODES}" ] || exit {_TAKEN}
-mkdir -p "$1/{NODES}" "$1/logs" && printf %s "$2" >"$1/{NODES}/{SCRIPT}" && printf %s "$3" >"$1/{NODES}/{SPEC}"
+mkdir -p "$1/{NODES}" "$1/logs" "$1/state" &&
+  : >"$1/state/node-0.attempts" && # there it is told who stops the run, also while it waits
+  printf %s "$2" >"$1/{NODES}/{SCRIPT}" && printf %s "$3" >"$1/{NODES}/{SPEC}"
 """
 # $1: the run's folder, $2: the code, $3: the run. The caller's variables are the job's, as with sbatch by hand.
 _SUBMIT = f"""

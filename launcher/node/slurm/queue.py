@@ -130,8 +130,8 @@ def parse(text: str, mark: str) -> Iterator[RunInQueue]:
         elif kind == "end":
             found = re.fullmatch(r"(\d{1,3}) (\d{1,12})", rest.strip())
             runs[-1]["end"] = (int(found[1]), float(found[2])) if found else None
-        elif name := re.fullmatch(r"attempts node-(\d{1,5})\.attempts", kind):
-            runs[-1]["attempts"][int(name[1])] = _last_attempt(rest)
+        elif (name := re.fullmatch(r"attempts node-(\d{1,5})\.attempts", kind)) and (last := _last_attempt(rest))[0]:
+            runs[-1]["attempts"][int(name[1])] = last
     for run in runs:
         if run["spec"]:
             yield RunInQueue(job=jobs.get(run["spec"]["labels"][labels.RUN]) or jobs.get(run["submitted"]), **run)
