@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,3 +53,10 @@ def user(slurm: SlurmBed, folder: Path) -> Cli:
     settings.chmod(0o600)
     own = {"XDG_CONFIG_HOME": str(folder / "config"), "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "200"}
     return Cli(project, {**own, "SLURM_CONF": str(slurm.config), "LAUNCHER_SSH_CONFIG": str(slurm.ssh_config)})
+
+
+def free_port() -> int:
+    """For plain process nodes, which share this machine with others."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

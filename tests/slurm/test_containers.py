@@ -15,6 +15,7 @@ from tests.bed.debian_registry import forget, need, registry
 from tests.bed.settings import TRAIN_IMAGE
 from tests.e2e.cli import ROOT, Cli
 from tests.slurm.bed import SlurmBed
+from tests.slurm.conftest import free_port
 
 pytestmark = pytest.mark.timeout(600)
 SITE = Path(sys.prefix, "lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages")
@@ -71,7 +72,7 @@ def test_bed_2node_gives_the_same_weights_in_oci_containers(
 ) -> None:
     here, keys = in_containers(pushed, cli)
     sets = [f"code={ROOT}", "gpus=none", "run.args.epochs=1", "run.args.print_digest=true"]
-    plain = ["runtime=process", "image=null", "mounts={}"]
+    plain = ["runtime=process", "image=null", "mounts={}", f"port={free_port()}"]
     mounted = {str(SITE): "/site:ro"}
     boxed = [f"image={json.dumps(keys['image'])}", f"mounts={json.dumps(mounted)}", "env.PYTHONPATH=/site", "nodes=2"]
     digests = []

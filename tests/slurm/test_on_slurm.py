@@ -18,7 +18,7 @@ import pytest
 
 from tests.e2e.cli import ROOT, Cli
 from tests.slurm.bed import SlurmBed
-from tests.slurm.conftest import user
+from tests.slurm.conftest import free_port, user
 
 pytestmark = pytest.mark.timeout(240)
 SMALL = {"arch": "smallcnn", "image_size": 32, "val_resize": 32, "augment": "shift", "flip": 0, "batch_size": 64}
@@ -79,7 +79,7 @@ def test_four_nodes_run_what_export_prints(slurm: SlurmBed, cli: Cli) -> None:
 
 def test_a_rank_that_raises_is_named_with_its_own_traceback(cli: Cli) -> None:
     script = cli.program("raises.py")
-    file = cli.job(runtime="process", nodes=["local", "local"], gpus="none", run={"script": script})
+    file = cli.job(runtime="process", nodes=["local", "local"], gpus="none", run={"script": script}, port=free_port())
     records = []
     for where in ((), ("--on", "hpc")):
         done = cli("up", file, *where, code=1, timeout=200)
@@ -354,6 +354,7 @@ def test_a_node_that_is_lost_requeues_the_job_on_another_one(slurm: SlurmBed, cl
 def test_the_weights_are_the_same_as_on_plain_process_nodes(nodes: int, file: str, cli: Cli, tmp_path: Path) -> None:
     here = Cli(cli.cwd, {**cli.env, "HOME": str(tmp_path)})
     sets = [f"code={ROOT}", "gpus=none", "run.args.epochs=1", "run.args.print_digest=true", "runtime=process"]
+    sets.append(f"port={free_port()}")
     sets += ["image=null", "mounts={}"] if file == "bed_2node" else []
     options = [word for each in sets for word in ("--set", each)]
     digests = []
