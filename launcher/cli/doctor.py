@@ -46,7 +46,7 @@ def doctor(
     job = _job(targets, sets or [], options.hosts(nodes))
     if on is not None and (job is None or measure):
         raise UsageError(f"--on {on}", "takes a job file, and cannot measure", f"launcher doctor JOB --on {on}")
-    hosts = [(entry.name, entry.host) for entry in job.nodes] if job else [(host, host) for host in targets]
+    hosts = [(entry.name, entry.host) for entry in job.machines] if job else [(host, host) for host in targets]
     hosts = hosts if on is None else [(host, host) for host in options.hosts(None, on) or ()]
     console, seen = terminal.console(), []
     with connect(hosts, job.runtime if job else "docker", ssh_config, allow_failures=True) as fleet:

@@ -43,11 +43,11 @@ def show_until_end(
     return outcome
 
 
-def follow(attached: Attached, screen: Screen, notify: Notify, *, resumed: bool) -> int | None:
+def follow(attached: Attached, screen: Screen, notify: Notify, *, resumed: bool, moves: bool = False) -> int | None:
     """Show the master until the run ends; the exit code, None where it is left. A failed run is removed there."""
     master = attached.nodes[0]
     try:
-        shown = [Followed(master, NodePaths(master.output, master.name).log)]
+        shown = [Followed(master, NodePaths(master.output, master.name).log, moves=moves)]
         outcome = show_until_end(attached, shown, screen, notify, resumed=resumed)
     except KeyboardInterrupt:
         return leave_or_stop(attached, screen)

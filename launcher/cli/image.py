@@ -79,7 +79,7 @@ def ship(
     cure = "push it: launcher image build JOB --push REGISTRY; and give what it prints as image.ref"
     options.refuse_cluster(on, "a cluster imports images from a registry by its own tool", cure)
     loaded = load_job(job, sets or [], options.hosts(nodes))
-    hosts = [(entry.name, entry.host) for entry in loaded.nodes]
+    hosts = [(entry.name, entry.host) for entry in loaded.machines]
     with connect(hosts, ssh_config=ssh_config) as fleet, caller_engine() as local:
         _report(_ensure(loaded, job, fleet.engines, local))
 
@@ -117,9 +117,7 @@ def verify_(
 
 @image.command(name="list")
 def list_(
-    tag: Annotated[
-        str | None, typer.Option(help="One of NVIDIA's releases: 19.06, 25.03-py3.", show_default=False)
-    ] = None,
+    tag: Annotated[str | None, typer.Option(help="One of NVIDIA's releases: 19.06, 25.03-py3.")] = None,
     json: options.Json = False,
 ) -> None:
     """NVIDIA's PyTorch releases with what is known of them, and the images that launcher built on this machine."""

@@ -69,7 +69,6 @@ def up(
             "--resume",
             metavar="RUN",
             help="Begin with an earlier run's newest checkpoint, wherever it is: on a node of it, or fetched here.",
-            show_default=False,
         ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for GPUs that another run has.")] = False,
@@ -118,7 +117,7 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
     check_files(job, Path.cwd(), os.environ)
     secrets = read_secrets(job, Path.cwd(), os.environ)
     packed = in_background(lambda: _pack(job))
-    hosts = [(entry.name, entry.host) for entry in job.nodes]
+    hosts = [(entry.name, entry.host) for entry in job.machines]
     if chosen.on is not None:
         hosts = [(CLUSTER + chosen.on, CLUSTER + chosen.on)]
     with connect(hosts, job.runtime, ssh_config, ping=False) as fleet:
@@ -162,7 +161,7 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
                     return None
             except KeyboardInterrupt:
                 return leave_or_stop(attached, screen)
-            return follow(attached, screen, notify, resumed=False)
+            return follow(attached, screen, notify, resumed=False, moves=plan.min_nodes > 0)
 
 
 def _run_array(variants: Sequence[tuple[Job, UpOptions]], ssh_config: Path | None) -> int:
@@ -190,7 +189,10 @@ def _where(plan: Plan, attached: Attached) -> str:
         state = attached.engines[plan.master.node].wait(plan.master.container.name, 0)
         return f"{plan.run} is submitted to {plan.master.host}, {state.error or state.phase.value}"
     meeting = f"{plan.rendezvous.address}:{plan.rendezvous.port}"
-    return f"{plan.run} runs on {', '.join(node.node for node in plan.nodes)}, meeting at {meeting}"
+    names = [node.node for node in plan.nodes]
+    size = len(names) - plan.spares
+    spares = f" (spare: {', '.join(names[size:])})" if plan.spares else ""
+    return f"{plan.run} runs on {', '.join(names[:size])}{spares}, meeting at {meeting}"
 
 
 def _pack(job: Job) -> Snapshot:

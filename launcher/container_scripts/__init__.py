@@ -2,8 +2,9 @@
 
 entry.sh runs in front of the image's entrypoint, rank.sh in front of each worker, within.sh in front of the commands
 that `exec` and `shell` start in a running container; agent.py, under the image's Python, is torchrun whose nodes find
-each other again after a restart. The folder inside a container holds the scripts, `home/` (a writable home for a uid
-that the image does not know) and `secrets/NAME` (the value's bytes, mode 0600).
+each other again after a restart, elastic.py with meeting.py the same in a job with min_nodes. The folder inside a
+container holds the scripts, `home/` (a writable home for a uid that the image does not know) and `secrets/NAME` (the
+value's bytes, mode 0600).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
-SCRIPTS = ("agent.py", "entry.sh", "environment.sh", "rank.sh", "within.sh")
+SCRIPTS = ("agent.py", "elastic.py", "entry.sh", "environment.sh", "meeting.py", "rank.sh", "within.sh")
 
 
 @functools.cache

@@ -59,11 +59,9 @@ def plan_on(job: Job, engine: Engine, code: str, run: RunId, sweep: Sequence[Run
         name=f"launcher-{run}-0",
         image=planned.image,
         argv=("sbatch", script, *sweep),
-        env={},
         labels=marks,
         layout=Layout(code=posixpath.join(own, "code"), output=output, kit=posixpath.join(own, "kit")),
         output_dir=output,
-        user="",
     )
     other = replace(first, argv=(), labels={})  # it is the same job
     nodes = tuple(
