@@ -14,13 +14,14 @@ from rich.markup import escape
 
 from launcher.cli import options, terminal
 from launcher.cli.reporter import Reporter
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, UsageError
 from launcher.job.files import check_files
 from launcher.job.loader import load_job
 from launcher.job.models import Job
 from launcher.model.plan import plain
 from launcher.node.connect import connect
 from launcher.plan.checks import Check, Level
+from launcher.run.cluster import examine_on
 from launcher.run.doctor import examine
 
 _SIGNS = {Level.OK: "[green]ok  [/]", Level.WARN: "[yellow]warn[/]", Level.FAIL: "[bold red]FAIL[/]"}
@@ -33,18 +34,23 @@ def doctor(
     measure: Annotated[
         bool, typer.Option("--measure", help="Latency, bandwidth and all-reduce between the job's nodes, in its image.")
     ] = False,
+    on: options.On = None,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
     """With a job file also what the job needs: its mounts, its data, its port, connections between its nodes.
+    On a cluster: whether Slurm would take the job.
 
     Exit code: 0 with nothing worse than a warning, 3 where something would fail.
     """
     job = _job(targets, sets or [], options.hosts(nodes))
+    if on is not None and (job is None or measure):
+        raise UsageError(f"--on {on}", "takes a job file, and cannot measure", f"launcher doctor JOB --on {on}")
     hosts = [(entry.name, entry.host) for entry in job.machines] if job else [(host, host) for host in targets]
+    hosts = hosts if on is None else [(host, host) for host in options.hosts(None, on) or ()]
     console, seen = terminal.console(), []
     with connect(hosts, job.runtime if job else "docker", ssh_config, allow_failures=True) as fleet:
-        found = examine(job, fleet)
+        found = examine(job, fleet) if job is None or on is None else examine_on(job, fleet)
         for check in found:
             seen.append(check)
             if not json:

@@ -68,12 +68,15 @@ def shell(
     node: Annotated[str | None, typer.Option(help="On this node of the job; default: the first.")] = None,
     sets: options.Sets = None,
     nodes: options.JobNodes = None,
+    on: options.NotOn = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
     """Image, code, mounts, GPUs, variables and secrets are the job's. The container goes when the shell ends.
 
     Without a terminal the shell reads its commands from stdin. Exit code: that of the shell.
     """
+    cure = "in a run that goes on there: launcher exec --on CLUSTER -- bash; else on its login machine: srun --pty bash"
+    options.refuse_cluster(on, "a cluster has no containers just for looking", cure)
     loaded = load_job(job, sets or [], options.hosts(nodes))
     entry = _of_job(loaded, node)
     check_files(loaded, Path.cwd(), os.environ)

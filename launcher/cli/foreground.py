@@ -12,6 +12,7 @@ from launcher.errors import NodesFailed, NodeUnreachable, StoppedByUser
 from launcher.job.settings import Notify
 from launcher.model.plan import RunId
 from launcher.node.parallel import in_background, uninterrupted
+from launcher.records.paths import NodePaths
 from launcher.run.finish import Outcome
 from launcher.run.followed import Followed
 from launcher.run.locate import Attached
@@ -42,6 +43,24 @@ def show_until_end(
     return outcome
 
 
+def follow(attached: Attached, screen: Screen, notify: Notify, *, resumed: bool, moves: bool = False) -> int | None:
+    """Show the master until the run ends; the exit code, None where it is left. A failed run is removed there."""
+    master = attached.nodes[0]
+    try:
+        shown = [Followed(master, NodePaths(master.output, master.name).log, moves=moves)]
+        outcome = show_until_end(attached, shown, screen, notify, resumed=resumed)
+    except KeyboardInterrupt:
+        return leave_or_stop(attached, screen)
+    run = attached.record.run
+    if outcome.state not in (RunState.DONE, RunState.STOPPED):  # who stopped it elsewhere removes it too
+        # All evidence has been read and recorded: nothing is left on the nodes but the output folders.
+        try:
+            stop(attached.fleet, run)
+        except NodesFailed as left:
+            screen.warn(f"something may be left there; when it is back: launcher down {run}\n{left}")
+    return outcome.state.exit_code
+
+
 def raise_silent(screen: Screen, run: RunId) -> None:
     """Raises NodesFailed where nodes of a run that is being left do not answer."""
     what, cure = (
@@ -65,12 +84,18 @@ def leave_or_stop(attached: Attached, screen: Screen) -> int | None:
         time.sleep(SECOND_CTRL_C)
         raise_silent(screen, record.run)
     except KeyboardInterrupt:
-        screen.log(f"stopping {record.run}; its trainer may save a checkpoint first")
-        with contextlib.suppress(KeyboardInterrupt):
-            uninterrupted(lambda: stop(attached.fleet, record.run, into=record, warn=screen.warn))
-        stopped = {"run": record.run, "state": RunState.STOPPED.value, "exit_code": StoppedByUser.exit_code}
-        if problem := record.finish(stopped):
-            screen.warn(problem)
-        screen.log("stopped; nothing of it is left but the output folders")
-        return StoppedByUser.exit_code
+        return stop_now(attached, screen)
     return None
+
+
+def stop_now(attached: Attached, screen: Screen) -> int:
+    """Stop it for the user; the exit code."""
+    record = attached.record
+    screen.log(f"stopping {record.run}; its trainer may save a checkpoint first")
+    with contextlib.suppress(KeyboardInterrupt):
+        uninterrupted(lambda: stop(attached.fleet, record.run, into=record, warn=screen.warn))
+    stopped = {"run": record.run, "state": RunState.STOPPED.value, "exit_code": StoppedByUser.exit_code}
+    if problem := record.finish(stopped):
+        screen.warn(problem)
+    screen.log("stopped; nothing of it is left but the output folders")
+    return StoppedByUser.exit_code

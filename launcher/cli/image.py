@@ -16,6 +16,7 @@ from launcher.cli import options, terminal
 from launcher.cli.bars import bars
 from launcher.cli.reporter import Reporter
 from launcher.errors import ImageUnfit, UsageError
+from launcher.image.code_layer import IN_CONTEXT, add_code, publish, target
 from launcher.image.ensure import ensure
 from launcher.image.image_locations import ImageLocations, ImageOnNodes, image_store
 from launcher.image.lock import path_beside
@@ -23,22 +24,47 @@ from launcher.image.names import OCI_BASE_NAME, RECIPE
 from launcher.image.probe import full_report
 from launcher.image.repair import Verdict
 from launcher.image.versions import Release, release, releases
+from launcher.job.files import code_folder
 from launcher.job.loader import load_job
 from launcher.job.models import Job
 from launcher.node.connect import caller_engine, connect
 from launcher.node.engine import Engine
+from launcher.records.snapshot import repack, snapshot
 
 image = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Build, verify, ship and list images.")
 
 
 @image.command()
-def build(job: options.JobFile, sets: options.Sets = None, ssh_config: options.SshConfig = None) -> None:
+def build(
+    job: options.JobFile,
+    sets: options.Sets = None,
+    with_code: Annotated[
+        bool, typer.Option("--with-code", help="The code as one more layer, at /workspace/code: for Kubernetes.")
+    ] = False,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            "--push", metavar="REGISTRY", help="Push it to REGISTRY/JOB, and print its digest.", show_default=False
+        ),
+    ] = None,
+    ssh_config: options.SshConfig = None,
+) -> None:
     """Build the job's image: on this machine's engine, without one on the first node."""
     loaded = load_job(job, sets or [])
+    to = None if push is None else target(push, loaded.name)
     with caller_engine() as local, ExitStack() as stack:
         first = [(entry.name, entry.host) for entry in loaded.nodes[:1]]
-        nodes = [local] if local else stack.enter_context(connect(first, ssh_config=ssh_config)).engines
-        _report(_ensure(loaded, job, nodes, local))
+        engine = local or stack.enter_context(connect(first, ssh_config=ssh_config)).engines[0]
+        done = _ensure(loaded, job, [engine], local)
+        _report(done)
+        store, made = image_store(engine), done.images[engine.node]
+        if with_code:
+            code = snapshot(code_folder(loaded, Path.cwd()))
+            members = repack(code.archive, IN_CONTEXT, 0, 0)
+            name, made = add_code(store, made, loaded.name, code.digest, members, Reporter().log)
+            typer.echo(f"{name} {made.id}")
+        if to is not None:
+            typer.echo(publish(store, made, to))
 
 
 @image.command()
@@ -46,9 +72,12 @@ def ship(
     job: options.JobFile,
     sets: options.Sets = None,
     nodes: options.JobNodes = None,
+    on: options.NotOn = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
     """Send the job's image to every node, built if it must be: only layers that a node lacks are sent."""
+    cure = "push it: launcher image build JOB --push REGISTRY; and give what it prints as image.ref"
+    options.refuse_cluster(on, "a cluster imports images from a registry by its own tool", cure)
     loaded = load_job(job, sets or [], options.hosts(nodes))
     hosts = [(entry.name, entry.host) for entry in loaded.machines]
     with connect(hosts, ssh_config=ssh_config) as fleet, caller_engine() as local:

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from launcher.errors import UsageError
+
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file.")]
 Run = Annotated[
     str | None,
@@ -25,6 +27,7 @@ On = Annotated[
     str | None,
     typer.Option("--on", metavar="CLUSTER", help="On this cluster of the settings file."),
 ]
+NotOn = Annotated[str | None, typer.Option("--on", hidden=True)]  # refuse_cluster says what to do instead
 JobNodes = Annotated[str | None, typer.Option("--nodes", metavar="A,B", help="Run on these nodes instead.")]
 Sets = Annotated[
     list[str] | None,
@@ -50,6 +53,12 @@ def hosts(nodes: str | None, on: str | None = None) -> list[str] | None:
     if on is not None:
         return [f"slurm:{on}"]
     return None if nodes is None else [host.strip() for host in nodes.split(",") if host.strip()]
+
+
+def refuse_cluster(on: str | None, what: str, cure: str) -> None:
+    """Raises UsageError where a cluster is named to a command that knows none."""
+    if on is not None:
+        raise UsageError(f"--on {on}", what, cure)
 
 
 def interactive() -> bool:

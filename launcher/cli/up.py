@@ -7,9 +7,9 @@ import os
 import random
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +42,7 @@ class UpOptions:
     file: the job file, beside which its image is pinned. resume: an earlier run, whose checkpoints it begins with.
     wait: for GPUs that another run has. place: in a group, where the run is one of several variants.
     raw: pass the output's terminal sequences. on: a cluster of the settings file, instead of the job's nodes.
+    run: its id, where that is chosen already. sweep: all runs of its group, where they are one job array of a cluster.
     """
 
     file: Path
@@ -51,6 +52,8 @@ class UpOptions:
     place: Membership | None
     raw: bool
     on: str | None = None
+    run: RunId | None = None
+    sweep: tuple[RunId, ...] = ()
 
 
 def up(
@@ -88,11 +91,13 @@ def up(
         )
     code, group = 0, new_run_id(loaded.name)
     places: list[Membership | None] = [Membership(group, variant_name(variant)) for variant in loaded.sweep]
-    for variant, place in zip(expand_sweep(loaded), places or [None], strict=True):
-        ended = run_one(variant, UpOptions(job, detach, earlier, wait, place, raw, on), ssh_config)
+    chosen = [UpOptions(job, detach, earlier, wait, place, raw, on) for place in places or [None]]
+    variants = list(zip(expand_sweep(loaded), chosen, strict=True))
+    if on is not None and loaded.sweep:
+        sys.exit(_run_array(variants, ssh_config))
+    for variant, own in variants:
+        ended = run_one(variant, own, ssh_config)
         code = max(code, ended or 0)
-        if detach and on is not None:  # the cluster runs the variants as it has room for them
-            continue
         if ended in (None, StoppedByUser.exit_code):  # the user has left, or does not want the rest either
             break
     sys.exit(code)
@@ -121,7 +126,6 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
         from launcher.cli.reporter import Reporter
         from launcher.image.lock import path_beside
         from launcher.job.settings import read_settings
-        from launcher.records.paths import NodePaths
         from launcher.records.store import Record
         from launcher.run.prepare import prepare
 
@@ -131,7 +135,7 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
         if chosen.on is not None:
             from launcher.run.cluster import plan_on
 
-            plan = plan_on(job, fleet.engines[0], code.digest)
+            plan = plan_on(job, fleet.engines[0], code.digest, chosen.run or new_run_id(job.name), chosen.sweep)
         else:
             facts = fleet.facts()
             with bars() as on_progress:
@@ -140,13 +144,12 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
             reporter.warn(warning)
         record = Record.create(plan, dump_job(job), code.archive, secrets=list(secrets.values()))
         from launcher.cli.console import Screen
-        from launcher.cli.foreground import leave_or_stop, show_until_end
-        from launcher.run.followed import Followed
+        from launcher.cli.foreground import follow, leave_or_stop
         from launcher.run.locate import Attached, engine_of
-        from launcher.run.state import RunState
-        from launcher.run.stop import stop
 
         _start(plan, record, fleet, code, secrets, log, chosen, ssh_config)
+        if chosen.sweep:
+            return None
         nodes = record.nodes()
         engines = {engine.node: engine for engine in fleet.engines}
         attached = Attached(record, nodes, {node.name: engines[engine_of(node)[0]] for node in nodes}, fleet)
@@ -156,18 +159,29 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
                 if chosen.detach:
                     log(f"{plan.run} is running. Follow it: launcher logs {plan.run}")
                     return None
-                log_of_master = NodePaths(nodes[0].output, nodes[0].name).log
-                shown = [Followed(nodes[0], log_of_master, moves=plan.min_nodes > 0)]
-                outcome = show_until_end(attached, shown, screen, notify, resumed=False)
             except KeyboardInterrupt:
                 return leave_or_stop(attached, screen)
-        if outcome.state not in (RunState.DONE, RunState.STOPPED):  # who stopped it elsewhere removes it too
-            # All evidence has been read and recorded: nothing is left on the nodes but the output folders.
-            try:
-                stop(fleet, record.run)
-            except NodesFailed as left:
-                log(f"warning: something may be left there; when it is back: launcher down {record.run}\n{left}")
-        return outcome.state.exit_code
+            return follow(attached, screen, notify, resumed=False, moves=plan.min_nodes > 0)
+
+
+def _run_array(variants: Sequence[tuple[Job, UpOptions]], ssh_config: Path | None) -> int:
+    """The variants of a sweep as one job array of a cluster, all of them or none; the exit code."""
+    runs = tuple(new_run_id(job.name) for job, _ in variants)
+    try:
+        for (job, own), run in zip(variants, runs, strict=True):
+            run_one(job, replace(own, run=run, sweep=runs), ssh_config)
+    except BaseException as error:
+        from launcher.cli.job_array import undo
+
+        undo(runs, error, ssh_config)
+        raise
+    from launcher.cli.job_array import show_array
+    from launcher.cli.reporter import Reporter
+
+    first = variants[0][1]
+    group = first.place.group if first.place else ""
+    Reporter().log(f"{len(runs)} variants are submitted as one job array; the results: launcher compare {group}")
+    return 0 if first.detach else show_array(runs, ssh_config, raw=first.raw)
 
 
 def _where(plan: Plan, attached: Attached) -> str:

@@ -19,6 +19,34 @@ ANY = Cluster(kind="slurm", login="local", workdir="/")  # no cluster is named: 
 PORTS = 1000  # one more of them for each job's id: two jobs may share a machine
 _MARGIN = 300  # seconds that Slurm leaves the entry script to enforce the time limit itself
 _MIB = 1 << 20
+_UNPACK = 'umoci unpack $([ "$(id -u)" -eq 0 ] || echo --rootless) --image "$image.part.oci:it" "$image.part"'
+_WRITE_BUNDLE = f"""\
+import json, os, shlex, sys
+image, bundle, *places = sys.argv[1:]
+bind = lambda source, at, *options: dict(destination=at, type="bind", source=source, options=["rbind", *options])
+config = json.load(open(image + "/config.json"))
+config["root"] = {{"path": "rootfs", "readonly": True}}  # older Slurm knows no other place: the image is mounted there
+config["process"]["cwd"] = "{CODE}"
+config["linux"].pop("resources", None)  # Slurm's own limits count
+config["linux"]["namespaces"] = [n for n in config["linux"]["namespaces"] if n["type"] not in ("network", "ipc")]
+mounts = [m for m in config["mounts"] if not m["destination"].startswith("/dev")]
+for place in places:
+    source, target, *options = place.split(":")
+    mounts.append(bind(source, target, *options))
+    there = os.path.realpath(image + "/rootfs" + target)
+    if os.path.isdir(source) and there.startswith(image):
+        os.makedirs(there, exist_ok=True)  # where it is mounted, in an image that is read-only
+os.makedirs(bundle + "/rootfs", exist_ok=True)
+for entry in os.scandir(image + "/rootfs"):
+    if not entry.is_symlink() and entry.name not in ("dev", "proc", "sys"):
+        mounts.insert(0, bind(entry.path, "/" + entry.name, "ro"))
+    elif entry.is_symlink() and not os.path.lexists(f"{{bundle}}/rootfs/{{entry.name}}"):
+        os.symlink(os.readlink(entry.path), f"{{bundle}}/rootfs/{{entry.name}}")
+config["mounts"] = mounts
+json.dump(config, open(bundle + "/config.json", "w"))
+exports = [f"export {{shlex.quote(setting)}}\\n" for setting in config["process"]["env"]]
+open(bundle + "/env", "w").writelines(exports)  # older Slurm lets the caller's variables win
+"""
 
 
 def check(job: Job, container: str) -> None:
@@ -29,7 +57,7 @@ def check(job: Job, container: str) -> None:
 def _refused(job: Job, container: str) -> Refused:
     if job.runtime == "docker" and container == "none":
         what = "no containers are known there: set runtime: process, or name their tool in the settings file"
-        yield ("image",), f"{what} (container: pyxis or apptainer), and the cluster: --on CLUSTER"
+        yield ("image",), f"{what} (container: pyxis, apptainer or oci), and the cluster: --on CLUSTER"
     if job.docker.ipc != "host":
         yield ("docker", "ipc"), "containers on Slurm share the machine's IPC: leave it out"
     if job.docker.cap_add:
@@ -126,6 +154,11 @@ def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     known |= {name: shlex.quote(value) for name, value in plan.env.items()}
     body = [
         *([f"export LAUNCHER_OUTPUT={shlex.quote(plan.output)}"] if plan.image else []),
+        *(
+            [f'. "$LAUNCHER_OUTPUT/state/bundle/env" && cd {CODE} || exit 73']
+            if plan.image and cluster.container == "oci"
+            else []
+        ),
         'export LAUNCHER_NODE_RANK="${LAUNCHER_NODE_RANK:-$SLURM_NODEID}"',
         'export LAUNCHER_NODE="node-$LAUNCHER_NODE_RANK"',
         'export TORCHELASTIC_ERROR_FILE="$LAUNCHER_OUTPUT/errors/$LAUNCHER_NODE.json"',
@@ -164,10 +197,13 @@ def _container(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     name, _, digest = plan.image.partition("@")
     first, slash, rest = name.partition("/")
     registry = f"{first}#{rest}" if slash and {".", ":"} & set(first) else name
-    suffix, command = {
-        "pyxis": (".sqsh", f'enroot import --output "$image.part" docker://{_without_tag(registry)}@{digest}'),
-        "apptainer": (".sif", f'apptainer pull "$image.part" docker://{_without_tag(name)}@{digest}'),
+    source = f"docker://{_without_tag(registry if cluster.container == 'pyxis' else name)}@{digest}"
+    suffix, *commands = {
+        "pyxis": (".sqsh", f'enroot import --output "$image.part" {source}'),
+        "apptainer": (".sif", f'apptainer pull "$image.part" {source}'),
+        "oci": (".bundle", f'skopeo copy {source} "oci:$image.part.oci:it"', _UNPACK, 'rm -r "$image.part.oci"'),
     }[cluster.container]
+    commands.append('mv "$image.part" "$image" || exit 69')
     image = f"{cluster.workdir}/{OUTPUT_ROOT}/images/{digest.replace(':', '-')}{suffix}"
     return [
         f"# --- the image {plan.image}",
@@ -175,16 +211,36 @@ def _container(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         'mkdir -p "${image%/*}" || exit 73',
         'exec 9>"$image.lock" && flock 9 # another job may be importing it',
         'if [ ! -e "$image" ]; then',
-        '    rm -f "$image.part"',
-        f'    {command} && mv "$image.part" "$image" || exit 125',
+        '    rm -rf "$image.part"*',
+        "    " + " &&\n        ".join(commands),
         "fi",
         "exec 9>&-",
+        *(_bundle(plan) if cluster.container == "oci" else ()),
     ]
 
 
+def _bundle(plan: ClusterPlan) -> list[str]:
+    """Slurm's own containers get their mounts from their bundle: this job's is the image's with more of them."""
+    return [
+        "",
+        "# --- the image's bundle with this job's folders, and the machine's network, IPC, devices and /tmp",
+        'bundle="$LAUNCHER_OUTPUT/state/bundle" && mkdir -p "$bundle" || exit 73',
+        f'python3 - "$image" "$bundle" {" ".join(_places(plan))} /dev:/dev /tmp:/tmp <<\'END\' || exit 69',
+        *_WRITE_BUNDLE.splitlines(),
+        "END",
+        "# Older Slurm gives all of its containers the variables of one task: each is told its own rank.",
+        f"echo '* env LAUNCHER_NODE_RANK=%t sh {plan.output}/state/node.sh' >\"$bundle/tasks\"",
+    ]
+
+
+def _places(plan: ClusterPlan) -> list[str]:
+    """SOURCE:TARGET[:ro] of each mount, as shell words."""
+    own = [f'"$PWD":{CODE}', f'"$LAUNCHER_OUTPUT":{shlex.quote(plan.output)}']
+    return own + [shlex.quote(f"{m.source}:{m.target}{':ro' if m.read_only else ''}") for m in plan.mounts]
+
+
 def _run(plan: ClusterPlan, cluster: Cluster) -> list[str]:
-    places = [f'"$PWD":{CODE}', f'"$LAUNCHER_OUTPUT":{shlex.quote(plan.output)}']
-    places += [shlex.quote(f"{m.source}:{m.target}{':ro' if m.read_only else ''}") for m in plan.mounts]
+    places = _places(plan)
     step = ["srun --mpi=none --kill-on-bad-exit=1 --wait=60"]  # mpi: a site's own default of pmix breaks torchrun
     if plan.cpus is not None:
         step.append('--cpus-per-task="$SLURM_CPUS_PER_TASK"')  # not taken over from sbatch since Slurm 22.05
@@ -193,6 +249,8 @@ def _run(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     elif cluster.container == "pyxis":  # on srun: not every site's sbatch has these options
         step += ['--container-image="$image"', f"--container-mounts={','.join(places)}", "--no-container-mount-home"]
         step += [f"--container-workdir={CODE}", f"sh {shlex.quote(plan.output)}/state/node.sh"]
+    elif cluster.container == "oci":
+        step.append('--container="$bundle" --multi-prog "$bundle/tasks"')
     else:
         step.append(f"apptainer exec {'--nv ' if plan.gpus else ''}--no-home --pwd {CODE}")
         step += [f"--bind {place}" for place in places]

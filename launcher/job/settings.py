@@ -54,7 +54,7 @@ class Cluster(BaseModel):
     account: str = Field(default="", pattern=_WORD)
     qos: str = Field(default="", pattern=_WORD)
     time: Duration | None = None  # what the partition may be asked for; else the job's timeout and five minutes
-    container: Literal["pyxis", "apptainer", "none"] = "none"
+    container: Literal["pyxis", "apptainer", "oci", "none"] = "none"
     python: str = Field(default="python3", min_length=1)  # on the nodes: of a virtual environment on the shared folder
     gpus: int | None = Field(default=None, ge=0)  # of a node: what `gpus: all` means
     options: tuple[Annotated[str, Field(pattern=r"^--[!-~]+( [!-~]+)*$")], ...] = Field(default=(), strict=False)

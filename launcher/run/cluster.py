@@ -1,33 +1,39 @@
-"""The plan of a run on a cluster: what `launcher export` prints is the container of the run's first node."""
+"""A job on a cluster: its plan, where what `launcher export` prints is the first node's container, and its checks."""
 
 from __future__ import annotations
 
 import posixpath
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from launcher import __version__
 from launcher.export import slurm
 from launcher.job.models import Job
+from launcher.job.overrides import expand_sweep
+from launcher.job.settings import Cluster
 from launcher.model import labels
+from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import ContainerSpec, Layout
-from launcher.model.plan import NodePlan, Plan, Rendezvous, new_run_id
+from launcher.model.plan import NodePlan, Plan, Rendezvous, RunId
+from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
+from launcher.node.machine import Done, run_script
 from launcher.node.slurm.engine import SlurmEngine
 from launcher.node.slurm.queue import NODES
-from launcher.plan.cluster import build
+from launcher.plan.checks import Check, Level
+from launcher.plan.cluster import ClusterPlan, build
 from launcher.plan.containers import digest, output_dir
 from launcher.run.owner import caller
 
 
-def plan_on(job: Job, engine: Engine, code: str) -> Plan:
-    """code: digest of the code archive. Raises JobInvalid with every key that the cluster cannot carry."""
-    if not isinstance(engine, SlurmEngine):
-        raise TypeError(f"{engine.node} is no cluster")
-    cluster, run = engine.cluster, new_run_id(job.name)
-    slurm.check(job, cluster.container)
-    planned = build(job, cluster.python, cluster.gpus)
-    script = slurm.render(planned, cluster)
+def plan_on(job: Job, engine: Engine, code: str, run: RunId, sweep: Sequence[RunId]) -> Plan:
+    """code: digest of the code archive. sweep: all runs of its sweep, which are one job array.
+
+    Raises JobInvalid with every key that the cluster cannot carry.
+    """
+    cluster = _cluster(engine)
+    planned, script = _script(job, cluster)
     output = output_dir(cluster.workdir, run)
     own = posixpath.join(output, NODES)
     marks = {
@@ -52,7 +58,7 @@ def plan_on(job: Job, engine: Engine, code: str) -> Plan:
     first = ContainerSpec(
         name=f"launcher-{run}-0",
         image=planned.image,
-        argv=("sbatch", script),
+        argv=("sbatch", script, *sweep),
         labels=marks,
         layout=Layout(code=posixpath.join(own, "code"), output=output, kit=posixpath.join(own, "kit")),
         output_dir=output,
@@ -71,3 +77,35 @@ def plan_on(job: Job, engine: Engine, code: str) -> Plan:
     )
     meeting = Rendezvous("", planned.port, (), (), probed=False)
     return Plan(run, job.name, job.runtime, planned.image, "", code, meeting, nodes)
+
+
+def examine_on(job: Job, fleet: Fleet) -> Iterator[Check]:
+    """Whether the cluster answers, and Slurm would take the job. Raises JobInvalid as plan_on does."""
+    for name, error in fleet.failed.items():
+        yield Check(name, "slurm", Level.FAIL, error.what, error.next_step)
+    for engine in fleet.engines:
+        cluster = _cluster(engine)
+        yield Check(engine.node, "slurm", Level.OK, engine.sh("sinfo --version").decode(errors="replace").strip())
+        made = run_script(engine.machine, 'mkdir -p "$1" && [ -w "$1" ]', posixpath.join(cluster.workdir, OUTPUT_ROOT))
+        cure = "name a folder that you may write: workdir of the cluster, in the settings file"
+        yield _check(engine.node, "workdir", made, f"{cluster.workdir} can be written", cure)
+        script = _script(expand_sweep(job)[0], cluster)[1]  # variants differ in the program's arguments only
+        taken = run_script(engine.machine, 'printf %s "$1" | sbatch --test-only', script)
+        cure = "correct partition, account, qos, time or options of the cluster in the settings file, or the job"
+        yield _check(engine.node, "sbatch", taken, taken.complaint.removeprefix("sbatch: "), cure)
+
+
+def _check(node: str, name: str, done: Done, what: str, cure: str) -> Check:
+    return Check(node, name, Level.FAIL, done.complaint, cure) if done.code else Check(node, name, Level.OK, what)
+
+
+def _cluster(engine: Engine) -> Cluster:
+    if not isinstance(engine, SlurmEngine):
+        raise TypeError(f"{engine.node} is no cluster")
+    return engine.cluster
+
+
+def _script(job: Job, cluster: Cluster) -> tuple[ClusterPlan, str]:
+    slurm.check(job, cluster.container)
+    planned = build(job, cluster.python, cluster.gpus)
+    return planned, slurm.render(planned, cluster)

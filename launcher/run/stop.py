@@ -71,7 +71,8 @@ def _end(engine: Engine, run: RunId, grace: float, listed: Sequence[ContainerSta
     if listed is None:
         own = engine.list({labels.RUN: run, labels.UID: str(engine.uid())})
         listed = [state for state in own if labels.readable(state.labels)]
-    idle = {state.id for state in listed if state.phase.ended or state.phase is Phase.CREATED}
+    # A cluster's job that waits has never run either, but it has a reason, and launchers that wait for it.
+    idle = {s.id for s in listed if s.phase.ended or (s.phase is Phase.CREATED and not s.error)}
     return [EndedContainer(state, False) if state.id in idle else _stop(engine, state, grace) for state in listed]
 
 

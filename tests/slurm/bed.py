@@ -13,6 +13,7 @@ import socket
 import subprocess
 import time
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,12 +53,15 @@ class SlurmBed:
 
     def up(self, nodes: int = NODES, *, may_install: bool = True) -> None:
         """Raises BedUnavailable where this machine cannot run it."""
-        install(allowed=may_install)
+        if os.geteuid():
+            raise BedUnavailable("the Slurm bed needs root")
+        install(PACKAGES, _PROGRAMS, allowed=may_install)
         self.down()
         for name in ("log", "state", "shared"):
             (self.folder / name).mkdir(parents=True)
         self.folder.chmod(0o755)
         self.config.write_text(self._configuration(nodes))
+        (self.folder / "oci.conf").write_text(self._runtime())
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(1024))
@@ -176,17 +180,22 @@ class SlurmBed:
             ]
         )
 
+    def _runtime(self) -> str:
+        """For `srun --container`: runc, which Debian's docker.io brings along."""
+        runc, name = f"runc --root={self.folder}/runc", "%n.%u.%j.%s.%t"
+        commands = {"Run": f"run {name} -b %b", "Query": f"state {name}", "Kill": f"kill -a {name}"}
+        commands["Delete"] = f"delete --force {name}"
+        return "".join(f'RunTime{key}="{runc} {command}"\n' for key, command in commands.items())
 
-def install(*, allowed: bool) -> None:
-    """Raises BedUnavailable where it cannot."""
-    if os.geteuid():
-        raise BedUnavailable("the Slurm bed needs root")
-    if all(map(shutil.which, _PROGRAMS)):
+
+def install(packages: Sequence[str], programs: Sequence[str], *, allowed: bool) -> None:
+    """Debian's packages where one of their programs is missing. Raises BedUnavailable where it cannot."""
+    if all(map(shutil.which, programs)):
         return
     if not allowed or shutil.which("apt-get") is None:
-        raise BedUnavailable(f"the Slurm bed needs Debian's packages {' '.join(PACKAGES)}: python -m tests.slurm up")
+        raise BedUnavailable(f"Debian's packages {' '.join(packages)} are missing; LAUNCHER_BED_REQUIRED installs them")
     run(["apt-get", "update", "-q"])
-    # Its daemons are started here, with a configuration of ours. Packages ask policy-rc.d whether to start theirs.
+    # Daemons are started by the tests, with configurations of their own: packages ask policy-rc.d for theirs.
     policy = Path("/usr/sbin/policy-rc.d")
     ours = not policy.exists()
     if ours:
@@ -194,7 +203,7 @@ def install(*, allowed: bool) -> None:
         policy.chmod(0o755)
     try:
         run(
-            ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-qy", "--no-install-recommends", *PACKAGES]
+            ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-qy", "--no-install-recommends", *packages]
         )
     finally:
         if ours:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +47,16 @@ def user(slurm: SlurmBed, folder: Path) -> Cli:
     settings = folder / "config" / "launcher" / "settings.yaml"
     settings.parent.mkdir(parents=True)
     hpc = {"kind": "slurm", "login": "local", "workdir": str(slurm.shared), "gpus": 0, "python": sys.executable}
-    settings.write_text(yaml.safe_dump({"clusters": {"hpc": hpc, "far": {**hpc, "login": "login"}}}))
+    others = {"far": {**hpc, "login": "login"}, "wrong": {**hpc, "partition": "missing"}}
+    others["oci"] = {**hpc, "container": "oci", "python": "python3"}
+    settings.write_text(yaml.safe_dump({"clusters": {"hpc": hpc, **others}}))
     settings.chmod(0o600)
     own = {"XDG_CONFIG_HOME": str(folder / "config"), "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "200"}
     return Cli(project, {**own, "SLURM_CONF": str(slurm.config), "LAUNCHER_SSH_CONFIG": str(slurm.ssh_config)})
+
+
+def free_port() -> int:
+    """For plain process nodes, which share this machine with others."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import signal
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,11 @@ import pytest
 
 from tests.e2e.cli import ROOT, Cli
 from tests.slurm.bed import SlurmBed
-from tests.slurm.conftest import user
+from tests.slurm.conftest import free_port, user
 
 pytestmark = pytest.mark.timeout(240)
+SMALL = {"arch": "smallcnn", "image_size": 32, "val_resize": 32, "augment": "shift", "flip": 0, "batch_size": 64}
+ONE_CORE = {"OMP_NUM_THREADS": 1}
 TICKS = "for i in $(seq 1 300); do echo tick $i; sleep 1; done"
 
 
@@ -27,11 +32,21 @@ def job(cli: Cli, script: str, nodes: int = 2, **keys: Any) -> Path:
     return cli.job(runtime="process", nodes=["local"] * nodes, gpus="none", run=run, **keys)
 
 
-def until(true: Callable[[], object], what: str, timeout: float = 60) -> None:
+def until(true: Callable[[], object], what: str, timeout: float = 90) -> None:
     deadline = time.monotonic() + timeout
     while not true():
         assert time.monotonic() < deadline, what
         time.sleep(0.2)
+
+
+def until_printed(slurm: SlurmBed, cli: Cli, words: str) -> None:
+    """Waits until the first node of the latest run has printed them; from the file, as a launcher costs a second."""
+
+    until(lambda: words in text_of(folder(slurm, cli) / "logs" / "node-0.log"), f"{words!r} is not printed")
+
+
+def text_of(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
 
 
 def is_running(slurm: SlurmBed) -> bool:
@@ -45,7 +60,7 @@ def status(cli: Cli) -> dict[str, Any]:
 
 def folder(slurm: SlurmBed, cli: Cli) -> Path:
     """The run's folder on the shared file system."""
-    return slurm.shared / ".launcher" / cli.runs()[-1].name
+    return slurm.shared / ".launcher" / ([run.name for run in cli.runs()] or ["none yet"])[-1]
 
 
 def test_four_nodes_run_what_export_prints(slurm: SlurmBed, cli: Cli) -> None:
@@ -64,13 +79,16 @@ def test_four_nodes_run_what_export_prints(slurm: SlurmBed, cli: Cli) -> None:
 
 def test_a_rank_that_raises_is_named_with_its_own_traceback(cli: Cli) -> None:
     script = cli.program("raises.py")
-    file = cli.job(runtime="process", nodes=["local", "local"], gpus="none", run={"script": script})
-    done = cli("up", file, "--on", "hpc", code=1)
-    shown = done.stdout + done.stderr
-    assert "KeyError: 'dog'" in shown
-    failure = cli.result()["failure"]
-    assert (failure["node"], failure["rank"]) == ("node-1", 1)
-    assert cli.result()["state"] == "failed"
+    file = cli.job(runtime="process", nodes=["local", "local"], gpus="none", run={"script": script}, port=free_port())
+    records = []
+    for where in ((), ("--on", "hpc")):
+        done = cli("up", file, *where, code=1, timeout=200)
+        records.append(cli.result())
+        assert "KeyError: 'dog'" in done.stderr.split("Traceback")[1], done.stderr  # the first that the launcher shows
+    here, there = [(one["state"], one["exit_code"], one["failure"]["rank"], one["failure"]["what"]) for one in records]
+    assert here == there
+    assert records[1]["failure"]["node"] == "node-1"
+    assert records[0].keys() == records[1].keys()
 
 
 def test_a_time_limit(cli: Cli) -> None:
@@ -80,7 +98,7 @@ def test_a_time_limit(cli: Cli) -> None:
 
 def test_down_stops_it_and_the_launcher_that_follows_it_says_who_did(slurm: SlurmBed, cli: Cli) -> None:
     following = cli.start("up", job(cli, TICKS), "--on", "hpc")
-    until(lambda: cli.runs() and "tick" in cli("logs", "--no-follow", code=None).stdout, "it does not run")
+    until_printed(slurm, cli, "tick")
     cli("down")
     _, err = following.communicate(timeout=60)
     assert following.returncode == 5, err
@@ -93,7 +111,7 @@ def test_a_cluster_behind_ssh(slurm: SlurmBed, cli: Cli) -> None:
     """Followed by a launcher whose own environment does not know Slurm."""
     far = Cli(cli.cwd, {name: value for name, value in cli.env.items() if name != "SLURM_CONF"})
     following = far.start("up", job(far, TICKS), "--on", "far")
-    until(lambda: far.runs() and "tick" in far("logs", "--no-follow", code=None).stdout, "it does not run")
+    until_printed(slurm, far, "tick")
     assert [node["state"] for node in status(far)["nodes"]] == ["running", "running"]
     assert far.runs()[-1].name in far("runs", "--on", "far").stdout
     far("down")
@@ -128,19 +146,60 @@ def test_a_job_that_waits_shows_why_and_ctrl_c_leaves_it(slurm: SlurmBed, cli: C
 def test_down_takes_a_job_that_waits_out_of_the_queue(slurm: SlurmBed, cli: Cli) -> None:
     slurm("scontrol", "update", "partitionname=all", "State=DOWN")
     try:
-        cli("up", job(cli, TICKS), "--on", "hpc", "-d")
-        assert len(slurm.jobs()) == 1
+        following = cli.start("up", job(cli, TICKS), "--on", "hpc")
+        until(slurm.jobs, "it was not submitted")
         cli("down")
         assert not slurm.jobs()
+        _, err = following.communicate(timeout=60)
+        assert following.returncode == 5, err
     finally:
         slurm("scontrol", "update", "partitionname=all", "State=UP")
+
+
+def test_down_right_after_the_submission(slurm: SlurmBed, cli: Cli) -> None:
+    cli("up", job(cli, TICKS, nodes=4), "--on", "hpc", "-d")
+    cli("down")
+    assert not slurm.jobs()
+    assert cli.result()["state"] == "stopped"
+
+
+def test_down_while_slurm_is_taking_the_job_leaves_nothing_in_the_queue(
+    slurm: SlurmBed, cli: Cli, tmp_path: Path
+) -> None:
+    """An sbatch that takes its time once it has read the script: the run is removed meanwhile."""
+    slow, gate = tmp_path / "bin" / "sbatch", tmp_path / "gate"
+    slow.parent.mkdir()
+    wait = f'cp "${{@: -1}}" {tmp_path}/script && : >{gate}\nwhile [ -e {gate} ]; do sleep 0.1; done\n'
+    slow.write_text(f'#!/bin/bash\n{wait}exec {shutil.which("sbatch")} "${{@:1:$#-1}}" {tmp_path}/script\n')
+    slow.chmod(0o755)
+    up = Cli(cli.cwd, {**cli.env, "PATH": f"{slow.parent}:{os.environ['PATH']}"}).start(
+        "up", job(cli, TICKS), "--on", "hpc"
+    )
+    until(gate.exists, "sbatch is not called")
+    cli("down")
+    gate.unlink()
+    _, err = up.communicate(timeout=60)
+    assert up.returncode == 3, err
+    assert "the run was removed meanwhile" in err
+    until(lambda: not slurm.jobs(), "it is left in the queue", 20)
+
+
+def test_down_while_a_restart_waits_in_the_queue(slurm: SlurmBed, cli: Cli) -> None:
+    following = cli.start("up", job(cli, "exit 7", nodes=1, restarts=1), "--on", "hpc")
+    attempts = Path("state", "node-0.attempts")
+    until(lambda: "exit 7" in text_of(folder(slurm, cli) / attempts), "it does not fail")
+    until(lambda: any(" PENDING " in line for line in slurm.jobs()), "it is not requeued")
+    cli("down")
+    _, err = following.communicate(timeout=60)
+    assert following.returncode == 5, err
+    assert not slurm.jobs()
 
 
 def test_a_killed_launcher_is_followed_by_another_one_that_has_no_record(
     slurm: SlurmBed, cli: Cli, tmp_path: Path
 ) -> None:
     first = cli.start("up", job(cli, "for i in $(seq 1 50); do echo tick $i; sleep 0.1; done"), "--on", "hpc")
-    until(lambda: cli.runs() and "tick 3\n" in cli("logs", "--no-follow", code=None).stdout, "it does not run")
+    until_printed(slurm, cli, "tick 3\n")
     first.kill()
     first.communicate()
     other = user(slurm, tmp_path / "other")
@@ -150,22 +209,105 @@ def test_a_killed_launcher_is_followed_by_another_one_that_has_no_record(
     assert other.result()["state"] == "done"
 
 
-def test_the_variants_of_a_sweep_are_submitted_at_once(slurm: SlurmBed, cli: Cli) -> None:
+def test_a_sweep_is_a_job_array_and_every_command_finds_its_runs(slurm: SlurmBed, cli: Cli, tmp_path: Path) -> None:
+    """Two small trainings at the same time: the table of results here; all else by another user, without a record."""
+    run = {"module": "train", "args": {**SMALL, "epochs": 1, "data": "jobs/data/digits.tar"}}
     file = cli.job(
-        runtime="process", nodes=1, gpus="none", run={"command": ["echo", "with"]}, sweep=[{"lr": 1}, {"lr": 2}]
+        runtime="process", nodes=1, gpus="none", code=str(ROOT), run=run, sweep=[{"lr": 0.1}, {"lr": 0.2}], env=ONE_CORE
     )
-    done = cli("up", file, "--on", "hpc", "-d")
-    assert done.stderr.count("is submitted to slurm:hpc") == 2
-    shown = [cli("logs", run.name).stdout.strip() for run in cli.runs()]
-    assert sorted(shown) == ["with --lr 1", "with --lr 2"]
+    up = cli.start("up", file, "--on", "hpc")
+    until(
+        lambda: [line.split()[:2] for line in slurm.jobs() if re.match(r"\d+_[01] RUNNING", line)][1:], "not both run"
+    )
+    _, err = up.communicate(timeout=200)
+    assert up.returncode == 0, err
+    rows = json.loads(cli("compare", "job", "--json").stdout)
+    assert [row["label"] for row in rows] == ["lr=0.1", "lr=0.2"]
+
+    name, other, on = cli.runs()[0].name, user(slurm, tmp_path / "other"), ("--on", "hpc")
+    assert name in other("runs", *on).stdout
+    assert json.loads(other("status", name, *on, "--json").stdout)["state"] == "done"
+    other("fetch", name, *on, "--checkpoints")
+    fetched = other.cwd / "runs" / name
+    assert (fetched / "logs" / "node-0.log").read_text() == (cli.runs()[0] / "logs" / "node-0.log").read_text()
+    assert list(fetched.glob("checkpoints/*.pt"))
+    assert json.loads(other("compare", name, "--json").stdout)[0]["images_per_s"] > 0
+    board = other.start("tensorboard", name, *on, "--port", 0)
+    try:
+        assert board.stdout is not None
+        found = re.search(r"http://\S+/", board.stdout.readline())
+        assert found, board.communicate(timeout=30)
+        until(lambda: "Loss/train" in tags(found.group()), "TensorBoard does not show the curve")
+    finally:
+        board.terminate()
+        board.communicate(timeout=30)
+    other("down", name, *on)
+    assert not (slurm.shared / ".launcher" / name / ".node").exists()
 
 
-def test_exec_runs_beside_the_job_on_a_node_of_it(slurm: SlurmBed, cli: Cli) -> None:
-    cli("up", job(cli, TICKS, env={"GREETING": "hello"}), "--on", "hpc", "-d")
-    cli.until_logged("tick 1")
-    done = cli("exec", "--node", "node-1", "--", "sh", "-c", 'echo "$GREETING from $LAUNCHER_NODE"; exit 3', code=3)
+def tags(address: str) -> str:
+    with urllib.request.urlopen(f"{address}data/plugin/scalars/tags", timeout=20) as answer:
+        return str(answer.read().decode())
+
+
+@pytest.mark.parametrize(("presses", "code", "state"), [(1, 0, "running"), (2, 5, "stopped")], ids=["left", "stopped"])
+def test_ctrl_c_leaves_a_sweep_and_a_second_one_stops_all_of_it(
+    presses: int, code: int, state: str, slurm: SlurmBed, cli: Cli
+) -> None:
+    run = {"command": ["sh", "-c", 'echo here; exec sleep "$0"']}
+    file = cli.job(runtime="process", nodes=1, gpus="none", run=run, sweep=[["600"], ["601"]])
+    up = cli.start("up", file, "--on", "hpc")
+    assert up.stdout
+    assert up.stderr
+    assert "here" in up.stdout.readline()
+    until(lambda: sum(" RUNNING " in line for line in slurm.jobs()) == 2, "not both run")
+    up.send_signal(signal.SIGINT)
+    for line in up.stderr:
+        if "Ctrl-C again" in line:
+            break
+    if presses == 2:
+        up.send_signal(signal.SIGINT)
+    _, err = up.communicate(timeout=120)
+    assert up.returncode == code, err
+    assert len(slurm.jobs()) == (2 if state == "running" else 0)
+    for one in cli.runs():
+        assert json.loads(cli("status", one.name, "--json").stdout)["state"] == state
+    cli("down", "--all")
+
+
+def test_of_a_sweep_that_slurm_refuses_nothing_is_left(slurm: SlurmBed, cli: Cli) -> None:
+    run = {"command": ["echo"]}
+    file = cli.job(runtime="process", nodes=1, gpus="none", run=run, sweep=[["1"], ["2"]])
+    done = cli("up", file, "--on", "wrong", code=3)
+    assert "sbatch refused it" in done.stderr
+    assert "partition" in done.stderr
+    assert len(cli.runs()) == 2
+    assert not [run for run in cli.runs() if (slurm.shared / ".launcher" / run.name).exists()]
+
+
+def test_exec_runs_beside_a_variant_on_a_node_of_it(slurm: SlurmBed, cli: Cli, tmp_path: Path) -> None:
+    """By another user, without a record."""
+    cli("up", job(cli, TICKS, env={"GREETING": "hello"}, sweep=[["x"]]), "--on", "hpc", "-d")
+    until_printed(slurm, cli, "tick 1")
+    other, command = user(slurm, tmp_path / "other"), 'echo "$GREETING from $LAUNCHER_NODE"; exit 3'
+    done = other("exec", "--on", "hpc", "--node", "node-1", "--", "sh", "-c", command, code=3)
     assert "hello from node-1" in done.stdout
     cli("down")
+
+
+def test_doctor_asks_slurm_whether_it_would_take_the_job(cli: Cli) -> None:
+    file = job(cli, "echo", nodes=4)
+    rows = json.loads(cli("doctor", file, "--on", "hpc", "--json").stdout)["checks"]
+    assert [(row["name"], row["level"]) for row in rows] == [(name, "ok") for name in ("slurm", "workdir", "sbatch")]
+    assert "n[1-4]" in rows[2]["what"]
+    assert "invalid partition" in cli("doctor", file, "--on", "wrong", code=3).stdout.lower()
+
+
+@pytest.mark.parametrize("command", [("shell",), ("image", "ship")])
+def test_what_knows_no_cluster_says_what_to_do(command: tuple[str, ...], cli: Cli) -> None:
+    refused = cli(*command, job(cli, "echo"), "--on", "hpc", code=2).stderr
+    assert "--on hpc" in refused
+    assert "launcher exec" in refused or "image build JOB --push" in refused
 
 
 def until_ended(slurm: SlurmBed, following: subprocess.Popen[str], timeout: float = 120) -> str:
@@ -195,7 +337,7 @@ def test_a_failed_run_is_requeued_as_often_as_it_may_restart(slurm: SlurmBed, cl
 def test_a_node_that_is_lost_requeues_the_job_on_another_one(slurm: SlurmBed, cli: Cli) -> None:
     script = "echo on $SLURMD_NODENAME; [ -e $LAUNCHER_OUTPUT/again ] && exit 0; : >$LAUNCHER_OUTPUT/again; sleep 600"
     following = cli.start("up", job(cli, script, nodes=1, restarts=1), "--on", "hpc")
-    until(lambda: cli.runs() and "on n1" in cli("logs", "--no-follow", code=None).stdout, "it does not run")
+    until_printed(slurm, cli, "on n1")
     slurm("scontrol", "update", "nodename=n1", "state=down", "reason=test")
     try:
         shown = until_ended(slurm, following)
@@ -207,14 +349,17 @@ def test_a_node_that_is_lost_requeues_the_job_on_another_one(slurm: SlurmBed, cl
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("file", ["quickstart", "bed_2node"])
 @pytest.mark.parametrize("nodes", [2, 4])
-def test_quickstart_gives_the_same_weights_as_on_plain_process_nodes(nodes: int, cli: Cli, tmp_path: Path) -> None:
+def test_the_weights_are_the_same_as_on_plain_process_nodes(nodes: int, file: str, cli: Cli, tmp_path: Path) -> None:
     here = Cli(cli.cwd, {**cli.env, "HOME": str(tmp_path)})
-    sets = [f"code={ROOT}", "gpus=none", "run.args.epochs=1", "run.args.print_digest=true"]
+    sets = [f"code={ROOT}", "gpus=none", "run.args.epochs=1", "run.args.print_digest=true", "runtime=process"]
+    sets.append(f"port={free_port()}")
+    sets += ["image=null", "mounts={}"] if file == "bed_2node" else []
     options = [word for each in sets for word in ("--set", each)]
     digests = []
     for where in (("--nodes", ",".join(["local"] * nodes)), ("--set", f"nodes={nodes}", "--on", "hpc")):
-        here("up", ROOT / "jobs" / "quickstart.yaml", *options, *where, timeout=800)
+        here("up", ROOT / "jobs" / f"{file}.yaml", *options, *where, timeout=800)
         log = (here.runs()[-1] / "logs" / "rank-0.log").read_text()
         digests.append(re.findall(r"\b[0-9a-f]{64}\b", log)[-1])
     assert digests[0] == digests[1]

@@ -68,6 +68,7 @@ HPC = Cluster(
     options=("--constraint=h100", "--gres-flags enforce-binding"),
 )
 APPTAINER = HPC.model_copy(update={"container": "apptainer", "options": ()})
+OCI = HPC.model_copy(update={"container": "oci", "options": ()})
 
 
 def job(data: dict[str, Any]) -> Job:
@@ -92,6 +93,7 @@ TEXTS = {
     "digits.sbatch": lambda: sbatch(CPU),
     "imagenet.pyxis.sbatch": lambda: sbatch(GPU, HPC),
     "imagenet.apptainer.sbatch": lambda: sbatch(GPU, APPTAINER),
+    "imagenet.oci.sbatch": lambda: sbatch(GPU, OCI),
     "imagenet.jobset.yaml": lambda: manifests(GPU, jobset=True),
     "any.job.yaml": lambda: manifests(COMMAND, jobset=False),
 }
@@ -284,7 +286,7 @@ print(seconds, peak, "--nodes=10000" in text)
 
 def test_pitfall_1_pyxis_is_not_assumed() -> None:
     assert "container" not in sbatch({**CPU, "restarts": 1})
-    assert "pyxis or apptainer" in refused(GPU, "slurm")
+    assert "pyxis, apptainer or oci" in refused(GPU, "slurm")
 
 
 def test_pitfall_2_the_sites_default_of_mpi_does_not_count() -> None:

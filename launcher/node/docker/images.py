@@ -56,6 +56,21 @@ class DockerImages:
             answer = api.inspect_distribution(reference, auth_config=dict(login or {}))
             return str(answer["Descriptor"]["digest"])
 
+    def push(self, reference: str, login: Mapping[str, str] | None = None) -> str:
+        """Let the engine push it; the digest that its registry gives it. Raises ImageShipFailed with their words."""
+        digests: list[str] = []
+
+        def hear(event: Mapping[str, Any]) -> None:
+            if isinstance(told := event.get("aux"), Mapping) and told.get("Digest"):
+                digests.append(str(told["Digest"]))
+
+        with self._client.transfer(f"push {reference}", ImageShipFailed, math.inf) as api:
+            failure = _follow(api.push(reference, stream=True, decode=True, auth_config=dict(login or {})), hear)
+        if failure or not digests:
+            what = f"could not push {reference}: {failure or 'the engine tells no digest of it'}"
+            raise ImageShipFailed(self._node, what, "check the registry's name, and `docker login` on this machine")
+        return digests[-1]
+
     def build(
         self,
         context: bytes,

@@ -34,12 +34,44 @@ _UNPACK = "tar -xf - --no-same-owner -C /"
 _TAKEN = 44
 _CREATE = f"""
 [ ! -e "$1/{NODES}" ] || exit {_TAKEN}
-mkdir -p "$1/{NODES}" "$1/logs" && printf %s "$2" >"$1/{NODES}/{SCRIPT}" && printf %s "$3" >"$1/{NODES}/{SPEC}"
+mkdir -p "$1/{NODES}" "$1/logs" "$1/state" &&
+  : >"$1/state/node-0.attempts" && # there it is told who stops the run, also while it waits
+  printf %s "$2" >"$1/{NODES}/{SCRIPT}" && printf %s "$3" >"$1/{NODES}/{SPEC}"
 """
 # $1: the run's folder, $2: the code, $3: the run. The caller's variables are the job's, as with sbatch by hand.
 _SUBMIT = f"""
-LAUNCHER_RUN=$3 LAUNCHER_OUTPUT=$1 sbatch --parsable --export=ALL --chdir="$2" --output="$1/logs/slurm.log" \\
-  --comment="{COMMENT} $3" "$1/{NODES}/{SCRIPT}" >"$1/{NODES}/{SUBMITTED}"
+id=$(LAUNCHER_RUN=$3 LAUNCHER_OUTPUT=$1 sbatch --parsable --export=ALL --chdir="$2" --output="$1/logs/slurm.log" \\
+  --comment="{COMMENT} $3" "$1/{NODES}/{SCRIPT}") || exit
+echo "$id" 2>/dev/null >"$1/{NODES}/{SUBMITTED}" && exit
+scancel "$id"
+echo "the run was removed meanwhile" >&2; exit 1
+"""
+# $1: the folder of all runs; then the runs of a sweep. Each task of the array is one of them, by that run's own script.
+_SUBMIT_ARRAY = f"""
+export LAUNCHER_ROOT="$1"; shift
+id=$( {{
+  sed '/^$/q' "$LAUNCHER_ROOT/$1/{NODES}/{SCRIPT}" # its options, which are the same for all
+  cat <<'END'
+runs=($LAUNCHER_SWEEP)
+export LAUNCHER_RUN=${{runs[SLURM_ARRAY_TASK_ID]}}
+export LAUNCHER_OUTPUT=$LAUNCHER_ROOT/$LAUNCHER_RUN
+cd "$LAUNCHER_OUTPUT/{NODES}/code" &&
+  exec bash "$LAUNCHER_OUTPUT/{NODES}/{SCRIPT}" >>"$LAUNCHER_OUTPUT/logs/slurm.log" 2>&1
+END
+}} | LAUNCHER_SWEEP="$*" sbatch --parsable --export=ALL --output=/dev/null --array="0-$(($# - 1))" \\
+  --comment="{COMMENT} sweep $1") || exit
+task=0
+for run; do
+  echo "${{id%%;*}}_$task" >"$LAUNCHER_ROOT/$run/{NODES}/{SUBMITTED}"
+  task=$((task + 1))
+done
+"""
+# $1: the run's folder, $2: the run. Another launcher may just be submitting it.
+_REMOVE = f"""
+rm -rf -- "$1/{NODES}" || exit
+squeue -h -u "$(id -u)" -o '%i %k' | while read -r id comment; do
+  [ "$comment" != "{COMMENT} $2" ] || scancel "$id"
+done
 """
 
 
@@ -65,13 +97,14 @@ class SlurmEngine(Engine):
         return replace(self.look().node, python=self.cluster.python)
 
     def create(self, spec: ContainerSpec) -> str:
-        """spec: the first node's; its argv is `sbatch` and the script. Raises NameTaken."""
-        record = json.dumps({"name": spec.name, "labels": dict(spec.labels), "code": spec.layout.code})
+        """spec: the first node's; its argv is `sbatch`, the script, and the runs of its sweep. Raises NameTaken."""
+        _, script, *sweep = spec.argv
+        told = {"name": spec.name, "labels": dict(spec.labels), "code": spec.layout.code, "sweep": sweep}
         made = self.files.run(
             _CREATE,
             spec.output_dir,
-            spec.argv[1],
-            record,
+            script,
+            json.dumps(told),
             doing="make the run",
             accept=lambda done: done.code == _TAKEN,
         )
@@ -88,12 +121,15 @@ class SlurmEngine(Engine):
         self.files.run(_UNPACK, doing=f"unpack the code of {container}", stdin=archive, timeout=600)
 
     def start(self, container: str) -> None:
-        """Raises EngineFailed with sbatch's reason."""
+        """Of a sweep, the last run to be started submits all. Raises EngineFailed with sbatch's reason."""
         run = self._get(container)
-        if run.submitted:
+        told, sweep = run.spec["labels"], run.spec["sweep"]
+        if run.submitted or (sweep and sweep[-1] != told[labels.RUN]):
             return
-        told = run.spec["labels"]
-        done = run_script(self.machine, _SUBMIT, told[labels.OUTPUT], run.spec["code"], told[labels.RUN])
+        if sweep:
+            done = run_script(self.machine, _SUBMIT_ARRAY, self._root, *sweep)
+        else:
+            done = run_script(self.machine, _SUBMIT, told[labels.OUTPUT], run.spec["code"], told[labels.RUN])
         if done.code:
             raise EngineFailed(self.node, f"sbatch refused it: {done.complaint}", "look at the cluster's settings")
         self._forget()
@@ -140,8 +176,9 @@ class SlurmEngine(Engine):
         if run.phase is Phase.RUNNING:
             raise EngineFailed(self.node, f"{container} still runs", "stop it first: launcher down")
         self.stop(container, 0)
-        folder = posixpath.join(run.spec["labels"][labels.OUTPUT], NODES)
-        self.files.run('rm -rf -- "$1"', folder, doing=f"remove {folder}", timeout=600)
+        told = run.spec["labels"]
+        doing = f"remove the code of {container}"
+        self.files.run(_REMOVE, told[labels.OUTPUT], told[labels.RUN], doing=doing, timeout=600)
         self._forget()
 
     def logs(self, container: str, tail: int = 200) -> bytes:
@@ -157,7 +194,8 @@ class SlurmEngine(Engine):
         if run.spec["labels"][labels.RUNTIME] != "process":
             raise NodeUnfit(self.node, "no command can be run in a cluster's container", f"srun --jobid={run.job.id}")
         output = run.spec["labels"][labels.OUTPUT]
-        step = ["srun", f"--jobid={run.job.id}", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1"]
+        number = run_script(self.machine, 'squeue -h -o %A -j "$1"', run.job.id).out.decode().strip()  # not 12_3
+        step = ["srun", f"--jobid={number}", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1"]
         step += [f"--relative={rank}", *(["--pty"] if terminal else [])]
         known = [
             f"LAUNCHER_NODE_RANK={rank}",

@@ -21,7 +21,7 @@ _KILLED, _TIMEOUT = 137, 124
 # $1: a mark. $2: the folder of all runs, $3: a run, or * for all.
 ASK = r"""
 echo "$1 queue"
-squeue -h -t all -u "$(id -u)" -o '%i|%T|%r|%k' || exit 9
+squeue -h -r -t all -u "$(id -u)" -o '%i|%T|%r|%k' || exit 9
 for folder in "$2"/$3/; do
   [ -f "$folder.node/spec.json" ] || continue
   echo; echo "$1 spec"; cat "$folder.node/spec.json"
@@ -61,7 +61,7 @@ class RunInQueue:
 
     spec: Mapping[str, Any]
     job: Job | None
-    submitted: bool
+    submitted: str  # the job's id, "" before
     end: tuple[int, float] | None  # the script's exit code, and when
     attempts: Mapping[int, tuple[float, int | None, float]]  # by node rank: last start, exit code, its time
 
@@ -123,26 +123,27 @@ def parse(text: str, mark: str) -> Iterator[RunInQueue]:
     for part in parts[1:]:
         kind, _, rest = part.partition("\n")
         if kind == "spec":
-            runs.append({"spec": _spec(rest), "submitted": False, "end": None, "attempts": {}})
+            runs.append({"spec": _spec(rest), "submitted": "", "end": None, "attempts": {}})
         elif kind == "submitted":
-            runs[-1]["submitted"] = bool(rest.strip())
+            runs[-1]["submitted"] = rest.strip()
         elif kind == "end":
             found = re.fullmatch(r"(\d{1,3}) (\d{1,12})", rest.strip())
             runs[-1]["end"] = (int(found[1]), float(found[2])) if found else None
-        elif name := re.fullmatch(r"attempts node-(\d{1,5})\.attempts", kind):
-            runs[-1]["attempts"][int(name[1])] = _last_attempt(rest)
+        elif (name := re.fullmatch(r"attempts node-(\d{1,5})\.attempts", kind)) and (last := _last_attempt(rest))[0]:
+            runs[-1]["attempts"][int(name[1])] = last
     for run in runs:
         if run["spec"]:
-            yield RunInQueue(job=jobs.get(run["spec"]["labels"][labels.RUN]), **run)
+            yield RunInQueue(job=jobs.get(run["spec"]["labels"][labels.RUN]) or jobs.get(run["submitted"]), **run)
 
 
 def _jobs(text: str) -> Iterator[tuple[str, Job]]:
-    """By run; of several, the last in the queue's order."""
+    """By run, of several the last in the queue's order; and by id, as a sweep has one comment for all of its runs."""
     for line in text.splitlines():
         number, state, reason, comment = [*line.split("|"), "", "", ""][:4]
         word, _, run = comment.partition(" ")
         if word == COMMENT and re.fullmatch(r"[0-9_]{1,24}", number):
-            yield run, Job(number, state, reason)
+            job = Job(number, state, reason)
+            yield from ((run, job), (number, job))
 
 
 def _spec(text: str) -> Mapping[str, Any]:
@@ -152,7 +153,8 @@ def _spec(text: str) -> Mapping[str, Any]:
         labels.read(found["labels"])
     except (ValueError, LookupError, TypeError):
         return {}
-    return found if isinstance(found.get("name"), str) else {}
+    as_written = isinstance(found.get("name"), str) and isinstance(found.get("sweep"), list)
+    return found if as_written else {}
 
 
 def _last_attempt(text: str) -> tuple[float, int | None, float]:
