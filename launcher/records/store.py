@@ -113,6 +113,11 @@ class Record:
         except (LookupError, TypeError, ValueError):
             return ()
 
+    def container(self, rank: int) -> dict[str, Any]:
+        """The ContainerSpec of the node of this rank as JSON; without most of its keys where the plan is not here."""
+        found: dict[str, Any] = self._plan["nodes"][rank]["container"]
+        return found
+
     @property
     def runtime(self) -> str:
         return "process" if self._plan.get("runtime") == "process" else "docker"
