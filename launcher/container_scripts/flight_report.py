@@ -28,6 +28,7 @@ from typing import Any
 
 MARK = "LAUNCHER-PROBE "
 LIBRARY = re.compile(r"(^|/)(site-packages|dist-packages|lib/python3(\.\d+)?|torch)/|^<|\?\?")
+CODE = re.compile(r"^(/workspace/code|/.*/\.node/[^/]+/code)/")  # the job's code folder, as the two runtimes have it
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 Entry = dict[str, Any]
@@ -161,7 +162,7 @@ def stands(stack: str) -> str:
 
 def _place(frames: Iterable[tuple[Any, ...]]) -> str:
     """The first (file, line, function) that is in no library; else the first."""
-    places = [(str(file), f"{file}:{line} in {function}") for file, line, function in frames]
+    places = [(str(file), f"{CODE.sub('', file)}:{line} in {function}") for file, line, function in frames]
     own = [place for file, place in places if not LIBRARY.search(file)]
     return next(iter([*own, *(place for _, place in places)]), "")
 

@@ -94,8 +94,6 @@ def tell(report: Mapping[str, Any], nodes: Mapping[int, str]) -> list[str]:
 
 
 def _sentences(report: Mapping[str, Any], nodes: Mapping[int, str]) -> Iterator[str]:
-    if not report:
-        return
     for problem in report["problems"]:
         came = _came(problem)
         if missing := problem["missing"]:

@@ -8,8 +8,6 @@ from tests.e2e.cli import Cli
 
 pytestmark = pytest.mark.timeout(400)
 
-MINE = "all_reduce number {}, sizes [6] (desync.py:{} in train)"
-
 
 @pytest.mark.parametrize(
     ("how", "steps", "keys", "words"),
