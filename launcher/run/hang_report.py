@@ -42,6 +42,7 @@ def explain(failure: Failure, attached: Attached, evidence: Sequence[Evidence]) 
     if not files:
         return failure
     nodes = {rank: one.node.name for one in evidence for rank in one.node.ranks}
+    nodes |= {_rank(file): file.parent.name for file in files}  # after the loss of a node, ranks are elsewhere
     try:
         found = tell(_read(attached, evidence[0], files), nodes)
     except LauncherError as error:
@@ -53,15 +54,20 @@ def explain(failure: Failure, attached: Attached, evidence: Sequence[Evidence]) 
 
 
 def recordings(paths: RunPaths, evidence: Sequence[Evidence]) -> list[Path]:
-    """Those of each node's last attempt, as they were collected."""
-    found = []
+    """Those of each node's last attempt, as they were collected; of each rank the newest."""
+    found: dict[str, Path] = {}
+    newest: dict[str, float] = {}
     for one in evidence:
         began = one.attempts[-1].started if one.attempts else 0.0
-        for file in sorted((paths.root / RECORDINGS / one.node.name).glob("*")):
-            match = _RECORDING.fullmatch(file.name)
-            if match and int(match[2]) in one.node.ranks and file.stat().st_mtime >= began:
-                found.append(file)
-    return found
+        for file in (paths.root / RECORDINGS / one.node.name).glob("*"):
+            when = file.stat().st_mtime
+            if _RECORDING.fullmatch(file.name) and when >= max(began, newest.get(file.name, 0.0)):
+                found[file.name], newest[file.name] = file, when
+    return sorted(found.values())
+
+
+def _rank(file: Path) -> int:
+    return int(file.name.partition("_")[2])
 
 
 def _read(attached: Attached, reader: Evidence, files: Sequence[Path]) -> Mapping[str, Any]:
@@ -69,7 +75,7 @@ def _read(attached: Attached, reader: Evidence, files: Sequence[Path]) -> Mappin
     node, engine = reader.node, attached.engines[reader.node.name]
     spec = attached.record.container(node.rank)
     argv, layout = spec.get("argv", []), spec.get("layout", {})
-    ours = next((place for place, word in enumerate(argv) if word.endswith("/agent.py")), 0)
+    ours = next((place for place, word in enumerate(argv) if word.endswith(("/agent.py", "/elastic.py"))), 0)
     if not ours:  # a run found by its labels, or on a cluster
         paths = attached.record.paths
         raise NodeUnfit(node.name, "the run's plan is not here", f"torchfrtrace reads them: {paths.root / RECORDINGS}")
