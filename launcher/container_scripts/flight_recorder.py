@@ -29,25 +29,26 @@ ENTRIES = "2000"  # collectives that are kept: torch's own default, where it has
 
 
 def start() -> None:
-    """Begin to listen, in the worker itself and in none of its children. An exception here would end torch's import."""
+    """Begin to listen, in the worker itself and in none of its children."""
     if os.environ.get("LAUNCHER_WORKER") != str(os.getpid()):
         return
-    rank, kit = os.environ["RANK"], Path(__file__).parents[1]
     try:
-        folder = Path(os.environ["LAUNCHER_OUTPUT"], "flight_recorder", os.environ["LAUNCHER_NODE"])
-        folder.mkdir(parents=True, exist_ok=True)
-        pipes = kit / "home" / ".flight_recorder"
-        pipes.mkdir(exist_ok=True)
-        pipe = pipes / f"rank-{rank}"
-        pipe.unlink(missing_ok=True)
-        os.mkfifo(pipe, 0o600)
-        listen = os.open(pipe, os.O_RDWR)  # for writing too: then neither this nor a read finds an end
-    except OSError as error:
-        print(f"launcher: rank {rank} has no flight recorder: {error}", file=sys.stderr, flush=True)
-        return
+        _start(os.environ["RANK"])
+    except Exception as error:  # noqa: BLE001 - it would end torch's import, and so the job
+        print(f"launcher: no flight recorder in this worker: {error!r}", file=sys.stderr, flush=True)
+
+
+def _start(rank: str) -> None:
+    folder = Path(os.environ["LAUNCHER_OUTPUT"], "flight_recorder", os.environ["LAUNCHER_NODE"])
+    folder.mkdir(parents=True, exist_ok=True)
+    pipes = Path(__file__).parents[1] / "home" / ".flight_recorder"
+    pipes.mkdir(exist_ok=True)
+    pipe = pipes / f"rank-{rank}"
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe, 0o600)
+    listen = os.open(pipe, os.O_RDWR)  # for writing too: then neither this nor a read finds an end
     torch_version = importlib.import_module("torch").__version__
-    for name, value in nccl_settings(torch_version, str(folder / "nccl_"), str(pipes / "nccl-")).items():
-        os.environ.setdefault(name, value)
+    os.environ.update(nccl_settings(torch_version, str(folder / "nccl_"), str(pipes / "nccl-"), os.environ))
     os.environ[PIPES] = str(pipes)
     threading.Thread(target=_listen, args=(listen, pipe, folder, rank), name="flight recorder", daemon=True).start()
     atexit.register(_at_exit, os.getpid())
@@ -64,21 +65,23 @@ def record() -> None:
         time.sleep(0.01)
 
 
-def nccl_settings(torch_version: str, recordings: str, pipes: str) -> Mapping[str, str]:
-    """The variables that turn NCCL's recorder on. recordings, pipes: what the files' names begin with.
+def nccl_settings(torch_version: str, recordings: str, pipes: str, given: Mapping[str, str]) -> dict[str, str]:
+    """The variables that turn NCCL's recorder on, without those that the job itself gives by one of their names.
 
-    The names of torch before 2.8 and 2.10 are deprecated since, with a warning.
+    recordings, pipes: what the files' names begin with.
     """
     major, minor = (int(number) for number in torch_version.split(".")[:2])
-    settings = {
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": pipes,
-        "TORCH_FR_BUFFER_SIZE" if (major, minor) >= (2, 8) else "TORCH_NCCL_TRACE_BUFFER_SIZE": ENTRIES,
-        "TORCH_FR_DUMP_TEMP_FILE": recordings,
-    }
-    if (major, minor) < (2, 10):
-        settings["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] = recordings
-    return settings
+    settings = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": pipes}
+    # (now, once, the first torch that surely knows the name of now): it warns about the other one
+    for now, once, since, value in (
+        ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", (2, 8), ENTRIES),
+        ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", (2, 10), recordings),
+    ):
+        if now not in given and once not in given:
+            settings[now] = value
+            if (major, minor) < since:
+                settings[once] = value
+    return {name: value for name, value in settings.items() if name not in given}
 
 
 def gloo_recording() -> bytes:

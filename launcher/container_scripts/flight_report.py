@@ -50,6 +50,8 @@ def main() -> None:
                     analyse(recorder, root / recorder, report)
                 except Exception as error:  # noqa: BLE001 - it asserts what it does not know, and formats change
                     report["error"] = f"{type(error).__name__}: {error}"
+        if report["problems"]:
+            report["waiting"] = []
     sys.stdout.write(f"\n{MARK}{json.dumps(report)}\n")
 
 
@@ -61,11 +63,9 @@ def analyse(recorder: str, folder: Path, report: dict[str, Any]) -> None:
     )
     arguments = config.JobConfig().parse_args([str(folder), "--prefix", f"{recorder}_", "--allow-incomplete-ranks"])
     dumps, version = loader.read_dir(arguments)
-    report["silent"] += prepare(dumps, gloo=recorder == "gloo")
-    last = list(newest(dumps, recorder))
-    found = list(first_problems(builder.build_db(dumps, arguments, version).collectives, recorder))
-    report["problems"] += found
-    report["waiting"] += [] if found else last
+    report["silent"] = sorted({*report["silent"], *prepare(dumps, gloo=recorder == "gloo")})
+    report["waiting"] += newest(dumps, recorder)
+    report["problems"] += first_problems(builder.build_db(dumps, arguments, version).collectives, recorder)
 
 
 def _has_own() -> bool:
@@ -99,9 +99,10 @@ def prepare(dumps: Dumps, *, gloo: bool) -> list[int]:
 
 
 def _as_nccl(entry: Entry) -> Entry:
-    """gloo records the pieces of an all_gather, NCCL the whole, which is what the analyser checks."""
-    pieces = entry["output_sizes"]
-    if entry["profiling_name"] == "gloo:all_gather" and pieces:
+    """An older analyser knows NCCL only. gloo records the pieces of an all_gather, NCCL the whole, which it checks."""
+    name, pieces = entry["profiling_name"].replace("gloo:", "nccl:"), entry["output_sizes"]
+    entry = {**entry, "profiling_name": name}
+    if name == "nccl:all_gather" and pieces:
         return {**entry, "output_sizes": [[len(pieces), *pieces[0]]], "output_dtypes": entry["output_dtypes"][:1]}
     return entry
 

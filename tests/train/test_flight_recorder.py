@@ -74,12 +74,15 @@ def test_a_worker_writes_down_its_collectives_and_where_it_is(tmp_path: Path, ho
     ("version", "names"),
     [
         ("2.5.1", {"TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}),
-        ("2.8.0a0+34c6371d24.nv25.8", {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}),
-        ("2.14.1+cu130", {"TORCH_FR_BUFFER_SIZE"}),
+        ("2.8.0a0+34c6371d24.nv25.8", {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}),
+        ("2.14.1+cu130", set()),
     ],
 )
 def test_nccls_recorder_is_turned_on_by_the_names_that_torch_knows(version: str, names: set[str]) -> None:
     recorder = runpy.run_path(str(Path(container_scripts.__file__).with_name("flight_recorder.py")))
-    found = recorder["nccl_settings"](version, "/o/nccl_", "/k/nccl-")
+    found = recorder["nccl_settings"](version, "/o/nccl_", "/k/nccl-", {})
     always = {"TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DUMP_TEMP_FILE"}
-    assert set(found) == names | always
+    assert set(found) == names | always | {"TORCH_FR_BUFFER_SIZE"}
+    given = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+    kept = recorder["nccl_settings"](version, "/o/nccl_", "/k/nccl-", given)
+    assert not set(kept) & {*given, "TORCH_FR_BUFFER_SIZE"}
