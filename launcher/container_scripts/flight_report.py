@@ -1,7 +1,7 @@
 """python -c "$(cat flight_report.py)" ARCHIVE: what the workers wait for, by their flight recordings and stacks.
 
 In the job's image, with the analyser of its torch (torch.distributed.flight_recorder since 2.9, before that the package
-tools of torch's wheel). ARCHIVE is a tar of gloo/gloo_RANK, nccl/nccl_RANK and stacks/stack_RANK; it is removed. Prints
+tools of torch's wheel). ARCHIVE is a tar of gloo/gloo_RANK, nccl/nccl_RANK and stack/stack_RANK; it is removed. Prints
 one line: MARK and a JSON object:
 
     problems  the first of each process group that does not fit: recorder, group, number, collective, sizes, at (where
@@ -43,7 +43,7 @@ def main() -> None:
         archive.unlink()
         root = Path(folder)
         report: dict[str, Any] = {"problems": [], "waiting": [], "silent": [], "error": ""}
-        report["stands"] = {path.name.rpartition("_")[2]: stands(path.read_text()) for path in root.glob("stacks/*")}
+        report["stands"] = {path.name.rpartition("_")[2]: stands(path.read_text()) for path in root.glob("stack/*")}
         for recorder in ("gloo", "nccl"):
             if (root / recorder).is_dir():
                 try:

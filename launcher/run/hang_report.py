@@ -105,7 +105,7 @@ def _sentences(report: Mapping[str, Any], nodes: Mapping[int, str]) -> Iterator[
         if missing := problem["missing"]:
             standing = [f"rank {rank} is at {at}" for rank in missing if (at := report["stands"].get(str(rank)))]
             yield "; ".join([f"{OTHERS_WAIT} {_ranks(missing, nodes)} at {came[0][1]}", *standing])
-        if len(came) > 1:
+        if len(came) > 1 or not missing:
             yield ", ".join(f"{_ranks(ranks, nodes)} came to {what}" for ranks, what in came)
     for last in report["waiting"]:
         yield f"{_ranks(last['ranks'], nodes)} came to {_what(last)}"
