@@ -21,7 +21,7 @@ our_log=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.log
 our_clock=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.clock
 our_attempts=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.attempts
 our_began=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.began
-our_patience=13 # seconds from the time limit to SIGKILL after a hang, 3 of them for what the ranks write down
+our_patience=15 # seconds from the time limit to SIGKILL after a hang, 5 of them for what the ranks write down
 our_grace=30 # seconds from SIGTERM to SIGKILL at the time limit
 our_mark=$LAUNCHER_RUN/$LAUNCHER_NODE # the value of LAUNCHER_JOB in all of the program's processes
 our_halted='^State:.[Tt]' # in /proc/PID/status: stopped, or traced
@@ -148,7 +148,7 @@ record() {
     for our_name in "$our_kit"/home/.flight_recorder/*; do
         if [ -p "$our_name" ]; then echo 1<>"$our_name"; fi # opened for reading too: it does not block
     done
-    for our_name in 1 2 3; do
+    for our_name in 1 2 3 4 5; do
         ls "$our_kit"/home/.flight_recorder/* >/dev/null 2>&1 || break
         sleep 1
     done

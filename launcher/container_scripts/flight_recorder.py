@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 PIPES = "LAUNCHER_FLIGHT_RECORDER"  # the folder of the pipes of this node's workers: rank-RANK, nccl-RANK.pipe
-LIMIT = 2.0  # seconds that record() waits for the other workers of this node
+LIMIT = 5.0  # seconds that record() waits for the other workers of this node
 ENTRIES = "2000"  # collectives that are kept: torch's own default, where it has one
 
 
@@ -88,8 +88,8 @@ def gloo_recording() -> bytes:
     """What gloo's flight recorder holds, a pickle; b"" where this torch has none."""
     c10d = importlib.import_module("torch._C._distributed_c10d")
     dump = getattr(c10d, "_dump_fr_trace", None)
-    # collectives, their stacks, and not only those in progress
-    return bytes(dump(True, True, False)) if dump is not None else b""
+    # All collectives, without their stacks: for these torch would load its compiler, which takes seconds.
+    return bytes(dump(True, False, False)) if dump is not None else b""
 
 
 def _listen(listen: int, pipe: Path, folder: Path, rank: str) -> None:

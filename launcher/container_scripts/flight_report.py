@@ -4,9 +4,8 @@ In the job's image, with the analyser of its torch (torch.distributed.flight_rec
 tools of torch's wheel). ARCHIVE is a tar of gloo/gloo_RANK, nccl/nccl_RANK and stack/stack_RANK; it is removed. Prints
 one line: MARK and a JSON object:
 
-    problems  the first of each process group that does not fit: recorder, group, number, collective, sizes, at (where
-              the ranks that came called it), ranks (that have a recording), missing (ranks that did not come), other
-              (rank -> the collective, sizes, number and place of those that came to another one)
+    problems  the first of each process group that does not fit: group, number, collective, sizes, ranks (that have a
+              recording), missing (ranks that did not come), other (rank -> the collective that it came to instead)
     waiting   where no problem was found: the last collective of each group, as above
     silent    ranks of the groups that left no recording
     stands    rank -> where it stands in the job's own code, file:line in function
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 MARK = "LAUNCHER-PROBE "
-LIBRARY = re.compile(r"(^|/)(site-packages|dist-packages|lib/python3(\.\d+)?|torch)/|^<|\?\?")
+LIBRARY = re.compile(r"(^|/)(site-packages|dist-packages|lib/python3(\.\d+)?|torch|torch_plugin)/|^<|\?\?")
 CODE = re.compile(r"^(/workspace/code|/.*/\.node/[^/]+/code)/")  # the job's code folder, as the two runtimes have it
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
@@ -64,8 +63,8 @@ def analyse(recorder: str, folder: Path, report: dict[str, Any]) -> None:
     arguments = config.JobConfig().parse_args([str(folder), "--prefix", f"{recorder}_", "--allow-incomplete-ranks"])
     dumps, version = loader.read_dir(arguments)
     report["silent"] = sorted({*report["silent"], *prepare(dumps, gloo=recorder == "gloo")})
-    report["waiting"] += newest(dumps, recorder)
-    report["problems"] += first_problems(builder.build_db(dumps, arguments, version).collectives, recorder)
+    report["waiting"] += newest(dumps)
+    report["problems"] += first_problems(builder.build_db(dumps, arguments, version).collectives)
 
 
 def _has_own() -> bool:
@@ -75,14 +74,16 @@ def _has_own() -> bool:
 def prepare(dumps: Dumps, *, gloo: bool) -> list[int]:
     """Bring the recordings into the form that the analyser expects; the ranks that left none."""
     present = {dump["rank"] for dump in dumps.values()}
-    silent = set()
-    for dump in dumps.values():
-        for group in dump["pg_config"].values():
-            ranks = ast.literal_eval(group["ranks"])
-            silent |= {*ranks} - present
-            group["ranks"] = str([rank for rank in ranks if rank in present])  # else it compares none of them
-        if gloo:
+    known = [ast.literal_eval(group["ranks"]) for dump in dumps.values() for group in dump["pg_config"].values()]
+    if gloo:
+        for dump in dumps.values():
             dump["entries"] = [_as_nccl(entry) for entry in dump["entries"] if not entry["is_p2p"]]
+        groups = _groups(dumps, present)
+    for dump in dumps.values():
+        if gloo:
+            dump["pg_config"] = {name: dict(group) for name, group in groups.items()}
+        for group in dump["pg_config"].values():  # of a group whose ranks are not all here it compares none
+            group["ranks"] = str([rank for rank in ast.literal_eval(str(group["ranks"])) if rank in present])
     begin: dict[str, int] = {}  # by group: the first collective that no full buffer has dropped
     for dump in dumps.values():
         seen = set()
@@ -95,7 +96,17 @@ def prepare(dumps: Dumps, *, gloo: bool) -> list[int]:
         kept = [e for e in dump["entries"] if e["collective_seq_id"] >= begin.get(e["process_group"][0], 0)]
         # It cuts all recordings off at the same record, but ranks of different groups count differently.
         dump["entries"] = [{**entry, "record_id": number} for number, entry in enumerate(kept)]
-    return sorted(silent)
+    return sorted({rank for ranks in known for rank in ranks} - present)
+
+
+def _groups(dumps: Dumps, present: set[int]) -> dict[str, Entry]:
+    """gloo does not record a group's ranks under its name: those that have come to a collective of it."""
+    groups: dict[str, Entry] = {}
+    for dump in dumps.values():
+        for name, desc in {entry["process_group"] for entry in dump["entries"]}:
+            group = groups.setdefault(name, {"desc": desc, "ranks": []})
+            group["ranks"] = sorted({*group["ranks"], dump["rank"]} if desc != "default_pg" else present)
+    return groups
 
 
 def _as_nccl(entry: Entry) -> Entry:
@@ -107,52 +118,40 @@ def _as_nccl(entry: Entry) -> Entry:
     return entry
 
 
-def first_problems(collectives: list[Any], recorder: str) -> Iterator[Entry]:
+def first_problems(collectives: list[Any]) -> Iterator[Entry]:
     """After the first problem of a group the analyser pairs nothing any more."""
     seen = set()
     for one in collectives:
         if one.group_id not in seen and (one.missing_ranks or one.mismatch_collectives):
             seen.add(one.group_id)
-            others = (one.mismatch_collectives or {}).items()
-            other = {str(rank): _compared(came_to, recorder) for rank, came_to in others}
-            yield {**_compared(one, recorder), "missing": sorted(one.missing_ranks or ()), "other": other}
+            other = {str(rank): _compared(came_to) for rank, came_to in (one.mismatch_collectives or {}).items()}
+            yield {**_compared(one), "missing": sorted(one.missing_ranks or ()), "other": other}
 
 
-def newest(dumps: Dumps, recorder: str) -> Iterator[Entry]:
+def newest(dumps: Dumps) -> Iterator[Entry]:
     """The last collective of each group, and the ranks that have come to it."""
-    last: dict[str, Entry] = {}  # by group, and then a rank's own
+    last: dict[str, Entry] = {}  # by group
     for dump in dumps.values():
-        for group, entry in {entry["process_group"][0]: entry for entry in dump["entries"]}.items():
+        for group, entry in {entry["process_group"][0]: entry for entry in dump["entries"]}.items():  # the rank's own
             known = last.get(group)
             if known is None or entry["collective_seq_id"] > known["collective_seq_id"]:
                 last[group] = {**entry, "ranks": [dump["rank"]]}
             elif entry["collective_seq_id"] == known["collective_seq_id"]:
                 known["ranks"].append(dump["rank"])
     for entry in last.values():
-        group, number, frames = entry["process_group"][1], entry["collective_seq_id"], entry.get("frames", ())
-        yield _told(recorder, group, number, entry["profiling_name"], entry["input_sizes"], frames, entry["ranks"])
+        group, number = entry["process_group"][1], entry["collective_seq_id"]
+        yield _told(group, number, entry["profiling_name"], entry["input_sizes"], entry["ranks"])
 
 
-def _compared(one: Any, recorder: str) -> Entry:
+def _compared(one: Any) -> Entry:
     """one: a Collective of the analyser's."""
-    group, frames = one.pg_desc.partition(":")[2], one.collective_frames
-    return _told(
-        recorder, group, one.collective_seq_id, one.collective_name, one.input_sizes, frames, one.expected_ranks
-    )
+    group = one.pg_desc.partition(":")[2]
+    return _told(group, one.collective_seq_id, one.collective_name, one.input_sizes, one.expected_ranks)
 
 
-def _told(
-    recorder: str, group: str, number: int, name: str, sizes: list[list[int]], frames: Iterable[Entry], ranks: Any
-) -> Entry:
-    return {
-        "recorder": recorder,
-        "group": group,
-        "number": number,
-        "collective": name.partition(":")[2],
-        "sizes": sizes,
-        "at": _place((frame["filename"], frame["line"], frame["name"]) for frame in frames),
-        "ranks": sorted(ranks),
-    }
+def _told(group: str, number: int, name: str, sizes: list[list[int]], ranks: Iterable[int]) -> Entry:
+    collective = name.partition(":")[2]
+    return {"group": group, "number": number, "collective": collective, "sizes": sizes, "ranks": sorted(ranks)}
 
 
 def stands(stack: str) -> str:

@@ -127,8 +127,7 @@ def _came(problem: Mapping[str, Any]) -> list[tuple[list[int], str]]:
 def _what(collective: Mapping[str, Any]) -> str:
     group = "" if collective["group"] in ("", "default_pg", "undefined") else f" of the group {collective['group']}"
     sizes = ", ".join(str([*map(int, size)]) for size in collective["sizes"])
-    at = f" ({collective['at']})" if collective["at"] else ""
-    return f"{collective['collective']} number {int(collective['number'])}{group}, sizes {sizes or 'none'}{at}"
+    return f"{collective['collective']} number {int(collective['number'])}{group}, sizes {sizes or 'none'}"
 
 
 def _ranks(ranks: Sequence[int], nodes: Mapping[int, str]) -> str:

@@ -15,7 +15,7 @@ import pytest
 from launcher import container_scripts
 
 PROGRAM = """
-import os, subprocess, sys, time
+import sys, time
 import torch, torch.distributed as dist
 
 def reads():
@@ -23,7 +23,6 @@ def reads():
     while True:
         time.sleep(1)
 
-subprocess.run([sys.executable, "-c", "import torch"], check=True)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(3))
 if sys.argv[1] == "fails":
@@ -54,13 +53,13 @@ def test_a_worker_writes_down_its_collectives_and_where_it_is(tmp_path: Path, ho
         assert worker.stdout.readline() == "ready\n"
         assert list(written.iterdir()) == []
         pipe.write_text("\n")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while pipe.exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)
         worker.kill()
         assert "in reads" in (written / "stack_0").read_text()
-    out, _ = worker.communicate(timeout=60)
+    out, _ = worker.communicate(timeout=200)
     print(out)
     assert not pipe.exists()
     assert sorted(file.name for file in written.iterdir()) == ["gloo_0", "stack_0"]
