@@ -31,8 +31,16 @@ while read -r word; do
 done
 send "$1" "$2" "$3" HUP
 """
-# On the node. $1: the container, which is removed when stdin ends without a `done`.
-_GUARD = 'exec >/dev/null 2>&1; while read -r word; do [ "$word" = done ] && exit; done; docker rm -f -v "$1"'
+# On the node. $1: the container, which is removed when stdin ends without a `done`. The engine may still be creating it
+# then: it finishes a request whose sender is gone.
+_GUARD = """
+exec >/dev/null 2>&1
+while read -r word; do [ "$word" = done ] && exit; done
+for try in 1 2 3 4 5 6 7 8 9 10; do
+  docker container inspect "$1" && docker rm -f -v "$1" && exit
+  sleep 1
+done
+"""
 
 
 def run(machine: Machine, container: str, argv: Sequence[str], *, terminal: bool) -> int:

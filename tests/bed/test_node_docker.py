@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import secrets
 import tarfile
@@ -11,7 +12,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.errors import EngineFailed, EngineForbidden, EngineUnavailable, NameTaken, NodesFailed, NodeUnfit
+from launcher.errors import (
+    EngineFailed,
+    EngineForbidden,
+    EngineUnavailable,
+    NameTaken,
+    NodesFailed,
+    NodeUnfit,
+    NodeUnreachable,
+)
 from launcher.model.container import ContainerSpec, Layout, Mount, Phase
 from launcher.model.facts import Reach
 from launcher.node.connect import Fleet, connect
@@ -142,6 +151,20 @@ def test_dev_shm_is_the_hosts_or_has_the_requested_size(engine: DockerEngine) ->
     shm = ("sh", "-c", "df -Pk /dev/shm | tail -1 | awk '{print $2}'")
     assert engine.run_probe(spec(*shm))[1].strip() == b"1048576"
     assert engine.run_probe(spec(*shm, ipc="private", shm_size=128 << 20))[1].strip() == b"131072"
+
+
+def test_a_guarded_container_that_is_made_after_the_caller_has_gone_is_removed(bed: Bed, engine: DockerEngine) -> None:
+    made = spec("true")
+    guarded = contextlib.ExitStack()
+    with connect([("a", "node1")], "docker", bed.ssh_config) as connected:
+        guarded.enter_context(connected.engines[0].guard(made.name))
+    engine.create(made)  # as an engine does that was asked before the connection ended
+    deadline = time.monotonic() + 60
+    while engine.list({"launcher.run": None}):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    with contextlib.suppress(NodeUnreachable):
+        guarded.close()
 
 
 def test_a_restart_does_not_end_the_wait(engine: DockerEngine) -> None:

@@ -59,7 +59,7 @@ def test_killed(bed_cli: Cli, bed: Bed, when: str) -> None:
     wanted = STEPS[when]
     assert bool(bed_cli.runs()) == (wanted is not None), messages
     if wanted is None:
-        assert bed.wait_clean(timeout=15, home=True) == []
+        assert bed.wait_clean(timeout=60, home=True) == []
         return
     assert json.loads(bed_cli("status", "--json").stdout)["state"] == wanted
     bed_cli("down", "--purge")

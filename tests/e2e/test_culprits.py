@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
         pytest.param("exit", {}, "left with exit code 0 while others still waited", id="leaves"),
         pytest.param("stop", {}, "was suspended", id="suspended"),
         pytest.param("stop", {"hang_timeout": "8s"}, "was suspended", id="hang", marks=pytest.mark.slow),
-        pytest.param(
-            "exit",
+        pytest.param(  # at once: torchrun ends a rank that is still shutting down, and then cannot tell who left
+            "quit",
             {"nodes": ["node1"], "processes": 2},
             "left with exit code 0 while others still waited",
             id="one-node",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 
 from PIL import Image
 
@@ -17,8 +16,13 @@ def is_plain(data: bytes) -> bool:
 
     All others, and what is no JPEG or damaged, Pillow reads or refuses. A wrong False only costs time.
     """
+    if not data.startswith(b"\xff\xd8\xff"):
+        return False
+    place = 2
     try:
-        for marker, start, end in _segments(data):
+        while data[place] == 0xFF:
+            marker, start = data[place + 1], place + 4
+            end = place + 2 + (data[place + 2] << 8 | data[place + 3])
             if marker == _APP1 and data.startswith(b"Exif\0\0", start) and _orientation(data, start + 6, end) != 1:
                 return False
             if marker in _FRAMES:
@@ -28,20 +32,10 @@ def is_plain(data: bytes) -> bool:
                     return False
             if marker == _SCAN:
                 return True
-    except struct.error:
+            place = end
+    except (struct.error, IndexError):
         pass
     return False
-
-
-def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Marker, start and end of every segment's content, up to the first scan."""
-    place = 2 if data.startswith(b"\xff\xd8\xff") else len(data)
-    while place + 4 <= len(data) and data[place] == 0xFF:
-        end = place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-        yield data[place + 1], place + 4, end
-        if data[place + 1] == _SCAN:
-            return
-        place = end
 
 
 def _orientation(data: bytes, start: int, end: int) -> int:
