@@ -24,6 +24,11 @@ State = dict[str, Any]
 FORMAT = 1
 
 
+def run_id() -> str:
+    """The launcher's run; "" without one."""
+    return os.environ.get("LAUNCHER_RUN", "")
+
+
 def digest(state: Any) -> str:
     """SHA-256 over the type, shape and bytes of every tensor, and over every other value, in order."""
     total = hashlib.sha256()
@@ -145,10 +150,14 @@ class Loaded:
 
     @property
     def age(self) -> tuple[int, ...]:
-        """Orders checkpoints. What a newer generation has written supersedes all of an older one, whatever its step."""
+        """Orders checkpoints. What a newer generation has written supersedes all of an older one, whatever its step.
+
+        Generations are a run's own: with `--resume RUN` those of the earlier run come before all of this one.
+        """
         place = self.state.get("progress", {})
         steps = (place.get(name, 0) for name in ("epoch", "step", "validated"))
-        return (self.state.get("generation", 0), *steps)
+        own = self.state.get("run", "") == run_id()
+        return (int(own), self.state.get("generation", 0), *steps)
 
 
 def read(path: Path) -> State:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Iterator
@@ -41,8 +42,7 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
         Stopped: SIGTERM arrived; the checkpoint is on disk.
     """
     run = prepare(config, world)
-    written = Path(config.output), run.precision.scaled, config.published_tags
-    watch = Writer(*written) if world.first else Silent()
+    watch = _watch(run)
     _announce(run, watch)
     if config.evaluate:
         _evaluate_only(run, watch, stop)
@@ -80,6 +80,15 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
             saver.close()
     stop.settle()
     _close(run, watch, scores, time.perf_counter() - started, time.process_time() - worked)
+
+
+def _watch(run: Run) -> Silent:
+    """Where nodes may be lost, the first worker of each keeps the curves, in a folder of this generation."""
+    config, world = run.config, run.world
+    kept = os.environ.get("LAUNCHER_GENERATION_OUTPUT", "")
+    if not (world.first or (kept and world.local_rank == 0)):
+        return Silent()
+    return Writer(Path(kept or config.output), run.precision.scaled, config.published_tags, world.first)
 
 
 def _evaluate_only(run: Run, watch: Silent, stop: StopSignal) -> None:
@@ -129,6 +138,8 @@ def _facts(run: Run) -> dict[str, object]:
         "decoder": run.decoder,
         "global_batch": run.global_batch,
         "step": run.global_step,
+        "validated": run.progress.step > 0
+        or run.progress.validated == run.progress.epoch,  # if this step ends an epoch
         "steps": run.total_steps,
         "epochs": run.config.epochs,
         "versions": {"torch": torch.__version__, "python": platform.python_version(), "numpy": np.__version__},
@@ -280,7 +291,7 @@ def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: AnySaver | N
 
 
 def _close(run: Run, watch: Silent, scores: Scores, seconds: float, cpu: float) -> None:
-    own = run.world.first or run.config.print_digest or run.step.sharded  # sharded: all ranks take part
+    own = isinstance(watch, Writer) or run.config.print_digest or run.step.sharded  # sharded: all ranks take part
     digest = weights_digest(run.model) if own else ""
     if run.config.print_digest:
         print(f"train: rank {run.world.rank} weights {digest}", flush=True)

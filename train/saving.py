@@ -39,7 +39,7 @@ def save(run: Run, watch: Silent, saver: AnySaver | None, best: bool = False, ep
 
 def supersede(run: Run, watch: Silent, saver: AnySaver | None) -> None:
     """Before the first step of a new generation: whatever an older one still writes is never loaded from now on."""
-    if run.world.generation > (run.resumed.age[0] if run.resumed else 0):
+    if run.world.generation:
         save(run, watch, saver)
         if saver:
             saver.wait()

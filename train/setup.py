@@ -103,6 +103,7 @@ class Run:
         """The content of a checkpoint."""
         return {
             "format": checkpoint.FORMAT,
+            "run": checkpoint.run_id(),
             "generation": self.world.generation,
             "arch": self.config.arch,
             "classes": list(self.dataset.classes),

@@ -1,4 +1,7 @@
-"""The output of a run: console lines and bar, TensorBoard, metrics.jsonl. Only rank 0 writes; others are `Silent`."""
+"""The output of a run: console lines and bar, TensorBoard, metrics.jsonl. Only rank 0 writes; others are `Silent`.
+
+Where nodes may be lost (with LAUNCHER_GENERATION_OUTPUT), the first worker of each node writes the files.
+"""
 
 from __future__ import annotations
 
@@ -98,18 +101,21 @@ class Silent:
 class Writer(Silent):
     """Rank 0: prints, and writes below the output folder. metrics.jsonl is only appended to, line by line."""
 
-    def __init__(self, output: Path, amp: bool, published_tags: bool = False) -> None:
-        self._output, self._amp, self._published_tags = output, amp, published_tags
+    def __init__(self, output: Path, amp: bool, published_tags: bool = False, prints: bool = True) -> None:
+        """prints: False for a worker that only writes the files."""
+        self._output, self._amp, self._published_tags, self._prints = output, amp, published_tags, prints
         self._board: Any = None  # stays None if tensorboard is not installed
         self._jsonl: Any = None
         self._bar = Bar()
 
     def say(self, text: str) -> None:
-        self._bar.clear()
-        print(text, flush=True)
+        if self._prints:
+            self._bar.clear()
+            print(text, flush=True)
 
     def stepped(self, epoch: int, epochs: int, step: int, steps: int) -> None:
-        self._bar.step(epoch, epochs, step, steps)
+        if self._prints:
+            self._bar.step(epoch, epochs, step, steps)
 
     def begin(self, facts: dict[str, Any], purge_step: int | None) -> None:
         """Opens the files. TensorBoard drops what an interrupted run wrote from `purge_step` on."""
@@ -196,7 +202,8 @@ class Writer(Silent):
 
     def flush(self) -> None:
         """Before a checkpoint: a run that resumes from it writes the points after it, not those before."""
-        self._board.flush()
+        if self._board is not None:
+            self._board.flush()
 
     def end(self, facts: dict[str, Any]) -> None:
         if self._jsonl is not None:

@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.node import facts, machine_engine, output_folder, shm_cleanup
+from launcher.node import engine, facts, output_folder, shm_cleanup
 from launcher.node.files import Files, Span
 from launcher.node.ssh.quoting import quote
 from launcher.run import attempts
@@ -98,7 +98,7 @@ class Commands:
             facts.script(): self._facts,
             shm_cleanup.SCRIPT: self._nothing,
             attempts.ANNOUNCE: self._nothing,
-            machine_engine.UID: self._uid,
+            engine.UID: self._uid,
             script_of(lambda files: output_folder.make(files, "/x", "x")): self._make_output,
             script_of(lambda files: files.scan("/x")): self._scan,
             script_of(lambda files: next(files.read_spans([Span("/x", 0, 1)]))): self._spans,

@@ -29,6 +29,8 @@ def clean(
 ) -> None:
     """Images that launcher built and nothing uses, and output folders (checkpoints too) of runs without a container.
 
+    Also what has come back of a run that `down` has ended while the node did not answer.
+
     Default nodes: those of the runs recorded here. Without a terminal and without --yes it only lists.
     """
     hosts = options.hosts(nodes) or list(dict.fromkeys(n.host for record in store.records() for n in record.nodes()))
@@ -38,7 +40,8 @@ def clean(
         named = [image for images in fleet.each(_images) for image in images if image.tags]
         with caller_engine() as here:
             sources = [*named, *(_images(here) if here else ())]
-        found = fleet.each(partial(find_leftovers, sources=sources))
+        down = {record.run for record in store.records() if record.taken_down}
+        found = fleet.each(partial(find_leftovers, sources=sources, taken_down=down))
         if json:
             typer.echo(json_.dumps([_row(leftovers) for leftovers in found], indent=2))
         else:
@@ -59,6 +62,7 @@ def _images(engine: Engine) -> Sequence[ImageInfo]:
 def _row(leftovers: Leftovers) -> dict[str, object]:
     return {
         "node": leftovers.engine.node,
+        "containers": [container.name for container in leftovers.containers],
         "images": [{"name": _name(image), "bytes": image.size} for image in leftovers.images],
         "outputs": [{"path": out.path, "files": out.files, "bytes": out.size} for out in leftovers.outputs],
     }
@@ -72,6 +76,8 @@ def _print(found: Sequence[Leftovers]) -> None:
     console = terminal.console()
     for leftovers in found:
         node = escape(leftovers.engine.node)
+        for container in leftovers.containers:
+            console.print(f"{node}: container {escape(container.name)} of a run that was ended")
         for image in leftovers.images:
             console.print(f"{node}: image {escape(_name(image))}  {image.size >> 20} MiB")
         for out in leftovers.outputs:

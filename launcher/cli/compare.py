@@ -12,11 +12,12 @@ import typer
 
 from launcher.cli import options, terminal
 from launcher.errors import UsageError
+from launcher.node.cache import write_atomic
 from launcher.records.compare import compare as compare_
 from launcher.records.compare import markdown
 from launcher.records.groups import labels, select
 from launcher.records.measured import read
-from launcher.records.store import find, write_atomic
+from launcher.records.store import find
 
 FORMS = {".png": "png", ".svg": "svg"}
 
@@ -27,14 +28,10 @@ def compare(
         typer.Argument(metavar="RUN...|GROUP", help="Runs, or the name of a job whose latest run was a sweep."),
     ],
     baseline: Annotated[
-        str | None, typer.Option("--baseline", metavar="RUN", help="Measure all against this run.", show_default=False)
+        str | None, typer.Option("--baseline", metavar="RUN", help="Measure all against this run.")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="A picture: .png or .svg.", show_default=False)
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="One self-contained page.", show_default=False)
-    ] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="A picture: .png or .svg.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="One self-contained page.")] = None,
     json: options.Json = False,
 ) -> None:
     """A Markdown table. Each run is measured against the one with the fewest devices at its model and global batch."""

@@ -15,22 +15,9 @@ from launcher.cli.reporter import Reporter
 from launcher.logs.lines import Lines
 from launcher.records.masking import Masker
 from launcher.records.measured import TrainingProgress, top1, training_progress
+from launcher.run import messages
 from launcher.run.diagnose import TRACEBACK
 from launcher.run.finish import Outcome
-from launcher.run.messages import (
-    Message,
-    NodeBack,
-    NodeEnded,
-    NodeGone,
-    NodeLost,
-    NodeRemoved,
-    NodeRestarted,
-    NodeStopped,
-    NotCollected,
-    Output,
-    Progress,
-    clock,
-)
 from launcher.run.state import RunState
 
 if TYPE_CHECKING:  # rich is loaded where it is first needed, which in a start is after the containers run
@@ -151,38 +138,43 @@ class Screen(Reporter):
             self._live.stop()
             self._live = None
 
-    def show(self, message: Message) -> None:
-        if isinstance(message, Output):
+    def show(self, message: messages.Message) -> None:
+        if isinstance(message, messages.Output):
             lines = self._lines.setdefault(message.node, Lines())
             self._print(message.node, lines.feed(message.data))
             self._show_state(message.node, lines.state)
             return
         self._write(self._held.sift([], time.monotonic()))
-        if isinstance(message, Progress):
+        if isinstance(message, messages.Progress):
             before = () if self._progress is None else (self._progress.first, self._progress.last)
             self._progress = training_progress([*before, {"time": time.time(), **message.fields}])
             self._refresh()
-        elif isinstance(message, NodeEnded):
+        elif isinstance(message, messages.NodeEnded):
             if message.state.exit_code != 0:
                 self._held.failing = True
                 self.log(f"{message.node} ended with exit code {message.state.exit_code}")
-        elif isinstance(message, NodeLost):
-            self.silent[message.node] = since = clock(message.since)
+        elif isinstance(message, messages.NodeLost):
+            self.silent[message.node] = since = messages.clock(message.since)
             self.log(f"{message.node}: no connection since {since}, trying again; {LEAVE} ({message.reason})")
-        elif isinstance(message, NodeRestarted):
+        elif isinstance(message, messages.NodeRestarted):
             self._write(self._held.flush())  # the run did not end by it
             self.log(f"{message.node}: started again (restart {message.restarts}; before: {message.why})")
-        elif isinstance(message, NodeBack):
+        elif isinstance(
+            message, messages.RankZeroMoved
+        ):  # what nodes failed by is over; its first line of output says it
+            self._held.failing = False
+            self._write(self._held.flush())
+        elif isinstance(message, messages.NodeBack):
             self.silent.pop(message.node, None)
             self.log(f"{message.node}: connected again")
-        elif isinstance(message, NotCollected):
+        elif isinstance(message, messages.NotCollected):
             self.warn(f"not brought here: {message.reason}")
-        elif isinstance(message, NodeGone):
+        elif isinstance(message, messages.NodeGone):
             self.log(f"{message.node}: given up, as the run has ended without it ({message.reason})")
-        elif isinstance(message, NodeRemoved):
+        elif isinstance(message, messages.NodeRemoved):
             self._held.failing = True
             self.log(f"{message.node}: its container was removed from outside")
-        elif isinstance(message, NodeStopped):
+        elif isinstance(message, messages.NodeStopped):
             self.log(f"{message.node}: {message.by} stops the run in another terminal")
 
     def _print(self, node: str, lines: list[str]) -> None:
@@ -261,4 +253,6 @@ def print_outcome(console: Console, outcome: Outcome, mask: Callable[[str], str]
     if outcome.state is RunState.DONE:
         accuracy = top1(outcome.last)
         extra = "" if accuracy is None else f", validation top-1 {accuracy:.2f} %"
+        lost = [node.node for node in outcome.nodes if node.exit_code != 0]  # with min_nodes
+        extra += f" without {escape(', '.join(lost))}" if lost else ""
         console.print(f"[bold green]done[/] {outcome.run}{extra}; logs and curves in runs/{outcome.run}/")

@@ -41,7 +41,7 @@ def doctor(
     Exit code: 0 with nothing worse than a warning, 3 where something would fail.
     """
     job = _job(targets, sets or [], options.hosts(nodes))
-    hosts = [(entry.name, entry.host) for entry in job.nodes] if job else [(host, host) for host in targets]
+    hosts = [(entry.name, entry.host) for entry in job.machines] if job else [(host, host) for host in targets]
     console, seen = terminal.console(), []
     with connect(hosts, job.runtime if job else "docker", ssh_config, allow_failures=True) as fleet:
         found = examine(job, fleet)

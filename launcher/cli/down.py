@@ -103,7 +103,7 @@ def _end(attached: Attached, warn: Callable[[str], None], *, purge: bool) -> tup
         errors += error.errors
     record.event("down", removed=[r.node for r in removed], failed=[str(e) for e in errors])
     if record.result() is None and not errors:  # the launcher did not see its end: stopped, where it still ran
-        state = of_containers(list(attached.states.values()), len(attached.nodes))
+        state = of_containers(list(attached.states.values()), len(attached.nodes), record.min_nodes)
         ended = state if state.ended and attached.states else RunState.STOPPED
         if problem := record.finish({"run": record.run, "state": ended.value, "exit_code": ended.exit_code}):
             warn(problem)

@@ -42,9 +42,7 @@ exec_ = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def _exec(
     ctx: typer.Context,
     run: options.Run = None,
-    node: Annotated[
-        str | None, typer.Option(help="In the container on this node; default: the master.", show_default=False)
-    ] = None,
+    node: Annotated[str | None, typer.Option(help="In the container on this node; default: the master.")] = None,
     nodes: options.Nodes = None,
     on: options.On = None,
     ssh_config: options.SshConfig = None,
@@ -87,7 +85,7 @@ def shell(
 
 
 def _of_job(job: Job, wanted: str | None) -> NodeEntry:
-    for entry in job.nodes:
+    for entry in job.machines:
         if wanted is None or wanted in (entry.name, entry.host):
             return entry
-    raise UsageError("--node", f"{wanted}: the job's nodes are {', '.join(e.name for e in job.nodes)}")
+    raise UsageError("--node", f"{wanted}: the job's nodes are {', '.join(e.name for e in job.machines)}")

@@ -30,13 +30,11 @@ def export(
     nodes: options.JobNodes = None,
     on: Annotated[
         str | None,
-        typer.Option("--on", metavar="CLUSTER", help="slurm: with this cluster's settings.", show_default=False),
+        typer.Option("--on", metavar="CLUSTER", help="slurm: with this cluster's settings."),
     ] = None,
     image: Annotated[
         str | None,
-        typer.Option(
-            "--image", help="Kubernetes: the pushed image, with the code at /workspace/code.", show_default=False
-        ),
+        typer.Option("--image", help="Kubernetes: the pushed image, with the code at /workspace/code."),
     ] = None,
 ) -> None:
     """Nothing is touched. What the target cannot carry is refused with its line in the job file."""

@@ -14,11 +14,12 @@ from launcher.cli.reporter import Reporter
 from launcher.errors import LauncherError, NodesFailed, NoRoomHere
 from launcher.records.collect import Collected, collect, output_folders
 from launcher.run.locate import Attached, attach
+from launcher.run.worlds import collected, newest
 
 
 def fetch(
     run: options.Run = None,
-    dest: Annotated[Path | None, typer.Argument(help="A folder; default runs/<run id>.", show_default=False)] = None,
+    dest: Annotated[Path | None, typer.Argument(help="A folder; default runs/<run id>.")] = None,
     checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Checkpoints too.")] = False,
     nodes: options.Nodes = None,
     on: options.On = None,
@@ -47,14 +48,18 @@ def fetch_files(
     if unmasked := attached.record.unmasked:
         warn(unmasked)
     folders = output_folders(attached.engines, attached.nodes)
+    if checkpoints and attached.record.min_nodes:  # those of the nodes that took part to the end come first
+        collect(folders, target, mask=attached.record.mask)
+        world = newest(collected(target, attached.nodes))
+        folders.sort(key=lambda folder: world is None or folder.node not in world.members)
     results = collect(folders, target, mask=attached.record.mask, checkpoints=checkpoints)
-    collected = [result for result in results if isinstance(result, Collected)]
+    done = [result for result in results if isinstance(result, Collected)]
     failures = [result for result in results if isinstance(result, LauncherError)]
-    for problem in (problem for one in collected for problem in one.problems):
+    for problem in (problem for one in done for problem in one.problems):
         if isinstance(problem, NoRoomHere):
             failures.append(problem)
         else:
             warn(str(problem))
     if failures:
         raise NodesFailed(failures)
-    return sum(one.moved for one in collected)
+    return sum(one.moved for one in done)

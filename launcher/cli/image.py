@@ -14,6 +14,7 @@ from rich.table import Table
 
 from launcher.cli import options, terminal
 from launcher.cli.bars import bars
+from launcher.cli.reporter import Reporter
 from launcher.errors import ImageUnfit, UsageError
 from launcher.image.ensure import ensure
 from launcher.image.image_locations import ImageLocations, ImageOnNodes, image_store
@@ -49,7 +50,7 @@ def ship(
 ) -> None:
     """Send the job's image to every node, built if it must be: only layers that a node lacks are sent."""
     loaded = load_job(job, sets or [], options.hosts(nodes))
-    hosts = [(entry.name, entry.host) for entry in loaded.nodes]
+    hosts = [(entry.name, entry.host) for entry in loaded.machines]
     with connect(hosts, ssh_config=ssh_config) as fleet, caller_engine() as local:
         _report(_ensure(loaded, job, fleet.engines, local))
 
@@ -87,9 +88,7 @@ def verify_(
 
 @image.command(name="list")
 def list_(
-    tag: Annotated[
-        str | None, typer.Option(help="One of NVIDIA's releases: 19.06, 25.03-py3.", show_default=False)
-    ] = None,
+    tag: Annotated[str | None, typer.Option(help="One of NVIDIA's releases: 19.06, 25.03-py3.")] = None,
     json: options.Json = False,
 ) -> None:
     """NVIDIA's PyTorch releases with what is known of them, and the images that launcher built on this machine."""
@@ -128,13 +127,8 @@ def table_of(verdict: Verdict) -> Table:
 def _ensure(job: Job, file: Path, nodes: Sequence[Engine], local: Engine | None) -> ImageOnNodes:
     if job.image is None:
         raise UsageError(f"job {job.name}", "has no image: runtime process uses this machine's Python", "")
-    err = terminal.console(stderr=True)
-
-    def log(text: str) -> None:
-        err.print(f"[dim]launcher:[/] {escape(text)}")
-
     with bars() as on_progress:
-        locations = ImageLocations(nodes, local, log, on_progress)
+        locations = ImageLocations(nodes, local, Reporter().log, on_progress)
         return ensure(job.image, locations, job=job.name, mounted=bool(job.mounts), lock_file=path_beside(file))
 
 

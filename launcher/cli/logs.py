@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,12 +26,15 @@ from launcher.job.settings import read_settings
 from launcher.logs.clock import Clock
 from launcher.logs.position import last_lines, read_from
 from launcher.node.files import Files
+from launcher.node.machine import LocalMachine
 from launcher.node.parallel import run_all
+from launcher.records.collect import collect, output_folders
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
 from launcher.run.followed import Followed
 from launcher.run.locate import Attached, attach
 from launcher.run.messages import Output
+from launcher.run.worlds import Segment, segments
 
 CLOCK_PIECES = 256  # of a megabyte: five months; a hostile node's has no end
 
@@ -37,15 +42,11 @@ CLOCK_PIECES = 256  # of a megabyte: five months; a hostile node's has no end
 def logs(
     run: options.Run = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", "-f/-F", help="Go on until the run ends.")] = True,
-    rank: Annotated[
-        int | None, typer.Option(help="One worker's own output, by global rank.", show_default=False)
-    ] = None,
-    node: Annotated[str | None, typer.Option(help="One node's output.", show_default=False)] = None,
+    rank: Annotated[int | None, typer.Option(help="One worker's own output, by global rank.")] = None,
+    node: Annotated[str | None, typer.Option(help="One node's output.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every node's, each line with its node.")] = False,
-    tail: Annotated[int | None, typer.Option(min=0, help="Begin with the last N lines.", show_default=False)] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="T", help="Begin there: 10m (ago) or 2026-01-31T12:00.", show_default=False)
-    ] = None,
+    tail: Annotated[int | None, typer.Option(min=0, help="Begin with the last N lines.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="T", help="Begin there: 10m (ago) or 2026-01-31T12:00.")] = None,
     timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="When each line was written.")] = False,
     raw: options.Raw = False,
     nodes: options.Nodes = None,
@@ -60,13 +61,51 @@ def logs(
         attached.require_any()
         if unmasked := attached.record.unmasked:
             Reporter().warn(unmasked)
-        chosen = _chosen(attached, rank, node, all_=all_)
-        shown = run_all([partial(_beginning, attached, each, rank, tail, since) for each in chosen])
+        earlier: Sequence[Segment] = ()
+        if attached.record.min_nodes and node is None and not all_:
+            earlier, now = _where_ranks_are(attached, rank, tail, since)
+            shown = [now]
+        else:
+            chosen = _chosen(attached, rank, node, all_=all_)
+            shown = run_all([partial(_beginning, attached, each, rank, tail, since) for each in chosen])
         with Screen(attached.record.mask, prefix=len(shown) > 1, raw=raw) as screen:
+            here, root = Files(LocalMachine("this machine", "")), str(attached.record.paths.root.absolute())
+            for part in earlier:
+                paths = NodePaths(root, part.node.name)
+                _print(
+                    here, paths, Followed(part.node, paths.log, part.start), screen, part.stop, timestamps=timestamps
+                )
             if follow and not timestamps and attached.states:
                 sys.exit(_follow(attached, shown, screen))
-            for followed in shown:
-                _print(attached, followed, screen, timestamps=timestamps)
+            _print_all(attached, shown, screen, timestamps=timestamps)
+
+
+def _where_ranks_are(
+    attached: Attached, rank: int | None, tail: int | None, since: str | None
+) -> tuple[Sequence[Segment], Followed]:
+    """In a job with min_nodes, where ranks move: where rank 0's output was, to be read here, and what to follow."""
+    record = attached.record
+    collect(output_folders(attached.engines, attached.nodes), record.paths.root, mask=record.mask)
+    found = segments(record)
+    world = found[-1].world if found else None
+    if rank is not None and world is not None:
+        workers = max(1, len(attached.nodes[0].ranks))
+        place, last = rank // workers, len(world.members) * workers - 1
+        if rank > last:
+            raise UsageError("--rank", f"{rank}: the run has ranks 0 to {last} now", "`launcher status` lists them")
+        node = attached.node(world.members[place])
+        files = attached.engines[node.name].files
+        path = f"{NodePaths(node.output, node.name).in_generation(world.number, place)}/rank-{rank}.log"
+        return (), Followed(node, path, last_lines(files, path, tail) if tail is not None else 0)
+    master = next((node for node in attached.nodes if world and node.name == world.members[0]), None)
+    if master is None:  # it does not answer, or the run has not begun
+        node = attached.nodes[0]
+        log = Path(NodePaths(str(record.paths.root), node.name).log)
+        size = log.stat().st_size if found and log.exists() else 0
+        return found, Followed(node, NodePaths(node.output, node.name).log, size, moves=True, world=world)
+    begin = _beginning(attached, master, None, tail, since)
+    earlier = found[:-1] if tail is None and since is None else []
+    return earlier, replace(begin, offset=max(begin.offset, found[-1].start), moves=True, world=world)
 
 
 def _chosen(attached: Attached, rank: int | None, node: str | None, *, all_: bool) -> Sequence[NodeOfRun]:
@@ -107,12 +146,12 @@ def _clock(files: Files, paths: NodePaths) -> Clock:
 
 
 def _follow(attached: Attached, shown: Sequence[Followed], screen: Screen) -> int:
-    attached.require_all()
+    if len(attached.unreachable) > attached.may_lose:
+        attached.require_all()
     record = attached.record
     result = record.result()
     if result is not None:  # it has ended before: its output and its exit code
-        for followed in shown:
-            _print(attached, followed, screen, timestamps=False)
+        _print_all(attached, shown, screen, timestamps=False)
         return int(result.get("exit_code", 0))
     notify = read_settings(os.environ).notify
     try:
@@ -124,17 +163,33 @@ def _follow(attached: Attached, shown: Sequence[Followed], screen: Screen) -> in
     return outcome.state.exit_code
 
 
-def _print(attached: Attached, shown: Followed, screen: Screen, *, timestamps: bool) -> None:
-    """What the file has now."""
-    files = attached.engines[shown.node.name].files
-    pieces = read_from(files, shown.path, shown.offset)
+def _print_all(attached: Attached, shown: Sequence[Followed], screen: Screen, *, timestamps: bool) -> None:
+    for followed in shown:
+        node = followed.node
+        paths = NodePaths(node.output, node.name)
+        _print(attached.engines[node.name].files, paths, followed, screen, timestamps=timestamps)
+
+
+def _print(
+    files: Files, paths: NodePaths, shown: Followed, screen: Screen, stop: int | None = None, *, timestamps: bool
+) -> None:
+    """What the file has now, as far as `stop`."""
+    pieces = _cut(read_from(files, shown.path, shown.offset), None if stop is None else stop - shown.offset)
     if not timestamps:
         for piece in pieces:
             screen.show(Output(shown.node.name, piece))
         return
-    clock, offset = _clock(files, NodePaths(shown.node.output, shown.node.name)), shown.offset
+    clock, offset = _clock(files, paths), shown.offset
     for line in b"".join(pieces).splitlines(keepends=True):
         offset += len(line)
         at = clock.time_of(offset)
         stamp = datetime.fromtimestamp(at).astimezone().isoformat() if at is not None else "now"
         screen.show(Output(shown.node.name, f"{stamp} ".encode() + line))
+
+
+def _cut(pieces: Iterable[bytes], left: int | None) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece[:left]
+        left = None if left is None else left - len(piece)
+        if left is not None and left <= 0:
+            return

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file.", show_default=False)]
+JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file.")]
 Run = Annotated[
     str | None,
     typer.Argument(
@@ -19,20 +19,16 @@ Run = Annotated[
 ]
 Nodes = Annotated[
     str | None,
-    typer.Option("--nodes", metavar="A,B", help="Ask these nodes; no local record is needed.", show_default=False),
+    typer.Option("--nodes", metavar="A,B", help="Ask these nodes; no local record is needed."),
 ]
 On = Annotated[
     str | None,
-    typer.Option("--on", metavar="CLUSTER", help="On this cluster of the settings file.", show_default=False),
+    typer.Option("--on", metavar="CLUSTER", help="On this cluster of the settings file."),
 ]
-JobNodes = Annotated[
-    str | None, typer.Option("--nodes", metavar="A,B", help="Run on these nodes instead.", show_default=False)
-]
+JobNodes = Annotated[str | None, typer.Option("--nodes", metavar="A,B", help="Run on these nodes instead.")]
 Sets = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a key of the job file: run.args.epochs=3", show_default=False
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the job file: run.args.epochs=3"),
 ]
 SshConfig = Annotated[
     Path | None,
@@ -41,7 +37,6 @@ SshConfig = Annotated[
         metavar="FILE",
         envvar="LAUNCHER_SSH_CONFIG",
         help="Use this ssh config instead of ~/.ssh/config.",
-        show_default=False,
     ),
 ]
 Raw = Annotated[

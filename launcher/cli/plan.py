@@ -16,7 +16,7 @@ from launcher.cli import options, terminal
 from launcher.errors import UsageError
 from launcher.job.files import check_files, code_folder
 from launcher.job.loader import load_job
-from launcher.model.plan import Plan
+from launcher.model.plan import NodePlan, Plan
 from launcher.node.docker.docker_run import docker_run
 from launcher.plan.offline import offline
 from launcher.records.snapshot import snapshot
@@ -43,7 +43,7 @@ def plan(
         from launcher.node.connect import connect
         from launcher.run.prepare import preview
 
-        with connect([(entry.name, entry.host) for entry in loaded.nodes], loaded.runtime, ssh_config) as fleet:
+        with connect([(entry.name, entry.host) for entry in loaded.machines], loaded.runtime, ssh_config) as fleet:
             made = preview(loaded, fleet, code.digest)
     if json:
         typer.echo(made.to_json())
@@ -64,9 +64,14 @@ def docker_lines(plan: Plan) -> str:
     text += "".join(f"# warning: {' '.join(warning.split())}\n" for warning in plan.warnings)
     for node in plan.nodes:
         spec = replace(node.container, image=node.container.image or plan.image)  # no id is known offline
-        text += f"\n# {node.node}, node rank {node.rank}\nmkdir -p {shlex.quote(spec.output_dir)}\n"
+        text += f"\n# {node.node}, {_role(plan, node)}\nmkdir -p {shlex.quote(spec.output_dir)}\n"
         text += docker_run(spec) + "\n"
     return text
+
+
+def _role(plan: Plan, node: NodePlan) -> str:
+    spare = node.rank >= len(plan.nodes) - plan.spares
+    return "spare, until a node is lost" if spare else f"node rank {node.rank}"
 
 
 def show(plan: Plan, console: Console) -> None:
@@ -79,7 +84,7 @@ def show(plan: Plan, console: Console) -> None:
     for node in plan.nodes:
         spec = node.container
         console.print(
-            f"\n[bold cyan]{escape(node.node)}[/]  node rank {node.rank}  {node.processes} worker(s)  {spec.name}"
+            f"\n[bold cyan]{escape(node.node)}[/]  {_role(plan, node)}  {node.processes} worker(s)  {spec.name}"
         )
         console.print(f"  address {meeting.addresses[node.rank]} on {meeting.interfaces[node.rank]}")
         if plan.runtime == "docker":

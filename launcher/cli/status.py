@@ -107,6 +107,8 @@ def render(seen: RunStatus, width: int) -> RenderableType:
         for place, reason in enumerate(node.restarted, 1)
     ]
     progress = [] if seen.progress is None else [Text("  ".join(seen.progress.parts()), style="cyan")]
+    if seen.world is not None:
+        progress.insert(0, Text(seen.world.text))
     return Group(head, *progress, table, *why)
 
 
@@ -201,8 +203,11 @@ def _seen_by_nodes(runs: Mapping[RunId, Sequence[NodeOfRun]], ssh_config: Path |
         found = on_nodes(fleet, Reporter().log)
     seen = {}
     for run, nodes in runs.items():
-        states = [f.state for f in found.get(run, ())]
-        state = of_containers(states, len(nodes)).value if states else "removed"
+        states, least = (
+            [f.state for f in found.get(run, ())],
+            max((f.labels.min_nodes for f in found.get(run, ())), default=0),
+        )
+        state = of_containers(states, len(nodes), least).value if states else "removed"
         silent = any(node.host in fleet.failed for node in nodes)
         seen[run] = "unreachable" if silent and state in ("removed", "lost") else state
     return seen
@@ -215,6 +220,6 @@ def _on_nodes(hosts: list[str], ssh_config: Path | None) -> list[RunRow]:
             states, told = [f.state for f in found], found[0].labels
             code = next((state.exit_code for state in states if state.exit_code), states[0].exit_code)
             names = tuple(f.labels.node for f in found)
-            state = of_containers(states, told.nodes).value
+            state = of_containers(states, told.nodes, told.min_nodes).value
             rows.append(RunRow(run, state, code, names, started_by=told.started_by))
     return rows

@@ -66,7 +66,6 @@ def up(
             "--resume",
             metavar="RUN",
             help="Begin with an earlier run's newest checkpoint, wherever it is: on a node of it, or fetched here.",
-            show_default=False,
         ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for GPUs that another run has.")] = False,
@@ -113,7 +112,7 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
     check_files(job, Path.cwd(), os.environ)
     secrets = read_secrets(job, Path.cwd(), os.environ)
     packed = in_background(lambda: _pack(job))
-    hosts = [(entry.name, entry.host) for entry in job.nodes]
+    hosts = [(entry.name, entry.host) for entry in job.machines]
     if chosen.on is not None:
         hosts = [(CLUSTER + chosen.on, CLUSTER + chosen.on)]
     with connect(hosts, job.runtime, ssh_config, ping=False) as fleet:
@@ -157,7 +156,8 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
                 if chosen.detach:
                     log(f"{plan.run} is running. Follow it: launcher logs {plan.run}")
                     return None
-                shown = [Followed(nodes[0], NodePaths(nodes[0].output, nodes[0].name).log)]
+                log_of_master = NodePaths(nodes[0].output, nodes[0].name).log
+                shown = [Followed(nodes[0], log_of_master, moves=plan.min_nodes > 0)]
                 outcome = show_until_end(attached, shown, screen, notify, resumed=False)
             except KeyboardInterrupt:
                 return leave_or_stop(attached, screen)
@@ -175,7 +175,10 @@ def _where(plan: Plan, attached: Attached) -> str:
         state = attached.engines[plan.master.node].wait(plan.master.container.name, 0)
         return f"{plan.run} is submitted to {plan.master.host}, {state.error or state.phase.value}"
     meeting = f"{plan.rendezvous.address}:{plan.rendezvous.port}"
-    return f"{plan.run} runs on {', '.join(node.node for node in plan.nodes)}, meeting at {meeting}"
+    names = [node.node for node in plan.nodes]
+    size = len(names) - plan.spares
+    spares = f" (spare: {', '.join(names[size:])})" if plan.spares else ""
+    return f"{plan.run} runs on {', '.join(names[:size])}{spares}, meeting at {meeting}"
 
 
 def _pack(job: Job) -> Snapshot:

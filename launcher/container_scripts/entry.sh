@@ -6,7 +6,8 @@
 #   logs/NODE.log         stdout and stderr, merged in order, appended across restarts
 #   logs/NODE.clock       `<epoch seconds> <bytes of the log by then>`, at most once a second, while the log grows
 #   state/NODE.attempts   `start <epoch>`, `exit <code> <epoch>`; of a rank that was suspended, `halted <rank> <epoch>`;
-#                         where no rank ran any more when the program was stopped, `left <epoch>`
+#                         where no rank ran any more when the program was stopped, `left <epoch>`; elastic.py adds
+#                         `generation <number> <bytes of the log by then> <node,node,...> <text>`
 #   state/NODE.began      of the first start: `<id of the machine's boot> <seconds>` (below)
 # The program finds this script's pid in LAUNCHER_ENTRY: on SIGQUIT every rank prints its stack and ends; before that, and
 # on SIGURG, it writes down what it waits for (flight_recorder.py).
@@ -69,7 +70,7 @@ seconds() {
 # processes hold open. It is ended by SIGKILL, which a starting shell cannot lose; its sleep ends by itself. A job counts
 # as alive while it writes: the sizes of all logs and of the metrics show that.
 signs() {
-    (cd "$LAUNCHER_OUTPUT" && ls -ln logs/*.log metrics.jsonl 2>/dev/null)
+    (cd "$LAUNCHER_OUTPUT" && ls -ln logs/*.log metrics.jsonl generations/*/* 2>/dev/null)
 }
 tick() {
     our_last='' our_late=0 our_idle=0 our_stuck=0 our_before=none our_quiet=0
@@ -85,7 +86,7 @@ tick() {
         fi
         if [ -n "$LAUNCHER_HANG_TIMEOUT" ]; then
             our_now=$(signs)
-            [ "$our_now" = "$our_before" ] || our_quiet=$(seconds)
+            if [ "$our_now" != "$our_before" ] || [ -e "$our_kit/home/quiet" ]; then our_quiet=$(seconds); fi
             our_before=$our_now
             if [ $(($(seconds) - our_quiet)) -ge "$LAUNCHER_HANG_TIMEOUT" ]; then
                 [ $our_stuck -ne 0 ] || kill -s VTALRM $$

@@ -114,7 +114,7 @@ def _watch(rules: Rules, me: State, view: View, now: float) -> State:
         if last and last.state.generation > me.generation:
             return _end(me, now, f"{name} has left for generation {last.state.generation}")
         if last and last.state.joined >= me.generation and last.state.phase != RUNNING:
-            return _end(me, now, f"{name} has started again")
+            return _end(me, now, f"{name} has {'ended it' if last.state.phase == ENDED else 'started again'}")
         late = now - me.since > rules.lost_after
         if late and last and last.state.generation < me.generation:
             return _end(me, now, f"{name} has forgotten its promise")
@@ -207,6 +207,11 @@ def begin(node: str, kept: Mapping[str, Any], now: float) -> State:
     """The state of a node that starts, or starts again. kept: what its disk has of its last life, if anything."""
     known = {name: kept[name] for name in ("generation", "by", "joined") if name in kept}
     return State(node, life=kept.get("life", 0) + 1, since=now, hopeful=now, **known)
+
+
+def told(me: State) -> State:
+    """What of its state is news to others when it changes."""
+    return replace(me, beat=0, since=0.0, hopeful=0.0)
 
 
 def keep(me: State) -> dict[str, Any]:

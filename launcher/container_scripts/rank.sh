@@ -1,13 +1,14 @@
 #!/bin/sh
-# sh rank.sh ARGV...: becomes ARGV, one worker, whose output goes to logs/rank-RANK.log as well as to stdout. ARGV is
-# exec'd, so the pid that torchrun started and signals is the worker's own.
+# sh rank.sh ARGV...: becomes ARGV, one worker, whose output goes to logs/rank-RANK.log as well as to stdout; in a job with
+# min_nodes, where ranks move, to the generation's folder instead of logs/. ARGV is exec'd, so the pid that torchrun
+# started and signals is the worker's own.
 
 case $0 in
     /*) our_kit=${0%/*} ;;
     *) our_kit=$(cd "${0%/*}" && pwd) ;;
 esac
 export LAUNCHER_WORKER=$$ PYTHONPATH="$our_kit/torch_plugin${PYTHONPATH:+:$PYTHONPATH}" # flight_recorder.py
-our_log=$LAUNCHER_OUTPUT/logs/rank-$RANK.log
+our_log=${LAUNCHER_GENERATION_OUTPUT:-$LAUNCHER_OUTPUT/logs}/rank-$RANK.log
 our_pipe=$our_kit/home/.rank.$RANK.$$
 if [ -e "$our_pipe" ]; then rm -f "$our_pipe"; fi
 if ! mkfifo -m 600 "$our_pipe"; then

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launcher.errors import JobInvalid
 from launcher.job.models import Image
-from launcher.node.cache import write_whole
+from launcher.node.cache import write_atomic
 
 FORMAT = 1
 
@@ -68,6 +68,6 @@ def write(path: Path, lock: Lock) -> None:
     text = json.dumps(dataclasses.asdict(lock), indent=2) + "\n"
     try:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
-            write_whole(path, text)
+            write_atomic(path, text.encode())
     except OSError as error:
         raise JobInvalid(str(path), f"cannot be written: {error.strerror}", "make the job's folder writable") from error

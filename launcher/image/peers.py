@@ -222,7 +222,7 @@ def _pull_all(client: Engine, peer: Peer, info: ImageInfo, name: str, on_progres
 
 def reachable_address(client: Engine, peer: Peer) -> str | None:
     """The first of the peer's addresses that this node reaches; None if there is none, or we may not try."""
-    reached = (ip for ip in peer.addresses if client.reach(ip, peer.port, REACH_TIMEOUT) is Reach.OPEN)
+    reached = (ip for ip in peer.addresses if client.machine.reach(ip, peer.port, REACH_TIMEOUT) is Reach.OPEN)
     return next(reached, None)
 
 

@@ -7,14 +7,14 @@ import json
 import secrets
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 from launcher.errors import ImageUnfit, NodeUnfit
 from launcher.image.faults import Report
 from launcher.image.names import asset
 from launcher.model import labels
-from launcher.model.container import ContainerSpec, Layout, Mount
+from launcher.model.container import ContainerSpec
 from launcher.model.facts import ImageFacts, ImageInfo, Launch
 from launcher.node import cache
 from launcher.node.engine import Engine
@@ -24,6 +24,7 @@ MARK = "LAUNCHER-PROBE "  # images/probe.py prints it in front of its JSON
 MOUNTED_MAX_AGE = 600.0  # seconds: what lies under a mount may change without the image changing
 FAST_TIMEOUT = 60.0
 FULL_TIMEOUT = 300.0
+ANY_CONTAINER = ContainerSpec("", "", ())  # of an image as it is
 # python3, else python; an image without either is a result, not a failure
 FIND_PYTHON = (
     'for p in python3 python; do if command -v "$p" >/dev/null 2>&1; then exec "$p" -c "$0" "$p" "$@"; fi; done; '
@@ -31,34 +32,23 @@ FIND_PYTHON = (
 )
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """What else decides what Python finds in a job's containers."""
-
-    mounts: tuple[Mount, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    user: str = ""  # "uid:gid", "" for the image's own
-    groups: tuple[int, ...] = ()
-    gpus: tuple[str, ...] = ()  # UUIDs
-    gpu_driver: str = ""  # the engine's way to grant them
-
-
-def image_facts(engine: Engine, reference: str, info: ImageInfo | None, surroundings: Surroundings) -> ImageFacts:
+def image_facts(engine: Engine, reference: str, info: ImageInfo | None, like: ContainerSpec) -> ImageFacts:
     """What the plan must know of an image that the engine has; for plain processes (None), of the launcher's Python.
 
+    like: a container of the job, whose mounts, variables and user decide what Python finds.
     A warm call costs nothing: forever if torch is in the image, for MOUNTED_MAX_AGE seconds if it is under a mount
     (or is missing and a mount could bring it). Raises ImageUnfit if nothing can be run in it.
     """
     if info is None:
         argv = (sys.executable, "-c", asset("probe.py"), sys.executable, "facts")
-        found = run(engine, "", sys.executable, argv, Surroundings(env=surroundings.env), FAST_TIMEOUT)
+        found = run(engine, "", sys.executable, argv, like, FAST_TIMEOUT)
         return _facts("", "", (), Report.from_json(found))
-    view = [[mount.source, mount.target] for mount in surroundings.mounts]
+    view = [[mount.source, mount.target] for mount in like.mounts]
     where = [engine.host, view] if view else []  # the same path may hold other things on another node
-    name = cache.key(info.id, where, dict(surroundings.env), surroundings.user, asset("probe.py"))
+    name = cache.key(info.id, where, dict(like.env), like.user, asset("probe.py"))
     kept = cache.get("facts", name)
-    if kept is None or not (_in_image(kept, surroundings) or cache.get("facts", name, MOUNTED_MAX_AGE)):
-        kept = run(engine, info.id, reference, _argv("facts"), surroundings, FAST_TIMEOUT)
+    if kept is None or not (_in_image(kept, like) or cache.get("facts", name, MOUNTED_MAX_AGE)):
+        kept = run(engine, info.id, reference, _argv("facts"), like, FAST_TIMEOUT)
         cache.put("facts", name, kept)
     return _facts(reference, info.id, info.entrypoint, Report.from_json(kept))
 
@@ -76,13 +66,13 @@ def full_report(engine: Engine, info: ImageInfo, reference: str) -> Report:
     return Report.from_json(kept)
 
 
-def _with_a_gpu(engine: Engine) -> Surroundings:
+def _with_a_gpu(engine: Engine) -> ContainerSpec:
     """One of the node's GPUs, none if it has none."""
     node = engine.facts()
     with contextlib.suppress(NodeUnfit):  # an engine without the NVIDIA Container Toolkit: the CPU alone is tried
         if node.gpus and node.engine is not None:
-            return Surroundings(gpus=(node.gpus[0].uuid,), gpu_driver=gpus.driver(node))
-    return Surroundings()
+            return replace(ANY_CONTAINER, gpus=(node.gpus[0].uuid,), gpu_driver=gpus.driver(node))
+    return ANY_CONTAINER
 
 
 def _argv(mode: str) -> tuple[str, ...]:
@@ -90,22 +80,16 @@ def _argv(mode: str) -> tuple[str, ...]:
 
 
 def run(
-    engine: Engine, image: str, reference: str, argv: tuple[str, ...], surroundings: Surroundings, timeout: float
+    engine: Engine, image: str, reference: str, argv: tuple[str, ...], like: ContainerSpec, timeout: float
 ) -> Mapping[str, Any]:
     """The JSON object that images/probe.py prints in a short container of `image` (an id). Raises ImageUnfit."""
-    spec = ContainerSpec(
+    spec = replace(
+        like,
         name=f"launcher-probe-{secrets.token_hex(6)}",
         image=image,
         argv=argv,
-        env={"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **surroundings.env},
+        env={"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **like.env},
         labels={labels.PURPOSE: "probe"},
-        layout=Layout("", "", ""),
-        output_dir="",
-        user=surroundings.user,
-        groups=surroundings.groups,
-        mounts=surroundings.mounts,
-        gpus=surroundings.gpus,
-        gpu_driver=surroundings.gpu_driver,
     )
     code, output = engine.run_probe(spec, timeout)
     lines = output.decode("utf-8", "replace").strip().splitlines()
@@ -120,11 +104,11 @@ def run(
     )
 
 
-def _in_image(found: Mapping[str, Any], view: Surroundings) -> bool:
+def _in_image(found: Mapping[str, Any], like: ContainerSpec) -> bool:
     folder = str(found.get("torch_folder", ""))
     if not folder:
-        return not view.mounts
-    return not any(f"{folder}/".startswith(mount.target.rstrip("/") + "/") for mount in view.mounts)
+        return not like.mounts
+    return not any(f"{folder}/".startswith(mount.target.rstrip("/") + "/") for mount in like.mounts)
 
 
 def _facts(reference: str, image: str, entrypoint: tuple[str, ...], found: Report) -> ImageFacts:

@@ -23,7 +23,8 @@ def json_schema() -> dict[str, Any]:
     schema = Job.model_json_schema()
     properties = schema["properties"]
     named = properties["nodes"]
-    named["items"] = {"anyOf": [{"type": "string"}, named["items"]]}
+    for listed in (named, properties["spares"]["anyOf"][0]):
+        listed["items"] = {"anyOf": [{"type": "string"}, listed["items"]]}
     number = {"type": "integer", "minimum": 1}
     properties["nodes"] = {"description": named.pop("description"), "anyOf": [number, named]}
     file = {"type": "object", "additionalProperties": {"type": "string"}, "minProperties": 1, "maxProperties": 1}
@@ -36,9 +37,12 @@ def _job(job: Job) -> dict[str, Any]:
     data = _part(job)
     names = names_of([node.host for node in job.nodes])
     data["nodes"] = [_node(node, name) for node, name in zip(job.nodes, names, strict=True)]
+    if job.spares is not None:
+        names = names_of([node.host for node in job.spares])
+        data["spares"] = [_node(node, name) for node, name in zip(job.spares, names, strict=True)]
     data["mounts"] = {m.source: m.target + (":ro" if m.read_only else "") for m in job.mounts}
     data["secrets"] = [{s.name: s.file} if s.file else s.name for s in job.secrets]
-    for key in ("timeout", "hang_timeout"):
+    for key in ("timeout", "hang_timeout", "lost_after"):
         if key in data:
             data[key] = show_duration(data[key])
     for key in ("memory", "shm"):

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from launcher.job.models import DockerOptions, Image, Job, NodeEntry, Origin, Part, Resources, Run
 from launcher.job.problems import LocatedError, Path, nearest, printable, show
-from launcher.job.scalars import ANY, LOCAL, machine
+from launcher.job.scalars import ANY, LOCAL, argv_of, machine
 from launcher.model.container import CODE, KIT
 
 # Where, what, and the top-level keys involved: if one of them is itself invalid, the conflict is not reported.
@@ -24,6 +24,11 @@ _PARTS: Mapping[Path, type[Part]] = {
     ("resources",): Resources,
     ("docker",): DockerOptions,
 }
+
+LEAST_SILENCE = 5  # seconds
+
+# Ways of the trainer in which no node has the whole model.
+SPLIT = ("fsdp", "model", "pipeline", "dual_batch")
 
 # Other tools' names of these keys.
 _SYNONYMS = {
@@ -95,7 +100,7 @@ def _message(kind: str, path: Path, value: Any, detail: Mapping[str, Any]) -> st
 
 
 def _belongs(path: Path) -> str:
-    """The nearest key of the same mapping, else the mapping that has such a key, else all keys of this one."""
+    """The mapping that has such a key, else the nearest key of the same mapping, else all keys of this one."""
     *parent, last = path
     key, part = str(last), _part_at(tuple(parent))
     if part is None:
@@ -103,17 +108,15 @@ def _belongs(path: Path) -> str:
     known = part.model_fields
     if _SYNONYMS.get(key) in known:
         return f"; did you mean '{_SYNONYMS[key]}'?"
-    if near := nearest(key, known):
-        return near
     for place, other in _PARTS.items():
         if key in other.model_fields and other is not part:
             return f"; '{key}' belongs under '{place[0]}'" if place else f"; '{key}' belongs at the top, not indented"
-    return f"; expected one of {', '.join(known)}"
+    return nearest(key, known) or f"; expected one of {', '.join(known)}"
 
 
 def _part_at(path: Path) -> type[Part] | None:
     """The model of the mapping at `path`."""
-    return NodeEntry if len(path) == 2 and path[0] == "nodes" else _PARTS.get(path)
+    return NodeEntry if len(path) == 2 and path[0] in ("nodes", "spares") else _PARTS.get(path)
 
 
 def _conflicts(job: Job) -> Iterator[Conflict]:
@@ -123,32 +126,75 @@ def _conflicts(job: Job) -> Iterator[Conflict]:
     else:
         yield from _process(job)
     yield from _nodes(job)
+    yield from _elastic(job)
     yield from _variables(job)
 
 
 def _nodes(job: Job) -> Iterator[Conflict]:
     seen: dict[tuple[str, str], int] = {}
     names: dict[str, int] = {}
-    for rank, node in enumerate(job.nodes):
+    for rank, node in enumerate(job.machines):
+        path = _path_of(job, rank)
+        key = str(path[0])
         first = rank if node.host == ANY else seen.setdefault(machine(node.host), rank)
-        if first != rank and (node.host != LOCAL or job.nodes[first].host != LOCAL):
-            yield ("nodes", rank), f"{node.host} is a node already (entry {first})", {"nodes"}
+        if first != rank and (node.host != LOCAL or job.machines[first].host != LOCAL):
+            yield path, f"{node.host} is a node already (entry {first})", {key}
         elif first != rank and job.runtime == "docker":
-            yield ("nodes", rank), "local may repeat only under runtime: process", {"nodes", "runtime"}
+            yield path, "local may repeat only under runtime: process", {key, "runtime"}
         elif names.setdefault(node.name, rank) != rank:
             message = f"the name {node.name} is given to entry {names[node.name]} already; give it another `name`"
-            yield ("nodes", rank), message, {"nodes"}
+            yield path, message, {key}
+
+
+def _path_of(job: Job, rank: int) -> Path:
+    spare = rank - len(job.nodes)
+    return ("nodes", rank) if spare < 0 else ("spares", spare)
+
+
+def _elastic(job: Job) -> Iterator[Conflict]:
+    least, nodes, spares = job.min_nodes, len(job.nodes), len(job.spares or ())
+    if least is None:
+        for key in ("spares", "lost_after"):
+            if getattr(job, key):
+                yield (key,), "needs min_nodes, the number of nodes with which the run goes on", {key, "min_nodes"}
+        return
+    if least > nodes:
+        yield ("min_nodes",), f"{least} of {nodes} nodes cannot take part", {"min_nodes", "nodes"}
+    elif 2 * least <= nodes + spares:
+        known = f"{nodes} nodes" + (f" and {spares} spare{'s' * (spares > 1)}" if spares else "")
+        message = (
+            f"a network that is cut in two could leave {least} of {known} on each side, and both would train; "
+            f"expected at least {(nodes + spares) // 2 + 1}, so that 2 x min_nodes > nodes + spares"
+        )
+        if nodes + spares == 2:
+            message = f"two machines survive no loss: {message}; name a third one, as a node or a spare"
+        yield ("min_nodes",), message, {"min_nodes", "nodes", "spares"}
+    if job.lost_after is not None and job.lost_after < LEAST_SILENCE:
+        message = f"a busy machine may be silent for so long; expected {LEAST_SILENCE}s or more"
+        yield ("lost_after",), message, {"lost_after", "min_nodes"}
+    if job.restarts == 0:
+        message = "with 0 no loss is survived, as each takes one of them: leave it out, min_nodes makes it 10"
+        yield ("restarts",), message, {"restarts", "min_nodes"}
+    if job.sweep:
+        message = "its next variant could not begin without a node that the last one has lost: leave min_nodes out"
+        yield ("sweep",), message, {"sweep", "min_nodes"}
+    words = argv_of(job.run.args) if job.run.module == "train" else ()
+    for place, word in enumerate(words[1:], 1):
+        if words[place - 1] == "--parallel" and word in SPLIT:
+            path: Path = ("run", "args", "parallel" if isinstance(job.run.args, Mapping) else place)
+            message = f"with {word} a lost node takes its part of the model with it: leave min_nodes out"
+            yield path, message, {"run", "min_nodes"}
 
 
 def _process(job: Job) -> Iterator[Conflict]:
     """A container's settings are refused for plain processes: a limit that is not kept is worse than none."""
-    for rank, node in enumerate(job.nodes):
+    for rank, node in enumerate(job.machines):
         if node.host not in (LOCAL, ANY):
             message = f"runtime process runs on this machine only: expected local, not {node.host}"
-            yield ("nodes", rank), message, {"nodes", "runtime"}
+            yield _path_of(job, rank), message, {"nodes", "spares", "runtime"}
         elif node.address is not None:
             message = "runtime process meets on this machine's own address; leave it out"
-            yield ("nodes", rank, "address"), message, {"nodes", "runtime"}
+            yield (*_path_of(job, rank), "address"), message, {"nodes", "spares", "runtime"}
     for part in ("docker", "resources"):
         settings = getattr(job, part)
         for key, field in type(settings).model_fields.items():
@@ -197,6 +243,6 @@ def _variables(job: Job) -> Iterator[Conflict]:
         seen.add(secret.name)
         if secret.name in job.env:
             yield ("env", secret.name), message, {"env", "secrets"}
-    for rank, node in enumerate(job.nodes):
+    for rank, node in enumerate(job.machines):
         for name in sorted(seen & set(node.env)):
-            yield ("nodes", rank, "env", name), message, {"nodes", "secrets"}
+            yield (*_path_of(job, rank), "env", name), message, {"nodes", "spares", "secrets"}

@@ -183,6 +183,7 @@ Processes = Annotated[
     str | int, PlainValidator(_processes), schema(anyOf=[{"const": "auto"}, {"type": "integer", "minimum": 1}])
 ]
 Restarts = Annotated[int, PlainValidator(whole("a number of restarts", 0, 1000)), schema(type="integer", minimum=0)]
+MinNodes = Annotated[int, PlainValidator(whole("a number of nodes", 1, 1000)), schema(type="integer", minimum=1)]
 Port = Annotated[int, PlainValidator(whole("a port", 1024, 65535)), schema(type="integer", minimum=1024, maximum=65535)]
 Duration = Annotated[
     int, PlainValidator(parse_duration), schema(type=["string", "number"], examples=["24h", "15m", "1h30m"])

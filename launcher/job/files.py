@@ -73,7 +73,7 @@ def _script(job: Job, cwd: Path) -> Iterator[Found]:
 
 def _mounts(job: Job) -> Iterator[Found]:
     """Only this machine's mounts: preflight checks the other nodes."""
-    if any(node.host == LOCAL for node in job.nodes):
+    if any(node.host == LOCAL for node in job.machines):
         for mount in job.mounts:
             if not Path(mount.source).exists():
                 yield ("mounts", mount.source), f"{mount.source} does not exist on this machine, which is a node"

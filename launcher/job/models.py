@@ -16,6 +16,7 @@ from launcher.job.problems import BadValueError, LocatedError, Mark, Path, show
 from launcher.job.scalars import ANY, Gpus, names_of
 
 MOST_NODES = 100_000
+ELASTIC = {"restarts": 10, "lost_after": "15s"}  # defaults with min_nodes
 
 
 class Part(BaseModel):
@@ -224,7 +225,20 @@ class Job(Part):
         default="/output",
         description="Folder inside the container for what the run writes; on the node a fresh one a run.",
     )
-    restarts: fields.Restarts = Field(default=0, description="How often the run may be restarted in total.")
+    restarts: fields.Restarts = Field(
+        default=0, description="How often the run may be restarted in total. Default with min_nodes: 10."
+    )
+    min_nodes: fields.MinNodes | None = Field(
+        default=None,
+        description="Go on with at least so many nodes when machines are lost; 2 x min_nodes > nodes + spares. "
+        "Default: all are needed.",
+    )
+    spares: Annotated[tuple[NodeEntry, ...], AfterValidator(_with_names)] | None = Field(
+        default=None, description="Machines that wait, ready, and take the place of a lost one."
+    )
+    lost_after: fields.Duration | None = Field(
+        default=None, description="With min_nodes: a node that has been silent for so long is lost. Default: 15s."
+    )
     port: fields.Port = Field(default=29500, description="The port of the rendezvous, on the first node.")
     timeout: fields.Duration | None = Field(
         default=None, description="Most time for the whole job, such as 24h. Default: none."
@@ -244,6 +258,18 @@ class Job(Part):
         """context: the `Origin` of a job that was loaded from a file."""
         if isinstance(context, Origin):
             self._origin = context
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_min_nodes(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or data.get("min_nodes") is None:
+            return data
+        return {**ELASTIC, **{key: value for key, value in data.items() if value is not None or key not in ELASTIC}}
+
+    @property
+    def machines(self) -> tuple[NodeEntry, ...]:
+        """The nodes, then the spares: all that a container is made on, by rank."""
+        return self.nodes + (self.spares or ())
 
     def gpus_of(self, node: NodeEntry) -> Gpus:
         return self.gpus if node.gpus is None else node.gpus

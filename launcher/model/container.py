@@ -24,14 +24,16 @@ class Mount:
 class Layout:
     """The folders of a run's processes: paths inside the container, or on this machine for plain processes."""
 
-    code: str  # working directory
-    output: str
-    kit: str  # launcher.container_scripts, the secrets, a writable home
+    code: str = ""  # working directory
+    output: str = ""
+    kit: str = ""  # launcher.container_scripts, the secrets, a writable home
 
 
 @dataclass(frozen=True)
 class ContainerSpec:
     """Everything that an engine needs to create one container; for plain processes, one process group.
+
+    The defaults are those of a container that runs one command of an image and keeps nothing.
 
     Sizes are bytes, limits as the engine takes them. `restarts`: how often the engine may restart it after a failure.
     """
@@ -39,11 +41,11 @@ class ContainerSpec:
     name: str
     image: str
     argv: tuple[str, ...]  # the whole command, replaces the image's entrypoint; the image's own one is part of it
-    env: Mapping[str, str]
-    labels: Mapping[str, str]
-    layout: Layout
-    output_dir: str  # on the node; mounted at layout.output
-    user: str  # "uid:gid", "" for the image's own
+    env: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    layout: Layout = Layout()
+    output_dir: str = ""  # on the node; mounted at layout.output
+    user: str = ""  # "uid:gid", "" for the image's own
     groups: tuple[int, ...] = ()
     mounts: tuple[Mount, ...] = ()
     gpus: tuple[str, ...] = ()  # UUIDs
@@ -85,9 +87,9 @@ class ContainerState:
     image: str  # image id
     labels: Mapping[str, str]
     phase: Phase
-    exit_code: int | None  # None while it has not ended
-    oom_killed: bool
-    restarts: int
-    started: float
-    finished: float
+    exit_code: int | None = None  # while it has not ended
+    oom_killed: bool = False
+    restarts: int = 0
+    started: float = 0.0
+    finished: float = 0.0
     error: str = ""  # the engine's message if it could not start it

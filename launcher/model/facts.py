@@ -43,8 +43,7 @@ class EngineFacts:
     runtimes: tuple[str, ...]  # "nvidia" where the container toolkit is configured as a runtime
     cdi_devices: tuple[str, ...]  # "nvidia.com/gpu=..." where the engine lists CDI devices
     root_dir: str
-    disk_free: int  # bytes free below root_dir, -1 where unknown
-    images: tuple[str, ...]  # ids of those images asked about that it has
+    disk_free: int = -1  # bytes free below root_dir, -1 where unknown
     kind: str = "Docker"  # or "podman", which speaks Docker's API
     store: str = ""  # how it keeps images, for people
 
@@ -108,7 +107,6 @@ class ImageInfo:
     tags: tuple[str, ...]
     repo_digests: tuple[str, ...]
     arch: str
-    env: Mapping[str, str]
     entrypoint: tuple[str, ...]
     labels: Mapping[str, str]
     layers: tuple[str, ...]  # diff ids, base first

@@ -24,6 +24,8 @@ OWNER = "launcher.owner"  # user@host of the caller
 CREATED = "launcher.created"  # seconds since the epoch, by the caller's clock
 VERSION = "launcher.version"
 RUNTIME = "launcher.runtime"  # docker | process
+MIN_NODES = "launcher.min_nodes"  # with how many nodes the run goes on, where that is not all
+SPARES = "launcher.spares"  # then: how many of its last nodes wait for one to be lost
 PURPOSE = "launcher.purpose"  # run | shell | claim | probe: any launcher that finds a probe removes it
 SPLIT = ","
 
@@ -44,6 +46,8 @@ class RunLabels:
     uid: int
     owner: str
     created: int
+    min_nodes: int  # with how many nodes the run goes on; 0: all are needed
+    spares: int  # the last of the nodes
 
     @property
     def started_by(self) -> str:
@@ -78,4 +82,6 @@ def read(labels: Mapping[str, object]) -> RunLabels:
         uid=checked.number(labels.get(UID), 2**32),
         owner=checked.text(labels.get(OWNER), "[!-~]{1,400}", "caller"),
         created=checked.number(labels.get(CREATED), 10**12),
+        min_nodes=checked.number(labels.get(MIN_NODES, "0"), 10**5),
+        spares=checked.number(labels.get(SPARES, "0"), 10**5),
     )

@@ -67,6 +67,8 @@ class Plan:
     rendezvous: Rendezvous
     nodes: tuple[NodePlan, ...]  # by rank; the first is the master
     warnings: tuple[str, ...] = ()
+    min_nodes: int = 0  # with how many nodes the run goes on; 0: all are needed
+    spares: int = 0  # the last of the nodes: they wait, and take the place of a lost one
 
     @property
     def master(self) -> NodePlan:

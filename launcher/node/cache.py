@@ -38,16 +38,16 @@ def put(kind: str, name: str, answer: Any) -> None:
     path = folder() / kind / f"{name}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(answer, sort_keys=True))
+        write_atomic(path, json.dumps(answer, sort_keys=True).encode())
     except OSError:
         return
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all. Raises OSError."""
+def write_atomic(path: Path, data: bytes) -> None:
+    """Whole or not at all: a reader never sees half a file. Raises OSError."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(data)
         partial.replace(path)
     except OSError:
         partial.unlink(missing_ok=True)

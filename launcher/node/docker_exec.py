@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from launcher.node.machine import Machine, kill_on_disconnect, shell
 
 MARK = "LAUNCHER_EXEC"
-_BROKEN_PIPE = 141  # a shell's exit code for it: 128 + SIGPIPE
+_CLIENT_GONE = (141, 255)  # of docker or ssh, when the reader of our output has closed it: 128 + SIGPIPE, ssh's own
 # In the container, by POSIX means alone. $1: the token, $2: the signal.
 _SIGNAL = (
     "for p in /proc/[0-9]*; do "
@@ -55,11 +55,10 @@ def run(machine: Machine, container: str, argv: Sequence[str], *, terminal: bool
         options += ["--tty", "--env", f"TERM={os.environ.get('TERM', 'xterm')}"]
     command = ["docker", "exec", *options, container, *argv]
     with kill_on_disconnect(machine, shell(_SIGNALLER, container, token, _SIGNAL)) as send:
-        try:
-            return machine.interact(command, terminal=terminal, interrupt=lambda: send("INT"))
-        except BrokenPipeError:  # the reader of our output has closed it
+        code = machine.interact(command, terminal=terminal, interrupt=lambda: send("INT"))
+        if code in _CLIENT_GONE:
             send("HUP")
-            return _BROKEN_PIPE
+        return code
 
 
 def guard(machine: Machine, container: str) -> AbstractContextManager[Callable[[str], None]]:

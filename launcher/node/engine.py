@@ -1,41 +1,67 @@
-"""The one seam to machines. Docker here, Docker over ssh and plain processes implement it; all else is written once."""
+"""The one seam to machines: Docker, here or over ssh, plain processes, Slurm. All above it is written once."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
+from launcher.errors import NodeUnfit
 from launcher.model.container import ContainerSpec, ContainerState
-from launcher.model.facts import NodeFacts, Reach
+from launcher.model.facts import NodeFacts
+from launcher.node import facts as node_facts
+from launcher.node import shm_cleanup
 from launcher.node.files import Files
-from launcher.node.machine import Machine
+from launcher.node.machine import Machine, run_script
 
 if TYPE_CHECKING:  # plain processes do without docker-py
     from launcher.node.docker.images import DockerImages
 
+UID = 'echo "@@uid $(id -u)"'  # marked: a login shell may print lines of its own
+
 
 class Engine(Protocol):
-    """One node. Every call has a time limit and raises an error of launcher.errors that names the node."""
+    """One node. Every call has a time limit and raises an error of launcher.errors that names the node.
+
+    To be inherited from: what needs no containers is done here.
+    """
 
     node: str
     host: str
+    machine: Machine
+    files: Files
+    _uid: int | None  # once it is known
 
-    @property
-    def machine(self) -> Machine: ...
-
-    @property
-    def files(self) -> Files: ...
+    def __init__(self, node: str, host: str, machine: Machine) -> None:
+        self.node = node
+        self.host = host
+        self.machine = machine
+        self.files = Files(machine)
+        self._uid = None
 
     @property
     def images(self) -> DockerImages | None:
-        """None for plain processes."""
+        """None where there are none: for plain processes, on a cluster."""
+        return None
 
     def uid(self) -> int:
         """The ssh user's on the node, asked for once. Raises NodeUnreachable, NodeUnfit."""
+        if self._uid is None:
+            found = re.search(rb"@@uid ([0-9]{1,10})\n", self.sh(UID))
+            if found is None:
+                raise NodeUnfit(self.node, "its shell does not tell the uid of its user", "look at its login shell")
+            self._uid = int(found.group(1))
+        return self._uid
 
-    def facts(self, images: Sequence[str] = ()) -> NodeFacts:
-        """One look at the node; `images` are references or ids whose presence is to be told (EngineFacts.images)."""
+    def look(self) -> node_facts.Look:
+        """What the machine tells of itself. Raises NodeUnfit, NodeUnreachable."""
+        seen = node_facts.look(self.machine, self.host)
+        self._uid = seen.node.uid
+        return seen
+
+    def facts(self) -> NodeFacts:
+        """One look at the node."""
 
     def create(self, spec: ContainerSpec) -> str:
         """Create a container, do not start it; its id. The output folder must exist."""
@@ -79,27 +105,29 @@ class Engine(Protocol):
         """While this is held, the container goes when the caller does, also when that is killed."""
 
     def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
-        """Run a short container to its end and remove it: exit code, output. For plain processes: run `argv` here."""
+        """Run a short container to its end and remove it: exit code, output. Without containers: run `argv` there."""
+        variables = [f"{name}={value}" for name, value in spec.env.items()]
+        done = self.machine.run(["env", *variables, *spec.argv], timeout=timeout)
+        return done.code, done.out + done.err
 
-    def granted_ulimits(self, image: str) -> tuple[tuple[str, int], ...]:
-        """Those of model.container.WANTED_ULIMITS that this engine grants, tried once with `image` and remembered."""
+    def granted_ulimits(self, image: str) -> tuple[tuple[str, int], ...]:  # noqa: ARG002
+        """Those of model.container.WANTED_ULIMITS that this engine grants, tried once with `image` and remembered.
+
+        Without containers the caller's or the cluster's own limits stay.
+        """
+        return ()
 
     def sweep_shared_memory(self, since: float) -> Sequence[str]:
         """Remove what dead processes of this user left in /dev/shm since then (node.shm_cleanup); the names."""
-
-    def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
-        """Try a TCP connection from this node. `expect`: the target's ssh host key (base64), proven when given."""
+        return shm_cleanup.sweep(self.machine, since)
 
     def sh(self, script: str, *arguments: str, timeout: float | None = None) -> bytes:
         """Run a POSIX shell script on the node itself, as the ssh user; what it printed, whatever its exit code.
 
         The script is ours; what comes from a user goes into `arguments`. Raises NodeUnreachable, NodeUnfit.
         """
+        return run_script(self.machine, script, *arguments, timeout=timeout).out
 
-    def host_key(self) -> str | None:
-        """The ssh host key that this node proved (base64); None where it is not reached over ssh."""
-
-    def most_sessions(self) -> int | None:
-        """How many commands its sshd runs at once on a connection (MaxSessions); None where a run needs no more."""
-
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End what is held open."""
+        return

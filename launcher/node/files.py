@@ -22,11 +22,9 @@ _AT_ONCE = 500  # spans a request: their list fits into what ssh takes without a
 
 _PREFACE = "LC_ALL=C; export LC_ALL; umask 077; "  # messages are looked at below
 _MAKE_DIR = 'mkdir -p -- "$1"'
-_WRITE = 'cat >"$2" && chmod "$1" "$2" && mv -f -- "$2" "$3" || { rm -f -- "$2"; exit 1; }'
-# $4: how many bytes must have come. A connection that is lost looks like the end of them.
+# $3: how many bytes must have come. A connection that is lost looks like the end of them.
 _RECEIVE = """
-mkdir -p -- "${3%/*}" && cat >"$2" && chmod "$1" "$2" && [ "$(wc -c <"$2")" -eq "$4" ] && mv -f -- "$2" "$3" &&
-echo "$5" || rm -f -- "$2"
+mkdir -p -- "${2%/*}" && cat >"$1" && [ "$(wc -c <"$1")" -eq "$3" ] && mv -f -- "$1" "$2" && echo "$4" || rm -f -- "$1"
 """
 _SCAN = 'find "$1/" -type f -printf "%s %T@ %P\\0"'
 _COPY = f'[ -d "$1" ] || exit {_MISSING}; mkdir -p -- "$2" && cp -RPp -- "$1/." "$2"'
@@ -81,16 +79,14 @@ class Files:
         """Make a folder and its parents, mode 0700 for what is new. Raises NodeUnfit, NodeUnreachable."""
         self.run(_MAKE_DIR, _absolute(path), doing=f"make the folder {path}")
 
-    def write(self, path: str, data: bytes, mode: int = 0o600) -> None:
-        """All of it or nothing: a temporary file beside it takes its name. Raises NodeUnfit, NodeUnreachable."""
-        temporary = f"{_absolute(path)}.{secrets.token_hex(4)}.part"
-        self.run(_WRITE, f"{mode:o}", temporary, path, doing=f"write {path}", stdin=data)
+    def write(self, path: str, pieces: Iterable[bytes], size: int) -> None:
+        """All `size` bytes or nothing: a temporary file beside it takes its name, mode 0600; its folder is made.
 
-    def receive(self, path: str, pieces: Iterable[bytes], size: int, mode: int = 0o600) -> None:
-        """As write(), for `size` bytes that come in pieces; its folder is made. Raises NodeUnfit, NodeUnreachable."""
+        Raises NodeUnfit, NodeUnreachable.
+        """
         mark = secrets.token_hex(16)
         temporary = f"{_absolute(path)}.{secrets.token_hex(4)}.part"
-        stream = self._machine.open(_sh(_RECEIVE, f"{mode:o}", temporary, path, str(size), mark))
+        stream = self._machine.open(_sh(_RECEIVE, temporary, path, str(size), mark))
         said, words, deadline = b"", b"", time.monotonic() + _COPY_TIMEOUT
         try:
             for piece in pieces:

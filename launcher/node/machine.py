@@ -70,14 +70,9 @@ class CommandStream(Protocol):
 class Machine(Protocol):
     """Commands on a node, connections from it."""
 
-    @property
-    def node(self) -> str: ...
-
-    @property
-    def user(self) -> str: ...
-
-    @property
-    def limits(self) -> AnswerLimits: ...
+    node: str
+    user: str
+    limits: AnswerLimits
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float | None = None) -> Done:
         """timeout: seconds, None: those of `limits`.
@@ -94,12 +89,16 @@ class Machine(Protocol):
         terminal: with one of its own. Without one, Ctrl-C calls `interrupt` instead of ending this.
         """
 
-    def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach: ...
+    def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
+        """Try a TCP connection from here. expect: the target's ssh host key (base64), proven when given."""
 
-    def host_key(self) -> str | None: ...
+    def host_key(self) -> str | None:
+        """The ssh host key that this node proved (base64); None where it is not reached over ssh."""
+        return None
 
     def most_sessions(self) -> int | None:
-        """As Engine.most_sessions()."""
+        """How many commands its sshd runs at once on a connection (MaxSessions); None where a run needs no more."""
+        return None
 
 
 def shell(script: str, *arguments: str) -> list[str]:
@@ -229,8 +228,8 @@ class LocalStream:
             os.killpg(self._process.pid, number)
 
 
-class LocalMachine:
-    """Implements Machine for this machine."""
+class LocalMachine(Machine):
+    """This machine."""
 
     def __init__(self, node: str, user: str, limits: AnswerLimits = DEFAULT_LIMITS) -> None:
         self.node = node
@@ -274,9 +273,3 @@ class LocalMachine:
             from launcher.node.ssh.handshake import proves  # paramiko, which plain processes do without
 
             return Reach.OPEN if proves(connection, expect, timeout) else Reach.OTHER
-
-    def host_key(self) -> None:
-        return None
-
-    def most_sessions(self) -> None:
-        return None

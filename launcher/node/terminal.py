@@ -27,23 +27,12 @@ def here(
     """
     apart = interrupt is not None and not terminal
     with subprocess.Popen(argv, env=env, cwd=cwd, start_new_session=apart) as process:
-        if apart and interrupt is not None:
-            wait_through_interrupts(process.wait, interrupt)
-        else:
-            before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the command's
-            try:
-                process.wait()
-            finally:
-                signal.signal(signal.SIGINT, before)
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
-
-
-def wait_through_interrupts(wait: Callable[[], object], interrupt: Callable[[], None]) -> None:
-    """Wait, and go on waiting after a Ctrl-C: a program may handle it."""
-    while True:
+        act = (
+            (lambda *_: interrupt()) if apart and interrupt is not None else signal.SIG_IGN
+        )  # then it is the command's
+        before = signal.signal(signal.SIGINT, act)
         try:
-            wait()
-        except KeyboardInterrupt:
-            interrupt()
-        else:
-            return
+            process.wait()
+        finally:
+            signal.signal(signal.SIGINT, before)
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode

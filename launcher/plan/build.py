@@ -35,6 +35,9 @@ def build(
     context = containers.Context(job, run, image, rendezvous, code, owner, created)
     uuids = _choose_gpus(job, facts)
     counts = [containers.workers(job, mine) for mine in uuids]
+    if job.min_nodes and len(set(counts)) > 1:
+        told = ", ".join(f"{entry.name} {count}" for entry, count in zip(job.machines, counts, strict=True))
+        raise PlanInvalid("min_nodes", f"any node may take another's place, and they have unequal workers: {told}")
     firsts = list(accumulate(counts, initial=0))
     nodes = tuple(
         NodePlan(
@@ -45,7 +48,7 @@ def build(
             processes=counts[rank],
             container=containers.container(context, entry, node, rank, uuids[rank], first_rank=firsts[rank]),
         )
-        for rank, (entry, node) in enumerate(zip(job.nodes, facts, strict=True))
+        for rank, (entry, node) in enumerate(zip(job.machines, facts, strict=True))
     )
     return Plan(
         run=run,
@@ -57,6 +60,8 @@ def build(
         rendezvous=rendezvous,
         nodes=nodes,
         warnings=tuple(_warnings(job, facts, rendezvous, nodes)),
+        min_nodes=job.min_nodes or 0,
+        spares=len(job.spares or ()),
     )
 
 
@@ -68,8 +73,9 @@ def _check(job: Job, facts: Sequence[NodeFacts]) -> None:
             f"lies outside the code folder {job.code}, which is all that the containers see",
             "move it there, or set `code` to a folder above it",
         )
+    ports = [checks.master_port(job, node) for node in (facts if job.min_nodes else facts[:1])]  # any may be the master
     engines = [checks.engine(node, job) for node in facts if node.engine]
-    for check in (checks.master_port(job, facts[0]), *engines):
+    for check in (*ports, *engines):
         if check.level is checks.Level.FAIL:
             raise NodeUnfit(f"node {check.node}", check.what, check.cure)
 
@@ -78,9 +84,9 @@ def _choose_gpus(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:
     chosen: list[tuple[str, ...]] = []
     errors: list[LauncherError] = []
     places: dict[str, list[int]] = {}
-    for rank, entry in enumerate(job.nodes):
+    for rank, entry in enumerate(job.machines):
         places.setdefault(entry.host, []).append(rank)
-    for rank, (entry, node) in enumerate(zip(job.nodes, facts, strict=True)):
+    for rank, (entry, node) in enumerate(zip(job.machines, facts, strict=True)):
         try:
             uuids = gpus.select(node, job.gpus_of(entry))
         except NodeUnfit as error:
@@ -105,7 +111,7 @@ def _warnings(job: Job, facts: Sequence[NodeFacts], rendezvous: Rendezvous, node
             )
         found += [
             f"{check.node}: {check.what}. {check.cure}"
-            for check in checks.of_node(node, job, job.nodes[planned.rank])
+            for check in checks.of_node(node, job, job.machines[planned.rank])
             if check.level is checks.Level.WARN and check.name in _WARNED
         ]
         if planned.container.gpus and planned.processes > len(planned.container.gpus):

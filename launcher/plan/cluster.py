@@ -113,6 +113,9 @@ def _not_on_a_cluster(job: Job, gpus_of_a_node: int | None) -> Refused:
     elif job.gpus == "all" and gpus_of_a_node is None:
         what = "how many a node has is not known: say how many (gpus: 8, or none), or set `gpus` of the cluster in"
         yield ("gpus",), f"{what} the settings file and name it: --on CLUSTER"
+    if job.min_nodes is not None:
+        what = "a cluster has its own way to lose nodes: leave it out, with spares and lost_after; restarts starts anew"
+        yield ("min_nodes",), what
     image = job.image
     if image is not None and image.base is not None and job.runtime == "docker":
         for key, changed in (("packages", bool(image.packages)), ("torchvision", image.torchvision != "keep")):

@@ -68,6 +68,20 @@ def _before_torchrun(
     return (*start, *program)
 
 
+def elastic(image: ImageFacts, layout: Layout, kind: str, program: Sequence[str]) -> tuple[str, ...]:
+    """The argv of a node of a job with min_nodes; kind: torchrun | command.
+
+    Raises PlanInvalid where the image has no torchrun that it needs.
+    """
+    start = (image.python, f"{layout.kit}/elastic.py", kind)
+    if kind == "command":
+        return (*start, *program)
+    if image.launch is Launch.NONE or image.launch is Launch.LAUNCH:
+        raise PlanInvalid(f"image {image.reference}", "has no torchrun, which min_nodes needs", "leave min_nodes out")
+    logs = _options(log_dir=f"{layout.kit}/torchrun") if "log_dir" in image.flags else ()
+    return (*start, *logs, "--no_python", "sh", f"{layout.kit}/rank.sh", image.python, *program)
+
+
 def bare(rendezvous: Rendezvous, *, nodes: int, rank: int) -> dict[str, str]:
     """What `run.command` finds in its environment: enough for init_process_group("env://") with one process a node."""
     return {

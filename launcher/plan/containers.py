@@ -91,19 +91,44 @@ def workers(job: Job, uuids: tuple[str, ...]) -> int:
 def _argv(context: Context, places: Layout, rank: int, processes: int) -> tuple[str, ...]:
     run, arguments = context.job.run, argv_of(context.job.run.args)
     if run.command is not None:
-        return command.entry(places, context.image, run.command + arguments)
-    program = ("-m", run.module) if run.module is not None else (script_in_code(context.job),)
-    line = command.distributed(
-        context.image,
-        places,
-        context.rendezvous,
-        run=context.run,
-        nodes=len(context.job.nodes),
-        rank=rank,
-        processes=processes,
-        program=(*program, *arguments),
-    )
-    return command.entry(places, context.image, line)
+        kind, program = "command", (*run.command, *arguments)
+    elif run.module is not None:
+        kind, program = "torchrun", ("-m", run.module, *arguments)
+    else:
+        kind, program = "torchrun", (script_in_code(context.job), *arguments)
+    if context.job.min_nodes is not None:
+        program = command.elastic(context.image, places, kind, program)
+    elif kind == "torchrun":
+        program = command.distributed(
+            context.image,
+            places,
+            context.rendezvous,
+            run=context.run,
+            nodes=len(context.job.nodes),
+            rank=rank,
+            processes=processes,
+            program=program,
+        )
+    return command.entry(places, context.image, program)
+
+
+def _known_nodes(context: Context, processes: int) -> dict[str, str]:
+    """What a node of a job with min_nodes has to know of the others: container_scripts/elastic.py reads it."""
+    job, found = context.job, context.rendezvous
+    several = job.runtime == "process"  # on one machine, each with a port of its own
+    places = {
+        entry.name: f"{address}:{found.port + rank * several}"
+        for rank, (entry, address) in enumerate(zip(job.machines, found.addresses, strict=True))
+    }
+    told = {
+        "order": [entry.name for entry in job.machines],
+        "size": len(job.nodes),
+        "least": job.min_nodes,
+        "lost_after": job.lost_after,
+        "processes": processes,
+        "addresses": places,
+    }
+    return {"LAUNCHER_MEETING": json.dumps(told), "LAUNCHER_MIN_NODES": str(job.min_nodes)}
 
 
 def script_in_code(job: Job) -> str:
@@ -132,15 +157,17 @@ def _environment(
         "TP_SOCKET_IFNAME": interface,
     }
     if not uuids:
-        sharing = sum(other.host == entry.host for other in job.nodes)  # nodes of the job that are this machine
+        sharing = sum(other.host == entry.host for other in job.machines)  # nodes of the job that are this machine
         env["OMP_NUM_THREADS"] = str(max(1, node.cpus // (workers(job, uuids) * sharing)))
     if job.runtime == "process" and node.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
     if job.timeout is not None:
         env["LAUNCHER_TIMEOUT"] = str(job.timeout)
-    if job.hang_timeout is not None and rank == 0:  # the master's output and steps are the run's signs of life
+    if job.hang_timeout is not None and (rank == 0 or job.min_nodes):  # rank 0's output and steps are signs of life
         env["LAUNCHER_HANG_TIMEOUT"] = str(job.hang_timeout)
-    if job.run.command is not None:
+    if job.min_nodes is not None:
+        env |= _known_nodes(context, workers(job, uuids))
+    elif job.run.command is not None:
         env |= command.bare(meeting, nodes=len(job.nodes), rank=rank)
     return env | job.env_of(entry)
 
@@ -155,7 +182,7 @@ def _labelled(
         labels.HOST: entry.host,
         labels.NODE_RANK: str(rank),
         labels.RANKS: ranks,
-        labels.NODES: labels.SPLIT.join(node.host for node in context.job.nodes),
+        labels.NODES: labels.SPLIT.join(node.host for node in context.job.machines),
         labels.SPEC: digest(plain(spec)),
         labels.CODE: context.code,
         labels.GPUS: labels.SPLIT.join(spec.gpus),
@@ -167,6 +194,9 @@ def _labelled(
         labels.RUNTIME: context.job.runtime,
         labels.PURPOSE: "run",
     }
+    if context.job.min_nodes is not None:
+        marks[labels.MIN_NODES] = str(context.job.min_nodes)
+        marks[labels.SPARES] = str(len(context.job.spares or ()))
     return dataclasses.replace(spec, labels=marks)
 
 

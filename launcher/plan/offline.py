@@ -19,16 +19,16 @@ GPUS = 8  # of a node whose job says `all`
 
 def offline(job: Job, code: str) -> Plan:
     """Every node as one would expect it: Linux, uid 1000, the GPUs that the job names, a current torch."""
-    count = len(job.nodes)
+    count = len(job.machines)
     facts, image = [_node(job, rank) for rank in range(count)], assumed_image(job)
     if job.runtime == "process" or count == 1:
         meeting = on_one_machine(count, job.port)
     else:
-        own = tuple(entry.address or f"{_NETWORK}.{rank + 1}" for rank, entry in enumerate(job.nodes))
+        own = tuple(entry.address or f"{_NETWORK}.{rank + 1}" for rank, entry in enumerate(job.machines))
         meeting = Rendezvous(own[0], job.port, own, ("eth0",) * count, probed=True)
     plan = build.build(job, f"{job.name}-00000000-000000-0000", facts, image, meeting, code=code, owner="", created=0)
     notes = ["offline: addresses, interfaces, users, GPUs and the image's abilities are assumed, no node was asked"]
-    if unknown := [entry.name for entry in job.nodes if job.gpus_of(entry) == "all"]:
+    if unknown := [entry.name for entry in job.machines if job.gpus_of(entry) == "all"]:
         notes.append(f"gpus: all is taken for {GPUS} GPUs a machine ({', '.join(unknown)})")
     return dataclasses.replace(plan, warnings=(*notes, *plan.warnings))
 
@@ -57,7 +57,7 @@ def _gpus(request: Gpus) -> tuple[Gpu, ...]:
 
 
 def _node(job: Job, rank: int) -> NodeFacts:
-    entry = job.nodes[rank]
+    entry = job.machines[rank]
     docker = job.runtime == "docker"
     return NodeFacts(
         name=entry.name,

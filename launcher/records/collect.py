@@ -25,7 +25,9 @@ from launcher.job.settings import read_settings
 from launcher.node.engine import Engine
 from launcher.node.files import FileEntry, Files, Span
 from launcher.node.parallel import run_all_settled
+from launcher.records import generations
 from launcher.records.masking import Masker
+from launcher.records.paths import GENERATIONS
 from launcher.records.store import NodeOfRun
 
 RECORDINGS = "flight_recorder"  # the folder of what ranks that hang write down (container_scripts/flight_recorder.py)
@@ -114,6 +116,10 @@ def want(path: str, *, checkpoints: bool = False) -> Want | None:
         return None
     if parts == ("metrics.jsonl",) or (len(parts) > 1 and parts[0] in ("logs", "state")):
         return Want(path, grows=True, text=True)
+    if len(parts) > 2 and parts[0] == GENERATIONS:
+        text = len(parts) == 3 and generations.TEXT.fullmatch(parts[2]) is not None
+        known = generations.FOLDER.fullmatch(parts[1]) and (text or ".tfevents." in parts[-1])
+        return Want(path, grows=True, text=text) if known else None
     if len(parts) > 1 and parts[0] == "errors":
         return Want(path, grows=False, text=True)
     if len(parts) > 1 and parts[0] == "tensorboard":
@@ -166,6 +172,8 @@ def collect(
                 taken |= {fetch.target for fetch in mine}
                 copies.append(partial(_copy, folder, _Plan(mine, found.problems), mask, until))
             copied = run_all_settled(copies)
+            if (local / GENERATIONS).is_dir():
+                generations.join(local)
     except OSError as error:
         return [_no_room(local, error) for _ in folders]
     return [plan if isinstance(plan, LauncherError) else done for plan, done in zip(plans, copied, strict=True)]
@@ -173,22 +181,22 @@ def collect(
 
 def append(
     local: Path, relative: str, offset: int, data: bytes, mask: Masker = _NOTHING, most: float = math.inf
-) -> None:
-    """Add what was followed to its local file if that has all bytes before `offset`; else collect() will copy it.
+) -> bool:
+    """Add what was followed to its local file if that has all bytes before `offset`; False: try again later.
 
-    most: bytes of the file; what is beyond stays on the node, as collect() reports.
-    """
+    What is beyond `most` bytes stays on the node, as collect() reports."""
     if offset + len(data) > most:
-        return
+        return True
     with _locked(local, wait=False) as mine:
         if not mine:
-            return
+            return False
         target = local / relative
         target.parent.mkdir(parents=True, exist_ok=True)
         with _open(target) as file:
             here = file.seek(0, os.SEEK_END)
             if 0 <= here - offset < len(data):
                 _write(file, data[here - offset :], mask)
+            return here >= offset
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 from launcher.model.plan import RunId
 
 RUNS = Path("runs")
+GENERATIONS = "generations"  # in the output folder and here; see launcher.records.generations
 
 
 class RunPaths:
@@ -38,3 +39,7 @@ class NodePaths:
 
     def rank_log(self, rank: int) -> str:
         return f"{self.output}/logs/rank-{rank}.log"
+
+    def in_generation(self, number: int, node_rank: int) -> str:
+        """What one of its members writes in a generation of a job with min_nodes: metrics, curves, rank logs."""
+        return f"{self.output}/{GENERATIONS}/{number:04}-{node_rank}"

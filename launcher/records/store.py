@@ -15,6 +15,7 @@ from typing import Any
 from launcher.errors import LauncherError, RunUnknown
 from launcher.model import checked
 from launcher.model.plan import Plan, RunId, is_run_id, plain
+from launcher.node.cache import write_atomic
 from launcher.records.masking import Masker
 from launcher.records.paths import RUNS, RunPaths
 
@@ -60,12 +61,21 @@ class Record:
         return record
 
     @classmethod
-    def rebuild(cls, run: RunId, runtime: str, nodes: Sequence[NodeOfRun], runs: Path = RUNS) -> Record:
+    def rebuild(
+        cls,
+        run: RunId,
+        runtime: str,
+        nodes: Sequence[NodeOfRun],
+        runs: Path = RUNS,
+        min_nodes: int = 0,
+        spares: int = 0,
+    ) -> Record:
         """The record of a run found by its labels, with what labels say; a readable record stays as it is."""
         record = cls(RunPaths(runs / run))
         if not record.nodes():
             record._make_folders()
-            known = {"run": run, "job": job_of(run), "runtime": runtime, "nodes": [*map(_node_to_json, nodes)]}
+            known = {"run": run, "job": job_of(run), "runtime": runtime, "min_nodes": min_nodes, "spares": spares}
+            known["nodes"] = [*map(_node_to_json, nodes)]
             write_atomic(record.paths.plan, json.dumps(known, indent=2).encode())
         return cls(record.paths)
 
@@ -106,6 +116,11 @@ class Record:
         found = read_json(self.paths.result)
         return found if found and isinstance(found.get("state"), str) and found["state"] != "lost" else None
 
+    @property
+    def taken_down(self) -> bool:
+        """Whether `down` has ended it, if not on every node."""
+        return any(line.get("event") == "down" for line in read_json_lines(self.paths.events))
+
     def nodes(self) -> tuple[NodeOfRun, ...]:
         """By rank; () where the plan is not as we write it."""
         try:
@@ -117,6 +132,22 @@ class Record:
         """The ContainerSpec of the node of this rank as JSON; without most of its keys where the plan is not here."""
         found: dict[str, Any] = self._plan["nodes"][rank]["container"]
         return found
+
+    @property
+    def min_nodes(self) -> int:
+        """With how many nodes the run goes on; 0: all are needed."""
+        return self._number("min_nodes")
+
+    @property
+    def spares(self) -> int:
+        """How many of the last nodes wait, and take the place of one that is lost."""
+        return self._number("spares")
+
+    def _number(self, key: str) -> int:
+        try:
+            return checked.number(self._plan.get(key, 0), 10**5)
+        except ValueError:
+            return 0
 
     @property
     def runtime(self) -> str:
@@ -172,13 +203,6 @@ def resolve(text: str | None, known: list[RunId], where: str) -> RunId:
     if fitting:
         raise RunUnknown(text, f"fits {len(fitting)} runs: " + ", ".join(fitting[-5:]), "type more of the id")
     raise RunUnknown(text, f"no such run in {where}", "`launcher runs` lists them; or name its nodes: --nodes a,b")
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Whole or not at all: a reader never sees half a file."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(data)
-    temporary.replace(path)
 
 
 def _node_to_json(node: NodeOfRun) -> dict[str, Any]:

@@ -53,11 +53,9 @@ def plan_on(job: Job, engine: Engine, code: str) -> Plan:
         name=f"launcher-{run}-0",
         image=planned.image,
         argv=("sbatch", script),
-        env={},
         labels=marks,
         layout=Layout(code=posixpath.join(own, "code"), output=output, kit=posixpath.join(own, "kit")),
         output_dir=output,
-        user="",
     )
     other = replace(first, argv=(), labels={})  # it is the same job
     nodes = tuple(

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from launcher.errors import (
-    AuthFailed,
-    EngineForbidden,
-    EngineUnavailable,
-    HostKeyChanged,
-    HostKeyUnknown,
-    LauncherError,
-    NodeUnfit,
-)
+from launcher import errors
+from launcher.errors import LauncherError, NodeUnfit
 from launcher.job.models import Job
 from launcher.model.facts import NodeFacts, Probe, Reach
 from launcher.model.plan import Rendezvous
@@ -27,18 +19,17 @@ from launcher.plan.rendezvous import choose
 from launcher.run.reachability import TIMEOUT, probe_master
 
 _NAMES: dict[type[LauncherError], str] = {
-    HostKeyUnknown: "host key",
-    HostKeyChanged: "host key",
-    AuthFailed: "login",
-    EngineForbidden: "engine rights",
-    EngineUnavailable: "engine",
-    NodeUnfit: "login shell",
+    errors.HostKeyUnknown: "host key",
+    errors.HostKeyChanged: "host key",
+    errors.AuthFailed: "login",
+    errors.EngineForbidden: "engine rights",
+    errors.EngineUnavailable: "engine",
+    errors.NodeUnfit: "login shell",
 }
 DATA_TIMEOUT = 120.0
 SAMPLE = 16  # files of a data set that are read to their end on every node
 
 _MTU = 'cat "/sys/class/net/$1/mtu"'
-_TOPOLOGY = "command -v nvidia-smi >/dev/null && nvidia-smi topo -m"
 _READABLE = 'if [ ! -e "$1" ]; then echo missing; elif ls -- "$1" >/dev/null 2>&1 && [ -r "$1" ]; then echo ok; fi'
 # $1: a folder or file, $2: how many files of it are read. Prints `<files> <digest of names and sizes> <of the sample>`.
 _DATA = """
@@ -65,7 +56,7 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check]:
         kind = next((label for of, label in _NAMES.items() if isinstance(error, of)), "reachable")
         yield Check(name, kind, Level.FAIL, error.what, error.next_step)
     seen = run_all_settled([engine.facts for engine in fleet.engines])
-    most = run_all_settled([engine.most_sessions for engine in fleet.engines])
+    most = run_all_settled([engine.machine.most_sessions for engine in fleet.engines])
     usable: list[tuple[Engine, NodeFacts]] = []
     for engine, node, sessions in zip(fleet.engines, seen, most, strict=True):
         if isinstance(node, LauncherError):
@@ -75,15 +66,14 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check]:
         yield _reached(engine, node)
         if isinstance(sessions, int):
             yield _few_sessions(engine, sessions)
-        entry = next((e for e in job.nodes if e.name == engine.node), None) if job else None
+        entry = next((e for e in job.machines if e.name == engine.node), None) if job else None
         yield from checks.of_node(node, job, entry)
-        yield from _topology(engine, node)
     facts = [node for _, node in usable]
     if job is not None:
         yield from _mounts(job, [engine for engine, _ in usable])
     if len(facts) > 1:
         yield from checks.alike(facts)
-    if job is not None and facts and not fleet.failed and len(facts) == len(job.nodes):
+    if job is not None and facts and not fleet.failed and len(facts) == len(job.machines):
         yield checks.master_port(job, facts[0])
         if job.runtime == "docker" and len(facts) > 1:
             yield from _between(job, fleet, facts)
@@ -99,15 +89,6 @@ def _few_sessions(engine: Engine, most: int) -> Check:
     """Everything works, over further connections that each take a while to make."""
     what = f"its sshd runs {most} commands at once on a connection, fewer than a run needs"
     return Check(engine.node, "ssh sessions", Level.WARN, what, "set MaxSessions to 10, its default, in sshd_config")
-
-
-def _topology(engine: Engine, facts: NodeFacts) -> Iterator[Check]:
-    """How the GPUs are joined: NVLink, or through the CPU."""
-    if len(facts.gpus) < 2:
-        return
-    table = engine.sh(_TOPOLOGY).decode(errors="replace")
-    links = sorted(set(re.findall(r"\b(NV\d+|PIX|PXB|PHB|NODE|SYS)\b", table.split("Legend")[0])))
-    yield Check(engine.node, "gpu topology", Level.OK, "GPUs joined by " + (", ".join(links) or "an unknown link"))
 
 
 def _mounts(job: Job, engines: Sequence[Engine]) -> Iterator[Check]:
@@ -126,7 +107,7 @@ def _mounts(job: Job, engines: Sequence[Engine]) -> Iterator[Check]:
 
 def _between(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Iterator[Check]:
     """Connections from node to node, tried for real; the addresses and interfaces that a run would use."""
-    addresses = [entry.address for entry in job.nodes]
+    addresses = [entry.address for entry in job.machines]
     try:
         probes = probe_master(fleet, facts, job.port, addresses[0])
     except LauncherError as error:
@@ -179,7 +160,7 @@ def _ring(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -> Iter
         engine, after = fleet.engines[place], (place + 1) % len(facts)
         target = fleet.engines[after]
         port = facts[after].ssh_port
-        reach = engine.reach(meeting.addresses[after], port, TIMEOUT, expect=target.host_key())
+        reach = engine.machine.reach(meeting.addresses[after], port, TIMEOUT, expect=target.machine.host_key())
         return Probe(engine.node, target.node, meeting.addresses[after], port, reach)
 
     for probe in run_all_settled([partial(try_next, place) for place in range(len(facts))]):

@@ -87,7 +87,7 @@ def checkpoints_of(
                 log(f"{planned.node}: begins with the checkpoints of {newest.name}")
                 engine.files.make_dir(target)
                 for entry in newest.entries:
-                    engine.files.receive(f"{target}/{entry.path}", newest.pieces(entry), entry.size)
+                    engine.files.write(f"{target}/{entry.path}", newest.pieces(entry), entry.size)
             elif own.entries:  # a copy, not links: a program may overwrite its checkpoint in place
                 engine.files.copy_tree(own.folder, target)
 

@@ -12,6 +12,7 @@ from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, parse_object
 from launcher.run.attempts import LIMIT, Attempt
 from launcher.run.attempts import parse as parse_attempts
+from launcher.run.worlds import parse as parse_worlds
 
 TAIL = 256 << 10
 
@@ -42,7 +43,12 @@ def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes =
     fallback: the engine's own log, for when there is no file.
     """
     paths = NodePaths(str(root), node.name)
-    logs = {rank: _end_of(paths.rank_log(rank)) for rank in node.ranks if Path(paths.rank_log(rank)).is_file()}
+    attempts = _end_of(paths.attempts, LIMIT)
+    files = {rank: Path(paths.rank_log(rank)) for rank in node.ranks}
+    for world in [world for world in parse_worlds(attempts) if node.name in world.members][-1:]:
+        own = Path(paths.in_generation(world.number, world.members.index(node.name)))
+        files = {int(file.stem[5:]): file for file in own.glob("rank-*.log")}
+    logs = {rank: _end_of(str(file)) for rank, file in files.items() if file.is_file()}
     log = (_end_of(paths.log) or fallback).decode("utf-8", "replace")
     return Evidence(
         node=node,
@@ -50,7 +56,7 @@ def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes =
         log=log,
         error=_worker_error(_end_of(paths.error, LIMIT)),
         rank_logs={rank: text.decode("utf-8", "replace") for rank, text in logs.items()},
-        attempts=parse_attempts(_end_of(paths.attempts, LIMIT)),
+        attempts=parse_attempts(attempts),
     )
 
 

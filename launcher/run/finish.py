@@ -64,6 +64,12 @@ def missing_node(message: NodeGone | NodeRemoved) -> Failure:
     return Failure(message.node, None, None, what, cure, message.reason)
 
 
+def _unreached(node: str, error: LauncherError) -> Failure:
+    return Failure(
+        node, None, None, "does not answer", "when it is back, end what is left there: launcher down", str(error)
+    )
+
+
 def uncollected(node: str, error: LauncherError) -> Failure:
     return Failure(node, None, None, "ended, but its files could not be collected", "then: launcher fetch", str(error))
 
@@ -76,7 +82,8 @@ def conclude(
     states: how the containers ended, by the node's name in the run. missing: nodes of which not all is known.
     stopped_by: who stopped the run from elsewhere; then no end of a container is a failure.
     """
-    record, lost = attached.record, dict(missing)
+    record = attached.record
+    lost = {node: _unreached(node, error) for node, error in attached.unreachable.items()} | dict(missing)
     ended = [node for node in attached.nodes if node.name not in lost and node.name in states]
     logs = run_all_settled([partial(_engine_log, attached, node, states[node.name]) for node in ended])
     evidence: dict[str, Evidence] = {}
@@ -88,10 +95,13 @@ def conclude(
     failure = first_failure(list(evidence.values()))
     if lost and (failure is None or failure.exit_code == 0 or is_victim(evidence[failure.node])):
         failure = next(iter(lost.values()))
-    elif failure is not None and stopped_by is None:
+    done = attached.may_lose and any(state.exit_code == 0 for state in states.values())
+    if failure is not None and failure.node in evidence and not done and stopped_by is None:
         failure = explain(failure, attached, list(evidence.values()))
     if stopped_by is not None:
         failure, state = None, RunState.STOPPED
+    elif done:  # without the nodes that were lost
+        failure, state = None, RunState.DONE
     elif failure is None:
         state = RunState.DONE
     else:  # a node whose files are missing has not failed by that
@@ -103,7 +113,8 @@ def conclude(
         failure=failure,
         nodes=tuple(
             _node_result(node, states.get(node.name), evidence.get(node.name), lost.get(node.name), failure)
-            for node in attached.nodes
+            for node in record.nodes()
+            if node in attached.nodes or node.name in lost
         ),
         last=last_epoch(record.paths.metrics),
         stopped_by=stopped_by,

@@ -28,6 +28,7 @@ from launcher.run.messages import (
     NodeRemoved,
     NodeStopped,
     NotCollected,
+    RankZeroMoved,
     Tick,
 )
 from launcher.run.state import SIGKILL_CODE
@@ -56,6 +57,10 @@ class Follow:
         self._queue: queue.Queue[Message | BaseException | None] = queue.Queue(WAITING)
         self._stop = threading.Event()
         self._due = threading.Event()  # something is to be collected now
+        self._lost = len(attached.unreachable)  # nodes without which it has to go on
+        self._moves = any(followed.moves for followed in shown)
+        self._generation = max((followed.world.number for followed in shown if followed.world), default=0)
+        self._moving = threading.Lock()
         self._over = math.inf  # of time.monotonic(): the run cannot end well from then on
         files = {followed.node.name: followed for followed in shown}
         most = read_settings(os.environ).limits.file
@@ -93,10 +98,27 @@ class Follow:
             node.collected.set()
 
     def _put(self, message: Message) -> None:
-        ended_badly = isinstance(message, NodeEnded) and message.state.exit_code != 0
-        if ended_badly or isinstance(message, (NodeRemoved, NodeStopped)):
+        if isinstance(message, RankZeroMoved) and not self._move(message):
+            return
+        ended = isinstance(message, NodeEnded) and message.state.exit_code
+        self._lost += bool(ended) or isinstance(message, NodeRemoved)
+        done = ended == 0 and self._attached.may_lose > 0  # the others have told that node so, if they could
+        if done or self._lost > self._attached.may_lose or isinstance(message, NodeStopped):
             self._over = min(self._over, time.monotonic())
         self._queue.put(message)
+
+    def _move(self, message: RankZeroMoved) -> bool:
+        """Whether that generation is newer than all so far: then the shown output is that of its first node."""
+        with self._moving:
+            if message.world.number <= self._generation:
+                return False
+            self._generation = message.world.number
+            for node in self._nodes:
+                if node.name == message.node:
+                    node.rank_zero_came(message.world, shown=self._moves)
+                elif self._moves:
+                    node.rank_zero_left()
+        return True
 
     def _run(self, job: Callable[[], None]) -> None:
         """A job that fails ends the whole: messages() raises its error, and no other one may wait for it for ever."""
@@ -155,7 +177,7 @@ class Follow:
         while not (node.ended or self._stop.is_set()):
             try:
                 with closing(node.follow()) as follower:
-                    while not (node.ended or self._stop.is_set()):
+                    while not (node.ended or self._stop.is_set() or node.changed):
                         if found := follower.next(QUIET):
                             node.take(*found)
             except LauncherError:  # the thread that waits for the container reports it; the offsets are kept

@@ -25,18 +25,25 @@ from launcher.run.messages import (
     NodeStopped,
     Output,
     Progress,
+    RankZeroMoved,
 )
+from launcher.run.worlds import World, parse
 
-REMIND = 60.0  # seconds of silence after which it is said again, then after twice as many
+UNSAVED = 16 << 20  # bytes of a file that are kept in memory while collect() is at work; then it will copy them
 
 
 @dataclass(frozen=True)
 class Followed:
-    """A file whose content is shown: whose, and from where on."""
+    """A file whose content is shown: whose, and from where on.
+
+    moves: with rank 0, to the log of another node. world: the newest that has been shown.
+    """
 
     node: NodeOfRun
     path: str
     offset: int = 0
+    moves: bool = False
+    world: World | None = None
 
 
 class FollowedNode:
@@ -61,26 +68,26 @@ class FollowedNode:
         self._put = put
         self._record = attached.record
         self._follower: Follower | None = None
-        self._attempts, self._metrics = own.attempts, own.metrics
+        self._attempts = own.attempts
         self._attempts_text = b""
         self._known_starts = 0
         self._stopped = False
-        self._remind = REMIND
-        self._path = shown.path if shown else ""
+        self._shown = shown is not None
+        self._path = shown.path if shown else own.log
         self._offset = shown.offset if shown else 0
         self._most = most
-        self._lines = {own.attempts: 0} | ({own.metrics: 0} if node.rank == 0 else {})
+        self._elastic = attached.record.min_nodes > 0
+        self._lines = {own.attempts: 0} | ({own.metrics: 0} if node.rank == 0 and not self._elastic else {})
+        self._followed: tuple[str, ...] = ()
+        self._unsaved: dict[str, tuple[int, bytes]] = {}  # by path: offset and what was reported from there on
+        self._worlds = 0
+        if shown and shown.world and shown.world.members[0] == node.name:
+            self.rank_zero_came(shown.world, shown=False)
 
     def is_silent(self, error: LauncherError) -> None:
-        """Report it, now and then again: a person may have to decide."""
-        now = time.monotonic()
         if not self.silent_since:
-            self.silent_since, self._remind = now, REMIND
-        elif now - self.silent_since < self._remind:
-            return
-        else:
-            self._remind *= 2
-        self._put(NodeLost(self.name, str(error), self.heard))
+            self.silent_since = time.monotonic()
+            self._put(NodeLost(self.name, str(error), self.heard))
 
     def answers(self) -> None:
         if self.silent_since:
@@ -96,8 +103,30 @@ class FollowedNode:
 
     def follow(self) -> Follower:
         """Its files from where they have been read to. Raises NodeUnreachable."""
-        self._follower = self.engine.files.follow(self._path, self._offset, self._lines)
+        self._followed = self._wanted()
+        self._follower = self.engine.files.follow(self._followed[0], self._offset, self._lines)
         return self._follower
+
+    @property
+    def changed(self) -> bool:
+        """Whether other files are to be followed than are."""
+        return self._followed != self._wanted()
+
+    def rank_zero_came(self, world: World, *, shown: bool) -> None:
+        """Follow the metrics of this generation and, where it is `shown`, this node's log."""
+        own = NodePaths(self.node.output, self.name)
+        self._lines = {
+            own.attempts: self._lines[own.attempts],
+            f"{own.in_generation(world.number, 0)}/metrics.jsonl": 0,
+        }
+        if shown and not self._shown:
+            self._shown, self._offset = True, max(self._offset, world.offset)
+
+    def rank_zero_left(self) -> None:
+        self._shown = False
+
+    def _wanted(self) -> tuple[str, ...]:
+        return (self._path if self._shown else "", *self._lines)
 
     def skip_known_starts(self) -> None:
         try:
@@ -107,23 +136,29 @@ class FollowedNode:
         self._known_starts = len(attempts.parse(text))
 
     def take(self, path: str, data: bytes) -> None:
-        """Report it, and keep it in runs/."""
+        """Report it, and keep it in runs/: the node may be lost before it is collected."""
         offset = self._report(path, data)
+        start, before = self._unsaved.get(path, (offset, b""))
+        self._unsaved[path] = start, before + data
+        self._save(path)
+
+    def _save(self, path: str) -> None:
+        record, (start, data) = self._record, self._unsaved[path]
         with suppress(OSError):  # a full disk here: collect() reports it
-            append(self._record.paths.root, self._relative(path), offset, data, self._record.mask, self._most)
+            saved = append(record.paths.root, self._relative(path), start, data, record.mask, self._most)
+            if saved or len(data) > UNSAVED:
+                del self._unsaved[path]
 
     def take_the_rest(self) -> None:
         """What the collected files have beyond what was reported."""
-        for path, offset in {self._path: self._offset, **self._lines}.items():
-            local = self._record.paths.root / self._relative(path)
-            if not path or not local.is_file():
-                continue
-            with suppress(OSError), local.open("rb") as file:
-                file.seek(offset)
-                read = file.read if path == self._path else file.readline  # lines are not cut
-                while data := read(PIECE):
-                    self._report(path, data)
-        if self._path and self._offset == 0 and not self._attempts_text:
+        for path in [*self._unsaved]:
+            self._save(path)
+        self._rest_of(self._attempts, self._lines[self._attempts])  # may bring rank 0 here
+        for path, offset in self._lines.items():
+            self._rest_of(path, offset)
+        if self._shown:
+            self._rest_of(self._path, self._offset)
+        if self._shown and self._offset == 0 and not self._attempts_text:
             # The entry script never ran, or could not write: the engine's own log is all there is.
             try:
                 caught = self.engine.logs(self.container)
@@ -132,6 +167,14 @@ class FollowedNode:
             if caught:
                 self._put(Output(self.name, caught))
 
+    def _rest_of(self, path: str, offset: int) -> None:
+        local = self._record.paths.root / self._relative(path)
+        with suppress(OSError), local.open("rb") as file:
+            file.seek(offset)
+            read = file.read if path == self._path else file.readline  # lines are not cut
+            while data := read(PIECE):
+                self._report(path, data)
+
     def _report(self, path: str, data: bytes) -> int:
         """Returns its offset in the file."""
         if path == self._path:
@@ -139,15 +182,21 @@ class FollowedNode:
             self._put(Output(self.name, data))
             return offset
         offset, self._lines[path] = self._lines[path], self._lines[path] + len(data)
-        if path == self._metrics:
+        if path != self._attempts:
             for line in data.split(b"\n"):
                 if found := parse_object(line):
                     self._put(Progress(found))
         else:
             self._attempts_text = (self._attempts_text + data)[: attempts.LIMIT]
             starts = attempts.parse(self._attempts_text)
-            for place in range(max(1, self._known_starts), len(starts)):
-                self._put(NodeRestarted(self.name, place, starts[place - 1].why()))
+            if not self._elastic:  # the new generation says it
+                for place in range(max(1, self._known_starts), len(starts)):
+                    self._put(NodeRestarted(self.name, place, starts[place - 1].why()))
+            worlds = parse(self._attempts_text)
+            for world in worlds[self._worlds :]:
+                if world.members[0] == self.name:
+                    self._put(RankZeroMoved(self.name, world))
+            self._worlds = len(worlds)
             self._known_starts = max(self._known_starts, len(starts))
             if not self._stopped and (by := attempts.stopped_by(self._attempts_text)):
                 self._stopped = True
@@ -155,4 +204,4 @@ class FollowedNode:
         return offset
 
     def _relative(self, path: str) -> str:
-        return posixpath.relpath(path, self.node.output) if path else ""
+        return posixpath.relpath(path, self.node.output)

@@ -17,7 +17,7 @@ from typing import Any
 from launcher import container_scripts
 from launcher.errors import LauncherError, NodeUnfit
 from launcher.image import probe
-from launcher.model.container import Mount
+from launcher.model.container import ContainerSpec, Mount
 from launcher.records.collect import RECORDINGS
 from launcher.records.paths import RunPaths
 from launcher.run.diagnose import OTHERS_WAIT, Failure
@@ -83,12 +83,15 @@ def _read(attached: Attached, reader: Evidence, files: Sequence[Path]) -> Mappin
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for file in files:
             tar.add(file, f"{file.name.partition('_')[0]}/{file.name}")
-    engine.files.write(f"{node.output}/{_ARCHIVE}", buffer.getvalue())
+    data = buffer.getvalue()
+    engine.files.write(f"{node.output}/{_ARCHIVE}", [data], len(data))
     script = container_scripts.text("flight_report.py").decode()
     mounts = [*(Mount(**mount) for mount in spec["mounts"]), Mount(node.output, layout["output"])]
-    surroundings = probe.Surroundings(tuple(mounts), spec["env"], spec["user"], tuple(spec["groups"]))
+    like = ContainerSpec(
+        "", "", (), env=spec["env"], user=spec["user"], groups=tuple(spec["groups"]), mounts=tuple(mounts)
+    )
     command = (argv[ours - 1], "-c", script, f"{layout['output']}/{_ARCHIVE}")  # the image's Python
-    return probe.run(engine, spec["image"], "of the job", command, surroundings, TIME_LIMIT)
+    return probe.run(engine, spec["image"], "of the job", command, like, TIME_LIMIT)
 
 
 def tell(report: Mapping[str, Any], nodes: Mapping[int, str]) -> list[str]:

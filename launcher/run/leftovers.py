@@ -1,15 +1,19 @@
-"""What old runs left on a node: images that we built and nothing uses, output folders of runs without a container."""
+"""What old runs left on a node: images that we built and nothing uses, output folders of runs without a container.
+
+And containers of runs that `down` has ended while the node did not answer.
+"""
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from launcher.image import names
 from launcher.image.image_locations import image_store, same_image
 from launcher.model import labels
 from launcher.model.checked import OUTPUT_ROOT
+from launcher.model.container import ContainerState, Phase
 from launcher.model.facts import ImageInfo
 from launcher.model.plan import RunId, is_run_id
 from launcher.node import output_folder
@@ -33,15 +37,23 @@ class Leftovers:
     engine: Engine
     images: Sequence[ImageInfo]
     outputs: Sequence[OldOutput]
+    containers: Sequence[ContainerState] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.images or self.outputs)
+        return bool(self.images or self.outputs or self.containers)
 
 
-def find_leftovers(engine: Engine, sources: Sequence[ImageInfo] = ()) -> Leftovers:
-    """A run with a container on the node, running or ended, is left out: that is for `down`. sources: see below."""
+def find_leftovers(engine: Engine, sources: Sequence[ImageInfo] = (), taken_down: Collection[RunId] = ()) -> Leftovers:
+    """A run with a container on the node is left out: that is for `down`. sources: see below.
+
+    taken_down: runs that `down` has ended: what has come back of them, and does not run, is listed.
+    """
     root = posixpath.join(engine.facts().home, OUTPUT_ROOT)
-    alive = {state.labels.get(labels.RUN) for state in engine.list({labels.RUN: None})}
+    listed = engine.list({labels.RUN: None})
+    alive = {state.labels.get(labels.RUN) for state in listed}
+    own = [state for state in listed if state.labels.get(labels.UID) == str(engine.uid())]
+    idle = [state for state in own if state.phase.ended or state.phase is Phase.CREATED]
+    back = [state for state in idle if state.labels.get(labels.RUN) in taken_down]
     found: dict[str, list[int]] = {}
     marked = set()
     for entry in engine.files.scan(root):
@@ -50,7 +62,7 @@ def find_leftovers(engine: Engine, sources: Sequence[ImageInfo] = ()) -> Leftove
         if name == output_folder.MARKER and is_run_id(run) and run not in alive:
             marked.add(run)
     outputs = [OldOutput(run, posixpath.join(root, run), len(found[run]), sum(found[run])) for run in sorted(marked)]
-    return Leftovers(engine, unused_images(engine, sources), outputs)
+    return Leftovers(engine, unused_images(engine, sources), outputs, back)
 
 
 def unused_images(engine: Engine, sources: Sequence[ImageInfo] = ()) -> list[ImageInfo]:
@@ -72,6 +84,8 @@ def unused_images(engine: Engine, sources: Sequence[ImageInfo] = ()) -> list[Ima
 
 def remove_leftovers(leftovers: Leftovers) -> None:
     """Remove what was found, and only that. A layer that another image needs stays."""
+    for container in leftovers.containers:
+        leftovers.engine.remove(container.id)
     for image in leftovers.images:
         for name in image.tags or (image.id,):
             image_store(leftovers.engine).remove(name)

@@ -51,6 +51,12 @@ class Attached:
     owner: Owner = Owner.SELF
     started_by: str = ""  # user@host of the caller, and the uid on the node; "" where no container tells
 
+    @property
+    def may_lose(self) -> int:
+        """How many of its nodes the run can do without."""
+        least = self.record.min_nodes
+        return len(self.nodes) + len(self.unreachable) - least if least else 0
+
     def require_all(self) -> None:
         """Raises NodesFailed where a node did not answer."""
         if self.unreachable:
@@ -99,7 +105,8 @@ def attach(
             found = runs[run]
             nodes = tuple(f.node for f in found)
             engines = {f.node.name: f.engine for f in found}
-            record = Record.rebuild(run, found[0].labels.runtime, nodes)
+            told = found[0].labels
+            record = Record.rebuild(run, told.runtime, nodes, min_nodes=told.min_nodes, spares=told.spares)
         else:
             found = runs.get(record.run, [])
             by_name = {engine.node: engine for engine in fleet.engines}

@@ -51,9 +51,9 @@ dist.destroy_process_group()
 
 def measure(job: Job, fleet: Fleet, log: Log) -> Iterator[Check]:
     """Run it once. Nothing of it is left on the nodes."""
-    if len(job.nodes) < 2:
+    if len(job.machines) < 2:
         return
-    alone = job.model_copy(update={"timeout": TIMEOUT, "secrets": (), "processes": 1})
+    alone = job.model_copy(update={"nodes": job.machines, "timeout": TIMEOUT, "secrets": (), "processes": 1})
     program = ("python3", "-c", _PROGRAM)
     with tempfile.TemporaryDirectory() as folder:
         empty = snapshot(Path(folder))  # the program is in the command

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.model.container import ContainerState
+from launcher.run.worlds import World
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class NodeEnded:
 
 @dataclass(frozen=True)
 class NodeLost:
-    """No answer since then (seconds since the epoch); the run may well go on there. Said again now and then."""
+    """No answer since then (seconds since the epoch); the run may well go on there."""
 
     node: str
     reason: str
@@ -79,6 +80,14 @@ class NodeRestarted:
 
 
 @dataclass(frozen=True)
+class RankZeroMoved:
+    """A job with min_nodes trains in a new generation, whose rank 0 is on that node."""
+
+    node: str
+    world: World
+
+
+@dataclass(frozen=True)
 class NotCollected:
     """A file of a node that could not be brought here, at the end; or one that could not be written here."""
 
@@ -100,6 +109,7 @@ Message = (
     | NodeRemoved
     | NodeStopped
     | NodeRestarted
+    | RankZeroMoved
     | NotCollected
     | Tick
 )

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from launcher.image.ensure import ensure
 from launcher.image.image_locations import ImageLocations, Log, OnProgress, image_store, no_progress
-from launcher.image.probe import Surroundings, image_facts
+from launcher.image.probe import image_facts
 from launcher.job.models import Job
-from launcher.model.container import WANTED_ULIMITS
+from launcher.model.container import WANTED_ULIMITS, ContainerSpec
 from launcher.model.facts import ImageFacts, ImageInfo, NodeFacts
 from launcher.model.plan import Plan, Rendezvous, new_run_id
 from launcher.node.connect import Fleet, caller_engine
@@ -62,8 +62,8 @@ def _plan(job: Job, facts: Sequence[NodeFacts], image: ImageFacts, rendezvous: R
 def choose_rendezvous(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Rendezvous:
     """Where the ranks will meet, proven to be reachable."""
     if job.runtime == "process":
-        return on_one_machine(len(job.nodes), job.port)
-    addresses = [entry.address for entry in job.nodes]
+        return on_one_machine(len(job.machines), job.port)
+    addresses = [entry.address for entry in job.machines]
     probes = probe_master(fleet, facts, job.port, addresses[0])
     return choose(facts, probes, job.port, addresses)
 
@@ -73,7 +73,7 @@ def image_as_it_is(
 ) -> tuple[ImageFacts, list[NodeFacts], tuple[str, ...]]:
     """The image as the nodes have it now, and notes on what had to be assumed."""
     if job.runtime == "process" or job.image is None:
-        return image_facts(fleet.engines[0], "", None, Surroundings(env=job.env)), list(facts), ()
+        return image_facts(fleet.engines[0], "", None, _container_like(job, facts[0])), list(facts), ()
     name = job.image.ref or job.image.base or ""
 
     def look(engine: Engine) -> tuple[ImageInfo | None, tuple[tuple[str, int], ...]]:
@@ -86,18 +86,14 @@ def image_as_it_is(
         note = f"image {name} is not on {fleet.engines[0].node} yet; its properties are assumed"
         return assumed_image(job), limited, (note,)
     notes = () if job.image.ref else (f"the image's properties are those of its base {name}; up repairs it if it must",)
-    return image_facts(fleet.engines[0], name, images[0][0], _surroundings(job, facts[0])), limited, notes
+    return image_facts(fleet.engines[0], name, images[0][0], _container_like(job, facts[0])), limited, notes
 
 
-def _surroundings(job: Job, master: NodeFacts) -> Surroundings:
-    """What the first node's containers get besides the image."""
+def _container_like(job: Job, master: NodeFacts) -> ContainerSpec:
+    """What the first node's container gets besides its image and its command."""
     rootless = master.engine is not None and master.engine.rootless
-    return Surroundings(
-        mounts=job.mounts,
-        env=job.env_of(job.nodes[0]),
-        user="0:0" if rootless else f"{master.uid}:{master.gid}",
-        groups=() if rootless else master.groups,
-    )
+    user, groups = ("0:0", ()) if rootless else (f"{master.uid}:{master.gid}", master.groups)
+    return ContainerSpec("", "", (), env=job.env_of(job.nodes[0]), user=user, groups=groups, mounts=job.mounts)
 
 
 def make_image(
@@ -105,14 +101,14 @@ def make_image(
 ) -> tuple[ImageFacts, list[NodeFacts]]:
     """The job's image on every node, what it can do, and the facts with the limits that its containers are granted."""
     if job.runtime == "process" or job.image is None:
-        return image_facts(fleet.engines[0], "", None, Surroundings(env=job.env)), list(facts)
+        return image_facts(fleet.engines[0], "", None, _container_like(job, facts[0])), list(facts)
     with caller_engine() as local:
         locations = ImageLocations(fleet.engines, local, log, on_progress)
         image = ensure(job.image, locations, job=job.name, mounted=bool(job.mounts), lock_file=lock_file)
     master = fleet.engines[0]
     granted, found = run_both(
         partial(fleet.each, lambda engine: engine.granted_ulimits(image.ids[engine.node])),
-        partial(image_facts, master, image.reference, image.images[master.node], _surroundings(job, facts[0])),
+        partial(image_facts, master, image.reference, image.images[master.node], _container_like(job, facts[0])),
     )
     limited = [
         replace(node, ulimits=limits, image=image.ids[engine.node])

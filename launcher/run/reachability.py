@@ -41,10 +41,10 @@ def probe_master(fleet: Fleet, facts: Sequence[NodeFacts], port: int, address: s
             if source_address(by_name[engine.node], ip) == ip:
                 return Reach.OTHER  # its own
             if engine.node not in provers:
-                return engine.reach(ip, port, TIMEOUT)
+                return engine.machine.reach(ip, port, TIMEOUT)
             reached, proof = run_both(
-                lambda: engine.reach(ip, port, TIMEOUT),
-                lambda: engine.reach(ip, ssh_port, TIMEOUT, expect=master.host_key()),
+                lambda: engine.machine.reach(ip, port, TIMEOUT),
+                lambda: engine.machine.reach(ip, ssh_port, TIMEOUT, expect=master.machine.host_key()),
             )
             return proof if proof is Reach.OTHER else reached
 

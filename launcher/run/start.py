@@ -6,6 +6,7 @@ import io
 import tarfile
 from collections.abc import Callable, Mapping
 from functools import partial
+from secrets import token_hex
 
 from launcher import container_scripts
 from launcher.errors import LauncherError, NodesFailed
@@ -18,6 +19,8 @@ from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, uninterrupted
 from launcher.records.snapshot import repack
 from launcher.run.claims import claim_gpus, claim_port
+
+MEETING_KEY = "LAUNCHER_MEETING_KEY"  # container_scripts/elastic.py takes it out of the program's environment
 
 
 def start(
@@ -35,6 +38,8 @@ def start(
     Whatever goes wrong, a Ctrl-C too, nothing of this run is left on any node when this raises; NodesFailed names
     every node that failed with its reason.
     """
+    if plan.min_nodes:  # what the nodes tell each other is signed
+        secrets = {**secrets, MEETING_KEY: token_hex(32)}
     ids: dict[str, str] = {}
     # Nodes with the same folders and user get the very same bytes.
     wanted = {(node.container.layout, node.container.user) for node in plan.nodes}
@@ -42,7 +47,9 @@ def start(
 
     def claim(engine: Engine, planned: NodePlan) -> None:
         claim_gpus(engine, planned)
-        if planned.rank == 0 and len(plan.nodes) > 1:
+        if plan.min_nodes:
+            claim_port(engine, planned, plan.rendezvous.port + planned.rank * (plan.runtime == "process"))
+        elif planned.rank == 0 and len(plan.nodes) > 1:
             claim_port(engine, planned, plan.rendezvous.port)
 
     def create(engine: Engine) -> None:

@@ -37,8 +37,11 @@ class RunState(str, Enum):
 _EXIT_CODES = {RunState.DONE: 0, RunState.FAILED: 1, RunState.LOST: 3, RunState.STOPPED: 5}
 
 
-def of_containers(states: Sequence[ContainerState], nodes: int) -> RunState:
-    """The state of a run with these containers that should have `nodes` of them."""
+def of_containers(states: Sequence[ContainerState], nodes: int, min_nodes: int = 0) -> RunState:
+    """The state of a run with these containers that should have `nodes` of them.
+
+    min_nodes: it may have lost some, and is done when any of them has finished; 0: all are needed.
+    """
     phases = {state.phase for state in states}
     if Phase.RESTARTING in phases:
         return RunState.RESTARTING
@@ -46,6 +49,8 @@ def of_containers(states: Sequence[ContainerState], nodes: int) -> RunState:
         return RunState.RUNNING
     if Phase.CREATED in phases:
         return RunState.CREATED
+    if min_nodes and any(state.exit_code == 0 for state in states):
+        return RunState.DONE
     if any(state.exit_code not in (0, None) for state in states):
         return RunState.FAILED
     return RunState.DONE if len(states) >= nodes else RunState.LOST

@@ -14,26 +14,30 @@ from typing import Any
 from launcher.errors import LauncherError
 from launcher.logs.lines import Lines
 from launcher.model import labels
-from launcher.model.container import ContainerState
+from launcher.model.container import ContainerState, Phase
 from launcher.model.plan import plain
 from launcher.node.parallel import run_all_settled, run_both
 from launcher.records.measured import TrainingProgress, training_progress
-from launcher.records.paths import NodePaths
+from launcher.records.paths import GENERATIONS, NodePaths
 from launcher.records.store import NodeOfRun, parse_object
 from launcher.run import attempts, utilization
 from launcher.run.locate import Attached
 from launcher.run.state import of_containers
 from launcher.run.utilization import Utilization
+from launcher.run.worlds import World, newest, parse
 
 TAIL = 8192  # bytes of a log or of the metrics that hold their last lines
 _ENDS = ("done", "failed", "lost")
 LIMIT = 20.0  # seconds for one node's answer
 # One round trip for all that a node has beside its container. $1 precedes each part: a random mark, which no
-# program prints. $2: log, $3: attempts, $4: metrics, $5: "" for an ended run.
+# program prints. $2: log, $3: attempts, $4: metrics, in a job with min_nodes those of the newest generation; $5: "" for
+# an ended run.
 _SCRIPT = f"""
 echo "$1"; tail -c {TAIL} "$2" 2>/dev/null
 echo; echo "$1"; head -c {attempts.LIMIT} "$3" 2>/dev/null
-echo; echo "$1"; tail -c {TAIL} "$4" 2>/dev/null
+metrics=$4
+for file in "${{4%metrics.jsonl}}"{GENERATIONS}/*/metrics.jsonl; do [ ! -f "$file" ] || metrics=$file; done
+echo; echo "$1"; tail -c {TAIL} "$metrics" 2>/dev/null
 echo; echo "$1"; LC_ALL=C tail -c 1 "$2" 2>&1 >/dev/null | grep "Permission denied"
 echo; echo "$1"
 [ -n "$5" ] || exit 0
@@ -49,7 +53,7 @@ class NodeStatus:
     """
 
     node: str
-    state: str  # its container's phase, "removed" or "unreachable"
+    state: str  # its container's phase, "waiting" (for a node to be lost), "removed" or "unreachable"
     reason: str | None = None  # why it is unreachable
     host: str = ""
     node_rank: int | None = None
@@ -74,6 +78,7 @@ class RunStatus:
     progress: TrainingProgress | None
     nodes: tuple[NodeStatus, ...]
     result: Mapping[str, Any] | None  # the record's result.json
+    world: World | None = None  # of a job with min_nodes: who takes part
     started_by: str = ""  # user@host of the caller, and the uid on the node; "" where no container tells
 
     @property
@@ -95,19 +100,24 @@ def run_status(attached: Attached) -> RunStatus:
     found = run_all_settled([partial(_ask, attached, node, ends.get(node.name, {})) for node in attached.nodes])
     answers = [one for one in found if not isinstance(one, LauncherError)]
     lost = {n.name: one for n, one in zip(attached.nodes, found, strict=True) if isinstance(one, LauncherError)}
-    states = [state for state, _, _ in answers if state is not None]
-    state = of_containers(states, len(attached.nodes)).value if states else "removed"
+    states = [state for state, *_ in answers if state is not None]
+    state = of_containers(states, len(attached.nodes), attached.record.min_nodes).value if states else "removed"
     if result is not None and state in (*_ENDS, "removed"):
         state = str(result["state"])
-    elif (attached.unreachable or lost) and state in ("removed", "done", "lost"):
+    elif len(attached.unreachable) + len(lost) > attached.may_lose and state in ("removed", "done", "lost"):
         state = "unreachable"  # the others cannot tell
-    lines = [parse_object(line) for _, _, metrics in answers for line in metrics.splitlines()]
+    world = newest({row.node: worlds for _, row, _, worlds in answers})
+    metrics = {row.node: text for _, row, text, _ in answers if text}
+    newest_first = [metrics[node] for node in (world.members if world else metrics) if node in metrics]
+    lines = [parse_object(line) for line in newest_first[0].splitlines()] if newest_first else []
+    rows = [_in_world(row, world) for _, row, _, _ in answers]
     away = [NodeStatus(name, "unreachable", str(error)) for name, error in {**attached.unreachable, **lost}.items()]
     return RunStatus(
         run=attached.record.run,
         state=state,
         progress=training_progress([line for line in lines if line and line.get("kind") == "step"]),
-        nodes=(*(node for _, node, _ in answers), *away),
+        nodes=(*rows, *away),
+        world=world,
         result=result,
         started_by=attached.started_by,
     )
@@ -115,15 +125,16 @@ def run_status(attached: Attached) -> RunStatus:
 
 def _ask(
     attached: Attached, node: NodeOfRun, end: Mapping[str, Any]
-) -> tuple[ContainerState | None, NodeStatus, bytes]:
-    """One node: its container (None: removed), what to show, and from the master the end of its metrics.
+) -> tuple[ContainerState | None, NodeStatus, bytes, tuple[World, ...]]:
+    """One node: its container (None: removed), what to show, from the master the end of its metrics, and its worlds.
 
     end: what was recorded of the node when the run ended, for when its container has been removed.
     """
     engine, paths, mark = attached.engines[node.name], NodePaths(node.output, node.name), secrets.token_hex(16)
     seen = attached.states.get(node.name)
     runs = "" if seen is None or seen.phase.ended else "yes"
-    arguments = (mark, paths.log, paths.attempts, paths.metrics if node.rank == 0 else "", runs)
+    may_be_master = node.rank == 0 or attached.record.min_nodes
+    arguments = (mark, paths.log, paths.attempts, paths.metrics if may_be_master else "", runs)
     wanted = {labels.RUN: attached.record.run, labels.NODE: node.name, labels.PURPOSE: "run"}
     listed, printed = run_both(lambda: engine.list(wanted), lambda: engine.sh(_SCRIPT, *arguments, timeout=LIMIT))
     known = seen.id if seen else None
@@ -132,7 +143,12 @@ def _ask(
     log, started, metrics, denied, use = [*printed.split(f"{mark}\n".encode()), *[b""] * 5][1:6]
     if state is None:
         kept = ("exit_code", "oom_killed", "restarts", "restarted")
-        return None, replace(row, **{key: end[key] for key in kept if end.get(key) is not None}), metrics
+        return (
+            None,
+            replace(row, **{key: end[key] for key in kept if end.get(key) is not None}),
+            metrics,
+            parse(started),
+        )
     until = state.finished if state.phase.ended and state.finished else time.time()
     gpus = labels.read(state.labels).gpus
     tried = attempts.parse(started)
@@ -149,7 +165,18 @@ def _ask(
         use=utilization.parse(use, gpus) if runs else None,
         last=state.error or _last_line(log) or _last_line(denied),
     )
-    return state, row, metrics
+    return state, row, metrics, parse(started)
+
+
+def _in_world(row: NodeStatus, world: World | None) -> NodeStatus:
+    """Where ranks move, those that the node has now."""
+    if world is None or row.ranks is None:
+        return row
+    if row.node not in world.members:
+        state = "waiting" if row.state == Phase.RUNNING.value else row.state
+        return replace(row, state=state, node_rank=None, ranks=None)
+    rank, workers = world.members.index(row.node), row.ranks[1] - row.ranks[0] + 1
+    return replace(row, node_rank=rank, ranks=(rank * workers, (rank + 1) * workers - 1))
 
 
 def _last_line(log: bytes) -> str:

@@ -59,7 +59,8 @@ def supervise(
                 stopped_by.append(message.by)
             elif isinstance(message, NodeBack):
                 stopping = None  # if the run has failed meanwhile, it could not be stopped there
-            failed = missing or any(state.exit_code != 0 for state in states.values())
+            badly = len(attached.unreachable) + len(missing) + sum(state.exit_code != 0 for state in states.values())
+            failed = badly > attached.may_lose
             if failed and stopping is None and attached.owner is not Owner.OTHER:
                 stopping = in_background(partial(_stop_peers, attached, states, stopped_by, all_ended))
             if len(states) + len(missing) >= len(attached.nodes):

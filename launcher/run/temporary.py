@@ -39,9 +39,8 @@ def temporary_run(
     for a user's run.
     """
     run = job.run.model_copy(update={"module": None, "script": None, "command": command, "args": {}})
-    plan = prepare(
-        job.model_copy(update={"run": run, "restarts": 0, "hang_timeout": None}), fleet, facts, code.digest, log
-    )
+    without = {"restarts": 0, "hang_timeout": None, "min_nodes": None, "spares": None}
+    plan = prepare(job.model_copy(update={"run": run, **without}), fleet, facts, code.digest, log)
     nodes = []
     for node in plan.nodes:
         marked = {**node.container.labels, labels.PURPOSE: purpose}

@@ -31,9 +31,13 @@ def files(bed: Bed) -> Iterator[Files]:
     pool.close()
 
 
+def write(files: Files, path: str, data: bytes) -> None:
+    files.write(path, [data], len(data))
+
+
 def test_a_written_file_can_be_read_from_any_offset(files: Files) -> None:
     data = os.urandom(3_000_001)
-    files.write(f"{ROOT}/f", data)
+    write(files, f"{ROOT}/f", data)
     for offset, limit in [(0, 1 << 20), (5, 70_000), (65_536, 65_536), (2_999_999, 100), (0, 10 << 20), (3_000_001, 9)]:
         assert files.read(f"{ROOT}/f", offset, limit) == data[offset : offset + limit]
     assert files.read(f"{ROOT}/f", 9_000_000) == b""
@@ -41,13 +45,13 @@ def test_a_written_file_can_be_read_from_any_offset(files: Files) -> None:
 
 def test_modes_and_difficult_names(bed: Bed, files: Files) -> None:
     name = "a b'$(c)\"\\ü\n-d"
-    files.write(f"{ROOT}/{name}", b"1", 0o640)
+    write(files, f"{ROOT}/{name}", b"1")
     files.make_dir(f"{ROOT}/-x/y")
-    files.write(f"{ROOT}/-x/y/z", b"22")
+    write(files, f"{ROOT}/-x/y/z", b"22")
     assert sorted((entry.path, entry.size) for entry in files.scan(ROOT)) == [("-x/y/z", 2), (name, 1)]
     assert files.read(f"{ROOT}/{name}") == b"1"
     modes = bed.sh(bed.nodes[0], f"stat -c %a {ROOT} {ROOT}/-x {ROOT}/-x/y {ROOT}/-x/y/z {ROOT}/a*").split()
-    assert modes == ["700", "700", "700", "600", "640"]
+    assert modes == ["700", "700", "700", "600", "600"]
 
 
 def test_missing_files(files: Files) -> None:
@@ -63,7 +67,7 @@ def test_links_are_not_followed(bed: Bed, files: Files) -> None:
 
 def test_denied_access_is_reported(files: Files) -> None:
     with pytest.raises(NodeUnfit, match="a: could not write /root/x"):
-        files.write("/root/x", b"")
+        write(files, "/root/x", b"")
     for path in ("/etc/shadow", "/root/x"):
         with pytest.raises(NodeUnfit, match="Permission denied"):
             files.read(path)
@@ -76,7 +80,7 @@ def test_denied_access_is_reported(files: Files) -> None:
 def test_a_full_disk_leaves_no_partial_file(bed: Bed, files: Files) -> None:
     with faults.small_disk(bed, bed.nodes[0], f"{ROOT}/small", "64k"):
         with pytest.raises(NodeUnfit, match="No space left"):
-            files.write(f"{ROOT}/small/f", b"x" * 1_000_000)
+            write(files, f"{ROOT}/small/f", b"x" * 1_000_000)
         assert files.scan(f"{ROOT}/small") == []
     bed.sh(bed.nodes[0], f"rmdir {ROOT}/small")
 
@@ -84,7 +88,7 @@ def test_a_full_disk_leaves_no_partial_file(bed: Bed, files: Files) -> None:
 def test_many_spans_of_many_files_come_in_one_answer(files: Files) -> None:
     data = {f"{ROOT}/{name}": os.urandom(size) for name, size in (("a", 200_000), ("b c'd", 10), ("e", 0))}
     for path, content in data.items():
-        files.write(path, content)
+        write(files, path, content)
     big, small, empty = data
     spans = [
         Span(big, 5, 150_000),
@@ -116,14 +120,14 @@ def following(bed: Bed) -> str:
 
 def test_appended_data_is_pushed_from_the_offset_and_no_process_is_left(bed: Bed, files: Files) -> None:
     log, lines = f"{ROOT}/log", f"{ROOT}/sub/lines"
-    files.write(log, b"0123456789")
+    write(files, log, b"0123456789")
     with contextlib.closing(files.follow(log, 4, {lines: 0})) as follower:
         assert until(follower, log, 6) == b"456789"
         assert follower.next(0.3) is None
         bed.sh(bed.nodes[0], f"printf 'abc\\0\\377' >>{log}", user="trainer")
         assert until(follower, log, 5) == b"abc\0\xff"
         files.make_dir(f"{ROOT}/sub")  # did not exist when following began
-        files.write(lines, b"1\n\n{a b}\nhalf")
+        write(files, lines, b"1\n\n{a b}\nhalf")
         assert until(follower, lines, 8) == b"1\n\n{a b}\n"
         assert following(bed)
     deadline = time.monotonic() + 5
@@ -133,7 +137,7 @@ def test_appended_data_is_pushed_from_the_offset_and_no_process_is_left(bed: Bed
 
 
 def test_a_lost_connection_is_reported_for_a_quiet_file_and_no_process_is_left(bed: Bed, files: Files) -> None:
-    files.write(f"{ROOT}/log", b"abc")
+    write(files, f"{ROOT}/log", b"abc")
     with contextlib.closing(files.follow(f"{ROOT}/log", 0, {})) as follower:
         assert until(follower, f"{ROOT}/log", 3) == b"abc"
         faults.kill_ssh_sessions(bed, bed.nodes[0])

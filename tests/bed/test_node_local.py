@@ -42,12 +42,13 @@ def test_the_local_engine_and_a_remote_one_behave_the_same(bed: Bed, tmp_path: P
         assert (code, output) == (0, b"said\n")
         assert fleet.engines[0].files.read(str(out / "f")) == b"hello\n"
         assert fleet.engines[0].list({"launcher.run": label}) == []
-        assert fleet.engines[0].host_key() is None
+        here, there = (engine.machine for engine in fleet.engines)
+        assert here.host_key() is None
         address = bed.nodes[0].address
-        assert fleet.engines[0].reach(address, 22, 3, expect=fleet.engines[1].host_key()) is Reach.OPEN
-        assert fleet.engines[0].reach(bed.nodes[1].address, 22, 3, expect=fleet.engines[1].host_key()) is Reach.OTHER
-        assert fleet.engines[0].reach(address, 29514, 3) is Reach.REFUSED
-        assert fleet.engines[0].reach(bed.blackhole, 29514, 1) is Reach.SILENT
+        assert here.reach(address, 22, 3, expect=there.host_key()) is Reach.OPEN
+        assert here.reach(bed.nodes[1].address, 22, 3, expect=there.host_key()) is Reach.OTHER
+        assert here.reach(address, 29514, 3) is Reach.REFUSED
+        assert here.reach(bed.blackhole, 29514, 1) is Reach.SILENT
 
 
 def test_the_callers_engine_is_optional(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:

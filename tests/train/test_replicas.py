@@ -70,11 +70,27 @@ def test_a_node_without_a_whole_checkpoint_gets_that_of_another(
     assert content(again[0]) == content(again[1])
 
 
+def change(file: Path, **values: object) -> None:
+    state = torch.load(file, weights_only=True) | values
+    del state["sha256"]
+    torch.save(state | {"sha256": digest(state)}, file)
+
+
+def test_generations_of_an_earlier_run_are_older_than_those_of_this_one(
+    copied: Path, options: list[str], whole: list[Rank]
+) -> None:
+    """Node 1 was a spare: what `up --resume` has copied there is all that it has."""
+    shutil.copy(whole[1].output / LAST, copied / "1" / LAST)
+    change(copied / "1" / LAST, generation=9, run="earlier")
+    change(copied / "0" / LAST, generation=1)
+    again = run(copied, 2, *options, nodes=2, env={"LAUNCHER_GENERATION": "2"})
+    assert f"resumed {copied}/0/{LAST} at epoch 2, step 0" in again[0].text
+    assert again[0].digest == whole[0].digest
+
+
 def test_a_superseded_generation_is_not_used(copied: Path, options: list[str], whole: list[Rank]) -> None:
     """Node 0 was away: it is an epoch ahead, in a generation that the others have left behind."""
-    newer = torch.load(copied / "1" / LAST, weights_only=True) | {"generation": 3}
-    del newer["sha256"]
-    torch.save(newer | {"sha256": digest(newer)}, copied / "1" / LAST)
+    change(copied / "1" / LAST, generation=3)
     shutil.copy(whole[0].output / LAST, copied / "0" / LAST)
     again = run(copied, 2, *options, nodes=2, env={"LAUNCHER_GENERATION": "4"})
     assert "of rank 1 on " in again[0].text

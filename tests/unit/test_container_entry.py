@@ -223,6 +223,17 @@ def test_it_is_noted_when_a_program_was_stopped_whose_ranks_had_ended(box: Box, 
     assert any(line.startswith("left ") for line in box.attempts) is left
 
 
+def test_a_node_of_which_no_output_is_expected_does_not_hang(one: Box) -> None:
+    """Until another one is lost, or rank 0 comes to it (elastic.py)."""
+    script = (one.kit / "entry.sh").read_text()
+    (one.kit / "entry.sh").write_text(script.replace("our_patience=10", "our_patience=1"))
+    quiet = one.kit / "home" / "quiet"
+    waits = f"touch {quiet}; sleep 4; echo begins; rm {quiet}; exec sleep 60"
+    code, out = one.run("/bin/sh", "-c", waits, env={"LAUNCHER_HANG_TIMEOUT": "2"})
+    assert code == 125
+    assert b"begins\nlauncher: no output and no step for 2 s" in out
+
+
 def test_a_short_program_is_not_reported_as_timed_out(box: Box) -> None:
     assert {box.run("true", env={"LAUNCHER_TIMEOUT": "60"})[0] for _ in range(30)} == {0}
 

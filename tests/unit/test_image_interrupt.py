@@ -17,7 +17,7 @@ from launcher.job.models import Image
 from launcher.model.facts import ImageInfo
 
 LAYERS = ("sha256:" + "a" * 64,)
-INFO = ImageInfo("sha256:" + "b" * 64, ("x:1",), (), "amd64", {{}}, (), {{}}, LAYERS, 1000)
+INFO = ImageInfo("sha256:" + "b" * 64, ("x:1",), (), "amd64", (), {{}}, LAYERS, 1000)
 
 def slow(step):
     if sys.argv[1] == step:

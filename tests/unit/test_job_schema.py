@@ -78,7 +78,7 @@ CAUGHT_BY_SCHEMA = [
 def enabled(text: str) -> str:
     """The template with its disabled settings enabled, except alternatives to settings that are set."""
     lines = [re.sub(r"^(\s*)#(?=[a-z_]+: )", r"\1", line) for line in text.splitlines()]
-    out = [line for line in lines if not re.match(r"\s+(ref|script|command): ", line)]
+    out = [line for line in lines if not re.match(r"\s*(ref|script|command|sweep): ", line)]
     return "\n".join(out) + "\n"
 
 
@@ -126,7 +126,7 @@ def test_the_template_loads_unchanged() -> None:
 def test_the_template_shows_every_key_and_its_disabled_settings_load_too() -> None:
     text = enabled(TEMPLATE)
     parse_job(text, "template.yaml")
-    assert set(yaml.safe_load(text)) == set(Job.model_fields)
+    assert set(yaml.safe_load(text)) == set(Job.model_fields) - {"sweep"}
     shown = {line.strip().lstrip("#").split(":")[0] for line in TEMPLATE.splitlines()}
     assert {"ref", "base", "torchvision", "packages", "module", "script", "command", "args"} <= shown
 
@@ -136,10 +136,11 @@ def test_the_templates_alternatives_load_too() -> None:
     for key, instead in (("ref", "base"), ("script", "module"), ("command", "module")):
         other = re.sub(rf"^  {instead}: .*\n", "", text, flags=re.MULTILINE).replace(f"  #{key}: ", f"  {key}: ")
         parse_job(other, "template.yaml")
+    parse_job(TEMPLATE.replace("\n#sweep:", "\nsweep:"), "template.yaml")
 
 
 def test_the_templates_settings_that_are_defaults_are_the_defaults() -> None:
     """A line that the template presents as a default must be the default."""
     data = yaml.safe_load(TEMPLATE)
-    for key in ("runtime", "code", "gpus", "processes", "output", "restarts", "port"):
+    for key in ("runtime", "code", "gpus", "processes", "output", "port"):
         assert data[key] == Job.model_fields[key].default

@@ -85,7 +85,7 @@ def test_plain_processes_need_neither_docker_nor_paramiko(tmp_path: Path) -> Non
         f"job = load_job(Path({str(job)!r}), [], None)\n"
         "with connect([(node.name, node.host) for node in job.nodes], job.runtime) as fleet:\n"
         "    fleet.facts()\n"
-        "    fleet.engines[0].reach('127.0.0.1', 1, 1)"
+        "    fleet.engines[0].machine.reach('127.0.0.1', 1, 1)"
     )
     assert not imported_by(code) & {"docker", "requests", "urllib3", "paramiko", "cryptography"}
 

@@ -189,6 +189,15 @@ def test_the_model_sees_what_the_rules_prevent(fault: str) -> None:
         [explore(number, **{fault: True}) for number in range(QUICK)]
 
 
+def test_a_node_without_a_quorum_gives_up_and_says_whom_it_hears() -> None:
+    rules = meeting.Rules(("a", "b", "c"), size=3, least=2, lost_after=15)
+    me = meeting.begin("c", {"life": 1, "generation": 1, "by": "a", "joined": 1}, 0.0)
+    assert meeting.decide(rules, me, {}, 299.0).phase == meeting.IDLE
+    ended = meeting.decide(rules, me, {}, 301.0)
+    assert (ended.phase, ended.last) == (meeting.ENDED, True)
+    assert ended.reason == "only c of at least 2 nodes can be reached from here"
+
+
 def test_jobs_have_a_majority() -> None:
     assert all(2 * least > len(nodes + spares) for nodes, spares, least in SHAPES)
 

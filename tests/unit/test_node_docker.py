@@ -221,20 +221,18 @@ def test_engine_facts_of_old_and_new_engines() -> None:
             "Runtimes": {"runc": {}, "nvidia": {}},
             "DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}, {"Source": "other", "ID": "z"}, 3],
         },
-        ["sha256:1"],
-        7,
     )
     assert new.rootless
     assert new.runtimes == ("nvidia", "runc")
     assert new.cdi_devices == ("nvidia.com/gpu=0",)
-    old = engine_facts({"SecurityOptions": None, "Runtimes": None}, [], -1)
+    old = engine_facts({"SecurityOptions": None, "Runtimes": None})
     assert not old.rootless
 
 
 def test_which_engine_it_is_and_how_it_keeps_images() -> None:
     containerd = [["driver-type", "io.containerd.snapshotter.v1"]]
     told = [
-        engine_facts(info, [], -1)
+        engine_facts(info)
         for info in (
             {"Driver": "overlay2", "DriverStatus": [["Backing Filesystem", "extfs"]]},
             {"Driver": "overlayfs", "DriverStatus": containerd},

@@ -95,7 +95,7 @@ def container_labels(data: bytes) -> None:
 
 
 def inspected(data: bytes) -> None:
-    for read in (container_state, image_info, lambda found: engine_facts(found, (), 0)):
+    for read in (container_state, image_info, engine_facts):
         with contextlib.suppress(*SDK_ERRORS):  # which the caller reports with the node's name
             read(parse_object(data) or {})
 

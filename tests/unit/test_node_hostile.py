@@ -251,7 +251,7 @@ def test_arbitrary_answers_of_the_engine(engine: DockerEngine, body: bytes, stat
     for ask in (
         lambda: engine.inspect("c"),
         lambda: engine.list({"launcher.run": "r"}),
-        lambda: engine.facts(["image"]),
+        engine.facts,
         lambda: engine.images.inspect("image"),
         lambda: engine.images.list({"launcher.run": None}),
         lambda: engine.stop("c", 1),

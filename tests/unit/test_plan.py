@@ -68,7 +68,7 @@ def node(rank: int, *, gpus: int = 0, **changes: Any) -> NodeFacts:
         listening=(22,),
         gpus=tuple(Gpu(i, f"GPU-{rank}{i}", "Tesla T4", 15360, "535.54") for i in range(gpus)),
         infiniband=False,
-        engine=EngineFacts("e", "27.0", False, ("runc", "nvidia"), (), "/var/lib/docker", 1 << 40, ()),
+        engine=EngineFacts("e", "27.0", False, ("runc", "nvidia"), (), "/var/lib/docker", 1 << 40),
         ulimits=(("memlock", -1), ("stack", 67108864)),
     )
     return dataclasses.replace(facts, **changes)
@@ -103,6 +103,11 @@ CASES = {
     "docker_2_nodes_torch_1_8": (job(2), [node(r, gpus=2) for r in range(2)], TORCH_1_8),
     "docker_2_nodes_torch_1_1": (job(2), [node(r, gpus=2) for r in range(2)], TORCH_1_1),
     "docker_2_nodes_command": (job(2, run={"command": ["./go.sh", "--x"]}), [node(0), node(1)], MODERN),
+    "docker_3_nodes_and_a_spare": (
+        job(3, min_nodes=3, spares=["gpu-3"], hang_timeout="15m"),
+        [node(r, gpus=1) for r in range(4)],
+        MODERN,
+    ),
     "docker_2_nodes_everything": (
         job(
             2,
@@ -130,6 +135,11 @@ def test_the_plan_equals_the_golden_file(name: str) -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(text)
     assert text == golden.read_text()
+
+
+def test_nodes_that_may_replace_one_another_have_as_many_workers() -> None:
+    with pytest.raises(PlanInvalid, match="unequal workers: gpu-0 1, gpu-1 1, gpu-2 2"):
+        planned(job(3, min_nodes=2), [node(0, gpus=1), node(1, gpus=1), node(2, gpus=2)])
 
 
 def test_process_runtime_on_one_machine() -> None:
@@ -249,7 +259,7 @@ def test_a_port_in_use_on_the_master_is_reported_before_anything_starts() -> Non
 
 
 def test_gpus_without_a_container_toolkit_are_refused_with_a_fix() -> None:
-    engine = EngineFacts("e", "27", False, ("runc",), (), "/var/lib/docker", 1, ())
+    engine = EngineFacts("e", "27", False, ("runc",), (), "/var/lib/docker", 1)
     with pytest.raises(NodeUnfit, match="nvidia-ctk"):
         planned(job(1), [node(0, gpus=1, engine=engine)])
     with pytest.raises(NodeUnfit, match="podman's Docker API"):
@@ -267,14 +277,14 @@ def test_gpus_without_a_container_toolkit_are_refused_with_a_fix() -> None:
     ],
 )
 def test_an_engine_that_cannot_run_the_job_is_refused(kind: str, version: str, restarts: int, words: str) -> None:
-    nodes = [node(0), node(1, engine=EngineFacts("e", version, False, (), (), "/x", 1 << 40, (), kind))]
+    nodes = [node(0), node(1, engine=EngineFacts("e", version, False, (), (), "/x", 1 << 40, kind))]
     with pytest.raises(NodeUnfit, match=words) if words else contextlib.nullcontext() as caught:
         planned(job(2, restarts=restarts), nodes)
     assert not caught or "gpu-1" in str(caught.value)
 
 
 def test_containers_of_a_rootless_engine_run_as_root() -> None:
-    engine = EngineFacts("e", "27", True, ("runc",), (), "/x", 1, ())
+    engine = EngineFacts("e", "27", True, ("runc",), (), "/x", 1)
     assert planned(job(1), [node(0, engine=engine)]).master.container.user == "0:0"
 
 

@@ -92,4 +92,4 @@ def test_json_has_what_the_table_has() -> None:
     seen = json.loads(FULL.to_json())
     assert (seen["progress"]["step"], round(seen["progress"]["eta"])) == (2000, 1302)
     assert seen["nodes"][1]["use"]["gpus"][0]["busy"] == 97
-    assert {"run", "state", "progress", "nodes", "result", "started_by"} == set(seen)
+    assert {"run", "state", "progress", "nodes", "result", "world", "started_by"} == set(seen)

@@ -23,7 +23,7 @@ from urllib3.util import wait_for_read
 from launcher.errors import EngineUnavailable
 from launcher.node.docker import DIAL_STDIO
 from launcher.node.ssh.handshake import has_ended
-from launcher.node.ssh.stream import Session
+from launcher.node.ssh.stream import SshStream
 
 CONNECT_TIMEOUT = 60.0  # seconds, until the client sets its own
 SOCKET = "/var/run/docker.sock"
@@ -153,17 +153,17 @@ class _Response(io.RawIOBase):
             self._source.reader_closed()
 
 
-def dial_over_ssh(command: Callable[[str], Session]) -> Connection:
+def dial_over_ssh(command: Callable[[str], SshStream]) -> Connection:
     """`command`: that of a node's SshMachine. Raises NodeUnreachable."""
-    session = command(DIAL_STDIO)
-    channel = session.channel
+    stream = command(DIAL_STDIO)
+    channel = stream.channel
 
     def exit_of() -> tuple[int, bytes] | None:
         if not channel.status_event.wait(_EXIT_TIMEOUT) or has_ended(channel.get_transport()):
             return None
         return channel.exit_status, b"".join(iter(partial(channel.recv_stderr, 4096), b""))
 
-    return Connection(channel, exit_of, session.close)
+    return Connection(channel, exit_of, stream.close)
 
 
 def dial_local(node: str) -> Connection:

@@ -16,16 +16,15 @@ from docker.errors import APIError
 
 from launcher.errors import ContainerGone, EngineFailed, EngineUnavailable, NameTaken, NodeUnreachable
 from launcher.model import labels as names
-from launcher.model.container import WANTED_ULIMITS, ContainerSpec, ContainerState, Layout, Phase
-from launcher.model.facts import NodeFacts
+from launcher.model.container import WANTED_ULIMITS, ContainerSpec, ContainerState, Phase
+from launcher.model.facts import EngineFacts, NodeFacts
 from launcher.node import cache, docker_exec, login_shell
 from launcher.node import facts as node_facts
 from launcher.node.docker.client import Dial, DockerClient, found, ids
-from launcher.node.docker.errors import SDK_ERRORS, malformed_response
 from launcher.node.docker.images import DockerImages
 from launcher.node.docker.values import container_request, container_state, engine_facts, label_filter
+from launcher.node.engine import Engine
 from launcher.node.machine import Machine
-from launcher.node.machine_engine import MachineEngine
 from launcher.node.parallel import run_both
 
 _REMOVAL_TIMEOUT = 60
@@ -33,12 +32,11 @@ _RETRY_PAUSE = 1.0  # seconds between tries to reach a node that is away
 _SHORTEST_ROUND = 0.1  # seconds
 _NO_RLIMIT = "rlimit"  # runc: "error setting rlimit type 8", crun: "setrlimit `RLIMIT_MEMLOCK`"
 
-_Answer = Mapping[str, object]
 Ulimits: TypeAlias = tuple[tuple[str, int], ...]
 
 
-class DockerEngine(MachineEngine):
-    """Implements Engine. Every call may be repeated: what is done already is no error.
+class DockerEngine(Engine):
+    """Every call may be repeated: what is done already is no error.
 
     `dial` makes a connection when one is needed. `ssh`: (host, ssh config) where the OpenSSH client may load images.
     """
@@ -60,18 +58,14 @@ class DockerEngine(MachineEngine):
     def images(self) -> DockerImages:
         return self._images
 
-    def facts(self, images: Sequence[str] = ()) -> NodeFacts:
+    def facts(self) -> NodeFacts:
         """Raises NodeUnfit when the script did not run to its end, NodeUnreachable, EngineUnavailable."""
         with login_shell.blamed(self.machine, self.host):
-            (info, present), seen = run_both(lambda: self._engine_answers(images), self.look)
-        try:
-            engine = engine_facts(info, present, seen.docker_disk_free)
-        except SDK_ERRORS as error:
-            raise malformed_response(self.node, "ask the engine what it is", error) from error
-        if engine.root_dir and engine.root_dir != node_facts.DOCKER_ROOT:
-            elsewhere = self.machine.run(["df", "-Pk", "--", engine.root_dir])
-            engine = replace(engine, disk_free=node_facts.free_space(elsewhere.out))
-        return replace(seen.node, engine=engine)
+            engine, seen = run_both(self._identify, self.look)
+        free = seen.docker_disk_free
+        if engine.root_dir not in ("", node_facts.DOCKER_ROOT):
+            free = node_facts.free_space(self.machine.run(["df", "-Pk", "--", engine.root_dir]).out)
+        return replace(seen.node, engine=replace(engine, disk_free=free))
 
     def create(self, spec: ContainerSpec) -> str:
         """Raises NameTaken, NodeUnfit (no image, no GPU, a mount's source is missing), EngineFailed."""
@@ -188,7 +182,7 @@ class DockerEngine(MachineEngine):
     def granted_ulimits(self, image: str) -> Ulimits:
         """The image's `true` is run for it, or at least looked for. Raises what run_probe() raises."""
         if self._identity is None:
-            self._engine_answers(())
+            self._identify()
         key = cache.key(self._identity, WANTED_ULIMITS)
         known = cache.get("ulimits", key)
         if not isinstance(known, list):
@@ -199,15 +193,10 @@ class DockerEngine(MachineEngine):
     def close(self) -> None:
         self._client.close()
 
-    def _engine_answers(self, images: Sequence[str]) -> tuple[_Answer, Sequence[str]]:
-        present = [image.id for image in found(self._images.inspect, images)]
-
-        def ask(api: APIClient) -> _Answer:
-            info = api.info()
-            self._identity = str(info.get("ID", "")), str(info.get("ServerVersion", ""))
-            return info
-
-        return self._client.ask("ask the engine what it is", ask), present
+    def _identify(self) -> EngineFacts:
+        found = self._client.ask("ask the engine what it is", lambda api: engine_facts(api.info()))
+        self._identity = found.id, found.version
+        return found
 
     def _wait_once(self, container: str, phase: Phase, deadline: float) -> None:
         """Until the engine answers, the time is over or the connection is lost, which the next inspect() tells."""
@@ -258,16 +247,4 @@ def granted(wanted: Ulimits, starts_with: Callable[[Ulimits], bool]) -> Ulimits:
 
 def _bare(name: str, image: str, labels: Mapping[str, str]) -> ContainerSpec:
     """A container that needs nothing and touches nothing."""
-    return ContainerSpec(
-        name=name,
-        image=image,
-        argv=("true",),
-        env={},
-        labels=labels,
-        layout=Layout("", "", ""),
-        output_dir="",
-        user="",
-        ipc="private",
-        network="none",
-        init=False,
-    )
+    return ContainerSpec(name, image, ("true",), labels=labels, ipc="private", network="none", init=False)

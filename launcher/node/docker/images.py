@@ -22,7 +22,6 @@ from launcher.node.docker.client import DockerClient, found, ids
 from launcher.node.docker.values import image_info, label_filter
 from launcher.node.ssh.config import open_ssh_argv
 
-_ALIVE = ("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
 _PIECE = 1 << 20
 _PULL_CURE = "check its spelling, the node's way to the registry, and `docker login` on this machine"
 
@@ -107,9 +106,7 @@ class DockerImages:
     def load(self, pieces: Iterable[bytes]) -> None:
         """Take in a `docker save` archive, whole or not at all. Raises ImageShipFailed; whatever `pieces` raises."""
         if self._ssh is not None and shutil.which("ssh"):
-            host, config = self._ssh
-            argv = open_ssh_argv(host, config, ["docker", "load", "--quiet"])
-            self._load_by_command([argv[0], *_ALIVE, *argv[1:]], pieces)
+            self._load_by_command(open_ssh_argv(*self._ssh, ["docker", "load", "--quiet"]), pieces)
         else:
             self._load_by_api(pieces)
 

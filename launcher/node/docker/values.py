@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -119,13 +119,11 @@ def container_state(found: Mapping[str, Any]) -> ContainerState:
 def image_info(found: Mapping[str, Any]) -> ImageInfo:
     """From GET /images/{name}/json."""
     config = found.get("Config") or {}
-    env = (str(entry).partition("=") for entry in config.get("Env") or ())
     return ImageInfo(
         id=str(found["Id"]),
         tags=tuple(found.get("RepoTags") or ()),
         repo_digests=tuple(found.get("RepoDigests") or ()),
         arch=str(found.get("Architecture", "")),
-        env={name: value for name, _, value in env},
         entrypoint=tuple(config.get("Entrypoint") or ()),
         labels=dict(config.get("Labels") or {}),
         layers=tuple((found.get("RootFS") or {}).get("Layers") or ()),
@@ -149,7 +147,7 @@ def _content(found: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def engine_facts(info: Mapping[str, Any], images: Sequence[str], disk_free: int) -> EngineFacts:
+def engine_facts(info: Mapping[str, Any]) -> EngineFacts:
     """From GET /info."""
     devices = info.get("DiscoveredDevices") or ()  # since engine 28.2
     podman = "BuildahVersion" in info
@@ -162,8 +160,6 @@ def engine_facts(info: Mapping[str, Any], images: Sequence[str], disk_free: int)
         runtimes=tuple(sorted(info.get("Runtimes") or ())),
         cdi_devices=tuple(str(d.get("ID", "")) for d in devices if isinstance(d, Mapping) and d.get("Source") == "cdi"),
         root_dir=str(info.get("DockerRootDir", "")),
-        disk_free=disk_free,
-        images=tuple(images),
         kind="podman" if podman else "Docker",
         store=f"{store} image store, {info.get('Driver')}",
     )

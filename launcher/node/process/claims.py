@@ -48,15 +48,5 @@ def _claims() -> Iterator[Path]:
 
 def _state(file: Path) -> ContainerState:
     made = file.stat()
-    return ContainerState(
-        id=f"{file.name}@{made.st_ino}.{made.st_mtime_ns}",
-        name=file.name,
-        image="",
-        labels=json.loads(file.read_text()),
-        phase=Phase.CREATED,
-        exit_code=None,
-        oom_killed=False,
-        restarts=0,
-        started=0.0,
-        finished=0.0,
-    )
+    claim = f"{file.name}@{made.st_ino}.{made.st_mtime_ns}"
+    return ContainerState(claim, file.name, "", labels=json.loads(file.read_text()), phase=Phase.CREATED)

@@ -28,8 +28,8 @@ from launcher.model.facts import NodeFacts
 from launcher.model.labels import NODE, RUN
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
 from launcher.model.plan import plain
+from launcher.node.engine import Engine
 from launcher.node.machine import LocalMachine, kill_on_disconnect, shell
-from launcher.node.machine_engine import MachineEngine
 from launcher.node.process import claims, folders, supervisor
 from launcher.node.process.unpack import HostileArchiveError, unpack
 from launcher.node.terminal import here
@@ -40,17 +40,13 @@ _STOP_MARGIN = 15.0  # seconds above the grace for the supervisor to end what is
 _POLL = 0.05  # seconds between checks where the kernel has no event for the end of a process that is not a child
 
 
-class ProcessEngine(MachineEngine):
-    """Implements Engine. A container's id is its name. Every call may be repeated: what is done already is no error."""
+class ProcessEngine(Engine):
+    """A container's id is its name. Every call may be repeated: what is done already is no error."""
 
     def __init__(self, node: str, limits: AnswerLimits = DEFAULT_LIMITS) -> None:
         super().__init__(node, LOCAL, LocalMachine(node, getpass.getuser(), limits))
 
-    @property
-    def images(self) -> None:
-        return None
-
-    def facts(self, images: Sequence[str] = ()) -> NodeFacts:  # noqa: ARG002 - there are no images
+    def facts(self) -> NodeFacts:
         """Raises NodeUnfit."""
         return replace(self.look().node, python=sys.executable)
 
@@ -67,7 +63,7 @@ class ProcessEngine(MachineEngine):
         for place in (spec.layout.code, spec.layout.kit):
             self.files.make_dir(place)
         record = {"spec": plain(spec), "machine": folders.machine_id(), "created": time.time()}
-        self.files.write(str(folder / supervisor.SPEC), json.dumps(record).encode())
+        supervisor.write_whole(str(folder / supervisor.SPEC), json.dumps(record).encode())
         return spec.name
 
     def claim(self, name: str, image: str, labels: Mapping[str, str]) -> ContainerState | None:  # noqa: ARG002 - no images
@@ -137,7 +133,7 @@ class ProcessEngine(MachineEngine):
         """Everything of it has ended when this returns, also where its supervisor was killed before."""
         found = self._get(container)
         if supervisor.is_supervised(str(found.folder)):
-            self.files.write(str(found.folder / supervisor.STOP), str(grace).encode())
+            supervisor.write_whole(str(found.folder / supervisor.STOP), str(grace).encode())
             supervisor.send(folders.supervisor_of(found), signal.SIGTERM)
             _supervised_after(found, grace + _STOP_MARGIN)
         elif not (found.folder / supervisor.STATE).exists():
@@ -188,36 +184,6 @@ class ProcessEngine(MachineEngine):
     def guard(self, container: str) -> AbstractContextManager[object]:
         script = 'while read -r word; do [ "$word" = done ] && exit; done; kill "$1"'
         return kill_on_disconnect(self.machine, shell(script, str(folders.supervisor_of(self._get(container)))))
-
-    def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
-        """Raises EngineFailed when it cannot be started or does not end in time."""
-        try:
-            process = subprocess.Popen(
-                spec.argv,
-                env=_caller_environment() | dict(spec.env),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise EngineFailed(self.node, f"could not run {spec.argv[0]}: {error.strerror}") from error
-        try:
-            output, _ = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired as error:
-            raise EngineFailed(self.node, f"{spec.argv[0]} did not end in {timeout:g} s") from error
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-        code = process.returncode
-        return code if code >= 0 else 128 - code, output
-
-    def granted_ulimits(self, image: str) -> tuple[tuple[str, int], ...]:  # noqa: ARG002 - the caller's own limits stay
-        return ()
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
     def _get(self, container: str) -> folders.Container:
         found = folders.find(container)

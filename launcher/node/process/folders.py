@@ -84,7 +84,6 @@ def state(container: Container) -> ContainerState:
         labels=container.spec["labels"],
         phase=phase,
         exit_code=code if phase.ended else None,
-        oom_killed=False,
         restarts=record.get("restarts", 0),
         started=record.get("started", 0.0),
         finished=finished,

@@ -23,9 +23,9 @@ from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import ContainerSpec, ContainerState, Phase
 from launcher.model.facts import NodeFacts
 from launcher.model.labels import RUN
+from launcher.node.engine import Engine
 from launcher.node.files import Files
 from launcher.node.machine import Machine, run_script
-from launcher.node.machine_engine import MachineEngine
 from launcher.node.slurm.queue import ASK, COMMENT, NODES, SCRIPT, SPEC, SUBMITTED, Job, RunInQueue, parse
 
 _POLL = 1.0  # seconds between two looks at the queue
@@ -43,8 +43,8 @@ LAUNCHER_RUN=$3 LAUNCHER_OUTPUT=$1 sbatch --parsable --export=ALL --chdir="$2" -
 """
 
 
-class SlurmEngine(MachineEngine):
-    """Implements Engine. A container's id is its name, `launcher-<run>-<rank>`."""
+class SlurmEngine(Engine):
+    """A container's id is its name, `launcher-<run>-<rank>`."""
 
     def __init__(self, host: str, cluster: Cluster, machine: Machine) -> None:
         super().__init__(host, host, machine)
@@ -60,11 +60,7 @@ class SlurmEngine(MachineEngine):
         if done.code:
             raise EngineUnavailable(self.node, f"Slurm does not answer: {done.complaint}", "look there: sinfo")
 
-    @property
-    def images(self) -> None:
-        return None
-
-    def facts(self, images: Sequence[str] = ()) -> NodeFacts:  # noqa: ARG002 - nodes have their own images
+    def facts(self) -> NodeFacts:
         """The login machine's."""
         return replace(self.look().node, python=self.cluster.python)
 
@@ -174,18 +170,8 @@ class SlurmEngine(MachineEngine):
     def guard(self, container: str) -> AbstractContextManager[object]:  # noqa: ARG002 - there is none
         raise NodeUnfit(self.node, "a cluster has no temporary containers", "launcher exec, in a run's own")
 
-    def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
-        done = self.machine.run(spec.argv, timeout=timeout)
-        return done.code, done.out + done.err
-
-    def granted_ulimits(self, image: str) -> tuple[tuple[str, int], ...]:  # noqa: ARG002 - Slurm's own
-        return ()
-
     def sweep_shared_memory(self, since: float) -> Sequence[str]:  # noqa: ARG002 - that of the login machine is not ours
         return ()
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
     def _cancel(self, job: Job, *options: str) -> None:
         """A job that has ended meanwhile is no error: what is asked next shows it."""

@@ -88,7 +88,6 @@ class RunInQueue:
             phase=phase,
             exit_code=code if phase.ended else None,
             oom_killed=phase.ended and self.job is not None and self.job.state == "OUT_OF_MEMORY",
-            restarts=0,
             started=started,
             finished=finished or (self.end[1] if self.end else 0.0),
             error=str(self.job) if telling else "",

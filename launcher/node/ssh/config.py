@@ -35,6 +35,10 @@ _HOST = re.compile(
     r"(?:\[(?P<bracketed>[^-\]][^\]]*)\]|(?P<host>[^-@:][^@:]*|[^-@]*:[^@]*:[^@]*))"  # two colons: IPv6 without a port
     r"(?::(?P<port>[0-9]{1,9}))?"
 )
+_CLIENT_OPTIONS = (
+    *("-o", "BatchMode=yes", "-o", "Ciphers=^aes128-gcm@openssh.com", "-o", "ClearAllForwardings=yes"),
+    *("-o", "LogLevel=ERROR", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"),
+)
 _TOKEN = re.compile(r"%(.)|\$\{(\w+)\}")
 
 
@@ -102,10 +106,9 @@ def ssh_argv(spec: HostSpec, ssh_config: str | None, options: Sequence[str]) -> 
     return ["ssh", *ssh_options(ssh_config), *options, *user, *port, "--", spec.host]
 
 
-def open_ssh_argv(alias: str, ssh_config: str | None, command: list[str]) -> list[str]:
-    """The OpenSSH client for bulk bytes: asks nothing, the fast cipher first, the remote command as one argument."""
-    options = ["-o", "BatchMode=yes", "-o", "Ciphers=^aes128-gcm@openssh.com", "-o", "ClearAllForwardings=yes"]
-    return [*ssh_argv(parse_host(alias), ssh_config, options), quote(command)]
+def open_ssh_argv(alias: str, ssh_config: str | None, command: Sequence[str], *options: str) -> list[str]:
+    """The OpenSSH client, for bulk bytes and terminals: it asks nothing. The remote command is one argument."""
+    return [*ssh_argv(parse_host(alias), ssh_config, [*_CLIENT_OPTIONS, *options]), quote(command)]
 
 
 class Resolver:

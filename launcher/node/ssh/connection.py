@@ -164,21 +164,6 @@ class Connection:
             if target.proxy_command:
                 return run_proxy(target.proxy_command)
             return Wire(dial(target.hostname, target.port, deadline, target.family, target.bind_address))
-        except paramiko.ChannelException as error:
-            why = f"jump host {target.proxy_jump[-1]} cannot reach {self._where}: {error.text or 'it may not forward'}"
-            raise NodeUnreachable(target.alias, why, f"try it: ssh {target.alias} true") from error
-        except socket.gaierror as error:
-            raise NodeUnreachable(
-                target.alias,
-                f"the name {target.hostname} is unknown ({error.strerror})",
-                "check its spelling, or add a Host with its HostName to your ssh config",
-            ) from error
-        except ConnectionRefusedError as error:
-            raise NodeUnreachable(
-                target.alias,
-                f"{self._where} refuses connections",
-                f"is sshd running there, and is {target.port} its port?",
-            ) from error
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise self._no_answer(error) from error
 
@@ -197,14 +182,20 @@ class Connection:
             raise self._no_answer(error) from error
 
     def _no_answer(self, error: Exception) -> NodeUnreachable:
-        words = str(error) or repr(error)
-        if isinstance(error, TimeoutError):
-            words = f"no answer within {self._timeout:g} s"
-        return NodeUnreachable(
-            self.target.alias,
-            f"{self._where}: {words}",
-            f"is it on, and can this machine reach it? try it: ssh {self.target.alias} true",
-        )
+        target, where = self.target, self._where
+        cure = f"is it on, and can this machine reach it? try it: ssh {target.alias} true"
+        if isinstance(error, paramiko.ChannelException):
+            what = f"jump host {target.proxy_jump[-1]} cannot reach {where}: {error.text or 'it may not forward'}"
+        elif isinstance(error, socket.gaierror):
+            what = f"the name {target.hostname} is unknown ({error.strerror})"
+            cure = "check its spelling, or add a Host with its HostName to your ssh config"
+        elif isinstance(error, ConnectionRefusedError):
+            what, cure = f"{where} refuses connections", f"is sshd running there, and is {target.port} its port?"
+        elif isinstance(error, TimeoutError):
+            what = f"{where}: no answer within {self._timeout:g} s"
+        else:
+            what = f"{where}: {str(error) or repr(error)}"
+        return NodeUnreachable(target.alias, what, cure)
 
     def _load_known_hosts(self) -> list[KnownKey]:
         try:

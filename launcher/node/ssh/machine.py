@@ -14,19 +14,18 @@ import paramiko
 from launcher.errors import LauncherError, NodeUnreachable
 from launcher.model.facts import Reach
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
-from launcher.node.machine import Done, run_to_end
-from launcher.node.ssh import interactive
+from launcher.node.machine import Done, LocalMachine, Machine, run_to_end
+from launcher.node.ssh.config import open_ssh_argv
 from launcher.node.ssh.connection import CHANNELS, Connection, SshPool
 from launcher.node.ssh.handshake import CONNECT_FAILED, has_ended, proves
 from launcher.node.ssh.quoting import quote
-from launcher.node.ssh.stream import Session, SshStream
+from launcher.node.ssh.stream import SshStream
 
 _OPEN_TIMEOUT = 30.0
 _FULL_TIMEOUT = 1.0  # seconds that sshd may take to forget sessions that have ended
 _FULL_PAUSE = 0.05
+CLIENT_FAILED = 255  # the OpenSSH client's own exit code: no connection, or none any more
 _SILENT_WORDS = ("timed out", "no route", "unreachable", "host is down")
-
-_Start = Callable[[paramiko.Channel], None]
 
 
 class _Died(Exception):  # noqa: N818 - inside this module only
@@ -37,8 +36,8 @@ class _Full(Exception):  # noqa: N818 - inside this module only
     """sshd refused one more session."""
 
 
-class SshMachine:
-    """Implements Machine. Connects when first used. Errors name the node. Safe for use from several threads."""
+class SshMachine(Machine):
+    """Connects when first used. Errors name the node. Safe for use from several threads."""
 
     def __init__(self, node: str, host: str, pool: SshPool, limits: AnswerLimits = DEFAULT_LIMITS) -> None:
         """Raises UsageError for a host that OpenSSH refuses."""
@@ -47,47 +46,50 @@ class SshMachine:
         self.host = host
         self.ssh_config = pool.ssh_config
         self._connection: Connection = pool.connection(host)
-        self._ahead: queue.SimpleQueue[tuple[str, Session]] = queue.SimpleQueue()
-
-    @property
-    def user(self) -> str:
-        return self._connection.target.user
+        self.user = self._connection.target.user
+        self._ahead: queue.SimpleQueue[tuple[str, SshStream]] = queue.SimpleQueue()
 
     def begin(self, command: str) -> None:
         """Start a command ahead of the caller that will ask `command` for it.
 
         Raises NodeUnreachable, HostKeyUnknown, HostKeyChanged, AuthFailed, as everything here that has to connect.
         """
-        self._ahead.put((command, self._start(command)))
+        self._ahead.put((command, self._start(command, command)))
 
-    def command(self, command: str) -> Session:
-        """A channel that runs `command`, text for the node's shell. Raises NodeUnreachable."""
+    def command(self, command: str) -> SshStream:
+        """What runs `command`, text for the node's shell. Raises NodeUnreachable."""
         with contextlib.suppress(queue.Empty):
-            begun, session = self._ahead.get_nowait()
-            if begun == command and session.channel.get_transport().is_active():
-                return session
-            session.close()
-        return self._start(command)
+            begun, stream = self._ahead.get_nowait()
+            if begun == command and stream.channel.get_transport().is_active():
+                return stream
+            stream.close()
+        return self._start(command, command)
 
-    def open(self, argv: Sequence[str]) -> SshStream:
-        """Quoted for the node's shell word by word. Raises NodeUnreachable."""
-        return self._open(argv)
+    def open(self, argv: Sequence[str], timeout: float = _OPEN_TIMEOUT, *, stdin: bool = True) -> SshStream:
+        """Quoted for the node's shell word by word. Raises NodeUnreachable.
+
+        stdin: it has one. Without, no end of it is sent: that could cross the end of a short command, which some
+        servers refuse.
+        """
+        return self._start(quote(argv) if stdin else f"{quote(argv)} </dev/null", shlex.join(argv[:3])[:60], timeout)
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float | None = None) -> Done:
         """Raises NodeUnreachable also for a connection lost while it ran: whether it ran to its end is not known."""
         timeout = timeout or self.limits.seconds
         deadline = time.monotonic() + timeout
-        stream = self._open(argv, timeout=min(timeout, _OPEN_TIMEOUT), stdin=bool(stdin))
+        stream = self.open(argv, min(timeout, _OPEN_TIMEOUT), stdin=bool(stdin))
         stream.channel.settimeout(max(0.1, deadline - time.monotonic()))
         return run_to_end(self, stream, argv, stdin, deadline)
 
     def interact(self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None]) -> int:
-        """Raises NodeUnreachable, also when the connection is lost meanwhile; BrokenPipeError."""
-        stream = self._open(argv, interactive.request_terminal if terminal else None)
-        try:
-            return interactive.join(stream, terminal=terminal, interrupt=interrupt)
-        finally:
-            stream.close()
+        """By the OpenSSH client, which joins terminals. Raises NodeUnreachable, also when the connection is lost
+        meanwhile; NodeUnfit where this machine has no such client.
+        """
+        ssh = open_ssh_argv(self.host, self.ssh_config, argv, *(["-t"] if terminal else []))
+        code = LocalMachine(self.node, self.user).interact(ssh, terminal=terminal, interrupt=interrupt)
+        if code == CLIENT_FAILED:
+            self.run(["true"])  # does the node still answer? then it is the command's own code
+        return code
 
     def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
         """Through the node's sshd, which needs AllowTcpForwarding there: UNKNOWN without. Raises NodeUnreachable."""
@@ -118,35 +120,22 @@ class SshMachine:
             channel.close()
         return len(channels) if len(channels) < CHANNELS else None
 
-    def _open(
-        self, argv: Sequence[str], prepare: _Start | None = None, timeout: float = _OPEN_TIMEOUT, *, stdin: bool = True
-    ) -> SshStream:
-        # Without stdin no end of it is sent: it could cross the end of a short command, which some servers refuse.
-        command = quote(argv) if stdin else f"{quote(argv)} </dev/null"
-        session = self._start(command, prepare, timeout)
-        return SshStream(session, self.node, _words(argv), self._lost)
-
-    def _start(self, command: str, prepare: _Start | None = None, timeout: float = _OPEN_TIMEOUT) -> Session:
-        """A channel of its own for a command, within the budget. prepare: called with the channel before."""
-
-        def start(channel: paramiko.Channel) -> None:
-            if prepare:
-                prepare(channel)
-            channel.exec_command(command)
-
+    def _start(self, command: str, what: str, timeout: float = _OPEN_TIMEOUT) -> SshStream:
+        """A channel of its own for a command, within the budget. what: its first words."""
         if not self._connection.sessions.acquire(timeout=timeout):
             raise NodeUnreachable(
                 self.node,
                 f"all {CHANNELS} channels of its ssh connection were in use for {timeout:g} s",
                 "fewer commands at once",
             )
+        release = self._connection.sessions.release
         try:
-            return Session(self._channel(start, timeout), self._connection.sessions.release)
+            return SshStream(self._channel(command, timeout), release, self.node, what, self._lost)
         except BaseException:
-            self._connection.sessions.release()
+            release()
             raise
 
-    def _channel(self, start: _Start, timeout: float) -> paramiko.Channel:
+    def _channel(self, command: str, timeout: float) -> paramiko.Channel:
         """A connection that turns out to be dead is replaced, once.
 
         sshd counts a session until it has reaped its process, a moment longer than we do: then it is asked again. If it
@@ -155,7 +144,7 @@ class SshMachine:
         connection, replaced, began = self._connection, False, time.monotonic()
         while True:
             try:
-                return self._try_channel(connection, start, timeout)
+                return self._try_channel(connection, command, timeout)
             except _Died as error:
                 if replaced:
                     raise self._lost(error) from error
@@ -169,7 +158,7 @@ class SshMachine:
                         self.node, f"its sshd gives no channel: {error}", f"set MaxSessions to {CHANNELS + 2} there"
                     ) from error
 
-    def _try_channel(self, connection: Connection, start: _Start, timeout: float) -> paramiko.Channel:
+    def _try_channel(self, connection: Connection, command: str, timeout: float) -> paramiko.Channel:
         transport = self._transport(connection)
         began = time.monotonic()
         try:
@@ -182,7 +171,7 @@ class SshMachine:
                 raise
             try:
                 channel.settimeout(timeout)
-                start(channel)
+                channel.exec_command(command)
             except BaseException:
                 channel.close()
                 raise
@@ -206,10 +195,6 @@ class SshMachine:
         except LauncherError as error:
             where = self.node if error.where in (self.node, self.host) else f"{self.node} (through {error.where})"
             raise type(error)(where, error.what, error.next_step) from error
-
-
-def _words(argv: Sequence[str]) -> str:
-    return shlex.join(argv[:3])[:60]
 
 
 def refusal(code: int, text: str) -> Reach:

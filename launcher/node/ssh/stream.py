@@ -15,30 +15,21 @@ from launcher.node.ssh.handshake import has_ended
 _EXIT_TIMEOUT = 10.0  # seconds: the exit status comes right behind the end of the output
 
 
-class Session:
-    """A channel that counts against the connection's budget until it is closed."""
+class SshStream:
+    """Implements CommandStream, on a channel that counts against the connection's budget until it is closed."""
 
-    def __init__(self, channel: paramiko.Channel, release: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        channel: paramiko.Channel,
+        release: Callable[[], None],
+        node: str,
+        what: str,
+        lost: Callable[[Exception], NodeUnreachable],
+    ) -> None:
+        """what: the command's first words. lost: makes the error for a connection that broke."""
         self.channel = channel
         self._release: Callable[[], None] | None = release
         self._lock = threading.Lock()
-
-    def close(self) -> None:
-        with self._lock:
-            release, self._release = self._release, None
-        if release:
-            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # it is gone with its connection
-                self.channel.close()
-            release()
-
-
-class SshStream:
-    """Implements CommandStream."""
-
-    def __init__(self, session: Session, node: str, what: str, lost: Callable[[Exception], NodeUnreachable]) -> None:
-        """what: the command's first words. lost: makes the error for a connection that broke."""
-        self.channel = session.channel
-        self._session = session
         self._node = node
         self._what = what
         self._lost = lost
@@ -79,7 +70,12 @@ class SshStream:
 
     def end(self) -> None:
         self._ended_here = True
-        self._session.close()
+        self.close()
 
     def close(self) -> None:
-        self._session.close()
+        with self._lock:
+            release, self._release = self._release, None
+        if release:
+            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # it is gone with its connection
+                self.channel.close()
+            release()

@@ -1,0 +1,94 @@
+"""Through which modules of the launcher a job passes in `launcher up`, and how often its way turns back up.
+
+    python -m bench.path JOB [--ssh-config FILE]
+
+Runs the job, traced. A module counts when a function of it is first called with the job or with what is made of it
+(VALUES). The way turns back up where such a module is not called from the one that came before it, directly or through
+others, but from one above. A job that a thread works on was called where the thread was started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from launcher.cli.up import UpOptions, run_one
+from launcher.job.loader import load_job
+
+VALUES = {
+    *("Job", "Snapshot", "NodeFacts", "ImageFacts", "ImageOnNodes", "Rendezvous", "Plan", "NodePlan", "ContainerSpec"),
+    *("Record", "Attached", "Outcome"),
+}
+NO_STEPS = ("launcher.model.", "launcher.job.models")  # values: what the others pass on
+START, PARALLEL = "launcher.cli.up", "launcher.node.parallel"
+
+
+class Way:
+    """The modules in the order of their first call, each with those above it."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[str]] = {}
+        self._started: dict[int, list[str]] = {}  # by thread's job: the modules that started it
+        self._lock = threading.Lock()
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if event != "call" or not module.startswith("launcher.") or module.startswith(NO_STEPS):
+            return
+        if (module, frame.f_code.co_name) == (PARALLEL, "__init__"):
+            self._started[id(frame.f_locals["self"])] = self._above(frame)
+        if any(_is_of_the_job(value) for value in frame.f_locals.values()):
+            above = self._above(frame.f_back)
+            with self._lock:
+                if module not in self.found and START in [module, *above]:
+                    self.found[module] = above
+
+    def _above(self, frame: FrameType | None) -> list[str]:
+        modules = []
+        while frame is not None:
+            modules.append(str(frame.f_globals.get("__name__", "")))
+            if (modules[-1], frame.f_code.co_name) == (PARALLEL, "_run"):
+                modules += self._started.get(id(frame.f_locals["self"]), [])
+            frame = frame.f_back
+        return modules
+
+    def turns(self) -> list[tuple[str, str]]:
+        """Each module from which the way turned back up, and the one that came next."""
+        names = list(self.found)
+        return [(one, two) for one, two in pairwise(names) if one not in self.found[two]]
+
+
+def _is_of_the_job(value: object) -> bool:
+    if isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return type(value).__name__ in VALUES
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.path", description=__doc__.splitlines()[0])
+    parser.add_argument("job", type=Path)
+    parser.add_argument("--ssh-config", type=Path)
+    call = parser.parse_args()
+    way = Way()
+    job = load_job(call.job)
+    sys.setprofile(way)
+    threading.setprofile(way)
+    try:
+        run_one(job, UpOptions(call.job, False, None, False, None, False), call.ssh_config)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    for module in way.found:
+        print(module.removeprefix("launcher."))
+    for one, two in way.turns():
+        print(f"back up from {one} before {two}")
+    print(f"{len(way.found)} modules, {len(way.turns())} turns back up")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""A run whose nodes may be lost: plain processes on this machine, one of them killed for good."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.cli import Cli
+from tests.e2e.drill import Drill
+from tests.e2e.test_process_runtime import process_job
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def kill_node(name: str) -> None:
+    """Its supervisor and every process below it, at once: nothing starts it again."""
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True)
+    rows = [line.split(None, 2) for line in listed.stdout.splitlines()[1:]]
+    doomed = [pid for pid, _, args in rows if "supervisor.py" in args and args.endswith(f".node/{name}")]
+    assert doomed
+    for pid in doomed:
+        doomed += [child for child, parent, _ in rows if parent == pid]
+    for pid in doomed:
+        os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lost"), [("script", "local-0"), pytest.param("command", "local-2", marks=pytest.mark.slow)]
+)
+def test_a_run_goes_on_without_a_node(home_cli: Cli, kind: str, lost: str) -> None:
+    words = [home_cli.program("elastic.py"), "60", "5", "0.3"]
+    run = {"script": words[0], "args": words[1:]} if kind == "script" else {"command": [sys.executable, *words]}
+    keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "10s", "port": 29750}
+    up = Drill.follow(home_cli, "up", home_cli.job("elastic", **process_job(run=run, **keys)))
+    up.sees("^step 12$")
+    kill_node(lost)
+    up.sees(f"rank 0 is now on local-[01], world 2 of 3: {lost} lost at")
+    up.end(0)
+    begun = [int(line.split()[-1]) for _, line in up.lines if line.startswith("rank 0 begins after step ")]
+    assert begun[0] == 0
+    assert begun[1] >= 10
+    assert any(line == "rank 0 finished with 120780" for _, line in up.lines), str(up)
+    assert any(f"without {lost}" in line for _, line in up.messages), str(up)
+    home_cli("down", code=None)
+
+
+@pytest.mark.slow
+def test_a_second_loss_ends_the_run_and_keeps_its_checkpoint(home_cli: Cli) -> None:
+    run = {"script": home_cli.program("elastic.py"), "args": ["1000", "5", "0.3"]}
+    keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "10s", "port": 29760}
+    up = Drill.follow(home_cli, "up", home_cli.job("twice", **process_job(run=run, **keys)))
+    up.sees("^step 12$")
+    kill_node("local-0")
+    up.sees("rank 0 begins after step 1[0-9]$")
+    kill_node("local-2")
+    up.end(1)
+    print(up)
+    kept = Path(home_cli.env["HOME"], ".launcher", home_cli.runs()[-1].name, "checkpoints")
+    assert sorted(file.name for file in kept.iterdir()) == ["local-0.json", "local-1.json", "local-2.json"]
+    home_cli("down", code=None)
