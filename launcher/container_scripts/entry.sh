@@ -9,7 +9,8 @@
 #                         where no rank ran any more when the program was stopped, `left <epoch>`; elastic.py adds
 #                         `generation <number> <bytes of the log by then> <node,node,...> <text>`
 #   state/NODE.began      of the first start: `<id of the machine's boot> <seconds>` (below)
-# The program finds this script's pid in LAUNCHER_ENTRY: on SIGQUIT every rank prints its stack and ends.
+# The program finds this script's pid in LAUNCHER_ENTRY: on SIGQUIT every rank prints its stack and ends; before that, and
+# on SIGURG, it writes down what it waits for (flight_recorder.py).
 # Exit code: ARGV's own, 128+n if signal n ended it, 124 at the time limit, 125 after a hang, 73 if the output cannot be
 # written. Every variable here begins with our_, so that none of the job's environment is overwritten.
 
@@ -21,7 +22,7 @@ our_log=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.log
 our_clock=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.clock
 our_attempts=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.attempts
 our_began=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.began
-our_patience=10 # seconds from the ranks' stacks to SIGKILL after a hang
+our_patience=15 # seconds from the time limit to SIGKILL after a hang, 5 of them for what the ranks write down
 our_grace=30 # seconds from SIGTERM to SIGKILL at the time limit
 our_mark=$LAUNCHER_RUN/$LAUNCHER_NODE # the value of LAUNCHER_JOB in all of the program's processes
 our_halted='^State:.[Tt]' # in /proc/PID/status: stopped, or traced
@@ -142,9 +143,20 @@ report_halted() {
     echo "launcher: rank $2 does not run: its process $1 is suspended (SIGSTOP, or a debugger)" >&3
     note halted "$2"
 }
+# Each rank removes its pipe when it has written. NCCL, which does not, looks into its own once a second.
+record() {
+    our_caught=1
+    for our_name in "$our_kit"/home/.flight_recorder/*; do
+        if [ -p "$our_name" ]; then echo 1<>"$our_name"; fi # opened for reading too: it does not block
+    done
+    for our_name in 1 2 3 4 5; do
+        ls "$our_kit"/home/.flight_recorder/* >/dev/null 2>&1 || break
+        sleep 1
+    done
+}
 # Every rank's Python prints its stack and ends (PYTHONFAULTHANDLER); torchrun sees them end.
 stacks() {
-    our_caught=1
+    record
     each_rank abort
 }
 abort() {
@@ -171,6 +183,7 @@ case $1 in
 esac
 
 # --- the program
+rm -rf "$our_kit/home/.flight_recorder" # the pipes of an earlier attempt
 [ -z "$TORCHELASTIC_ERROR_FILE" ] || rm -f "$TORCHELASTIC_ERROR_FILE" # of an earlier attempt
 note start
 our_child='' our_sent='' our_end='' our_over='' our_hung='' our_code=0
@@ -196,6 +209,7 @@ else
     trap at_limit ALRM
     trap at_hang VTALRM
     trap stacks QUIT
+    trap record URG
     for our_name in HUP USR1 USR2; do trap "pass $our_name" $our_name; done
     (tick) >>"$our_clock" 2>/dev/null 3>&- & # in a subshell: the function alone would keep a copy of fd 3 open
     our_ticker=$!
@@ -210,7 +224,7 @@ else
 fi
 
 # --- the end: tee has the last bytes once every process has closed the pipe, or after our_drain seconds
-trap '' HUP INT QUIT TERM USR1 USR2 ALRM VTALRM
+trap '' HUP INT QUIT TERM USR1 USR2 ALRM VTALRM URG
 exec 3>&-
 wait $our_tee 2>/dev/null # where shells report a killed job
 if [ -n "$our_child" ]; then

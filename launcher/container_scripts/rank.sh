@@ -7,6 +7,7 @@ case $0 in
     /*) our_kit=${0%/*} ;;
     *) our_kit=$(cd "${0%/*}" && pwd) ;;
 esac
+export LAUNCHER_WORKER=$$ PYTHONPATH="$our_kit/torch_plugin${PYTHONPATH:+:$PYTHONPATH}" # flight_recorder.py
 our_log=${LAUNCHER_GENERATION_OUTPUT:-$LAUNCHER_OUTPUT/logs}/rank-$RANK.log
 our_pipe=$our_kit/home/.rank.$RANK.$$
 if [ -e "$our_pipe" ]; then rm -f "$our_pipe"; fi

@@ -41,14 +41,14 @@ def image_facts(engine: Engine, reference: str, info: ImageInfo | None, like: Co
     """
     if info is None:
         argv = (sys.executable, "-c", asset("probe.py"), sys.executable, "facts")
-        found = _run(engine, "", sys.executable, argv, like, FAST_TIMEOUT)
+        found = run(engine, "", sys.executable, argv, like, FAST_TIMEOUT)
         return _facts("", "", (), Report.from_json(found))
     view = [[mount.source, mount.target] for mount in like.mounts]
     where = [engine.host, view] if view else []  # the same path may hold other things on another node
     name = cache.key(info.id, where, dict(like.env), like.user, asset("probe.py"))
     kept = cache.get("facts", name)
     if kept is None or not (_in_image(kept, like) or cache.get("facts", name, MOUNTED_MAX_AGE)):
-        kept = _run(engine, info.id, reference, _argv("facts"), like, FAST_TIMEOUT)
+        kept = run(engine, info.id, reference, _argv("facts"), like, FAST_TIMEOUT)
         cache.put("facts", name, kept)
     return _facts(reference, info.id, info.entrypoint, Report.from_json(kept))
 
@@ -61,7 +61,7 @@ def full_report(engine: Engine, info: ImageInfo, reference: str) -> Report:
     name = cache.key(info.id, engine.host, asset("probe.py"))
     kept = cache.get("full", name)
     if kept is None:
-        kept = _run(engine, info.id, reference, _argv("full"), _with_a_gpu(engine), FULL_TIMEOUT)
+        kept = run(engine, info.id, reference, _argv("full"), _with_a_gpu(engine), FULL_TIMEOUT)
         cache.put("full", name, kept)
     return Report.from_json(kept)
 
@@ -79,7 +79,7 @@ def _argv(mode: str) -> tuple[str, ...]:
     return ("sh", "-c", FIND_PYTHON, asset("probe.py"), mode)
 
 
-def _run(
+def run(
     engine: Engine, image: str, reference: str, argv: tuple[str, ...], like: ContainerSpec, timeout: float
 ) -> Mapping[str, Any]:
     """The JSON object that images/probe.py prints in a short container of `image` (an id). Raises ImageUnfit."""

@@ -30,6 +30,7 @@ from launcher.records.masking import Masker
 from launcher.records.paths import GENERATIONS
 from launcher.records.store import NodeOfRun
 
+RECORDINGS = "flight_recorder"  # the folder of what ranks that hang write down (container_scripts/flight_recorder.py)
 _NOTHING = Masker()
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no other file can be written either
 
@@ -125,6 +126,8 @@ def want(path: str, *, checkpoints: bool = False) -> Want | None:
         return Want(path, grows=True)
     if ".tfevents." in parts[-1]:
         return Want(f"tensorboard/{path}", grows=True)
+    if len(parts) > 1 and parts[0] == RECORDINGS:
+        return Want(path, grows=False)
     if checkpoints and len(parts) > 1 and parts[0] == "checkpoints":
         return Want(path, grows=False)
     return None

@@ -128,6 +128,11 @@ class Record:
         except (LookupError, TypeError, ValueError):
             return ()
 
+    def container(self, rank: int) -> dict[str, Any]:
+        """The ContainerSpec of the node of this rank as JSON; without most of its keys where the plan is not here."""
+        found: dict[str, Any] = self._plan["nodes"][rank]["container"]
+        return found
+
     @property
     def min_nodes(self) -> int:
         """With how many nodes the run goes on; 0: all are needed."""

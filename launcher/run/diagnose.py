@@ -21,6 +21,8 @@ _VICTIM = re.compile(
     re.IGNORECASE,
 )
 
+OTHERS_WAIT = "the others wait for"
+
 _REPORTED_RANK = re.compile(r"\brank\s*: (\d+)")  # in torchrun's list of the ranks that failed
 
 # Where a stack shows that its rank waits for others; for a collective on GPUs it waits in torch.cuda or backward.
@@ -209,7 +211,7 @@ def _hang(first: Evidence, evidence: Sequence[Evidence]) -> Failure:
     lagging = sorted(stacks.keys() - waiting) if waiting else []
     what = "hung: no output and no step for the job's hang_timeout"
     if lagging:
-        what += "; the others wait for " + ", ".join(f"rank {rank} on {nodes[rank]}" for rank in lagging)
+        what += f"; {OTHERS_WAIT} " + ", ".join(f"rank {rank} on {nodes[rank]}" for rank in lagging)
     words = "\n".join(f"rank {rank} on {nodes[rank]}: {stack}" for rank, stack in stacks.items())
     cure = "see above where the ranks stood; raise `hang_timeout` if such a pause is normal"
     return Failure(first.node.name, None, HANG_CODE, what, cure, words)

@@ -17,6 +17,7 @@ from launcher.records.store import NodeOfRun, read_json_lines
 from launcher.run.attempts import reasons
 from launcher.run.diagnose import Failure, first_failure, is_victim
 from launcher.run.evidence import Evidence, gather
+from launcher.run.hang_report import explain
 from launcher.run.locate import Attached
 from launcher.run.messages import NodeGone, NodeRemoved, clock
 from launcher.run.state import RunState
@@ -95,6 +96,8 @@ def conclude(
     if lost and (failure is None or failure.exit_code == 0 or is_victim(evidence[failure.node])):
         failure = next(iter(lost.values()))
     done = attached.may_lose and any(state.exit_code == 0 for state in states.values())
+    if failure is not None and failure.node in evidence and not done and stopped_by is None:
+        failure = explain(failure, attached, list(evidence.values()))
     if stopped_by is not None:
         failure, state = None, RunState.STOPPED
     elif done:  # without the nodes that were lost

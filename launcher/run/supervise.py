@@ -35,7 +35,7 @@ from launcher.run.state import HANG_CODE
 # Those that still run after PEER_TIMEOUT are stopped, SIGKILL after GRACE: 15 s in all.
 PEER_TIMEOUT = 3.0
 GRACE = 10.0
-STACKS = 1.0  # seconds for ranks that hang to print where they stand
+STACKS = 1.0  # seconds for ranks that hang to write down where they stand
 
 
 def supervise(
@@ -97,10 +97,10 @@ def _stop_peers(
     def stop(node: NodeOfRun) -> None:
         engine = attached.engines[node.name]
         try:
-            if any(state.exit_code == HANG_CODE for state in list(states.values())):
-                # The other nodes ended when the master did: a rank here is the one that all of them waited for.
-                engine.signal(node.container, "QUIT")
-                all_ended.wait(STACKS)
+            # The other nodes ended when the master did: a rank here may be the one that all of them waited for.
+            hung = any(state.exit_code == HANG_CODE for state in list(states.values()))
+            engine.signal(node.container, "QUIT" if hung else "URG")
+            all_ended.wait(STACKS)
             engine.stop(node.container, GRACE)
             attached.record.event("peer stopped", node=node.name)
         except LauncherError as error:

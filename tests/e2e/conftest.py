@@ -22,6 +22,16 @@ def cli(tmp_path: Path) -> Cli:
 
 
 @pytest.fixture
+def home_cli(cli: Cli, tmp_path: Path) -> Iterator[Cli]:
+    """The launcher with a temporary home folder, so that leftovers can be found."""
+    home = tmp_path / "home"
+    home.mkdir()
+    local = Cli(cli.cwd, {**cli.env, "HOME": str(home)})
+    yield local
+    local("down", "--all", code=None)
+
+
+@pytest.fixture
 def bed_cli(cli: Cli, clean_bed: Bed) -> Cli:
     """The launcher with the bed's ssh config; the bed is swept before and after."""
     return Cli(cli.cwd, {**cli.env, "LAUNCHER_SSH_CONFIG": str(clean_bed.ssh_config)})

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.cli import Cli
 from tests.e2e.drill import Drill
-from tests.e2e.test_process_runtime import home_cli, process_job  # noqa: F401 - a fixture
+from tests.e2e.test_process_runtime import process_job
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -33,7 +33,7 @@ def kill_node(name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "lost"), [("script", "local-0"), pytest.param("command", "local-2", marks=pytest.mark.slow)]
 )
-def test_a_run_goes_on_without_a_node(home_cli: Cli, kind: str, lost: str) -> None:  # noqa: F811 - the fixture
+def test_a_run_goes_on_without_a_node(home_cli: Cli, kind: str, lost: str) -> None:
     words = [home_cli.program("elastic.py"), "60", "5", "0.3"]
     run = {"script": words[0], "args": words[1:]} if kind == "script" else {"command": [sys.executable, *words]}
     keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "10s", "port": 29750}
@@ -51,7 +51,7 @@ def test_a_run_goes_on_without_a_node(home_cli: Cli, kind: str, lost: str) -> No
 
 
 @pytest.mark.slow
-def test_a_second_loss_ends_the_run_and_keeps_its_checkpoint(home_cli: Cli) -> None:  # noqa: F811 - the fixture
+def test_a_second_loss_ends_the_run_and_keeps_its_checkpoint(home_cli: Cli) -> None:
     run = {"script": home_cli.program("elastic.py"), "args": ["1000", "5", "0.3"]}
     keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "10s", "port": 29760}
     up = Drill.follow(home_cli, "up", home_cli.job("twice", **process_job(run=run, **keys)))

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,6 @@ import pytest
 from tests.e2e.cli import ROOT, Cli
 
 pytestmark = pytest.mark.timeout(400)
-
-
-@pytest.fixture
-def home_cli(cli: Cli, tmp_path: Path) -> Iterator[Cli]:
-    """The launcher with a temporary home folder, so that leftovers can be found."""
-    home = tmp_path / "home"
-    home.mkdir()
-    local = Cli(cli.cwd, {**cli.env, "HOME": str(home)})
-    yield local
-    local("down", "--all", code=None)
 
 
 def process_job(**keys: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -26,7 +27,8 @@ def test_a_hang_is_a_failure_that_names_the_lagging_rank_and_its_stack(bed_cli: 
     assert noticed > 5  # the limit is 8; the line of the last step may have come late
     assert over < noticed + 60
     failure = bed_cli.result()["failure"]
-    assert f"the others wait for rank {rank} on node{rank + 1}" in failure["what"]
+    assert f"the others wait for rank {rank} on node{rank + 1} at all_reduce number 5, sizes [1]" in failure["what"]
+    assert re.search(rf"rank {rank} is at hangs.py:\d+ in reads_data_for_ever", failure["what"])
     assert "reads_data_for_ever" in failure["words"]
     assert "all_reduce" in failure["words"]
     messages = [line for _, line in drill.messages]

@@ -30,6 +30,7 @@ class Box:
     def __post_init__(self) -> None:
         (self.kit / "home").mkdir(parents=True)
         for name, text in container_scripts.scripts().items():
+            (self.kit / name).parent.mkdir(parents=True, exist_ok=True)
             (self.kit / name).write_bytes(text)
         self.output.mkdir()
         self.env = {

@@ -197,6 +197,17 @@ def test_a_suspended_rank_is_reported_when_the_program_is_stopped(box: Box) -> N
     assert any(line.startswith("halted 3 ") for line in box.attempts)
 
 
+def test_ranks_are_asked_to_write_down_what_they_wait_for_and_awaited(box: Box) -> None:
+    pipes = box.kit / "home" / ".flight_recorder"
+    rank = f"mkdir {pipes}; mkfifo {pipes}/rank-0; echo ready; read -r _ <>{pipes}/rank-0; sleep 0.5; rm {pipes}/rank-0"
+    process = box.start("/bin/sh", "-c", f"{rank}; echo written; sleep 60 & echo $!; wait", env={"LAUNCHER_RUN": "r"})
+    box.until(b"ready")
+    process.send_signal(signal.SIGQUIT)  # its stack comes after that
+    box.until(b"written")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+
+
 UNHEARD = ">/dev/null 2>&1"  # it does not hold the log open, for whose end the script waits
 LOGGED = "echo 1 >>$LAUNCHER_OUTPUT/logs/rank-3.log;"
 RUNS = f"{LOGGED} RANK=3 sleep 15 {UNHEARD} &"

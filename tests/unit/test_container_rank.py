@@ -24,6 +24,7 @@ class Worker:
         self.log.parent.mkdir(parents=True)
         (root / "kit" / "home").mkdir(parents=True)
         for name, text in container_scripts.scripts().items():
+            (root / "kit" / name).parent.mkdir(parents=True, exist_ok=True)
             (root / "kit" / name).write_bytes(text)
         self.env = {"PATH": os.environ["PATH"], "RANK": "3", "LAUNCHER_OUTPUT": str(root / "out")}
         self.shell = [shutil.which(shell) or ""]

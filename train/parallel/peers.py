@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from train.errors import TrainError
 from train.parallel.world import World
@@ -26,6 +27,8 @@ def name_lost_peers(world: World) -> Iterator[None]:
     except RuntimeError as error:
         if not _GONE.search(str(error)):
             raise
+        with suppress(ImportError):  # the launcher's workers have it: what each rank waits for is written down
+            importlib.import_module("launcher_flight_recorder").record()
         why = next(line for line in str(error).splitlines() if _GONE.search(line)).strip()
         raise TrainError(
             f"rank {world.rank} of {world.size} on {socket.gethostname()} lost another process: {why}; the cause is in "

@@ -1,0 +1,192 @@
+"""The share of the time that trains while machines fail and come back (ETTR): min_nodes beside stock torchrun elastic.
+
+    python -m tests.bed up -n 3 && python -m bench.chaos [--minutes 30] [--every 5] [--heal 1] [--json FILE]
+
+Each in turn on the same nodes, with the same faults at the same times: every EVERY minutes the next of container
+killed, node killed, paused, cut off in both directions, on the next node; it heals after HEAL minutes. Baseline:
+torchrun with its c10d rendezvous, whose store is on node1, in `docker run --restart on-failure` (without that a killed
+container or node would never come back), a lost node noticed within 6 s (keep-alive). Both run
+bench/programs/chaos_steps.py: 0.5 s a step, a checkpoint every 20 steps on every node, collectives give up after 30 s.
+
+ETTR: distinct steps done, times the seconds of an undisturbed step (their median), divided by the time from the first
+step to the end. What is trained twice, the restarts and the waiting do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from bench import report
+from bench.environment import Caller, bed_of
+from tests.bed import faults
+from tests.bed.bed import Bed, Node
+from tests.bed.settings import TRAIN_IMAGE
+from tests.bed.shell import CommandFailed
+from tests.e2e.cli import bed_job
+
+PROGRAM = Path(__file__).parent / "programs" / "chaos_steps.py"
+SECONDS, INTERVAL, TIMEOUT, LOST_AFTER = 0.5, 20, 30, 15
+OUTPUT = "/home/trainer/bench-chaos"  # on the nodes, of torchrun
+CONTAINER = "bench-chaos"
+TARGET = 0.85
+STEPS = list[tuple[int, float]]  # number, and when it was done
+
+
+@contextlib.contextmanager
+def container_killed(bed: Bed, node: Node) -> Iterator[None]:
+    bed.sh(node, "docker kill $(docker ps -q)")  # by name: the engine does not start it again
+    try:
+        yield
+    finally:
+        bed.sh(node, "docker start $(docker ps -aq --filter status=exited)")
+
+
+@contextlib.contextmanager
+def node_killed(bed: Bed, node: Node) -> Iterator[None]:
+    faults.power_off(node)
+    try:
+        yield
+    finally:
+        faults.power_on(bed, node)
+
+
+def paused(_bed: Bed, node: Node) -> AbstractContextManager[None]:
+    return faults.paused(node)
+
+
+FAULTS: dict[str, Callable[[Bed, Node], AbstractContextManager[None]]] = {
+    "container killed": container_killed,
+    "node killed": node_killed,
+    "paused": paused,
+    "cut off": faults.isolated,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=30, help="of each")
+    parser.add_argument("--every", type=float, default=5, help="minutes between faults")
+    parser.add_argument("--heal", type=float, default=1, help="minutes that a fault lasts")
+    parser.add_argument("--only", choices=["launcher", "torchrun"])
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    call = parser.parse_args()
+    machine, results = report.machine(), []
+    with bed_of(call.nodes) as bed, Caller.at(bed.ssh_config) as caller:
+        nodes = bed.nodes[: call.nodes]
+        for name, ways in {"launcher": with_launcher, "torchrun": with_torchrun}.items():
+            if call.only in (None, name):
+                with ways(bed, nodes, caller) as folder:
+                    steps = trial(bed, nodes, folder, 60 * call.minutes, 60 * call.every, 60 * call.heal)
+                results.append({"who": name, **judged(steps)})
+                print(f"{name}: {results[-1]}", flush=True)
+    rows = [[str(one[key]) for key in results[0]] for one in results]
+    print("\n" + report.table([[*results[0]], *rows]))
+    for one in results:
+        if one["who"] == "launcher":
+            print(f"share that is lost: {report.judged(1 - float(str(one['ettr'])), 1 - TARGET)}")
+    if call.json:
+        report.write(call.json, {"machine": machine, "call": vars(call) | {"json": str(call.json)}, "results": results})
+    return 0
+
+
+@contextlib.contextmanager
+def with_launcher(_bed: Bed, nodes: Sequence[Node], caller: Caller) -> Iterator[str]:
+    """The folder of the program's output on each node."""
+    (caller.folder / PROGRAM.name).write_bytes(PROGRAM.read_bytes())
+    common = {key: value for key, value in bed_job().items() if key in ("mounts", "env")}
+    elastic = {"min_nodes": len(nodes) // 2 + 1, "lost_after": f"{LOST_AFTER}s", "restarts": 1000}
+    run = {"script": PROGRAM.name, "args": _arguments("/output/chaos")}
+    caller.launcher("up", "-d", caller.job("bench-chaos", [node.alias for node in nodes], run, **common, **elastic))
+    [run] = caller.folder.glob("runs/*")
+    try:
+        yield f"/home/trainer/.launcher/{run.name}/chaos"
+    finally:
+        caller.launcher("down", "--purge")
+
+
+@contextlib.contextmanager
+def with_torchrun(bed: Bed, nodes: Sequence[Node], _caller: Caller) -> Iterator[str]:
+    python = f"/opt/venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    options = f"--nnodes {len(nodes) // 2 + 1}:{len(nodes)} --nproc_per_node 1 --max_restarts 1000 --rdzv_id chaos"
+    conf = "keep_alive_interval=2,keep_alive_max_attempt=3,last_call_timeout=5,join_timeout=600"
+    meeting = f"--rdzv_backend c10d --rdzv_endpoint {nodes[0].address}:29400 --rdzv_conf {conf}"
+    for node in nodes:
+        bed.run(node, "install", "-d", "-o", "trainer", OUTPUT)
+        bed.sh(node, f"cat >{OUTPUT}/{PROGRAM.name} <<'END'\n{PROGRAM.read_text()}END")
+    for node in nodes:
+        bed.sh(
+            node,
+            f"docker run -d --name {CONTAINER} --network host --ipc host --init --restart on-failure:1000"
+            f" -e PYTHONPATH={python} -e OMP_NUM_THREADS=1 -v /opt/venv:/opt/venv:ro -v {OUTPUT}:/chaos {TRAIN_IMAGE}"
+            f" python3 -m torch.distributed.run {options} {meeting} --local_addr {node.address}"
+            f" /chaos/{PROGRAM.name} {' '.join(_arguments('/chaos'))}",
+        )
+    try:
+        yield OUTPUT
+    finally:
+        for node in nodes:
+            bed.sh(node, f"docker rm -f {CONTAINER}; rm -rf {OUTPUT}")
+
+
+def _arguments(folder: str) -> list[str]:
+    return [str(SECONDS), str(INTERVAL), str(TIMEOUT), folder]
+
+
+def trial(bed: Bed, nodes: Sequence[Node], folder: str, seconds: float, every: float, heal: float) -> STEPS:
+    """Steps in the order of time, the end of the trial as the last, number 0."""
+    while not (first := _steps(bed, nodes, folder)):
+        time.sleep(0.5)
+    began, end = first[0][1], first[0][1] + seconds
+    schedule = zip(itertools.count(1), itertools.cycle(FAULTS.items()), itertools.cycle(nodes), strict=False)
+    for number, (name, fault), node in schedule:
+        if began + number * every + heal > end:
+            break
+        _sleep_until(began + number * every)
+        print(f"  {number * every / 60:g} min: {node.alias} {name}", flush=True)
+        with fault(bed, node):
+            _sleep_until(began + number * every + heal)
+    _sleep_until(end)
+    return [*(step for step in _steps(bed, nodes, folder) if step[1] <= end), (0, end)]
+
+
+def _steps(bed: Bed, nodes: Sequence[Node], folder: str) -> STEPS:
+    lines: list[str] = []
+    for node in nodes:
+        with contextlib.suppress(CommandFailed):  # it is off
+            lines += bed.sh(node, f"cat {folder}/steps.txt 2>/dev/null || true").splitlines()
+    return sorted(((int(line.split()[0]), float(line.split()[1])) for line in lines), key=lambda step: step[1])
+
+
+def _sleep_until(when: float) -> None:
+    time.sleep(max(0.0, when - time.time()))
+
+
+def judged(steps: STEPS) -> dict[str, float]:
+    """The figures of one trial."""
+    *done, (_, end) = steps
+    took = [later[1] - one[1] for one, later in itertools.pairwise(done) if later[0] == one[0] + 1]
+    step, whole = statistics.median(took), end - done[0][1]
+    distinct = len({number for number, _ in done})
+    gaps = [later[1] - one[1] for one, later in itertools.pairwise(steps)]
+    return {
+        "ettr": round(distinct * step / whole, 3),
+        "minutes": round(whole / 60, 1),
+        "step_s": round(step, 3),
+        "steps": distinct,
+        "twice": len(done) - distinct,
+        "longest_gap_s": round(max(gaps), 1),
+        "stopped_s": round(sum(gap for gap in gaps if gap > 3 * step), 1),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

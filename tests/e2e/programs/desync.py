@@ -1,0 +1,49 @@
+"""desync.py HOW STEPS SECONDS: after STEPS steps, of an all_reduce and a broadcast each, rank 1 is out of step.
+
+HOW: skip, it leaves out the all_reduce, and a rank that waits in vain ends as the trainer does; shape, its all_reduce
+is of another size; stuck, it comes to no collective any more. A rank waits for SECONDS at most.
+"""
+
+import os
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from train.errors import TrainError
+from train.parallel.peers import name_lost_peers
+from train.parallel.world import World
+
+
+def waits_for_ever() -> None:
+    while True:
+        time.sleep(1)
+
+
+def train() -> None:
+    for step in range(steps + 1):
+        odd = step == steps and world.rank == 1
+        if odd and how == "stuck":
+            waits_for_ever()
+        if not (odd and how == "skip"):
+            dist.all_reduce(torch.ones(7 if odd and how == "shape" else 6), group=group)
+        dist.broadcast(torch.ones(2), 0, group=group)
+        if step % 100 == 0 and world.first:
+            print(f"step {step}", flush=True)
+
+
+how, steps, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+dist.init_process_group("gloo")
+group = dist.new_group(timeout=timedelta(seconds=seconds))
+dist.barrier()  # all are here: none of the collectives below waits for one that is still being started
+world = World(dist.get_rank(), dist.get_world_size(), 0, 1, torch.device("cpu"), "gloo")
+if how == "skip":
+    try:
+        with name_lost_peers(world):
+            train()
+    except TrainError as error:
+        print(f"error: {error}", flush=True)
+        os._exit(2)
+train()

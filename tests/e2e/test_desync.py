@@ -1,0 +1,51 @@
+"""Ranks whose collectives do not fit: named with the collective and its number, as plain processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.cli import Cli
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.mark.parametrize(
+    ("how", "steps", "keys", "words"),
+    [
+        pytest.param(
+            *("skip", 3, {}),
+            (
+                "rank 1 on local-1 came to broadcast number 7, sizes [2]",
+                "rank 0 on local-0, rank 2 on local-2 came to all_reduce number 7, sizes [6]",
+            ),
+            id="skips",
+        ),
+        pytest.param(
+            *("shape", 3, {}),
+            ("rank 1 on local-1 came to all_reduce number 7, sizes [7]",),
+            id="other-shape",
+        ),
+        pytest.param(  # more collectives than the recorder keeps
+            *("stuck", 1100, {"hang_timeout": "20s"}),
+            (
+                "the others wait for rank 1 on local-1 at all_reduce number 2201, sizes [6]",
+                "rank 1 is at ",
+                " in waits_for_ever",
+            ),
+            id="stuck",
+        ),
+    ],
+)
+def test_a_rank_out_of_step_is_named_with_the_collective(
+    home_cli: Cli, how: str, steps: int, keys: dict[str, str], words: tuple[str, ...]
+) -> None:
+    home_cli.program("desync.py")
+    seconds = "600" if "hang_timeout" in keys else "10"
+    run = {"script": "desync.py", "args": [how, str(steps), seconds]}
+    env = {"OMP_NUM_THREADS": "1"}
+    job = home_cli.job("odd", runtime="process", nodes=["local"] * 3, env=env, run=run, **keys)
+    failed = home_cli("up", job, code=1)
+    print(home_cli.result()["failure"]["what"])
+    for expected in words:
+        assert expected in home_cli.result()["failure"]["what"]
+        assert expected in " ".join(failed.stderr.split())

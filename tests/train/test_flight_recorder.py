@@ -1,0 +1,87 @@
+"""flight_recorder.py under rank.sh: torch loads it, gloo's private dump works, and only the worker itself listens."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import runpy
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher import container_scripts
+
+PROGRAM = """
+import sys, time
+import torch, torch.distributed as dist
+
+def reads():
+    print("ready", flush=True)
+    while True:
+        time.sleep(1)
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(3))
+if sys.argv[1] == "fails":
+    raise RuntimeError("Connection closed by peer")
+reads()
+"""
+
+
+@pytest.mark.parametrize("how", ["hangs", "fails"])
+def test_a_worker_writes_down_its_collectives_and_where_it_is(tmp_path: Path, how: str) -> None:
+    kit, program = tmp_path / "kit", tmp_path / "program.py"
+    (kit / "home").mkdir(parents=True)
+    (tmp_path / "logs").mkdir()
+    for name, text in container_scripts.scripts().items():
+        (kit / name).parent.mkdir(parents=True, exist_ok=True)
+        (kit / name).write_bytes(text)
+    program.write_text(PROGRAM)
+    worker = subprocess.Popen(
+        ["sh", str(kit / "rank.sh"), sys.executable, str(program), how],
+        env=os.environ | {"RANK": "0", "LAUNCHER_OUTPUT": str(tmp_path), "LAUNCHER_NODE": "n0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert worker.stdout is not None
+    pipe, written = kit / "home" / ".flight_recorder" / "rank-0", tmp_path / "flight_recorder" / "n0"
+    if how == "hangs":
+        assert worker.stdout.readline() == "ready\n"
+        assert list(written.iterdir()) == []
+        pipe.write_text("\n")
+        deadline = time.monotonic() + 200
+        while pipe.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        worker.kill()
+        assert "in reads" in (written / "stack_0").read_text()
+    out, _ = worker.communicate(timeout=200)
+    print(out)
+    assert not pipe.exists()
+    assert sorted(file.name for file in written.iterdir()) == ["gloo_0", "stack_0"]
+    entries = pickle.loads((written / "gloo_0").read_bytes())["entries"]
+    assert [(e["profiling_name"], e["input_sizes"], e["collective_seq_id"]) for e in entries] == [
+        ("gloo:all_reduce", [[3]], 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "names"),
+    [
+        ("2.5.1", {"TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}),
+        ("2.8.0a0+34c6371d24.nv25.8", {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}),
+        ("2.14.1+cu130", set()),
+    ],
+)
+def test_nccls_recorder_is_turned_on_by_the_names_that_torch_knows(version: str, names: set[str]) -> None:
+    recorder = runpy.run_path(str(Path(container_scripts.__file__).with_name("flight_recorder.py")))
+    found = recorder["nccl_settings"](version, "/o/nccl_", "/k/nccl-", {})
+    always = {"TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DUMP_TEMP_FILE"}
+    assert set(found) == names | always | {"TORCH_FR_BUFFER_SIZE"}
+    given = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+    kept = recorder["nccl_settings"](version, "/o/nccl_", "/k/nccl-", given)
+    assert not set(kept) & {*given, "TORCH_FR_BUFFER_SIZE"}
