@@ -15,7 +15,7 @@ import pytest
 from launcher.container_scripts import meeting
 from launcher.container_scripts.meeting import DONE, ENDED, RUNNING, Heard, Rules, State
 
-QUICK, ALL = 600, 100_000
+QUICK, ALL = 2_000, 100_000
 FAULTS, CALM = 80, 400  # seconds of faults, and then at most until a world has formed and finished
 GOAL = 60  # steps of the job
 SHAPES = [("abc", "", 2), ("abcd", "", 3), ("abc", "d", 3), ("abcde", "", 3), ("abc", "de", 3)]  # nodes, spares, least
