@@ -26,11 +26,12 @@ from launcher.node.docker.errors import SDK_ERRORS
 from launcher.node.docker.values import container_state, engine_facts, image_info
 from launcher.node.facts import parse as parse_facts
 from launcher.node.files import parse_scan
+from launcher.records import generations
 from launcher.records.collect import want
 from launcher.records.measured import top1, training_progress
 from launcher.records.paths import RunPaths
 from launcher.records.store import NodeOfRun, Record, parse_object
-from launcher.run import attempts, utilization
+from launcher.run import attempts, hang_report, utilization, worlds
 from launcher.run.diagnose import first_failure
 from launcher.run.evidence import gather
 from launcher.run.finish import last_epoch
@@ -68,6 +69,24 @@ def error_file(data: bytes) -> None:
         failure = first_failure([gather(Path(folder), node, ENDED)])
     assert failure is not None
     failure.words.encode("utf-8", "surrogatepass")
+
+
+def generation(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for own in ("0001-0", "0002-1"):
+            (root / "generations" / own / "tensorboard").mkdir(parents=True)
+            (root / "generations" / own / "metrics.jsonl").write_bytes(data)
+            (root / "generations" / own / "tensorboard" / "events.out.tfevents.1").write_bytes(data)
+        generations.join(root)
+        assert {path.name for path in root.iterdir()} <= {"generations", "metrics.jsonl", "tensorboard"}
+
+
+def hang(data: bytes) -> None:
+    found = parse_object(data) or {}
+    report = {key: [found] if key in ("problems", "waiting") else found for key in HANG_KEYS}
+    for told in (found, report, {**report, **found}):
+        assert all(isinstance(sentence, str) for sentence in hang_report.tell(told, {0: "a"}))
 
 
 def plan(data: bytes) -> None:
@@ -117,10 +136,14 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "attempts": tried,
     "utilization": lambda data: utilization.parse(data, ["GPU-1"]),
     "terminal": terminal_text,
+    "generations": generation,
+    "worlds": worlds.parse,
+    "hang report": hang,
 }
 WORDS = [
     *(
         b"start ",
+        b"generation 1 0 a,b rank 0 is now on a",
         b"exit 1 ",
         b"12 1700000000.5 ",
         b"logs/",
@@ -164,6 +187,8 @@ KEYS += [
     "DiscoveredDevices",
     *(name for name in vars(labels).values() if str(name).startswith("launcher.")),
 ]
+HANG_KEYS = ["problems", "waiting", "silent", "stands", "error"]
+KEYS += [*HANG_KEYS, "missing", "other", "ranks", "collective", "number", "sizes", "group"]
 KEYS += ["message", "extraInfo", "py_callstack", "timestamp", "state", "node", "rank", "container"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["step", "epoch"]),
