@@ -49,22 +49,13 @@ def container_killed(bed: Bed, node: Node) -> Iterator[None]:
         bed.sh(node, "docker start $(docker ps -aq --filter status=exited)")
 
 
-@contextlib.contextmanager
-def node_killed(bed: Bed, node: Node) -> Iterator[None]:
-    faults.power_off(node)
-    try:
-        yield
-    finally:
-        faults.power_on(bed, node)
-
-
 def paused(_bed: Bed, node: Node) -> AbstractContextManager[None]:
     return faults.paused(node)
 
 
 FAULTS: dict[str, Callable[[Bed, Node], AbstractContextManager[None]]] = {
     "container killed": container_killed,
-    "node killed": node_killed,
+    "node killed": faults.powered_off,
     "paused": paused,
     "cut off": faults.isolated,
 }

@@ -43,9 +43,7 @@ def build(
     ] = False,
     push: Annotated[
         str | None,
-        typer.Option(
-            "--push", metavar="REGISTRY", help="Push it to REGISTRY/JOB, and print its digest.", show_default=False
-        ),
+        typer.Option("--push", metavar="REGISTRY", help="Push it to REGISTRY/JOB, and print its digest."),
     ] = None,
     ssh_config: options.SshConfig = None,
 ) -> None:

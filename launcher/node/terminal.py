@@ -27,10 +27,9 @@ def here(
     """
     apart = interrupt is not None and not terminal
     with subprocess.Popen(argv, env=env, cwd=cwd, start_new_session=apart) as process:
-        act = (
-            (lambda *_: interrupt()) if apart and interrupt is not None else signal.SIG_IGN
-        )  # then it is the command's
-        before = signal.signal(signal.SIGINT, act)
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the command's
+        if apart and interrupt is not None:
+            signal.signal(signal.SIGINT, lambda *_: interrupt())
         try:
             process.wait()
         finally:

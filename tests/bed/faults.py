@@ -96,6 +96,15 @@ def power_on(bed: Bed, node: Node) -> None:
 
 
 @contextlib.contextmanager
+def powered_off(bed: Bed, node: Node) -> Iterator[None]:
+    power_off(node)
+    try:
+        yield
+    finally:
+        power_on(bed, node)
+
+
+@contextlib.contextmanager
 def partition(bed: Bed, one: Node, other: Node) -> Iterator[None]:
     """Packets between two nodes are dropped in both directions; both stay reachable from here."""
     _drop(bed, one, "-s", other.address)

@@ -30,15 +30,6 @@ def container_killed(bed: Bed, node: Node) -> Iterator[None]:
 
 
 @contextmanager
-def node_killed(bed: Bed, node: Node) -> Iterator[None]:
-    faults.power_off(node)
-    try:
-        yield
-    finally:
-        faults.power_on(bed, node)
-
-
-@contextmanager
 def paused(_bed: Bed, node: Node) -> Iterator[None]:
     with faults.paused(node):
         yield
@@ -46,7 +37,7 @@ def paused(_bed: Bed, node: Node) -> Iterator[None]:
 
 FAULTS: dict[str, Lost] = {
     "container killed": container_killed,
-    "node killed": node_killed,
+    "node killed": faults.powered_off,
     "paused": paused,
     "dropped": faults.isolated,  # in both directions, so that the launcher does not reach it either
 }
