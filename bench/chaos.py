@@ -1,11 +1,11 @@
 """The share of the time that trains while machines fail and come back (ETTR): min_nodes beside stock torchrun elastic.
 
-    python -m tests.bed up -n 3 && python -m bench.chaos [--minutes 30] [--every 5] [--heal 1] [--json FILE]
+    python -m tests.bed up -n 6 && python -m bench.chaos [--minutes 30] [--every 5] [--heal 1] [--json FILE]
 
-Each in turn on the same nodes, with the same faults at the same times: every EVERY minutes the next of container
-killed, node killed, paused, cut off in both directions, on the next node; it heals after HEAL minutes. Baseline:
-torchrun with its c10d rendezvous, whose store is on node1, in `docker run --restart on-failure` (without that a killed
-container or node would never come back), a lost node noticed within 6 s (keep-alive). Both run
+Both at once, each on nodes of its own, with the same faults at the same times: every EVERY minutes the next of
+container killed, node killed, paused, cut off in both directions, on the next node; it heals after HEAL minutes.
+Baseline: torchrun with its c10d rendezvous, whose store is on its first node, in `docker run --restart on-failure`
+(without that a killed container or node would never come back), a lost node noticed within 6 s (keep-alive). Both run
 bench/programs/chaos_steps.py: 0.5 s a step, a checkpoint every 20 steps on every node, collectives give up after 30 s.
 
 ETTR: distinct steps done, times the seconds of an undisturbed step (their median), divided by the time from the first
@@ -21,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -63,22 +64,26 @@ FAULTS: dict[str, Callable[[Bed, Node], AbstractContextManager[None]]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__.splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=30, help="of each")
+    parser.add_argument("--nodes", type=int, default=3, help="of each")
+    parser.add_argument("--minutes", type=float, default=30, help="of training")
     parser.add_argument("--every", type=float, default=5, help="minutes between faults")
     parser.add_argument("--heal", type=float, default=1, help="minutes that a fault lasts")
     parser.add_argument("--only", choices=["launcher", "torchrun"])
     parser.add_argument("--json", type=Path, metavar="FILE")
     call = parser.parse_args()
-    machine, results = report.machine(), []
-    with bed_of(call.nodes) as bed, Caller.at(bed.ssh_config) as caller:
-        nodes = bed.nodes[: call.nodes]
-        for name, ways in {"launcher": with_launcher, "torchrun": with_torchrun}.items():
-            if call.only in (None, name):
-                with ways(bed, nodes, caller) as folder:
-                    steps = trial(bed, nodes, folder, 60 * call.minutes, 60 * call.every, 60 * call.heal)
-                results.append({"who": name, **judged(steps)})
-                print(f"{name}: {results[-1]}", flush=True)
+    machine = report.machine()
+    ways = {"launcher": with_launcher, "torchrun": with_torchrun}
+    names = [call.only] if call.only else [*ways]
+    with bed_of(call.nodes * len(names)) as bed, Caller.at(bed.ssh_config) as caller:
+
+        def result(number: int) -> dict[str, float | str]:
+            name, nodes = names[number], bed.nodes[call.nodes * number :][: call.nodes]
+            with ways[name](bed, nodes, caller) as folder:
+                steps = trial(name, bed, nodes, folder, 60 * call.minutes, 60 * call.every, 60 * call.heal)
+            return {"who": name, **judged(steps)}
+
+        with ThreadPoolExecutor() as pool:
+            results = list(pool.map(result, range(len(names))))
     rows = [[str(one[key]) for key in results[0]] for one in results]
     print("\n" + report.table([[*results[0]], *rows]))
     for one in results:
@@ -113,7 +118,6 @@ def with_torchrun(bed: Bed, nodes: Sequence[Node], _caller: Caller) -> Iterator[
     for node in nodes:
         bed.run(node, "install", "-d", "-o", "trainer", OUTPUT)
         bed.sh(node, f"cat >{OUTPUT}/{PROGRAM.name} <<'END'\n{PROGRAM.read_text()}END")
-    for node in nodes:
         bed.sh(
             node,
             f"docker run -d --name {CONTAINER} --network host --ipc host --init --restart on-failure:1000"
@@ -132,7 +136,7 @@ def _arguments(folder: str) -> list[str]:
     return [str(SECONDS), str(INTERVAL), str(TIMEOUT), folder]
 
 
-def trial(bed: Bed, nodes: Sequence[Node], folder: str, seconds: float, every: float, heal: float) -> STEPS:
+def trial(who: str, bed: Bed, nodes: Sequence[Node], folder: str, seconds: float, every: float, heal: float) -> STEPS:
     """Steps in the order of time, the end of the trial as the last, number 0."""
     while not (first := _steps(bed, nodes, folder)):
         time.sleep(0.5)
@@ -142,7 +146,7 @@ def trial(bed: Bed, nodes: Sequence[Node], folder: str, seconds: float, every: f
         if began + number * every + heal > end:
             break
         _sleep_until(began + number * every)
-        print(f"  {number * every / 60:g} min: {node.alias} {name}", flush=True)
+        print(f"  {number * every / 60:g} min: {who}, {node.alias} {name}", flush=True)
         with fault(bed, node):
             _sleep_until(began + number * every + heal)
     _sleep_until(end)
