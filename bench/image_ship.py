@@ -1,12 +1,14 @@
 """Getting an image to 2 and 4 nodes: ours beside `docker save | ssh | docker load` node by node, on the test bed.
 
-    python -m bench.image_ship [--nodes 2 4] [--stores classic containerd mixed] [--size 1.0] [--json FILE]
+    python -m bench.image_ship [--nodes 2 4] [--stores classic containerd mixed] [--size 1.0] [--repeat 2]
+        [--json FILE]
 
 The image is Debian plus files of this Python environment, 1 GB by default, in three layers. Both methods start with
-nodes that have only Debian, end with the same image on every node, and alternate within one run. Then one more pip
-package is installed and shipped by both methods, and finally an image that is already there. Bytes are those that this
-machine sends to one node. CPU seconds are those of the whole machine: the nodes share its cores, unlike real nodes.
-It uses a separate bed and leaves it up: LAUNCHER_BED_NAME=launcher-bench python -m tests.bed down.
+nodes that have only Debian and end with the same image on every node; they alternate within one run, each first in
+turn. Then one more pip package is installed and shipped by both methods, and finally an image that is already there.
+Bytes are those that this machine sends to one node. CPU seconds are those of the whole machine: the nodes share its
+cores, unlike real nodes. It uses a separate bed and leaves it up: LAUNCHER_BED_NAME=launcher-bench python -m tests.bed
+down.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +48,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4], choices=sorted(LIMITS))
     parser.add_argument("--stores", nargs="+", default=["classic"], choices=STORES)
     parser.add_argument("--size", type=float, default=1.0, help="GB of real files in the image")
+    parser.add_argument("--repeat", type=int, default=2, help="first ships of each method")
     parser.add_argument("--json", type=Path, help="write all values there")
     call = parser.parse_args()
     os.environ.setdefault("LAUNCHER_BED_NAME", "launcher-bench")
@@ -57,7 +62,7 @@ def main() -> int:
         for store in call.stores:
             with faults.containerd_store(bed, *bed.nodes[: max(call.nodes)][STORES[store]]):
                 for count in call.nodes:
-                    result["rounds"].append({"store": store, **measure(bed, count)})
+                    result["rounds"].append({"store": store, **measure(bed, count, call.repeat)})
                     show({"rounds": result["rounds"][-1:]})
                 clear(bed)
         result["machine"]["load_after"] = round(os.getloadavg()[0], 2)
@@ -103,8 +108,8 @@ def build(folder: Path, lines: Sequence[str], tag: str) -> None:
     )  # fmt: skip
 
 
-def measure(bed: Bed, count: int) -> dict[str, Any]:
-    """Seconds, CPU seconds and bytes of both methods, on the first `count` nodes."""
+def measure(bed: Bed, count: int, repeat: int) -> dict[str, Any]:
+    """Seconds, CPU seconds and bytes of both methods, on the first `count` nodes; medians for the first ship."""
     nodes = bed.nodes[:count]
     hosts = [(node.alias, node.alias) for node in nodes]
     found: dict[str, Any] = {"nodes": count}
@@ -118,17 +123,18 @@ def measure(bed: Bed, count: int) -> dict[str, Any]:
         def ours(name: str) -> int:
             return max(provide(name, ImageLocations(fleet.engines, local, print_nothing)).shipped.values(), default=0)
 
-        clear(bed)
-        for what, name in (("first", FIRST), ("delta", SECOND)):
-            found[f"{what}_by_hand"] = timed(lambda name=name: by_hand(bed, name, hosts))  # type: ignore[misc]
-            if what == "first":
+        methods = {"by_hand": lambda name: by_hand(bed, name, hosts), "ours": ours}
+        firsts: dict[str, list[dict[str, float]]] = {who: [] for who in methods}
+        for turn in range(repeat):
+            for who in sorted(methods, reverse=turn % 2 == 1):
                 clear(bed)
-                found["first_ours"] = timed(lambda: ours(FIRST))
-            else:
-                for node in nodes:
-                    bed.docker(node, "image", "rm", SECOND)
-                found["delta_ours"] = timed(lambda: ours(SECOND))
-        found["nothing_ours"] = timed(lambda: ours(SECOND))
+                firsts[who].append(timed(partial(methods[who], FIRST)))
+        for who, method in methods.items():
+            found[f"first_{who}"] = {key: statistics.median(one[key] for one in firsts[who]) for key in firsts[who][0]}
+            for node in nodes:
+                bed.run(node, "docker", "image", "rm", SECOND, check=False)
+            found[f"delta_{who}"] = timed(partial(method, SECOND))
+        found["nothing_ours"] = timed(partial(ours, SECOND))
     return found
 
 
