@@ -31,7 +31,7 @@ from typing import Any
 
 from launcher.node import engine, facts, output_folder, shm_cleanup
 from launcher.node.files import Files, Span
-from launcher.node.ssh.quoting import quote
+from launcher.node.ssh.config import quote
 from launcher.run import attempts
 
 TEMPLATE_CONNECTION = "198.18.255.1 54321 198.18.255.1 54322"  # replaced by a node's own
