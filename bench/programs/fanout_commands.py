@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.node import engine, facts, output_folder, shm_cleanup
+from launcher.node import engine, facts, output_folder
 from launcher.node.files import Files, Span
 from launcher.node.ssh.config import quote
 from launcher.run import attempts
@@ -96,7 +96,7 @@ class Commands:
         }
         self._scripts: dict[str, Answer] = {
             facts.script(): self._facts,
-            shm_cleanup.SCRIPT: self._nothing,
+            engine.SWEEP: self._nothing,
             attempts.ANNOUNCE: self._nothing,
             engine.UID: self._uid,
             script_of(lambda files: output_folder.make(files, "/x", "x")): self._make_output,
