@@ -44,11 +44,9 @@ def look(machine: Machine, host: str) -> Look:
     done = run_script(machine, script())
     found = parse(done.out, machine.node, host, (done.started + done.first) / 2)
     if not found.complete:
-        raise NodeUnfit(
-            machine.node,
-            f"its shell does not run our script (exit code {done.code}): {done.complaint[-300:]}",
-            f"`echo 'echo works' | {'sh -s' if host == 'local' else f'ssh {host} sh -s'}` must print works",
-        )
+        what = f"its shell does not run our script (exit code {done.code}): {done.complaint[-300:]}"
+        shell = "sh -s" if host == "local" else f"ssh {host} sh -s"
+        raise NodeUnfit(machine.node, what, f"`echo 'echo works' | {shell}` must print works")
     return found
 
 

@@ -225,9 +225,8 @@ class _Output:
                 raise NodeUnfit(self._node, "its shell ended while files were read", "look at its login shell")
             if found[0]:
                 return found[0]
-        raise NodeUnreachable(
-            self._node, f"sent nothing of its files for {self._silence:g} s", "is its disk overloaded?"
-        )
+        what = f"sent nothing of its files for {self._silence:g} s"
+        raise NodeUnreachable(self._node, what, "is its disk overloaded?")
 
 
 def parse_scan(listing: bytes) -> list[FileEntry]:

@@ -185,8 +185,23 @@ def parse_answer(spec: HostSpec, alias: str, answer: str, environ: Mapping[str, 
     hostname = single.get("hostname", spec.host).lower()
     port = _integer(single.get("port"), spec.port or DEFAULT_PORT)
     user = single.get("user", spec.user or local.pw_name)
-    jump = single.get("proxyjump", "none")
-    tokens = _tokens(spec, hostname, port, user, "" if jump == "none" else jump, local, single)
+    jump = "" if single.get("proxyjump", "none") == "none" else single["proxyjump"]
+    here = socket.gethostname()
+    tokens = {
+        "%": "%",
+        "C": hashlib.sha1(f"{here}{hostname}{port}{user}{jump}".encode(), usedforsecurity=False).hexdigest(),
+        "d": local.pw_dir,
+        "h": hostname,
+        "i": str(local.pw_uid),
+        "j": jump,
+        "k": single.get("hostkeyalias", spec.host),
+        "L": here.split(".")[0],
+        "l": here,
+        "n": spec.host,
+        "p": str(port),
+        "r": user,
+        "u": local.pw_name,
+    }
 
     def expand(value: str) -> str:
         """`~/`, %-tokens and ${VARIABLES} as ssh_config(5), TOKENS; what is unknown stays as it is."""
@@ -208,7 +223,7 @@ def parse_answer(spec: HostSpec, alias: str, answer: str, environ: Mapping[str, 
         identity_files=tuple(dict.fromkeys(expand(f) for f in files if f != "none")),
         identities_only=single.get("identitiesonly") == "yes",
         identity_agent=_agent(single.get("identityagent", "SSH_AUTH_SOCK"), environ, expand),
-        proxy_jump=() if jump == "none" else tuple(hop.strip() for hop in jump.split(",") if hop.strip()),
+        proxy_jump=tuple(hop.strip() for hop in jump.split(",") if hop.strip()),
         proxy_command="" if command == "none" else expand(command),
         known_hosts=paths("userknownhostsfile", DEFAULT_KNOWN_HOSTS),
         global_known_hosts=paths("globalknownhostsfile", DEFAULT_GLOBAL_KNOWN_HOSTS),
@@ -239,28 +254,6 @@ def split_paths(value: str) -> list[str]:
         elif piece:
             found.append(piece)
     return found
-
-
-def _tokens(
-    spec: HostSpec, hostname: str, port: int, user: str, jump: str, local: pwd.struct_passwd, single: Mapping[str, str]
-) -> dict[str, str]:
-    here = socket.gethostname()
-    whole = hashlib.sha1(f"{here}{hostname}{port}{user}{jump}".encode(), usedforsecurity=False).hexdigest()
-    return {
-        "%": "%",
-        "C": whole,
-        "d": local.pw_dir,
-        "h": hostname,
-        "i": str(local.pw_uid),
-        "j": jump,
-        "k": single.get("hostkeyalias", spec.host),
-        "L": here.split(".")[0],
-        "l": here,
-        "n": spec.host,
-        "p": str(port),
-        "r": user,
-        "u": local.pw_name,
-    }
 
 
 def _agent(value: str, environ: Mapping[str, str], expand: Callable[[str], str]) -> str:

@@ -210,11 +210,8 @@ class SshMachine(Machine):
 
     def lost(self, error: Exception) -> NodeUnreachable:
         """The error for a connection that broke under a call."""
-        return NodeUnreachable(
-            self.node,
-            f"the ssh connection to {self.host} was lost ({str(error) or type(error).__name__})",
-            f"is the node still up? try it: ssh {self.host} true",
-        )
+        what = f"the ssh connection to {self.host} was lost ({str(error) or type(error).__name__})"
+        return NodeUnreachable(self.node, what, f"is the node still up? try it: ssh {self.host} true")
 
     def _transport(self, connection: Connection | None = None) -> paramiko.Transport:
         try:
