@@ -96,11 +96,11 @@ class ProcessEngine(Engine):
                     check=True,
                     timeout=_START_TIMEOUT,
                 )
+            state = folders.state(found)
+            reason = "its supervisor recorded nothing" if state.phase is Phase.CREATED else state.error
         except (OSError, subprocess.SubprocessError) as error:
-            raise EngineFailed(self.node, f"could not start {container}: {error}", _cure(found)) from error
-        state = folders.state(found)
-        if state.error or state.phase is Phase.CREATED:
-            reason = state.error or "its supervisor recorded nothing"
+            reason = str(error)
+        if reason:
             raise EngineFailed(self.node, f"could not start {container}: {reason}", _cure(found))
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
