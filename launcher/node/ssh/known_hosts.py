@@ -23,17 +23,10 @@ import paramiko
 from launcher.errors import HostKeyChanged, HostKeyUnknown
 from launcher.node.ssh.config import Target, ssh_options
 
-HOST_KEY_ALGORITHMS = (
-    "ssh-ed25519",
-    "ecdsa-sha2-nistp256",
-    "ecdsa-sha2-nistp384",
-    "ecdsa-sha2-nistp521",
-    "rsa-sha2-512",
-    "rsa-sha2-256",
-)
+_RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")  # of an ssh-rsa key; any other type signs under its own name
+_ECDSA = tuple(f"ecdsa-sha2-nistp{bits}" for bits in (256, 384, 521))
+HOST_KEY_ALGORITHMS = ("ssh-ed25519", *_ECDSA, *_RSA_SIGNATURES)
 CERTIFIED = tuple(f"{name}-cert-v01@openssh.com" for name in HOST_KEY_ALGORITHMS)  # by an authority: certificates.py
-# What a key of one type signs with; any other type signs under its own name.
-_RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 _PATTERN = re.compile(r"[*?!]")
 
 
