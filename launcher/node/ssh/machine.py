@@ -193,10 +193,10 @@ class SshMachine(Machine):
                 # not always a ChannelException: paramiko keeps one for all that are refused at once
                 refused = channel is None and isinstance(error, paramiko.SSHException)
                 if refused and transport.is_active() and time.monotonic() - asked < timeout:
-                    connection.full = connection.full or time.monotonic() - began > _FULL_TIMEOUT
-                    if connection.full and connection.place < CHANNELS - 1:
+                    full = connection.full = connection.full or time.monotonic() - began > _FULL_TIMEOUT
+                    if full and connection.place < CHANNELS - 1:
                         connection, began = connection.next(), time.monotonic()
-                    elif connection.closed.wait(_FULL_PAUSE) or connection.full:
+                    elif full or connection.closed.wait(_FULL_PAUSE):
                         what = f"its sshd gives no channel: {getattr(error, 'text', '') or error}"
                         raise NodeUnreachable(self.node, what, f"set MaxSessions to {CHANNELS + 2} there") from error
                     continue
