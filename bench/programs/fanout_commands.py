@@ -29,9 +29,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.node import engine, facts, output_folder, shm_cleanup
+from launcher.node import engine, facts, output_folder
 from launcher.node.files import Files, Span
-from launcher.node.ssh.quoting import quote
+from launcher.node.ssh.config import quote
 from launcher.run import attempts
 
 TEMPLATE_CONNECTION = "198.18.255.1 54321 198.18.255.1 54322"  # replaced by a node's own
@@ -96,7 +96,7 @@ class Commands:
         }
         self._scripts: dict[str, Answer] = {
             facts.script(): self._facts,
-            shm_cleanup.SCRIPT: self._nothing,
+            engine.SWEEP: self._nothing,
             attempts.ANNOUNCE: self._nothing,
             engine.UID: self._uid,
             script_of(lambda files: output_folder.make(files, "/x", "x")): self._make_output,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from launcher.errors import NodeUnfit
@@ -18,7 +18,11 @@ from launcher.node.machine import Machine, run_script
 DOCKER_ROOT = "/var/lib/docker"  # whose free space the script tells
 # of /proc/net/tcp and tcp6; 0A: TCP_LISTEN of include/net/tcp_states.h
 _LISTENS = re.compile(r"^\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} 0A\b", re.ASCII | re.MULTILINE)
-_MAX_DIGITS = 25  # longer is no number of a machine, and slow to convert
+_ROUTE = re.compile(
+    r"(?P<interface>\S+)\s+(?P<destination>[0-9A-F]{8})\s+\S+\s+(?P<flags>[0-9A-F]{4})\s+\d+\s+\d+\s+(?P<metric>\d{1,10})"
+    r"\s+(?P<mask>[0-9A-F]{8})\b",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,9 @@ def look(machine: Machine, host: str) -> Look:
     done = run_script(machine, script())
     found = parse(done.out, machine.node, host, (done.started + done.first) / 2)
     if not found.complete:
-        raise NodeUnfit(
-            machine.node,
-            f"its shell does not run our script (exit code {done.code}): {done.complaint[-300:]}",
-            f"`echo 'echo works' | {'sh -s' if host == 'local' else f'ssh {host} sh -s'}` must print works",
-        )
+        what = f"its shell does not run our script (exit code {done.code}): {done.complaint[-300:]}"
+        shell = "sh -s" if host == "local" else f"ssh {host} sh -s"
+        raise NodeUnfit(machine.node, what, f"`echo 'echo works' | {shell}` must print works")
     return found
 
 
@@ -54,14 +56,19 @@ def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Lo
 
     now: the caller's clock when the script read the node's.
     """
-    sections = _sections(output.decode("utf-8", errors="replace"))
+    pieces = re.split(r"^@@(.*)$", output.decode("utf-8", errors="replace"), flags=re.MULTILINE)
+    sections = {name.strip(): body for name, body in zip(pieces[1::2], pieces[2::2], strict=True)}
 
     def lines(section: str) -> list[str]:
-        return sections.get(section, [])
+        return [line.strip() for line in sections.get(section, "").splitlines() if line.strip()]
+
+    def first(section: str) -> str:
+        return next(iter(lines(section)), "")
 
     user, uid, gid, groups = (*lines("user"), "", "", "", "")[:4]
     hostname, arch = (*lines("host"), "", "")[:2]
-    routes, clock = _routes(lines("routes")), _time(lines("time"))
+    routes = _routes(lines("routes"))
+    clock = re.match(r"\d{1,15}(\.\d{1,9})?", first("time"), re.ASCII)  # busybox prints no fraction, or "%N"
     node = NodeFacts(
         name=name,
         host=host,
@@ -71,17 +78,17 @@ def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Lo
         uid=_integer(uid, -1),
         gid=_integer(gid, -1),
         groups=tuple(number for word in groups.split() if (number := _integer(word, -1)) >= 0),
-        home=_first(lines("home")),
-        cpus=_integer(_first(lines("cpus")), 0),
-        memory=_memory(lines("memory")),
+        home=first("home"),
+        cpus=_integer(first("cpus"), 0),
+        memory=_integer((*first("memory").split(), "", "")[1], 0) * 1024,  # MemTotal: 527942812 kB
         shm_size=max(0, _disk(lines("shm"), 1)),
-        clock_offset=clock - now if clock else 0.0,
-        interfaces=_interfaces(lines("addresses"), routes),
+        clock_offset=float(clock[0]) - now if clock else 0.0,
+        interfaces=_interfaces("\n".join(lines("addresses")), routes),
         routes=routes,
-        listening=_listening(lines("tcp")),
+        listening=tuple(sorted({int(port, 16) for port in _LISTENS.findall("\n".join(lines("tcp")))} - {0})),
         gpus=_gpus(lines("gpus")),
         infiniband="yes" in lines("infiniband"),
-        ssh_port=_integer((*_first(lines("ssh")).split(), "", "", "", "")[3], 0),
+        ssh_port=_integer(first("ssh").rpartition(" ")[2], 0),
     )
     complete = "end" in sections and node.uid >= 0 and bool(node.home)
     return Look(node, _disk(lines("docker_disk"), 3), complete)
@@ -92,41 +99,8 @@ def free_space(df: bytes) -> int:
     return _disk(df.decode("utf-8", errors="replace").splitlines(), 3)
 
 
-def _sections(text: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    current: list[str] | None = None
-    for line in map(str.strip, text.splitlines()):
-        if line.startswith("@@"):
-            current = found.setdefault(line[2:].strip(), [])
-        elif current is not None and line:
-            current.append(line)
-    return found
-
-
-def _first(lines: Sequence[str]) -> str:
-    return lines[0] if lines else ""
-
-
-def _integer(text: str, default: int, base: int = 10) -> int:
-    if not text.isascii() or not text.isalnum() or len(text) > _MAX_DIGITS:
-        return default
-    try:
-        return int(text, base)
-    except ValueError:
-        return default
-
-
-def _time(lines: Sequence[str]) -> float:
-    match = re.fullmatch(r"(\d{1,15})(\.\d{1,9})?.*", _first(lines), re.ASCII)  # busybox prints no fraction, or "%N"
-    return float(match.group(1)) + float(match.group(2) or 0) if match else 0.0
-
-
-def _memory(lines: Iterable[str]) -> int:
-    for line in lines:
-        words = line.split()
-        if len(words) >= 2 and words[0] == "MemTotal:":
-            return _integer(words[1], 0) * 1024
-    return 0
+def _integer(text: str, default: int) -> int:
+    return int(text) if re.fullmatch(r"\d{1,18}", text, re.ASCII) else default
 
 
 def _disk(lines: Sequence[str], column: int) -> int:
@@ -136,67 +110,40 @@ def _disk(lines: Sequence[str], column: int) -> int:
     return kilobytes * 1024 if kilobytes >= 0 else -1
 
 
-def _interfaces(lines: Sequence[str], routes: Sequence[Route]) -> tuple[Interface, ...]:
+def _interfaces(text: str, routes: Sequence[Route]) -> tuple[Interface, ...]:
     """From `ip -o addr show up`; on a node without `ip` from /proc/net/fib_trie and the routes."""
     found: dict[str, list[str]] = {}
-    for line in lines:
-        words = line.split()
-        if len(words) >= 4 and words[2] in ("inet", "inet6") and re.fullmatch(r"\d+:", words[0], re.ASCII):
-            # a point-to-point link: `inet 10.8.0.2 peer 10.8.0.1/24`
-            address = words[3] if "/" in words[3] or "peer" not in words else f"{words[3]}/32"
-            if _is_address(address):
-                found.setdefault(words[1].partition("@")[0], []).append(address)
-    if not found and any("LOCAL" in line for line in lines):
-        found = _from_trie(lines, routes)
+    told = re.findall(r"^\d+: +(\S+) +inet6? +(\S+)", text, re.ASCII | re.MULTILINE)
+    for name, written in told or _from_trie(text, routes):
+        address, _, prefix = written.partition("/")
+        family, longest = (socket.AF_INET6, 128) if ":" in address else (socket.AF_INET, 32)
+        with contextlib.suppress(OSError, ValueError):
+            socket.inet_pton(family, address)  # a tenth of the time of ipaddress: a node has an address a container
+            if (length := _integer(prefix, longest)) <= longest:  # `inet 10.8.0.2 peer 10.8.0.1/24` has no prefix
+                found.setdefault(name.partition("@")[0], []).append(f"{address}/{length}")
     return tuple(Interface(name, tuple(dict.fromkeys(addresses))) for name, addresses in found.items())
 
 
-def _from_trie(lines: Sequence[str], routes: Sequence[Route]) -> dict[str, list[str]]:
-    """`|-- ADDRESS` lines that `/32 host LOCAL` follows, with the interface of the route that holds them."""
-    found: dict[str, list[str]] = {}
-    for line, after in pairwise(lines):
-        match = re.fullmatch(r"\|-- ([0-9.]{7,15})", line)
-        if match is None or "host LOCAL" not in after or not _is_address(match.group(1)):
-            continue
-        address = ipaddress.ip_address(match.group(1))
-        for route in routes:
-            network = ipaddress.ip_network(route.destination)
-            if network.prefixlen and address in network:
-                found.setdefault(route.interface, []).append(f"{address}/{network.prefixlen}")
-                break
-    return found
-
-
-def _is_address(text: str) -> bool:
-    address, _, prefix = text.partition("/")
-    family, longest = (socket.AF_INET6, 128) if ":" in address else (socket.AF_INET, 32)
-    try:
-        socket.inet_pton(family, address)
-    except (OSError, ValueError):
-        return False
-    return not prefix or 0 <= _integer(prefix, -1) <= longest
+def _from_trie(text: str, routes: Sequence[Route]) -> Iterator[tuple[str, str]]:
+    """Each `|-- ADDRESS` that `/32 host LOCAL` follows, behind the interface of the first route that holds it."""
+    networks = [(ipaddress.IPv4Network(route.destination), route.interface) for route in routes]
+    for address in re.findall(r"\|-- ([0-9.]{7,15})\n/32 host LOCAL", text):
+        with contextlib.suppress(ValueError):
+            ip = ipaddress.IPv4Address(address)
+            holders = [(name, f"{ip}/{net.prefixlen}") for net, name in networks if net.prefixlen and ip in net]
+            yield from holders[:1]
 
 
 def _routes(lines: Iterable[str]) -> tuple[Route, ...]:
     """From /proc/net/route: addresses are hexadecimal, in the byte order of a little-endian machine."""
     found = []
     for line in lines:
-        words = line.split()
-        if len(words) < 8 or len(words[1]) != 8 or len(words[7]) != 8:
-            continue
-        destination, flags, mask = (_integer(words[place], -1, 16) for place in (1, 3, 7))
-        if min(destination, flags, mask) < 0 or not flags & 1:  # RTF_UP
-            continue
-        numbers = [int.from_bytes(value.to_bytes(4, "little"), "big") for value in (destination, mask)]
-        prefix = bin(numbers[1]).count("1")
-        network = ipaddress.ip_network((numbers[0], prefix), strict=False)
-        found.append(Route(str(network), words[0], _integer(words[6], 0)))
+        match = _ROUTE.match(line)
+        if match and int(match["flags"], 16) & 1:  # RTF_UP
+            prefix = bin(int(match["mask"], 16)).count("1")
+            network = ipaddress.IPv4Network((bytes.fromhex(match["destination"])[::-1], prefix), strict=False)
+            found.append(Route(str(network), match["interface"], int(match["metric"])))
     return tuple(found)
-
-
-def _listening(lines: Iterable[str]) -> tuple[int, ...]:
-    ports = {int(port, 16) for port in _LISTENS.findall("\n".join(lines))}
-    return tuple(sorted(ports - {0}))
 
 
 def _gpus(lines: Iterable[str]) -> tuple[Gpu, ...]:
@@ -204,9 +151,6 @@ def _gpus(lines: Iterable[str]) -> tuple[Gpu, ...]:
     found = []
     for line in lines:
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) != 5 or not cells[1].startswith(("GPU-", "MIG-")):
-            continue
-        index = _integer(cells[0], -1)
-        if index >= 0:
-            found.append(Gpu(index, cells[1], cells[2], max(0, _integer(cells[3], 0)), cells[4]))
+        if len(cells) == 5 and cells[1].startswith(("GPU-", "MIG-")) and (index := _integer(cells[0], -1)) >= 0:
+            found.append(Gpu(index, cells[1], cells[2], _integer(cells[3], 0), cells[4]))
     return tuple(found)

@@ -5,6 +5,7 @@ A script answers for many files at once, so the end of a run costs a node two ro
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import time
@@ -16,8 +17,8 @@ from launcher.node.follower import Follower
 from launcher.node.machine import CommandStream, Done, Machine, shell
 
 _COPY_TIMEOUT = 3600.0  # checkpoints may be large, and a disk slow
-_MISSING = 44  # exit code of these scripts: it is not there
 _LONGEST_LINE = 1 << 16  # of these scripts' own
+_ENDS = "\0\n"  # of an argument, of a line
 _AT_ONCE = 500  # spans a request: their list fits into what ssh takes without an answer
 
 _PREFACE = "LC_ALL=C; export LC_ALL; umask 077; "  # messages are looked at below
@@ -27,7 +28,7 @@ _RECEIVE = """
 mkdir -p -- "${2%/*}" && cat >"$1" && [ "$(wc -c <"$1")" -eq "$3" ] && mv -f -- "$1" "$2" && echo "$4" || rm -f -- "$1"
 """
 _SCAN = 'find "$1/" -type f -printf "%s %T@ %P\\0"'
-_COPY = f'[ -d "$1" ] || exit {_MISSING}; mkdir -p -- "$2" && cp -RPp -- "$1/." "$2"'
+_COPY = 'mkdir -p -- "$2" && cp -RPp -- "$1/." "$2"'
 _READ = 'tail -c "+$2" -- "$1" | head -c "$3"'
 # $1: a mark. stdin: lines `<offset> <length> <path>`. Prints the mark, then for each how many bytes follow, the bytes
 # and the mark again.
@@ -86,16 +87,13 @@ class Files:
         """
         mark = secrets.token_hex(16)
         temporary = f"{_absolute(path)}.{secrets.token_hex(4)}.part"
-        stream = self._machine.open(_sh(_RECEIVE, temporary, path, str(size), mark))
         said, words, deadline = b"", b"", time.monotonic() + _COPY_TIMEOUT
-        try:
+        with contextlib.closing(self._machine.open(_sh(_RECEIVE, temporary, path, str(size), mark))) as stream:
             for piece in pieces:
                 stream.send(piece)
             stream.end_input()
             while time.monotonic() < deadline and (found := stream.receive(1.0)) is not None:
                 said, words = said + found[0], words + found[1]
-        finally:
-            stream.close()
         if mark.encode() not in said:
             reason = words.decode(errors="replace").strip()[-300:] or f"not all of its {size:,} bytes came"
             raise NodeUnfit(self._machine.node, f"could not write {path}: {reason}", "is there room? launcher clean")
@@ -106,15 +104,11 @@ class Files:
         skip: called for each folder in it that may not be read; without it such a folder raises NodeUnfit. Raises
         NodeUnreachable.
         """
-
-        def accept(done: Done) -> bool:
-            left_out = skip is not None and bool(done.out)
-            return bool(_complaints(done.err)) and (left_out or not _unread(done.err))
-
-        done = self.run(_SCAN, _absolute(root), doing=f"list {root}", accept=accept)
-        if skip is not None:
-            for line in _unread(done.err):
-                skip(NodeUnfit(self._machine.node, f"in {root}: {line}"))
+        done = self.run(_SCAN, _absolute(root), doing=f"list {root}", accept=lambda done: bool(_complaints(done.err)))
+        for line in _unread(done.err):
+            if skip is None or not done.out:
+                raise self._failed(f"list {root}", done)
+            skip(NodeUnfit(self._machine.node, f"in {root}: {line}"))
         return parse_scan(done.out)
 
     def read(self, path: str, offset: int = 0, limit: int = 1 << 20) -> bytes:
@@ -137,40 +131,30 @@ class Files:
         NodeUnfit when a file was cut off while it was read.
         """
         for start in range(0, len(spans), _AT_ONCE):
-            yield from self._read_spans(spans[start : start + _AT_ONCE])
-
-    def _read_spans(self, spans: Sequence[Span]) -> Iterator[tuple[Span, bytes]]:
-        mark = secrets.token_hex(16)
-        stream = self._machine.open(_sh(_SPANS, mark))
-        try:
-            asked = "".join(f"{span.offset} {span.length} {_one_line(span.path)}\n" for span in spans)
-            stream.send(asked.encode("utf-8", "surrogateescape"))
-            stream.end_input()
-            output = _Output(stream, self._machine)
-            while output.line() != mark.encode():
-                pass  # a login shell's own output
-            for span in spans:
-                for piece in output.exactly(output.number(span.length)):
-                    yield span, piece
-                if output.line() != mark.encode():
-                    raise NodeUnfit(self._machine.node, f"{span.path} was cut off while it was read", "try again")
-        finally:
-            stream.close()
+            some, mark = spans[start : start + _AT_ONCE], secrets.token_hex(16)
+            asked = "".join(f"{span.offset} {span.length} {_absolute(span.path, never=_ENDS)}\n" for span in some)
+            with contextlib.closing(self._machine.open(_sh(_SPANS, mark))) as stream:
+                stream.send(asked.encode("utf-8", "surrogateescape"))
+                stream.end_input()
+                output = _Output(stream, self._machine)
+                while output.line() != mark.encode():
+                    pass  # a login shell's own output
+                for span in some:
+                    for piece in output.exactly(output.number(span.length)):
+                        yield span, piece
+                    if output.line() != mark.encode():
+                        raise NodeUnfit(self._machine.node, f"{span.path} was cut off while it was read", "try again")
 
     def follow(self, path: str, offset: int, lines: Mapping[str, int]) -> Follower:
         """See Follower. Raises NodeUnreachable."""
         return Follower(self._machine, path, offset, lines)
 
-    def copy_tree(self, source: str, target: str) -> bool:
-        """Copy a folder with all in it, beside what `target` has already; False where `source` is missing.
+    def copy_tree(self, source: str, target: str) -> None:
+        """Copy a folder with all in it, beside what `target` has already.
 
         Raises NodeUnfit, also where there is no room for it; NodeUnreachable.
         """
-        arguments = (_absolute(source), _absolute(target))
-        done = self.run(
-            _COPY, *arguments, doing=f"copy {source}", timeout=_COPY_TIMEOUT, accept=lambda done: done.code == _MISSING
-        )
-        return done.code == 0
+        self.run(_COPY, _absolute(source), _absolute(target), doing=f"copy {source}", timeout=_COPY_TIMEOUT)
 
     def run(
         self,
@@ -241,9 +225,8 @@ class _Output:
                 raise NodeUnfit(self._node, "its shell ended while files were read", "look at its login shell")
             if found[0]:
                 return found[0]
-        raise NodeUnreachable(
-            self._node, f"sent nothing of its files for {self._silence:g} s", "is its disk overloaded?"
-        )
+        what = f"sent nothing of its files for {self._silence:g} s"
+        raise NodeUnreachable(self._node, what, "is its disk overloaded?")
 
 
 def parse_scan(listing: bytes) -> list[FileEntry]:
@@ -261,15 +244,9 @@ def _sh(script: str, *arguments: str) -> list[str]:
     return shell(_PREFACE + script, *arguments)
 
 
-def _absolute(path: str) -> str:
-    if not path.startswith("/") or "\0" in path:
-        raise ValueError(f"{path!r} is no absolute path")
-    return path
-
-
-def _one_line(path: str) -> str:
-    if "\n" in _absolute(path):
-        raise ValueError(f"{path!r} has a line break in it")
+def _absolute(path: str, never: str = "\0") -> str:
+    if not path.startswith("/") or set(path) & set(never):
+        raise ValueError(f"{path!r} is no absolute path, or has a character that cannot be sent")
     return path
 
 

@@ -22,7 +22,7 @@ from launcher.node.parallel import in_background
 from launcher.node.ssh.wire import dial
 
 PIECE = 1 << 16
-_SMALL = 1 << 15  # bytes of stdin that surely fit into a pipe or an ssh window: no thread is needed for them
+OPEN_TIMEOUT = 30.0  # seconds to start a command
 _CLOSE_TIMEOUT = 5.0  # seconds for a command to end by itself, and then for each signal to end it
 
 
@@ -68,20 +68,57 @@ class CommandStream(Protocol):
 
 
 class Machine(Protocol):
-    """Commands on a node, connections from it."""
+    """Commands on a node, connections from it. To be inherited from."""
 
     node: str
     user: str
     limits: AnswerLimits
+
+    def start(self, argv: Sequence[str], *, stdin: bool, timeout: float) -> CommandStream:
+        """Start a command, within `timeout` seconds. stdin: it is sent something. Raises NodeUnreachable, NodeUnfit."""
+
+    def open(self, argv: Sequence[str]) -> CommandStream:
+        """Start a command whose output is read as it comes."""
+        return self.start(argv, stdin=True, timeout=OPEN_TIMEOUT)
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float | None = None) -> Done:
         """timeout: seconds, None: those of `limits`.
 
         Raises NodeUnreachable, also where it takes longer; NodeUnfit where it prints more.
         """
+        seconds = timeout or self.limits.seconds
+        deadline = time.monotonic() + seconds
+        stream = self.start(argv, stdin=bool(stdin), timeout=seconds)
 
-    def open(self, argv: Sequence[str]) -> CommandStream:
-        """Start a command whose output is read as it comes."""
+        def feed() -> None:
+            stream.send(stdin)
+            stream.end_input()
+
+        try:
+            if stdin:
+                in_background(feed)  # neither side may wait for the other
+            return self._read_all(stream, first_words(argv), seconds, deadline)
+        except BaseException:
+            stream.end()
+            raise
+        finally:
+            stream.close()
+
+    def _read_all(self, stream: CommandStream, words: str, seconds: float, deadline: float) -> Done:
+        began, first = time.time(), 0.0
+        out, err = bytearray(), bytearray()
+        while (found := stream.receive(max(0.0, deadline - time.monotonic()))) is not None:
+            out += found[0]
+            err += found[1]
+            if any(found):
+                first = first or time.time()
+            if len(out) + len(err) > self.limits.size:
+                cure = "look at its login shell and its output folder, or raise limits.answer of your settings file"
+                raise NodeUnfit(self.node, f"`{words}` printed over {self.limits.size >> 20} MiB", cure)
+            if time.monotonic() >= deadline:  # also where something still comes, a byte a second
+                cure = "is the node overloaded, or its disk? or raise limits.wait of your settings file"
+                raise NodeUnreachable(self.node, f"`{words}` did not end in {seconds:.0f} s", cure)
+        return Done(stream.exit_code(), bytes(out), bytes(err), began, first or time.time())
 
     def interact(self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None]) -> int:
         """Run a command joined to the caller's terminal or pipes; its exit code.
@@ -111,41 +148,9 @@ def run_script(machine: Machine, script: str, *arguments: str, timeout: float | 
     return machine.run(shell(script, *arguments), timeout=timeout)
 
 
-def run_to_end(machine: Machine, stream: CommandStream, argv: Sequence[str], stdin: bytes, deadline: float) -> Done:
-    """What Machine.run() answers and raises, for a command that was opened. deadline: of time.monotonic()."""
-
-    def feed() -> None:
-        stream.send(stdin)
-        stream.end_input()
-
-    try:
-        if len(stdin) > _SMALL:
-            in_background(feed)  # neither side may wait for the other
-        elif stdin:
-            feed()
-        return _read_all(machine, stream, shlex.join(argv[:3])[:60], deadline)
-    except BaseException:
-        stream.end()
-        raise
-    finally:
-        stream.close()
-
-
-def _read_all(machine: Machine, stream: CommandStream, words: str, deadline: float) -> Done:
-    began, first, limits = time.time(), 0.0, machine.limits
-    out, err, seconds = bytearray(), bytearray(), deadline - time.monotonic()
-    while (found := stream.receive(max(0.0, deadline - time.monotonic()))) is not None:
-        out += found[0]
-        err += found[1]
-        if any(found):
-            first = first or time.time()
-        if len(out) + len(err) > limits.size:
-            cure = "look at its login shell and its output folder, or raise limits.answer of your settings file"
-            raise NodeUnfit(machine.node, f"`{words}` printed over {limits.size >> 20} MiB", cure)
-        if time.monotonic() >= deadline:  # also where something still comes, a byte a second
-            cure = "is the node overloaded, or its disk? or raise limits.wait of your settings file"
-            raise NodeUnreachable(machine.node, f"`{words}` did not end in {seconds:.0f} s", cure)
-    return Done(stream.exit_code(), bytes(out), bytes(err), began, first or time.time())
+def first_words(argv: Sequence[str]) -> str:
+    """Of a command, for error messages."""
+    return shlex.join(argv[:3])[:60]
 
 
 @contextlib.contextmanager
@@ -174,11 +179,7 @@ class LocalStream:
         """Raises OSError when it cannot be started."""
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True)
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        self._stdin = self._process.stdin
-        self._outputs = self._process.stdout, self._process.stderr
+        self._stdin, *self._outputs = filter(None, (self._process.stdin, self._process.stdout, self._process.stderr))
         self._selector = selectors.DefaultSelector()
         for place, stream in enumerate(self._outputs):
             self._selector.register(stream, selectors.EVENT_READ, place)
@@ -236,20 +237,15 @@ class LocalMachine(Machine):
         self.user = user
         self.limits = limits
 
-    def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float | None = None) -> Done:
-        """Raises NodeUnfit also when it cannot be started."""
-        deadline = time.monotonic() + (timeout or self.limits.seconds)
-        stream = self.open(argv)
-        if not stdin:
-            stream.end_input()
-        return run_to_end(self, stream, argv, stdin, deadline)
-
-    def open(self, argv: Sequence[str]) -> CommandStream:
+    def start(self, argv: Sequence[str], *, stdin: bool, timeout: float) -> CommandStream:  # noqa: ARG002 - at once
         """Raises NodeUnfit when it cannot be started."""
         try:
-            return LocalStream(argv)
+            stream = LocalStream(argv)
         except FileNotFoundError as error:
             raise NodeUnfit(self.node, f"there is no {argv[0]}", "install it") from error
+        if not stdin:
+            stream.end_input()
+        return stream
 
     def interact(self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None]) -> int:
         """Raises NodeUnfit when it cannot be started."""

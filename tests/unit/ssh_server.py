@@ -17,6 +17,7 @@ class _Sessions(paramiko.ServerInterface):
 
     def __init__(self, server: SshServer) -> None:
         self._server = server
+        self._given = 0
 
     def get_allowed_auths(self, username: str) -> str:
         return "publickey"
@@ -28,6 +29,9 @@ class _Sessions(paramiko.ServerInterface):
         if self._server.refuse_sessions > 0:
             self._server.refuse_sessions -= 1
             return paramiko.OPEN_FAILED_RESOURCE_SHORTAGE
+        if self._given >= self._server.most_sessions:
+            return paramiko.OPEN_FAILED_RESOURCE_SHORTAGE
+        self._given += 1
         self._server.sessions += 1
         return paramiko.OPEN_SUCCEEDED
 
@@ -54,12 +58,13 @@ class _Sessions(paramiko.ServerInterface):
 class SshServer:
     """`accepted`, `sessions`: numbers of connections and sessions so far.
 
-    `drop`: how many of the next connections are closed before any data.
+    `drop`: how many of the next connections are closed before any data. `most_sessions`: of one connection, ever.
     """
 
     def __init__(self, folder: Path) -> None:
         self.key: paramiko.PKey = paramiko.ECDSAKey.generate()
         self.accepted = self.sessions = self.drop = self.refuse_sessions = 0
+        self.most_sessions = 1000
         self.frozen = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]

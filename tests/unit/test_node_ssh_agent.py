@@ -11,7 +11,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from launcher.node.ssh.agent import SocketAgent
+from launcher.node.ssh.identities import SocketAgent
 
 
 @pytest.mark.skipif(shutil.which("ssh-agent") is None, reason="no OpenSSH client")

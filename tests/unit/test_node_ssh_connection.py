@@ -12,7 +12,8 @@ import pytest
 
 from launcher.errors import HostKeyChanged, NodeUnfit, NodeUnreachable
 from launcher.model.facts import Reach
-from launcher.node.ssh.connection import SshPool
+from launcher.node.parallel import run_all
+from launcher.node.ssh.connection import CHANNELS, SshPool
 from launcher.node.ssh.machine import SshMachine, refusal
 from tests.unit.ssh_server import SshServer, ssh_server
 
@@ -98,6 +99,16 @@ def test_a_session_refused_by_a_full_sshd_is_retried(server: SshServer, make: Ma
     server.refuse_sessions = 3
     assert ssh.run(["true"]).code == 0
     assert server.refuse_sessions == 0
+
+
+def test_commands_at_once_that_a_connection_has_no_session_for_get_further_connections(
+    server: SshServer, make: Make
+) -> None:
+    server.most_sessions = 3
+    ssh = make()
+    for stream in run_all([lambda: ssh.open(["sleep"])] * CHANNELS):
+        stream.close()
+    assert server.accepted > 1
 
 
 def test_the_next_commands_session_is_opened_ahead(server: SshServer, make: Make) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.node.ssh.quoting import quote
+from launcher.node.ssh.config import quote
 
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)))
 

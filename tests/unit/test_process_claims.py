@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.model.labels import RUN
-from launcher.node.process import claims as process_claims
+from launcher.node.process import folders as process_claims
 
 
 @pytest.fixture(autouse=True)

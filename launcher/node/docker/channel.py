@@ -23,7 +23,7 @@ from urllib3.util import wait_for_read
 from launcher.errors import EngineUnavailable
 from launcher.node.docker import DIAL_STDIO
 from launcher.node.ssh.handshake import has_ended
-from launcher.node.ssh.stream import SshStream
+from launcher.node.ssh.machine import SshStream
 
 CONNECT_TIMEOUT = 60.0  # seconds, until the client sets its own
 SOCKET = "/var/run/docker.sock"

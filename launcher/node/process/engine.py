@@ -30,8 +30,8 @@ from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
 from launcher.model.plan import plain
 from launcher.node.engine import Engine
 from launcher.node.machine import LocalMachine, kill_on_disconnect, shell
-from launcher.node.process import claims, folders, supervisor
-from launcher.node.process.unpack import HostileArchiveError, unpack
+from launcher.node.process import folders, supervisor
+from launcher.node.process.unpack import unpack
 from launcher.node.terminal import here
 
 LOCAL = "local"  # the node that is this whole machine; local-0, local-1, ... are parts of it
@@ -53,11 +53,6 @@ class ProcessEngine(Engine):
     def create(self, spec: ContainerSpec) -> str:
         """Raises NameTaken, NodeUnfit when its folder cannot be made."""
         folder = Path(spec.layout.kit).parent
-        if folder.parent != Path(spec.output_dir, folders.NODES) or Path(spec.output_dir).parent != folders.root():
-            raise ValueError(f"the kit {spec.layout.kit} is not in {folders.root()}/<run>/{folders.NODES}/<node>/")
-        if not Path(spec.layout.code).is_relative_to(folder):
-            raise ValueError(f"the code {spec.layout.code} is not in {folder}")
-        self.files.make_dir(str(folder))
         if (folder / supervisor.SPEC).exists() or folders.find(spec.name):
             raise NameTaken(self.node, f"there is a container {spec.name} already", "see what it is: launcher status")
         for place in (spec.layout.code, spec.layout.kit):
@@ -67,7 +62,7 @@ class ProcessEngine(Engine):
         return spec.name
 
     def claim(self, name: str, image: str, labels: Mapping[str, str]) -> ContainerState | None:  # noqa: ARG002 - no images
-        return claims.claim(name, labels)
+        return folders.claim(name, labels)
 
     def put(self, container: str, archive: bytes) -> None:
         """Only into the code folder and the kit. Raises EngineFailed for what is no archive or goes elsewhere."""
@@ -75,12 +70,11 @@ class ProcessEngine(Engine):
         places = [Path(found.spec["layout"][place]) for place in ("code", "kit")]
         try:
             unpack(archive, places)
-        except (HostileArchiveError, tarfile.TarError) as error:
+        except tarfile.TarError as error:
             raise EngineFailed(self.node, f"the archive for {container} is refused: {error}") from error
         except OSError as error:
-            raise NodeUnfit(
-                self.node, f"could not unpack files into {found.folder}: {error}", "make room there"
-            ) from error
+            what = f"could not unpack files into {found.folder}: {error}"
+            raise NodeUnfit(self.node, what, "make room there") from error
 
     def start(self, container: str) -> None:
         """Raises EngineFailed with the system's reason when the program cannot be started."""
@@ -102,11 +96,11 @@ class ProcessEngine(Engine):
                     check=True,
                     timeout=_START_TIMEOUT,
                 )
+            state = folders.state(found)
+            reason = "its supervisor recorded nothing" if state.phase is Phase.CREATED else state.error
         except (OSError, subprocess.SubprocessError) as error:
-            raise EngineFailed(self.node, f"could not start {container}: {error}", _cure(found)) from error
-        state = folders.state(found)
-        if state.error or state.phase is Phase.CREATED:
-            reason = state.error or "its supervisor recorded nothing"
+            reason = str(error)
+        if reason:
             raise EngineFailed(self.node, f"could not start {container}: {reason}", _cure(found))
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
@@ -143,15 +137,15 @@ class ProcessEngine(Engine):
         return state
 
     def signal(self, container: str, name: str) -> None:
-        pid = folders.program_of(self._get(container))
-        if pid:
-            supervisor.send(pid, signal.Signals[f"SIG{name}"])
+        found = self._get(container)
+        if folders.state(found).phase is Phase.RUNNING:
+            supervisor.send(folders.record(found).get("pid", 0), signal.Signals[f"SIG{name}"])
 
     def remove(self, container: str) -> None:
         """Its folder; the run's output stays. Raises EngineFailed for one that still runs."""
         found = folders.find(container)
         if found is None:
-            claims.release(lambda claim: claim.id == container)
+            folders.release(lambda claim: claim.id == container)
             return
         if _is_running(found):
             raise EngineFailed(self.node, f"{container} still runs", "stop it first: launcher down")
@@ -164,7 +158,7 @@ class ProcessEngine(Engine):
             raise NodeUnfit(self.node, f"could not remove {found.folder}: {error}", "see who owns its files") from error
         run = found.spec["labels"].get(RUN, "")
         if not any(other.spec["labels"].get(RUN) == run for other in folders.every()):
-            claims.release(lambda claim: claim.labels.get(RUN) == run)
+            folders.release(lambda claim: claim.labels.get(RUN) == run)
         with contextlib.suppress(OSError):  # other nodes of this machine use it, or have removed it a moment ago
             found.folder.parent.rmdir()
 
@@ -188,9 +182,8 @@ class ProcessEngine(Engine):
     def _get(self, container: str) -> folders.Container:
         found = folders.find(container)
         if found is None:
-            raise ContainerGone(
-                self.node, f"container {container} is gone", "was its folder below ~/.launcher removed?"
-            )
+            what = f"container {container} is gone"
+            raise ContainerGone(self.node, what, "was its folder below ~/.launcher removed?")
         return found
 
 
@@ -213,10 +206,8 @@ def _supervised_after(found: folders.Container, timeout: float) -> bool:
 def _until_end(pid: int, timeout: float) -> None:
     """Until that process has ended, `timeout` seconds at most; only _POLL where the kernel cannot tell."""
     try:
-        handle = os.pidfd_open(pid) if pid and hasattr(os, "pidfd_open") else -1
-    except OSError:  # ended already, or the kernel is older than 5.3
-        handle = -1
-    if handle < 0:
+        handle = os.pidfd_open(pid)
+    except (AttributeError, OSError):  # no Linux; or there is none, it has ended already, the kernel is older than 5.3
         time.sleep(min(_POLL, timeout))
         return
     try:
@@ -225,15 +216,12 @@ def _until_end(pid: int, timeout: float) -> None:
         os.close(handle)
 
 
-def _caller_environment() -> dict[str, str]:
-    """The caller's, with the caller's Python first in the PATH, as in an activated environment."""
-    here = str(Path(sys.executable).parent)
-    path = os.environ.get("PATH", os.defpath)
-    return dict(os.environ) | {"PATH": path if path.split(os.pathsep)[0] == here else f"{here}{os.pathsep}{path}"}
-
-
 def _environment(container: folders.Container) -> dict[str, str]:
-    return _caller_environment() | dict(container.spec["env"]) | {supervisor.CONTAINER: container.name}
+    """The caller's, with the caller's Python first in the PATH, as in an activated environment; and its own."""
+    own, path = str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)
+    if path.split(os.pathsep)[0] != own:
+        path = f"{own}{os.pathsep}{path}"
+    return {**os.environ, "PATH": path, **container.spec["env"], supervisor.CONTAINER: container.name}
 
 
 def _cure(container: folders.Container) -> str:

@@ -1,13 +1,16 @@
 """The containers of plain processes on disk, and their states: `~/.launcher/<run>/.node/<node>/`.
 
 In such a folder: `spec.json` (which makes it a container), the code, the kit, and the files of its supervisor.
+Names that only one run of this machine can have are files in `~/.launcher/.claims/`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,11 +44,11 @@ def every() -> Sequence[Container]:
     found = []
     for path in sorted(root().glob(f"*/{NODES}/*/{supervisor.SPEC}")):
         try:
-            record = json.loads(path.read_bytes())
+            made = json.loads(path.read_bytes())
         except FileNotFoundError:  # removed since
             continue
-        if record["machine"] == machine_id():  # a home may be shared by several machines
-            found.append(Container(path.parent, record["spec"]))
+        if made["machine"] == machine_id():  # a home may be shared by several machines
+            found.append(Container(path.parent, made["spec"]))
     return found
 
 
@@ -55,26 +58,19 @@ def find(name: str) -> Container | None:
 
 def supervisor_of(container: Container) -> int:
     """Its pid, 0 where there was none."""
-    return int(_record(container).get("supervisor", 0))
-
-
-def program_of(container: Container) -> int:
-    """The pid of what runs in it, 0 where nothing does."""
-    record = _record(container)
-    running = supervisor.is_supervised(str(container.folder)) and record.get("phase") == "running"
-    return int(record.get("pid", 0)) if running else 0
+    return int(record(container).get("supervisor", 0))
 
 
 def state(container: Container) -> ContainerState:
     """What the supervisor recorded, corrected where it has been killed."""
     supervised = supervisor.is_supervised(str(container.folder))  # first: it may end between the two
-    record = _record(container)
-    phase = Phase(record.get("phase", "created"))
-    error, code, finished = record.get("error", ""), record.get("exit_code"), record.get("finished", 0.0)
+    told = record(container)
+    phase = Phase(told.get("phase", "created"))
+    error, code = told.get("error", ""), told.get("exit_code")
     if not supervised and phase in (Phase.RUNNING, Phase.RESTARTING):
         phase, code = Phase.EXITED, _KILLED
         left = len(supervisor.processes(container.name))
-        error = f"its supervisor, process {record['supervisor']}, was killed or the machine went down"
+        error = f"its supervisor, process {told['supervisor']}, was killed or the machine went down"
         if left:
             error += f"; {left} of its processes still run, and `launcher down` ends them"
     return ContainerState(
@@ -84,9 +80,9 @@ def state(container: Container) -> ContainerState:
         labels=container.spec["labels"],
         phase=phase,
         exit_code=code if phase.ended else None,
-        restarts=record.get("restarts", 0),
-        started=record.get("started", 0.0),
-        finished=finished,
+        restarts=told.get("restarts", 0),
+        started=told.get("started", 0.0),
+        finished=told.get("finished", 0.0),
         error=error,
     )
 
@@ -100,10 +96,49 @@ def machine_id() -> str:
     return found or os.uname().nodename
 
 
-def _record(container: Container) -> dict[str, Any]:
+def record(container: Container) -> dict[str, Any]:
     """The supervisor's own; empty before its start."""
     try:
-        record: dict[str, Any] = json.loads((container.folder / supervisor.STATE).read_bytes())
+        found: dict[str, Any] = json.loads((container.folder / supervisor.STATE).read_bytes())
     except FileNotFoundError:
         return {}
-    return record
+    return found
+
+
+def claim(name: str, labels: Mapping[str, str]) -> ContainerState | None:
+    """None: the caller has it now; else the claim that has it."""
+    with _claims() as folder:
+        file = folder / name
+        if file.exists():
+            return _claim_state(file)
+        file.write_text(json.dumps(dict(labels)))
+        return None
+
+
+def release(chosen: Callable[[ContainerState], bool]) -> None:
+    with _claims() as folder:
+        for file in folder.iterdir():
+            if chosen(_claim_state(file)):
+                file.unlink()
+
+
+@contextlib.contextmanager
+def _claims() -> Iterator[Path]:
+    """Their folder, for one process at a time; it is removed with its last claim."""
+    folder = root() / ".claims"
+    root().mkdir(mode=0o700, exist_ok=True)
+    lock = os.open(root(), os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        yield folder
+        with contextlib.suppress(OSError):  # not empty
+            folder.rmdir()
+    finally:
+        os.close(lock)
+
+
+def _claim_state(file: Path) -> ContainerState:
+    made = file.stat()
+    claim = f"{file.name}@{made.st_ino}.{made.st_mtime_ns}"
+    return ContainerState(claim, file.name, "", labels=json.loads(file.read_text()), phase=Phase.CREATED)

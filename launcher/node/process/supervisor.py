@@ -105,14 +105,11 @@ class Supervisor:
                 send(self._child, signal.SIGKILL)
                 left = _TICK
             self._pause(min(_TICK, left))
-            self._tick()
-
-    def _tick(self) -> None:
-        if not os.path.exists(self._path(SPEC)):  # the run was removed: nothing may go on without a folder
-            self._deadline = 0.0
-            return
-        with contextlib.suppress(OSError):  # a full disk: the log stays as it is
-            trim(self._path(LOG))
+            if not os.path.exists(self._path(SPEC)):  # the run was removed: nothing may go on without a folder
+                self._deadline = 0.0
+                continue
+            with contextlib.suppress(OSError):  # a full disk: the log stays as it is
+                trim(self._path(LOG))
 
     def _grace(self) -> float:
         try:

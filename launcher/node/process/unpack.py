@@ -13,15 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 
-class HostileArchiveError(ValueError):
-    """A member would be written outside the folders that were allowed, or is of a kind that is not unpacked."""
-
-
 def unpack(archive: bytes, allowed: Sequence[Path]) -> None:
     """Unpack members whose names are relative to / into the allowed folders; modes are kept, owners are the caller's.
 
     All names are checked before the first file is written. Nothing is written through a symbolic link; links may point
-    anywhere, as they do in a folder of code. Raises HostileArchiveError; tarfile.TarError for what is no archive.
+    anywhere, as they do in a folder of code. Raises tarfile.TarError for a member that would be written outside the
+    folders or is of another kind, and for what is no archive.
     """
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:*") as tar:
         places = [(member, *_place(member, allowed)) for member in tar.getmembers()]
@@ -46,15 +43,15 @@ def _place(member: tarfile.TarInfo, allowed: Sequence[Path]) -> tuple[Path, Path
     """Where the member goes, and the allowed folder that this is in."""
     name = PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts or "\0" in member.name:
-        raise HostileArchiveError(f"member {member.name!r} does not stay below /")
+        raise tarfile.TarError(f"member {member.name!r} does not stay below /")
     place = Path("/") / name
     top = next((folder for folder in allowed if place.is_relative_to(folder)), None)
     if top is None:
-        raise HostileArchiveError(f"member {member.name!r} is not in {' or '.join(map(str, allowed))}")
+        raise tarfile.TarError(f"member {member.name!r} is not in {' or '.join(map(str, allowed))}")
     if not (member.isreg() or member.isdir() or member.issym()):
-        raise HostileArchiveError(f"member {member.name!r} is no file, folder or symbolic link")
+        raise tarfile.TarError(f"member {member.name!r} is no file, folder or symbolic link")
     if place == top and not member.isdir():
-        raise HostileArchiveError(f"member {member.name!r} would replace a folder")
+        raise tarfile.TarError(f"member {member.name!r} would replace a folder")
     return place, top
 
 
@@ -62,5 +59,5 @@ def _make_parents(place: Path, top: Path) -> None:
     for parent in reversed(place.parents):
         if parent.is_relative_to(top):
             if parent.is_symlink():
-                raise HostileArchiveError(f"{place} goes through the link {parent}")
+                raise tarfile.TarError(f"{place} goes through the link {parent}")
             parent.mkdir(mode=0o755, exist_ok=True)

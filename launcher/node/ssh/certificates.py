@@ -38,20 +38,16 @@ def prove(target: Target, known: Sequence[KnownKey], key: paramiko.PKey) -> bool
     markers = {line.marker: line.place for line in known if line.blob == found.authority}
     if "@revoked" in markers:
         signer = fingerprint(found.authority)
-        raise HostKeyChanged(
-            target.alias,
-            f"the authority that signed its host key ({signer}) is revoked in {markers['@revoked']}",
-            "do not connect: ask the node's administrator for a host key that is signed anew",
-        )
+        what = f"the authority that signed its host key ({signer}) is revoked in {markers['@revoked']}"
+        cure = "do not connect: ask the node's administrator for a host key that is signed anew"
+        raise HostKeyChanged(target.alias, what, cure)
     revoked = judge(known, key.get_name(), key.asbytes()).verdict is Verdict.REVOKED
     if "@cert-authority" not in markers or revoked:
         return False
     if found.fault:
-        raise HostKeyChanged(
-            target.alias,
-            f"the certificate of its host key, by the authority of {markers['@cert-authority']}, {found.fault}",
-            "ask the node's administrator to sign its host key anew; on the node: ssh-keygen -Lf CERTIFICATE",
-        )
+        what = f"the certificate of its host key, by the authority of {markers['@cert-authority']}, {found.fault}"
+        cure = "ask the node's administrator to sign its host key anew; on the node: ssh-keygen -Lf CERTIFICATE"
+        raise HostKeyChanged(target.alias, what, cure)
     return True
 
 

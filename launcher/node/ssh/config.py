@@ -10,6 +10,7 @@ import hashlib
 import os
 import pwd
 import re
+import shlex
 import socket
 import subprocess
 import threading
@@ -18,7 +19,6 @@ from dataclasses import dataclass, field
 
 from launcher.errors import NodeUnreachable, UsageError
 from launcher.node.parallel import in_background
-from launcher.node.ssh.quoting import quote
 
 CONNECT_TIMEOUT = 10.0  # seconds, where the user's ssh config sets no ConnectTimeout
 DEFAULT_PORT = 22
@@ -40,6 +40,8 @@ _CLIENT_OPTIONS = (
     *("-o", "LogLevel=ERROR", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"),
 )
 _TOKEN = re.compile(r"%(.)|\$\{(\w+)\}")
+_DIFFERENT = re.compile(r"[\n!'\\]")  # within single quotes fish knows \\ and \', tcsh knows ! and no end of a line
+_DECODE = 'eval "exec $(printf %b "$1")"'
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,18 @@ def open_ssh_argv(alias: str, ssh_config: str | None, command: Sequence[str], *o
     return [*ssh_argv(parse_host(alias), ssh_config, [*_CLIENT_OPTIONS, *options]), quote(command)]
 
 
+def quote(argv: Sequence[str]) -> str:
+    """A command as text that every login shell reads the same way: sh, bash, zsh, fish, tcsh.
+
+    Quoted word by word; where shells differ, for a POSIX shell that the node's own one starts.
+    """
+    plain = shlex.join(argv)
+    if not any(_DIFFERENT.search(word) for word in argv):
+        return plain
+    octal = _DIFFERENT.sub(lambda found: f"\\0{ord(found[0]):03o}", plain)
+    return f"sh -c '{_DECODE}' launcher '{octal}'"
+
+
 class Resolver:
     """`ssh -G`, asked once for each alias. For several threads."""
 
@@ -140,22 +154,19 @@ def resolve(alias: str, ssh_config: str | None = None) -> Target:
     try:
         spec = parse_host(alias)
     except ValueError as error:
-        raise UsageError(
-            alias, f"not a node: {error}", "write an alias of your ssh config or user@host:port"
-        ) from error
+        cure = "write an alias of your ssh config or user@host:port"
+        raise UsageError(alias, f"not a node: {error}", cure) from error
     try:
         argv = ssh_argv(spec, ssh_config, ["-G"])
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SSH_G_TIMEOUT, check=False)
     except (FileNotFoundError, NotADirectoryError) as error:  # PATH may hold anything
         if ssh_config:
-            raise UsageError(
-                ssh_config, "cannot be read without the OpenSSH client", "install it (Debian: openssh-client)"
-            ) from error
+            what = "cannot be read without the OpenSSH client"
+            raise UsageError(ssh_config, what, "install it (Debian: openssh-client)") from error
         return parse_answer(spec, alias, "", os.environ)
     except subprocess.TimeoutExpired as error:
-        raise NodeUnreachable(
-            alias, f"`ssh -G {alias}` gave no answer in {_SSH_G_TIMEOUT:g} s", "look at `Match exec` in your ssh config"
-        ) from error
+        what = f"`ssh -G {alias}` gave no answer in {_SSH_G_TIMEOUT:g} s"
+        raise NodeUnreachable(alias, what, "look at `Match exec` in your ssh config") from error
     if done.returncode != 0:
         words = done.stderr.decode(errors="replace").strip()
         raise UsageError(ssh_config or "ssh config", f"OpenSSH refuses it: {words}", f"try it: ssh -G {alias}")
@@ -174,11 +185,29 @@ def parse_answer(spec: HostSpec, alias: str, answer: str, environ: Mapping[str, 
     hostname = single.get("hostname", spec.host).lower()
     port = _integer(single.get("port"), spec.port or DEFAULT_PORT)
     user = single.get("user", spec.user or local.pw_name)
-    jump = single.get("proxyjump", "none")
-    tokens = _tokens(spec, hostname, port, user, "" if jump == "none" else jump, local, single)
+    jump = "" if single.get("proxyjump", "none") == "none" else single["proxyjump"]
+    here = socket.gethostname()
+    tokens = {
+        "%": "%",
+        "C": hashlib.sha1(f"{here}{hostname}{port}{user}{jump}".encode(), usedforsecurity=False).hexdigest(),
+        "d": local.pw_dir,
+        "h": hostname,
+        "i": str(local.pw_uid),
+        "j": jump,
+        "k": single.get("hostkeyalias", spec.host),
+        "L": here.split(".")[0],
+        "l": here,
+        "n": spec.host,
+        "p": str(port),
+        "r": user,
+        "u": local.pw_name,
+    }
 
     def expand(value: str) -> str:
-        return expand_tokens(value, tokens, environ, local.pw_dir)
+        """`~/`, %-tokens and ${VARIABLES} as ssh_config(5), TOKENS; what is unknown stays as it is."""
+        if value == "~" or value.startswith("~/"):
+            value = local.pw_dir + value[1:]
+        return _TOKEN.sub(lambda found: (tokens if found[1] else environ).get(found[1] or found[2], found[0]), value)
 
     def paths(name: str, default: Sequence[str]) -> tuple[str, ...]:
         written = split_paths(single[name]) if name in single else list(default)
@@ -194,7 +223,7 @@ def parse_answer(spec: HostSpec, alias: str, answer: str, environ: Mapping[str, 
         identity_files=tuple(dict.fromkeys(expand(f) for f in files if f != "none")),
         identities_only=single.get("identitiesonly") == "yes",
         identity_agent=_agent(single.get("identityagent", "SSH_AUTH_SOCK"), environ, expand),
-        proxy_jump=() if jump == "none" else tuple(hop.strip() for hop in jump.split(",") if hop.strip()),
+        proxy_jump=tuple(hop.strip() for hop in jump.split(",") if hop.strip()),
         proxy_command="" if command == "none" else expand(command),
         known_hosts=paths("userknownhostsfile", DEFAULT_KNOWN_HOSTS),
         global_known_hosts=paths("globalknownhostsfile", DEFAULT_GLOBAL_KNOWN_HOSTS),
@@ -202,7 +231,7 @@ def parse_answer(spec: HostSpec, alias: str, answer: str, environ: Mapping[str, 
         host_key_alias=single.get("hostkeyalias", ""),
         host_key_algorithms=tuple(a for a in single.get("hostkeyalgorithms", "").split(",") if a),
         strict=_STRICT.get(single.get("stricthostkeychecking", "ask"), "yes"),
-        connect_timeout=_seconds(single.get("connecttimeout")),
+        connect_timeout=_integer(single.get("connecttimeout"), 0) or None,
         alive_interval=_integer(single.get("serveraliveinterval"), 0),
         alive_count=_integer(single.get("serveralivecountmax"), 3),
         bind_address=single.get("bindaddress", ""),
@@ -227,41 +256,6 @@ def split_paths(value: str) -> list[str]:
     return found
 
 
-def expand_tokens(value: str, tokens: Mapping[str, str], environ: Mapping[str, str], home: str) -> str:
-    """`~/`, %-tokens and ${VARIABLES} as ssh_config(5), TOKENS; what is unknown stays as it is."""
-    if value == "~" or value.startswith("~/"):
-        value = home + value[1:]
-
-    def one(match: re.Match[str]) -> str:
-        if match.group(1) is not None:
-            return tokens.get(match.group(1), match.group(0))
-        return environ.get(match.group(2), match.group(0))
-
-    return _TOKEN.sub(one, value)
-
-
-def _tokens(
-    spec: HostSpec, hostname: str, port: int, user: str, jump: str, local: pwd.struct_passwd, single: Mapping[str, str]
-) -> dict[str, str]:
-    here = socket.gethostname()
-    whole = hashlib.sha1(f"{here}{hostname}{port}{user}{jump}".encode(), usedforsecurity=False).hexdigest()
-    return {
-        "%": "%",
-        "C": whole,
-        "d": local.pw_dir,
-        "h": hostname,
-        "i": str(local.pw_uid),
-        "j": jump,
-        "k": single.get("hostkeyalias", spec.host),
-        "L": here.split(".")[0],
-        "l": here,
-        "n": spec.host,
-        "p": str(port),
-        "r": user,
-        "u": local.pw_name,
-    }
-
-
 def _agent(value: str, environ: Mapping[str, str], expand: Callable[[str], str]) -> str:
     if value == "none":
         return ""
@@ -274,7 +268,3 @@ def _agent(value: str, environ: Mapping[str, str], expand: Callable[[str], str])
 
 def _integer(value: str | None, default: int) -> int:
     return int(value) if value is not None and value.isascii() and value.isdigit() else default
-
-
-def _seconds(value: str | None) -> float | None:
-    return float(value) if value is not None and value.isascii() and value.isdigit() and int(value) > 0 else None

@@ -15,13 +15,12 @@ from functools import partial
 
 import paramiko
 
-from launcher.errors import HostKeyUnknown, NodeUnreachable, UsageError
+from launcher.errors import NodeUnreachable, UsageError
 from launcher.node.parallel import in_background
 from launcher.node.ssh import certificates, known_hosts
 from launcher.node.ssh.config import CONNECT_TIMEOUT, Resolver, Target
 from launcher.node.ssh.handshake import handshake, open_tunnel
 from launcher.node.ssh.identities import KeyFiles, authenticate
-from launcher.node.ssh.known_hosts import KnownKey
 from launcher.node.ssh.wire import Wire, dial, run_proxy
 
 CHANNELS = 8  # sessions at once on one connection: sshd's own limit is 10 (MaxSessions)
@@ -43,11 +42,13 @@ class Connection:
         self.full = False  # sshd gives it fewer sessions than CHANNELS (MaxSessions)
         self.closed = pool.closed
         self._pool = pool
+        self._timeout = target.connect_timeout or pool.connect_timeout
+        self._where = f"{target.hostname} port {target.port}"
         self._lock = threading.Lock()
         self._tunnels = threading.Lock()
         self.live: tuple[paramiko.Transport, Wire] | None = None
         self._attempt: Callable[[], paramiko.Transport] | None = None
-        self._spare: Callable[[], paramiko.Channel | None] | None = None
+        self._spare: Callable[[], paramiko.Channel] | None = None
         self._pinging = False
 
     def transport(self) -> paramiko.Transport:
@@ -73,12 +74,14 @@ class Connection:
         """
         with self._lock:
             spare, self._spare = self._spare, None
-        channel = spare() if spare else None
+        channel, open_one = None, partial(transport.open_channel, "session", timeout=timeout)
+        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):  # asked again below, and reported then
+            channel = spare() if spare else None
         if channel is None or channel.closed or channel.get_transport() is not transport:
-            channel = transport.open_channel("session", timeout=timeout)
+            channel = open_one()
         with self._lock:
             if self._spare is None and not self.full:
-                self._spare = in_background(partial(_open_spare, transport, timeout))
+                self._spare = in_background(open_one)
         return channel
 
     def next(self) -> Connection:
@@ -103,7 +106,7 @@ class Connection:
             return
         if not self._pinging:  # first, however long the silence: this process itself may have been stopped
             self._pinging = True
-            threading.Thread(target=self._ping, args=(transport,), daemon=True, name="ssh ping").start()
+            in_background(partial(self._ping, transport))
         elif silence > interval * (max(1, count) + 0.5):
             wire.close()
 
@@ -139,15 +142,13 @@ class Connection:
                 raise
             wire.close()
             if self.closed.wait(_BUSY_PAUSE) or time.monotonic() + _BUSY_PAUSE > deadline:
-                raise NodeUnreachable(
-                    self.target.alias,
-                    f"{self._where} ends every connection before it says that it speaks ssh",
-                    "look at its sshd: its log, MaxStartups, a firewall or /etc/hosts.deny",
-                )
+                what = f"{self._where} ends every connection before it says that it speaks ssh"
+                cure = "look at its sshd: its log, MaxStartups, a firewall or /etc/hosts.deny"
+                raise NodeUnreachable(self.target.alias, what, cure)
 
     def _start(self, wire: Wire, deadline: float) -> paramiko.Transport | None:
         """None when the server hung up before any key exchange, as a busy sshd does."""
-        known = self._load_known_hosts()
+        known = known_hosts.load(self.target)
         transport = self._handshake(wire, known_hosts.order_algorithms(self.target, known), deadline)
         if transport is not None:
             key = transport.get_remote_server_key()
@@ -172,9 +173,8 @@ class Connection:
             return handshake(wire, order, deadline)
         except (EOFError, OSError, paramiko.SSHException) as error:
             if complaint := wire.complaint():
-                raise NodeUnreachable(
-                    self.target.alias, f"its ProxyCommand failed: {complaint}", f"try it: ssh {self.target.alias} true"
-                ) from error
+                what, cure = f"its ProxyCommand failed: {complaint}", f"try it: ssh {self.target.alias} true"
+                raise NodeUnreachable(self.target.alias, what, cure) from error
             if time.monotonic() > deadline - 0.05 or isinstance(error, TimeoutError):
                 raise self._no_answer(TimeoutError("no ssh handshake within the time limit")) from error
             if isinstance(error, (EOFError, ConnectionResetError)) or "protocol banner" in str(error):
@@ -196,29 +196,6 @@ class Connection:
         else:
             what = f"{where}: {str(error) or repr(error)}"
         return NodeUnreachable(target.alias, what, cure)
-
-    def _load_known_hosts(self) -> list[KnownKey]:
-        try:
-            return known_hosts.load(self.target)
-        except OSError as error:
-            raise HostKeyUnknown(
-                self.target.alias, f"its host key cannot be checked: {error}", "make that file readable for you"
-            ) from error
-
-    @property
-    def _timeout(self) -> float:
-        return self.target.connect_timeout or self._pool.connect_timeout
-
-    @property
-    def _where(self) -> str:
-        return f"{self.target.hostname} port {self.target.port}"
-
-
-def _open_spare(transport: paramiko.Transport, timeout: float) -> paramiko.Channel | None:
-    try:
-        return transport.open_channel("session", timeout=timeout)
-    except (paramiko.SSHException, EOFError, OSError):  # the command that needs one asks again, and reports it
-        return None
 
 
 class SshPool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import functools
 import logging
 import re
 import threading
@@ -23,33 +22,18 @@ _END_TIMEOUT = 0.2
 _MARGIN = 5.0  # seconds above our own time limit: that one is to end the wait
 _LOG = "launcher.ssh"
 CONNECT_FAILED = 2  # SSH_OPENCONNECT_FAILED, RFC 4254 5.1
+_REFUSAL = re.compile(r"open FAILED: (.*): [^:]*")
+_refusals: dict[int | None, str] = {}  # the servers' reasons for refused channels, by the connection's thread
 
 
-class _Refusals(logging.Handler):
-    """The servers' reasons for refused channels: paramiko writes them to its log only, from the connection's thread."""
-
-    _LINE = re.compile(r"open FAILED: (.*): [^:]*")
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self._by_thread: dict[int | None, str] = {}
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if match := self._LINE.search(record.getMessage()):
-            self._by_thread[record.thread] = match.group(1)
-
-    def take(self, transport: paramiko.Transport) -> str:
-        return self._by_thread.pop(transport.ident, "")
+def _keep_refusal(record: logging.LogRecord) -> bool:
+    """paramiko writes a server's reason to its log only, from the connection's thread. Nothing is printed."""
+    if match := _REFUSAL.search(record.getMessage()):
+        _refusals[record.thread] = match[1]
+    return False
 
 
-@functools.cache
-def _refusals() -> _Refusals:
-    """Listening on the log of all our connections."""
-    log, handler = logging.getLogger(_LOG), _Refusals()
-    log.propagate = False  # without a handler Python prints a library's warnings on the user's terminal
-    log.setLevel(logging.ERROR)
-    log.addHandler(handler)
-    return handler
+logging.getLogger(_LOG).addFilter(_keep_refusal)
 
 
 def handshake(wire: Wire, host_key_algorithms: Sequence[str], deadline: float) -> paramiko.Transport:
@@ -59,7 +43,6 @@ def handshake(wire: Wire, host_key_algorithms: Sequence[str], deadline: float) -
     """
     like_a_socket: Any = wire  # Wire has all that paramiko asks of its socket
     transport = paramiko.Transport(like_a_socket, default_window_size=_WINDOW)
-    _refusals()
     transport.set_log_channel(_LOG)
     options = transport.get_security_options()
     fast = [name for name in FAST_CIPHERS if name in options.ciphers]
@@ -95,12 +78,12 @@ def open_tunnel(transport: paramiko.Transport, host: str, port: int, timeout: fl
     The reason of a refusal is sure only where one is asked for at a time: paramiko keeps one a connection.
     Raises paramiko.ChannelException with the server's words, TimeoutError; SSHException, EOFError where it died.
     """
-    _refusals().take(transport)
+    _refusals.pop(transport.ident, "")
     began = time.monotonic()
     try:
         return transport.open_channel("direct-tcpip", (host, port), ("127.0.0.1", 0), timeout=timeout)
     except paramiko.SSHException as error:
-        words = _refusals().take(transport)
+        words = _refusals.pop(transport.ident, "")
         if not words and has_ended(transport):
             raise
         if time.monotonic() - began >= timeout:

@@ -5,30 +5,60 @@ Nothing is ever asked of the person: an encrypted key file that no agent holds i
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import paramiko
+from paramiko.agent import AgentSSH
+from paramiko.pkey import PublicBlob
 
 from launcher.errors import AuthFailed
-from launcher.node.ssh.agent import SocketAgent
 from launcher.node.ssh.config import Target
-from launcher.node.ssh.known_hosts import type_of
 
 _AGENT_TIMEOUT = 10.0  # seconds
 
 
-@dataclass
+class SocketAgent(AgentSSH):
+    """The ssh-agent at a given socket, the one place where protected methods of paramiko are used.
+
+    paramiko's public Agent knows $SSH_AUTH_SOCK only, so no IdentityAgent of an ssh config, and waits for ever for an
+    agent that does not answer. Its base class does the rest; `_connect` and `_close` are what its subclasses are made
+    of. Its get_keys() are keys that sign by asking the agent.
+    """
+
+    if TYPE_CHECKING:  # paramiko's stubs leave out protected methods
+
+        def _connect(self, conn: socket.socket) -> None: ...
+        def _close(self) -> None: ...
+
+    def __init__(self, path: str, timeout: float) -> None:
+        """timeout: seconds for every answer. Raises OSError, paramiko.SSHException when no agent answers there."""
+        super().__init__()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(timeout)
+            connection.connect(path)
+            self._connect(connection)
+        except BaseException:
+            connection.close()
+            raise
+
+    def close(self) -> None:
+        self._close()
+
+
 class KeyFiles:
     """Private key files, each read once for all nodes."""
 
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _read: dict[str, tuple[list[paramiko.PKey], str]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._read: dict[str, tuple[list[paramiko.PKey], str]] = {}
 
     def load(self, path: str) -> tuple[list[paramiko.PKey], str]:
         """The keys of a file, the one with its certificate first, and why there are none; "" where that is usual."""
@@ -61,12 +91,8 @@ def _load(path: str) -> tuple[list[paramiko.PKey], str]:
 def public_half(path: str) -> bytes | None:
     """The public half of a key file, for when the private half lies in an agent: from `path`.pub, or `path` itself."""
     for candidate in (f"{path}.pub", path):
-        try:
-            blob = base64.b64decode(Path(candidate).read_text(encoding="ascii").split()[1], validate=True)
-            type_of(blob)
-        except (OSError, ValueError, IndexError):
-            continue
-        return blob
+        with contextlib.suppress(OSError, ValueError):
+            return PublicBlob.from_file(candidate).key_blob
     return None
 
 
@@ -98,16 +124,16 @@ def authenticate(transport: paramiko.Transport, target: Target, files: KeyFiles,
     """Prove who we are. `deadline` is of time.monotonic(). Raises AuthFailed; where: the target's alias."""
     reasons: list[str] = []
     tried: list[str] = []
-    agent: SocketAgent | None = None
-    try:
+    agent_keys: Sequence[paramiko.PKey] = ()
+    with contextlib.ExitStack() as stack:
         if target.identity_agent:
+            timeout = max(0.1, min(_AGENT_TIMEOUT, deadline - time.monotonic()))
             try:
-                timeout = max(0.1, min(_AGENT_TIMEOUT, deadline - time.monotonic()))
-                agent = SocketAgent(target.identity_agent, timeout)
+                agent = stack.enter_context(contextlib.closing(SocketAgent(target.identity_agent, timeout)))
+                agent_keys = agent.get_keys()
             except (OSError, paramiko.SSHException) as error:
                 reasons.append(f"no ssh-agent answers at {target.identity_agent}: {error}")
-        keys = agent.get_keys() if agent else ()
-        for name, key in offers(target, keys, files, reasons):
+        for name, key in offers(target, agent_keys, files, reasons):
             if not transport.is_active() or time.monotonic() > deadline:
                 reasons.append("the server ended the connection" if tried else "no time was left")
                 break
@@ -126,15 +152,8 @@ def authenticate(transport: paramiko.Transport, target: Target, files: KeyFiles,
                 return
             reasons.append(f"after the key it asks for {', '.join(further)} as well")
             break
-    finally:
-        if agent:
-            agent.close()
-    raise AuthFailed(target.alias, _refusal(target, tried, reasons), _cure(target, reasons))
-
-
-def _refusal(target: Target, tried: Sequence[str], reasons: Sequence[str]) -> str:
     offered = f"refused every key for user {target.user} ({', '.join(tried)})" if tried else "no ssh key to offer"
-    return "; ".join([offered, *reasons])
+    raise AuthFailed(target.alias, "; ".join([offered, *reasons]), _cure(target, reasons))
 
 
 def _cure(target: Target, reasons: Sequence[str]) -> str:

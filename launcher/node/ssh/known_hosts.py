@@ -18,20 +18,15 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+import paramiko
+
 from launcher.errors import HostKeyChanged, HostKeyUnknown
 from launcher.node.ssh.config import Target, ssh_options
 
-HOST_KEY_ALGORITHMS = (
-    "ssh-ed25519",
-    "ecdsa-sha2-nistp256",
-    "ecdsa-sha2-nistp384",
-    "ecdsa-sha2-nistp521",
-    "rsa-sha2-512",
-    "rsa-sha2-256",
-)
+_RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")  # of an ssh-rsa key; any other type signs under its own name
+_ECDSA = tuple(f"ecdsa-sha2-nistp{bits}" for bits in (256, 384, 521))
+HOST_KEY_ALGORITHMS = ("ssh-ed25519", *_ECDSA, *_RSA_SIGNATURES)
 CERTIFIED = tuple(f"{name}-cert-v01@openssh.com" for name in HOST_KEY_ALGORITHMS)  # by an authority: certificates.py
-# What a key of one type signs with; any other type signs under its own name.
-_RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 _PATTERN = re.compile(r"[*?!]")
 
 
@@ -62,14 +57,19 @@ class Finding:
 
 
 def load(target: Target) -> list[KnownKey]:
-    """What the target's files know of it; a missing file knows nothing. Raises OSError for one that cannot be read.
+    """What the target's files know of it; a missing file knows nothing. Raises HostKeyUnknown for one we may not read.
 
     Read for every connection: this process or another may have added the host since.
     """
     texts = []
     for file in (*target.known_hosts, *target.global_known_hosts):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        try:
             texts.append((file, Path(file).read_text(encoding="utf-8", errors="replace")))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            what = f"its host key cannot be checked: {error}"
+            raise HostKeyUnknown(target.alias, what, "make that file readable for you") from error
     return parse(target, texts)
 
 
@@ -96,8 +96,11 @@ def parse(target: Target, texts: Iterable[tuple[str, str]]) -> list[KnownKey]:
 
 def matches(names: str, host: str) -> bool:
     """Whether a known_hosts name field means `host`: `name` or `[name]:port`."""
-    if names.startswith("|"):
-        return _hash_matches(names, host)
+    if names.startswith("|1|"):
+        with contextlib.suppress(ValueError):  # a torn line means no host
+            salt, digest = (base64.b64decode(field, validate=True) for field in names.split("|")[2:])
+            return hmac.digest(salt, host.encode(), "sha1") == digest
+        return False
     names, host = names.lower(), host.lower()
     if not _PATTERN.search(names):
         return host in names.split(",")
@@ -115,22 +118,6 @@ def like(host: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(host, pattern.replace("[", "[[]"))
 
 
-def _hash_matches(names: str, host: str) -> bool:
-    """names: `|1|salt|digest`; a torn line means no host."""
-    fields = names.split("|")
-    if len(fields) != 4 or fields[1] != "1":
-        return False
-    try:
-        salt, digest = (base64.b64decode(field, validate=True) for field in fields[2:])
-    except ValueError:
-        return False
-    return _digest(salt, host) == digest
-
-
-def _digest(salt: bytes, host: str) -> bytes:
-    return hmac.digest(salt, host.encode(), "sha1")
-
-
 def judge(known: Sequence[KnownKey], key_type: str, blob: bytes) -> Finding:
     """What the key that the server showed means."""
     revoked = [key.place for key in known if key.marker == "@revoked" and key.blob == blob]
@@ -145,9 +132,7 @@ def judge(known: Sequence[KnownKey], key_type: str, blob: bytes) -> Finding:
 
 
 def order_algorithms(target: Target, known: Sequence[KnownKey]) -> list[str]:
-    """Host key algorithms to ask for, within what the user allows: certificates first where known_hosts names an
-    authority, then those whose key type it already holds.
-    """
+    """To ask for, within what the user allows: certificates where an authority is known, then types of known keys."""
     held = {name for key in known if not key.marker for name in signatures(key.type)}
     certified = CERTIFIED if any(key.marker == "@cert-authority" for key in known) else ()
     ours = [*certified, *sorted(HOST_KEY_ALGORITHMS, key=lambda name: name not in held)]
@@ -177,28 +162,21 @@ def prove(target: Target, known: Sequence[KnownKey], key_type: str, blob: bytes,
     finding = judge(known, key_type, blob)
     shown = f"{key_type} {fingerprint(blob)}"
     if finding.verdict is Verdict.REVOKED:
-        raise HostKeyChanged(
-            target.alias,
-            f"the host key it shows ({shown}) is revoked in {', '.join(finding.places)}",
-            "do not connect: ask the node's administrator for its new host key",
-        )
+        what = f"the host key it shows ({shown}) is revoked in {', '.join(finding.places)}"
+        cure = "do not connect: ask the node's administrator for its new host key"
+        raise HostKeyChanged(target.alias, what, cure)
     if finding.verdict is Verdict.CHANGED and target.strict != "no":
         file = next(iter(target.known_hosts), "~/.ssh/known_hosts")
-        raise HostKeyChanged(
-            target.alias,
-            f"it shows another host key ({shown}) than {', '.join(finding.places)} says: "
-            "the host was reinstalled, or this is a man-in-the-middle attack",
-            f"compare with `ssh-keygen -lf` on the node; when right: ssh-keygen -R '{target.known_as}' -f {file}",
-        )
+        what = f"it shows another host key ({shown}) than {', '.join(finding.places)} says: "
+        what += "the host was reinstalled, or this is a man-in-the-middle attack"
+        cure = f"compare with `ssh-keygen -lf` on the node; when right: ssh-keygen -R '{target.known_as}' -f {file}"
+        raise HostKeyChanged(target.alias, what, cure)
     if finding.verdict is Verdict.UNKNOWN:
         if target.strict not in ("no", "accept-new"):
             options = [*ssh_options(ssh_config), "-o", "StrictHostKeyChecking=ask"]
-            raise HostKeyUnknown(
-                target.alias,
-                f"its host key ({shown}) is in no known_hosts file",
-                f"see it: ssh-keyscan -p {target.port} {target.hostname} | ssh-keygen -lf -; "
-                f"when it is the node's own, accept it: {shlex.join(['ssh', *options, target.alias, 'true'])}",
-            )
+            cure = f"see it: ssh-keyscan -p {target.port} {target.hostname} | ssh-keygen -lf -; "
+            cure += f"when it is the node's own, accept it: {shlex.join(['ssh', *options, target.alias, 'true'])}"
+            raise HostKeyUnknown(target.alias, f"its host key ({shown}) is in no known_hosts file", cure)
         remember(target, key_type, blob)
 
 
@@ -206,16 +184,10 @@ def remember(target: Target, key_type: str, blob: bytes) -> None:
     """Append a new host's key to the user's first known_hosts file, as `StrictHostKeyChecking accept-new` does."""
     if not target.known_hosts or target.known_hosts[0] == "/dev/null":
         return
-    name = target.known_as
-    if target.hash_known_hosts:
-        salt = os.urandom(20)
-        name = f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(_digest(salt, name)).decode()}"
+    name = paramiko.HostKeys.hash_host(target.known_as) if target.hash_known_hosts else target.known_as
     line = f"{name} {key_type} {base64.b64encode(blob).decode()}\n".encode()
     file = Path(target.known_hosts[0])
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # one write of O_APPEND: several launchers at once do not tear each other's lines
-    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        os.write(handle, line)
-    finally:
-        os.close(handle)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as out:
+        out.write(line)

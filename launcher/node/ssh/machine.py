@@ -1,11 +1,11 @@
-"""A node behind ssh: commands, channels out of its budget, connections to other addresses."""
+"""A node behind ssh: commands on channels out of its budget, connections to other addresses."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import queue
-import shlex
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -14,30 +14,82 @@ import paramiko
 from launcher.errors import LauncherError, NodeUnreachable
 from launcher.model.facts import Reach
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
-from launcher.node.machine import Done, LocalMachine, Machine, run_to_end
-from launcher.node.ssh.config import open_ssh_argv
+from launcher.node.machine import OPEN_TIMEOUT, PIECE, LocalMachine, Machine, first_words
+from launcher.node.ssh.config import open_ssh_argv, quote
 from launcher.node.ssh.connection import CHANNELS, Connection, SshPool
 from launcher.node.ssh.handshake import CONNECT_FAILED, has_ended, proves
-from launcher.node.ssh.quoting import quote
-from launcher.node.ssh.stream import SshStream
 
-_OPEN_TIMEOUT = 30.0
+_EXIT_TIMEOUT = 10.0  # seconds: the exit status comes right behind the end of the output
 _FULL_TIMEOUT = 1.0  # seconds that sshd may take to forget sessions that have ended
 _FULL_PAUSE = 0.05
 CLIENT_FAILED = 255  # the OpenSSH client's own exit code: no connection, or none any more
 _SILENT_WORDS = ("timed out", "no route", "unreachable", "host is down")
 
 
-class _Died(Exception):  # noqa: N818 - inside this module only
-    """The connection was dead when it was used; nothing was begun on the node."""
+class SshStream:
+    """Implements CommandStream, on a channel that counts against the connection's budget until it is closed."""
 
+    def __init__(self, machine: SshMachine, channel: paramiko.Channel, what: str, release: Callable[[], None]) -> None:
+        """what: the command's first words."""
+        self.channel = channel
+        self._machine = machine
+        self._what = what
+        self._release: Callable[[], None] | None = release
+        self._lock = threading.Lock()
+        self._ended_here = False
+        self._wake = threading.Event()  # either stream has something, or its end
+        self.channel.in_buffer.set_event(self._wake)
+        self.channel.in_stderr_buffer.set_event(self._wake)
 
-class _Full(Exception):  # noqa: N818 - inside this module only
-    """sshd refused one more session."""
+    def send(self, data: bytes) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            # sendall copies all that is left for every packet: small pieces keep that linear
+            for start in range(0, len(data), PIECE):
+                self.channel.sendall(data[start : start + PIECE])
+
+    def end_input(self) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            self.channel.shutdown_write()
+
+    def receive(self, timeout: float) -> tuple[bytes, bytes] | None:
+        ended = self.channel.eof_received or self.channel.closed  # asked first: what the buffers hold came before it
+        if not (self.channel.recv_ready() or self.channel.recv_stderr_ready()):
+            if ended:
+                if not self._ended_here:
+                    self.exit_code()
+                return None
+            self._wake.wait(timeout)
+        out = self.channel.recv(PIECE) if self.channel.recv_ready() else b""
+        err = self.channel.recv_stderr(PIECE) if self.channel.recv_stderr_ready() else b""
+        return out, err
+
+    def exit_code(self) -> int:
+        """-1 where a signal ended it. Raises NodeUnreachable when the connection was lost: the code is not known."""
+        if not self.channel.status_event.wait(_EXIT_TIMEOUT):
+            what = f"`{self._what}` ended without an exit status"
+            raise NodeUnreachable(self._machine.node, what, "look at the node's sshd")
+        if self.channel.exit_status == -1 and has_ended(self.channel.get_transport()):
+            raise self._machine.lost(EOFError(f"while `{self._what}` ran"))
+        return self.channel.exit_status
+
+    def end(self) -> None:
+        self._ended_here = True
+        self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            release, self._release = self._release, None
+        if release:
+            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # it is gone with its connection
+                self.channel.close()
+            release()
 
 
 class SshMachine(Machine):
-    """Connects when first used. Errors name the node. Safe for use from several threads."""
+    """Connects when first used. Errors name the node. Safe for use from several threads.
+
+    Everything that has to connect raises NodeUnreachable, HostKeyUnknown, HostKeyChanged, AuthFailed.
+    """
 
     def __init__(self, node: str, host: str, pool: SshPool, limits: AnswerLimits = DEFAULT_LIMITS) -> None:
         """Raises UsageError for a host that OpenSSH refuses."""
@@ -50,10 +102,7 @@ class SshMachine(Machine):
         self._ahead: queue.SimpleQueue[tuple[str, SshStream]] = queue.SimpleQueue()
 
     def begin(self, command: str) -> None:
-        """Start a command ahead of the caller that will ask `command` for it.
-
-        Raises NodeUnreachable, HostKeyUnknown, HostKeyChanged, AuthFailed, as everything here that has to connect.
-        """
+        """Start a command ahead of the caller that will ask `command` for it."""
         self._ahead.put((command, self._start(command, command)))
 
     def command(self, command: str) -> SshStream:
@@ -65,21 +114,15 @@ class SshMachine(Machine):
             stream.close()
         return self._start(command, command)
 
-    def open(self, argv: Sequence[str], timeout: float = _OPEN_TIMEOUT, *, stdin: bool = True) -> SshStream:
+    def start(self, argv: Sequence[str], *, stdin: bool, timeout: float) -> SshStream:
         """Quoted for the node's shell word by word. Raises NodeUnreachable.
 
-        stdin: it has one. Without, no end of it is sent: that could cross the end of a short command, which some
-        servers refuse.
+        Without stdin no end of it is sent: that could cross the end of a short command, which some servers refuse.
         """
-        return self._start(quote(argv) if stdin else f"{quote(argv)} </dev/null", shlex.join(argv[:3])[:60], timeout)
-
-    def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float | None = None) -> Done:
-        """Raises NodeUnreachable also for a connection lost while it ran: whether it ran to its end is not known."""
-        timeout = timeout or self.limits.seconds
-        deadline = time.monotonic() + timeout
-        stream = self.open(argv, min(timeout, _OPEN_TIMEOUT), stdin=bool(stdin))
-        stream.channel.settimeout(max(0.1, deadline - time.monotonic()))
-        return run_to_end(self, stream, argv, stdin, deadline)
+        text = quote(argv) if stdin else f"{quote(argv)} </dev/null"
+        stream = self._start(text, first_words(argv), min(timeout, OPEN_TIMEOUT))
+        stream.channel.settimeout(timeout)
+        return stream
 
     def interact(self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None]) -> int:
         """By the OpenSSH client, which joins terminals. Raises NodeUnreachable, also when the connection is lost
@@ -101,7 +144,7 @@ class SshMachine(Machine):
         except TimeoutError:
             return Reach.SILENT
         except (paramiko.SSHException, EOFError, OSError) as error:
-            raise self._lost(error) from error
+            raise self.lost(error) from error
         with contextlib.closing(channel):
             return Reach.OPEN if expect is None or proves(channel, expect, timeout) else Reach.OTHER
 
@@ -115,79 +158,60 @@ class SshMachine(Machine):
         channels: list[paramiko.Channel] = []
         with contextlib.suppress(paramiko.SSHException):
             while len(channels) < CHANNELS:
-                channels.append(transport.open_channel("session", timeout=_OPEN_TIMEOUT))
+                channels.append(transport.open_channel("session", timeout=OPEN_TIMEOUT))
         for channel in channels:
             channel.close()
         return len(channels) if len(channels) < CHANNELS else None
 
-    def _start(self, command: str, what: str, timeout: float = _OPEN_TIMEOUT) -> SshStream:
+    def _start(self, command: str, what: str, timeout: float = OPEN_TIMEOUT) -> SshStream:
         """A channel of its own for a command, within the budget. what: its first words."""
         if not self._connection.sessions.acquire(timeout=timeout):
-            raise NodeUnreachable(
-                self.node,
-                f"all {CHANNELS} channels of its ssh connection were in use for {timeout:g} s",
-                "fewer commands at once",
-            )
+            what = f"all {CHANNELS} channels of its ssh connection were in use for {timeout:g} s"
+            raise NodeUnreachable(self.node, what, "fewer commands at once")
         release = self._connection.sessions.release
         try:
-            return SshStream(self._channel(command, timeout), release, self.node, what, self._lost)
+            return SshStream(self, self._channel(command, timeout), what, release)
         except BaseException:
             release()
             raise
 
     def _channel(self, command: str, timeout: float) -> paramiko.Channel:
-        """A connection that turns out to be dead is replaced, once.
+        """A connection that turns out to be dead is replaced, once: nothing was begun on the node.
 
         sshd counts a session until it has reaped its process, a moment longer than we do: then it is asked again. If it
         gives fewer of them than we use, the rest go over further connections.
         """
         connection, replaced, began = self._connection, False, time.monotonic()
         while True:
-            try:
-                return self._try_channel(connection, command, timeout)
-            except _Died as error:
-                if replaced:
-                    raise self._lost(error) from error
-                replaced = True
-            except _Full as error:
-                connection.full = connection.full or time.monotonic() - began > _FULL_TIMEOUT
-                if connection.full and connection.place < CHANNELS - 1:
-                    connection, began = connection.next(), time.monotonic()
-                elif connection.closed.wait(_FULL_PAUSE) or connection.full:
-                    raise NodeUnreachable(
-                        self.node, f"its sshd gives no channel: {error}", f"set MaxSessions to {CHANNELS + 2} there"
-                    ) from error
-
-    def _try_channel(self, connection: Connection, command: str, timeout: float) -> paramiko.Channel:
-        transport = self._transport(connection)
-        began = time.monotonic()
-        try:
+            transport, asked = self._transport(connection), time.monotonic()
+            channel: paramiko.Channel | None = None
             try:
                 channel = connection.open_session(transport, timeout)
-            except paramiko.SSHException as error:
-                # not always a ChannelException: paramiko keeps one for all that are refused at once
-                if transport.is_active() and time.monotonic() - began < timeout:
-                    raise _Full(getattr(error, "text", "") or str(error)) from error
-                raise
-            try:
                 channel.settimeout(timeout)
                 channel.exec_command(command)
-            except BaseException:
-                channel.close()
-                raise
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            if not has_ended(transport):
-                raise self._lost(error) from error
-            raise _Died(str(error) or type(error).__name__) from error
-        return channel
+            except (paramiko.SSHException, EOFError, OSError) as error:
+                # not always a ChannelException: paramiko keeps one for all that are refused at once
+                refused = channel is None and isinstance(error, paramiko.SSHException)
+                if refused and transport.is_active() and time.monotonic() - asked < timeout:
+                    full = connection.full = connection.full or time.monotonic() - began > _FULL_TIMEOUT
+                    if full and connection.place < CHANNELS - 1:
+                        connection, began = connection.next(), time.monotonic()
+                    elif full or connection.closed.wait(_FULL_PAUSE):
+                        what = f"its sshd gives no channel: {getattr(error, 'text', '') or error}"
+                        raise NodeUnreachable(self.node, what, f"set MaxSessions to {CHANNELS + 2} there") from error
+                    continue
+                if channel:
+                    channel.close()
+                if replaced or not has_ended(transport):
+                    raise self.lost(error) from error
+                replaced = True
+            else:
+                return channel
 
-    def _lost(self, error: Exception) -> NodeUnreachable:
+    def lost(self, error: Exception) -> NodeUnreachable:
         """The error for a connection that broke under a call."""
-        return NodeUnreachable(
-            self.node,
-            f"the ssh connection to {self.host} was lost ({str(error) or type(error).__name__})",
-            f"is the node still up? try it: ssh {self.host} true",
-        )
+        what = f"the ssh connection to {self.host} was lost ({str(error) or type(error).__name__})"
+        return NodeUnreachable(self.node, what, f"is the node still up? try it: ssh {self.host} true")
 
     def _transport(self, connection: Connection | None = None) -> paramiko.Transport:
         try:

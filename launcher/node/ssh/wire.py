@@ -86,9 +86,12 @@ def dial(host: str, port: int, deadline: float, family: int = socket.AF_UNSPEC, 
 
     Raises socket.gaierror, TimeoutError, OSError.
     """
-    addresses = _look_up(host, port, deadline, family)
+    name = host.encode() if host.isascii() else host  # Python loads its IDNA tables for text
+    ask = partial(socket.getaddrinfo, name, port, family, socket.SOCK_STREAM)
+    # the resolver itself knows no time limit, so it gets a thread
+    found = ask() if _NUMERIC.fullmatch(host) else in_background(ask)(max(0.0, deadline - time.monotonic()))
     last: OSError = TimeoutError("timed out")
-    for place, (kind, address) in enumerate(addresses):
+    for place, (kind, _, _, _, address) in enumerate(found):
         left = deadline - time.monotonic()
         if left <= 0:
             break
@@ -98,7 +101,7 @@ def dial(host: str, port: int, deadline: float, family: int = socket.AF_UNSPEC, 
             if bind:
                 connection.bind((bind, 0))
             # the first of several addresses may not use up the time of the others
-            connection.settimeout(left / (len(addresses) - place))
+            connection.settimeout(left / (len(found) - place))
             connection.connect(address)
         except OSError as error:
             connection.close()
@@ -108,30 +111,21 @@ def dial(host: str, port: int, deadline: float, family: int = socket.AF_UNSPEC, 
     raise last
 
 
-def _look_up(host: str, port: int, deadline: float, family: int) -> list[tuple[int, tuple[object, ...]]]:
-    """(address family, socket address) of a host. The resolver itself knows no time limit, so it gets a thread."""
-    name = host.encode() if host.isascii() else host  # Python loads its IDNA tables for text
-    ask = partial(socket.getaddrinfo, name, port, family, socket.SOCK_STREAM)
-    found = ask() if _NUMERIC.fullmatch(host) else in_background(ask)(max(0.0, deadline - time.monotonic()))
-    return [(int(kind), tuple(address)) for kind, _, _, _, address in found]
-
-
 def run_proxy(command: str) -> Wire:
     """A wire through a ProxyCommand, which OpenSSH too gives to a shell. Raises OSError."""
     ours, theirs = socket.socketpair()
     stderr = tempfile.TemporaryFile()  # noqa: SIM115 - the wire keeps it
-    try:
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", f"exec {command}"],  # shell text by definition, from the user's own ssh config
-            stdin=theirs.fileno(),
-            stdout=theirs.fileno(),
-            stderr=stderr,
-            start_new_session=True,  # a Ctrl-C is for us, not for it
-        )
-    except BaseException:
-        ours.close()
-        stderr.close()
-        raise
-    finally:
-        theirs.close()
+    with theirs:
+        try:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", f"exec {command}"],  # shell text by definition, from the user's own ssh config
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=stderr,
+                start_new_session=True,  # a Ctrl-C is for us, not for it
+            )
+        except BaseException:
+            ours.close()
+            stderr.close()
+            raise
     return Wire(ours, process, stderr)
