@@ -1,27 +1,34 @@
-"""Building an image from its recipe: by `docker buildx` on this machine, by an engine's classic builder anywhere."""
+"""Building an image from its recipe: by `docker buildx` on this machine, by an engine's classic builder anywhere.
+
+For Kubernetes the code becomes one more layer of it.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
 import os
 import subprocess
 import tarfile
+import tempfile
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from launcher.errors import ImageBuildFailed
 from launcher.image.faults import KEEP
 from launcher.image.image_locations import Log, image_store
-from launcher.image.names import OURS, asset
+from launcher.image.names import JOB, OURS, asset
+from launcher.model.container import CODE
 from launcher.model.facts import ImageInfo
 from launcher.node.engine import Engine
 
+Members = Iterable[tuple[tarfile.TarInfo, bytes | None]]
+IN_CONTEXT = "code"  # the folder of the build context that becomes CODE
 CONTEXT = ("Dockerfile", "install.sh")  # of images/, besides what the recipe writes itself
 NETWORK = "LAUNCHER_BUILD_NETWORK"  # host (the default: pip may need this machine's own network) | default
 PIP_INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST")
@@ -106,31 +113,46 @@ def build(
 
     Raises ImageBuildFailed with the last lines of the builder's output.
     """
-    store = image_store(engine)
-    name = f"{OURS}base:{base.id.partition(':')[2][:24]}"  # builders look up an id or a digest in a registry
-    context, arguments = context_archive(recipe.files()), recipe.arguments(name)
+    store, context = image_store(engine), context_archive(recipe.files())
     buildx = local and has_buildx()
 
-    def log_line(line: str) -> None:
-        if line.strip():
-            log(line)
-
-    def run(network: str) -> None:
-        if buildx:
-            _run_buildx(context, tag, arguments, labels, network, log_line)
-        else:
-            store.build(context, tag=tag, arguments=arguments, labels=labels, network=network, say=log_line)
-
-    store.tag(base.id, name)
-    network = "" if os.environ.get(NETWORK, "host") == "default" else "host"
-    try:
+    def run(name: str, network: str) -> None:
+        arguments = recipe.arguments(name)
         try:
-            run(network)
+            if buildx:
+                _run_buildx(context, tag, arguments, labels, network, log)
+            else:
+                store.build(context, tag=tag, arguments=arguments, labels=labels, network=network, say=log)
         except ImageBuildFailed as error:
             if not network or not any(words in str(error) for words in NO_HOST_NETWORK):
                 raise
             log("the engine does not grant its host's network to builds: building with its own network")
-            run("")
+            run(name, "")
+
+    network = "" if os.environ.get(NETWORK, "host") == "default" else "host"
+    return _build_on(base, engine, tag, partial(run, network=network))
+
+
+def add_code(
+    engine: Engine, base: ImageInfo, job: str, digest: str, members: Members, log: Log
+) -> tuple[str, ImageInfo]:
+    """An image like `base` with the code in its working directory, CODE; its name. members: below IN_CONTEXT."""
+    tag = f"{OURS}{job}-code:{hashlib.sha256(f'{base.id} {digest}'.encode()).hexdigest()[:24]}"
+
+    def run(name: str) -> None:
+        steps = {"Dockerfile": f"FROM {name}\nCOPY {IN_CONTEXT} {CODE}\nWORKDIR {CODE}\n"}
+        context = context_archive(steps, members)
+        image_store(engine).build(context, tag=tag, arguments={}, labels={JOB: job}, network="", say=log)
+
+    return tag, _build_on(base, engine, tag, run)
+
+
+def _build_on(base: ImageInfo, engine: Engine, tag: str, run: Callable[[str], None]) -> ImageInfo:
+    """What `run` builds as `tag`. It gets a name for the base: builders look up an id or a digest in a registry."""
+    store, name = image_store(engine), f"{OURS}base:{base.id.partition(':')[2][:24]}"
+    store.tag(base.id, name)
+    try:
+        run(name)
     finally:
         if base.tags or base.repo_digests:  # otherwise this name is all that keeps the base
             store.remove(name)
@@ -169,16 +191,17 @@ def buildx_argv(
     return [*argv, "-"]
 
 
-def context_archive(files: Mapping[str, str]) -> bytes:
-    """Files as a tar archive, the same bytes for the same files."""
+def context_archive(files: Mapping[str, str], members: Members = ()) -> bytes:
+    """Files, and members of another archive, as a tar archive: the same bytes for the same files."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, text in sorted(files.items()):
             data = text.encode()
             member = tarfile.TarInfo(name)
             member.size = len(data)
-            member.mode = 0o644
             archive.addfile(member, io.BytesIO(data))
+        for member, content in members:
+            archive.addfile(member, io.BytesIO(content) if content is not None else None)
     return buffer.getvalue()
 
 
@@ -187,17 +210,18 @@ def _run_buildx(
 ) -> None:
     # The builder that is the engine itself, named like the CLI's context: others do not see the engine's images
     argv = buildx_argv(tag, arguments, labels, network, _docker_cli("context", "show") or "default")
-    last, pipe = deque[str](maxlen=LAST_LINES), subprocess.PIPE
-    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT) as process:
-        assert process.stdin is not None
+    last = deque[str](maxlen=LAST_LINES)
+    with tempfile.TemporaryFile() as stdin:
+        stdin.write(context)
+        stdin.seek(0)
+        process = subprocess.Popen(argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    with process:
         assert process.stdout is not None
         try:
-            with contextlib.suppress(BrokenPipeError):  # it gave up: why is in its output
-                process.stdin.write(context)
-                process.stdin.close()
             for line in process.stdout:
-                last.append(line.decode(errors="replace").rstrip())
-                log(last[-1])
+                if words := line.decode(errors="replace").rstrip():
+                    last.append(words)
+                    log(words)
         except BaseException:
             process.terminate()
             raise

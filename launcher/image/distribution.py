@@ -1,11 +1,14 @@
-"""One image on all nodes: pulled from its registry or pushed from where it is, and the proof that all have the same."""
+"""One image on all nodes: pulled from its registry or pushed from where it is, and the proof that all have the same.
+
+And its way into a registry, for clusters that get their images there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from launcher.errors import ImageUnfit, LauncherError, NodesFailed
+from launcher.errors import ImageUnfit, LauncherError, NodesFailed, UsageError
 from launcher.image import names
 from launcher.image.image_locations import ImageLocations, ImageOnNodes, find_same, having, image_store, same_image
 from launcher.model.facts import ImageInfo
@@ -158,6 +161,21 @@ def _try_pulling(name: str, info: ImageInfo, engines: Sequence[Engine], location
 
     outcomes = run_all([partial(pulled, engine) for engine in engines])
     return [engine for engine, success in zip(engines, outcomes, strict=True) if success]
+
+
+def registry_place(registry: str, job: str) -> names.Reference:
+    """Where the job's image goes. Raises UsageError for what is no place in a registry."""
+    found = names.parse(f"{registry}/{job}")
+    if found is None or found.tag or found.digest:
+        raise UsageError("--push", f"{registry} is no place in a registry", "such as registry.example/team")
+    return found
+
+
+def publish(engine: Engine, image: ImageInfo, to: names.Reference) -> str:
+    """Push it; what it is called there, by digest."""
+    name = f"{to.repository}:{image.id.partition(':')[2][:24]}"
+    image_store(engine).tag(image.id, name)
+    return to.at(image_store(engine).push(name, registry_login(to)))
 
 
 def registry_login(wanted: names.Reference) -> Mapping[str, str] | None:

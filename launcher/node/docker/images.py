@@ -89,7 +89,7 @@ class DockerImages:
         lines: deque[str] = deque(maxlen=20)
 
         def hear(event: Mapping[str, Any]) -> None:
-            for line in str(event.get("stream", "")).splitlines():
+            for line in filter(str.strip, str(event.get("stream", "")).splitlines()):
                 lines.append(line)
                 say(line)
 
