@@ -1,4 +1,4 @@
-"""Building an image from its recipe: by `docker buildx` on this machine, by an engine's classic builder anywhere.
+"""Building a repaired image: by `docker buildx` on this machine, by an engine's classic builder anywhere.
 
 For Kubernetes the code becomes one more layer of it.
 """
@@ -20,16 +20,18 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from launcher.errors import ImageBuildFailed
+from launcher.image import names
 from launcher.image.faults import KEEP
 from launcher.image.image_locations import Log, image_store
-from launcher.image.names import JOB, OURS, asset
+from launcher.image.lock import Lock
+from launcher.image.names import OURS, asset
 from launcher.model.container import CODE
 from launcher.model.facts import ImageInfo
 from launcher.node.engine import Engine
 
 Members = Iterable[tuple[tarfile.TarInfo, bytes | None]]
 IN_CONTEXT = "code"  # the folder of the build context that becomes CODE
-CONTEXT = ("Dockerfile", "install.sh")  # of images/, besides what the recipe writes itself
+CONTEXT = ("Dockerfile", "install.sh")  # of images/; a Repair adds to them
 NETWORK = "LAUNCHER_BUILD_NETWORK"  # host (the default: pip may need this machine's own network) | default
 PIP_INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST")
 DOCKER_CLI_TIMEOUT = 30.0
@@ -39,43 +41,56 @@ NO_HOST_NETWORK = ("network.host is not allowed", "user namespaces", "host netwo
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Everything that goes into an image. How the package index is reached does not count for its name."""
+class Repair:
+    """What is to be built and where, or that the base is used as it is (`changes_nothing`)."""
 
-    base_id: str
-    step: str  # words for `install.sh torchvision`
-    packages: tuple[str, ...]
-    user: str  # what the base runs as
-    index: tuple[tuple[str, str], ...] = ()  # pip's settings of the caller, by variable
-    authority: str = ""  # certificates that pip needs, PEM
+    builder: Engine
+    info: ImageInfo  # of the base on the builder
+    lock: Lock  # base and decision, to write beside the job; torch is "" if the base was not probed
+
+    @property
+    def changes_nothing(self) -> bool:
+        return self.lock.step == KEEP and not self.lock.packages
 
     @property
     def digest(self) -> str:
         """24 hex digits over every input that decides what is in the image, our own files included."""
-        parts = [self.base_id, self.step, self.packages, self.user]
+        parts = [self.info.id, self.lock.step, self.lock.packages, self.info.user]
         files = [asset(name) for name in CONTEXT]
         return hashlib.sha256(json.dumps([parts, files]).encode()).hexdigest()[:24]
-
-    @property
-    def changes_nothing(self) -> bool:
-        return self.step == KEEP and not self.packages
 
     def tag(self, job: str) -> str:
         """`launcher/<job>:<digest>`."""
         return f"{OURS}{job}:{self.digest}"
 
+    def labels(self, job: str) -> dict[str, str]:
+        """Labels of the built image: where it comes from and why."""
+        found = {
+            names.RECIPE: self.digest,
+            names.JOB: job,
+            names.TORCH: self.lock.torch,
+            names.TORCHVISION: self.lock.torchvision,
+            names.STEP: self.lock.step,
+            names.WHY: self.lock.why,
+            names.BASE_ID: self.info.id,
+            names.OCI_BASE_NAME: self.lock.base,
+            names.OCI_BASE_DIGEST: self.lock.base_digest,
+            names.OCI_TITLE: f"launcher image of job {job}",
+        }
+        return {key: value for key, value in found.items() if value}
+
     def files(self) -> Mapping[str, str]:
-        """The build context by file name."""
+        """The build context by file name. Raises ImageBuildFailed."""
         context = {name: asset(name) for name in CONTEXT}
-        context["requirements.txt"] = "".join(f"{line}\n" for line in self.packages)
-        if self.authority:
-            context["ca.crt"] = self.authority
+        context["requirements.txt"] = "".join(f"{line}\n" for line in self.lock.packages)
+        if authority := pip_authority():
+            context["ca.crt"] = authority
         return context
 
     def arguments(self, base: str) -> dict[str, str]:
-        """The build arguments. base: the base's name in the builder's own store."""
-        user = self.user or "root"
-        return {"BASE_IMAGE": base, "TORCHVISION": self.step, "RUN_USER": user, **dict(self.index)}
+        """The build arguments. base: its name in the builder's own store. Raises ImageBuildFailed."""
+        user = self.info.user or "root"
+        return {"BASE_IMAGE": base, "TORCHVISION": self.lock.step, "RUN_USER": user, **dict(pip_index())}
 
 
 def pip_index(environment: Mapping[str, str] = os.environ) -> tuple[tuple[str, str], ...]:
@@ -106,18 +121,16 @@ def pip_authority(environment: Mapping[str, str] = os.environ) -> str:
         raise ImageBuildFailed("environment variable PIP_CERT", what, "correct or unset it") from error
 
 
-def build(
-    recipe: Recipe, tag: str, labels: Mapping[str, str], engine: Engine, base: ImageInfo, *, local: bool, log: Log
-) -> ImageInfo:
-    """Build on `engine`, whose store has `base`; the image, named `tag` there. local: it is this machine's engine.
+def build(repair: Repair, tag: str, job: str, *, local: bool, log: Log) -> ImageInfo:
+    """Build on the builder; the image, named `tag` there. local: it is this machine's engine.
 
     Raises ImageBuildFailed with the last lines of the builder's output.
     """
-    store, context = image_store(engine), context_archive(recipe.files())
+    store, context, labels = image_store(repair.builder), context_archive(repair.files()), repair.labels(job)
     buildx = local and has_buildx()
 
     def run(name: str, network: str) -> None:
-        arguments = recipe.arguments(name)
+        arguments = repair.arguments(name)
         try:
             if buildx:
                 _run_buildx(context, tag, arguments, labels, network, log)
@@ -130,7 +143,7 @@ def build(
             run(name, "")
 
     network = "" if os.environ.get(NETWORK, "host") == "default" else "host"
-    return _build_on(base, engine, tag, partial(run, network=network))
+    return _build_on(repair.info, repair.builder, tag, partial(run, network=network))
 
 
 def add_code(
@@ -142,7 +155,7 @@ def add_code(
     def run(name: str) -> None:
         steps = {"Dockerfile": f"FROM {name}\nCOPY {IN_CONTEXT} {CODE}\nWORKDIR {CODE}\n"}
         context = context_archive(steps, members)
-        image_store(engine).build(context, tag=tag, arguments={}, labels={JOB: job}, network="", say=log)
+        image_store(engine).build(context, tag=tag, arguments={}, labels={names.JOB: job}, network="", say=log)
 
     return tag, _build_on(base, engine, tag, run)
 
