@@ -62,8 +62,6 @@ class DockerClient:
         for last in (False, True):
             try:
                 return request(self._connected())
-            except LauncherError:
-                raise
             except SDK_ERRORS as error:
                 if last or not is_lost(unwrap_sdk_error(error)):
                     raise self._explain(doing, error) from error
@@ -84,10 +82,13 @@ class DockerClient:
         return self._closed.wait(seconds)
 
     @contextmanager
-    def transfer(self, doing: str, failure: type[LauncherError], longest: float | None = None) -> Iterator[APIClient]:
+    def transfer(
+        self, doing: str, failure: Callable[[str, str, str], LauncherError], cure: str = "", longest: float = 0
+    ) -> Iterator[APIClient]:
         """For a whole image, which takes its time: a connection of its own, which ends with the block, and no retry.
 
-        What the engine refuses is raised as `failure`. longest: bytes of an answer, None for the usual limit.
+        What the engine refuses is raised as `failure`, with `cure` where its words tell none. longest: bytes of an
+        answer, 0 for the usual limit.
         """
         connections: list[Connection] = []
 
@@ -99,12 +100,10 @@ class DockerClient:
             version = self._connected().api_version
             adapter = _Adapter(dial, 1, longest or self._limits.size, timed=False)
             yield _api_client(self._node, version, adapter, TRANSFER_TIMEOUT)
-        except LauncherError:
-            raise
         except SDK_ERRORS as error:
             ours = self._explain(doing, error)
             if isinstance(ours, (EngineFailed, NodeUnfit)):
-                raise failure(ours.where, ours.what, ours.next_step) from error
+                raise failure(ours.where, ours.what, ours.next_step or cure) from error
             raise ours from error
         finally:
             for connection in connections:
