@@ -148,8 +148,6 @@ def ids(listed: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def found(ask: Callable[[str], T | None], names: Sequence[str]) -> list[T]:
     """Those that exist, asked for over all connections at once; the first's error."""
-    if len(names) == 1:  # the commonest case needs no thread
-        return [each for each in [ask(names[0])] if each is not None]
     results: list[T | None] = []
     for start in range(0, len(names), CONNECTIONS):
         waiting = [in_background(partial(ask, name)) for name in names[start : start + CONNECTIONS]]
