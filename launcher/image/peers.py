@@ -25,7 +25,7 @@ from launcher.image.image_locations import ImageLocations, OnProgress, find_same
 from launcher.image.push import CHUNK, Transfer, deliver, is_part, is_slow, push, survey
 from launcher.model.facts import ImageInfo, Reach
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_all, run_all_settled
+from launcher.node.parallel import on_each, run_all_settled
 from launcher.plan.rendezvous import candidates
 
 VARIABLE = "LAUNCHER_IMAGE_RELAY"  # how many nodes must lack an image before nodes serve one another; 0: never
@@ -123,8 +123,7 @@ def pull_from_peers(
     sources: Sequence[Engine], info: ImageInfo, name: str, targets: Sequence[Engine], locations: ImageLocations
 ) -> list[Engine]:
     """In rounds: each node that has the image serves CLIENTS others, which then serve too. Returns those left over."""
-    engines = (*sources, *targets)
-    facts = dict(zip(engines, run_all([engine.facts for engine in engines]), strict=True))
+    facts = on_each([*sources, *targets], lambda engine: engine.facts())
     waiting, left, log = list(targets), list[Engine](), locations.log
     peers, joining = list[Peer](), list(sources)
 
