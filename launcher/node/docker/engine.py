@@ -46,7 +46,7 @@ class DockerEngine(Engine):
     ) -> None:
         super().__init__(node, host, machine)
         self._client = DockerClient(node, machine.user, dial, machine.limits)
-        self._images = DockerImages(node, self._client, ssh)
+        self._images = DockerImages(self._client, ssh)
         self._facts: EngineFacts | None = None  # once it was asked
 
     def open(self) -> None:

@@ -27,8 +27,7 @@ _PIECE = 1 << 20
 class DockerImages:
     """`ssh`: (host, ssh config) where the OpenSSH client may load images."""
 
-    def __init__(self, node: str, client: DockerClient, ssh: tuple[str, str | None] | None = None) -> None:
-        self._node = node
+    def __init__(self, client: DockerClient, ssh: tuple[str, str | None] | None = None) -> None:
         self._client = client
         self._ssh = ssh
 

@@ -119,6 +119,11 @@ def container_state(found: Mapping[str, Any]) -> ContainerState:
 def image_info(found: Mapping[str, Any]) -> ImageInfo:
     """From GET /images/{name}/json."""
     config = found.get("Config") or {}
+    layers = tuple((found.get("RootFS") or {}).get("Layers") or ())
+    # Stores with other ids show the same image with other fields missing, null or empty, so those count as absent
+    kept = {key: config[key] for key in _CONFIGURATION if config.get(key)}
+    platform = [found.get(key) or "" for key in ("Os", "Architecture", "Variant")]
+    content = json.dumps([layers, platform, kept, timestamp(found.get("Created"))], sort_keys=True)
     return ImageInfo(
         id=str(found["Id"]),
         tags=tuple(found.get("RepoTags") or ()),
@@ -126,25 +131,12 @@ def image_info(found: Mapping[str, Any]) -> ImageInfo:
         arch=str(found.get("Architecture", "")),
         entrypoint=tuple(config.get("Entrypoint") or ()),
         labels=dict(config.get("Labels") or {}),
-        layers=tuple((found.get("RootFS") or {}).get("Layers") or ()),
+        layers=layers,
         size=int(found.get("Size") or 0),
         user=str(config.get("User") or ""),
         created=str(found.get("Created") or ""),
-        content=_content(found),
+        content=hashlib.sha256(content.encode()).hexdigest(),
     )
-
-
-def _content(found: Mapping[str, Any]) -> str:
-    """Digest of what makes two images the same: layers, platform, and the configuration that a container gets.
-
-    Stores with other ids show the same image with other fields missing, null or empty, so those count as absent.
-    """
-    config = found.get("Config") or {}
-    kept = {key: config[key] for key in _CONFIGURATION if config.get(key)}
-    platform = [found.get(key) or "" for key in ("Os", "Architecture", "Variant")]
-    layers = (found.get("RootFS") or {}).get("Layers") or ()
-    parts = [list(layers), platform, kept, timestamp(found.get("Created"))]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def engine_facts(info: Mapping[str, Any]) -> EngineFacts:
