@@ -124,9 +124,8 @@ class DockerClient:
             if self._api is None:
                 # APIClient would ask for the version before it can be given an adapter
                 session = _mount(requests.Session(), self._adapter)
-                version = checked(session.get(f"{_URL}/_ping", timeout=self._limits.seconds)).headers.get(
-                    "Api-Version", ""
-                )
+                answer = checked(session.get(f"{_URL}/_ping", timeout=self._limits.seconds))
+                version = answer.headers.get("Api-Version", "")
                 if not _VERSION.fullmatch(version):
                     raise ValueError(f"its API version is {version!r}")
                 self._api = _api_client(self._node, version, self._adapter, self._limits.seconds)

@@ -44,7 +44,7 @@ class DockerImages:
         cure = "check its spelling, the node's way to the registry, and `docker login` on this machine"
         with self._client.transfer(f"pull {reference}", ImageUnfit, cure) as api:
             # without auth_config docker-py looks for a login of its own: {} says that there is none
-            _follow(api.pull(reference, stream=True, decode=True, auth_config=dict(login or {})))
+            deque(_read(api.pull(reference, stream=True, decode=True, auth_config=dict(login or {}))), maxlen=0)
 
     def digest(self, reference: str, login: Mapping[str, str] | None = None) -> str:
         """What its registry calls it now, `sha256:...`, asked by the engine without pulling. Raises ImageUnfit."""
@@ -53,18 +53,13 @@ class DockerImages:
 
     def push(self, reference: str, login: Mapping[str, str] | None = None) -> str:
         """Let the engine push it; the digest that its registry gives it. Raises ImageShipFailed with their words."""
-        digests: list[str] = []
-
-        def hear(event: Mapping[str, Any]) -> None:
-            if isinstance(told := event.get("aux"), Mapping) and told.get("Digest"):
-                digests.append(str(told["Digest"]))
-
         cure = "check the registry's name, and `docker login` on this machine"
         with self._client.transfer(f"push {reference}", ImageShipFailed, cure, math.inf) as api:
-            _follow(api.push(reference, stream=True, decode=True, auth_config=dict(login or {})), hear)
-            if not digests:
+            events = _read(api.push(reference, stream=True, decode=True, auth_config=dict(login or {})))
+            told = [aux for event in events if isinstance(aux := event.get("aux"), Mapping) and aux.get("Digest")]
+            if not told:
                 raise _failure("the engine tells no digest of it")
-        return digests[-1]
+        return str(told[-1]["Digest"])
 
     def build(
         self,
@@ -83,11 +78,6 @@ class DockerImages:
         """
         lines: deque[str] = deque(maxlen=20)
 
-        def hear(event: Mapping[str, Any]) -> None:
-            for line in filter(str.strip, str(event.get("stream", "")).splitlines()):
-                lines.append(line)
-                say(line)
-
         with self._client.transfer(f"build {tag}", ImageBuildFailed) as api:
             events = api.build(
                 fileobj=io.BytesIO(context),
@@ -100,7 +90,10 @@ class DockerImages:
                 forcerm=True,
                 decode=True,
             )
-            _follow(events, hear, lines)
+            for event in _read(events, lines):
+                for line in filter(str.strip, str(event.get("stream", "")).splitlines()):
+                    lines.append(line)
+                    say(line)
             return image_info(api.inspect_image(tag)).id
 
     def save(self, reference: str) -> Iterator[bytes]:
@@ -118,7 +111,8 @@ class DockerImages:
             if self._ssh is not None and shutil.which("ssh"):
                 _load_by_command(open_ssh_argv(*self._ssh, ["docker", "load", "--quiet"]), pieces)
             else:
-                _follow(api.load_image(piece for piece in pieces))  # requests takes a list for form fields
+                # not `pieces`: requests takes a list for form fields
+                deque(_read(api.load_image(piece for piece in pieces)), maxlen=0)
 
     def tag(self, image: str, reference: str) -> None:
         self._client.ask(f"tag image {image}", lambda api: api.tag(image, *parse_repository_tag(reference)))
@@ -156,17 +150,13 @@ def _not_loaded(node: str, what: str, cure: str) -> ImageShipFailed:
     return (NoRoom if full else ImageShipFailed)(node, what, cure)
 
 
-def _follow(
-    events: Iterable[Any], hear: Callable[[Mapping[str, Any]], None] | None = None, lines: Iterable[str] = ()
-) -> None:
-    """Read progress to its end. Raises APIError, after `lines`: the engine reports a failure inside of a status 200."""
+def _read(answer: Iterable[Any], lines: Iterable[str] = ()) -> Iterator[Mapping[str, Any]]:
+    """Progress to its end. Raises APIError then, after `lines`: the engine reports a failure inside of a status 200."""
     failure = ""
-    for event in events:
-        if not isinstance(event, Mapping):
-            continue
-        failure = failure or str(event.get("error") or event.get("message") or "")
-        if hear:
-            hear(event)
+    for event in answer:
+        if isinstance(event, Mapping):
+            failure = failure or str(event.get("error") or event.get("message") or "")
+            yield event
     if failure:
         raise _failure("\n".join([*lines, failure]))
 
