@@ -126,16 +126,12 @@ def build(repair: Repair, tag: str, job: str, *, local: bool, log: Log) -> Image
 
     Raises ImageBuildFailed with the last lines of the builder's output.
     """
-    store, context, labels = image_store(repair.builder), context_archive(repair.files()), repair.labels(job)
-    buildx = local and has_buildx()
+    build_by = _run_buildx if local and has_buildx() else image_store(repair.builder).build
+    context, labels = context_archive(repair.files()), repair.labels(job)
 
     def run(name: str, network: str) -> None:
-        arguments = repair.arguments(name)
         try:
-            if buildx:
-                _run_buildx(context, tag, arguments, labels, network, log)
-            else:
-                store.build(context, tag=tag, arguments=arguments, labels=labels, network=network, say=log)
+            build_by(context, tag=tag, arguments=repair.arguments(name), labels=labels, network=network, say=log)
         except ImageBuildFailed as error:
             if not network or not any(words in str(error) for words in NO_HOST_NETWORK):
                 raise
@@ -219,7 +215,7 @@ def context_archive(files: Mapping[str, str], members: Members = ()) -> bytes:
 
 
 def _run_buildx(
-    context: bytes, tag: str, arguments: Mapping[str, str], labels: Mapping[str, str], network: str, log: Log
+    context: bytes, *, tag: str, arguments: Mapping[str, str], labels: Mapping[str, str], network: str, say: Log
 ) -> None:
     # The builder that is the engine itself, named like the CLI's context: others do not see the engine's images
     argv = buildx_argv(tag, arguments, labels, network, _docker_cli("context", "show") or "default")
@@ -234,7 +230,7 @@ def _run_buildx(
             for line in process.stdout:
                 if words := line.decode(errors="replace").rstrip():
                     last.append(words)
-                    log(words)
+                    say(words)
         except BaseException:
             process.terminate()
             raise

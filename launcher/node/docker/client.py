@@ -107,9 +107,7 @@ class DockerClient:
             raise ours from error
         finally:
             for connection in connections:
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)  # close() alone waits for an open response
-                connection.close()
+                connection.shutdown(socket.SHUT_RDWR)  # close() alone waits for an open response
 
     def _explain(self, doing: str, error: Exception) -> LauncherError:
         return explain(self._node, self._user, doing, unwrap_sdk_error(error))
