@@ -15,7 +15,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -180,26 +180,23 @@ def _start_peer(engine: Engine, store: Store, image: str, addresses: Sequence[st
     """In a container that ends with its stdin: with this process, or with the connection."""
     token, printed = secrets.token_hex(32), b""
     options = ["run", "--rm", "--interactive", "--init", "--log-driver", "none", "--network", "host", "--read-only"]
-    process = engine.machine.open(store.container(options, image, "serve"))
+    with ExitStack() as opened:
+        process = opened.enter_context(closing(engine.machine.open(store.container(options, image, "serve"))))
 
-    def close() -> None:
-        deadline = time.monotonic() + END_TIMEOUT
-        process.end_input()
-        with closing(process):
-            while time.monotonic() < deadline and process.receive(1.0) is not None:
-                pass
+        def close() -> None:
+            deadline = time.monotonic() + END_TIMEOUT
+            process.end_input()
+            with closing(process):
+                while time.monotonic() < deadline and process.receive(1.0) is not None:
+                    pass
 
-    try:
         process.send(f"{token}\n".encode())
         deadline = time.monotonic() + START_TIMEOUT
         while time.monotonic() < deadline and (output := process.receive(1.0)) is not None:
             printed += b"".join(output)
             if found := _PORT.search(printed):
+                opened.pop_all()  # it runs on
                 return Peer(engine, addresses, int(found[1]), token, close)
-    except BaseException:
-        process.close()
-        raise
-    process.close()
     words = printed[-300:].decode(errors="replace").strip() or "no output"
     raise ImageShipFailed(engine.node, f"does not serve: {words}")
 
