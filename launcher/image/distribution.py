@@ -52,8 +52,7 @@ def provide_from(
             from launcher.image.peers import push_or_relay  # most starts have nothing to send
 
             locations.log(f"image {name}: from {locations.describe(source)} to {locations.describe(*targets)}")
-            have = [engine for engine, _ in having(theirs)]
-            sent.update(push_or_relay(source, info, name, targets, have, locations))
+            sent.update(push_or_relay(source, info, name, targets, locations))
         theirs = on_each(nodes, partial(find_same, info=info))
     missing = [engine.node for engine in nodes if theirs[engine] is None]
     if missing:

@@ -72,20 +72,16 @@ pieces | docker load --quiet && echo "{PULLED}"
 
 
 def push_or_relay(
-    source: Engine,
-    info: ImageInfo,
-    name: str,
-    targets: Sequence[Engine],
-    have: Sequence[Engine],
-    locations: ImageLocations,
+    source: Engine, info: ImageInfo, name: str, targets: Sequence[Engine], locations: ImageLocations
 ) -> Mapping[str, int]:
     """Image `info` of `source` to all targets: bytes sent from here, by node; none to those that a peer served.
 
-    have: nodes that have it already. Whatever fails between the nodes, the launcher pushes itself. Raises NodesFailed.
+    All other nodes have it already. Whatever fails between nodes, the launcher pushes itself. Raises NodesFailed.
     """
     if not _worthwhile(info, targets):
         return push(source, info, name, targets, locations.on_progress)
-    sources, rest, log = list(have), list(targets), locations.log
+    sources = [engine for engine in locations.nodes if engine not in targets]
+    rest, log = list(targets), locations.log
     sent, errors = dict.fromkeys((engine.node for engine in targets), 0), list[LauncherError]()
 
     def push_to(engines: Sequence[Engine]) -> bool:
