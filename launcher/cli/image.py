@@ -16,7 +16,8 @@ from launcher.cli import options, terminal
 from launcher.cli.bars import bars
 from launcher.cli.reporter import Reporter
 from launcher.errors import ImageUnfit, UsageError
-from launcher.image.code_layer import IN_CONTEXT, add_code, publish, target
+from launcher.image.builder import IN_CONTEXT, add_code
+from launcher.image.distribution import publish, registry_place
 from launcher.image.ensure import ensure
 from launcher.image.image_locations import ImageLocations, ImageOnNodes, image_store
 from launcher.image.lock import path_beside
@@ -49,20 +50,20 @@ def build(
 ) -> None:
     """Build the job's image: on this machine's engine, without one on the first node."""
     loaded = load_job(job, sets or [])
-    to = None if push is None else target(push, loaded.name)
+    to = None if push is None else registry_place(push, loaded.name)
     with caller_engine() as local, ExitStack() as stack:
         first = [(entry.name, entry.host) for entry in loaded.nodes[:1]]
         engine = local or stack.enter_context(connect(first, ssh_config=ssh_config)).engines[0]
         done = _ensure(loaded, job, [engine], local)
         _report(done)
-        store, made = image_store(engine), done.images[engine.node]
+        made = done.images[engine.node]
         if with_code:
             code = snapshot(code_folder(loaded, Path.cwd()))
             members = repack(code.archive, IN_CONTEXT, 0, 0)
-            name, made = add_code(store, made, loaded.name, code.digest, members, Reporter().log)
+            name, made = add_code(engine, made, loaded.name, code.digest, members, Reporter().log)
             typer.echo(f"{name} {made.id}")
         if to is not None:
-            typer.echo(publish(store, made, to))
+            typer.echo(publish(engine, made, to))
 
 
 @image.command()

@@ -17,7 +17,7 @@ from launcher.errors import UsageError
 from launcher.job.files import check_files, code_folder
 from launcher.job.loader import load_job
 from launcher.model.plan import NodePlan, Plan
-from launcher.node.docker.docker_run import docker_run
+from launcher.node.docker.values import docker_run
 from launcher.plan.offline import offline
 from launcher.records.snapshot import snapshot
 

@@ -1,28 +1,37 @@
-"""Building an image from its recipe: by `docker buildx` on this machine, by an engine's classic builder anywhere."""
+"""Building a repaired image: by `docker buildx` on this machine, by an engine's classic builder anywhere.
+
+For Kubernetes the code becomes one more layer of it.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
 import os
 import subprocess
 import tarfile
+import tempfile
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from launcher.errors import ImageBuildFailed
+from launcher.image import names
 from launcher.image.faults import KEEP
 from launcher.image.image_locations import Log, image_store
+from launcher.image.lock import Lock
 from launcher.image.names import OURS, asset
+from launcher.model.container import CODE
 from launcher.model.facts import ImageInfo
 from launcher.node.engine import Engine
 
-CONTEXT = ("Dockerfile", "install.sh")  # of images/, besides what the recipe writes itself
+Members = Iterable[tuple[tarfile.TarInfo, bytes | None]]
+IN_CONTEXT = "code"  # the folder of the build context that becomes CODE
+CONTEXT = ("Dockerfile", "install.sh")  # of images/; a Repair adds to them
 NETWORK = "LAUNCHER_BUILD_NETWORK"  # host (the default: pip may need this machine's own network) | default
 PIP_INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST")
 DOCKER_CLI_TIMEOUT = 30.0
@@ -32,43 +41,56 @@ NO_HOST_NETWORK = ("network.host is not allowed", "user namespaces", "host netwo
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Everything that goes into an image. How the package index is reached does not count for its name."""
+class Repair:
+    """What is to be built and where, or that the base is used as it is (`changes_nothing`)."""
 
-    base_id: str
-    step: str  # words for `install.sh torchvision`
-    packages: tuple[str, ...]
-    user: str  # what the base runs as
-    index: tuple[tuple[str, str], ...] = ()  # pip's settings of the caller, by variable
-    authority: str = ""  # certificates that pip needs, PEM
+    builder: Engine
+    info: ImageInfo  # of the base on the builder
+    lock: Lock  # base and decision, to write beside the job; torch is "" if the base was not probed
+
+    @property
+    def changes_nothing(self) -> bool:
+        return self.lock.step == KEEP and not self.lock.packages
 
     @property
     def digest(self) -> str:
         """24 hex digits over every input that decides what is in the image, our own files included."""
-        parts = [self.base_id, self.step, self.packages, self.user]
+        parts = [self.info.id, self.lock.step, self.lock.packages, self.info.user]
         files = [asset(name) for name in CONTEXT]
         return hashlib.sha256(json.dumps([parts, files]).encode()).hexdigest()[:24]
-
-    @property
-    def changes_nothing(self) -> bool:
-        return self.step == KEEP and not self.packages
 
     def tag(self, job: str) -> str:
         """`launcher/<job>:<digest>`."""
         return f"{OURS}{job}:{self.digest}"
 
+    def labels(self, job: str) -> dict[str, str]:
+        """Labels of the built image: where it comes from and why."""
+        found = {
+            names.RECIPE: self.digest,
+            names.JOB: job,
+            names.TORCH: self.lock.torch,
+            names.TORCHVISION: self.lock.torchvision,
+            names.STEP: self.lock.step,
+            names.WHY: self.lock.why,
+            names.BASE_ID: self.info.id,
+            names.OCI_BASE_NAME: self.lock.base,
+            names.OCI_BASE_DIGEST: self.lock.base_digest,
+            names.OCI_TITLE: f"launcher image of job {job}",
+        }
+        return {key: value for key, value in found.items() if value}
+
     def files(self) -> Mapping[str, str]:
-        """The build context by file name."""
+        """The build context by file name. Raises ImageBuildFailed."""
         context = {name: asset(name) for name in CONTEXT}
-        context["requirements.txt"] = "".join(f"{line}\n" for line in self.packages)
-        if self.authority:
-            context["ca.crt"] = self.authority
+        context["requirements.txt"] = "".join(f"{line}\n" for line in self.lock.packages)
+        if authority := pip_authority():
+            context["ca.crt"] = authority
         return context
 
     def arguments(self, base: str) -> dict[str, str]:
-        """The build arguments. base: the base's name in the builder's own store."""
-        user = self.user or "root"
-        return {"BASE_IMAGE": base, "TORCHVISION": self.step, "RUN_USER": user, **dict(self.index)}
+        """The build arguments. base: its name in the builder's own store. Raises ImageBuildFailed."""
+        user = self.info.user or "root"
+        return {"BASE_IMAGE": base, "TORCHVISION": self.lock.step, "RUN_USER": user, **dict(pip_index())}
 
 
 def pip_index(environment: Mapping[str, str] = os.environ) -> tuple[tuple[str, str], ...]:
@@ -99,38 +121,47 @@ def pip_authority(environment: Mapping[str, str] = os.environ) -> str:
         raise ImageBuildFailed("environment variable PIP_CERT", what, "correct or unset it") from error
 
 
-def build(
-    recipe: Recipe, tag: str, labels: Mapping[str, str], engine: Engine, base: ImageInfo, *, local: bool, log: Log
-) -> ImageInfo:
-    """Build on `engine`, whose store has `base`; the image, named `tag` there. local: it is this machine's engine.
+def build(repair: Repair, tag: str, job: str, *, local: bool, log: Log) -> ImageInfo:
+    """Build on the builder; the image, named `tag` there. local: it is this machine's engine.
 
     Raises ImageBuildFailed with the last lines of the builder's output.
     """
-    store = image_store(engine)
-    name = f"{OURS}base:{base.id.partition(':')[2][:24]}"  # builders look up an id or a digest in a registry
-    context, arguments = context_archive(recipe.files()), recipe.arguments(name)
-    buildx = local and has_buildx()
+    build_by = _run_buildx if local and has_buildx() else image_store(repair.builder).build
+    context, labels = context_archive(repair.files()), repair.labels(job)
 
-    def log_line(line: str) -> None:
-        if line.strip():
-            log(line)
-
-    def run(network: str) -> None:
-        if buildx:
-            _run_buildx(context, tag, arguments, labels, network, log_line)
-        else:
-            store.build(context, tag=tag, arguments=arguments, labels=labels, network=network, say=log_line)
-
-    store.tag(base.id, name)
-    network = "" if os.environ.get(NETWORK, "host") == "default" else "host"
-    try:
+    def run(name: str, network: str) -> None:
         try:
-            run(network)
+            build_by(context, tag=tag, arguments=repair.arguments(name), labels=labels, network=network, say=log)
         except ImageBuildFailed as error:
             if not network or not any(words in str(error) for words in NO_HOST_NETWORK):
                 raise
             log("the engine does not grant its host's network to builds: building with its own network")
-            run("")
+            run(name, "")
+
+    network = "" if os.environ.get(NETWORK, "host") == "default" else "host"
+    return _build_on(repair.info, repair.builder, tag, partial(run, network=network))
+
+
+def add_code(
+    engine: Engine, base: ImageInfo, job: str, digest: str, members: Members, log: Log
+) -> tuple[str, ImageInfo]:
+    """An image like `base` with the code in its working directory, CODE; its name. members: below IN_CONTEXT."""
+    tag = f"{OURS}{job}-code:{hashlib.sha256(f'{base.id} {digest}'.encode()).hexdigest()[:24]}"
+
+    def run(name: str) -> None:
+        steps = {"Dockerfile": f"FROM {name}\nCOPY {IN_CONTEXT} {CODE}\nWORKDIR {CODE}\n"}
+        context = context_archive(steps, members)
+        image_store(engine).build(context, tag=tag, arguments={}, labels={names.JOB: job}, network="", say=log)
+
+    return tag, _build_on(base, engine, tag, run)
+
+
+def _build_on(base: ImageInfo, engine: Engine, tag: str, run: Callable[[str], None]) -> ImageInfo:
+    """What `run` builds as `tag`. It gets a name for the base: builders look up an id or a digest in a registry."""
+    store, name = image_store(engine), f"{OURS}base:{base.id.partition(':')[2][:24]}"
+    store.tag(base.id, name)
+    try:
+        run(name)
     finally:
         if base.tags or base.repo_digests:  # otherwise this name is all that keeps the base
             store.remove(name)
@@ -169,35 +200,37 @@ def buildx_argv(
     return [*argv, "-"]
 
 
-def context_archive(files: Mapping[str, str]) -> bytes:
-    """Files as a tar archive, the same bytes for the same files."""
+def context_archive(files: Mapping[str, str], members: Members = ()) -> bytes:
+    """Files, and members of another archive, as a tar archive: the same bytes for the same files."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, text in sorted(files.items()):
             data = text.encode()
             member = tarfile.TarInfo(name)
             member.size = len(data)
-            member.mode = 0o644
             archive.addfile(member, io.BytesIO(data))
+        for member, content in members:
+            archive.addfile(member, io.BytesIO(content) if content is not None else None)
     return buffer.getvalue()
 
 
 def _run_buildx(
-    context: bytes, tag: str, arguments: Mapping[str, str], labels: Mapping[str, str], network: str, log: Log
+    context: bytes, *, tag: str, arguments: Mapping[str, str], labels: Mapping[str, str], network: str, say: Log
 ) -> None:
     # The builder that is the engine itself, named like the CLI's context: others do not see the engine's images
     argv = buildx_argv(tag, arguments, labels, network, _docker_cli("context", "show") or "default")
-    last, pipe = deque[str](maxlen=LAST_LINES), subprocess.PIPE
-    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT) as process:
-        assert process.stdin is not None
+    last = deque[str](maxlen=LAST_LINES)
+    with tempfile.TemporaryFile() as stdin:
+        stdin.write(context)
+        stdin.seek(0)
+        process = subprocess.Popen(argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    with process:
         assert process.stdout is not None
         try:
-            with contextlib.suppress(BrokenPipeError):  # it gave up: why is in its output
-                process.stdin.write(context)
-                process.stdin.close()
             for line in process.stdout:
-                last.append(line.decode(errors="replace").rstrip())
-                log(last[-1])
+                if words := line.decode(errors="replace").rstrip():
+                    last.append(words)
+                    say(words)
         except BaseException:
             process.terminate()
             raise

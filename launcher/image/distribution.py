@@ -1,17 +1,20 @@
-"""One image on all nodes: pulled from its registry or pushed from where it is, and the proof that all have the same."""
+"""One image on all nodes: pulled from its registry or pushed from where it is, and the proof that all have the same.
+
+And its way into a registry, for clusters that get their images there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from launcher.errors import ImageUnfit, LauncherError, NodesFailed
+from launcher.errors import ImageUnfit, LauncherError, NodesFailed, UsageError
 from launcher.image import names
 from launcher.image.image_locations import ImageLocations, ImageOnNodes, find_same, having, image_store, same_image
 from launcher.model.facts import ImageInfo
 from launcher.node import cache
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_all
+from launcher.node.parallel import on_each, run_all
 
 UNREACHABLE_MAX_AGE = 3600.0  # seconds
 
@@ -40,26 +43,23 @@ def provide_from(
     theirs = {engine: found[engine] for engine in nodes}
     if not all(same_image(image, info) for image in theirs.values()):
         _log_replaced(name, info, source, theirs, locations)
-        named, theirs = theirs, dict(zip(nodes, run_all([partial(find, e) for e in nodes]), strict=True))
+        named, theirs = theirs, on_each(nodes, find)
         targets = [engine for engine in nodes if theirs[engine] is None]
         if targets:
             _check_architecture(name, info, named)
-            pulled = _try_pulling(name, info, targets, locations)
-            targets = [engine for engine in targets if engine not in pulled]
+            targets = _try_pulling(name, info, targets, locations)
         if targets:
             from launcher.image.peers import push_or_relay  # most starts have nothing to send
 
             locations.log(f"image {name}: from {locations.describe(source)} to {locations.describe(*targets)}")
-            have = [engine for engine, _ in having(theirs)]
-            sent.update(push_or_relay(source, info, name, targets, have, locations))
-        theirs = dict(zip(nodes, run_all([partial(find_same, engine, info) for engine in nodes]), strict=True))
+            sent.update(push_or_relay(source, info, name, targets, locations))
+        theirs = on_each(nodes, partial(find_same, info=info))
     missing = [engine.node for engine in nodes if theirs[engine] is None]
     if missing:
         cure = "another program may be removing images on the node; try again"
         raise ImageUnfit(", ".join(missing), f"does not have image {info.id[:19]} after it was sent", cure)
     proven = having(theirs)
-    unnamed = [(engine, image) for engine, image in proven if not _is_named(name, image)]
-    run_all([partial(image_store(engine).tag, image.id, name) for engine, image in unnamed])
+    run_all([partial(image_store(node).tag, image.id, name) for node, image in proven if not _is_named(name, image)])
     return ImageOnNodes(name, {engine.node: image for engine, image in proven}, shipped=sent)
 
 
@@ -116,7 +116,7 @@ def pull(name: str, engines: Sequence[Engine], locations: ImageLocations) -> Ima
             store.tag(info.id, name)
         return info
 
-    infos = dict(zip([engine.node for engine in engines], run_all([partial(pull_on, e) for e in engines]), strict=True))
+    infos = {engine.node: info for engine, info in on_each(engines, pull_on).items()}
     first = next(iter(infos.values()))
     if any(not same_image(info, first) for info in infos.values()):
         errors = [
@@ -130,7 +130,7 @@ def pull(name: str, engines: Sequence[Engine], locations: ImageLocations) -> Ima
 def _try_pulling(name: str, info: ImageInfo, engines: Sequence[Engine], locations: ImageLocations) -> list[Engine]:
     """Let nodes pull what a registry has: the image itself by digest, or the base that it was built from.
 
-    The engines that have the whole image then. A failure is only logged: the image is pushed to that node; if the
+    The engines that lack the whole image still. A failure is only logged: the image is pushed to that node; if the
     registry did not answer, the node does not try again for UNREACHABLE_MAX_AGE.
     """
     base = names.parse(info.labels.get(names.OCI_BASE_NAME, ""))
@@ -138,7 +138,7 @@ def _try_pulling(name: str, info: ImageInfo, engines: Sequence[Engine], location
     pinned = next(iter(info.repo_digests), "") or (base.at(digest) if base is not None and digest else "")
     wanted = names.parse(pinned)
     if wanted is None:
-        return []
+        return [*engines]
     login = registry_login(wanted)
 
     def pulled(engine: Engine) -> bool:
@@ -156,8 +156,22 @@ def _try_pulling(name: str, info: ImageInfo, engines: Sequence[Engine], location
                 return False
         return same_image(store.inspect(pinned), info)
 
-    outcomes = run_all([partial(pulled, engine) for engine in engines])
-    return [engine for engine, success in zip(engines, outcomes, strict=True) if success]
+    return [engine for engine, success in on_each(engines, pulled).items() if not success]
+
+
+def registry_place(registry: str, job: str) -> names.Reference:
+    """Where the job's image goes. Raises UsageError for what is no place in a registry."""
+    found = names.parse(f"{registry}/{job}")
+    if found is None or found.tag or found.digest:
+        raise UsageError("--push", f"{registry} is no place in a registry", "such as registry.example/team")
+    return found
+
+
+def publish(engine: Engine, image: ImageInfo, to: names.Reference) -> str:
+    """Push it; what it is called there, by digest."""
+    name = f"{to.repository}:{image.id.partition(':')[2][:24]}"
+    image_store(engine).tag(image.id, name)
+    return to.at(image_store(engine).push(name, registry_login(to)))
 
 
 def registry_login(wanted: names.Reference) -> Mapping[str, str] | None:

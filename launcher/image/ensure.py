@@ -39,9 +39,9 @@ def ensure(
 
     repair = plan_repair(image, locations, mounted=mounted, locked=locked)
     source, info, built, why = repair.builder, repair.info, False, repair.lock.why
-    name = repair.lock.base if repair.recipe.changes_nothing else repair.recipe.tag(job)
+    name = repair.lock.base if repair.changes_nothing else repair.tag(job)
     found = locations.find(name)
-    if not repair.recipe.changes_nothing:
+    if not repair.changes_nothing:
         sources = having(found)
         if sources:
             locations.log(f"image {name}: made from {repair.lock.base}: {why}")

@@ -73,11 +73,17 @@ def export(source: Engine, info: ImageInfo, known: int = 0, chunk: int = WHOLE) 
     for store in stores(source):
         readable = source.host == LOCAL and _readable(store)
         argv = store.direct(*arguments) if readable else store.container(options, *arguments)
-        began = False
-        for piece in _output(source, argv):
-            began = True
-            yield piece
-        if began:
+        began, words = False, b""
+        with closing(source.machine.open(argv)) as process:
+            while (output := process.receive(1.0)) is not None:
+                words = (words + output[1])[-PIECE:]
+                if output[0]:
+                    began = True
+                    yield output[0]
+        if began and DONE.encode() not in words:
+            why = words[-600:].decode(errors="replace").strip() or "it broke off"
+            raise ImageShipFailed(source.node, f"reading the image's layers failed: {why}", "try again")
+        if began:  # else the store is not laid out as expected, or the container cannot start
             return
     yield from image_store(source).save(info.id)
 
@@ -87,20 +93,3 @@ def _readable(store: Store) -> bool:
         return all(any((store.root / name).iterdir()) for name in store.folders)
     except OSError:
         return False
-
-
-def _output(source: Engine, argv: Sequence[str]) -> Generator[bytes, None, None]:
-    """What images/pack.py writes: nothing if the store is not laid out as expected, or the container cannot start.
-
-    The process ends with this. Raises ImageShipFailed if it fails after writing some of it.
-    """
-    began, words = False, b""
-    with closing(source.machine.open(argv)) as process:
-        while (output := process.receive(1.0)) is not None:
-            words = (words + output[1])[-PIECE:]
-            if output[0]:
-                began = True
-                yield output[0]
-    if began and DONE.encode() not in words:
-        what = f"reading the image's layers failed: {words[-600:].decode(errors='replace').strip() or 'it broke off'}"
-        raise ImageShipFailed(source.node, what, "try again")

@@ -186,7 +186,10 @@ def decide(asked: str, report: Report, image: str, mounted: bool = False) -> Dec
         return Decision(KEEP, "the job says keep: nothing was checked")
     faults = find_faults(report)
     notes = tuple(find_notes(report))
-    _refuse_what_torchvision_cannot_fix(faults, image, mounted)
+    for fault in faults:
+        if fault.part != "torchvision" and not (mounted and fault.part == "torch" and not fault.error):
+            cure = "choose a base with a torch that works, or set image.torchvision to keep if the job needs none"
+            raise ImageUnfit(f"image {image}", fault.with_error, cure)
     if not report.torch_folder:
         return Decision(KEEP, "torch is not in the image: the job's mounts are used as they are")
     if asked == "auto" and faults:
@@ -197,14 +200,6 @@ def decide(asked: str, report: Report, image: str, mounted: bool = False) -> Dec
         return Decision(KEEP, f"torchvision {report.torchvision} is installed and works", notes=notes)
     why = f"the job asks for torchvision {asked}, the base has {report.torchvision or 'none'}"
     return _install(asked, report, image, why)
-
-
-def _refuse_what_torchvision_cannot_fix(faults: list[Fault], image: str, mounted: bool) -> None:
-    for fault in faults:
-        if fault.part == "torchvision" or (fault.part == "torch" and not fault.error and mounted):
-            continue
-        cure = "choose a base with a torch that works, or set image.torchvision to keep if the job needs none"
-        raise ImageUnfit(f"image {image}", fault.with_error, cure)
 
 
 def _repair(report: Report, image: str, why: str) -> Decision:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 from launcher.errors import ImageShipFailed
 from launcher.model.facts import ImageInfo
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_all
+from launcher.node.parallel import on_each
 
 if TYPE_CHECKING:
     from launcher.node.docker.images import DockerImages
@@ -61,8 +60,8 @@ class ImageLocations:
 
     def find(self, name: str) -> dict[Engine, ImageInfo | None]:
         """One `inspect` everywhere at once, a single round trip: the caller's engine first, then the nodes in order."""
-        engines = list(dict.fromkeys([*([self.local] if self.local else []), *self.nodes]))
-        return dict(zip(engines, run_all([partial(image_store(e).inspect, name) for e in engines]), strict=True))
+        engines = [self.local, *self.nodes] if self.local else self.nodes
+        return on_each(engines, lambda engine: image_store(engine).inspect(name))
 
 
 def having(found: Mapping[Engine, ImageInfo | None]) -> list[tuple[Engine, ImageInfo]]:

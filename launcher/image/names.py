@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 
 # Labels. Every container of an image shows them too, so none is a label of launcher.model.labels.
-RECIPE = "launcher.image.recipe"  # digest of the recipe: marks images that we built
+RECIPE = "launcher.image.recipe"  # digest of all that went into it: marks images that we built
 JOB = "launcher.image.job"
 TORCH = "launcher.image.torch"
 TORCHVISION = "launcher.image.torchvision"

@@ -15,7 +15,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,7 +25,7 @@ from launcher.image.image_locations import ImageLocations, OnProgress, find_same
 from launcher.image.push import CHUNK, Transfer, deliver, is_part, is_slow, push, survey
 from launcher.model.facts import ImageInfo, Reach
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_all, run_all_settled
+from launcher.node.parallel import on_each, run_all_settled
 from launcher.plan.rendezvous import candidates
 
 VARIABLE = "LAUNCHER_IMAGE_RELAY"  # how many nodes must lack an image before nodes serve one another; 0: never
@@ -72,20 +72,16 @@ pieces | docker load --quiet && echo "{PULLED}"
 
 
 def push_or_relay(
-    source: Engine,
-    info: ImageInfo,
-    name: str,
-    targets: Sequence[Engine],
-    have: Sequence[Engine],
-    locations: ImageLocations,
+    source: Engine, info: ImageInfo, name: str, targets: Sequence[Engine], locations: ImageLocations
 ) -> Mapping[str, int]:
     """Image `info` of `source` to all targets: bytes sent from here, by node; none to those that a peer served.
 
-    have: nodes that have it already. Whatever fails between the nodes, the launcher pushes itself. Raises NodesFailed.
+    All other nodes have it already. Whatever fails between nodes, the launcher pushes itself. Raises NodesFailed.
     """
     if not _worthwhile(info, targets):
         return push(source, info, name, targets, locations.on_progress)
-    sources, rest, log = list(have), list(targets), locations.log
+    sources = [engine for engine in locations.nodes if engine not in targets]
+    rest, log = list(targets), locations.log
     sent, errors = dict.fromkeys((engine.node for engine in targets), 0), list[LauncherError]()
 
     def push_to(engines: Sequence[Engine]) -> bool:
@@ -123,8 +119,7 @@ def pull_from_peers(
     sources: Sequence[Engine], info: ImageInfo, name: str, targets: Sequence[Engine], locations: ImageLocations
 ) -> list[Engine]:
     """In rounds: each node that has the image serves CLIENTS others, which then serve too. Returns those left over."""
-    engines = (*sources, *targets)
-    facts = dict(zip(engines, run_all([engine.facts for engine in engines]), strict=True))
+    facts = on_each([*sources, *targets], lambda engine: engine.facts())
     waiting, left, log = list(targets), list[Engine](), locations.log
     peers, joining = list[Peer](), list(sources)
 
@@ -181,26 +176,23 @@ def _start_peer(engine: Engine, store: Store, image: str, addresses: Sequence[st
     """In a container that ends with its stdin: with this process, or with the connection."""
     token, printed = secrets.token_hex(32), b""
     options = ["run", "--rm", "--interactive", "--init", "--log-driver", "none", "--network", "host", "--read-only"]
-    process = engine.machine.open(store.container(options, image, "serve"))
+    with ExitStack() as opened:
+        process = opened.enter_context(closing(engine.machine.open(store.container(options, image, "serve"))))
 
-    def close() -> None:
-        deadline = time.monotonic() + END_TIMEOUT
-        process.end_input()
-        with closing(process):
-            while time.monotonic() < deadline and process.receive(1.0) is not None:
-                pass
+        def close() -> None:
+            deadline = time.monotonic() + END_TIMEOUT
+            process.end_input()
+            with closing(process):
+                while time.monotonic() < deadline and process.receive(1.0) is not None:
+                    pass
 
-    try:
         process.send(f"{token}\n".encode())
         deadline = time.monotonic() + START_TIMEOUT
         while time.monotonic() < deadline and (output := process.receive(1.0)) is not None:
             printed += b"".join(output)
             if found := _PORT.search(printed):
+                opened.pop_all()  # it runs on
                 return Peer(engine, addresses, int(found[1]), token, close)
-    except BaseException:
-        process.close()
-        raise
-    process.close()
     words = printed[-300:].decode(errors="replace").strip() or "no output"
     raise ImageShipFailed(engine.node, f"does not serve: {words}")
 

@@ -41,16 +41,19 @@ def image_facts(engine: Engine, reference: str, info: ImageInfo | None, like: Co
     """
     if info is None:
         argv = (sys.executable, "-c", asset("probe.py"), sys.executable, "facts")
-        found = run(engine, "", sys.executable, argv, like, FAST_TIMEOUT)
-        return _facts("", "", (), Report.from_json(found))
-    view = [[mount.source, mount.target] for mount in like.mounts]
-    where = [engine.host, view] if view else []  # the same path may hold other things on another node
-    name = cache.key(info.id, where, dict(like.env), like.user, asset("probe.py"))
-    kept = cache.get("facts", name)
-    if kept is None or not (_in_image(kept, like) or cache.get("facts", name, MOUNTED_MAX_AGE)):
-        kept = run(engine, info.id, reference, _argv("facts"), like, FAST_TIMEOUT)
-        cache.put("facts", name, kept)
-    return _facts(reference, info.id, info.entrypoint, Report.from_json(kept))
+        kept = run(engine, "", sys.executable, argv, like, FAST_TIMEOUT)
+    else:
+        view = [[mount.source, mount.target] for mount in like.mounts]
+        where = [engine.host, view] if view else []  # the same path may hold other things on another node
+        name = cache.key(info.id, where, dict(like.env), like.user, asset("probe.py"))
+        kept = cache.get("facts", name)
+        if kept is None or not (_in_image(kept, like) or cache.get("facts", name, MOUNTED_MAX_AGE)):
+            kept = run(engine, info.id, reference, _argv("facts"), like, FAST_TIMEOUT)
+            cache.put("facts", name, kept)
+    found = Report.from_json(kept)
+    launch = Launch.RUN if found.run else Launch.LAUNCH if found.launch else Launch.NONE
+    image, entrypoint = (info.id, info.entrypoint) if info else ("", ())
+    return ImageFacts(reference, image, found.python, launch, found.flags, found.torch, entrypoint)
 
 
 def full_report(engine: Engine, info: ImageInfo, reference: str) -> Report:
@@ -109,8 +112,3 @@ def _in_image(found: Mapping[str, Any], like: ContainerSpec) -> bool:
     if not folder:
         return not like.mounts
     return not any(f"{folder}/".startswith(mount.target.rstrip("/") + "/") for mount in like.mounts)
-
-
-def _facts(reference: str, image: str, entrypoint: tuple[str, ...], found: Report) -> ImageFacts:
-    launch = Launch.RUN if found.run else Launch.LAUNCH if found.launch else Launch.NONE
-    return ImageFacts(reference, image, found.python, launch, found.flags, found.torch, entrypoint)

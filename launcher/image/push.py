@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 
-from launcher.errors import ImageShipFailed, LauncherError, NodesFailed, NoRoom
+from launcher.errors import ImageShipFailed, LauncherError, NoRoom
 from launcher.image.export import WHOLE, export
 from launcher.image.image_locations import OnProgress, find_same, image_store
 from launcher.image.names import PARTIAL
 from launcher.model.facts import ImageInfo
 from launcher.node import cache
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_all_settled
+from launcher.node.parallel import on_each
 
 CHUNK = 1 << 30
 PROGRESS_INTERVAL = 0.1  # seconds between two reports of one node's progress
@@ -48,17 +48,13 @@ def push(
     Raises NodesFailed, naming every node that did not get it; the others have it then.
     """
 
-    def push_to(engine: Engine) -> Transfer:
+    def push_to(engine: Engine) -> int:
         transfer = Transfer(engine)
         deliver(transfer, info, name, partial(_send, source, info, transfer, on_progress), chunk)
         on_progress(engine.node, transfer.sent, transfer.sent)
-        return transfer
+        return transfer.sent
 
-    outcomes = run_all_settled([partial(push_to, engine) for engine in engines])
-    errors = [outcome for outcome in outcomes if isinstance(outcome, LauncherError)]
-    if errors:
-        raise NodesFailed(errors, of=len(engines))
-    return {outcome.engine.node: outcome.sent for outcome in outcomes if isinstance(outcome, Transfer)}
+    return {engine.node: sent for engine, sent in on_each(engines, push_to).items()}
 
 
 def deliver(transfer: Transfer, info: ImageInfo, name: str, send: Send, chunk: int = CHUNK) -> None:

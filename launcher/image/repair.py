@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.errors import ImageUnfit
 from launcher.image import names
-from launcher.image.builder import Recipe, build, pip_authority, pip_index
+from launcher.image.builder import Repair, build
 from launcher.image.distribution import pull
 from launcher.image.faults import KEEP, Report, decide, find_faults
-from launcher.image.image_locations import ImageLocations, having, image_store
+from launcher.image.image_locations import ImageLocations, having
 from launcher.image.lock import Lock
 from launcher.image.probe import full_report
 from launcher.job.models import Image
@@ -26,32 +25,6 @@ CHECKS = {
 }
 
 
-@dataclass(frozen=True)
-class Repair:
-    """What is to be built and where, or that the base is used as it is (`recipe.changes_nothing`)."""
-
-    builder: Engine
-    info: ImageInfo  # of the base on the builder
-    recipe: Recipe
-    lock: Lock  # base and decision, to write beside the job; torch is "" if the base was not probed
-
-    def labels(self, job: str) -> dict[str, str]:
-        """Labels of the built image: where it comes from and why."""
-        found = {
-            names.RECIPE: self.recipe.digest,
-            names.JOB: job,
-            names.TORCH: self.lock.torch,
-            names.TORCHVISION: self.lock.torchvision,
-            names.STEP: self.lock.step,
-            names.WHY: self.lock.why,
-            names.BASE_ID: self.recipe.base_id,
-            names.OCI_BASE_NAME: self.lock.base,
-            names.OCI_BASE_DIGEST: self.lock.base_digest,
-            names.OCI_TITLE: f"launcher image of job {job}",
-        }
-        return {key: value for key, value in found.items() if value}
-
-
 def plan_repair(
     image: Image, locations: ImageLocations, *, mounted: bool = False, locked: Lock | None = None
 ) -> Repair:
@@ -62,11 +35,9 @@ def plan_repair(
     assert image.base is not None, "an image given by ref is not built"
     builder, info = _find_base(image.base, locations, locked)
     if locked is None:
-        locked = _decide(image, image.base, builder, info, mounted)
-    else:
-        locked = dataclasses.replace(locked, base_id=info.id, base_digest=_digest(image.base, info), user=info.user)
-    recipe = Recipe(info.id, locked.step, tuple(image.packages), info.user, pip_index(), pip_authority())
-    return Repair(builder, info, recipe, locked)
+        return Repair(builder, info, _decide(image, image.base, builder, info, mounted))
+    base_digest = _digest(image.base, info)
+    return Repair(builder, info, replace(locked, base_id=info.id, base_digest=base_digest, user=info.user))
 
 
 def _decide(image: Image, base: str, builder: Engine, info: ImageInfo, mounted: bool) -> Lock:
@@ -100,8 +71,7 @@ def carry_out(repair: Repair, tag: str, job: str, locations: ImageLocations) -> 
     """Build and verify on the builder. Raises ImageBuildFailed, ImageUnfit."""
     builder, log, base = repair.builder, locations.log, repair.lock.base
     log(f"image {tag}: building on {locations.describe(builder)} from {base}: {repair.lock.why}")
-    local = builder is locations.local
-    built = build(repair.recipe, tag, repair.labels(job), builder, repair.info, local=local, log=log)
+    built = build(repair, tag, job, local=builder is locations.local, log=log)
     if repair.lock.torch:
         verdict = Verdict(tag, full_report(builder, built, tag), full_report(builder, repair.info, base))
         for what, before, after in verdict.rows():
@@ -124,12 +94,7 @@ def _find_base(base: str, locations: ImageLocations, locked: Lock | None) -> tup
             what = f"the one that the lock file names, {locked.base_id[:19]}, is no longer on any of these machines"
             raise ImageUnfit(f"image {base}", what, "remove the lock file to take the base as it is now")
         name = wanted.at(locked.base_digest)
-    pull(name, [builder], locations)
-    info = image_store(builder).inspect(name)
-    if info is None:
-        what = f"was pulled on {locations.describe(builder)} but is missing now"
-        raise ImageUnfit(f"image {base}", what, "try again")
-    return builder, info
+    return builder, pull(name, [builder], locations).images[builder.node]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
 from launcher.errors import LauncherError, NodesFailed
@@ -27,6 +28,12 @@ def run_all(jobs: Sequence[Callable[[], T]]) -> list[T]:
     if failures:
         raise NodesFailed(failures, of=len(jobs))
     return [outcome for outcome in outcomes if not isinstance(outcome, LauncherError)]
+
+
+def on_each(nodes: Iterable[A], ask: Callable[[A], T]) -> dict[A, T]:
+    """Each once, all at the same time: the answers by node. Raises as run_all()."""
+    asked = dict.fromkeys(nodes)
+    return dict(zip(asked, run_all([partial(ask, node) for node in asked]), strict=True))
 
 
 def run_all_settled(jobs: Sequence[Callable[[], T]]) -> list[T | LauncherError]:

@@ -11,8 +11,7 @@ import pytest
 
 from launcher.model.container import ContainerSpec, Layout, Mount
 from launcher.node.connect import connect
-from launcher.node.docker.docker_run import docker_run
-from launcher.node.docker.values import container_request
+from launcher.node.docker.values import container_request, docker_run
 from launcher.node.engine import Engine
 from tests.bed.bed import Bed
 from tests.bed.settings import TRAIN_IMAGE

@@ -145,7 +145,7 @@ def test_a_transfer_takes_its_time_but_its_events_have_an_end(serve: Callable[[f
     tracemalloc.start()
     try:
         with pytest.raises((EngineFailed, ImageUnfit), match="over 8 MiB"):
-            DockerImages("gpu-a", client).pull("image")
+            DockerImages(client).pull("image")
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()

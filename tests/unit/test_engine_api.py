@@ -235,7 +235,7 @@ def test_a_late_response_closes_its_connection(client: DockerClient) -> None:
 
 
 def test_an_abandoned_save_closes_its_connection(client: DockerClient) -> None:
-    images = DockerImages("a", client)
+    images = DockerImages(client)
     for _ in range(CONNECTIONS + 1):
         Engine.gone.clear()
         pieces = images.save("big")

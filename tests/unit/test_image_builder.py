@@ -6,9 +6,9 @@ import pytest
 
 from launcher.errors import ImageBuildFailed
 from launcher.image import names
-from launcher.image.builder import Recipe, buildx_argv, context_archive, pip_authority, pip_index
+from launcher.image.builder import Repair, buildx_argv, context_archive, pip_authority, pip_index
 from launcher.image.lock import Lock
-from launcher.image.repair import Repair
+from launcher.model.facts import ImageInfo
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -38,23 +38,37 @@ def test_our_own_names_are_in_no_registry():
     assert names.in_registry("registry.example/launcher/demo:0123")
 
 
-RECIPE = Recipe(base_id=DIGEST, step="wheel 0.29.1 cu130", packages=("six", "attrs>=20"), user="")
+BASE, WHY = "nvcr.io/nvidia/pytorch:26.09-py3", "VGG without adaptive pool"
+INFO = ImageInfo(id=DIGEST, tags=(), repo_digests=(), arch="amd64", entrypoint=(), labels={}, layers=(), size=0)
+DECIDED = Lock(
+    base=BASE, torchvision_asked="auto", packages=("six", "attrs>=20"), base_id=DIGEST, base_digest=DIGEST, user="",
+    torch="2.14.1+cu130", torchvision="0.29.1", step="wheel 0.29.1 cu130", why=WHY, image="", image_id="",
+)  # fmt: skip
+REPAIR = Repair(None, INFO, DECIDED)
 
 
-def test_equal_inputs_give_equal_names_and_different_inputs_different_names():
-    again = dataclasses.replace(RECIPE, index=(("PIP_INDEX_URL", "https://mirror.example/simple"),), authority="PEM")
-    assert again.tag("demo") == RECIPE.tag("demo")
+def test_equal_inputs_give_equal_names_and_different_inputs_different_names(monkeypatch):
     others = [
-        dataclasses.replace(RECIPE, base_id="sha256:" + "b" * 64),
-        dataclasses.replace(RECIPE, step="keep"),
-        dataclasses.replace(RECIPE, packages=("six",)),
-        dataclasses.replace(RECIPE, user="1000"),
+        dataclasses.replace(REPAIR, info=dataclasses.replace(INFO, id="sha256:" + "b" * 64)),
+        dataclasses.replace(REPAIR, lock=dataclasses.replace(DECIDED, step="keep")),
+        dataclasses.replace(REPAIR, lock=dataclasses.replace(DECIDED, packages=("six",))),
+        dataclasses.replace(REPAIR, info=dataclasses.replace(INFO, user="1000")),
     ]
-    assert len({RECIPE.digest, *(other.digest for other in others)}) == 5
+    assert len({REPAIR.digest, *(other.digest for other in others)}) == 5
+    before = REPAIR.tag("demo")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.example/simple")  # how the index is reached does not count
+    assert REPAIR.arguments("x")["PIP_INDEX_URL"] == "https://mirror.example/simple"
+    assert REPAIR.tag("demo") == before
 
 
-def test_the_command_line_of_a_build():
-    argv = buildx_argv("launcher/demo:1", RECIPE.arguments("launcher/base:1"), {"a": "b c"}, "host", "default")
+@pytest.fixture
+def plain_pip(monkeypatch):
+    for name in ("PIP_CERT", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_command_line_of_a_build(plain_pip):
+    argv = buildx_argv("launcher/demo:1", REPAIR.arguments("launcher/base:1"), {"a": "b c"}, "host", "default")
     assert argv == [
         *("docker", "buildx", "build", "--builder", "default", "--load", "--progress", "plain"),
         *("--tag", "launcher/demo:1", "--network", "host"),
@@ -63,19 +77,17 @@ def test_the_command_line_of_a_build():
     ]
 
 
-def test_a_context_is_the_same_bytes_each_time():
-    assert context_archive(RECIPE.files()) == context_archive(dict(reversed(RECIPE.files().items())))
-    assert RECIPE.files()["requirements.txt"] == "six\nattrs>=20\n"
+def test_a_context_is_the_same_bytes_each_time(plain_pip):
+    assert context_archive(REPAIR.files()) == context_archive(dict(reversed(REPAIR.files().items())))
+    assert REPAIR.files()["requirements.txt"] == "six\nattrs>=20\n"
 
 
 def test_labels_say_where_it_comes_from_and_why():
-    base, why = "nvcr.io/nvidia/pytorch:26.09-py3", "VGG without adaptive pool"
-    decided = Lock(base, "auto", (), DIGEST, DIGEST, "", "2.14.1+cu130", "0.29.1", "wheel 0.29.1 cu130", why, "", "")
-    found = Repair(None, None, RECIPE, decided).labels("demo")
-    assert found["org.opencontainers.image.base.name"] == "nvcr.io/nvidia/pytorch:26.09-py3"
+    found = REPAIR.labels("demo")
+    assert found["org.opencontainers.image.base.name"] == BASE
     assert found["org.opencontainers.image.base.digest"] == DIGEST
     assert found["launcher.image.torchvision"] == "0.29.1"
-    assert found["launcher.image.why"] == "VGG without adaptive pool"
+    assert found["launcher.image.why"] == WHY
 
 
 def test_a_password_in_the_index_address_is_refused_because_the_image_would_reveal_it():

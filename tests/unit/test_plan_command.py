@@ -16,8 +16,7 @@ from launcher.cli.plan import docker_lines, plan, show
 from launcher.errors import UsageError
 from launcher.job.loader import parse_job
 from launcher.model.container import ContainerSpec, Layout, Mount
-from launcher.node.docker.docker_run import docker_run
-from launcher.node.docker.values import container_request, device
+from launcher.node.docker.values import container_request, device, docker_run
 from launcher.plan.offline import offline
 
 JOB = """

@@ -62,8 +62,6 @@ class DockerClient:
         for last in (False, True):
             try:
                 return request(self._connected())
-            except LauncherError:
-                raise
             except SDK_ERRORS as error:
                 if last or not is_lost(unwrap_sdk_error(error)):
                     raise self._explain(doing, error) from error
@@ -84,10 +82,13 @@ class DockerClient:
         return self._closed.wait(seconds)
 
     @contextmanager
-    def transfer(self, doing: str, failure: type[LauncherError], longest: float | None = None) -> Iterator[APIClient]:
+    def transfer(
+        self, doing: str, failure: Callable[[str, str, str], LauncherError], cure: str = "", longest: float = 0
+    ) -> Iterator[APIClient]:
         """For a whole image, which takes its time: a connection of its own, which ends with the block, and no retry.
 
-        What the engine refuses is raised as `failure`. longest: bytes of an answer, None for the usual limit.
+        What the engine refuses is raised as `failure`, with `cure` where its words tell none. longest: bytes of an
+        answer, 0 for the usual limit.
         """
         connections: list[Connection] = []
 
@@ -99,18 +100,14 @@ class DockerClient:
             version = self._connected().api_version
             adapter = _Adapter(dial, 1, longest or self._limits.size, timed=False)
             yield _api_client(self._node, version, adapter, TRANSFER_TIMEOUT)
-        except LauncherError:
-            raise
         except SDK_ERRORS as error:
             ours = self._explain(doing, error)
             if isinstance(ours, (EngineFailed, NodeUnfit)):
-                raise failure(ours.where, ours.what, ours.next_step) from error
+                raise failure(ours.where, ours.what, ours.next_step or cure) from error
             raise ours from error
         finally:
             for connection in connections:
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)  # close() alone waits for an open response
-                connection.close()
+                connection.shutdown(socket.SHUT_RDWR)  # close() alone waits for an open response
 
     def _explain(self, doing: str, error: Exception) -> LauncherError:
         return explain(self._node, self._user, doing, unwrap_sdk_error(error))
@@ -125,9 +122,8 @@ class DockerClient:
             if self._api is None:
                 # APIClient would ask for the version before it can be given an adapter
                 session = _mount(requests.Session(), self._adapter)
-                version = checked(session.get(f"{_URL}/_ping", timeout=self._limits.seconds)).headers.get(
-                    "Api-Version", ""
-                )
+                answer = checked(session.get(f"{_URL}/_ping", timeout=self._limits.seconds))
+                version = answer.headers.get("Api-Version", "")
                 if not _VERSION.fullmatch(version):
                     raise ValueError(f"its API version is {version!r}")
                 self._api = _api_client(self._node, version, self._adapter, self._limits.seconds)
@@ -149,8 +145,6 @@ def ids(listed: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def found(ask: Callable[[str], T | None], names: Sequence[str]) -> list[T]:
     """Those that exist, asked for over all connections at once; the first's error."""
-    if len(names) == 1:  # the commonest case needs no thread
-        return [each for each in [ask(names[0])] if each is not None]
     results: list[T | None] = []
     for start in range(0, len(names), CONNECTIONS):
         waiting = [in_background(partial(ask, name)) for name in names[start : start + CONNECTIONS]]

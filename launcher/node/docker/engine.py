@@ -46,8 +46,8 @@ class DockerEngine(Engine):
     ) -> None:
         super().__init__(node, host, machine)
         self._client = DockerClient(node, machine.user, dial, machine.limits)
-        self._images = DockerImages(node, self._client, ssh)
-        self._identity: tuple[str, str] | None = None  # the engine's id and version, once it was asked
+        self._images = DockerImages(self._client, ssh)
+        self._facts: EngineFacts | None = None  # once it was asked
 
     def open(self) -> None:
         """Make sure that the engine answers. Raises NodeUnreachable, EngineUnavailable, EngineForbidden, ..."""
@@ -93,8 +93,7 @@ class DockerEngine(Engine):
             try:
                 self.create(_bare(name, image, labels))
             except NameTaken:
-                holder = self._inspect(name)
-                if holder is not None:  # None: let go since
+                if holder := self._inspect(name):  # None: let go since
                     return holder
             else:
                 return None
@@ -112,11 +111,9 @@ class DockerEngine(Engine):
 
     def inspect(self, container: str) -> ContainerState:
         """Raises ContainerGone when there is no such container."""
-        state = self._inspect(container)
-        if state is None:
-            what = f"container {container} is gone"
-            raise ContainerGone(self.node, what, "it was removed: see `docker events` on the node")
-        return state
+        if state := self._inspect(container):
+            return state
+        raise ContainerGone(self.node, f"container {container} is gone", "it was removed: see `docker events` there")
 
     def wait(self, container: str, timeout: float) -> ContainerState:
         """Comes back to a node that was away, within the time limit. Raises ContainerGone when it was removed."""
@@ -150,9 +147,18 @@ class DockerEngine(Engine):
 
         self._client.find(f"send SIG{name} to {container}", ask)
 
-    def remove(self, container: str) -> None:
-        """Its anonymous volumes go with it. Raises EngineFailed for one that still runs."""
-        self._remove(container, force=False)
+    def remove(self, container: str, *, force: bool = False) -> None:
+        """Its anonymous volumes go with it. Raises EngineFailed for one that still runs; force: that one goes too."""
+
+        def ask(api: APIClient) -> None:
+            try:
+                api.remove_container(container, v=True, force=force)
+            except APIError as refusal:
+                if refusal.status_code != HTTPStatus.CONFLICT or "already in progress" not in str(refusal.explanation):
+                    raise
+                api.wait(container, timeout=_REMOVAL_TIMEOUT, condition="removed")
+
+        self._client.find(f"remove {container}", ask)
 
     def logs(self, container: str, tail: int = 200) -> bytes:
         return self._client.ask(f"read the log of {container}", lambda api: bytes(api.logs(container, tail=tail)))
@@ -177,13 +183,12 @@ class DockerEngine(Engine):
                     raise EngineFailed(self.node, f"container {spec.name} did not end in {timeout:g} s: {words}")
                 return state.exit_code, output
             finally:
-                self._remove(container, force=True)
+                self.remove(container, force=True)
 
     def granted_ulimits(self, image: str) -> Ulimits:
         """The image's `true` is run for it, or at least looked for. Raises what run_probe() raises."""
-        if self._identity is None:
-            self._identify()
-        key = cache.key(self._identity, WANTED_ULIMITS)
+        engine = self._facts or self._identify()
+        key = cache.key((engine.id, engine.version), WANTED_ULIMITS)
         known = cache.get("ulimits", key)
         if not isinstance(known, list):
             known = [name for name, _ in granted(WANTED_ULIMITS, lambda limits: self._starts_with(image, limits))]
@@ -194,9 +199,8 @@ class DockerEngine(Engine):
         self._client.close()
 
     def _identify(self) -> EngineFacts:
-        found = self._client.ask("ask the engine what it is", lambda api: engine_facts(api.info()))
-        self._identity = found.id, found.version
-        return found
+        self._facts = self._client.ask("ask the engine what it is", lambda api: engine_facts(api.info()))
+        return self._facts
 
     def _wait_once(self, container: str, phase: Phase, deadline: float) -> None:
         """Until the engine answers, the time is over or the connection is lost, which the next inspect() tells."""
@@ -224,17 +228,6 @@ class DockerEngine(Engine):
                 return True  # limits are set before the program is looked for
             raise
         return True
-
-    def _remove(self, container: str, *, force: bool) -> None:
-        def ask(api: APIClient) -> None:
-            try:
-                api.remove_container(container, v=True, force=force)
-            except APIError as refusal:
-                if refusal.status_code != HTTPStatus.CONFLICT or "already in progress" not in str(refusal.explanation):
-                    raise
-                api.wait(container, timeout=_REMOVAL_TIMEOUT, condition="removed")
-
-        self._client.find(f"remove {container}", ask)
 
 
 def granted(wanted: Ulimits, starts_with: Callable[[Ulimits], bool]) -> Ulimits:

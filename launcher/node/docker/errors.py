@@ -61,7 +61,9 @@ def explain(node: str, user: str, doing: str, error: Exception) -> LauncherError
     if isinstance(error, docker.errors.APIError):
         return _refused(node, doing, error)
     if isinstance(error, _MALFORMED):
-        return malformed_response(node, doing, error)
+        what = f"could not {doing}: unexpected response from the Docker API ({type(error).__name__}: {error})"
+        cure = "is it Docker's own engine, without a proxy in between? on the node: docker version"
+        return EngineFailed(node, what, cure)
     if isinstance(error, docker.errors.DockerException):
         return EngineFailed(node, f"could not {doing}: {error}")
     if isinstance(error, TimeoutError):
@@ -78,12 +80,6 @@ def _causes(error: BaseException) -> list[BaseException]:
         inner = (one.__cause__, one.__context__, getattr(one, "reason", None), *one.args)
         found += [item for item in inner if isinstance(item, BaseException) and item not in found]
     return found
-
-
-def malformed_response(node: str, doing: str, error: BaseException) -> EngineFailed:
-    what = f"could not {doing}: unexpected response from the Docker API ({type(error).__name__}: {error})"
-    cure = "is it Docker's own engine, without a proxy in between? on the node: docker version"
-    return EngineFailed(node, what, cure)
 
 
 def _no_engine(node: str, user: str, error: OSError) -> LauncherError:
@@ -111,6 +107,6 @@ def _refused(node: str, doing: str, error: docker.errors.APIError) -> LauncherEr
     if "could not select device driver" in words or "nvidia-container-cli" in words:
         cure = "install the NVIDIA Container Toolkit there: nvidia-ctk runtime configure --runtime=docker"
         return NodeUnfit(node, f"its engine cannot give GPUs to containers: {words}", cure)
-    if "no space left on device" in words:
+    if "no space left on device" in words.lower():
         return NodeUnfit(node, f"its disk is full: {words}", "make room: launcher clean, docker system df")
     return EngineFailed(node, f"could not {doing}: {words}")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import math
-import os
 import shutil
 import subprocess
 import tempfile
@@ -14,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from docker.errors import APIError
 from docker.utils import parse_repository_tag
 
 from launcher.errors import ImageBuildFailed, ImageShipFailed, ImageUnfit, NoRoom
@@ -23,14 +22,12 @@ from launcher.node.docker.values import image_info, label_filter
 from launcher.node.ssh.config import open_ssh_argv
 
 _PIECE = 1 << 20
-_PULL_CURE = "check its spelling, the node's way to the registry, and `docker login` on this machine"
 
 
 class DockerImages:
     """`ssh`: (host, ssh config) where the OpenSSH client may load images."""
 
-    def __init__(self, node: str, client: DockerClient, ssh: tuple[str, str | None] | None = None) -> None:
-        self._node = node
+    def __init__(self, client: DockerClient, ssh: tuple[str, str | None] | None = None) -> None:
         self._client = client
         self._ssh = ssh
 
@@ -44,32 +41,25 @@ class DockerImages:
         login: username, password (or identitytoken), serveraddress; sent with this one request and kept nowhere on the
         node.
         """
-        with self._client.transfer(f"pull {reference}", ImageUnfit) as api:
+        cure = "check its spelling, the node's way to the registry, and `docker login` on this machine"
+        with self._client.transfer(f"pull {reference}", ImageUnfit, cure) as api:
             # without auth_config docker-py looks for a login of its own: {} says that there is none
-            failure = _follow(api.pull(reference, stream=True, decode=True, auth_config=dict(login or {})))
-        if failure:
-            raise ImageUnfit(self._node, f"could not pull {reference}: {failure}", _PULL_CURE)
+            deque(_read(api.pull(reference, stream=True, decode=True, auth_config=dict(login or {}))), maxlen=0)
 
     def digest(self, reference: str, login: Mapping[str, str] | None = None) -> str:
         """What its registry calls it now, `sha256:...`, asked by the engine without pulling. Raises ImageUnfit."""
         with self._client.transfer(f"ask the registry for {reference}", ImageUnfit) as api:
-            answer = api.inspect_distribution(reference, auth_config=dict(login or {}))
-            return str(answer["Descriptor"]["digest"])
+            return str(api.inspect_distribution(reference, auth_config=dict(login or {}))["Descriptor"]["digest"])
 
     def push(self, reference: str, login: Mapping[str, str] | None = None) -> str:
         """Let the engine push it; the digest that its registry gives it. Raises ImageShipFailed with their words."""
-        digests: list[str] = []
-
-        def hear(event: Mapping[str, Any]) -> None:
-            if isinstance(told := event.get("aux"), Mapping) and told.get("Digest"):
-                digests.append(str(told["Digest"]))
-
-        with self._client.transfer(f"push {reference}", ImageShipFailed, math.inf) as api:
-            failure = _follow(api.push(reference, stream=True, decode=True, auth_config=dict(login or {})), hear)
-        if failure or not digests:
-            what = f"could not push {reference}: {failure or 'the engine tells no digest of it'}"
-            raise ImageShipFailed(self._node, what, "check the registry's name, and `docker login` on this machine")
-        return digests[-1]
+        cure = "check the registry's name, and `docker login` on this machine"
+        with self._client.transfer(f"push {reference}", ImageShipFailed, cure, math.inf) as api:
+            events = _read(api.push(reference, stream=True, decode=True, auth_config=dict(login or {})))
+            told = [aux for event in events if isinstance(aux := event.get("aux"), Mapping) and aux.get("Digest")]
+            if not told:
+                raise _failure("the engine tells no digest of it")
+        return str(told[-1]["Digest"])
 
     def build(
         self,
@@ -88,11 +78,6 @@ class DockerImages:
         """
         lines: deque[str] = deque(maxlen=20)
 
-        def hear(event: Mapping[str, Any]) -> None:
-            for line in str(event.get("stream", "")).splitlines():
-                lines.append(line)
-                say(line)
-
         with self._client.transfer(f"build {tag}", ImageBuildFailed) as api:
             events = api.build(
                 fileobj=io.BytesIO(context),
@@ -105,9 +90,10 @@ class DockerImages:
                 forcerm=True,
                 decode=True,
             )
-            failure = _follow(events, hear)
-            if failure:
-                raise ImageBuildFailed(self._node, "\n".join([f"could not build {tag}:", *lines, failure]))
+            for event in _read(events, lines):
+                for line in filter(str.strip, str(event.get("stream", "")).splitlines()):
+                    lines.append(line)
+                    say(line)
             return image_info(api.inspect_image(tag)).id
 
     def save(self, reference: str) -> Iterator[bytes]:
@@ -115,15 +101,18 @@ class DockerImages:
 
         Raises ImageShipFailed, EngineUnavailable; an archive that breaks off raises while it is read.
         """
-        with self._client.transfer(f"save image {reference}", ImageShipFailed, math.inf) as api:
+        with self._client.transfer(f"save image {reference}", ImageShipFailed, longest=math.inf) as api:
             yield from api.get_image(reference, chunk_size=_PIECE)
 
     def load(self, pieces: Iterable[bytes]) -> None:
         """Take in a `docker save` archive, whole or not at all. Raises ImageShipFailed; whatever `pieces` raises."""
-        if self._ssh is not None and shutil.which("ssh"):
-            self._load_by_command(open_ssh_argv(*self._ssh, ["docker", "load", "--quiet"]), pieces)
-        else:
-            self._load_by_api(pieces)
+        cure = "see whether `docker load` works there by hand"
+        with self._client.transfer("load the image", _not_loaded, cure) as api:
+            if self._ssh is not None and shutil.which("ssh"):
+                _load_by_command(open_ssh_argv(*self._ssh, ["docker", "load", "--quiet"]), pieces)
+            else:
+                # not `pieces`: requests takes a list for form fields
+                deque(_read(api.load_image(piece for piece in pieces)), maxlen=0)
 
     def tag(self, image: str, reference: str) -> None:
         self._client.ask(f"tag image {image}", lambda api: api.tag(image, *parse_repository_tag(reference)))
@@ -136,45 +125,41 @@ class DockerImages:
     def remove(self, reference: str) -> None:
         self._client.find(f"remove image {reference}", lambda api: api.remove_image(reference))
 
-    def _load_by_command(self, argv: Sequence[str], pieces: Iterable[bytes]) -> None:
-        with tempfile.TemporaryFile() as output:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
-            )
-            assert process.stdin is not None
-            try:
-                with contextlib.suppress(BrokenPipeError):  # it gave up: its output says why
-                    process.stdin.writelines(pieces)
-                    process.stdin.close()
-            except BaseException:
-                process.kill()
-                raise
-            finally:
-                process.wait()
-            output.seek(0)
-            words = output.read(4096).decode(errors="replace").strip()
-        if process.returncode:
-            raise self._load_failed(words or f"`docker load` ended with exit code {process.returncode}")
 
-    def _load_by_api(self, pieces: Iterable[bytes]) -> None:
-        with self._client.transfer("load the image", ImageShipFailed) as api:
-            failure = _follow(api.load_image(piece for piece in pieces))  # requests takes a list for form fields
-        if failure:
-            raise self._load_failed(failure)
-
-    def _load_failed(self, words: str) -> ImageShipFailed:
-        if os.strerror(errno.ENOSPC).lower() in words.lower():  # the engine has no code for it
-            return NoRoom(self._node, f"its disk is full: {words}", "make room: launcher clean, docker system df")
-        return ImageShipFailed(self._node, words, "see whether `docker load` works there by hand")
+def _load_by_command(argv: Sequence[str], pieces: Iterable[bytes]) -> None:
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True)
+        assert process.stdin is not None
+        try:
+            with contextlib.suppress(BrokenPipeError):  # it gave up: its output says why
+                process.stdin.writelines(pieces)
+                process.stdin.close()
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            process.wait()
+        output.seek(0)
+        words = output.read(4096).decode(errors="replace").strip()
+    if process.returncode:
+        raise _failure(words or f"`docker load` ended with exit code {process.returncode}")
 
 
-def _follow(events: Iterable[Any], hear: Callable[[Mapping[str, Any]], None] | None = None) -> str:
-    """Read progress to its end. What failed, else "": the engine reports that inside of a status 200."""
+def _not_loaded(node: str, what: str, cure: str) -> ImageShipFailed:
+    full = "no space left on device" in what.lower()  # the engine has no code for it
+    return (NoRoom if full else ImageShipFailed)(node, what, cure)
+
+
+def _read(answer: Iterable[Any], lines: Iterable[str] = ()) -> Iterator[Mapping[str, Any]]:
+    """Progress to its end. Raises APIError then, after `lines`: the engine reports a failure inside of a status 200."""
     failure = ""
-    for event in events:
-        if not isinstance(event, Mapping):
-            continue
-        failure = failure or str(event.get("error") or event.get("message") or "")
-        if hear:
-            hear(event)
-    return failure
+    for event in answer:
+        if isinstance(event, Mapping):
+            failure = failure or str(event.get("error") or event.get("message") or "")
+            yield event
+    if failure:
+        raise _failure("\n".join([*lines, failure]))
+
+
+def _failure(words: str) -> APIError:
+    return APIError(words, explanation=words)

@@ -1,10 +1,14 @@
-"""Between our values and the JSON of Docker's Engine API. Pure. Reference: docs.docker.com/reference/api/engine."""
+"""Between our values and what Docker takes and tells: the JSON of its Engine API, `docker run`. Pure.
+
+Reference: docs.docker.com/reference/api/engine.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -92,6 +96,61 @@ def device(text: str) -> dict[str, str]:
     return {"PathOnHost": host, "PathInContainer": inside or host, "CgroupPermissions": permissions or "rwm"}
 
 
+def docker_run(spec: ContainerSpec) -> str:
+    """For a person to read and to paste into a POSIX shell; made from the very request that `up` sends."""
+    body = container_request(spec)
+    host = body["HostConfig"]
+    options = [
+        ("--name", spec.name),
+        ("--network", host["NetworkMode"]),
+        ("--ipc", host["IpcMode"]),
+        *([("--init",)] if host["Init"] else []),
+        *_each("--user", [body["User"]]),
+        *_each("--group-add", host["GroupAdd"]),
+        *_each("--workdir", [body.get("WorkingDir", "")]),
+        *(word for request in host["DeviceRequests"] for word in _gpus(request)),
+        *_each("--device", [":".join(device.values()) for device in host["Devices"]]),
+        *_each("--ulimit", [f"{u['Name']}={u['Soft']}:{u['Hard']}" for u in host["Ulimits"]]),
+        *_each("--cap-add", host["CapAdd"]),
+        *_each("--add-host", host["ExtraHosts"]),
+        *_each("--shm-size", [host.get("ShmSize", "")]),
+        *_each("--memory", [host.get("Memory", "")]),
+        *_each("--memory-swap", [host.get("MemorySwap", "")]),
+        *_each("--cpus", [f"{host['NanoCpus'] / 1e9:.9g}"] if "NanoCpus" in host else []),
+        *_each("--restart", [f"on-failure:{spec.restarts}"] if spec.restarts else []),
+        *_each("--mount", [_mount_option(mount) for mount in host["Mounts"]]),
+        *_each("-e", body["Env"]),
+        *_each("-l", [f"{name}={value}" for name, value in body["Labels"].items()]),
+        ("--log-driver", host["LogConfig"]["Type"]),
+        *_each("--log-opt", [f"{name}={value}" for name, value in host["LogConfig"]["Config"].items()]),
+        ("--stop-signal", body["StopSignal"]),
+        ("--no-healthcheck",),
+    ]
+    first, *rest = body.get("Entrypoint") or [""]
+    words = [("docker", "run", "-d"), *options, *_each("--entrypoint", [first]), (spec.image, *rest)]
+    return " \\\n  ".join(shlex.join(group) for group in words)
+
+
+def _each(option: str, values: list[str]) -> list[tuple[str, str]]:
+    return [(option, str(value)) for value in values if value != ""]
+
+
+def _gpus(request: dict[str, Any]) -> list[tuple[str, str]]:
+    if request["Driver"] == "cdi":
+        return _each("--device", request["DeviceIDs"])
+    return [("--gpus", _csv("device=" + ",".join(request["DeviceIDs"]), "driver=" + request["Driver"]))]
+
+
+def _mount_option(mount: dict[str, Any]) -> str:
+    places = (f"source={mount['Source']}", f"target={mount['Target']}")
+    return _csv("type=bind", *places, *(["readonly"] if mount["ReadOnly"] else []))
+
+
+def _csv(*fields: str) -> str:
+    """The comma separated values that docker's command line reads."""
+    return ",".join('"' + text.replace('"', '""') + '"' if {*text} & {*',"'} else text for text in fields)
+
+
 def label_filter(labels: Mapping[str, str | None]) -> dict[str, list[str]]:
     """As docker-py takes it: `name` or `name=value`."""
     return {"label": [name if value is None else f"{name}={value}" for name, value in labels.items()]}
@@ -119,6 +178,11 @@ def container_state(found: Mapping[str, Any]) -> ContainerState:
 def image_info(found: Mapping[str, Any]) -> ImageInfo:
     """From GET /images/{name}/json."""
     config = found.get("Config") or {}
+    layers = tuple((found.get("RootFS") or {}).get("Layers") or ())
+    # Stores with other ids show the same image with other fields missing, null or empty, so those count as absent
+    kept = {key: config[key] for key in _CONFIGURATION if config.get(key)}
+    platform = [found.get(key) or "" for key in ("Os", "Architecture", "Variant")]
+    content = json.dumps([layers, platform, kept, timestamp(found.get("Created"))], sort_keys=True)
     return ImageInfo(
         id=str(found["Id"]),
         tags=tuple(found.get("RepoTags") or ()),
@@ -126,25 +190,12 @@ def image_info(found: Mapping[str, Any]) -> ImageInfo:
         arch=str(found.get("Architecture", "")),
         entrypoint=tuple(config.get("Entrypoint") or ()),
         labels=dict(config.get("Labels") or {}),
-        layers=tuple((found.get("RootFS") or {}).get("Layers") or ()),
+        layers=layers,
         size=int(found.get("Size") or 0),
         user=str(config.get("User") or ""),
         created=str(found.get("Created") or ""),
-        content=_content(found),
+        content=hashlib.sha256(content.encode()).hexdigest(),
     )
-
-
-def _content(found: Mapping[str, Any]) -> str:
-    """Digest of what makes two images the same: layers, platform, and the configuration that a container gets.
-
-    Stores with other ids show the same image with other fields missing, null or empty, so those count as absent.
-    """
-    config = found.get("Config") or {}
-    kept = {key: config[key] for key in _CONFIGURATION if config.get(key)}
-    platform = [found.get(key) or "" for key in ("Os", "Architecture", "Variant")]
-    layers = (found.get("RootFS") or {}).get("Layers") or ()
-    parts = [list(layers), platform, kept, timestamp(found.get("Created"))]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def engine_facts(info: Mapping[str, Any]) -> EngineFacts:
