@@ -19,18 +19,10 @@ from launcher.errors import ContainerGone, LauncherError, NodeUnfit, NoRoomHere
 from launcher.job.settings import read_settings
 from launcher.model.container import ContainerState
 from launcher.records.collect import Collected, collect, output_folders
+from launcher.run import messages
 from launcher.run.followed import Followed, FollowedNode
 from launcher.run.locate import Attached
-from launcher.run.messages import (
-    Message,
-    NodeEnded,
-    NodeGone,
-    NodeRemoved,
-    NodeStopped,
-    NotCollected,
-    RankZeroMoved,
-    Tick,
-)
+from launcher.run.messages import Message
 from launcher.run.state import SIGKILL_CODE
 
 TICK = 0.2  # seconds without a message until a Tick
@@ -57,11 +49,10 @@ class Follow:
         self._queue: queue.Queue[Message | BaseException | None] = queue.Queue(WAITING)
         self._stop = threading.Event()
         self._due = threading.Event()  # something is to be collected now
-        self._lost = len(attached.unreachable)  # nodes without which it has to go on
         self._moves = any(followed.moves for followed in shown)
         self._generation = max((followed.world.number for followed in shown if followed.world), default=0)
         self._moving = threading.Lock()
-        self._over = math.inf  # of time.monotonic(): the run cannot end well from then on
+        self._over = math.inf  # of time.monotonic()
         files = {followed.node.name: followed for followed in shown}
         most = read_settings(os.environ).limits.file
         self._nodes = [FollowedNode(node, files.get(node.name), attached, self._put, most) for node in attached.nodes]
@@ -81,7 +72,7 @@ class Follow:
             try:
                 message = self._queue.get(timeout=TICK)
             except queue.Empty:
-                yield Tick()
+                yield messages.Tick()
                 continue
             if isinstance(message, BaseException):
                 raise message
@@ -97,17 +88,15 @@ class Follow:
         for node in self._nodes:
             node.collected.set()
 
-    def _put(self, message: Message) -> None:
-        if isinstance(message, RankZeroMoved) and not self._move(message):
-            return
-        ended = isinstance(message, NodeEnded) and message.state.exit_code
-        self._lost += bool(ended) or isinstance(message, NodeRemoved)
-        done = ended == 0 and self._attached.may_lose > 0  # the others have told that node so, if they could
-        if done or self._lost > self._attached.may_lose or isinstance(message, NodeStopped):
-            self._over = min(self._over, time.monotonic())
-        self._queue.put(message)
+    def over(self) -> None:
+        """No node that stays away can change how the run ends: it is not waited for without end."""
+        self._over = min(self._over, time.monotonic())
 
-    def _move(self, message: RankZeroMoved) -> bool:
+    def _put(self, message: Message) -> None:
+        if not isinstance(message, messages.RankZeroMoved) or self._move(message):
+            self._queue.put(message)
+
+    def _move(self, message: messages.RankZeroMoved) -> bool:
         """Whether that generation is newer than all so far: then the shown output is that of its first node."""
         with self._moving:
             if message.world.number <= self._generation:
@@ -136,12 +125,12 @@ class Follow:
             try:
                 state = node.engine.wait(node.container, 0 if node.silent_since else WAIT)
             except ContainerGone:
-                self._put(NodeRemoved(node.name))
+                self._put(messages.NodeRemoved(node.name))
                 break
             except LauncherError as error:
                 node.is_silent(error)
                 if self._hopeless(node):
-                    self._put(NodeGone(node.name, str(error), node.heard))
+                    self._put(messages.NodeGone(node.name, str(error), node.heard))
                     node.collected.set()  # as far as it ever will be
                     break
                 self._stop.wait(RETRY[min(failures, len(RETRY) - 1)])
@@ -150,7 +139,8 @@ class Follow:
             failures = 0
             node.answers()
             if state.phase.ended:
-                self._put(NodeRemoved(node.name) if self._is_removed(node, state) else NodeEnded(node.name, state))
+                removed = self._is_removed(node, state)
+                self._put(messages.NodeRemoved(node.name) if removed else messages.NodeEnded(node.name, state))
                 break
         node.end()
         self._due.set()
@@ -167,7 +157,7 @@ class Follow:
         return False
 
     def _hopeless(self, node: FollowedNode) -> bool:
-        """Whether to go on without it: it stays away, and the run has ended badly without it."""
+        """Whether to go on without it: it stays away, and the run is over without it."""
         return time.monotonic() - max(self._over, node.silent_since) > GIVE_UP
 
     def _read(self, node: FollowedNode) -> None:
@@ -219,4 +209,4 @@ class Follow:
                     missed |= dict.fromkeys(map(str, outcome.problems if isinstance(outcome, Collected) else [outcome]))
                 node.collected.set()
         for reason in missed:  # once, where nodes share a folder
-            self._queue.put(NotCollected(reason))
+            self._queue.put(messages.NotCollected(reason))

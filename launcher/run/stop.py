@@ -17,7 +17,7 @@ from launcher.records.collect import OutputFolder, collect
 from launcher.records.paths import NodePaths
 from launcher.records.store import Record
 from launcher.run.attempts import ANNOUNCE, stop_line
-from launcher.run.owner import caller
+from launcher.run.locate import caller
 
 GRACE = 45.0  # seconds; a trainer saves its checkpoint on SIGTERM, and torchrun gives its workers 30 s of that
 

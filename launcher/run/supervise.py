@@ -11,24 +11,13 @@ from launcher.errors import LauncherError
 from launcher.model.container import ContainerState
 from launcher.node.parallel import in_background, run_all_settled
 from launcher.records.store import NodeOfRun, Record
+from launcher.run import messages
 from launcher.run.diagnose import Failure
 from launcher.run.finish import Outcome, conclude, missing_node, uncollected
 from launcher.run.follow import Follow
 from launcher.run.followed import Followed
-from launcher.run.locate import Attached
-from launcher.run.messages import (
-    Message,
-    NodeBack,
-    NodeEnded,
-    NodeGone,
-    NodeRemoved,
-    NodeStopped,
-    NotCollected,
-    Output,
-    Progress,
-    Tick,
-)
-from launcher.run.owner import Owner
+from launcher.run.locate import Attached, Owner
+from launcher.run.messages import Message
 from launcher.run.state import HANG_CODE
 
 # A rank that fails takes its peers down within a second or two: torchrun and the communication library see to that.
@@ -51,16 +40,18 @@ def supervise(
     try:
         for message in following.messages():
             _record(attached.record, message)
-            if isinstance(message, NodeEnded):
+            if isinstance(message, messages.NodeEnded):
                 states[message.node] = message.state
-            elif isinstance(message, (NodeGone, NodeRemoved)):
+            elif isinstance(message, (messages.NodeGone, messages.NodeRemoved)):
                 missing[message.node] = missing_node(message)
-            elif isinstance(message, NodeStopped):
+            elif isinstance(message, messages.NodeStopped):
                 stopped_by.append(message.by)
-            elif isinstance(message, NodeBack):
+            elif isinstance(message, messages.NodeBack):
                 stopping = None  # if the run has failed meanwhile, it could not be stopped there
             badly = len(attached.unreachable) + len(missing) + sum(state.exit_code != 0 for state in states.values())
             failed = badly > attached.may_lose
+            if failed or stopped_by or attached.is_done(states):
+                following.over()
             if failed and stopping is None and attached.owner is not Owner.OTHER:
                 stopping = in_background(partial(_stop_peers, attached, states, stopped_by, all_ended))
             if len(states) + len(missing) >= len(attached.nodes):
@@ -73,16 +64,16 @@ def supervise(
     not_collected = {name: uncollected(name, error) for name, error in following.not_collected.items()}
     outcome = conclude(attached, states, not_collected | missing, next(iter(stopped_by), None))
     if problem := attached.record.finish(outcome.to_dict()):
-        show(NotCollected(problem))
+        show(messages.NotCollected(problem))
     attached.record.event("ended", state=outcome.state.value, failure=outcome.failure)
     return outcome
 
 
 def _record(record: Record, message: Message) -> None:
-    if isinstance(message, NodeEnded):
+    if isinstance(message, messages.NodeEnded):
         state = message.state
         record.event("node ended", node=message.node, exit_code=state.exit_code, oom_killed=state.oom_killed)
-    elif not isinstance(message, (Output, Progress, Tick)):
+    elif not isinstance(message, (messages.Output, messages.Progress, messages.Tick)):
         record.event(type(message).__name__.replace("Node", "node ").lower(), **asdict(message))
 
 
