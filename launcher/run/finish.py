@@ -29,14 +29,14 @@ class NodeResult:
 
     node: str
     rank: int
-    exit_code: int | None
-    oom_killed: bool | None
-    restarts: int | None
-    restarted: tuple[str, ...]  # why each restart was needed
-    started: float | None
-    finished: float | None
-    victim: bool  # it ended because another node did
-    lost: str | None  # why not all is known of it
+    exit_code: int | None = None
+    oom_killed: bool | None = None
+    restarts: int | None = None
+    restarted: tuple[str, ...] = ()  # why each restart was needed
+    started: float | None = None
+    finished: float | None = None
+    victim: bool = False  # it ended because another node did
+    lost: str | None = None  # why not all is known of it
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,6 @@ def missing_node(message: NodeGone | NodeRemoved) -> Failure:
     return Failure(message.node, None, None, what, cure, message.reason)
 
 
-def _unreached(node: str, error: LauncherError) -> Failure:
-    return Failure(
-        node, None, None, "does not answer", "when it is back, end what is left there: launcher down", str(error)
-    )
-
-
 def uncollected(node: str, error: LauncherError) -> Failure:
     return Failure(node, None, None, "ended, but its files could not be collected", "then: launcher fetch", str(error))
 
@@ -83,30 +77,29 @@ def conclude(
     stopped_by: who stopped the run from elsewhere; then no end of a container is a failure.
     """
     record = attached.record
-    lost = {node: _unreached(node, error) for node, error in attached.unreachable.items()} | dict(missing)
+    cure = "when it is back, end what is left there: launcher down"
+    silent = {n: Failure(n, None, None, "does not answer", cure, str(e)) for n, e in attached.unreachable.items()}
+    lost = silent | dict(missing)
     ended = [node for node in attached.nodes if node.name not in lost and node.name in states]
-    logs = run_all_settled([partial(_engine_log, attached, node, states[node.name]) for node in ended])
+    gathered = run_all_settled([partial(_gather, attached, node, states[node.name]) for node in ended])
     evidence: dict[str, Evidence] = {}
-    for node, log in zip(ended, logs, strict=True):
-        if isinstance(log, LauncherError):
-            lost[node.name] = uncollected(node.name, log)
+    for node, found in zip(ended, gathered, strict=True):
+        if isinstance(found, LauncherError):
+            lost[node.name] = uncollected(node.name, found)
         else:
-            evidence[node.name] = gather(record.paths.root, node, states[node.name], log)
+            evidence[node.name] = found
     failure = first_failure(list(evidence.values()))
     if lost and (failure is None or failure.exit_code == 0 or is_victim(evidence[failure.node])):
         failure = next(iter(lost.values()))
-    done = attached.may_lose and any(state.exit_code == 0 for state in states.values())
-    if failure is not None and failure.node in evidence and not done and stopped_by is None:
-        failure = explain(failure, attached, list(evidence.values()))
     if stopped_by is not None:
         failure, state = None, RunState.STOPPED
-    elif done:  # without the nodes that were lost
+    elif failure is None or attached.is_done(states):  # maybe without the nodes that were lost
         failure, state = None, RunState.DONE
-    elif failure is None:
-        state = RunState.DONE
     else:  # a node whose files are missing has not failed by that
         failed = any(one.exit_code for one in states.values()) or len(states) < len(attached.nodes)
         state = RunState.FAILED if failed else RunState.LOST
+        if failure.node in evidence:
+            failure = explain(failure, attached, list(evidence.values()))
     return Outcome(
         run=record.run,
         state=state,
@@ -121,28 +114,32 @@ def conclude(
     )
 
 
-def _engine_log(attached: Attached, node: NodeOfRun, state: ContainerState) -> bytes:
-    """What the engine caught of a container that failed before its entry script could write a log."""
-    log = Path(NodePaths(str(attached.record.paths.root), node.name).log)
-    if state.exit_code == 0 or (log.is_file() and log.stat().st_size):
-        return b""
-    return attached.engines[node.name].logs(node.container)
+def _gather(attached: Attached, node: NodeOfRun, state: ContainerState) -> Evidence:
+    """With what the engine caught of a container that failed before its entry script could write a log."""
+    root, caught = attached.record.paths.root, b""
+    log = Path(NodePaths(str(root), node.name).log)
+    if state.exit_code != 0 and not (log.is_file() and log.stat().st_size):
+        caught = attached.engines[node.name].logs(node.container)
+    return gather(root, node, state, caught)
 
 
 def _node_result(
     node: NodeOfRun, state: ContainerState | None, own: Evidence | None, lost: Failure | None, failure: Failure | None
 ) -> NodeResult:
+    why = lost.what if lost else None
+    if state is None:
+        return NodeResult(node.name, node.rank, lost=why)
     return NodeResult(
         node=node.name,
         rank=node.rank,
-        exit_code=state.exit_code if state else None,
-        oom_killed=state.oom_killed if state else None,
-        restarts=max(0, len(own.attempts) - 1) if own else (state.restarts if state else None),
+        exit_code=state.exit_code,
+        oom_killed=state.oom_killed,
+        restarts=max(0, len(own.attempts) - 1) if own else state.restarts,
         restarted=tuple(reasons(own.attempts)) if own else (),
-        started=state.started if state else None,
-        finished=state.finished if state else None,
-        victim=bool(own and failure and failure.node != node.name and own.state.exit_code and is_victim(own)),
-        lost=lost.what if lost else None,
+        started=state.started,
+        finished=state.finished,
+        victim=bool(own and failure and failure.node != node.name and state.exit_code and is_victim(own)),
+        lost=why,
     )
 
 
