@@ -27,9 +27,7 @@ Note = Callable[[str], None]  # shows a person what was found and left aside
 
 
 class Owner(IntEnum):
-    """Whose a run is; the nearer, the smaller. The ssh user's uid on the node decides; where no run is named, the caller
-    counts too.
-    """
+    """Whose a run is, by the ssh user's uid on the node, and by the caller where no run is named. Nearest first."""
 
     SELF = 0  # this user of the node, and this caller
     ACCOUNT = 1  # this user of the node, another caller
