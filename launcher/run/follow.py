@@ -17,7 +17,6 @@ from functools import partial
 
 from launcher.errors import ContainerGone, LauncherError, NodeUnfit, NoRoomHere
 from launcher.job.settings import read_settings
-from launcher.model.container import ContainerState
 from launcher.records.collect import Collected, collect, output_folders
 from launcher.run import messages
 from launcher.run.followed import Followed, FollowedNode
@@ -30,9 +29,10 @@ WAITING = 64  # messages, pieces of output most of them: a program that prints f
 QUIET = 5.0  # seconds until the thread of a quiet file checks whether it is still wanted
 COLLECT_EVERY = 5.0
 COLLECT_SELDOM = 30.0  # while nothing is new
-REMOVAL = 1.0  # seconds in which a container that was killed is removed, if that is why
+REMOVAL = 1.0  # seconds in which `docker rm -f` removes a container that it has killed
 WAIT = 30.0  # one wait call; then it is asked again, so that a silent cut is noticed
-RETRY = (1.0, 2.0, 4.0, 8.0, 15.0)
+RETRY = 1.0
+RETRY_SELDOM = 15.0  # while a node stays away
 GIVE_UP = 30.0  # of a failed run, a node that stays away so long is not waited for any more
 
 
@@ -120,10 +120,13 @@ class Follow:
 
     def _wait_for(self, node: FollowedNode) -> None:
         """Until the container has ended for good, over any number of cut connections."""
-        failures = 0
+        pause = RETRY
         while not self._stop.is_set():
             try:
                 state = node.engine.wait(node.container, 0 if node.silent_since else WAIT)
+                if state.exit_code == SIGKILL_CODE and not state.oom_killed:
+                    self._stop.wait(REMOVAL)
+                    state = node.engine.wait(node.container, 0)
             except ContainerGone:
                 self._put(messages.NodeRemoved(node.name))
                 break
@@ -133,28 +136,16 @@ class Follow:
                     self._put(messages.NodeGone(node.name, str(error), node.heard))
                     node.collected.set()  # as far as it ever will be
                     break
-                self._stop.wait(RETRY[min(failures, len(RETRY) - 1)])
-                failures += 1
+                self._stop.wait(pause)
+                pause = min(2 * pause, RETRY_SELDOM)
                 continue
-            failures = 0
+            pause = RETRY
             node.answers()
             if state.phase.ended:
-                removed = self._is_removed(node, state)
-                self._put(messages.NodeRemoved(node.name) if removed else messages.NodeEnded(node.name, state))
+                self._put(messages.NodeEnded(node.name, state))
                 break
         node.end()
         self._due.set()
-
-    def _is_removed(self, node: FollowedNode, ended: ContainerState) -> bool:
-        """`docker rm -f` kills a container, and removes it a moment later."""
-        if ended.exit_code != SIGKILL_CODE or ended.oom_killed:
-            return False
-        self._stop.wait(REMOVAL)
-        try:
-            node.engine.wait(node.container, 0)
-        except LauncherError as error:
-            return isinstance(error, ContainerGone)
-        return False
 
     def _hopeless(self, node: FollowedNode) -> bool:
         """Whether to go on without it: it stays away, and the run is over without it."""
@@ -172,7 +163,7 @@ class Follow:
                             node.take(*found)
             except LauncherError:  # the thread that waits for the container reports it; the offsets are kept
                 if not node.ended:
-                    self._stop.wait(RETRY[0])
+                    self._stop.wait(RETRY)
         node.collected.wait()
         if not self._stop.is_set():
             node.take_the_rest()
@@ -203,7 +194,7 @@ class Follow:
                     node.is_silent(outcome)
                     node.problem, wait = outcome, not self._hopeless(node)
                 if wait:
-                    pause = RETRY[0]
+                    pause = RETRY
                     continue
                 if node.problem is None:
                     missed |= dict.fromkeys(map(str, outcome.problems if isinstance(outcome, Collected) else [outcome]))
