@@ -62,6 +62,11 @@ class Follow:
         """Nodes whose files could not be collected at the end, with the reason."""
         return {node.name: node.problem for node in self._nodes if node.problem is not None}
 
+    @property
+    def up_to_date(self) -> bool:
+        """Whether the files of all nodes that have ended are here."""
+        return all(node.collected.is_set() for node in self._nodes if node.ended)
+
     def messages(self) -> Iterator[Message]:
         """Every message as it comes."""
         steps = [partial(step, node) for node in self._nodes for step in (self._wait_for, self._read)]

@@ -35,8 +35,7 @@ _UNMET = re.compile(  # a collective's time limit, or sizes that do not fit
 
 def explain(failure: Failure, attached: Attached, evidence: Sequence[Evidence]) -> Failure:
     """The failure with the collective at which the ranks wait and for whom, where its ranks have recorded that."""
-    logs = (text for one in evidence for text in one.rank_logs.values())
-    if failure.exit_code != HANG_CODE and not any(map(_UNMET.search, (failure.words, *logs))):
+    if failure.exit_code != HANG_CODE and not unmet(evidence):
         return failure
     files = _recordings(attached.record.paths, evidence)
     if not files:
@@ -52,6 +51,11 @@ def explain(failure: Failure, attached: Attached, evidence: Sequence[Evidence]) 
     if any(sentence.startswith(OTHERS_WAIT) for sentence in found):  # that says more than the stacks do
         what = what.partition(f"; {OTHERS_WAIT}")[0]
     return replace(failure, what="; ".join([what, *found]))
+
+
+def unmet(evidence: Sequence[Evidence]) -> bool:
+    """Whether a rank failed at a collective to which others did not come, as the logs say."""
+    return any(_UNMET.search(text) for one in evidence for text in (one.log, *one.rank_logs.values()))
 
 
 def _recordings(paths: RunPaths, evidence: Sequence[Evidence]) -> list[Path]:

@@ -13,9 +13,11 @@ from launcher.node.parallel import in_background, run_all_settled
 from launcher.records.store import NodeOfRun, Record
 from launcher.run import messages
 from launcher.run.diagnose import Failure
+from launcher.run.evidence import gather
 from launcher.run.finish import Outcome, conclude, missing_node, uncollected
 from launcher.run.follow import Follow
 from launcher.run.followed import Followed
+from launcher.run.hang_report import unmet
 from launcher.run.locate import Attached, Owner
 from launcher.run.messages import Message
 from launcher.run.state import HANG_CODE
@@ -53,7 +55,7 @@ def supervise(
             if failed or stopped_by or attached.is_done(states):
                 following.over()
             if failed and stopping is None and attached.owner is not Owner.OTHER:
-                stopping = in_background(partial(_stop_peers, attached, states, stopped_by, all_ended))
+                stopping = in_background(partial(_stop_peers, attached, following, states, stopped_by, all_ended))
             if len(states) + len(missing) >= len(attached.nodes):
                 all_ended.set()
             show(message)
@@ -78,7 +80,11 @@ def _record(record: Record, message: Message) -> None:
 
 
 def _stop_peers(
-    attached: Attached, states: Mapping[str, ContainerState], stopped_by: Sequence[str], all_ended: threading.Event
+    attached: Attached,
+    following: Follow,
+    states: Mapping[str, ContainerState],
+    stopped_by: Sequence[str],
+    all_ended: threading.Event,
 ) -> None:
     """Peers that have not ended by themselves. A stop ends a restart policy: only once restarts are used up.
 
@@ -88,14 +94,18 @@ def _stop_peers(
     def stop(node: NodeOfRun) -> None:
         engine = attached.engines[node.name]
         try:
-            # The other nodes ended when the master did: a rank here may be the one that all of them waited for.
-            hung = any(state.exit_code == HANG_CODE for state in list(states.values()))
-            engine.signal(node.container, "QUIT" if hung else "URG")
-            all_ended.wait(STACKS)
+            if hung or collective:  # a rank here may be the one that all others waited for
+                engine.signal(node.container, "QUIT" if hung else "URG")
+                all_ended.wait(STACKS)
             engine.stop(node.container, GRACE)
             attached.record.event("peer stopped", node=node.name)
         except LauncherError as error:
             attached.record.event("peer not stopped", node=node.name, reason=str(error))
 
-    if not all_ended.wait(PEER_TIMEOUT) and not stopped_by:
-        run_all_settled([partial(stop, node) for node in attached.nodes if node.name not in states])
+    if all_ended.wait(PEER_TIMEOUT) or stopped_by:
+        return
+    root, left = attached.record.paths.root, [node for node in attached.nodes if node.name not in states]
+    ended = [gather(root, node, states[node.name]) for node in attached.nodes if node not in left]
+    hung = any(one.state.exit_code == HANG_CODE for one in ended)
+    collective = unmet(ended) or not following.up_to_date
+    run_all_settled([partial(stop, node) for node in left])
