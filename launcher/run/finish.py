@@ -1,9 +1,10 @@
-"""The end of a run: the evidence of every node weighed, the first failure found."""
+"""A run followed to its end: peers of a failed node are stopped, the evidence of every node is weighed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,25 @@ from typing import Any
 from launcher.errors import LauncherError
 from launcher.model.container import ContainerState
 from launcher.model.plan import plain
-from launcher.node.parallel import run_all_settled
+from launcher.node.parallel import in_background, run_all_settled
 from launcher.records.paths import NodePaths
-from launcher.records.store import NodeOfRun, read_json_lines
+from launcher.records.store import NodeOfRun, Record, read_json_lines
+from launcher.run import messages
 from launcher.run.attempts import reasons
 from launcher.run.diagnose import Failure, first_failure, is_victim
 from launcher.run.evidence import Evidence, gather
-from launcher.run.hang_report import explain
-from launcher.run.locate import Attached
-from launcher.run.messages import NodeGone, NodeRemoved, clock
-from launcher.run.state import RunState
+from launcher.run.follow import Follow
+from launcher.run.followed import Followed
+from launcher.run.hang_report import explain, unmet
+from launcher.run.locate import Attached, Owner
+from launcher.run.messages import Message
+from launcher.run.state import HANG_CODE, RunState
+
+# A rank that fails takes its peers down within a second or two: torchrun and the communication library see to that.
+# Those that still run after PEER_TIMEOUT are stopped, SIGKILL after GRACE: 15 s in all.
+PEER_TIMEOUT = 3.0
+GRACE = 10.0
+STACKS = 1.0  # seconds for ranks that hang to write down where they stand
 
 
 @dataclass(frozen=True)
@@ -54,21 +64,103 @@ class Outcome:
         return {**plain(self), "exit_code": self.state.exit_code}
 
 
-def missing_node(message: NodeGone | NodeRemoved) -> Failure:
+def supervise(
+    attached: Attached, shown: Sequence[Followed], show: Callable[[Message], None], *, resumed: bool
+) -> Outcome:
+    """Follow a run until every container has ended. Interrupting this leaves the run alone."""
+    states: dict[str, ContainerState] = {}
+    missing: dict[str, Failure] = {}
+    stopped_by: list[str] = []
+    all_ended = threading.Event()
+    stopping: Callable[[], None] | None = None
+    following = Follow(attached, shown, resumed=resumed)
+    try:
+        for message in following.messages():
+            _record(attached.record, message)
+            if isinstance(message, messages.NodeEnded):
+                states[message.node] = message.state
+            elif isinstance(message, (messages.NodeGone, messages.NodeRemoved)):
+                missing[message.node] = _missing(message)
+            elif isinstance(message, messages.NodeStopped):
+                stopped_by.append(message.by)
+            elif isinstance(message, messages.NodeBack):
+                stopping = None  # if the run has failed meanwhile, it could not be stopped there
+            badly = len(attached.unreachable) + len(missing) + sum(state.exit_code != 0 for state in states.values())
+            failed = badly > attached.may_lose
+            if failed or stopped_by or attached.is_done(states):
+                following.over()
+            if failed and stopping is None and attached.owner is not Owner.OTHER:
+                stopping = in_background(partial(_stop_peers, attached, following, states, stopped_by, all_ended))
+            if len(states) + len(missing) >= len(attached.nodes):
+                all_ended.set()
+            show(message)
+        if stopping is not None:
+            stopping()
+    finally:
+        following.close()
+    not_collected = {name: _uncollected(name, error) for name, error in following.not_collected.items()}
+    outcome = _conclude(attached, states, not_collected | missing, next(iter(stopped_by), None))
+    if problem := attached.record.finish(outcome.to_dict()):
+        show(messages.NotCollected(problem))
+    attached.record.event("ended", state=outcome.state.value, failure=outcome.failure)
+    return outcome
+
+
+def _record(record: Record, message: Message) -> None:
+    if isinstance(message, messages.NodeEnded):
+        state = message.state
+        record.event("node ended", node=message.node, exit_code=state.exit_code, oom_killed=state.oom_killed)
+    elif not isinstance(message, (messages.Output, messages.Progress, messages.Tick)):
+        record.event(type(message).__name__.replace("Node", "node ").lower(), **asdict(message))
+
+
+def _stop_peers(
+    attached: Attached,
+    following: Follow,
+    states: Mapping[str, ContainerState],
+    stopped_by: Sequence[str],
+    all_ended: threading.Event,
+) -> None:
+    """Peers that have not ended by themselves. A stop ends a restart policy: only once restarts are used up.
+
+    A user who stops the run gives all of its nodes the time for a checkpoint.
+    """
+
+    def stop(node: NodeOfRun) -> None:
+        engine = attached.engines[node.name]
+        try:
+            if hung or collective:  # a rank here may be the one that all others waited for
+                engine.signal(node.container, "QUIT" if hung else "URG")
+                all_ended.wait(STACKS)
+            engine.stop(node.container, GRACE)
+            attached.record.event("peer stopped", node=node.name)
+        except LauncherError as error:
+            attached.record.event("peer not stopped", node=node.name, reason=str(error))
+
+    if all_ended.wait(PEER_TIMEOUT) or stopped_by:
+        return
+    root, left = attached.record.paths.root, [node for node in attached.nodes if node.name not in states]
+    ended = [gather(root, node, states[node.name]) for node in attached.nodes if node not in left]
+    hung = any(one.state.exit_code == HANG_CODE for one in ended)
+    collective = unmet(ended) or not following.up_to_date
+    run_all_settled([partial(stop, node) for node in left])
+
+
+def _missing(message: messages.NodeGone | messages.NodeRemoved) -> Failure:
     """What a node that is missing at the end means for the run."""
-    if isinstance(message, NodeRemoved):
+    if isinstance(message, messages.NodeRemoved):
         what, cure = "lost its container: it was removed from outside", "by `docker rm -f`? start again: launcher up"
         return Failure(message.node, None, None, what, cure, "")
-    what = f"did not answer any more: no connection since {clock(message.since)}"
+    what = f"did not answer any more: no connection since {messages.clock(message.since)}"
     cure = "see that it is up; then end what is left there: launcher down"
     return Failure(message.node, None, None, what, cure, message.reason)
 
 
-def uncollected(node: str, error: LauncherError) -> Failure:
+def _uncollected(node: str, error: LauncherError) -> Failure:
     return Failure(node, None, None, "ended, but its files could not be collected", "then: launcher fetch", str(error))
 
 
-def conclude(
+def _conclude(
     attached: Attached, states: Mapping[str, ContainerState], missing: Mapping[str, Failure], stopped_by: str | None
 ) -> Outcome:
     """Weigh the evidence of every node, whose files have been collected.
@@ -85,7 +177,7 @@ def conclude(
     evidence: dict[str, Evidence] = {}
     for node, found in zip(ended, gathered, strict=True):
         if isinstance(found, LauncherError):
-            lost[node.name] = uncollected(node.name, found)
+            lost[node.name] = _uncollected(node.name, found)
         else:
             evidence[node.name] = found
     failure = first_failure(list(evidence.values()))
