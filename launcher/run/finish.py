@@ -75,7 +75,7 @@ def supervise(
     stopping: Callable[[], None] | None = None
     following = Follow(attached, shown, resumed=resumed)
     try:
-        for message in following.messages():
+        for message in following:
             _record(attached.record, message)
             if isinstance(message, messages.NodeEnded):
                 states[message.node] = message.state

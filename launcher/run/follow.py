@@ -37,7 +37,7 @@ GIVE_UP = 30.0  # of a failed run, a node that stays away so long is not waited 
 
 
 class Follow:
-    """Follows the nodes of a run; `messages` ends when every container has and all files of theirs are here.
+    """The messages of a run's nodes, to be iterated once: until every container has ended and all their files are here.
 
     A node that does not answer is waited for without end, unless the run has failed or was stopped on another one.
     """
@@ -67,7 +67,7 @@ class Follow:
         """Whether the files of all nodes that have ended are here."""
         return all(node.collected.is_set() for node in self._nodes if node.ended)
 
-    def messages(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[Message]:
         """Every message as it comes."""
         steps = [partial(step, node) for node in self._nodes for step in (self._wait_for, self._read)]
         for job in (jobs := [*steps, self._collect]):
@@ -115,7 +115,7 @@ class Follow:
         return True
 
     def _run(self, job: Callable[[], None]) -> None:
-        """A job that fails ends the whole: messages() raises its error, and no other one may wait for it for ever."""
+        """A job that fails ends the whole: the iteration raises its error, and no other may wait for it for ever."""
         try:
             job()
             self._queue.put(None)
