@@ -109,6 +109,7 @@ class FollowedNode:
         self._lines = {self._attempts: self._lines[self._attempts], metrics: 0}
         if shown and not self._shown:
             self._shown, self._offset = True, max(self._offset, world.offset)
+            self._unsaved.pop(self._path, None)  # what follows is not next to it; collect() brings both
 
     def rank_zero_left(self) -> None:
         self._shown = False
@@ -129,11 +130,11 @@ class FollowedNode:
         self._save(path)
 
     def _save(self, path: str) -> None:
-        record, (start, data) = self._record, self._unsaved[path]
+        record, saved, (start, data) = self._record, False, self._unsaved[path]
         with suppress(OSError):  # a full disk here: collect() reports it
             saved = append(record.paths.root, self._relative(path), start, data, record.mask, self._most)
-            if saved or len(data) > UNSAVED:
-                del self._unsaved[path]
+        if saved or len(data) > UNSAVED:
+            del self._unsaved[path]
 
     def take_the_rest(self) -> None:
         """What the collected files have beyond what was reported."""
