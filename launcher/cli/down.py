@@ -20,8 +20,7 @@ from launcher.node.connect import connect
 from launcher.node.parallel import run_all
 from launcher.records import store
 from launcher.records.collect import output_folders
-from launcher.run.locate import Attached, attach, on_nodes
-from launcher.run.owner import Owner
+from launcher.run.locate import Attached, Owner, attach, on_nodes
 from launcher.run.state import RunState, of_containers
 from launcher.run.stop import EndedContainer, Removed, stop
 

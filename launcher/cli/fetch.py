@@ -13,8 +13,8 @@ from launcher.cli import options
 from launcher.cli.reporter import Reporter
 from launcher.errors import LauncherError, NodesFailed, NoRoomHere
 from launcher.records.collect import Collected, collect, output_folders
+from launcher.run.attempts import collected, newest
 from launcher.run.locate import Attached, attach
-from launcher.run.worlds import collected, newest
 
 
 def fetch(

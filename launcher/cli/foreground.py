@@ -13,13 +13,12 @@ from launcher.job.settings import Notify
 from launcher.model.plan import RunId
 from launcher.node.parallel import in_background, uninterrupted
 from launcher.records.paths import NodePaths
-from launcher.run.finish import Outcome
+from launcher.run.finish import Outcome, supervise
 from launcher.run.followed import Followed
 from launcher.run.locate import Attached
 from launcher.run.notify import Notice, send
 from launcher.run.state import RunState
 from launcher.run.stop import stop
-from launcher.run.supervise import supervise
 
 SECOND_CTRL_C = 2.0  # seconds in which another Ctrl-C stops the run instead of leaving it
 

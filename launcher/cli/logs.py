@@ -31,10 +31,10 @@ from launcher.node.parallel import run_all
 from launcher.records.collect import collect, output_folders
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
+from launcher.run.attempts import Segment, segments
 from launcher.run.followed import Followed
 from launcher.run.locate import Attached, attach
 from launcher.run.messages import Output
-from launcher.run.worlds import Segment, segments
 
 CLOCK_PIECES = 256  # of a megabyte: five months; a hostile node's has no end
 

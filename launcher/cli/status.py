@@ -26,8 +26,7 @@ from launcher.records.measured import duration, top1
 from launcher.records.store import NodeOfRun
 from launcher.run.locate import attach, on_nodes
 from launcher.run.state import of_containers
-from launcher.run.status import NodeStatus, RunStatus, run_status
-from launcher.run.utilization import Utilization
+from launcher.run.status import NodeStatus, RunStatus, Utilization, run_status
 
 REFRESH = 2.0
 RUNS_TIMEOUT = 5.0  # seconds to connect to a node of which `runs` wants to know only whether a run goes on

@@ -12,37 +12,33 @@ from launcher.errors import InUse, NodeUnfit
 from launcher.model import labels
 from launcher.model.container import Phase
 from launcher.model.labels import RunLabels
-from launcher.model.plan import NodePlan
+from launcher.model.plan import NodePlan, Plan
 from launcher.node.engine import Engine
 
 ABANDONED = 600.0  # seconds after which a container that was created and never started counts as forgotten
 
 
-def claim_gpus(engine: Engine, planned: NodePlan) -> None:
-    """Claim all GPUs of this node's plan, whose container has been created. Raises InUse with the run that has one.
+def claim_all(engine: Engine, plan: Plan) -> None:
+    """Claim what the run needs of this node, where its container has been created: its GPUs, and the port where nodes
+    meet, as nothing listens there before it has started. Raises InUse with the run that has one.
 
     What was claimed before it raises goes with the run's containers. `launcher shell` claims none: it is for looking
     at things while a run goes on.
     """
+    planned, port = plan.on(engine.node), plan.rendezvous.port
     if planned.container.labels[labels.PURPOSE] == "shell":
         return
     for uuid in sorted(planned.container.gpus):  # in one order everywhere: of two runs one gets the first
-        if holder := _claim(engine, planned, f"gpu-{uuid}"):
-            raise _in_use(engine, planned, holder, f"GPU {uuid} is in use", "choose others: gpus")
-
-
-def claim_port(engine: Engine, planned: NodePlan, port: int) -> None:
-    """Claim the port where the nodes of a run will meet, on its master: nothing listens there before it has started.
-
-    Raises InUse with the run that has it.
-    """
-    if holder := _claim(engine, planned, f"port-{port}"):
+        _claim(engine, planned, f"gpu-{uuid}", f"GPU {uuid} is in use", "choose others: gpus")
+    if plan.min_nodes and plan.runtime == "process":
+        port += planned.rank  # on one machine, each node has a port of its own
+    if plan.min_nodes or (planned.rank == 0 and len(plan.nodes) > 1):
         what = f"port {port}, where the ranks would meet, is claimed"
-        raise _in_use(engine, planned, holder, what, f"choose another: --set port={port + 1}")
+        _claim(engine, planned, f"port-{port}", what, f"choose another: --set port={port + 1}")
 
 
-def _claim(engine: Engine, planned: NodePlan, name: str) -> RunLabels | None:
-    """None: this run has it now; else what the claim says that has it. Raises NodeUnfit."""
+def _claim(engine: Engine, planned: NodePlan, name: str, what: str, other: str) -> None:
+    """Raises InUse, of what and with what other choice there is; NodeUnfit."""
     spec = planned.container
     marks = {**spec.labels, labels.PURPOSE: "claim"}
     while (holder := engine.claim(f"launcher-{name}", spec.image, marks)) is not None:
@@ -52,11 +48,11 @@ def _claim(engine: Engine, planned: NodePlan, name: str) -> RunLabels | None:
             what = f"the container {holder.name} has the name of a claim and not a claim's labels ({error})"
             raise NodeUnfit(f"node {planned.node}", what, f"docker rm -f {holder.name}") from error
         if held.run == spec.labels[labels.RUN]:
-            return None
+            return
         if _alive(engine, held):
-            return held
+            cure = f"wait for it: --wait; {other}; or end that run: launcher down {held.run} --nodes {engine.host}"
+            raise InUse(f"node {planned.node}", f"{what} by the run {held.run} of {held.owner}", cure)
         engine.remove(holder.id)  # by its id: never a new claim of another run
-    return None
 
 
 def _alive(engine: Engine, held: RunLabels) -> bool:
@@ -66,12 +62,4 @@ def _alive(engine: Engine, held: RunLabels) -> bool:
         not state.phase.ended and not (state.phase is Phase.CREATED and age > ABANDONED)
         for state in engine.list({labels.RUN: held.run})
         if state.labels.get(labels.PURPOSE) != "claim"
-    )
-
-
-def _in_use(engine: Engine, planned: NodePlan, held: RunLabels, what: str, other: str) -> InUse:
-    return InUse(
-        f"node {planned.node}",
-        f"{what} by the run {held.run} of {held.owner}",
-        f"wait for it: --wait; {other}; or end that run: launcher down {held.run} --nodes {engine.host}",
     )

@@ -24,7 +24,7 @@ from launcher.node.slurm.queue import NODES
 from launcher.plan.checks import Check, Level
 from launcher.plan.cluster import ClusterPlan, build
 from launcher.plan.containers import digest, output_dir
-from launcher.run.owner import caller
+from launcher.run.locate import caller
 
 
 def plan_on(job: Job, engine: Engine, code: str, run: RunId, sweep: Sequence[RunId]) -> Plan:

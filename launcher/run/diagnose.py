@@ -99,7 +99,7 @@ def first_failure(evidence: Sequence[Evidence]) -> Failure | None:
     if not failed:
         return None
     first = min(failed, key=_order)
-    if first.state.exit_code == HANG_CODE and not _halted(first):
+    if first.state.exit_code == HANG_CODE and not first.last.halted:
         return _hang(first, evidence)
     return (_left(first, evidence) if is_victim(first) else None) or _describe(first)
 
@@ -108,7 +108,7 @@ def _left(victim: Evidence, evidence: Sequence[Evidence]) -> Failure | None:
     """The ranks that ended well while others waited for them; None where none did."""
     for each in evidence:
         ranks = [*each.node.ranks]
-        if each.state.exit_code != 0 and not _has_left(each):
+        if each.state.exit_code != 0 and not each.last.left:
             failed = {int(rank) for rank in _REPORTED_RANK.findall(each.log)}
             unknown = not failed or "closing signal" in each.log  # torchrun has ended some of them itself
             ranks = [] if unknown else [rank for rank in ranks if rank not in failed]
@@ -130,11 +130,11 @@ _VICTIM_ORDER = 3
 
 def _order(evidence: Evidence) -> tuple[int, float, int]:
     words, state, error = _words(evidence), evidence.state, evidence.error
-    if _halted(evidence):
+    if evidence.last.halted:
         kind = -1
     elif state.oom_killed or state.error or state.exit_code in (TIMEOUT_CODE, HANG_CODE):
         kind = 0
-    elif _has_left(evidence):
+    elif evidence.last.left:  # what its torchrun printed when it was stopped is no reason
         kind = _VICTIM_ORDER + 2
     elif _VICTIM.search(words):
         kind = _VICTIM_ORDER
@@ -150,8 +150,8 @@ def _order(evidence: Evidence) -> tuple[int, float, int]:
 def _describe(evidence: Evidence) -> Failure:
     state, words, rank = evidence.state, _words(evidence), _failing_rank(evidence)
     what, cure = f"exited with code {state.exit_code}", ""
-    if _halted(evidence):
-        words = last_stack(evidence.rank_logs.get(min(_halted(evidence)), ""))
+    if halted := evidence.last.halted:
+        words = last_stack(evidence.rank_logs.get(min(halted), ""))
         what = "was suspended (SIGSTOP, or a debugger) while the others waited for it"
         cure = "who stopped it? `kill -CONT` lets such a process go on"
     elif state.oom_killed:
@@ -228,18 +228,9 @@ def last_stack(text: str) -> str:
     return "\n".join(wanted)
 
 
-def _halted(evidence: Evidence) -> frozenset[int]:
-    return evidence.attempts[-1].halted if evidence.attempts else frozenset()
-
-
-def _has_left(evidence: Evidence) -> bool:
-    """Its ranks had ended when it was stopped: what its torchrun printed then is no reason."""
-    return bool(evidence.attempts) and evidence.attempts[-1].left
-
-
 def _failing_rank(evidence: Evidence) -> int | None:
     """The global rank that torchrun calls the root cause on this node."""
-    if halted := _halted(evidence):
+    if halted := evidence.last.halted:
         return min(halted)
     match = re.search(r"Root Cause.*?rank\s*:\s*(\d+)", evidence.log, re.DOTALL)
     if match:

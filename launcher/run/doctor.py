@@ -63,9 +63,13 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check]:
             yield Check(engine.node, "facts", Level.FAIL, node.what, node.next_step)
             continue
         usable.append((engine, node))
-        yield _reached(engine, node)
-        if isinstance(sessions, int):
-            yield _few_sessions(engine, sessions)
+        how = "this machine" if engine.host == "local" else f"{node.user}@{node.hostname}, its host key is known"
+        what = f"{how}; {node.cpus} CPUs, {node.memory / (1 << 30):.0f} GiB"
+        yield Check(engine.node, "reachable", Level.OK, what)
+        if isinstance(sessions, int):  # all works, over further connections that each take a while to make
+            what = f"its sshd runs {sessions} commands at once on a connection, fewer than a run needs"
+            cure = "set MaxSessions to 10, its default, in sshd_config"
+            yield Check(engine.node, "ssh sessions", Level.WARN, what, cure)
         entry = next((e for e in job.machines if e.name == engine.node), None) if job else None
         yield from checks.of_node(node, job, entry)
     facts = [node for _, node in usable]
@@ -80,29 +84,18 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check]:
         yield from _same_data(job, fleet)
 
 
-def _reached(engine: Engine, facts: NodeFacts) -> Check:
-    how = "this machine" if engine.host == "local" else f"{facts.user}@{facts.hostname}, its host key is known"
-    return Check(engine.node, "reachable", Level.OK, f"{how}; {facts.cpus} CPUs, {facts.memory / (1 << 30):.0f} GiB")
-
-
-def _few_sessions(engine: Engine, most: int) -> Check:
-    """Everything works, over further connections that each take a while to make."""
-    what = f"its sshd runs {most} commands at once on a connection, fewer than a run needs"
-    return Check(engine.node, "ssh sessions", Level.WARN, what, "set MaxSessions to 10, its default, in sshd_config")
-
-
 def _mounts(job: Job, engines: Sequence[Engine]) -> Iterator[Check]:
     for mount in job.mounts if job.runtime == "docker" else ():
         path = mount.source
         for engine, found in zip(engines, _everywhere(engines, _READABLE, path), strict=True):
+            level, what, cure = Level.FAIL, f"{path} may not be read by the ssh user", ""
             if found.strip() == "ok":
-                yield Check(engine.node, "mount", Level.OK, f"{path} can be read")
+                level, what = Level.OK, f"{path} can be read"
             elif found.strip() == "missing":
-                cure = "create it, or change `mounts`"
-                yield Check(engine.node, "mount", Level.FAIL, f"{path} is not there", cure)
+                what, cure = f"{path} is not there", "create it, or change `mounts`"
             else:
                 cure = f"look at its owner and mode: ssh {engine.host} ls -ld {path}"
-                yield Check(engine.node, "mount", Level.FAIL, f"{path} may not be read by the ssh user", cure)
+            yield Check(engine.node, "mount", level, what, cure)
 
 
 def _between(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Iterator[Check]:
@@ -180,9 +173,8 @@ def _same_data(job: Job, fleet: Fleet) -> Iterator[Check]:
             count = seen[0].split()[0]
             yield Check("all", "data", Level.OK, f"{mount.source}: the same {count} files on every node")
         else:
-            what = "; ".join(
-                f"{e.node}: {found.strip() or 'not read'}" for e, found in zip(fleet.engines, seen, strict=True)
-            )
+            each = zip([engine.node for engine in fleet.engines], seen, strict=True)
+            what = "; ".join(f"{node}: {found.strip() or 'not read'}" for node, found in each)
             cure = f"make it the same: rsync -a --checksum {mount.source}/ OTHER:{mount.source}/"
             yield Check("all", "data", Level.WARN, f"{mount.source} is not the same everywhere ({what})", cure)
 

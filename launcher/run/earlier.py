@@ -14,7 +14,8 @@ from launcher.model.plan import NodePlan, Plan, RunId
 from launcher.node.connect import Fleet, connect
 from launcher.node.engine import Engine
 from launcher.node.files import FileEntry, Files, Span
-from launcher.node.parallel import run_all, run_all_settled
+from launcher.node.machine import LocalMachine
+from launcher.node.parallel import run_all_settled
 from launcher.records.collect import want
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.store import Record
@@ -26,10 +27,10 @@ Copy = Callable[[Engine, NodePlan], None]
 
 @dataclass(frozen=True)
 class Place:
-    """Checkpoints of the earlier run. files: of the node; None: this machine's `runs/`."""
+    """Checkpoints of the earlier run: on a node, or in this machine's `runs/`."""
 
     name: str
-    files: Files | None
+    files: Files
     folder: str
     entries: Sequence[FileEntry]
 
@@ -37,16 +38,6 @@ class Place:
     def newest(self) -> float:
         """When the last of them was written, by the clock of the node that wrote it."""
         return max((entry.mtime for entry in self.entries), default=0.0)
-
-    def pieces(self, entry: FileEntry) -> Iterator[bytes]:
-        """The file's bytes."""
-        path = f"{self.folder}/{entry.path}"
-        if self.files is not None:
-            yield from (piece for _, piece in self.files.read_spans([Span(path, 0, entry.size)]))
-            return
-        with Path(path).open("rb") as file:
-            while piece := file.read(1 << 20):
-                yield piece
 
 
 @contextmanager
@@ -64,16 +55,17 @@ def checkpoints_of(
     elsewhere = {node.host: node for node in old.nodes() if node.host not in here}
     hosts = [(node.name, host) for host, node in elsewhere.items()]
     with connect(hosts, old.runtime, ssh_config, allow_failures=True, ping=False) as others:
-        outputs = [posixpath.dirname(plan.on(engine.node).container.output_dir) for engine in fleet.engines]
-        asked = [(engine, posixpath.join(output, run)) for engine, output in zip(fleet.engines, outputs, strict=True)]
-        own_places = run_all([partial(_look, engine, output) for engine, output in asked])
+
+        def look_beside_new(engine: Engine) -> Place:
+            return _look(engine, posixpath.join(posixpath.dirname(plan.on(engine.node).container.output_dir), run))
+
+        own = dict(zip(fleet.engines, fleet.each(look_beside_new), strict=True))
         looks = [partial(_look, engine, elsewhere[engine.host].output) for engine in others.engines]
         found = dict(zip([engine.node for engine in others.engines], run_all_settled(looks), strict=True))
-        failed = sorted([*others.failed, *(node for node, place in found.items() if not isinstance(place, Place))])
-        of_node = dict(zip(fleet.engines, own_places, strict=True))
-        places = [*own_places, *(place for place in found.values() if isinstance(place, Place))]
+        places = [*own.values(), *(place for place in found.values() if isinstance(place, Place))]
         newest = max([*places, _fetched(old)], key=lambda place: place.newest)
         if not newest.entries:
+            failed = sorted([*others.failed, *(node for node, place in found.items() if not isinstance(place, Place))])
             silent = f"; no answer from {', '.join(failed)}" if failed else ""
             raise NodeUnfit(
                 f"run {run}",
@@ -82,14 +74,15 @@ def checkpoints_of(
             )
 
         def copy(engine: Engine, planned: NodePlan) -> None:
-            own, target = of_node[engine], posixpath.join(planned.container.output_dir, CHECKPOINTS)
-            if planned.rank == 0 and own.newest < newest.newest - ABOUT_THE_SAME:
+            mine, target = own[engine], posixpath.join(planned.container.output_dir, CHECKPOINTS)
+            if planned.rank == 0 and mine.newest < newest.newest - ABOUT_THE_SAME:
                 log(f"{planned.node}: begins with the checkpoints of {newest.name}")
                 engine.files.make_dir(target)
                 for entry in newest.entries:
-                    engine.files.write(f"{target}/{entry.path}", newest.pieces(entry), entry.size)
-            elif own.entries:  # a copy, not links: a program may overwrite its checkpoint in place
-                engine.files.copy_tree(own.folder, target)
+                    spans = newest.files.read_spans([Span(f"{newest.folder}/{entry.path}", 0, entry.size)])
+                    engine.files.write(f"{target}/{entry.path}", (piece for _, piece in spans), entry.size)
+            elif mine.entries:  # a copy, not links: a program may overwrite its checkpoint in place
+                engine.files.copy_tree(mine.folder, target)
 
         yield copy
 
@@ -100,11 +93,11 @@ def _look(engine: Engine, output: str) -> Place:
 
 
 def _fetched(record: Record) -> Place:
-    folder = record.paths.root / CHECKPOINTS
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    found = [(path.relative_to(folder).as_posix(), path.stat()) for path in paths]
+    folder = (record.paths.root / CHECKPOINTS).absolute()
+    found = [(path.relative_to(folder).as_posix(), path.stat()) for path in folder.rglob("*") if path.is_file()]
     entries = [FileEntry(name, stat.st_size, stat.st_mtime) for name, stat in found]
-    return Place(f"{folder} here", None, str(folder), whole(entries))
+    here = Files(LocalMachine("this machine", ""))
+    return Place(f"{record.paths.root / CHECKPOINTS} here", here, str(folder), whole(entries))
 
 
 def whole(entries: Sequence[FileEntry]) -> list[FileEntry]:

@@ -10,9 +10,7 @@ from pathlib import Path
 from launcher.model.container import ContainerState
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, parse_object
-from launcher.run.attempts import LIMIT, Attempt
-from launcher.run.attempts import parse as parse_attempts
-from launcher.run.worlds import parse as parse_worlds
+from launcher.run.attempts import LIMIT, Attempt, parse, parse_worlds
 
 TAIL = 256 << 10
 
@@ -36,6 +34,10 @@ class Evidence:
     rank_logs: Mapping[int, str]  # the ends of its workers' logs
     attempts: tuple[Attempt, ...] = ()
 
+    @property
+    def last(self) -> Attempt:
+        return self.attempts[-1] if self.attempts else Attempt(0.0)
+
 
 def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes = b"") -> Evidence:
     """What shows why a node's container ended, from the run's files as they were collected below `root`.
@@ -43,20 +45,18 @@ def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes =
     fallback: the engine's own log, for when there is no file.
     """
     paths = NodePaths(str(root), node.name)
-    attempts = _end_of(paths.attempts, LIMIT)
+    tried = _end_of(paths.attempts, LIMIT)
     files = {rank: Path(paths.rank_log(rank)) for rank in node.ranks}
-    for world in [world for world in parse_worlds(attempts) if node.name in world.members][-1:]:
+    for world in [world for world in parse_worlds(tried) if node.name in world.members][-1:]:
         own = Path(paths.in_generation(world.number, world.members.index(node.name)))
         files = {int(file.stem[5:]): file for file in own.glob("rank-*.log")}
-    logs = {rank: _end_of(str(file)) for rank, file in files.items() if file.is_file()}
-    log = (_end_of(paths.log) or fallback).decode("utf-8", "replace")
     return Evidence(
         node=node,
         state=state,
-        log=log,
+        log=(_end_of(paths.log) or fallback).decode("utf-8", "replace"),
         error=_worker_error(_end_of(paths.error, LIMIT)),
-        rank_logs={rank: text.decode("utf-8", "replace") for rank, text in logs.items()},
-        attempts=parse_attempts(attempts),
+        rank_logs={r: _end_of(str(file)).decode("utf-8", "replace") for r, file in files.items() if file.is_file()},
+        attempts=parse(tried),
     )
 
 

@@ -1,24 +1,31 @@
-"""`exec` in a run's container, `shell` in one that is created for it."""
+"""`exec` in a run's container, `shell` in one that is created for it; runs of the launcher's own, without a record."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 from launcher.errors import NodeUnfit
 from launcher.image.image_locations import Log
 from launcher.job.models import Job, NodeEntry
 from launcher.model import labels
 from launcher.model.container import KIT, ContainerState, Phase
+from launcher.model.facts import NodeFacts
+from launcher.model.plan import Plan, RunId
+from launcher.node import output_folder
 from launcher.node.connect import CLUSTER, Fleet
 from launcher.node.engine import Engine
 from launcher.node.terminal import is_terminal
 from launcher.records.snapshot import Snapshot
 from launcher.records.store import NodeOfRun
-from launcher.run.temporary import temporary_run
+from launcher.run.prepare import prepare
+from launcher.run.start import start
+from launcher.run.stop import stop
 
+_OWN = ("logs/", "state/", "errors/", ".node/", output_folder.MARKER)  # in an output folder: not the user's work
 # What the container of a shell runs meanwhile. Its caller's death ends it: a guard sees to that on a node, the
 # caller's pid, $1, where it is a plain process of the same machine.
 _IDLE = 'trap "exit 0" TERM; while [ "$1" = 0 ] || kill -0 "$1" 2>/dev/null; do sleep 1; done'
@@ -48,7 +55,7 @@ def shell(job: Job, entry: NodeEntry, fleet: Fleet, code: Snapshot, secrets: Map
     """
     caller = os.getpid() if job.runtime == "process" else 0
     alone = job.model_copy(update={"nodes": (entry,), "timeout": None})
-    facts = [dataclasses.replace(node, listening=()) for node in fleet.facts()]
+    facts = [replace(node, listening=()) for node in fleet.facts()]
     idle = ("sh", "-c", _IDLE, "sh", str(caller))
     with temporary_run("shell", alone, idle, fleet, facts, code, secrets, log) as plan:
         container = plan.master.container
@@ -60,3 +67,43 @@ def shell(job: Job, entry: NodeEntry, fleet: Fleet, code: Snapshot, secrets: Map
 def _with_variables(kit: str, argv: Sequence[str]) -> tuple[str, ...]:
     """The command behind the script that gives it the variables of the job's own processes."""
     return ("sh", f"{kit}/within.sh", *argv)
+
+
+@contextmanager
+def temporary_run(
+    purpose: str,
+    job: Job,
+    command: tuple[str, ...],
+    fleet: Fleet,
+    facts: Sequence[NodeFacts],
+    code: Snapshot,
+    secrets: Mapping[str, str],
+    log: Log,
+) -> Iterator[Plan]:
+    """The job with another command, started; stopped and removed at the end.
+
+    An output folder stays only where something was written into it. purpose: the label for which no command takes it
+    for a user's run.
+    """
+    run = job.run.model_copy(update={"module": None, "script": None, "command": command, "args": {}})
+    without = {"restarts": 0, "hang_timeout": None, "min_nodes": None, "spares": None}
+    plan = prepare(job.model_copy(update={"run": run, **without}), fleet, facts, code.digest, log)
+    nodes = []
+    for node in plan.nodes:
+        marked = {**node.container.labels, labels.PURPOSE: purpose}
+        nodes.append(replace(node, container=replace(node.container, labels=marked)))
+    plan = replace(plan, nodes=tuple(nodes))
+    start(plan, fleet, code.archive, secrets, lambda *_, **__: None)
+    try:
+        yield plan
+    finally:
+        stop(fleet, plan.run, grace=1)
+        fleet.each(lambda engine: _remove_output(engine, plan.on(engine.node).container.output_dir, plan.run, log))
+
+
+def _remove_output(engine: Engine, output: str, run: RunId, log: Log) -> None:
+    kept = [file for file in engine.files.scan(output) if not file.path.startswith(_OWN)]
+    if kept:
+        log(f"{len(kept)} file(s) stay in {output} on {engine.node}")
+    else:
+        output_folder.remove(engine.files, output, run)

@@ -17,20 +17,11 @@ from functools import partial
 
 from launcher.errors import ContainerGone, LauncherError, NodeUnfit, NoRoomHere
 from launcher.job.settings import read_settings
-from launcher.model.container import ContainerState
 from launcher.records.collect import Collected, collect, output_folders
+from launcher.run import messages
 from launcher.run.followed import Followed, FollowedNode
 from launcher.run.locate import Attached
-from launcher.run.messages import (
-    Message,
-    NodeEnded,
-    NodeGone,
-    NodeRemoved,
-    NodeStopped,
-    NotCollected,
-    RankZeroMoved,
-    Tick,
-)
+from launcher.run.messages import Message
 from launcher.run.state import SIGKILL_CODE
 
 TICK = 0.2  # seconds without a message until a Tick
@@ -38,14 +29,15 @@ WAITING = 64  # messages, pieces of output most of them: a program that prints f
 QUIET = 5.0  # seconds until the thread of a quiet file checks whether it is still wanted
 COLLECT_EVERY = 5.0
 COLLECT_SELDOM = 30.0  # while nothing is new
-REMOVAL = 1.0  # seconds in which a container that was killed is removed, if that is why
+REMOVAL = 1.0  # seconds in which `docker rm -f` removes a container that it has killed
 WAIT = 30.0  # one wait call; then it is asked again, so that a silent cut is noticed
-RETRY = (1.0, 2.0, 4.0, 8.0, 15.0)
+RETRY = 1.0
+RETRY_SELDOM = 15.0  # while a node stays away
 GIVE_UP = 30.0  # of a failed run, a node that stays away so long is not waited for any more
 
 
 class Follow:
-    """Follows the nodes of a run; `messages` ends when every container has and all files of theirs are here.
+    """The messages of a run's nodes, to be iterated once: until every container has ended and all their files are here.
 
     A node that does not answer is waited for without end, unless the run has failed or was stopped on another one.
     """
@@ -57,11 +49,10 @@ class Follow:
         self._queue: queue.Queue[Message | BaseException | None] = queue.Queue(WAITING)
         self._stop = threading.Event()
         self._due = threading.Event()  # something is to be collected now
-        self._lost = len(attached.unreachable)  # nodes without which it has to go on
         self._moves = any(followed.moves for followed in shown)
         self._generation = max((followed.world.number for followed in shown if followed.world), default=0)
         self._moving = threading.Lock()
-        self._over = math.inf  # of time.monotonic(): the run cannot end well from then on
+        self._over = math.inf  # of time.monotonic()
         files = {followed.node.name: followed for followed in shown}
         most = read_settings(os.environ).limits.file
         self._nodes = [FollowedNode(node, files.get(node.name), attached, self._put, most) for node in attached.nodes]
@@ -71,7 +62,12 @@ class Follow:
         """Nodes whose files could not be collected at the end, with the reason."""
         return {node.name: node.problem for node in self._nodes if node.problem is not None}
 
-    def messages(self) -> Iterator[Message]:
+    @property
+    def up_to_date(self) -> bool:
+        """Whether the files of all nodes that have ended are here."""
+        return all(node.collected.is_set() for node in self._nodes if node.ended)
+
+    def __iter__(self) -> Iterator[Message]:
         """Every message as it comes."""
         steps = [partial(step, node) for node in self._nodes for step in (self._wait_for, self._read)]
         for job in (jobs := [*steps, self._collect]):
@@ -81,7 +77,7 @@ class Follow:
             try:
                 message = self._queue.get(timeout=TICK)
             except queue.Empty:
-                yield Tick()
+                yield messages.Tick()
                 continue
             if isinstance(message, BaseException):
                 raise message
@@ -97,17 +93,15 @@ class Follow:
         for node in self._nodes:
             node.collected.set()
 
-    def _put(self, message: Message) -> None:
-        if isinstance(message, RankZeroMoved) and not self._move(message):
-            return
-        ended = isinstance(message, NodeEnded) and message.state.exit_code
-        self._lost += bool(ended) or isinstance(message, NodeRemoved)
-        done = ended == 0 and self._attached.may_lose > 0  # the others have told that node so, if they could
-        if done or self._lost > self._attached.may_lose or isinstance(message, NodeStopped):
-            self._over = min(self._over, time.monotonic())
-        self._queue.put(message)
+    def over(self) -> None:
+        """No node that stays away can change how the run ends: it is not waited for without end."""
+        self._over = min(self._over, time.monotonic())
 
-    def _move(self, message: RankZeroMoved) -> bool:
+    def _put(self, message: Message) -> None:
+        if not isinstance(message, messages.RankZeroMoved) or self._move(message):
+            self._queue.put(message)
+
+    def _move(self, message: messages.RankZeroMoved) -> bool:
         """Whether that generation is newer than all so far: then the shown output is that of its first node."""
         with self._moving:
             if message.world.number <= self._generation:
@@ -121,7 +115,7 @@ class Follow:
         return True
 
     def _run(self, job: Callable[[], None]) -> None:
-        """A job that fails ends the whole: messages() raises its error, and no other one may wait for it for ever."""
+        """A job that fails ends the whole: the iteration raises its error, and no other may wait for it for ever."""
         try:
             job()
             self._queue.put(None)
@@ -131,43 +125,35 @@ class Follow:
 
     def _wait_for(self, node: FollowedNode) -> None:
         """Until the container has ended for good, over any number of cut connections."""
-        failures = 0
+        pause = RETRY
         while not self._stop.is_set():
             try:
                 state = node.engine.wait(node.container, 0 if node.silent_since else WAIT)
+                if state.exit_code == SIGKILL_CODE and not state.oom_killed:
+                    self._stop.wait(REMOVAL)
+                    state = node.engine.wait(node.container, 0)
             except ContainerGone:
-                self._put(NodeRemoved(node.name))
+                self._put(messages.NodeRemoved(node.name))
                 break
             except LauncherError as error:
                 node.is_silent(error)
                 if self._hopeless(node):
-                    self._put(NodeGone(node.name, str(error), node.heard))
+                    self._put(messages.NodeGone(node.name, str(error), node.heard))
                     node.collected.set()  # as far as it ever will be
                     break
-                self._stop.wait(RETRY[min(failures, len(RETRY) - 1)])
-                failures += 1
+                self._stop.wait(pause)
+                pause = min(2 * pause, RETRY_SELDOM)
                 continue
-            failures = 0
+            pause = RETRY
             node.answers()
             if state.phase.ended:
-                self._put(NodeRemoved(node.name) if self._is_removed(node, state) else NodeEnded(node.name, state))
+                self._put(messages.NodeEnded(node.name, state))
                 break
         node.end()
         self._due.set()
 
-    def _is_removed(self, node: FollowedNode, ended: ContainerState) -> bool:
-        """`docker rm -f` kills a container, and removes it a moment later."""
-        if ended.exit_code != SIGKILL_CODE or ended.oom_killed:
-            return False
-        self._stop.wait(REMOVAL)
-        try:
-            node.engine.wait(node.container, 0)
-        except LauncherError as error:
-            return isinstance(error, ContainerGone)
-        return False
-
     def _hopeless(self, node: FollowedNode) -> bool:
-        """Whether to go on without it: it stays away, and the run has ended badly without it."""
+        """Whether to go on without it: it stays away, and the run is over without it."""
         return time.monotonic() - max(self._over, node.silent_since) > GIVE_UP
 
     def _read(self, node: FollowedNode) -> None:
@@ -182,7 +168,7 @@ class Follow:
                             node.take(*found)
             except LauncherError:  # the thread that waits for the container reports it; the offsets are kept
                 if not node.ended:
-                    self._stop.wait(RETRY[0])
+                    self._stop.wait(RETRY)
         node.collected.wait()
         if not self._stop.is_set():
             node.take_the_rest()
@@ -213,10 +199,10 @@ class Follow:
                     node.is_silent(outcome)
                     node.problem, wait = outcome, not self._hopeless(node)
                 if wait:
-                    pause = RETRY[0]
+                    pause = RETRY
                     continue
                 if node.problem is None:
                     missed |= dict.fromkeys(map(str, outcome.problems if isinstance(outcome, Collected) else [outcome]))
                 node.collected.set()
         for reason in missed:  # once, where nodes share a folder
-            self._queue.put(NotCollected(reason))
+            self._queue.put(messages.NotCollected(reason))

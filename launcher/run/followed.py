@@ -15,19 +15,10 @@ from launcher.node.follower import Follower
 from launcher.records.collect import append
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, parse_object
-from launcher.run import attempts
+from launcher.run import attempts, messages
+from launcher.run.attempts import World
 from launcher.run.locate import Attached
-from launcher.run.messages import (
-    Message,
-    NodeBack,
-    NodeLost,
-    NodeRestarted,
-    NodeStopped,
-    Output,
-    Progress,
-    RankZeroMoved,
-)
-from launcher.run.worlds import World, parse
+from launcher.run.messages import Message
 
 UNSAVED = 16 << 20  # bytes of a file that are kept in memory while collect() is at work; then it will copy them
 
@@ -70,7 +61,8 @@ class FollowedNode:
         self._follower: Follower | None = None
         self._attempts = own.attempts
         self._attempts_text = b""
-        self._known_starts = 0
+        self._known_starts = 1  # the first one is no restart
+        self._known_worlds = 0
         self._stopped = False
         self._shown = shown is not None
         self._path = shown.path if shown else own.log
@@ -80,19 +72,18 @@ class FollowedNode:
         self._lines = {own.attempts: 0} | ({own.metrics: 0} if node.rank == 0 and not self._elastic else {})
         self._followed: tuple[str, ...] = ()
         self._unsaved: dict[str, tuple[int, bytes]] = {}  # by path: offset and what was reported from there on
-        self._worlds = 0
         if shown and shown.world and shown.world.members[0] == node.name:
             self.rank_zero_came(shown.world, shown=False)
 
     def is_silent(self, error: LauncherError) -> None:
         if not self.silent_since:
             self.silent_since = time.monotonic()
-            self._put(NodeLost(self.name, str(error), self.heard))
+            self._put(messages.NodeLost(self.name, str(error), self.heard))
 
     def answers(self) -> None:
         if self.silent_since:
             self.silent_since = 0.0
-            self._put(NodeBack(self.name))
+            self._put(messages.NodeBack(self.name))
         self.heard = time.time()
 
     def end(self) -> None:
@@ -114,13 +105,11 @@ class FollowedNode:
 
     def rank_zero_came(self, world: World, *, shown: bool) -> None:
         """Follow the metrics of this generation and, where it is `shown`, this node's log."""
-        own = NodePaths(self.node.output, self.name)
-        self._lines = {
-            own.attempts: self._lines[own.attempts],
-            f"{own.in_generation(world.number, 0)}/metrics.jsonl": 0,
-        }
+        metrics = f"{NodePaths(self.node.output, self.name).in_generation(world.number, 0)}/metrics.jsonl"
+        self._lines = {self._attempts: self._lines[self._attempts], metrics: 0}
         if shown and not self._shown:
             self._shown, self._offset = True, max(self._offset, world.offset)
+            self._unsaved.pop(self._path, None)  # what follows is not next to it; collect() brings both
 
     def rank_zero_left(self) -> None:
         self._shown = False
@@ -129,11 +118,9 @@ class FollowedNode:
         return (self._path if self._shown else "", *self._lines)
 
     def skip_known_starts(self) -> None:
-        try:
-            text = self.engine.files.read(self._attempts, limit=attempts.LIMIT)
-        except (FileNotFoundError, LauncherError):
-            return
-        self._known_starts = len(attempts.parse(text))
+        with suppress(FileNotFoundError, LauncherError):
+            known = attempts.parse(self.engine.files.read(self._attempts, limit=attempts.LIMIT))
+            self._known_starts = max(1, len(known))
 
     def take(self, path: str, data: bytes) -> None:
         """Report it, and keep it in runs/: the node may be lost before it is collected."""
@@ -143,11 +130,11 @@ class FollowedNode:
         self._save(path)
 
     def _save(self, path: str) -> None:
-        record, (start, data) = self._record, self._unsaved[path]
+        record, saved, (start, data) = self._record, False, self._unsaved[path]
         with suppress(OSError):  # a full disk here: collect() reports it
             saved = append(record.paths.root, self._relative(path), start, data, record.mask, self._most)
-            if saved or len(data) > UNSAVED:
-                del self._unsaved[path]
+        if saved or len(data) > UNSAVED:
+            del self._unsaved[path]
 
     def take_the_rest(self) -> None:
         """What the collected files have beyond what was reported."""
@@ -160,12 +147,9 @@ class FollowedNode:
             self._rest_of(self._path, self._offset)
         if self._shown and self._offset == 0 and not self._attempts_text:
             # The entry script never ran, or could not write: the engine's own log is all there is.
-            try:
-                caught = self.engine.logs(self.container)
-            except LauncherError:  # reported by the thread that waits for the container
-                return
-            if caught:
-                self._put(Output(self.name, caught))
+            with suppress(LauncherError):  # reported by the thread that waits for the container
+                if caught := self.engine.logs(self.container):
+                    self._put(messages.Output(self.name, caught))
 
     def _rest_of(self, path: str, offset: int) -> None:
         local = self._record.paths.root / self._relative(path)
@@ -179,29 +163,33 @@ class FollowedNode:
         """Returns its offset in the file."""
         if path == self._path:
             offset, self._offset = self._offset, self._offset + len(data)
-            self._put(Output(self.name, data))
+            self._put(messages.Output(self.name, data))
             return offset
         offset, self._lines[path] = self._lines[path], self._lines[path] + len(data)
-        if path != self._attempts:
+        if path == self._attempts:
+            self._attempts_text = (self._attempts_text + data)[: attempts.LIMIT]
+            self._report_attempts()
+        else:
             for line in data.split(b"\n"):
                 if found := parse_object(line):
-                    self._put(Progress(found))
-        else:
-            self._attempts_text = (self._attempts_text + data)[: attempts.LIMIT]
-            starts = attempts.parse(self._attempts_text)
-            if not self._elastic:  # the new generation says it
-                for place in range(max(1, self._known_starts), len(starts)):
-                    self._put(NodeRestarted(self.name, place, starts[place - 1].why()))
-            worlds = parse(self._attempts_text)
-            for world in worlds[self._worlds :]:
-                if world.members[0] == self.name:
-                    self._put(RankZeroMoved(self.name, world))
-            self._worlds = len(worlds)
-            self._known_starts = max(self._known_starts, len(starts))
-            if not self._stopped and (by := attempts.stopped_by(self._attempts_text)):
-                self._stopped = True
-                self._put(NodeStopped(self.name, by))
+                    self._put(messages.Progress(found))
         return offset
+
+    def _report_attempts(self) -> None:
+        """What is new in the file."""
+        starts = attempts.parse(self._attempts_text)
+        if not self._elastic:  # there the new generation says it
+            for place in range(self._known_starts, len(starts)):
+                self._put(messages.NodeRestarted(self.name, place, starts[place - 1].why()))
+        self._known_starts = max(self._known_starts, len(starts))
+        worlds = attempts.parse_worlds(self._attempts_text)
+        for world in worlds[self._known_worlds :]:
+            if world.members[0] == self.name:
+                self._put(messages.RankZeroMoved(self.name, world))
+        self._known_worlds = len(worlds)
+        if not self._stopped and (by := attempts.stopped_by(self._attempts_text)):
+            self._stopped = True
+            self._put(messages.NodeStopped(self.name, by))
 
     def _relative(self, path: str) -> str:
         return posixpath.relpath(path, self.node.output)

@@ -6,18 +6,18 @@ the job's image on one of its nodes (for plain processes, by the Python that wro
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from launcher import container_scripts
 from launcher.errors import LauncherError, NodeUnfit
 from launcher.image import probe
-from launcher.model.container import ContainerSpec, Mount
+from launcher.model.container import Mount
 from launcher.records.collect import RECORDINGS
 from launcher.records.paths import RunPaths
 from launcher.run.diagnose import OTHERS_WAIT, Failure
@@ -35,14 +35,14 @@ _UNMET = re.compile(  # a collective's time limit, or sizes that do not fit
 
 def explain(failure: Failure, attached: Attached, evidence: Sequence[Evidence]) -> Failure:
     """The failure with the collective at which the ranks wait and for whom, where its ranks have recorded that."""
-    logs = (text for one in evidence for text in one.rank_logs.values())
-    if failure.exit_code != HANG_CODE and not any(map(_UNMET.search, (failure.words, *logs))):
+    if failure.exit_code != HANG_CODE and not unmet(evidence):
         return failure
-    files = recordings(attached.record.paths, evidence)
+    files = _recordings(attached.record.paths, evidence)
     if not files:
         return failure
     nodes = {rank: one.node.name for one in evidence for rank in one.node.ranks}
-    nodes |= {_rank(file): file.parent.name for file in files}  # after the loss of a node, ranks are elsewhere
+    # after the loss of a node, ranks are elsewhere
+    nodes |= {int(file.name.partition("_")[2]): file.parent.name for file in files}
     try:
         found = tell(_read(attached, evidence[0], files), nodes)
     except LauncherError as error:
@@ -50,24 +50,23 @@ def explain(failure: Failure, attached: Attached, evidence: Sequence[Evidence]) 
     what = failure.what
     if any(sentence.startswith(OTHERS_WAIT) for sentence in found):  # that says more than the stacks do
         what = what.partition(f"; {OTHERS_WAIT}")[0]
-    return dataclasses.replace(failure, what="; ".join([what, *found]))
+    return replace(failure, what="; ".join([what, *found]))
 
 
-def recordings(paths: RunPaths, evidence: Sequence[Evidence]) -> list[Path]:
+def unmet(evidence: Sequence[Evidence]) -> bool:
+    """Whether a rank failed at a collective to which others did not come, as the logs say."""
+    return any(_UNMET.search(text) for one in evidence for text in (one.log, *one.rank_logs.values()))
+
+
+def _recordings(paths: RunPaths, evidence: Sequence[Evidence]) -> list[Path]:
     """Those of each node's last attempt, as they were collected; of each rank the newest."""
-    found: dict[str, Path] = {}
-    newest: dict[str, float] = {}
-    for one in evidence:
-        began = one.attempts[-1].started if one.attempts else 0.0
-        for file in (paths.root / RECORDINGS / one.node.name).glob("*"):
-            when = file.stat().st_mtime
-            if _RECORDING.fullmatch(file.name) and when >= max(began, newest.get(file.name, 0.0)):
-                found[file.name], newest[file.name] = file, when
-    return sorted(found.values())
-
-
-def _rank(file: Path) -> int:
-    return int(file.name.partition("_")[2])
+    found = [
+        (file.stat().st_mtime, file)
+        for one in evidence
+        for file in (paths.root / RECORDINGS / one.node.name).glob("*")
+        if _RECORDING.fullmatch(file.name) and file.stat().st_mtime >= one.last.started
+    ]
+    return sorted({file.name: file for _, file in sorted(found)}.values())
 
 
 def _read(attached: Attached, reader: Evidence, files: Sequence[Path]) -> Mapping[str, Any]:
@@ -86,10 +85,8 @@ def _read(attached: Attached, reader: Evidence, files: Sequence[Path]) -> Mappin
     data = buffer.getvalue()
     engine.files.write(f"{node.output}/{_ARCHIVE}", [data], len(data))
     script = container_scripts.text("flight_report.py").decode()
-    mounts = [*(Mount(**mount) for mount in spec["mounts"]), Mount(node.output, layout["output"])]
-    like = ContainerSpec(
-        "", "", (), env=spec["env"], user=spec["user"], groups=tuple(spec["groups"]), mounts=tuple(mounts)
-    )
+    mounts = (*(Mount(**mount) for mount in spec["mounts"]), Mount(node.output, layout["output"]))
+    like = replace(probe.ANY_CONTAINER, env=spec["env"], user=spec["user"], groups=tuple(spec["groups"]), mounts=mounts)
     command = (argv[ours - 1], "-c", script, f"{layout['output']}/{_ARCHIVE}")  # the image's Python
     return probe.run(engine, spec["image"], "of the job", command, like, TIME_LIMIT)
 

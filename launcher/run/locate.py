@@ -1,10 +1,15 @@
-"""Finding a run: by its record here, or by the labels of its containers where no record is (`--nodes a,b`)."""
+"""Finding a run, by its record here or by the labels of its containers (`--nodes a,b`); and whose it is."""
 
 from __future__ import annotations
 
+import getpass
+import os
+import re
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 
 from launcher.errors import LauncherError, NodesFailed, RunUnknown, UsageError
@@ -17,9 +22,25 @@ from launcher.node.engine import Engine
 from launcher.node.parallel import run_both
 from launcher.records import store
 from launcher.records.store import NodeOfRun, Record
-from launcher.run.owner import Owner, owner
 
 Note = Callable[[str], None]  # shows a person what was found and left aside
+
+
+class Owner(IntEnum):
+    """Whose a run is, by the ssh user's uid on the node, and by the caller where no run is named. Nearest first."""
+
+    SELF = 0  # this user of the node, and this caller
+    ACCOUNT = 1  # this user of the node, another caller
+    OTHER = 2  # another user of the node
+
+
+def caller() -> str:
+    """user@host, as it fits into a label."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a uid without a name, as in a container
+        user = str(os.getuid())
+    return re.sub(r"[^!-~]", "_", f"{user}@{socket.gethostname()}")[:400]
 
 
 @dataclass(frozen=True)
@@ -57,10 +78,19 @@ class Attached:
         least = self.record.min_nodes
         return len(self.nodes) + len(self.unreachable) - least if least else 0
 
+    def is_done(self, states: Mapping[str, ContainerState]) -> bool:
+        """Whether a run that may lose nodes has come to its end on one: it has told the others so, if it could."""
+        return self.may_lose > 0 and any(state.exit_code == 0 for state in states.values())
+
     def require_all(self) -> None:
         """Raises NodesFailed where a node did not answer."""
         if self.unreachable:
             raise NodesFailed(list(self.unreachable.values()))
+
+    def require_any(self) -> None:
+        """Raises NodesFailed where no node answered."""
+        if not self.nodes:
+            self.require_all()
 
     def node(self, wanted: str) -> NodeOfRun:
         """By its name or host. Raises UsageError where the run has no such node, its error where it does not answer."""
@@ -70,11 +100,6 @@ class Attached:
             if wanted in (node.name, node.host):
                 return node
         raise UsageError("--node", f"{wanted}: the run's nodes are {', '.join(node.name for node in self.nodes)}")
-
-    def require_any(self) -> None:
-        """Raises NodesFailed where no node answered."""
-        if not self.nodes:
-            raise NodesFailed(list(self.unreachable.values()))
 
 
 @contextmanager
@@ -101,12 +126,11 @@ def attach(
         if record is None:
             if not runs and fleet.failed:
                 raise NodesFailed(list(fleet.failed.values()), of=len(named))
-            run = _choose(text, runs, where="on " + ", ".join(hosts or ()))
-            found = runs[run]
+            found = runs[_choose(text, runs, where="on " + ", ".join(hosts or ()))]
             nodes = tuple(f.node for f in found)
             engines = {f.node.name: f.engine for f in found}
             told = found[0].labels
-            record = Record.rebuild(run, told.runtime, nodes, min_nodes=told.min_nodes, spares=told.spares)
+            record = Record.rebuild(told.run, told.runtime, nodes, min_nodes=told.min_nodes, spares=told.spares)
         else:
             found = runs.get(record.run, [])
             by_name = {engine.node: engine for engine in fleet.engines}
@@ -161,7 +185,8 @@ def _list(fleet: Fleet, run: RunId | None, note: Note, *, claims: bool) -> list[
             except ValueError as error:
                 note(f"{engine.node}: container {state.name} is ignored, its labels are not the launcher's: {error}")
                 continue
-            found.append(Found(told, owner(told, uid), engine, state))
+            account = Owner.SELF if told.owner == caller() else Owner.ACCOUNT
+            found.append(Found(told, account if told.uid == uid else Owner.OTHER, engine, state))
     return found
 
 

@@ -14,7 +14,7 @@ from launcher.node.connect import Fleet
 from launcher.plan.checks import Check, Level
 from launcher.records.paths import NodePaths
 from launcher.records.snapshot import snapshot
-from launcher.run.temporary import temporary_run
+from launcher.run.exec_shell import temporary_run
 
 TIMEOUT = 180
 _MARK = "launcher-measured "

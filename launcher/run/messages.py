@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.model.container import ContainerState
-from launcher.run.worlds import World
+from launcher.run.attempts import World
 
 
 @dataclass(frozen=True)
-class Output:
+class Message:
+    """One of those below."""
+
+
+@dataclass(frozen=True)
+class Output(Message):
     """Bytes that a node's log file has grown by."""
 
     node: str
@@ -20,20 +25,20 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Progress:
+class Progress(Message):
     """A line of the master's metrics.jsonl."""
 
     fields: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class NodeEnded:
+class NodeEnded(Message):
     node: str
     state: ContainerState
 
 
 @dataclass(frozen=True)
-class NodeLost:
+class NodeLost(Message):
     """No answer since then (seconds since the epoch); the run may well go on there."""
 
     node: str
@@ -42,12 +47,12 @@ class NodeLost:
 
 
 @dataclass(frozen=True)
-class NodeBack:
+class NodeBack(Message):
     node: str
 
 
 @dataclass(frozen=True)
-class NodeGone:
+class NodeGone(Message):
     """Given up: the run has failed or was stopped elsewhere, and this one has not answered for long."""
 
     node: str
@@ -56,14 +61,14 @@ class NodeGone:
 
 
 @dataclass(frozen=True)
-class NodeRemoved:
+class NodeRemoved(Message):
     """Its container was removed while it was followed."""
 
     node: str
 
 
 @dataclass(frozen=True)
-class NodeStopped:
+class NodeStopped(Message):
     """A user (user@host) stops the run there."""
 
     node: str
@@ -71,7 +76,7 @@ class NodeStopped:
 
 
 @dataclass(frozen=True)
-class NodeRestarted:
+class NodeRestarted(Message):
     """Its processes were started again; `why`: how the attempt before ended."""
 
     node: str
@@ -80,7 +85,7 @@ class NodeRestarted:
 
 
 @dataclass(frozen=True)
-class RankZeroMoved:
+class RankZeroMoved(Message):
     """A job with min_nodes trains in a new generation, whose rank 0 is on that node."""
 
     node: str
@@ -88,31 +93,14 @@ class RankZeroMoved:
 
 
 @dataclass(frozen=True)
-class NotCollected:
+class NotCollected(Message):
     """A file of a node that could not be brought here, at the end; or one that could not be written here."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(Message):
     """Nothing happened for a moment."""
-
-
-Message = (
-    Output
-    | Progress
-    | NodeEnded
-    | NodeLost
-    | NodeBack
-    | NodeGone
-    | NodeRemoved
-    | NodeStopped
-    | NodeRestarted
-    | RankZeroMoved
-    | NotCollected
-    | Tick
-)
 
 
 def clock(moment: float) -> str:

@@ -21,7 +21,7 @@ from launcher.node.parallel import run_both
 from launcher.plan import build
 from launcher.plan.offline import assumed_image
 from launcher.plan.rendezvous import choose, on_one_machine
-from launcher.run.owner import caller
+from launcher.run.locate import caller
 from launcher.run.reachability import probe_master
 
 

@@ -18,7 +18,6 @@ from launcher.plan.rendezvous import candidates, source_address
 
 TIMEOUT = 3.0
 PROVERS = 6
-_REACHED = (Reach.OPEN, Reach.REFUSED)
 
 
 def probe_master(fleet: Fleet, facts: Sequence[NodeFacts], port: int, address: str | None) -> list[Probe]:
@@ -50,6 +49,6 @@ def probe_master(fleet: Fleet, facts: Sequence[NodeFacts], port: int, address: s
 
         seen = fleet.each(probe)[1:]
         probes += [Probe(other.node, master.node, ip, port, reach) for other, reach in zip(others, seen, strict=True)]
-        if all(reach in _REACHED for reach in seen):
+        if all(reach.reached for reach in seen):
             break
     return probes

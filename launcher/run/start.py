@@ -18,7 +18,7 @@ from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, uninterrupted
 from launcher.records.snapshot import repack
-from launcher.run.claims import claim_gpus, claim_port
+from launcher.run.claims import claim_all
 
 MEETING_KEY = "LAUNCHER_MEETING_KEY"  # container_scripts/elastic.py takes it out of the program's environment
 
@@ -45,13 +45,6 @@ def start(
     wanted = {(node.container.layout, node.container.user) for node in plan.nodes}
     archives = {key: archive(*key, code, secrets) for key in wanted}
 
-    def claim(engine: Engine, planned: NodePlan) -> None:
-        claim_gpus(engine, planned)
-        if plan.min_nodes:
-            claim_port(engine, planned, plan.rendezvous.port + planned.rank * (plan.runtime == "process"))
-        elif planned.rank == 0 and len(plan.nodes) > 1:
-            claim_port(engine, planned, plan.rendezvous.port)
-
     def create(engine: Engine) -> None:
         planned = plan.on(engine.node)
         spec = planned.container
@@ -60,7 +53,7 @@ def start(
             fill(engine, planned)
         ids[engine.node] = engine.create(spec)
         files = archives[spec.layout, spec.user]
-        run_all([partial(claim, engine, planned), partial(engine.put, ids[engine.node], files)])
+        run_all([partial(claim_all, engine, plan), partial(engine.put, ids[engine.node], files)])
 
     try:
         uninterrupted(partial(fleet.each, create))

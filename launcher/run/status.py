@@ -1,12 +1,13 @@
-"""A run as its nodes show it now: states, restarts, progress, utilization. All nodes at once."""
+"""A run as its nodes show it now: states, restarts, progress, how busy they are. All nodes at once."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,14 +21,15 @@ from launcher.node.parallel import run_all_settled, run_both
 from launcher.records.measured import TrainingProgress, training_progress
 from launcher.records.paths import GENERATIONS, NodePaths
 from launcher.records.store import NodeOfRun, parse_object
-from launcher.run import attempts, utilization
+from launcher.run import attempts
+from launcher.run.attempts import World
 from launcher.run.locate import Attached
 from launcher.run.state import of_containers
-from launcher.run.utilization import Utilization
-from launcher.run.worlds import World, newest, parse
 
 TAIL = 8192  # bytes of a log or of the metrics that hold their last lines
 _ENDS = ("done", "failed", "lost")
+_MEMORY = re.compile(r"^Mem(Total|Available): +([0-9]{1,15}) kB$", re.MULTILINE)
+_NUMBER = re.compile("[0-9]{1,15}")
 LIMIT = 20.0  # seconds for one node's answer
 # One round trip for all that a node has beside its container. $1 precedes each part: a random mark, which no
 # program prints. $2: log, $3: attempts, $4: metrics, in a job with min_nodes those of the newest generation; $5: "" for
@@ -41,8 +43,30 @@ echo; echo "$1"; tail -c {TAIL} "$metrics" 2>/dev/null
 echo; echo "$1"; LC_ALL=C tail -c 1 "$2" 2>&1 >/dev/null | grep "Permission denied"
 echo; echo "$1"
 [ -n "$5" ] || exit 0
-{utilization.SCRIPT}
+grep -E '^Mem(Total|Available):' /proc/meminfo
+if command -v nvidia-smi >/dev/null; then
+  nvidia-smi --query-gpu=uuid,utilization.gpu,memory.used,memory.total --format=csv,noheader,nounits
+fi
 """
+
+
+@dataclass(frozen=True)
+class GpuUtilization:
+    """busy: percent of the last second or so; memory in MiB. None where the driver does not report it."""
+
+    uuid: str
+    busy: int | None
+    memory: int | None
+    memory_total: int | None
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """memory and memory_total: the node's own, in bytes; 0 where unknown."""
+
+    gpus: tuple[GpuUtilization, ...]
+    memory: int
+    memory_total: int
 
 
 @dataclass(frozen=True)
@@ -92,44 +116,48 @@ class RunStatus:
         return json.dumps(shown | {"progress": progress}, indent=2)
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """What a node said. state: of its container, None where that was removed."""
+
+    row: NodeStatus
+    state: ContainerState | None
+    metrics: bytes  # their end, from a node that may have rank 0
+    worlds: tuple[World, ...]
+
+
 def run_status(attached: Attached) -> RunStatus:
     """A node that does not answer is `unreachable`, with the reason."""
     result = attached.record.result()
     rows = (result or {}).get("nodes")
     ends = {str(row.get("node")): row for row in (rows if isinstance(rows, list) else ()) if isinstance(row, dict)}
     found = run_all_settled([partial(_ask, attached, node, ends.get(node.name, {})) for node in attached.nodes])
-    answers = [one for one in found if not isinstance(one, LauncherError)]
+    answers = [one for one in found if isinstance(one, _Answer)]
     lost = {n.name: one for n, one in zip(attached.nodes, found, strict=True) if isinstance(one, LauncherError)}
-    states = [state for state, *_ in answers if state is not None]
+    states = [answer.state for answer in answers if answer.state is not None]
     state = of_containers(states, len(attached.nodes), attached.record.min_nodes).value if states else "removed"
     if result is not None and state in (*_ENDS, "removed"):
         state = str(result["state"])
     elif len(attached.unreachable) + len(lost) > attached.may_lose and state in ("removed", "done", "lost"):
         state = "unreachable"  # the others cannot tell
-    world = newest({row.node: worlds for _, row, _, worlds in answers})
-    metrics = {row.node: text for _, row, text, _ in answers if text}
+    world = attempts.newest({answer.row.node: answer.worlds for answer in answers})
+    metrics = {answer.row.node: answer.metrics for answer in answers if answer.metrics}
     newest_first = [metrics[node] for node in (world.members if world else metrics) if node in metrics]
     lines = [parse_object(line) for line in newest_first[0].splitlines()] if newest_first else []
-    rows = [_in_world(row, world) for _, row, _, _ in answers]
     away = [NodeStatus(name, "unreachable", str(error)) for name, error in {**attached.unreachable, **lost}.items()]
     return RunStatus(
         run=attached.record.run,
         state=state,
         progress=training_progress([line for line in lines if line and line.get("kind") == "step"]),
-        nodes=(*rows, *away),
+        nodes=(*(_in_world(answer.row, world) for answer in answers), *away),
         world=world,
         result=result,
         started_by=attached.started_by,
     )
 
 
-def _ask(
-    attached: Attached, node: NodeOfRun, end: Mapping[str, Any]
-) -> tuple[ContainerState | None, NodeStatus, bytes, tuple[World, ...]]:
-    """One node: its container (None: removed), what to show, from the master the end of its metrics, and its worlds.
-
-    end: what was recorded of the node when the run ended, for when its container has been removed.
-    """
+def _ask(attached: Attached, node: NodeOfRun, end: Mapping[str, Any]) -> _Answer:
+    """end: what was recorded of the node when the run ended, for when its container has been removed."""
     engine, paths, mark = attached.engines[node.name], NodePaths(node.output, node.name), secrets.token_hex(16)
     seen = attached.states.get(node.name)
     runs = "" if seen is None or seen.phase.ended else "yes"
@@ -143,29 +171,40 @@ def _ask(
     log, started, metrics, denied, use = [*printed.split(f"{mark}\n".encode()), *[b""] * 5][1:6]
     if state is None:
         kept = ("exit_code", "oom_killed", "restarts", "restarted")
-        return (
-            None,
-            replace(row, **{key: end[key] for key in kept if end.get(key) is not None}),
-            metrics,
-            parse(started),
+        row = replace(row, **{key: end[key] for key in kept if end.get(key) is not None})
+    else:
+        until = state.finished if state.phase.ended and state.finished else time.time()
+        gpus = labels.read(state.labels).gpus
+        tried = attempts.parse(started)
+        row = replace(
+            row,
+            state=state.phase.value,
+            exit_code=state.exit_code,
+            oom_killed=state.oom_killed,
+            restarts=max(0, len(tried) - 1),
+            restarted=tuple(attempts.reasons(tried)),
+            age=round(until - state.started, 1) if state.started else None,
+            gpus=gpus,
+            container=state.name,
+            use=utilization(use, gpus) if runs else None,
+            last=state.error or _last_line(log) or _last_line(denied),
         )
-    until = state.finished if state.phase.ended and state.finished else time.time()
-    gpus = labels.read(state.labels).gpus
-    tried = attempts.parse(started)
-    row = replace(
-        row,
-        state=state.phase.value,
-        exit_code=state.exit_code,
-        oom_killed=state.oom_killed,
-        restarts=max(0, len(tried) - 1),
-        restarted=tuple(attempts.reasons(tried)),
-        age=round(until - state.started, 1) if state.started else None,
-        gpus=gpus,
-        container=state.name,
-        use=utilization.parse(use, gpus) if runs else None,
-        last=state.error or _last_line(log) or _last_line(denied),
-    )
-    return state, row, metrics, parse(started)
+    return _Answer(row, state, metrics, attempts.parse_worlds(started))
+
+
+def utilization(text: bytes, uuids: Sequence[str]) -> Utilization:
+    """From what _SCRIPT printed, of these GPUs. Other lines (of a login shell, an error of the driver) are ignored."""
+    said = text.decode("utf-8", "replace")
+    memory = {name: 1024 * int(size) for name, size in _MEMORY.findall(said)}
+    rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines()]
+    gpus = {row[0]: GpuUtilization(row[0], *map(_number, row[1:])) for row in rows if len(row) == 4}
+    total = memory.get("Total", 0)
+    free = min(total, memory.get("Available", total))
+    return Utilization(tuple(gpus[uuid] for uuid in uuids if uuid in gpus), total - free, total)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if _NUMBER.fullmatch(text) else None
 
 
 def _in_world(row: NodeStatus, world: World | None) -> NodeStatus:

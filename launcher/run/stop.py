@@ -17,7 +17,7 @@ from launcher.records.collect import OutputFolder, collect
 from launcher.records.paths import NodePaths
 from launcher.records.store import Record
 from launcher.run.attempts import ANNOUNCE, stop_line
-from launcher.run.owner import caller
+from launcher.run.locate import caller
 
 GRACE = 45.0  # seconds; a trainer saves its checkpoint on SIGTERM, and torchrun gives its workers 30 s of that
 
@@ -71,17 +71,16 @@ def _end(engine: Engine, run: RunId, grace: float, listed: Sequence[ContainerSta
     if listed is None:
         own = engine.list({labels.RUN: run, labels.UID: str(engine.uid())})
         listed = [state for state in own if labels.readable(state.labels)]
-    # A cluster's job that waits has never run either, but it has a reason, and launchers that wait for it.
-    idle = {s.id for s in listed if s.phase.ended or (s.phase is Phase.CREATED and not s.error)}
-    return [EndedContainer(state, False) if state.id in idle else _stop(engine, state, grace) for state in listed]
-
-
-def _stop(engine: Engine, state: ContainerState, grace: float) -> EndedContainer:
-    """Launchers that are attached to the run read first who stops it."""
-    told = labels.read(state.labels)
-    attempts = NodePaths(told.output, told.node).attempts
-    engine.sh(ANNOUNCE, attempts, stop_line(caller()))
-    return EndedContainer(engine.stop(state.id, grace), True)
+    ended = []
+    for state in listed:
+        # A cluster's job that waits has never run either, but it has a reason, and launchers that wait for it.
+        if state.phase.ended or (state.phase is Phase.CREATED and not state.error):
+            ended.append(EndedContainer(state, False))
+            continue
+        told = labels.read(state.labels)  # launchers that are attached to the run read first who stops it
+        engine.sh(ANNOUNCE, NodePaths(told.output, told.node).attempts, stop_line(caller()))
+        ended.append(EndedContainer(engine.stop(state.id, grace), True))
+    return ended
 
 
 def _collect(engines: Sequence[Engine], ended: Sequence[Ended], into: Record, warn: Callable[[str], None]) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from launcher.records.collect import want
 from launcher.records.generations import join
 from launcher.records.store import NodeOfRun, Record
-from launcher.run.worlds import collected, newest, segments
+from launcher.run.attempts import collected, newest, segments
 
 EPOCH = 5  # steps
 

@@ -31,7 +31,7 @@ from launcher.records.collect import want
 from launcher.records.measured import top1, training_progress
 from launcher.records.paths import RunPaths
 from launcher.records.store import NodeOfRun, Record, parse_object
-from launcher.run import attempts, hang_report, utilization, worlds
+from launcher.run import attempts, hang_report, status
 from launcher.run.diagnose import first_failure
 from launcher.run.evidence import gather
 from launcher.run.finish import last_epoch
@@ -134,10 +134,10 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "listing": parse_scan,
     "clock": Clock.parse,
     "attempts": tried,
-    "utilization": lambda data: utilization.parse(data, ["GPU-1"]),
+    "utilization": lambda data: status.utilization(data, ["GPU-1"]),
     "terminal": terminal_text,
     "generations": generation,
-    "worlds": worlds.parse,
+    "worlds": attempts.parse_worlds,
     "hang report": hang,
 }
 WORDS = [

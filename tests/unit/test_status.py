@@ -11,8 +11,7 @@ from rich.console import Console
 
 from launcher.cli.status import render
 from launcher.records.measured import TrainingProgress
-from launcher.run.status import NodeStatus, RunStatus
-from launcher.run.utilization import GpuUtilization, Utilization
+from launcher.run.status import GpuUtilization, NodeStatus, RunStatus, Utilization
 
 LINE = "Epoch: [12][1200/1502] Loss 0.1234 (0.2345) Acc@1 98.44 (97.31) Acc@5 100.00 (99.90) images/s 1910.5 data 12%"
 USE = Utilization((GpuUtilization("GPU-1", 97, 14540, 16384),), 21 << 30, 64 << 30)

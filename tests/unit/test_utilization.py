@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.run.utilization import GpuUtilization, Utilization, parse
+from launcher.run.status import GpuUtilization, Utilization
+from launcher.run.status import utilization as parse
 
 SAID = b"""Welcome to gpu-a!
 MemTotal:       1000 kB
