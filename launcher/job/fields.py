@@ -1,4 +1,4 @@
-"""The types of the job file's values: how each is validated, normalised, and shown in the schema."""
+"""The types of the job file's values: how each is validated, normalised, shown in the schema, and written again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
 
 from launcher.job.problems import BadValueError, LocatedError, Path, show
 from launcher.job.scalars import (
@@ -22,6 +22,8 @@ from launcher.job.scalars import (
     parse_path,
     parse_size,
     parse_text,
+    show_duration,
+    show_size,
     whole,
 )
 from launcher.model.checked import NODE_NAME
@@ -52,6 +54,10 @@ def parse_mounts(value: Any) -> tuple[Mount, ...]:
         return mount
 
     return tuple(each(value.items(), parse))
+
+
+def _show_mounts(mounts: tuple[Mount, ...]) -> dict[str, str]:
+    return {mount.source: mount.target + (":ro" if mount.read_only else "") for mount in mounts}
 
 
 def parse_args(value: Any) -> Args:
@@ -159,6 +165,7 @@ ContainerPath = Annotated[str, BeforeValidator(parse_path), schema(type="string"
 Mounts = Annotated[
     tuple[Mount, ...],
     PlainValidator(parse_mounts),
+    PlainSerializer(_show_mounts),
     schema(type="object", additionalProperties={"type": "string", "pattern": "^/"}),
 ]
 ModuleName = Annotated[str, matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "a Python module such as train")]
@@ -173,7 +180,7 @@ EnvName = Annotated[
         "a variable's name: letters, digits and _, not beginning with LAUNCHER_, which the launcher sets",
     ),
 ]
-Env = Mapping[EnvName, Annotated[str, BeforeValidator(parse_text), schema(**_TEXT)]]
+Env = Mapping[EnvName, Annotated[str, PlainValidator(parse_text), schema(**_TEXT)]]
 GpusField = Annotated[
     Gpus,
     PlainValidator(parse_gpus),
@@ -186,9 +193,17 @@ Restarts = Annotated[int, PlainValidator(whole("a number of restarts", 0, 1000))
 MinNodes = Annotated[int, PlainValidator(whole("a number of nodes", 1, 1000)), schema(type="integer", minimum=1)]
 Port = Annotated[int, PlainValidator(whole("a port", 1024, 65535)), schema(type="integer", minimum=1024, maximum=65535)]
 Duration = Annotated[
-    int, PlainValidator(parse_duration), schema(type=["string", "number"], examples=["24h", "15m", "1h30m"])
+    int,
+    PlainValidator(parse_duration),
+    PlainSerializer(show_duration),
+    schema(type=["string", "number"], examples=["24h", "15m", "1h30m"]),
 ]
-Size = Annotated[int, PlainValidator(parse_size), schema(type=["string", "integer"], examples=["64g", "512m"])]
+Size = Annotated[
+    int,
+    PlainValidator(parse_size),
+    PlainSerializer(show_size),
+    schema(type=["string", "integer"], examples=["64g", "512m"]),
+]
 Cpus = Annotated[float, PlainValidator(parse_cpus), schema(type="number")]
 Device = Annotated[str, matching(r"/[^:\s]*(:/[^:\s]*)?(:[rwm]{1,3})?", "a device: /dev/x or /dev/x:/dev/y:rwm")]
 Capability = Annotated[str, matching(r"[A-Z][A-Z_]*", "a capability such as SYS_PTRACE, in capitals")]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic.functional_serializers import PlainSerializer, model_serializer
 
 from launcher.job import fields
 from launcher.job.problems import BadValueError, LocatedError, Mark, Path, show
@@ -103,6 +104,18 @@ def _with_names(nodes: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
     )
 
 
+def _as_written(nodes: tuple[NodeEntry, ...]) -> list[Any]:
+    """Without the names that follow from the hosts; a host by itself where nothing else is said of a node."""
+    entries = []
+    for node, name in zip(nodes, names_of([node.host for node in nodes]), strict=True):
+        entry = node.model_dump(exclude_defaults=True, exclude={"name"} if node.name == name else None)
+        entries.append(node.host if set(entry) == {"host"} else entry)
+    return entries
+
+
+Nodes = Annotated[tuple[NodeEntry, ...], AfterValidator(_with_names), PlainSerializer(_as_written)]
+
+
 class Run(Part):
     """What is run on every node."""
 
@@ -144,6 +157,10 @@ class Secret(Part):
                 raise BadValueError(f"expected the path of a file, not {show(file)}")
             return {"name": name, "file": file}
         raise BadValueError(f"expected NAME or {{NAME: file}}, not {show(data)}")
+
+    @model_serializer
+    def _entry(self) -> str | dict[str, str]:
+        return {self.name: self.file} if self.file else self.name
 
 
 class Resources(Part):
@@ -203,7 +220,7 @@ class Job(Part):
     code: fields.LocalPath = Field(
         default=".", description="Folder put into every container at /workspace/code, the working directory."
     )
-    nodes: Annotated[tuple[NodeEntry, ...], BeforeValidator(_by_number), AfterValidator(_with_names)] = Field(
+    nodes: Annotated[Nodes, BeforeValidator(_by_number)] = Field(
         json_schema_extra={"minItems": 1},
         description="The machines; the first is the master and has rank 0. Each once; only local may repeat, under "
         "runtime process. For a cluster (--on) their number is enough.",
@@ -233,7 +250,7 @@ class Job(Part):
         description="Go on with at least so many nodes when machines are lost; 2 x min_nodes > nodes + spares. "
         "Default: all are needed.",
     )
-    spares: Annotated[tuple[NodeEntry, ...], AfterValidator(_with_names)] | None = Field(
+    spares: Nodes | None = Field(
         default=None, description="Machines that wait, ready, and take the place of a lost one."
     )
     lost_after: fields.Duration | None = Field(
