@@ -13,6 +13,7 @@ from launcher.job.models import Job
 from launcher.job.settings import Cluster
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import CODE
+from launcher.plan import command
 from launcher.plan.cluster import ClusterPlan, Refused, refuse
 
 ANY = Cluster(kind="slurm", login="local", workdir="/")  # no cluster is named: nothing is known of it
@@ -79,50 +80,52 @@ def render(plan: ClusterPlan, cluster: Cluster) -> str:
 
 
 def _head(plan: ClusterPlan, cluster: Cluster) -> list[str]:
+    job, resources = plan.job, plan.job.resources
     options = [
-        f"--job-name={plan.job}",
+        f"--job-name={job.name}",
         f"--nodes={plan.nodes}",
         "--ntasks-per-node=1",
         "--open-mode=append",
-        "--requeue" if plan.restarts else "--no-requeue",
+        "--requeue" if job.restarts else "--no-requeue",
     ]
     if plan.gpus:
         options.append(f"--gpus-per-node={plan.gpus}")
-    if plan.cpus is not None:
-        options.append(f"--cpus-per-task={plan.cpus:.0f}")
-    if plan.memory is not None:
-        options.append(f"--mem={math.ceil(plan.memory / _MIB)}M")
+    if resources.cpus is not None:
+        options.append(f"--cpus-per-task={resources.cpus:.0f}")
+    if resources.memory is not None:
+        options.append(f"--mem={math.ceil(resources.memory / _MIB)}M")
     chosen = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
     options += [f"--{key}={value}" for key, value in chosen.items() if value]
-    limit = cluster.time or (plan.timeout + _MARGIN if plan.timeout else None)
+    limit = cluster.time or (job.timeout + _MARGIN if job.timeout else None)
     if limit is not None:
         options.append(f"--time={math.ceil(limit / 60)}")
     return [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in [*options, *cluster.options]),
         "#",
-        f"# The job {plan.job}. `launcher up --on` submits this very file. By hand: cd CODE && sbatch THIS-FILE",
+        f"# The job {job.name}. `launcher up --on` submits this very file. By hand: cd CODE && sbatch THIS-FILE",
     ]
 
 
 def _batch(plan: ClusterPlan) -> list[str]:
     """What the first node does for all."""
+    job = plan.job
     again = [
-        f'    if [ "$code" -ne 0 ] && [ -z "$stopped" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {plan.restarts} ]; then',
+        f'    if [ "$code" -ne 0 ] && [ -z "$stopped" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.restarts} ]; then',
         '        scontrol requeue "$SLURM_JOB_ID" && sleep 60 # Slurm ends this script meanwhile',
         "    fi",
     ]
     too_often = [
         "# Slurm requeues a job by itself, too, when it has lost a machine.",
-        f'if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {plan.restarts} ]; then',
-        f'    echo "launcher: {plan.restarts} restarts are used up"',
+        f'if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {job.restarts} ]; then',
+        f'    echo "launcher: {job.restarts} restarts are used up"',
         "    exit 1",
         "fi",
     ]
-    first = min(plan.port, 65536 - PORTS)
+    first = min(job.port, 65536 - PORTS)
     return [
         "# --- where things are; `launcher up` sets the first two, and puts its entry script into .node/kit",
-        f'export LAUNCHER_RUN="${{LAUNCHER_RUN:-{plan.job}-$SLURM_JOB_ID}}"',
+        f'export LAUNCHER_RUN="${{LAUNCHER_RUN:-{job.name}-$SLURM_JOB_ID}}"',
         'export LAUNCHER_OUTPUT="${LAUNCHER_OUTPUT:-$PWD/output/$LAUNCHER_RUN}"',
         'mkdir -p "$LAUNCHER_OUTPUT/state" "$LAUNCHER_OUTPUT/errors" || exit 73',
         "",
@@ -131,12 +134,12 @@ def _batch(plan: ClusterPlan) -> list[str]:
         "trap 'stopped=yes' TERM # the nodes get it too, and are waited for",
         "finish() {",
         "    code=$?",
-        *(again if plan.restarts else ()),
+        *(again if job.restarts else ()),
         '    echo "$code $(date +%s)" >"$LAUNCHER_OUTPUT/state/slurm.end"',
         "}",
         "trap finish EXIT",
         'rm -f "$LAUNCHER_OUTPUT/state/slurm.end"',
-        *(too_often if plan.restarts else ()),
+        *(too_often if job.restarts else ()),
         "",
         "# --- the rendezvous: the first node, as Slurm reaches it; a port of this job, as machines may be shared",
         'master=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
@@ -148,12 +151,12 @@ def _batch(plan: ClusterPlan) -> list[str]:
 def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     """A script for each node: POSIX sh, as it may run inside a container."""
     rank, address, port = '"$LAUNCHER_NODE_RANK"', '"$MASTER_ADDR"', '"$MASTER_PORT"'
-    known = {} if plan.torchrun else plan.bare(rank, address, port)
-    limits = {"LAUNCHER_TIMEOUT": plan.timeout, "LAUNCHER_HANG_TIMEOUT": plan.hang_timeout}
+    known = {} if plan.torchrun else command.bare(address, port, nodes=plan.nodes, rank=rank)
+    limits = {"LAUNCHER_TIMEOUT": plan.job.timeout, "LAUNCHER_HANG_TIMEOUT": plan.job.hang_timeout}
     known |= {name: str(value) for name, value in limits.items() if value is not None}
     known |= {name: shlex.quote(value) for name, value in plan.env.items()}
     body = [
-        *([f"export LAUNCHER_OUTPUT={shlex.quote(plan.output)}"] if plan.image else []),
+        *([f"export LAUNCHER_OUTPUT={shlex.quote(plan.job.output)}"] if plan.image else []),
         *(
             [f'. "$LAUNCHER_OUTPUT/state/bundle/env" && cd {CODE} || exit 73']
             if plan.image and cluster.container == "oci"
@@ -172,7 +175,8 @@ def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         f"set -- {shlex.join(plan.program)}",
     ]
     if plan.torchrun:
-        options = " ".join(plan.torchrun_options(rank, address, port, '"$LAUNCHER_RUN"'))
+        run = '"$LAUNCHER_RUN"'
+        options = " ".join(command.torchrun_options(plan.nodes, rank, plan.processes, address, port, run))
         body += [
             '[ -z "$kit" ] || set -- sh "$kit/rank.sh" "$@"',
             f"set -- {shlex.quote(cluster.python)} -m torch.distributed.run {options} \\",
@@ -229,32 +233,32 @@ def _bundle(plan: ClusterPlan) -> list[str]:
         *_WRITE_BUNDLE.splitlines(),
         "END",
         "# Older Slurm gives all of its containers the variables of one task: each is told its own rank.",
-        f"echo '* env LAUNCHER_NODE_RANK=%t sh {plan.output}/state/node.sh' >\"$bundle/tasks\"",
+        f"echo '* env LAUNCHER_NODE_RANK=%t sh {plan.job.output}/state/node.sh' >\"$bundle/tasks\"",
     ]
 
 
 def _places(plan: ClusterPlan) -> list[str]:
     """SOURCE:TARGET[:ro] of each mount, as shell words."""
-    own = [f'"$PWD":{CODE}', f'"$LAUNCHER_OUTPUT":{shlex.quote(plan.output)}']
-    return own + [shlex.quote(f"{m.source}:{m.target}{':ro' if m.read_only else ''}") for m in plan.mounts]
+    own = [f'"$PWD":{CODE}', f'"$LAUNCHER_OUTPUT":{shlex.quote(plan.job.output)}']
+    return own + [shlex.quote(f"{m.source}:{m.target}{':ro' if m.read_only else ''}") for m in plan.job.mounts]
 
 
 def _run(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     places = _places(plan)
     step = ["srun --mpi=none --kill-on-bad-exit=1 --wait=60"]  # mpi: a site's own default of pmix breaks torchrun
-    if plan.cpus is not None:
+    if plan.job.resources.cpus is not None:
         step.append('--cpus-per-task="$SLURM_CPUS_PER_TASK"')  # not taken over from sbatch since Slurm 22.05
     if not plan.image:
         step.append('sh "$LAUNCHER_OUTPUT/state/node.sh"')
     elif cluster.container == "pyxis":  # on srun: not every site's sbatch has these options
         step += ['--container-image="$image"', f"--container-mounts={','.join(places)}", "--no-container-mount-home"]
-        step += [f"--container-workdir={CODE}", f"sh {shlex.quote(plan.output)}/state/node.sh"]
+        step += [f"--container-workdir={CODE}", f"sh {shlex.quote(plan.job.output)}/state/node.sh"]
     elif cluster.container == "oci":
         step.append('--container="$bundle" --multi-prog "$bundle/tasks"')
     else:
         step.append(f"apptainer exec {'--nv ' if plan.gpus else ''}--no-home --pwd {CODE}")
         step += [f"--bind {place}" for place in places]
-        step.append(f'"$image" sh {shlex.quote(plan.output)}/state/node.sh')
+        step.append(f'"$image" sh {shlex.quote(plan.job.output)}/state/node.sh')
     return [
         "# --- all nodes; the first that fails ends the others",
         " \\\n    ".join(step) + " &",

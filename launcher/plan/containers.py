@@ -6,32 +6,18 @@ import dataclasses
 import hashlib
 import json
 import posixpath
-from dataclasses import dataclass
 
 from launcher import __version__
 from launcher.job.models import Job, NodeEntry
-from launcher.job.scalars import argv_of
 from launcher.model import labels
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import CODE, KIT, ContainerSpec, Layout
-from launcher.model.facts import ImageFacts, NodeFacts
-from launcher.model.plan import Rendezvous, RunId, plain
+from launcher.model.facts import NodeFacts
+from launcher.model.plan import RunId, plain
 from launcher.plan import command, gpus
+from launcher.plan.command import Context
 
 INFINIBAND = "/dev/infiniband"
-
-
-@dataclass(frozen=True)
-class Context:
-    """What all nodes of one run share."""
-
-    job: Job
-    run: RunId
-    image: ImageFacts
-    rendezvous: Rendezvous
-    code: str  # digest of the code archive
-    owner: str
-    created: int
 
 
 def output_dir(home: str, run: RunId) -> str:
@@ -54,13 +40,12 @@ def container(
     """The container of the node with this rank; `uuids` are the GPUs that it gets, `first_rank` its first worker's."""
     job, docker = context.job, context.job.runtime == "docker"
     places = layout(job, node, context.run)
-    processes = workers(job, uuids)
-    argv = _argv(context, places, rank, processes)
+    processes = command.workers(job, len(uuids))
     rootless = node.engine is not None and node.engine.rootless
     spec = ContainerSpec(
         name=f"launcher-{context.run}-{rank}",
         image=node.image or context.image.id,
-        argv=argv,
+        argv=command.argv(context, places, rank, processes),
         env=_environment(context, entry, node, rank, uuids, places),
         labels={},
         layout=places,
@@ -83,35 +68,6 @@ def container(
     return _labelled(spec, context, entry, node.uid, rank, f"{first_rank}+{processes}")
 
 
-def workers(job: Job, uuids: tuple[str, ...]) -> int:
-    """How many workers a node runs: what the job says, else one a GPU, one without."""
-    return max(1, len(uuids)) if job.processes == "auto" else int(job.processes)
-
-
-def _argv(context: Context, places: Layout, rank: int, processes: int) -> tuple[str, ...]:
-    run, arguments = context.job.run, argv_of(context.job.run.args)
-    if run.command is not None:
-        kind, program = "command", (*run.command, *arguments)
-    elif run.module is not None:
-        kind, program = "torchrun", ("-m", run.module, *arguments)
-    else:
-        kind, program = "torchrun", (script_in_code(context.job), *arguments)
-    if context.job.min_nodes is not None:
-        program = command.elastic(context.image, places, kind, program)
-    elif kind == "torchrun":
-        program = command.distributed(
-            context.image,
-            places,
-            context.rendezvous,
-            run=context.run,
-            nodes=len(context.job.nodes),
-            rank=rank,
-            processes=processes,
-            program=program,
-        )
-    return command.entry(places, context.image, program)
-
-
 def _known_nodes(context: Context, processes: int) -> dict[str, str]:
     """What a node of a job with min_nodes has to know of the others: container_scripts/elastic.py reads it."""
     job, found = context.job, context.rendezvous
@@ -129,12 +85,6 @@ def _known_nodes(context: Context, processes: int) -> dict[str, str]:
         "addresses": places,
     }
     return {"LAUNCHER_MEETING": json.dumps(told), "LAUNCHER_MIN_NODES": str(job.min_nodes)}
-
-
-def script_in_code(job: Job) -> str:
-    """The script's path from the code folder, which is the working directory of every process."""
-    assert job.run.script is not None
-    return posixpath.relpath(posixpath.normpath(job.run.script), posixpath.normpath(job.code))
 
 
 def _environment(
@@ -158,7 +108,7 @@ def _environment(
     }
     if not uuids:
         sharing = sum(other.host == entry.host for other in job.machines)  # nodes of the job that are this machine
-        env["OMP_NUM_THREADS"] = str(max(1, node.cpus // (workers(job, uuids) * sharing)))
+        env["OMP_NUM_THREADS"] = str(max(1, node.cpus // (command.workers(job, 0) * sharing)))
     if job.runtime == "process" and node.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
     if job.timeout is not None:
@@ -166,9 +116,9 @@ def _environment(
     if job.hang_timeout is not None and (rank == 0 or job.min_nodes):  # rank 0's output and steps are signs of life
         env["LAUNCHER_HANG_TIMEOUT"] = str(job.hang_timeout)
     if job.min_nodes is not None:
-        env |= _known_nodes(context, workers(job, uuids))
+        env |= _known_nodes(context, command.workers(job, len(uuids)))
     elif job.run.command is not None:
-        env |= command.bare(meeting, nodes=len(job.nodes), rank=rank)
+        env |= command.bare(meeting.address, meeting.port, nodes=len(job.nodes), rank=rank)
     return env | job.env_of(entry)
 
 

@@ -75,7 +75,7 @@ def plan_on(job: Job, engine: Engine, code: str, run: RunId, sweep: Sequence[Run
         )
         for rank in range(planned.nodes)
     )
-    meeting = Rendezvous("", planned.port, (), (), probed=False)
+    meeting = Rendezvous("", job.port, (), (), probed=False)
     return Plan(run, job.name, job.runtime, planned.image, "", code, meeting, nodes)
 
 
