@@ -38,17 +38,17 @@ def build(
     if job.min_nodes and len(set(counts)) > 1:
         told = ", ".join(f"{entry.name} {count}" for entry, count in zip(job.machines, counts, strict=True))
         raise PlanInvalid("min_nodes", f"any node may take another's place, and they have unequal workers: {told}")
-    firsts = list(accumulate(counts, initial=0))
+    ranks = [range(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]
     nodes = tuple(
         NodePlan(
             node=entry.name,
             host=entry.host,
             rank=rank,
-            first_rank=firsts[rank],
-            processes=counts[rank],
-            container=containers.container(context, entry, node, rank, uuids[rank], first_rank=firsts[rank]),
+            first_rank=own.start,
+            processes=len(own),
+            container=containers.container(context, entry, node, rank, mine, own),
         )
-        for rank, (entry, node) in enumerate(zip(job.machines, facts, strict=True))
+        for rank, (entry, node, mine, own) in enumerate(zip(job.machines, facts, uuids, ranks, strict=True))
     )
     return Plan(
         run=run,

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import posixpath
+from collections.abc import Iterable
 
 from launcher import __version__
 from launcher.job.models import Job, NodeEntry
@@ -35,19 +36,17 @@ def layout(job: Job, node: NodeFacts, run: RunId) -> Layout:
 
 
 def container(
-    context: Context, entry: NodeEntry, node: NodeFacts, rank: int, uuids: tuple[str, ...], *, first_rank: int
+    context: Context, entry: NodeEntry, node: NodeFacts, rank: int, uuids: tuple[str, ...], ranks: range
 ) -> ContainerSpec:
-    """The container of the node with this rank; `uuids` are the GPUs that it gets, `first_rank` its first worker's."""
+    """The container of the node with this rank; uuids: the GPUs that it gets, ranks: the global ones of its workers."""
     job, docker = context.job, context.job.runtime == "docker"
     places = layout(job, node, context.run)
-    processes = command.workers(job, len(uuids))
     rootless = node.engine is not None and node.engine.rootless
     spec = ContainerSpec(
         name=f"launcher-{context.run}-{rank}",
         image=node.image or context.image.id,
-        argv=command.argv(context, places, rank, processes),
-        env=_environment(context, entry, node, rank, uuids, places),
-        labels={},
+        argv=command.argv(context, places, rank, len(ranks)),
+        env=_environment(context, entry, node, rank, uuids, len(ranks), places.output),
         layout=places,
         output_dir=output_dir(node.home, context.run),
         user=("0:0" if rootless else f"{node.uid}:{node.gid}") if docker else "",
@@ -65,7 +64,8 @@ def container(
         cpus=job.resources.cpus,
         restarts=job.restarts,
     )
-    return _labelled(spec, context, entry, node.uid, rank, f"{first_rank}+{processes}")
+    hosts = [machine.host for machine in job.machines]
+    return labelled(spec, context, node=entry.name, host=entry.host, uid=node.uid, rank=rank, ranks=ranks, hosts=hosts)
 
 
 def _known_nodes(context: Context, processes: int) -> dict[str, str]:
@@ -88,7 +88,7 @@ def _known_nodes(context: Context, processes: int) -> dict[str, str]:
 
 
 def _environment(
-    context: Context, entry: NodeEntry, node: NodeFacts, rank: int, uuids: tuple[str, ...], places: Layout
+    context: Context, entry: NodeEntry, node: NodeFacts, rank: int, uuids: tuple[str, ...], processes: int, output: str
 ) -> dict[str, str]:
     """Ours first, the job's over it, the node's over both."""
     job, meeting = context.job, context.rendezvous
@@ -97,10 +97,10 @@ def _environment(
         "LAUNCHER_RUN": context.run,
         "LAUNCHER_NODE": entry.name,
         "LAUNCHER_NODE_RANK": str(rank),
-        "LAUNCHER_OUTPUT": places.output,
+        "LAUNCHER_OUTPUT": output,
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",  # a bus error, an abort: every thread's stack instead of silence
-        "TORCHELASTIC_ERROR_FILE": posixpath.join(places.output, "errors", f"{entry.name}.json"),
+        "TORCHELASTIC_ERROR_FILE": posixpath.join(output, "errors", f"{entry.name}.json"),
         "NCCL_DEBUG": "WARN",
         "NCCL_SOCKET_IFNAME": f"={interface}",  # "=": NCCL takes a bare name as a prefix
         "GLOO_SOCKET_IFNAME": interface,
@@ -108,7 +108,7 @@ def _environment(
     }
     if not uuids:
         sharing = sum(other.host == entry.host for other in job.machines)  # nodes of the job that are this machine
-        env["OMP_NUM_THREADS"] = str(max(1, node.cpus // (command.workers(job, 0) * sharing)))
+        env["OMP_NUM_THREADS"] = str(max(1, node.cpus // (processes * sharing)))
     if job.runtime == "process" and node.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
     if job.timeout is not None:
@@ -116,24 +116,33 @@ def _environment(
     if job.hang_timeout is not None and (rank == 0 or job.min_nodes):  # rank 0's output and steps are signs of life
         env["LAUNCHER_HANG_TIMEOUT"] = str(job.hang_timeout)
     if job.min_nodes is not None:
-        env |= _known_nodes(context, command.workers(job, len(uuids)))
+        env |= _known_nodes(context, processes)
     elif job.run.command is not None:
         env |= command.bare(meeting.address, meeting.port, nodes=len(job.nodes), rank=rank)
     return env | job.env_of(entry)
 
 
-def _labelled(
-    spec: ContainerSpec, context: Context, entry: NodeEntry, uid: int, rank: int, ranks: str
+def labelled(
+    spec: ContainerSpec,
+    context: Context,
+    *,
+    node: str,
+    host: str,
+    uid: int,
+    rank: int,
+    ranks: range,
+    hosts: Iterable[str],
 ) -> ContainerSpec:
+    """uid: the ssh user's on the node. hosts: of all nodes, by rank."""
     marks = {
         labels.RUN: context.run,
         labels.JOB: context.job.name,
-        labels.NODE: entry.name,
-        labels.HOST: entry.host,
+        labels.NODE: node,
+        labels.HOST: host,
         labels.NODE_RANK: str(rank),
-        labels.RANKS: ranks,
-        labels.NODES: labels.SPLIT.join(node.host for node in context.job.machines),
-        labels.SPEC: digest(plain(spec)),
+        labels.RANKS: f"{ranks.start}+{len(ranks)}",
+        labels.NODES: labels.SPLIT.join(hosts),
+        labels.SPEC: hashlib.sha256(json.dumps(plain(spec), sort_keys=True).encode()).hexdigest()[:16],
         labels.CODE: context.code,
         labels.GPUS: labels.SPLIT.join(spec.gpus),
         labels.OUTPUT: spec.output_dir,
@@ -148,7 +157,3 @@ def _labelled(
         marks[labels.MIN_NODES] = str(context.job.min_nodes)
         marks[labels.SPARES] = str(len(context.job.spares or ()))
     return dataclasses.replace(spec, labels=marks)
-
-
-def digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
