@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import json
 import posixpath
-from collections.abc import Iterable
 
 from launcher import __version__
 from launcher.job.models import Job, NodeEntry
@@ -123,15 +122,7 @@ def _environment(
 
 
 def labelled(
-    spec: ContainerSpec,
-    context: Context,
-    *,
-    node: str,
-    host: str,
-    uid: int,
-    rank: int,
-    ranks: range,
-    hosts: Iterable[str],
+    spec: ContainerSpec, context: Context, *, node: str, host: str, uid: int, rank: int, ranks: range, hosts: list[str]
 ) -> ContainerSpec:
     """uid: the ssh user's on the node. hosts: of all nodes, by rank."""
     marks = {

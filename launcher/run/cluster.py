@@ -45,7 +45,7 @@ def plan_on(job: Job, engine: Engine, code: str, run: RunId, sweep: Sequence[Run
         layout=Layout(code=posixpath.join(own, "code"), output=output, kit=posixpath.join(own, "kit")),
         output_dir=output,
     )
-    hosts = "-" * planned.nodes  # which they are, Slurm decides
+    hosts = ["-"] * planned.nodes  # which they are, Slurm decides
     ranks, uid = range(planned.processes), engine.uid()
     first = labelled(spec, context, node="node-0", host=engine.host, uid=uid, rank=0, ranks=ranks, hosts=hosts)
     other = replace(first, argv=(), labels={})  # it is the same job
