@@ -16,7 +16,7 @@ from launcher.errors import UsageError
 from launcher.job.models import Job
 from launcher.model.container import CODE
 from launcher.plan import command
-from launcher.plan.cluster import ClusterPlan, Refused, refuse
+from launcher.plan.cluster import ClusterPlan, Refused
 
 Manifest = dict[str, Any]
 LONGEST_NAME = 50  # a pod's name, its host name, is longer by -node-0-9999 and at most 63
@@ -50,7 +50,7 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 def check(job: Job, *, jobset: bool, image: str | None) -> None:
     """Raises JobInvalid with every key that such a manifest cannot carry, UsageError without an image."""
-    refuse(job, _refused(job, jobset=jobset))
+    job.refuse(_refused(job, jobset=jobset))
     if not image:
         what = "needed: pods get the code with their image, at " + CODE
         raise UsageError("--image", what, "build one with the code, push it, and name it: --image REGISTRY/NAME:TAG")

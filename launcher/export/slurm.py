@@ -14,7 +14,7 @@ from launcher.job.settings import Cluster
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import CODE
 from launcher.plan import command
-from launcher.plan.cluster import ClusterPlan, Refused, refuse
+from launcher.plan.cluster import ClusterPlan, Refused
 
 ANY = Cluster(kind="slurm", login="local", workdir="/")  # no cluster is named: nothing is known of it
 PORTS = 1000  # one more of them for each job's id: two jobs may share a machine
@@ -52,7 +52,7 @@ open(bundle + "/env", "w").writelines(exports)  # older Slurm lets the caller's 
 
 def check(job: Job, container: str) -> None:
     """Raises JobInvalid with every key that an sbatch script cannot carry."""
-    refuse(job, _refused(job, container))
+    job.refuse(_refused(job, container))
 
 
 def _refused(job: Job, container: str) -> Refused:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from launcher.job.models import Job, Secret
-from launcher.job.problems import BadValueError, Problem, refusal
+from launcher.job.problems import BadValueError
 from launcher.job.problems import Path as KeyPath
 from launcher.job.scalars import LOCAL
 
@@ -23,13 +23,13 @@ def check_files(job: Job, cwd: Path, environ: Mapping[str, str]) -> None:
     Raises JobInvalid with everything that is missing, each thing with its line.
     """
     _, wrong = _secrets(job, cwd, environ)
-    _refuse(job, [*_code(job, cwd), *_script(job, cwd), *_mounts(job), *wrong])
+    job.refuse([*_code(job, cwd), *_script(job, cwd), *_mounts(job), *wrong])
 
 
 def read_secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """Values by variable, without the newline at the end of a file. Raises JobInvalid as `check_files` does."""
     values, wrong = _secrets(job, cwd, environ)
-    _refuse(job, wrong)
+    job.refuse(wrong)
     return values
 
 
@@ -37,11 +37,6 @@ def known_secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> tuple[list
     """The values that this caller has, and the names of the others: in another shell, some may be missing."""
     values, _ = _secrets(job, cwd, environ)
     return list(values.values()), [secret.name for secret in job.secrets if secret.name not in values]
-
-
-def _refuse(job: Job, found: list[Found]) -> None:
-    if found:
-        raise refusal(Problem(job.mark(path), path, message) for path, message in found)
 
 
 def code_folder(job: Job, cwd: Path) -> Path:

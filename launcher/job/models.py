@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.functional_serializers import PlainSerializer, model_serializer
 
 from launcher.job import fields
-from launcher.job.problems import BadValueError, LocatedError, Mark, Path, show
+from launcher.job.problems import BadValueError, LocatedError, Mark, Origin, Path, Problem, refusal, show
 from launcher.job.scalars import ANY, Gpus, names_of
 
 MOST_NODES = 100_000
@@ -185,25 +185,6 @@ class DockerOptions(Part):
     cap_add: tuple[fields.Capability, ...] = Field(default=(), description="Further capabilities, such as SYS_PTRACE.")
 
 
-class Origin:
-    """Where each value of a job was written. All origins are equal, so that equal jobs of two files compare equal."""
-
-    def __init__(self, marks: Iterable[tuple[Path, Mark]] = ()) -> None:
-        self._marks = dict(marks)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Origin)
-
-    def __hash__(self) -> int:
-        return 0
-
-    def where(self, path: Path) -> Mark | None:
-        """The place of `path` or of its nearest parent that was written; None for a job that is of no file."""
-        while path and path not in self._marks:
-            path = path[:-1]
-        return self._marks.get(path)
-
-
 class Job(Part):
     """A job of the launcher: which code runs in which environment on which machines."""
 
@@ -297,3 +278,8 @@ class Job(Part):
     def mark(self, path: Path) -> Mark:
         """Where a key, or its nearest parent, was written; the job's name for a job that is of no file."""
         return self._origin.where(path) or Mark(f"job {self.name}")
+
+    def refuse(self, problems: Iterable[tuple[Path, str]]) -> None:
+        """Raises JobInvalid with all of them, if there are any."""
+        if found := [Problem(self.mark(path), path, message) for path, message in problems]:
+            raise refusal(found)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from launcher.job.models import Job
-from launcher.job.problems import Path, Problem, refusal
+from launcher.job.problems import Path
 from launcher.plan import command
 
 Refused = Iterator[tuple[Path, str]]  # a key of the job file, and why the target cannot carry it
@@ -37,7 +37,7 @@ class ClusterPlan:
 
 def build(job: Job, python: str, gpus_of_a_node: int | None = None) -> ClusterPlan:
     """gpus_of_a_node: what `gpus: all` means there. Raises JobInvalid with every key that no cluster can carry."""
-    refuse(job, _not_on_a_cluster(job, gpus_of_a_node))
+    job.refuse(_not_on_a_cluster(job, gpus_of_a_node))
     everything = gpus_of_a_node if job.gpus == "all" else job.gpus
     gpus = everything if isinstance(everything, int) else 0
     program = command.program(job)
@@ -50,13 +50,6 @@ def build(job: Job, python: str, gpus_of_a_node: int | None = None) -> ClusterPl
         program=program if job.run.command is not None else (python, *program),
         env={**base, **job.env},
     )
-
-
-def refuse(job: Job, problems: Refused) -> None:
-    """Raises JobInvalid, each problem with its line, where there is one."""
-    found = [Problem(job.mark(path), path, message) for path, message in problems]
-    if found:
-        raise refusal(found)
 
 
 def _not_on_a_cluster(job: Job, gpus_of_a_node: int | None) -> Refused:
@@ -74,13 +67,11 @@ def _not_on_a_cluster(job: Job, gpus_of_a_node: int | None) -> Refused:
         yield ("min_nodes",), what
     image = job.image
     if image is not None and image.base is not None and job.runtime == "docker":
-        for key, changed in (("packages", bool(image.packages)), ("torchvision", image.torchvision != "keep")):
-            if changed:
-                what = "no image is built or checked on a cluster: build it first (launcher image build), and give it"
-                yield (
-                    ("image", key),
-                    f"{what} as image.ref" + ("; or torchvision: keep" if key == "torchvision" else ""),
-                )
+        what = "no image is built or checked on a cluster: build it first (launcher image build), and give it"
+        if image.packages:
+            yield ("image", "packages"), f"{what} as image.ref"
+        if image.torchvision != "keep":
+            yield ("image", "torchvision"), f"{what} as image.ref; or torchvision: keep"
     for place, _ in enumerate(job.docker.devices):
         yield ("docker", "devices", place), "a cluster gives no further devices: leave it out"
     if job.run.script is not None and command.script_in_code(job).startswith(".."):
