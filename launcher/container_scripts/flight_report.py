@@ -155,16 +155,11 @@ def _told(group: str, number: int, name: str, sizes: list[list[int]], ranks: Ite
 
 
 def stands(stack: str) -> str:
-    """Where the main thread, which faulthandler prints last, is in the job's own code."""
+    """Where the main thread, which faulthandler prints last, is: its first frame in no library, else the first."""
     lines = stack.rpartition("(most recent call first)")[2].splitlines()
-    return _place(match.groups() for match in map(FRAME.match, lines) if match)
-
-
-def _place(frames: Iterable[tuple[Any, ...]]) -> str:
-    """The first (file, line, function) that is in no library; else the first."""
-    places = [(str(file), f"{CODE.sub('', file)}:{line} in {function}") for file, line, function in frames]
-    own = [place for file, place in places if not LIBRARY.search(file)]
-    return next(iter([*own, *(place for _, place in places)]), "")
+    frames = [match.groups() for match in map(FRAME.match, lines) if match]
+    own = [frame for frame in frames if not LIBRARY.search(frame[0])]
+    return next((f"{CODE.sub('', file)}:{line} in {function}" for file, line, function in own or frames), "")
 
 
 if __name__ == "__main__":
