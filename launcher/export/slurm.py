@@ -155,13 +155,11 @@ def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     limits = {"LAUNCHER_TIMEOUT": plan.job.timeout, "LAUNCHER_HANG_TIMEOUT": plan.job.hang_timeout}
     known |= {name: str(value) for name, value in limits.items() if value is not None}
     known |= {name: shlex.quote(value) for name, value in plan.env.items()}
+    inside = [f"export LAUNCHER_OUTPUT={shlex.quote(plan.job.output)}"] if plan.image else []
+    if plan.image and cluster.container == "oci":
+        inside.append(f'. "$LAUNCHER_OUTPUT/state/bundle/env" && cd {CODE} || exit 73')
     body = [
-        *([f"export LAUNCHER_OUTPUT={shlex.quote(plan.job.output)}"] if plan.image else []),
-        *(
-            [f'. "$LAUNCHER_OUTPUT/state/bundle/env" && cd {CODE} || exit 73']
-            if plan.image and cluster.container == "oci"
-            else []
-        ),
+        *inside,
         'export LAUNCHER_NODE_RANK="${LAUNCHER_NODE_RANK:-$SLURM_NODEID}"',
         'export LAUNCHER_NODE="node-$LAUNCHER_NODE_RANK"',
         'export TORCHELASTIC_ERROR_FILE="$LAUNCHER_OUTPUT/errors/$LAUNCHER_NODE.json"',
@@ -186,12 +184,7 @@ def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     lines, end = "\n".join(body).split("\n"), "END"
     while end in lines:
         end += "_"
-    return [
-        "# --- what each node runs",
-        f"cat >\"$LAUNCHER_OUTPUT/state/node.sh\" <<'{end}'",
-        *lines,
-        end,
-    ]
+    return ["# --- what each node runs", f"cat >\"$LAUNCHER_OUTPUT/state/node.sh\" <<'{end}'", *lines, end]
 
 
 def _container(plan: ClusterPlan, cluster: Cluster) -> list[str]:
