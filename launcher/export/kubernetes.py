@@ -36,10 +36,7 @@ exec "$@"
 
 
 class _Dumper(yaml.SafeDumper):
-    """Shows a script as its lines; writes what occurs twice twice."""
-
-    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - of all of it
-        return True
+    """Shows a script as its lines."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if data == _WAIT else None)

@@ -81,27 +81,25 @@ def render(plan: ClusterPlan, cluster: Cluster) -> str:
 
 def _head(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     job, resources = plan.job, plan.job.resources
-    options = [
-        f"--job-name={job.name}",
-        f"--nodes={plan.nodes}",
-        "--ntasks-per-node=1",
-        "--open-mode=append",
-        "--requeue" if job.restarts else "--no-requeue",
-    ]
-    if plan.gpus:
-        options.append(f"--gpus-per-node={plan.gpus}")
-    if resources.cpus is not None:
-        options.append(f"--cpus-per-task={resources.cpus:.0f}")
-    if resources.memory is not None:
-        options.append(f"--mem={math.ceil(resources.memory / _MIB)}M")
-    chosen = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
-    options += [f"--{key}={value}" for key, value in chosen.items() if value]
-    limit = cluster.time or (job.timeout + _MARGIN if job.timeout else None)
-    if limit is not None:
-        options.append(f"--time={math.ceil(limit / 60)}")
+    limit = cluster.time or (job.timeout + _MARGIN if job.timeout else 0)
+    options: dict[str, object] = {
+        "job-name": job.name,
+        "nodes": plan.nodes,
+        "ntasks-per-node": 1,
+        "open-mode": "append",
+        "requeue" if job.restarts else "no-requeue": True,
+        "gpus-per-node": plan.gpus,
+        "cpus-per-task": int(resources.cpus or 0),
+        "mem": f"{math.ceil(resources.memory / _MIB)}M" if resources.memory else "",
+        "partition": cluster.partition,
+        "account": cluster.account,
+        "qos": cluster.qos,
+        "time": math.ceil(limit / 60),
+    }
+    given = [f"--{key}" if value is True else f"--{key}={value}" for key, value in options.items() if value]
     return [
         "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in [*options, *cluster.options]),
+        *(f"#SBATCH {option}" for option in [*given, *cluster.options]),
         "#",
         f"# The job {job.name}. `launcher up --on` submits this very file. By hand: cd CODE && sbatch THIS-FILE",
     ]
