@@ -71,23 +71,23 @@ def compose(text: str, source: str, *, inline: bool = False) -> tuple[Node | Non
 
     source: the name in its marks. inline: it is no file, so its marks have no lines. Raises JobInvalid.
     """
-    composer = _Composer(source, inline)
+    composer = _Composer(yaml.parse(text, Loader=_Loader), source, inline)
     if found := _UNPRINTABLE.search(text):
         before = text[: found.start()]
         place = composer.mark(before.count("\n"), len(before) - before.rfind("\n") - 1)
         raise refusal([Problem(place, (), f"the control character {found[0]!r} is not allowed; is this a text file?")])
     try:
-        return composer.root(text), composer.problems
+        return composer.root(), composer.problems
     except yaml.MarkedYAMLError as error:
         raise composer.syntax(error, text) from None
 
 
 class _Composer:
-    def __init__(self, source: str, inline: bool) -> None:
+    def __init__(self, events: Iterator[Any], source: str, inline: bool) -> None:
         self.problems: list[Problem] = []
         self._source = source
         self._inline = inline
-        self._events: Iterator[Any] = iter(())
+        self._events = events
         self._values = 0
         self._anchors: dict[str, Node] = {}
 
@@ -95,13 +95,12 @@ class _Composer:
         """Both count from 0, like the parser's."""
         return Mark(self._source) if self._inline else Mark(self._source, line + 1, column + 1)
 
-    def root(self, text: str) -> Node | None:
+    def root(self) -> Node | None:
         root: Node | None = None
-        self._events = yaml.parse(text, Loader=_Loader)
         for event in self._events:
+            mark = self.mark(event.start_mark.line)
             if isinstance(event, yaml.DocumentStartEvent) and root is not None:
-                what = "a second YAML document begins here; a job file holds exactly one"
-                raise refusal([Problem(self.mark(event.start_mark.line), (), what)])
+                raise refusal([Problem(mark, (), "a second YAML document begins here; a job file holds exactly one")])
             if isinstance(event, yaml.NodeEvent):
                 root = self._node(event, ())
         return root
