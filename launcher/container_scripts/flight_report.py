@@ -56,7 +56,8 @@ def main() -> None:
 
 def analyse(recorder: str, folder: Path, report: dict[str, Any]) -> None:
     """Fill in the report. Imports the analyser; it prints, too."""
-    package = "torch.distributed.flight_recorder" if _has_own() else "tools.flight_recorder"
+    own = "torch.distributed.flight_recorder"
+    package = own if importlib.util.find_spec(own) is not None else "tools.flight_recorder"
     builder, loader, config = (
         importlib.import_module(f"{package}.components.{name}") for name in ("builder", "loader", "config_manager")
     )
@@ -65,10 +66,6 @@ def analyse(recorder: str, folder: Path, report: dict[str, Any]) -> None:
     report["silent"] = sorted({*report["silent"], *prepare(dumps, gloo=recorder == "gloo")})
     report["waiting"] += newest(dumps)
     report["problems"] += first_problems(builder.build_db(dumps, arguments, version).collectives)
-
-
-def _has_own() -> bool:
-    return importlib.util.find_spec("torch.distributed.flight_recorder") is not None
 
 
 def prepare(dumps: Dumps, *, gloo: bool) -> list[int]:

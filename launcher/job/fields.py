@@ -8,24 +8,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
 
+from launcher.job import scalars
 from launcher.job.problems import BadValueError, LocatedError, Path, show
-from launcher.job.scalars import (
-    Args,
-    ArgValue,
-    Gpus,
-    Word,
-    parse_address,
-    parse_cpus,
-    parse_duration,
-    parse_gpus,
-    parse_host,
-    parse_path,
-    parse_size,
-    parse_text,
-    show_duration,
-    show_size,
-    whole,
-)
+from launcher.job.scalars import Args, ArgValue, Gpus, Word, parse_path, parse_text, whole
 from launcher.model.checked import NODE_NAME
 from launcher.model.container import Mount
 
@@ -116,7 +101,7 @@ def _processes(value: Any) -> str | int:
 
 
 def _host_address(value: Any) -> str:
-    return "host-gateway" if value == "host-gateway" else parse_address(value)
+    return "host-gateway" if value == "host-gateway" else scalars.parse_address(value)
 
 
 def matching(pattern: str, expected: str) -> Any:
@@ -150,8 +135,8 @@ JobName = Annotated[
     schema(type="string", pattern="^[a-z0-9][a-z0-9-]{0,62}$"),
 ]
 NodeName = Annotated[str, matching(f"|{NODE_NAME}", "a short name of letters, digits, . _ and -")]
-Host = Annotated[str, BeforeValidator(parse_host)]
-Address = Annotated[str, BeforeValidator(parse_address)]
+Host = Annotated[str, BeforeValidator(scalars.parse_host)]
+Address = Annotated[str, BeforeValidator(scalars.parse_address)]
 Reference = Annotated[
     str, matching(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,400}", "an image such as registry/name:tag or name@sha256:...")
 ]
@@ -183,7 +168,7 @@ EnvName = Annotated[
 Env = Mapping[EnvName, Annotated[str, PlainValidator(parse_text), schema(**_TEXT)]]
 GpusField = Annotated[
     Gpus,
-    PlainValidator(parse_gpus),
+    PlainValidator(scalars.parse_gpus),
     schema(anyOf=[{"enum": ["all", "none"]}, {"type": "integer", "minimum": 0}, _GPU_LIST]),
 ]
 Processes = Annotated[
@@ -194,17 +179,17 @@ MinNodes = Annotated[int, PlainValidator(whole("a number of nodes", 1, 1000)), s
 Port = Annotated[int, PlainValidator(whole("a port", 1024, 65535)), schema(type="integer", minimum=1024, maximum=65535)]
 Duration = Annotated[
     int,
-    PlainValidator(parse_duration),
-    PlainSerializer(show_duration),
+    PlainValidator(scalars.parse_duration),
+    PlainSerializer(scalars.show_duration),
     schema(type=["string", "number"], examples=["24h", "15m", "1h30m"]),
 ]
 Size = Annotated[
     int,
-    PlainValidator(parse_size),
-    PlainSerializer(show_size),
+    PlainValidator(scalars.parse_size),
+    PlainSerializer(scalars.show_size),
     schema(type=["string", "integer"], examples=["64g", "512m"]),
 ]
-Cpus = Annotated[float, PlainValidator(parse_cpus), schema(type="number")]
+Cpus = Annotated[float, PlainValidator(scalars.parse_cpus), schema(type="number")]
 Device = Annotated[str, matching(r"/[^:\s]*(:/[^:\s]*)?(:[rwm]{1,3})?", "a device: /dev/x or /dev/x:/dev/y:rwm")]
 Capability = Annotated[str, matching(r"[A-Z][A-Z_]*", "a capability such as SYS_PTRACE, in capitals")]
 HostName = Annotated[str, matching(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", "a host name")]
