@@ -289,10 +289,8 @@ class Agent:
 
 
 def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -14,10 +14,7 @@
 # Exit code: ARGV's own, 128+n if signal n ended it, 124 at the time limit, 125 after a hang, 73 if the output cannot be
 # written. Every variable here begins with our_, so that none of the job's environment is overwritten.
 
-case $0 in
-    /*) our_kit=${0%/*} ;;
-    *) our_kit=$(cd "${0%/*}" && pwd) ;;
-esac
+our_kit=$(cd "${0%/*}" && pwd)
 our_log=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.log
 our_clock=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.clock
 our_attempts=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.attempts

@@ -56,7 +56,8 @@ def main() -> None:
 
 def analyse(recorder: str, folder: Path, report: dict[str, Any]) -> None:
     """Fill in the report. Imports the analyser; it prints, too."""
-    package = "torch.distributed.flight_recorder" if _has_own() else "tools.flight_recorder"
+    own = "torch.distributed.flight_recorder"
+    package = own if importlib.util.find_spec(own) is not None else "tools.flight_recorder"
     builder, loader, config = (
         importlib.import_module(f"{package}.components.{name}") for name in ("builder", "loader", "config_manager")
     )
@@ -65,10 +66,6 @@ def analyse(recorder: str, folder: Path, report: dict[str, Any]) -> None:
     report["silent"] = sorted({*report["silent"], *prepare(dumps, gloo=recorder == "gloo")})
     report["waiting"] += newest(dumps)
     report["problems"] += first_problems(builder.build_db(dumps, arguments, version).collectives)
-
-
-def _has_own() -> bool:
-    return importlib.util.find_spec("torch.distributed.flight_recorder") is not None
 
 
 def prepare(dumps: Dumps, *, gloo: bool) -> list[int]:
@@ -155,16 +152,11 @@ def _told(group: str, number: int, name: str, sizes: list[list[int]], ranks: Ite
 
 
 def stands(stack: str) -> str:
-    """Where the main thread, which faulthandler prints last, is in the job's own code."""
+    """Where the main thread, which faulthandler prints last, is: its first frame in no library, else the first."""
     lines = stack.rpartition("(most recent call first)")[2].splitlines()
-    return _place(match.groups() for match in map(FRAME.match, lines) if match)
-
-
-def _place(frames: Iterable[tuple[Any, ...]]) -> str:
-    """The first (file, line, function) that is in no library; else the first."""
-    places = [(str(file), f"{CODE.sub('', file)}:{line} in {function}") for file, line, function in frames]
-    own = [place for file, place in places if not LIBRARY.search(file)]
-    return next(iter([*own, *(place for _, place in places)]), "")
+    frames = [match.groups() for match in map(FRAME.match, lines) if match]
+    own = [frame for frame in frames if not LIBRARY.search(frame[0])]
+    return next((f"{CODE.sub('', file)}:{line} in {function}" for file, line, function in own or frames), "")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,7 @@
 # min_nodes, where ranks move, to the generation's folder instead of logs/. ARGV is exec'd, so the pid that torchrun
 # started and signals is the worker's own.
 
-case $0 in
-    /*) our_kit=${0%/*} ;;
-    *) our_kit=$(cd "${0%/*}" && pwd) ;;
-esac
+our_kit=$(cd "${0%/*}" && pwd)
 export LAUNCHER_WORKER=$$ PYTHONPATH="$our_kit/torch_plugin${PYTHONPATH:+:$PYTHONPATH}" # flight_recorder.py
 our_log=${LAUNCHER_GENERATION_OUTPUT:-$LAUNCHER_OUTPUT/logs}/rank-$RANK.log
 our_pipe=$our_kit/home/.rank.$RANK.$$

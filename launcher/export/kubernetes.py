@@ -15,7 +15,8 @@ import yaml
 from launcher.errors import UsageError
 from launcher.job.models import Job
 from launcher.model.container import CODE
-from launcher.plan.cluster import ClusterPlan, Refused, refuse
+from launcher.plan import command
+from launcher.plan.cluster import ClusterPlan, Refused
 
 Manifest = dict[str, Any]
 LONGEST_NAME = 50  # a pod's name, its host name, is longer by -node-0-9999 and at most 63
@@ -35,10 +36,7 @@ exec "$@"
 
 
 class _Dumper(yaml.SafeDumper):
-    """Shows a script as its lines; writes what occurs twice twice."""
-
-    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - of all of it
-        return True
+    """Shows a script as its lines."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if data == _WAIT else None)
@@ -49,7 +47,7 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 def check(job: Job, *, jobset: bool, image: str | None) -> None:
     """Raises JobInvalid with every key that such a manifest cannot carry, UsageError without an image."""
-    refuse(job, _refused(job, jobset=jobset))
+    job.refuse(_refused(job, jobset=jobset))
     if not image:
         what = "needed: pods get the code with their image, at " + CODE
         raise UsageError("--image", what, "build one with the code, push it, and name it: --image REGISTRY/NAME:TAG")
@@ -74,36 +72,32 @@ def _refused(job: Job, *, jobset: bool) -> Refused:
 
 def jobset(plan: ClusterPlan, image: str) -> list[Manifest]:
     """One manifest. The run is restarted as a whole."""
+    name = plan.job.name
+    pods = {"spec": _job_spec(plan, image, f"{name}-node-0-0.{name}")}
     spec: dict[str, Any] = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-        "failurePolicy": {"maxRestarts": plan.restarts},
-        "replicatedJobs": [
-            {
-                "name": "node",
-                "replicas": 1,
-                "template": {"spec": _job_spec(plan, image, f"{plan.job}-node-0-0.{plan.job}")},
-            }
-        ],
+        "failurePolicy": {"maxRestarts": plan.job.restarts},
+        "replicatedJobs": [{"name": "node", "replicas": 1, "template": pods}],
     }
-    made = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _named(plan), "spec": spec}
-    return [made]
+    return [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _named(name), "spec": spec}]
 
 
 def indexed_job(plan: ClusterPlan, image: str) -> list[Manifest]:
     """Two manifests: the Service that gives the pods their names, and the Job."""
-    spec = _job_spec(plan, image, f"{plan.job}-0.{plan.job}")
-    spec["template"]["spec"]["subdomain"] = plan.job
-    port = {"name": "rendezvous", "port": plan.port}
-    selector = {"batch.kubernetes.io/job-name": plan.job}
+    name = plan.job.name
+    spec = _job_spec(plan, image, f"{name}-0.{name}")
+    spec["template"]["spec"]["subdomain"] = name
+    port = {"name": "rendezvous", "port": plan.job.port}
+    selector = {"batch.kubernetes.io/job-name": name}
     service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector, "ports": [port]}
     return [
-        {"apiVersion": "v1", "kind": "Service", "metadata": _named(plan), "spec": service},
-        {"apiVersion": "batch/v1", "kind": "Job", "metadata": _named(plan), "spec": spec},
+        {"apiVersion": "v1", "kind": "Service", "metadata": _named(name), "spec": service},
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": _named(name), "spec": spec},
     ]
 
 
-def _named(plan: ClusterPlan) -> dict[str, Any]:
-    return {"name": plan.job, "labels": {"app.kubernetes.io/managed-by": "launcher"}}
+def _named(job: str) -> dict[str, Any]:
+    return {"name": job, "labels": {"app.kubernetes.io/managed-by": "launcher"}}
 
 
 def _job_spec(plan: ClusterPlan, image: str, master: str) -> dict[str, Any]:
@@ -115,13 +109,14 @@ def _job_spec(plan: ClusterPlan, image: str, master: str) -> dict[str, Any]:
         "backoffLimit": 0,
         "template": {"spec": _pod(plan, image, master)},
     }
-    if plan.timeout is not None:
-        spec["activeDeadlineSeconds"] = plan.timeout
+    if plan.job.timeout is not None:
+        spec["activeDeadlineSeconds"] = plan.job.timeout
     return spec
 
 
 def _pod(plan: ClusterPlan, image: str, master: str) -> dict[str, Any]:
-    volumes, mounts = _volumes(plan)
+    resources, docker = plan.job.resources, plan.job.docker
+    volumes, mounts = _volumes(plan.job)
     container: dict[str, Any] = {
         "name": "node",
         "image": image,
@@ -132,15 +127,15 @@ def _pod(plan: ClusterPlan, image: str, master: str) -> dict[str, Any]:
         "volumeMounts": mounts,
     }
     limits: dict[str, str] = {"nvidia.com/gpu": str(plan.gpus)} if plan.gpus else {}
-    limits |= {} if plan.memory is None else {"memory": str(plan.memory)}
-    limits |= {} if plan.cpus is None else {"cpu": f"{max(1, round(plan.cpus * 1000))}m"}
+    limits |= {} if resources.memory is None else {"memory": str(resources.memory)}
+    limits |= {} if resources.cpus is None else {"cpu": f"{max(1, round(resources.cpus * 1000))}m"}
     if limits:
         container["resources"] = {"limits": limits}
-    if plan.cap_add:
-        container["securityContext"] = {"capabilities": {"add": list(plan.cap_add)}}
+    if docker.cap_add:
+        container["securityContext"] = {"capabilities": {"add": list(docker.cap_add)}}
     pod: dict[str, Any] = {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
-    if plan.extra_hosts:
-        pod["hostAliases"] = [{"ip": ip, "hostnames": [name]} for name, ip in plan.extra_hosts.items()]
+    if docker.extra_hosts:
+        pod["hostAliases"] = [{"ip": ip, "hostnames": [name]} for name, ip in docker.extra_hosts.items()]
     return pod
 
 
@@ -148,7 +143,8 @@ def _arguments(plan: ClusterPlan) -> list[str]:
     program = [_literal(word) for word in plan.program]
     if not plan.torchrun:
         return program
-    options = plan.torchrun_options("$(LAUNCHER_NODE_RANK)", "$(MASTER_ADDR)", "$(MASTER_PORT)", "$(LAUNCHER_RUN)")
+    address, port, run = "$(MASTER_ADDR)", "$(MASTER_PORT)", "$(LAUNCHER_RUN)"
+    options = command.torchrun_options(plan.nodes, "$(LAUNCHER_NODE_RANK)", plan.processes, address, port, run)
     return ["python3", "-m", "torch.distributed.run", *options, "--no_python", *program]
 
 
@@ -156,35 +152,36 @@ def _env(plan: ClusterPlan, master: str) -> list[dict[str, Any]]:
     """Ours first: $(NAME) stands for a variable that is above. The job's are over ours."""
     rank = "LAUNCHER_NODE_RANK"
     ours = {
-        "LAUNCHER_RUN": plan.job,
+        "LAUNCHER_RUN": plan.job.name,
         "LAUNCHER_NODE": f"node-$({rank})",
-        "LAUNCHER_OUTPUT": _literal(plan.output),
+        "LAUNCHER_OUTPUT": _literal(plan.job.output),
         "TORCHELASTIC_ERROR_FILE": f"$(LAUNCHER_OUTPUT)/errors/node-$({rank}).json",
         "MASTER_ADDR": master,
-        "MASTER_PORT": str(plan.port),
+        "MASTER_PORT": str(plan.job.port),
     }
     if not plan.torchrun:
-        ours |= plan.bare(f"$({rank})", master, str(plan.port))
+        ours |= command.bare(master, plan.job.port, nodes=plan.nodes, rank=f"$({rank})")
     ours |= {name: _literal(value) for name, value in plan.env.items()}
     found: list[dict[str, Any]] = [{"name": rank, "valueFrom": {"fieldRef": {"fieldPath": _RANK}}}]
     found += [{"name": name, "value": value} for name, value in ours.items()]
-    for name in plan.secrets:
-        found.append({"name": name, "valueFrom": {"secretKeyRef": {"name": _secret(plan), "key": name}}})
+    for secret in plan.job.secrets:
+        reference = {"name": _secret(plan.job), "key": secret.name}
+        found.append({"name": secret.name, "valueFrom": {"secretKeyRef": reference}})
     return found
 
 
-def _volumes(plan: ClusterPlan) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _volumes(job: Job) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """A pod's own /dev/shm has 64 MB, too little for data loaders: it gets one in memory."""
-    shm: dict[str, Any] = {"medium": "Memory"} | ({} if plan.shm is None else {"sizeLimit": str(plan.shm)})
+    size = {} if job.resources.shm is None else {"sizeLimit": str(job.resources.shm)}
     volumes: list[dict[str, Any]] = [
-        {"name": "shm", "emptyDir": shm},
-        {"name": "output", "persistentVolumeClaim": {"claimName": _claim(plan)}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", **size}},
+        {"name": "output", "persistentVolumeClaim": {"claimName": _claim(job)}},
     ]
     mounts: list[dict[str, Any]] = [
         {"name": "shm", "mountPath": SHM},
-        {"name": "output", "mountPath": plan.output},
+        {"name": "output", "mountPath": job.output},
     ]
-    for place, mount in enumerate(plan.mounts):
+    for place, mount in enumerate(job.mounts):
         volumes.append({"name": f"mount-{place}", "hostPath": {"path": mount.source}})
         mounts.append({"name": f"mount-{place}", "mountPath": mount.target, "readOnly": mount.read_only})
     return volumes, mounts
@@ -195,21 +192,22 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _secret(plan: ClusterPlan) -> str:
-    return f"{plan.job}-secrets"
+def _secret(job: Job) -> str:
+    return f"{job.name}-secrets"
 
 
-def _claim(plan: ClusterPlan) -> str:
-    return f"{plan.job}-output"
+def _claim(job: Job) -> str:
+    return f"{job.name}-output"
 
 
 def text(plan: ClusterPlan, manifests: Sequence[Manifest]) -> str:
     """As YAML, with a comment on what must be there first."""
     head = [
-        f"# The job {plan.job}. What must be there before `kubectl apply -f`:",
-        f"#   the claim {_claim(plan)}, which all of its pods may write: checkpoints and logs go there",
+        f"# The job {plan.job.name}. What must be there before `kubectl apply -f`:",
+        f"#   the claim {_claim(plan.job)}, which all of its pods may write: checkpoints and logs go there",
     ]
-    if plan.secrets:
-        head.append(f"#   the secret {_secret(plan)} with the keys {', '.join(plan.secrets)}")
+    if plan.job.secrets:
+        keys = ", ".join(secret.name for secret in plan.job.secrets)
+        head.append(f"#   the secret {_secret(plan.job)} with the keys {keys}")
     texts = [yaml.dump(made, Dumper=_Dumper, sort_keys=False, width=120) for made in manifests]
     return "\n".join(head) + "\n" + "---\n".join(texts)

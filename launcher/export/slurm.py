@@ -13,7 +13,8 @@ from launcher.job.models import Job
 from launcher.job.settings import Cluster
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import CODE
-from launcher.plan.cluster import ClusterPlan, Refused, refuse
+from launcher.plan import command
+from launcher.plan.cluster import ClusterPlan, Refused
 
 ANY = Cluster(kind="slurm", login="local", workdir="/")  # no cluster is named: nothing is known of it
 PORTS = 1000  # one more of them for each job's id: two jobs may share a machine
@@ -51,7 +52,7 @@ open(bundle + "/env", "w").writelines(exports)  # older Slurm lets the caller's 
 
 def check(job: Job, container: str) -> None:
     """Raises JobInvalid with every key that an sbatch script cannot carry."""
-    refuse(job, _refused(job, container))
+    job.refuse(_refused(job, container))
 
 
 def _refused(job: Job, container: str) -> Refused:
@@ -79,50 +80,50 @@ def render(plan: ClusterPlan, cluster: Cluster) -> str:
 
 
 def _head(plan: ClusterPlan, cluster: Cluster) -> list[str]:
-    options = [
-        f"--job-name={plan.job}",
-        f"--nodes={plan.nodes}",
-        "--ntasks-per-node=1",
-        "--open-mode=append",
-        "--requeue" if plan.restarts else "--no-requeue",
-    ]
-    if plan.gpus:
-        options.append(f"--gpus-per-node={plan.gpus}")
-    if plan.cpus is not None:
-        options.append(f"--cpus-per-task={plan.cpus:.0f}")
-    if plan.memory is not None:
-        options.append(f"--mem={math.ceil(plan.memory / _MIB)}M")
-    chosen = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
-    options += [f"--{key}={value}" for key, value in chosen.items() if value]
-    limit = cluster.time or (plan.timeout + _MARGIN if plan.timeout else None)
-    if limit is not None:
-        options.append(f"--time={math.ceil(limit / 60)}")
+    job, resources = plan.job, plan.job.resources
+    limit = cluster.time or (job.timeout + _MARGIN if job.timeout else 0)
+    options: dict[str, object] = {
+        "job-name": job.name,
+        "nodes": plan.nodes,
+        "ntasks-per-node": 1,
+        "open-mode": "append",
+        "requeue" if job.restarts else "no-requeue": True,
+        "gpus-per-node": plan.gpus,
+        "cpus-per-task": int(resources.cpus or 0),
+        "mem": f"{math.ceil(resources.memory / _MIB)}M" if resources.memory else "",
+        "partition": cluster.partition,
+        "account": cluster.account,
+        "qos": cluster.qos,
+        "time": math.ceil(limit / 60),
+    }
+    given = [f"--{key}" if value is True else f"--{key}={value}" for key, value in options.items() if value]
     return [
         "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in [*options, *cluster.options]),
+        *(f"#SBATCH {option}" for option in [*given, *cluster.options]),
         "#",
-        f"# The job {plan.job}. `launcher up --on` submits this very file. By hand: cd CODE && sbatch THIS-FILE",
+        f"# The job {job.name}. `launcher up --on` submits this very file. By hand: cd CODE && sbatch THIS-FILE",
     ]
 
 
 def _batch(plan: ClusterPlan) -> list[str]:
     """What the first node does for all."""
+    job = plan.job
     again = [
-        f'    if [ "$code" -ne 0 ] && [ -z "$stopped" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {plan.restarts} ]; then',
+        f'    if [ "$code" -ne 0 ] && [ -z "$stopped" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.restarts} ]; then',
         '        scontrol requeue "$SLURM_JOB_ID" && sleep 60 # Slurm ends this script meanwhile',
         "    fi",
     ]
     too_often = [
         "# Slurm requeues a job by itself, too, when it has lost a machine.",
-        f'if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {plan.restarts} ]; then',
-        f'    echo "launcher: {plan.restarts} restarts are used up"',
+        f'if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {job.restarts} ]; then',
+        f'    echo "launcher: {job.restarts} restarts are used up"',
         "    exit 1",
         "fi",
     ]
-    first = min(plan.port, 65536 - PORTS)
+    first = min(job.port, 65536 - PORTS)
     return [
         "# --- where things are; `launcher up` sets the first two, and puts its entry script into .node/kit",
-        f'export LAUNCHER_RUN="${{LAUNCHER_RUN:-{plan.job}-$SLURM_JOB_ID}}"',
+        f'export LAUNCHER_RUN="${{LAUNCHER_RUN:-{job.name}-$SLURM_JOB_ID}}"',
         'export LAUNCHER_OUTPUT="${LAUNCHER_OUTPUT:-$PWD/output/$LAUNCHER_RUN}"',
         'mkdir -p "$LAUNCHER_OUTPUT/state" "$LAUNCHER_OUTPUT/errors" || exit 73',
         "",
@@ -131,12 +132,12 @@ def _batch(plan: ClusterPlan) -> list[str]:
         "trap 'stopped=yes' TERM # the nodes get it too, and are waited for",
         "finish() {",
         "    code=$?",
-        *(again if plan.restarts else ()),
+        *(again if job.restarts else ()),
         '    echo "$code $(date +%s)" >"$LAUNCHER_OUTPUT/state/slurm.end"',
         "}",
         "trap finish EXIT",
         'rm -f "$LAUNCHER_OUTPUT/state/slurm.end"',
-        *(too_often if plan.restarts else ()),
+        *(too_often if job.restarts else ()),
         "",
         "# --- the rendezvous: the first node, as Slurm reaches it; a port of this job, as machines may be shared",
         'master=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
@@ -148,17 +149,15 @@ def _batch(plan: ClusterPlan) -> list[str]:
 def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     """A script for each node: POSIX sh, as it may run inside a container."""
     rank, address, port = '"$LAUNCHER_NODE_RANK"', '"$MASTER_ADDR"', '"$MASTER_PORT"'
-    known = {} if plan.torchrun else plan.bare(rank, address, port)
-    limits = {"LAUNCHER_TIMEOUT": plan.timeout, "LAUNCHER_HANG_TIMEOUT": plan.hang_timeout}
+    known = {} if plan.torchrun else command.bare(address, port, nodes=plan.nodes, rank=rank)
+    limits = {"LAUNCHER_TIMEOUT": plan.job.timeout, "LAUNCHER_HANG_TIMEOUT": plan.job.hang_timeout}
     known |= {name: str(value) for name, value in limits.items() if value is not None}
     known |= {name: shlex.quote(value) for name, value in plan.env.items()}
+    inside = [f"export LAUNCHER_OUTPUT={shlex.quote(plan.job.output)}"] if plan.image else []
+    if plan.image and cluster.container == "oci":
+        inside.append(f'. "$LAUNCHER_OUTPUT/state/bundle/env" && cd {CODE} || exit 73')
     body = [
-        *([f"export LAUNCHER_OUTPUT={shlex.quote(plan.output)}"] if plan.image else []),
-        *(
-            [f'. "$LAUNCHER_OUTPUT/state/bundle/env" && cd {CODE} || exit 73']
-            if plan.image and cluster.container == "oci"
-            else []
-        ),
+        *inside,
         'export LAUNCHER_NODE_RANK="${LAUNCHER_NODE_RANK:-$SLURM_NODEID}"',
         'export LAUNCHER_NODE="node-$LAUNCHER_NODE_RANK"',
         'export TORCHELASTIC_ERROR_FILE="$LAUNCHER_OUTPUT/errors/$LAUNCHER_NODE.json"',
@@ -172,7 +171,8 @@ def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         f"set -- {shlex.join(plan.program)}",
     ]
     if plan.torchrun:
-        options = " ".join(plan.torchrun_options(rank, address, port, '"$LAUNCHER_RUN"'))
+        run = '"$LAUNCHER_RUN"'
+        options = " ".join(command.torchrun_options(plan.nodes, rank, plan.processes, address, port, run))
         body += [
             '[ -z "$kit" ] || set -- sh "$kit/rank.sh" "$@"',
             f"set -- {shlex.quote(cluster.python)} -m torch.distributed.run {options} \\",
@@ -182,12 +182,7 @@ def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     lines, end = "\n".join(body).split("\n"), "END"
     while end in lines:
         end += "_"
-    return [
-        "# --- what each node runs",
-        f"cat >\"$LAUNCHER_OUTPUT/state/node.sh\" <<'{end}'",
-        *lines,
-        end,
-    ]
+    return ["# --- what each node runs", f"cat >\"$LAUNCHER_OUTPUT/state/node.sh\" <<'{end}'", *lines, end]
 
 
 def _container(plan: ClusterPlan, cluster: Cluster) -> list[str]:
@@ -229,32 +224,32 @@ def _bundle(plan: ClusterPlan) -> list[str]:
         *_WRITE_BUNDLE.splitlines(),
         "END",
         "# Older Slurm gives all of its containers the variables of one task: each is told its own rank.",
-        f"echo '* env LAUNCHER_NODE_RANK=%t sh {plan.output}/state/node.sh' >\"$bundle/tasks\"",
+        f"echo '* env LAUNCHER_NODE_RANK=%t sh {plan.job.output}/state/node.sh' >\"$bundle/tasks\"",
     ]
 
 
 def _places(plan: ClusterPlan) -> list[str]:
     """SOURCE:TARGET[:ro] of each mount, as shell words."""
-    own = [f'"$PWD":{CODE}', f'"$LAUNCHER_OUTPUT":{shlex.quote(plan.output)}']
-    return own + [shlex.quote(f"{m.source}:{m.target}{':ro' if m.read_only else ''}") for m in plan.mounts]
+    own = [f'"$PWD":{CODE}', f'"$LAUNCHER_OUTPUT":{shlex.quote(plan.job.output)}']
+    return own + [shlex.quote(f"{m.source}:{m.target}{':ro' if m.read_only else ''}") for m in plan.job.mounts]
 
 
 def _run(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     places = _places(plan)
     step = ["srun --mpi=none --kill-on-bad-exit=1 --wait=60"]  # mpi: a site's own default of pmix breaks torchrun
-    if plan.cpus is not None:
+    if plan.job.resources.cpus is not None:
         step.append('--cpus-per-task="$SLURM_CPUS_PER_TASK"')  # not taken over from sbatch since Slurm 22.05
     if not plan.image:
         step.append('sh "$LAUNCHER_OUTPUT/state/node.sh"')
     elif cluster.container == "pyxis":  # on srun: not every site's sbatch has these options
         step += ['--container-image="$image"', f"--container-mounts={','.join(places)}", "--no-container-mount-home"]
-        step += [f"--container-workdir={CODE}", f"sh {shlex.quote(plan.output)}/state/node.sh"]
+        step += [f"--container-workdir={CODE}", f"sh {shlex.quote(plan.job.output)}/state/node.sh"]
     elif cluster.container == "oci":
         step.append('--container="$bundle" --multi-prog "$bundle/tasks"')
     else:
         step.append(f"apptainer exec {'--nv ' if plan.gpus else ''}--no-home --pwd {CODE}")
         step += [f"--bind {place}" for place in places]
-        step.append(f'"$image" sh {shlex.quote(plan.output)}/state/node.sh')
+        step.append(f'"$image" sh {shlex.quote(plan.job.output)}/state/node.sh')
     return [
         "# --- all nodes; the first that fails ends the others",
         " \\\n    ".join(step) + " &",

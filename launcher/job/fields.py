@@ -1,4 +1,4 @@
-"""The types of the job file's values: how each is validated, normalised, and shown in the schema."""
+"""The types of the job file's values: how each is validated, normalised, shown in the schema, and written again."""
 
 from __future__ import annotations
 
@@ -6,24 +6,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
 
+from launcher.job import scalars
 from launcher.job.problems import BadValueError, LocatedError, Path, show
-from launcher.job.scalars import (
-    Args,
-    ArgValue,
-    Gpus,
-    Word,
-    parse_address,
-    parse_cpus,
-    parse_duration,
-    parse_gpus,
-    parse_host,
-    parse_path,
-    parse_size,
-    parse_text,
-    whole,
-)
+from launcher.job.scalars import Args, ArgValue, Gpus, Word, parse_path, parse_text, whole
 from launcher.model.checked import NODE_NAME
 from launcher.model.container import Mount
 
@@ -52,6 +39,10 @@ def parse_mounts(value: Any) -> tuple[Mount, ...]:
         return mount
 
     return tuple(each(value.items(), parse))
+
+
+def _show_mounts(mounts: tuple[Mount, ...]) -> dict[str, str]:
+    return {mount.source: mount.target + (":ro" if mount.read_only else "") for mount in mounts}
 
 
 def parse_args(value: Any) -> Args:
@@ -110,7 +101,7 @@ def _processes(value: Any) -> str | int:
 
 
 def _host_address(value: Any) -> str:
-    return "host-gateway" if value == "host-gateway" else parse_address(value)
+    return "host-gateway" if value == "host-gateway" else scalars.parse_address(value)
 
 
 def matching(pattern: str, expected: str) -> Any:
@@ -144,8 +135,8 @@ JobName = Annotated[
     schema(type="string", pattern="^[a-z0-9][a-z0-9-]{0,62}$"),
 ]
 NodeName = Annotated[str, matching(f"|{NODE_NAME}", "a short name of letters, digits, . _ and -")]
-Host = Annotated[str, BeforeValidator(parse_host)]
-Address = Annotated[str, BeforeValidator(parse_address)]
+Host = Annotated[str, BeforeValidator(scalars.parse_host)]
+Address = Annotated[str, BeforeValidator(scalars.parse_address)]
 Reference = Annotated[
     str, matching(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,400}", "an image such as registry/name:tag or name@sha256:...")
 ]
@@ -159,6 +150,7 @@ ContainerPath = Annotated[str, BeforeValidator(parse_path), schema(type="string"
 Mounts = Annotated[
     tuple[Mount, ...],
     PlainValidator(parse_mounts),
+    PlainSerializer(_show_mounts),
     schema(type="object", additionalProperties={"type": "string", "pattern": "^/"}),
 ]
 ModuleName = Annotated[str, matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "a Python module such as train")]
@@ -173,10 +165,10 @@ EnvName = Annotated[
         "a variable's name: letters, digits and _, not beginning with LAUNCHER_, which the launcher sets",
     ),
 ]
-Env = Mapping[EnvName, Annotated[str, BeforeValidator(parse_text), schema(**_TEXT)]]
+Env = Mapping[EnvName, Annotated[str, PlainValidator(parse_text), schema(**_TEXT)]]
 GpusField = Annotated[
     Gpus,
-    PlainValidator(parse_gpus),
+    PlainValidator(scalars.parse_gpus),
     schema(anyOf=[{"enum": ["all", "none"]}, {"type": "integer", "minimum": 0}, _GPU_LIST]),
 ]
 Processes = Annotated[
@@ -186,10 +178,18 @@ Restarts = Annotated[int, PlainValidator(whole("a number of restarts", 0, 1000))
 MinNodes = Annotated[int, PlainValidator(whole("a number of nodes", 1, 1000)), schema(type="integer", minimum=1)]
 Port = Annotated[int, PlainValidator(whole("a port", 1024, 65535)), schema(type="integer", minimum=1024, maximum=65535)]
 Duration = Annotated[
-    int, PlainValidator(parse_duration), schema(type=["string", "number"], examples=["24h", "15m", "1h30m"])
+    int,
+    PlainValidator(scalars.parse_duration),
+    PlainSerializer(scalars.show_duration),
+    schema(type=["string", "number"], examples=["24h", "15m", "1h30m"]),
 ]
-Size = Annotated[int, PlainValidator(parse_size), schema(type=["string", "integer"], examples=["64g", "512m"])]
-Cpus = Annotated[float, PlainValidator(parse_cpus), schema(type="number")]
+Size = Annotated[
+    int,
+    PlainValidator(scalars.parse_size),
+    PlainSerializer(scalars.show_size),
+    schema(type=["string", "integer"], examples=["64g", "512m"]),
+]
+Cpus = Annotated[float, PlainValidator(scalars.parse_cpus), schema(type="number")]
 Device = Annotated[str, matching(r"/[^:\s]*(:/[^:\s]*)?(:[rwm]{1,3})?", "a device: /dev/x or /dev/x:/dev/y:rwm")]
 Capability = Annotated[str, matching(r"[A-Z][A-Z_]*", "a capability such as SYS_PTRACE, in capitals")]
 HostName = Annotated[str, matching(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", "a host name")]

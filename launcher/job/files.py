@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from launcher.job.models import Job, Secret
-from launcher.job.problems import BadValueError, Problem, refusal
+from launcher.job.problems import BadValueError
 from launcher.job.problems import Path as KeyPath
 from launcher.job.scalars import LOCAL
 
@@ -23,13 +23,13 @@ def check_files(job: Job, cwd: Path, environ: Mapping[str, str]) -> None:
     Raises JobInvalid with everything that is missing, each thing with its line.
     """
     _, wrong = _secrets(job, cwd, environ)
-    _refuse(job, [*_code(job, cwd), *_script(job, cwd), *_mounts(job), *wrong])
+    job.refuse([*_missing(job, cwd), *wrong])
 
 
 def read_secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """Values by variable, without the newline at the end of a file. Raises JobInvalid as `check_files` does."""
     values, wrong = _secrets(job, cwd, environ)
-    _refuse(job, wrong)
+    job.refuse(wrong)
     return values
 
 
@@ -39,40 +39,25 @@ def known_secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> tuple[list
     return list(values.values()), [secret.name for secret in job.secrets if secret.name not in values]
 
 
-def _refuse(job: Job, found: list[Found]) -> None:
-    if found:
-        raise refusal(Problem(job.mark(path), path, message) for path, message in found)
-
-
 def code_folder(job: Job, cwd: Path) -> Path:
     return Path(os.path.normpath(cwd / Path(job.code).expanduser()))
 
 
-def _code(job: Job, cwd: Path) -> Iterator[Found]:
-    folder = code_folder(job, cwd)
-    if not folder.is_dir():
-        what = "is a file; expected a folder" if folder.exists() else "no such folder"
-        yield ("code",), f"{what}: {folder}; relative paths count from the directory you call from"
-    elif not os.access(folder, os.R_OK | os.X_OK):
-        yield ("code",), f"you may not read {folder}"
-
-
-def _script(job: Job, cwd: Path) -> Iterator[Found]:
-    if job.run.script is None:
-        return
-    path, code = ("run", "script"), code_folder(job, cwd)
-    script = Path(os.path.normpath(cwd / Path(job.run.script).expanduser()))
-    if not script.is_file():
+def _missing(job: Job, cwd: Path) -> Iterator[Found]:
+    """Of the code, the script, and this machine's mounts: preflight checks the other nodes."""
+    code, here = code_folder(job, cwd), "relative paths count from the directory you call from"
+    if not code.is_dir():
+        yield ("code",), f"{'is a file; expected a folder' if code.exists() else 'no such folder'}: {code}; {here}"
+    elif not os.access(code, os.R_OK | os.X_OK):
+        yield ("code",), f"you may not read {code}"
+    if job.run.script is not None:
+        path, script = ("run", "script"), Path(os.path.normpath(cwd / Path(job.run.script).expanduser()))
         beside = code / job.run.script
-        hint = f"; did you mean {os.path.relpath(beside, cwd)}?" if beside.is_file() else ""
-        what = "is no file" if script.exists() else "no such file"
-        yield path, f"{what}: {script}; relative paths count from the directory you call from{hint}"
-    elif not script.is_relative_to(code):
-        yield path, f"lies outside the code folder {code}, the only one that is put into the containers; see `code`"
-
-
-def _mounts(job: Job) -> Iterator[Found]:
-    """Only this machine's mounts: preflight checks the other nodes."""
+        if not script.is_file():
+            hint = f"; did you mean {os.path.relpath(beside, cwd)}?" if beside.is_file() else ""
+            yield path, f"{'is no file' if script.exists() else 'no such file'}: {script}; {here}{hint}"
+        elif not script.is_relative_to(code):
+            yield path, f"lies outside the code folder {code}, the only one that is put into the containers; see `code`"
     if any(node.host == LOCAL for node in job.machines):
         for mount in job.mounts:
             if not Path(mount.source).exists():

@@ -9,9 +9,9 @@ from pathlib import Path as FilePath
 from launcher.errors import JobInvalid
 from launcher.job.document import compose
 from launcher.job.explain import check
-from launcher.job.models import Job, Origin
+from launcher.job.models import Job
 from launcher.job.overrides import apply_nodes, apply_set
-from launcher.job.problems import Problem, refusal, show
+from launcher.job.problems import Origin, Problem, refusal, show
 
 LARGEST = 1_000_000  # bytes
 _START = "`launcher init` writes a commented job file to start from"

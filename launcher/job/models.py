@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic.functional_serializers import PlainSerializer, model_serializer
 
 from launcher.job import fields
-from launcher.job.problems import BadValueError, LocatedError, Mark, Path, show
+from launcher.job.problems import BadValueError, LocatedError, Mark, Origin, Path, Problem, refusal, show
 from launcher.job.scalars import ANY, Gpus, names_of
 
 MOST_NODES = 100_000
@@ -103,6 +104,18 @@ def _with_names(nodes: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
     )
 
 
+def _as_written(nodes: tuple[NodeEntry, ...]) -> list[Any]:
+    """Without the names that follow from the hosts; a host by itself where nothing else is said of a node."""
+    entries = []
+    for node, name in zip(nodes, names_of([node.host for node in nodes]), strict=True):
+        entry = node.model_dump(exclude_defaults=True, exclude={"name"} if node.name == name else None)
+        entries.append(node.host if set(entry) == {"host"} else entry)
+    return entries
+
+
+Nodes = Annotated[tuple[NodeEntry, ...], AfterValidator(_with_names), PlainSerializer(_as_written)]
+
+
 class Run(Part):
     """What is run on every node."""
 
@@ -145,6 +158,10 @@ class Secret(Part):
             return {"name": name, "file": file}
         raise BadValueError(f"expected NAME or {{NAME: file}}, not {show(data)}")
 
+    @model_serializer
+    def _entry(self) -> str | dict[str, str]:
+        return {self.name: self.file} if self.file else self.name
+
 
 class Resources(Part):
     """Limits of each node's container."""
@@ -168,25 +185,6 @@ class DockerOptions(Part):
     cap_add: tuple[fields.Capability, ...] = Field(default=(), description="Further capabilities, such as SYS_PTRACE.")
 
 
-class Origin:
-    """Where each value of a job was written. All origins are equal, so that equal jobs of two files compare equal."""
-
-    def __init__(self, marks: Iterable[tuple[Path, Mark]] = ()) -> None:
-        self._marks = dict(marks)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Origin)
-
-    def __hash__(self) -> int:
-        return 0
-
-    def where(self, path: Path) -> Mark | None:
-        """The place of `path` or of its nearest parent that was written; None for a job that is of no file."""
-        while path and path not in self._marks:
-            path = path[:-1]
-        return self._marks.get(path)
-
-
 class Job(Part):
     """A job of the launcher: which code runs in which environment on which machines."""
 
@@ -203,7 +201,7 @@ class Job(Part):
     code: fields.LocalPath = Field(
         default=".", description="Folder put into every container at /workspace/code, the working directory."
     )
-    nodes: Annotated[tuple[NodeEntry, ...], BeforeValidator(_by_number), AfterValidator(_with_names)] = Field(
+    nodes: Annotated[Nodes, BeforeValidator(_by_number)] = Field(
         json_schema_extra={"minItems": 1},
         description="The machines; the first is the master and has rank 0. Each once; only local may repeat, under "
         "runtime process. For a cluster (--on) their number is enough.",
@@ -233,7 +231,7 @@ class Job(Part):
         description="Go on with at least so many nodes when machines are lost; 2 x min_nodes > nodes + spares. "
         "Default: all are needed.",
     )
-    spares: Annotated[tuple[NodeEntry, ...], AfterValidator(_with_names)] | None = Field(
+    spares: Nodes | None = Field(
         default=None, description="Machines that wait, ready, and take the place of a lost one."
     )
     lost_after: fields.Duration | None = Field(
@@ -280,3 +278,8 @@ class Job(Part):
     def mark(self, path: Path) -> Mark:
         """Where a key, or its nearest parent, was written; the job's name for a job that is of no file."""
         return self._origin.where(path) or Mark(f"job {self.name}")
+
+    def refuse(self, problems: Iterable[tuple[Path, str]]) -> None:
+        """Raises JobInvalid with all of them, if there are any."""
+        if found := [Problem(self.mark(path), path, message) for path, message in problems]:
+            raise refusal(found)

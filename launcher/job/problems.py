@@ -26,6 +26,25 @@ class Mark:
         return ":".join(parts)
 
 
+class Origin:
+    """Where each value of a job was written. All origins are equal, so that equal jobs of two files compare equal."""
+
+    def __init__(self, marks: Iterable[tuple[Path, Mark]] = ()) -> None:
+        self._marks = dict(marks)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Origin)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def where(self, path: Path) -> Mark | None:
+        """The place of `path` or of its nearest parent that was written; None for a job that is of no file."""
+        while path and path not in self._marks:
+            path = path[:-1]
+        return self._marks.get(path)
+
+
 @dataclass(frozen=True)
 class Problem:
     """Where it is written, the key's path as `--set` spells it, what was expected."""

@@ -34,6 +34,12 @@ class WrittenFloat(float):
     text: str
 
 
+class ProgramText(str):
+    """Text for a program: a number needs no quotes in a job file, because it is passed on as written."""
+
+    __slots__ = ()
+
+
 class Word(str):
     """An unquoted yes, no, on or off: a boolean in YAML 1.1, text in 1.2. Refused where it is ambiguous."""
 
@@ -69,16 +75,16 @@ def resolve(text: str) -> str | int | float | bool | None:
     return text
 
 
-def parse_text(value: Any) -> str:
+def parse_text(value: Any) -> ProgramText:
     """A scalar as a program gets it in argv or environment: numbers as written, true and false in lower case."""
     if isinstance(value, str):
         if "\0" in value:
             raise BadValueError("a NUL character cannot be passed to a program")
-        return str(value)
+        return ProgramText(value)
     if isinstance(value, bool):
-        return "true" if value else "false"
+        return ProgramText("true" if value else "false")
     if isinstance(value, (int, float)):
-        return str(getattr(value, "text", None) or repr(value))
+        return ProgramText(getattr(value, "text", None) or repr(value))
     raise BadValueError(f"expected text, not {show(value)}" + ("; write '' for an empty one" if value is None else ""))
 
 

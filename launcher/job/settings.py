@@ -14,23 +14,22 @@ from launcher.errors import UsageError
 from launcher.job.fields import Duration, Size
 from launcher.model.limits import DEFAULT_LIMITS, settings_file
 
-_CONFIG = ConfigDict(extra="forbid", strict=True, defer_build=True)  # most users have no such file: it costs nothing
 _FOR_ALL = stat.S_IWGRP | stat.S_IWOTH
 
 
-class Notify(BaseModel):
-    """`notify:` of the settings file; each of the two may be left out."""
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)  # most users have none: it costs nothing
 
-    model_config = _CONFIG
+
+class Notify(_Section):
+    """`notify:` of the settings file; each of the two may be left out."""
 
     command: tuple[str, ...] = Field(default=(), strict=False)  # argv; the notice is JSON on its stdin
     webhook: str = Field(default="", pattern="^(https?://.+)?$")  # gets the notice as a POST
 
 
-class Limits(BaseModel):
+class Limits(_Section):
     """`limits:` of the settings file: what a node may send, so that a broken one fills no disk and keeps no command."""
-
-    model_config = _CONFIG
 
     file: Size = 4 << 30  # bytes of a file that is collected; a larger one is left on the node. Not for checkpoints
     collect: Duration = 600  # seconds for the files of a node
@@ -42,10 +41,8 @@ ClusterName = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]{0,62}$")]
 _WORD = r"^[A-Za-z0-9_.:@%,/=+-]*$"  # of an #SBATCH line: it is not quoted there
 
 
-class Cluster(BaseModel):
+class Cluster(_Section):
     """One of `clusters:` of the settings file: where `up --on NAME` runs a job."""
-
-    model_config = _CONFIG
 
     kind: Literal["slurm"]
     login: str = Field(min_length=1)  # an ssh alias of the machine that has sbatch, or `local`
@@ -60,10 +57,8 @@ class Cluster(BaseModel):
     options: tuple[Annotated[str, Field(pattern=r"^--[!-~]+( [!-~]+)*$")], ...] = Field(default=(), strict=False)
 
 
-class Settings(BaseModel):
+class Settings(_Section):
     """The whole settings file."""
-
-    model_config = _CONFIG
 
     notify: Notify = Field(default_factory=Notify.model_construct)
     limits: Limits = Field(default_factory=Limits.model_construct)

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import re
 
-from launcher.model.plan import RunId, is_run_id
+from launcher.model.plan import RUN_ID, RunId
 
 OUTPUT_ROOT = ".launcher"  # in the ssh user's home: the folder of all runs' output folders
 NODE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 
 
 def run_id(value: object) -> RunId:
-    if not isinstance(value, str) or not is_run_id(value):
-        raise _refused(value, "run id")
-    return value
+    return text(value, RUN_ID, "run id")
 
 
 def text(value: object, form: str, what: str) -> str:

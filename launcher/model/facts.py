@@ -50,7 +50,7 @@ class EngineFacts:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """A node's state at one moment. Bytes and seconds throughout."""
+    """A node's state at one moment, as far as it is known. Bytes and seconds throughout."""
 
     name: str  # in the job file
     host: str  # ssh alias, user@host:port or "local"
@@ -62,14 +62,14 @@ class NodeFacts:
     groups: tuple[int, ...]
     home: str
     cpus: int
-    memory: int
-    shm_size: int  # of the node's own /dev/shm
-    clock_offset: float  # node's clock minus the caller's, corrected for half the round trip
-    interfaces: tuple[Interface, ...]
-    routes: tuple[Route, ...]
-    listening: tuple[int, ...]  # TCP ports with a listener
-    gpus: tuple[Gpu, ...]
-    infiniband: bool  # /dev/infiniband exists
+    memory: int = 0
+    shm_size: int = 0  # of the node's own /dev/shm
+    clock_offset: float = 0.0  # node's clock minus the caller's, corrected for half the round trip
+    interfaces: tuple[Interface, ...] = ()
+    routes: tuple[Route, ...] = ()
+    listening: tuple[int, ...] = ()  # TCP ports with a listener
+    gpus: tuple[Gpu, ...] = ()
+    infiniband: bool = False  # /dev/infiniband exists
     python: str = ""  # the interpreter that runs plain processes; empty for docker
     engine: EngineFacts | None = None  # None for plain processes
     # Limits that a probe showed the engine to grant, as `docker run --ulimit` takes them: memlock=-1, stack=67108864

@@ -14,7 +14,7 @@ from typing import Any
 from launcher.model.container import ContainerSpec
 
 RunId = str
-_RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}-\d{8}-\d{6}-[0-9a-f]{4}")
+RUN_ID = r"[a-z0-9][a-z0-9-]{0,62}-[0-9]{8}-[0-9]{6}-[0-9a-f]{4}"
 
 
 def new_run_id(job: str, now: float | None = None) -> RunId:
@@ -24,7 +24,7 @@ def new_run_id(job: str, now: float | None = None) -> RunId:
 
 
 def is_run_id(text: str) -> bool:
-    return _RUN_ID.fullmatch(text) is not None
+    return re.fullmatch(RUN_ID, text) is not None
 
 
 @dataclass(frozen=True)

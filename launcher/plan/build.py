@@ -10,7 +10,7 @@ from launcher.job.models import Job
 from launcher.model.container import WANTED_ULIMITS
 from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import NodePlan, Plan, Rendezvous, RunId
-from launcher.plan import checks, containers, gpus
+from launcher.plan import checks, command, containers, gpus
 
 _WARNED = ("clock", "shared memory")  # what `up` warns of; launcher doctor shows the rest
 
@@ -32,23 +32,23 @@ def build(
     what it is asked for.
     """
     _check(job, facts)
-    context = containers.Context(job, run, image, rendezvous, code, owner, created)
+    context = command.Context(job, run, image, rendezvous, code, owner, created)
     uuids = _choose_gpus(job, facts)
-    counts = [containers.workers(job, mine) for mine in uuids]
+    counts = [command.workers(job, len(mine)) for mine in uuids]
     if job.min_nodes and len(set(counts)) > 1:
         told = ", ".join(f"{entry.name} {count}" for entry, count in zip(job.machines, counts, strict=True))
         raise PlanInvalid("min_nodes", f"any node may take another's place, and they have unequal workers: {told}")
-    firsts = list(accumulate(counts, initial=0))
+    ranks = [range(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]
     nodes = tuple(
         NodePlan(
             node=entry.name,
             host=entry.host,
             rank=rank,
-            first_rank=firsts[rank],
-            processes=counts[rank],
-            container=containers.container(context, entry, node, rank, uuids[rank], first_rank=firsts[rank]),
+            first_rank=own.start,
+            processes=len(own),
+            container=containers.container(context, entry, node, rank, mine, own),
         )
-        for rank, (entry, node) in enumerate(zip(job.machines, facts, strict=True))
+        for rank, (entry, node, mine, own) in enumerate(zip(job.machines, facts, uuids, ranks, strict=True))
     )
     return Plan(
         run=run,
@@ -67,7 +67,7 @@ def build(
 
 def _check(job: Job, facts: Sequence[NodeFacts]) -> None:
     """What can be known to be impossible before anything is created."""
-    if job.run.script is not None and containers.script_in_code(job).startswith(".."):
+    if job.run.script is not None and command.script_in_code(job).startswith(".."):
         raise PlanInvalid(
             f"run.script {job.run.script}",
             f"lies outside the code folder {job.code}, which is all that the containers see",

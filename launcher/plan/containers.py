@@ -6,32 +6,18 @@ import dataclasses
 import hashlib
 import json
 import posixpath
-from dataclasses import dataclass
 
 from launcher import __version__
 from launcher.job.models import Job, NodeEntry
-from launcher.job.scalars import argv_of
 from launcher.model import labels
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import CODE, KIT, ContainerSpec, Layout
-from launcher.model.facts import ImageFacts, NodeFacts
-from launcher.model.plan import Rendezvous, RunId, plain
+from launcher.model.facts import NodeFacts
+from launcher.model.plan import RunId, plain
 from launcher.plan import command, gpus
+from launcher.plan.command import Context
 
 INFINIBAND = "/dev/infiniband"
-
-
-@dataclass(frozen=True)
-class Context:
-    """What all nodes of one run share."""
-
-    job: Job
-    run: RunId
-    image: ImageFacts
-    rendezvous: Rendezvous
-    code: str  # digest of the code archive
-    owner: str
-    created: int
 
 
 def output_dir(home: str, run: RunId) -> str:
@@ -49,20 +35,17 @@ def layout(job: Job, node: NodeFacts, run: RunId) -> Layout:
 
 
 def container(
-    context: Context, entry: NodeEntry, node: NodeFacts, rank: int, uuids: tuple[str, ...], *, first_rank: int
+    context: Context, entry: NodeEntry, node: NodeFacts, rank: int, uuids: tuple[str, ...], ranks: range
 ) -> ContainerSpec:
-    """The container of the node with this rank; `uuids` are the GPUs that it gets, `first_rank` its first worker's."""
+    """The container of the node with this rank; uuids: the GPUs that it gets, ranks: the global ones of its workers."""
     job, docker = context.job, context.job.runtime == "docker"
     places = layout(job, node, context.run)
-    processes = workers(job, uuids)
-    argv = _argv(context, places, rank, processes)
     rootless = node.engine is not None and node.engine.rootless
     spec = ContainerSpec(
         name=f"launcher-{context.run}-{rank}",
         image=node.image or context.image.id,
-        argv=argv,
-        env=_environment(context, entry, node, rank, uuids, places),
-        labels={},
+        argv=command.argv(context, places, rank, len(ranks)),
+        env=_environment(context, entry, node, rank, uuids, len(ranks), places.output),
         layout=places,
         output_dir=output_dir(node.home, context.run),
         user=("0:0" if rootless else f"{node.uid}:{node.gid}") if docker else "",
@@ -80,36 +63,8 @@ def container(
         cpus=job.resources.cpus,
         restarts=job.restarts,
     )
-    return _labelled(spec, context, entry, node.uid, rank, f"{first_rank}+{processes}")
-
-
-def workers(job: Job, uuids: tuple[str, ...]) -> int:
-    """How many workers a node runs: what the job says, else one a GPU, one without."""
-    return max(1, len(uuids)) if job.processes == "auto" else int(job.processes)
-
-
-def _argv(context: Context, places: Layout, rank: int, processes: int) -> tuple[str, ...]:
-    run, arguments = context.job.run, argv_of(context.job.run.args)
-    if run.command is not None:
-        kind, program = "command", (*run.command, *arguments)
-    elif run.module is not None:
-        kind, program = "torchrun", ("-m", run.module, *arguments)
-    else:
-        kind, program = "torchrun", (script_in_code(context.job), *arguments)
-    if context.job.min_nodes is not None:
-        program = command.elastic(context.image, places, kind, program)
-    elif kind == "torchrun":
-        program = command.distributed(
-            context.image,
-            places,
-            context.rendezvous,
-            run=context.run,
-            nodes=len(context.job.nodes),
-            rank=rank,
-            processes=processes,
-            program=program,
-        )
-    return command.entry(places, context.image, program)
+    hosts = [machine.host for machine in job.machines]
+    return labelled(spec, context, node=entry.name, host=entry.host, uid=node.uid, rank=rank, ranks=ranks, hosts=hosts)
 
 
 def _known_nodes(context: Context, processes: int) -> dict[str, str]:
@@ -131,14 +86,8 @@ def _known_nodes(context: Context, processes: int) -> dict[str, str]:
     return {"LAUNCHER_MEETING": json.dumps(told), "LAUNCHER_MIN_NODES": str(job.min_nodes)}
 
 
-def script_in_code(job: Job) -> str:
-    """The script's path from the code folder, which is the working directory of every process."""
-    assert job.run.script is not None
-    return posixpath.relpath(posixpath.normpath(job.run.script), posixpath.normpath(job.code))
-
-
 def _environment(
-    context: Context, entry: NodeEntry, node: NodeFacts, rank: int, uuids: tuple[str, ...], places: Layout
+    context: Context, entry: NodeEntry, node: NodeFacts, rank: int, uuids: tuple[str, ...], processes: int, output: str
 ) -> dict[str, str]:
     """Ours first, the job's over it, the node's over both."""
     job, meeting = context.job, context.rendezvous
@@ -147,10 +96,10 @@ def _environment(
         "LAUNCHER_RUN": context.run,
         "LAUNCHER_NODE": entry.name,
         "LAUNCHER_NODE_RANK": str(rank),
-        "LAUNCHER_OUTPUT": places.output,
+        "LAUNCHER_OUTPUT": output,
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",  # a bus error, an abort: every thread's stack instead of silence
-        "TORCHELASTIC_ERROR_FILE": posixpath.join(places.output, "errors", f"{entry.name}.json"),
+        "TORCHELASTIC_ERROR_FILE": posixpath.join(output, "errors", f"{entry.name}.json"),
         "NCCL_DEBUG": "WARN",
         "NCCL_SOCKET_IFNAME": f"={interface}",  # "=": NCCL takes a bare name as a prefix
         "GLOO_SOCKET_IFNAME": interface,
@@ -158,7 +107,7 @@ def _environment(
     }
     if not uuids:
         sharing = sum(other.host == entry.host for other in job.machines)  # nodes of the job that are this machine
-        env["OMP_NUM_THREADS"] = str(max(1, node.cpus // (workers(job, uuids) * sharing)))
+        env["OMP_NUM_THREADS"] = str(max(1, node.cpus // (processes * sharing)))
     if job.runtime == "process" and node.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
     if job.timeout is not None:
@@ -166,24 +115,25 @@ def _environment(
     if job.hang_timeout is not None and (rank == 0 or job.min_nodes):  # rank 0's output and steps are signs of life
         env["LAUNCHER_HANG_TIMEOUT"] = str(job.hang_timeout)
     if job.min_nodes is not None:
-        env |= _known_nodes(context, workers(job, uuids))
+        env |= _known_nodes(context, processes)
     elif job.run.command is not None:
-        env |= command.bare(meeting, nodes=len(job.nodes), rank=rank)
+        env |= command.bare(meeting.address, meeting.port, nodes=len(job.nodes), rank=rank)
     return env | job.env_of(entry)
 
 
-def _labelled(
-    spec: ContainerSpec, context: Context, entry: NodeEntry, uid: int, rank: int, ranks: str
+def labelled(
+    spec: ContainerSpec, context: Context, *, node: str, host: str, uid: int, rank: int, ranks: range, hosts: list[str]
 ) -> ContainerSpec:
+    """uid: the ssh user's on the node. hosts: of all nodes, by rank."""
     marks = {
         labels.RUN: context.run,
         labels.JOB: context.job.name,
-        labels.NODE: entry.name,
-        labels.HOST: entry.host,
+        labels.NODE: node,
+        labels.HOST: host,
         labels.NODE_RANK: str(rank),
-        labels.RANKS: ranks,
-        labels.NODES: labels.SPLIT.join(node.host for node in context.job.machines),
-        labels.SPEC: digest(plain(spec)),
+        labels.RANKS: f"{ranks.start}+{len(ranks)}",
+        labels.NODES: labels.SPLIT.join(hosts),
+        labels.SPEC: hashlib.sha256(json.dumps(plain(spec), sort_keys=True).encode()).hexdigest()[:16],
         labels.CODE: context.code,
         labels.GPUS: labels.SPLIT.join(spec.gpus),
         labels.OUTPUT: spec.output_dir,
@@ -198,7 +148,3 @@ def _labelled(
         marks[labels.MIN_NODES] = str(context.job.min_nodes)
         marks[labels.SPARES] = str(len(context.job.spares or ()))
     return dataclasses.replace(spec, labels=marks)
-
-
-def digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

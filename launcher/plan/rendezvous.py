@@ -28,13 +28,12 @@ def candidates(facts: Sequence[NodeFacts], address: str | None = None) -> tuple[
     """
     if address:
         return (address,)
-    master, *others = facts
+    master, *others = (_addresses(node) for node in facts)
     found: list[tuple[int, int, str]] = []
-    for place, (interface, text) in enumerate(_addresses(master)):
-        value = ipaddress.ip_interface(text)
+    for place, (interface, value) in enumerate(master):
         if value.is_loopback or value.is_link_local or value.version != 4:
             continue
-        shared = all(any(_same_network(text, theirs) for _, theirs in _addresses(other)) for other in others)
+        shared = all(any(a.network == value.network and a.ip != value.ip for _, a in other) for other in others)
         rank = 2 if interface.startswith(_INWARD) else (0 if shared else 1)
         found.append((rank, place, str(value.ip)))
     return tuple(ip for _, _, ip in sorted(found))
@@ -63,12 +62,10 @@ def choose(
         )
     known = {(p.source, p.address): p.reach for p in probes if p.target == master.name}
     reach = {ip: {other.name: known.get((other.name, ip), Reach.UNKNOWN) for other in others} for ip in tried}
-    for ip, seen in reach.items():
-        if all(r.reached for r in seen.values()):
-            return _settle(facts, given, ip, port, probed=True)
-    for ip, seen in reach.items():
-        if all(r.reached or r is Reach.UNKNOWN for r in seen.values()):
-            return _settle(facts, given, ip, port, probed=False)
+    for probed in (True, False):
+        for ip, seen in reach.items():
+            if all(r.reached or (r is Reach.UNKNOWN and not probed) for r in seen.values()):
+                return _settle(facts, given, ip, port, probed=probed)
     lost = [
         f"{other.name} ({', '.join(f'{ip} {seen[other.name].value}' for ip, seen in reach.items())})"
         for other in others
@@ -86,12 +83,13 @@ def _settle(facts: Sequence[NodeFacts], given: Sequence[str | None], ip: str, po
     own = [ip] + [given[i] or source_address(node, ip) for i, node in enumerate(facts) if i > 0]
     names = []
     for node, address in zip(facts, own, strict=True):
-        name = _interface_of(node, address)
+        addresses = _addresses(node)
+        name = next((name for name, a in addresses if str(a.ip) == address), None)
         if name is None:
             raise NodeUnfit(
                 f"node {node.name}",
                 f"has no interface with the address {address or '(none leads to ' + ip + ')'}",
-                "its addresses: " + ", ".join(a for _, a in _addresses(node)),
+                "its addresses: " + ", ".join(str(a) for _, a in addresses),
             )
         names.append(name)
     return Rendezvous(ip, port, tuple(own), tuple(names), probed)
@@ -99,8 +97,8 @@ def _settle(facts: Sequence[NodeFacts], given: Sequence[str | None], ip: str, po
 
 def source_address(node: NodeFacts, destination: str) -> str:
     """The node's own address for reaching `destination`, by its routes (longest prefix, then metric); "" if none."""
-    target = ipaddress.ip_address(destination)
-    if any(str(ipaddress.ip_interface(a).ip) == destination for _, a in _addresses(node)):
+    target, addresses = ipaddress.ip_address(destination), _addresses(node)
+    if any(a.ip == target for _, a in addresses):
         return destination
     matching = [
         (-network.prefixlen, route.metric, route.interface)
@@ -109,24 +107,16 @@ def source_address(node: NodeFacts, destination: str) -> str:
         and target in network
     ]
     for _, _, name in sorted(matching):
-        of_interface = [ipaddress.ip_interface(a) for i, a in _addresses(node) if i == name]
+        of_interface = [a for i, a in addresses if i == name]
         inside = [a for a in of_interface if target in a.network] or [a for a in of_interface if a.version == 4]
         if inside:
             return str(inside[0].ip)
     return ""
 
 
-def _interface_of(node: NodeFacts, address: str) -> str | None:
-    return next((i for i, a in _addresses(node) if a.split("/")[0] == address), None)
-
-
-def _addresses(node: NodeFacts) -> list[tuple[str, str]]:
-    return [(interface.name, a) for interface in node.interfaces for a in interface.addresses]
-
-
-def _same_network(a: str, b: str) -> bool:
-    one, two = ipaddress.ip_interface(a), ipaddress.ip_interface(b)
-    return one.network == two.network and one.ip != two.ip
+def _addresses(node: NodeFacts) -> list[tuple[str, ipaddress.IPv4Interface | ipaddress.IPv6Interface]]:
+    """With the interface of each."""
+    return [(interface.name, ipaddress.ip_interface(a)) for interface in node.interfaces for a in interface.addresses]
 
 
 def on_one_machine(nodes: int, port: int) -> Rendezvous:

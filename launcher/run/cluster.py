@@ -7,12 +7,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from launcher import __version__
 from launcher.export import slurm
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep
 from launcher.job.settings import Cluster
-from launcher.model import labels
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import ContainerSpec, Layout
 from launcher.model.plan import NodePlan, Plan, Rendezvous, RunId
@@ -23,7 +21,9 @@ from launcher.node.slurm.engine import SlurmEngine
 from launcher.node.slurm.queue import NODES
 from launcher.plan.checks import Check, Level
 from launcher.plan.cluster import ClusterPlan, build
-from launcher.plan.containers import digest, output_dir
+from launcher.plan.command import Context
+from launcher.plan.containers import labelled, output_dir
+from launcher.plan.offline import assumed_image
 from launcher.run.locate import caller
 
 
@@ -36,33 +36,18 @@ def plan_on(job: Job, engine: Engine, code: str, run: RunId, sweep: Sequence[Run
     planned, script = _script(job, cluster)
     output = output_dir(cluster.workdir, run)
     own = posixpath.join(output, NODES)
-    marks = {
-        labels.RUN: run,
-        labels.JOB: job.name,
-        labels.NODE: "node-0",
-        labels.HOST: engine.host,
-        labels.NODE_RANK: "0",
-        labels.RANKS: f"0+{planned.processes}",
-        labels.NODES: labels.SPLIT.join("-" * planned.nodes),  # which they are, Slurm decides
-        labels.SPEC: digest(script),
-        labels.CODE: code,
-        labels.GPUS: "",
-        labels.OUTPUT: output,
-        labels.UID: str(engine.uid()),
-        labels.OWNER: caller(),
-        labels.CREATED: str(int(time.time())),
-        labels.VERSION: __version__,
-        labels.RUNTIME: job.runtime,
-        labels.PURPOSE: "run",
-    }
-    first = ContainerSpec(
+    meeting = Rendezvous("", job.port, (), (), probed=False)
+    context = Context(job, run, assumed_image(job), meeting, code, caller(), int(time.time()))
+    spec = ContainerSpec(
         name=f"launcher-{run}-0",
         image=planned.image,
         argv=("sbatch", script, *sweep),
-        labels=marks,
         layout=Layout(code=posixpath.join(own, "code"), output=output, kit=posixpath.join(own, "kit")),
         output_dir=output,
     )
+    hosts = ["-"] * planned.nodes  # which they are, Slurm decides
+    ranks, uid = range(planned.processes), engine.uid()
+    first = labelled(spec, context, node="node-0", host=engine.host, uid=uid, rank=0, ranks=ranks, hosts=hosts)
     other = replace(first, argv=(), labels={})  # it is the same job
     nodes = tuple(
         NodePlan(
@@ -75,7 +60,6 @@ def plan_on(job: Job, engine: Engine, code: str, run: RunId, sweep: Sequence[Run
         )
         for rank in range(planned.nodes)
     )
-    meeting = Rendezvous("", planned.port, (), (), probed=False)
     return Plan(run, job.name, job.runtime, planned.image, "", code, meeting, nodes)
 
 

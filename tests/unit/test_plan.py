@@ -317,5 +317,4 @@ def test_ranks_are_numbered_across_nodes() -> None:
 
 
 def test_plain_commands_have_the_rendezvous_in_their_environment() -> None:
-    meeting = Rendezvous("10.0.0.1", 1234, ("10.0.0.1",), ("e",), probed=True)
-    assert command.bare(meeting, nodes=2, rank=1)["RANK"] == "1"
+    assert command.bare("10.0.0.1", 1234, nodes=2, rank=1)["RANK"] == "1"

@@ -18,7 +18,6 @@ from dataclasses import replace
 
 from launcher.errors import ContainerGone, EngineFailed, EngineUnavailable, NameTaken, NodeUnfit
 from launcher.job.settings import Cluster
-from launcher.model import labels
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import ContainerSpec, ContainerState, Phase
 from launcher.model.facts import NodeFacts
@@ -31,6 +30,7 @@ from launcher.node.slurm.queue import ASK, COMMENT, NODES, SCRIPT, SPEC, SUBMITT
 _POLL = 1.0  # seconds between two looks at the queue
 _KILL_TIMEOUT = 60.0  # seconds for Slurm to end what SIGKILL ended
 _UNPACK = "tar -xf - --no-same-owner -C /"
+_KILL_WAIT = r"scontrol show config | sed -n 's/^KillWait *= \([0-9]*\).*/\1/p'"
 _TAKEN = 44
 _CREATE = f"""
 [ ! -e "$1/{NODES}" ] || exit {_TAKEN}
@@ -100,14 +100,8 @@ class SlurmEngine(Engine):
         """spec: the first node's; its argv is `sbatch`, the script, and the runs of its sweep. Raises NameTaken."""
         _, script, *sweep = spec.argv
         told = {"name": spec.name, "labels": dict(spec.labels), "code": spec.layout.code, "sweep": sweep}
-        made = self.files.run(
-            _CREATE,
-            spec.output_dir,
-            script,
-            json.dumps(told),
-            doing="make the run",
-            accept=lambda done: done.code == _TAKEN,
-        )
+        texts = (spec.output_dir, script, json.dumps(told))
+        made = self.files.run(_CREATE, *texts, doing="make the run", accept=lambda done: done.code == _TAKEN)
         if made.code == _TAKEN:
             raise NameTaken(self.node, f"there is a container {spec.name} already", "see what it is: launcher status")
         self._forget()
@@ -123,13 +117,13 @@ class SlurmEngine(Engine):
     def start(self, container: str) -> None:
         """Of a sweep, the last run to be started submits all. Raises EngineFailed with sbatch's reason."""
         run = self._get(container)
-        told, sweep = run.spec["labels"], run.spec["sweep"]
-        if run.submitted or (sweep and sweep[-1] != told[labels.RUN]):
+        told, sweep = run.told, run.spec["sweep"]
+        if run.submitted or (sweep and sweep[-1] != told.run):
             return
         if sweep:
             done = run_script(self.machine, _SUBMIT_ARRAY, self._root, *sweep)
         else:
-            done = run_script(self.machine, _SUBMIT, told[labels.OUTPUT], run.spec["code"], told[labels.RUN])
+            done = run_script(self.machine, _SUBMIT, told.output, run.spec["code"], told.run)
         if done.code:
             raise EngineFailed(self.node, f"sbatch refused it: {done.complaint}", "look at the cluster's settings")
         self._forget()
@@ -176,14 +170,13 @@ class SlurmEngine(Engine):
         if run.phase is Phase.RUNNING:
             raise EngineFailed(self.node, f"{container} still runs", "stop it first: launcher down")
         self.stop(container, 0)
-        told = run.spec["labels"]
         doing = f"remove the code of {container}"
-        self.files.run(_REMOVE, told[labels.OUTPUT], told[labels.RUN], doing=doing, timeout=600)
+        self.files.run(_REMOVE, run.told.output, run.told.run, doing=doing, timeout=600)
         self._forget()
 
     def logs(self, container: str, tail: int = 200) -> bytes:
         """What the script itself printed."""
-        path = posixpath.join(self._get(container).spec["labels"][labels.OUTPUT], "logs", "slurm.log")
+        path = posixpath.join(self._get(container).told.output, "logs", "slurm.log")
         return run_script(self.machine, 'tail -n "$1" "$2" 2>/dev/null', str(tail), path).out
 
     def interact(self, container: str, argv: Sequence[str], *, terminal: bool) -> int:
@@ -191,18 +184,14 @@ class SlurmEngine(Engine):
         run, rank = self._get(container), container.rpartition("-")[2]
         if run.job is None or run.phase is not Phase.RUNNING:
             raise EngineFailed(self.node, f"{container} does not run", "see what it does: launcher status")
-        if run.spec["labels"][labels.RUNTIME] != "process":
+        told = run.told
+        if told.runtime != "process":
             raise NodeUnfit(self.node, "no command can be run in a cluster's container", f"srun --jobid={run.job.id}")
-        output = run.spec["labels"][labels.OUTPUT]
         number = run_script(self.machine, 'squeue -h -o %A -j "$1"', run.job.id).out.decode().strip()  # not 12_3
         step = ["srun", f"--jobid={number}", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1"]
         step += [f"--relative={rank}", *(["--pty"] if terminal else [])]
-        known = [
-            f"LAUNCHER_NODE_RANK={rank}",
-            f"LAUNCHER_OUTPUT={output}",
-            f"LAUNCHER_RUN={run.spec['labels'][labels.RUN]}",
-        ]
-        command = [*step, "env", *known, "sh", f"{output}/state/node.sh", *argv]
+        known = [f"LAUNCHER_NODE_RANK={rank}", f"LAUNCHER_OUTPUT={told.output}", f"LAUNCHER_RUN={told.run}"]
+        command = [*step, "env", *known, "sh", f"{told.output}/state/node.sh", *argv]
         return self.machine.interact(command, terminal=terminal, interrupt=lambda: None)
 
     def guard(self, container: str) -> AbstractContextManager[object]:  # noqa: ARG002 - there is none
@@ -217,9 +206,7 @@ class SlurmEngine(Engine):
         self._forget()
 
     def _kill_wait(self) -> float:
-        found = run_script(
-            self.machine, "scontrol show config | sed -n 's/^KillWait *= \\([0-9]*\\).*/\\1/p'"
-        ).out.strip()
+        found = run_script(self.machine, _KILL_WAIT).out.strip()
         return float(found) if found.isdigit() else 30.0
 
     def _state(self, container: str) -> ContainerState:
@@ -243,7 +230,7 @@ class SlurmEngine(Engine):
             if done.code:
                 raise EngineUnavailable(self.node, f"squeue does not answer: {done.complaint}", "look there: squeue")
             answer = done.out.decode("utf-8", "replace")
-            found = {one.spec["labels"][labels.RUN]: one for one in parse(answer, mark)}
+            found = {one.told.run: one for one in parse(answer, mark)}
             self._answer = (time.monotonic(), run or "*", found)
             return found
 

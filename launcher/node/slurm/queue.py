@@ -65,14 +65,17 @@ class RunInQueue:
     end: tuple[int, float] | None  # the script's exit code, and when
     attempts: Mapping[int, tuple[float, int | None, float]]  # by node rank: last start, exit code, its time
 
+    @property
+    def told(self) -> labels.RunLabels:
+        """Of its first node."""
+        return labels.read(self.spec["labels"])
+
     def states(self) -> list[ContainerState]:
         """A state for each node of the run, by rank; its labels are those of the first, with its own rank."""
-        told = self.spec["labels"]
-        count = int(told[labels.RANKS].partition("+")[2])
-        codes = [self._code(rank) for rank in range(told[labels.NODES].count(labels.SPLIT) + 1)]
+        codes = [self._code(rank) for rank in range(self.told.nodes)]
         if not any(codes) and (code := self._job_code()):
             codes[0] = code  # the script itself failed, or was ended, and no node tells
-        return [self._state(rank, code, count) for rank, code in enumerate(codes)]
+        return [self._state(rank, code, len(self.told.ranks)) for rank, code in enumerate(codes)]
 
     def _state(self, rank: int, code: int, count: int) -> ContainerState:
         phase = self.phase
