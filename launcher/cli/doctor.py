@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from launcher.cli import options, terminal
-from launcher.cli.reporter import Reporter
+from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, UsageError
 from launcher.job.files import check_files
 from launcher.job.loader import load_job

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from launcher.cli import options
-from launcher.cli.reporter import Reporter
+from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NodesFailed, NotConfirmed, UsageError
 from launcher.model import labels
 from launcher.node import output_folder

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from launcher.cli import options
-from launcher.cli.reporter import Reporter
+from launcher.cli.terminal import Reporter
 from launcher.errors import UsageError
 from launcher.job.files import check_files, code_folder, read_secrets
 from launcher.job.loader import load_job

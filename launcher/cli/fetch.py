@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from launcher.cli import options
-from launcher.cli.reporter import Reporter
+from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NodesFailed, NoRoomHere
 from launcher.records.collect import Collected, collect, output_folders
 from launcher.run.locate import Attached, attach

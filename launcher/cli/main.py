@@ -115,8 +115,6 @@ def main() -> None:
         app()
     except LauncherError as error:
         _end(error)
-    except KeyboardInterrupt:
-        sys.exit(StoppedByUser.exit_code)
     except Exception as error:
         if "KeyboardInterrupt" in str(error):  # raised inside Rust: pydantic turns it into an error of its own
             sys.exit(StoppedByUser.exit_code)
@@ -143,7 +141,3 @@ def _unexpected(error: Exception) -> LauncherError:
     what = f"unexpected {type(error).__name__}: {str(error)[:500]} ({Path(frame.filename).name}:{frame.lineno})"
     cure = "a defect of the launcher: report it with the version and what `launcher --debug COMMAND ...` prints"
     return LauncherError(f"launcher {__version__}", what, cure)
-
-
-if __name__ == "__main__":
-    main()

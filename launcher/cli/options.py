@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -59,8 +57,3 @@ def refuse_cluster(on: str | None, what: str, cure: str) -> None:
     """Raises UsageError where a cluster is named to a command that knows none."""
     if on is not None:
         raise UsageError(f"--on {on}", what, cure)
-
-
-def interactive() -> bool:
-    """Whether a person is watching: progress lines only then."""
-    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.cli import options, terminal
-from launcher.cli.reporter import Reporter
+from launcher.cli.terminal import Reporter
 from launcher.model.plan import RunId, plain
 from launcher.node.connect import connect
 from launcher.records import store

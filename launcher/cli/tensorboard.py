@@ -20,7 +20,7 @@ from rich.markup import escape
 
 from launcher.cli import options, terminal
 from launcher.cli.fetch import fetch_files
-from launcher.cli.reporter import Reporter
+from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NodesFailed, UsageError
 from launcher.records import store
 from launcher.records.store import Record

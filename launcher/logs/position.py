@@ -1,8 +1,15 @@
-"""Places in a growing file on a node, by byte offset."""
+"""Places in a growing file on a node, by byte offset: where its last lines begin, and what it had at a time.
+
+A log stays as the program wrote it, without time stamps in its lines: the entry script notes its size once a second in
+a file beside it, its clock, and no image needs a tool for it.
+"""
 
 from __future__ import annotations
 
+import bisect
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from launcher.node.files import Files
 
@@ -10,10 +17,11 @@ PIECE = 1 << 20
 FARTHEST = 64 << 20  # bytes: a file may have a hole of any size
 
 
-def read_from(files: Files, path: str, offset: int = 0) -> Iterator[bytes]:
-    """What the file has from `offset` to its end as it is now, in pieces; nothing where it is missing."""
+def read_from(files: Files, path: str, offset: int = 0, stop: int | None = None) -> Iterator[bytes]:
+    """What the file has from `offset` to its end as it is now, or to `stop`, in pieces; nothing where it is missing."""
+    end = sys.maxsize if stop is None else stop
     try:
-        while piece := files.read(path, offset, PIECE):
+        while offset < end and (piece := files.read(path, offset, min(PIECE, end - offset))):
             yield piece
             if len(piece) < PIECE:  # the end: a file that grows faster than it is read has no other one
                 return
@@ -53,3 +61,36 @@ def _exactly(files: Files, path: str, offset: int, length: int) -> bytes:
         offset += len(piece)
         length -= len(piece)
     return b"".join(pieces)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """`times[i]`: seconds since the epoch, on the node, when the log had `sizes[i]` bytes."""
+
+    times: tuple[float, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: bytes) -> Clock:
+        """From the lines `<epoch seconds> <bytes>`; other lines, such as a torn one, are ignored."""
+        times: list[float] = []
+        sizes: list[int] = []
+        for line in text.split(b"\n"):
+            words = line.split()
+            if len(words) != 2 or not (words[0].isdigit() and words[1].isdigit()) or len(line) > 40:
+                continue
+            time, size = float(words[0]), int(words[1])
+            if not sizes or size >= sizes[-1]:
+                times.append(time)
+                sizes.append(size)
+        return cls(tuple(times), tuple(sizes))
+
+    def time_of(self, offset: int) -> float | None:
+        """The latest time by which the byte at `offset` was written; None after the last note."""
+        place = bisect.bisect_right(self.sizes, offset)
+        return self.times[place] if place < len(self.times) else None
+
+    def offset_at(self, time: float) -> int:
+        """The log's size at `time`: what follows was written then or later, to within a second."""
+        place = bisect.bisect_left(self.times, time)
+        return self.sizes[place - 1] if place > 0 else 0

@@ -105,8 +105,9 @@ class Record:
 
     def finish(self, result: dict[str, Any]) -> str:
         """Write result.json; why it could not be written, "" where it was."""
+        known = self.mask.deep(plain({"run": self.run, **result}))
         try:
-            write_atomic(self.paths.result, json.dumps(self.mask.deep(plain(result)), indent=2).encode())
+            write_atomic(self.paths.result, json.dumps(known, indent=2).encode())
         except OSError as error:
             return f"{self.paths.result} was not written: {error.strerror}"
         return ""

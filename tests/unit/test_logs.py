@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.logs.clock import Clock
 from launcher.logs.lines import LONGEST, Lines
-from launcher.logs.position import last_lines, read_from
+from launcher.logs.position import Clock, last_lines, read_from
 from launcher.node.files import Files
 from launcher.node.machine import LocalMachine
 from launcher.records.masking import Masker
