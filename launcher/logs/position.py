@@ -7,6 +7,7 @@ a file beside it, its clock, and no image needs a tool for it.
 from __future__ import annotations
 
 import bisect
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,13 @@ from launcher.node.files import Files
 
 PIECE = 1 << 20
 FARTHEST = 64 << 20  # bytes: a file may have a hole of any size
+# Prints how many bytes are before the last $2 lines of the file $1, which may be growing.
+_BEFORE_LAST_LINES = f"""
+size=$(wc -c 2>/dev/null <"$1") || size=0
+from=$((size > {FARTHEST} ? size - {FARTHEST} : 0))
+last=$(tail -c "+$((from + 1))" -- "$1" | head -c $((size - from)) | tail -n "$2" | wc -c)
+echo " $((size - last))"
+"""
 
 
 def read_from(files: Files, path: str, offset: int = 0, stop: int | None = None) -> Iterator[bytes]:
@@ -32,35 +40,9 @@ def read_from(files: Files, path: str, offset: int = 0, stop: int | None = None)
 
 def last_lines(files: Files, path: str, count: int) -> int:
     """The offset from which the file's last `count` lines run (a last line without its end counts)."""
-    size = size_of(files, path)
-    if count <= 0:
-        return size
-    end, left = size, count
-    while end > max(0, size - FARTHEST):
-        start = max(0, end - PIECE)
-        piece = _exactly(files, path, start, end - start)
-        place = size - 1 - start if end == size else len(piece)  # the end of the last line is not the start of another
-        while (place := piece.rfind(b"\n", 0, place)) >= 0:
-            left -= 1
-            if not left:
-                return start + place + 1
-        end = start
-    return end
-
-
-def size_of(files: Files, path: str) -> int:
-    """The file's size; 0 where it is missing."""
-    folder, _, name = path.rpartition("/")
-    return next((entry.size for entry in files.scan(folder) if entry.path == name), 0)
-
-
-def _exactly(files: Files, path: str, offset: int, length: int) -> bytes:
-    pieces = []
-    while length > 0 and (piece := files.read(path, offset, length)):
-        pieces.append(piece)
-        offset += len(piece)
-        length -= len(piece)
-    return b"".join(pieces)
+    done = files.run(_BEFORE_LAST_LINES, path, str(count), doing=f"read {path}")
+    told = re.search(rb" (\d{1,18})\s*$", done.out)
+    return int(told[1]) if told else 0
 
 
 @dataclass(frozen=True)
