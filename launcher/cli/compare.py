@@ -19,8 +19,6 @@ from launcher.records.groups import labels, select
 from launcher.records.measured import read
 from launcher.records.store import find
 
-FORMS = {".png": "png", ".svg": "svg"}
-
 
 def compare(
     runs: Annotated[
@@ -35,7 +33,7 @@ def compare(
     json: options.Json = False,
 ) -> None:
     """A Markdown table. Each run is measured against the one with the fewest devices at its model and global batch."""
-    if plot is not None and plot.suffix.lower() not in FORMS:
+    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise UsageError(str(plot), "unsupported image format", "call it something.png or something.svg")
     chosen = select(runs)
     measured = [read(record.paths, label) for (record, _), label in zip(chosen, labels(chosen), strict=True)]
@@ -51,7 +49,7 @@ def compare(
     if plot is not None:
         from launcher.records.plot import draw
 
-        write_atomic(plot, draw(rows, FORMS[plot.suffix.lower()]))
+        write_atomic(plot, draw(rows, plot.suffix.lower()[1:]))
         typer.echo(f"wrote {plot}", err=True)
     if html is not None:
         from launcher.records.page import page

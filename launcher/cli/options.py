@@ -18,18 +18,13 @@ Run = Annotated[
     ),
 ]
 Nodes = Annotated[
-    str | None,
-    typer.Option("--nodes", metavar="A,B", help="Ask these nodes; no local record is needed."),
+    str | None, typer.Option("--nodes", metavar="A,B", help="Ask these nodes; no local record is needed.")
 ]
-On = Annotated[
-    str | None,
-    typer.Option("--on", metavar="CLUSTER", help="On this cluster of the settings file."),
-]
+On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="On this cluster of the settings file.")]
 NotOn = Annotated[str | None, typer.Option("--on", hidden=True)]  # refuse_cluster says what to do instead
 JobNodes = Annotated[str | None, typer.Option("--nodes", metavar="A,B", help="Run on these nodes instead.")]
 Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the job file: run.args.epochs=3"),
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the job file: run.args.epochs=3")
 ]
 SshConfig = Annotated[
     Path | None,

@@ -203,11 +203,9 @@ def _seen_by_nodes(runs: Mapping[RunId, Sequence[NodeOfRun]], ssh_config: Path |
         found = on_nodes(fleet, Reporter().log)
     seen = {}
     for run, nodes in runs.items():
-        states, least = (
-            [f.state for f in found.get(run, ())],
-            max((f.labels.min_nodes for f in found.get(run, ())), default=0),
-        )
-        state = of_containers(states, len(nodes), least).value if states else "removed"
+        told = found.get(run, [])
+        least = max((f.labels.min_nodes for f in told), default=0)
+        state = of_containers([f.state for f in told], len(nodes), least).value if told else "removed"
         silent = any(node.host in fleet.failed for node in nodes)
         seen[run] = "unreachable" if silent and state in ("removed", "lost") else state
     return seen

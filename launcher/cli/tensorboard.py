@@ -9,19 +9,18 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
-from launcher.cli import options, terminal
+from launcher.cli import options
 from launcher.cli.fetch import fetch_files
 from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NodesFailed, UsageError
+from launcher.node.parallel import in_background
 from launcher.records import store
 from launcher.records.store import Record
 from launcher.run.locate import Attached, attach
@@ -42,39 +41,22 @@ def tensorboard(
     """Brings the curves here, serves them, and keeps those of a running job up to date, until Ctrl-C."""
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError("tensorboard", "is not installed for this Python", "pip install tensorboard")
-    names: list[str | None] = list(runs) if runs else [None]
-    console = terminal.console()
-    with _until_interrupted(), ExitStack() as stack:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends without an error, as by Ctrl-C
+    with suppress(KeyboardInterrupt), ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="launcher-tensorboard-")))
         curves = folder / "runs"
         curves.mkdir()
         done = threading.Event()
         stack.callback(done.set)
-        for name in names:
-            record = _serve_run(name, options.hosts(nodes, on), ssh_config, stack, done, console)
+        for name in runs or [None]:
+            record = _serve_run(name, options.hosts(nodes, on), ssh_config, stack, done)
             record.paths.tensorboard.mkdir(exist_ok=True)
             (curves / record.run).symlink_to(record.paths.tensorboard.resolve())
-        _serve(curves, host, port, folder / "server.log", console)
-
-
-@contextmanager
-def _until_interrupted() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end it without an error."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with suppress(KeyboardInterrupt):
-            yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        _serve(curves, host, port, folder / "server.log")
 
 
 def _serve_run(
-    name: str | None,
-    hosts: list[str] | None,
-    ssh_config: Path | None,
-    stack: ExitStack,
-    done: threading.Event,
-    console: Console,
+    name: str | None, hosts: list[str] | None, ssh_config: Path | None, stack: ExitStack, done: threading.Event
 ) -> Record:
     """Fetch a run's curves, and keep doing so while it is not known to have ended."""
     if hosts is None:
@@ -87,9 +69,9 @@ def _serve_run(
     except NodesFailed as error:
         if hosts is not None:
             raise
-        console.print(f"[yellow]warning[/] showing what is here already: {escape(str(error))}")
+        Reporter().warn(f"showing what is here already: {error}")
         return store.find(name)
-    threading.Thread(target=_keep_fetching, args=(attached, done), daemon=True).start()
+    in_background(partial(_keep_fetching, attached, done))
     return attached.record
 
 
@@ -101,7 +83,7 @@ def _keep_fetching(attached: Attached, done: threading.Event) -> None:
             attached.record.event("curves not fetched", reason=str(error))  # tried again in a moment
 
 
-def _serve(curves: Path, host: str, port: int, log: Path, console: Console) -> None:
+def _serve(curves: Path, host: str, port: int, log: Path) -> None:
     """TensorBoard as a process of its own, until it ends or we are interrupted; it never outlives this call."""
     chosen = _free_port(host, port)
     argv = [sys.executable, "-m", "tensorboard.main", "--logdir", str(curves), "--host", host, "--port", str(chosen)]
@@ -110,7 +92,7 @@ def _serve(curves: Path, host: str, port: int, log: Path, console: Console) -> N
         server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=errors)
     try:
         if _answers(server, host, chosen):
-            console.print(f"TensorBoard: http://{host}:{chosen}/   Ctrl-C ends it")
+            typer.echo(f"TensorBoard: http://{host}:{chosen}/   Ctrl-C ends it")
             server.wait()
         words = log.read_text(errors="replace").strip().splitlines()[-5:]
         raise UsageError(
