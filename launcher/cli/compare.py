@@ -14,7 +14,7 @@ from launcher.cli import options, terminal
 from launcher.errors import UsageError
 from launcher.node.cache import write_atomic
 from launcher.records.compare import compare as compare_
-from launcher.records.compare import markdown
+from launcher.records.compare import markdown, page
 from launcher.records.groups import labels, select
 from launcher.records.measured import read
 from launcher.records.store import find
@@ -52,7 +52,5 @@ def compare(
         write_atomic(plot, draw(rows, plot.suffix.lower()[1:]))
         typer.echo(f"wrote {plot}", err=True)
     if html is not None:
-        from launcher.records.page import page
-
         write_atomic(html, page(rows, "Comparison: " + ", ".join(runs)).encode())
         typer.echo(f"wrote {html}", err=True)
