@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "shell": ("launcher.cli.exec_shell", "shell", "An interactive container: the job's image, code, mounts and GPUs."),
     "exec": ("launcher.cli.exec_shell", "exec_", "Run a command in a running container of a run."),
     "down": ("launcher.cli.down", "down", "Stop a run on every node and remove what it left there."),
-    "clean": ("launcher.cli.clean", "clean", "List, then remove what old runs left on nodes."),
+    "clean": ("launcher.cli.down", "clean", "List, then remove what old runs left on nodes."),
     "image": ("launcher.cli.image", "image", "Build, verify, ship and list images."),
     "schema": ("launcher.cli.plan", "schema", "Print the JSON Schema of the job file."),
 }

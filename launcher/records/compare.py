@@ -131,7 +131,7 @@ def markdown(rows: Sequence[Row], width: int | None = None) -> str:
 
 
 def page(rows: Sequence[Row], title: str) -> str:
-    """One self-contained HTML page, to share: page.html with the table, which needs no script, and its curves' figures."""
+    """One self-contained HTML page, to share: page.html with the table, which needs no script, and figures to draw."""
     head, *body = cells(rows)
     runs = "".join(
         f"<li>{html.escape(row.measured.label)}: <code>{html.escape(row.measured.run)}</code>"
