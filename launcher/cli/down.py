@@ -109,7 +109,7 @@ def _end(attached: Attached, warn: Callable[[str], None], *, purge: bool) -> tup
     if record.result() is None and not errors:  # the launcher did not see its end: stopped, where it still ran
         state = of_containers(list(attached.states.values()), len(attached.nodes), record.min_nodes)
         ended = state if state.ended and attached.states else RunState.STOPPED
-        if problem := record.finish({"run": record.run, "state": ended.value, "exit_code": ended.exit_code}):
+        if problem := record.finish({"state": ended, "exit_code": ended.exit_code}):
             warn(problem)
     return removed, errors
 
@@ -159,7 +159,8 @@ def clean(
         if json:
             typer.echo(json_.dumps([_leftovers(leftovers) for leftovers in found], indent=2))
         else:
-            _list(found)
+            lines = [line for leftovers in found for line in _lines(leftovers)] or ["nothing left over"]
+            typer.echo(terminal.escaped("\n".join(lines)))
         if any(found) and not yes and not sys.stdin.isatty():
             typer.echo("nothing was removed: --yes removes what is listed", err=True)
         elif any(found) and (yes or typer.confirm("Remove all of it?")):
@@ -186,15 +187,10 @@ def _name(image: ImageInfo) -> str:
     return ", ".join(image.tags) or image.id[7:19]
 
 
-def _list(found: Sequence[Leftovers]) -> None:
-    console = terminal.console()
-    for leftovers in found:
-        node = escape(leftovers.engine.node)
-        for container in leftovers.containers:
-            console.print(f"{node}: container {escape(container.name)} of a run that was ended")
-        for image in leftovers.images:
-            console.print(f"{node}: image {escape(_name(image))}  {image.size >> 20} MiB")
-        for out in leftovers.outputs:
-            console.print(f"{node}: {escape(out.path)}  {out.files} files, {out.size >> 20} MiB")
-    if not any(found):
-        console.print("nothing left over")
+def _lines(found: Leftovers) -> list[str]:
+    node = found.engine.node
+    return [
+        *(f"{node}: container {container.name} of a run that was ended" for container in found.containers),
+        *(f"{node}: image {_name(image)}  {image.size >> 20} MiB" for image in found.images),
+        *(f"{node}: {out.path}  {out.files} files, {out.size >> 20} MiB" for out in found.outputs),
+    ]

@@ -60,11 +60,7 @@ def up(
     ] = False,
     resume: Annotated[
         str | None,
-        typer.Option(
-            "--resume",
-            metavar="RUN",
-            help="Begin with an earlier run's newest checkpoint, wherever it is: on a node of it, or fetched here.",
-        ),
+        typer.Option(metavar="RUN", help="Begin with an earlier run's newest checkpoint, on a node or fetched here."),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for GPUs that another run has.")] = False,
     raw: options.Raw = False,
