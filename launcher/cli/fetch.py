@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -99,7 +99,8 @@ def tensorboard(
         curves.mkdir()
         done = threading.Event()
         stack.callback(done.set)
-        for name in runs or [None]:
+        names: Sequence[str | None] = runs or [None]
+        for name in names:
             record = _serve_run(name, options.hosts(nodes, on), ssh_config, stack, done)
             record.paths.tensorboard.mkdir(exist_ok=True)
             (curves / record.run).symlink_to(record.paths.tensorboard.resolve())
