@@ -15,7 +15,6 @@ from launcher.cli.terminal import Reporter
 from launcher.errors import UsageError
 from launcher.job.files import check_files, code_folder, read_secrets
 from launcher.job.loader import load_job
-from launcher.job.models import Job, NodeEntry
 from launcher.node.connect import connect
 from launcher.records.snapshot import snapshot
 from launcher.run.exec_shell import execute
@@ -78,17 +77,12 @@ def shell(
     cure = "in a run that goes on there: launcher exec --on CLUSTER -- bash; else on its login machine: srun --pty bash"
     options.refuse_cluster(on, "a cluster has no containers just for looking", cure)
     loaded = load_job(job, sets or [], options.hosts(nodes))
-    entry = _of_job(loaded, node)
+    entry = next((each for each in loaded.machines if node in (None, each.name, each.host)), None)
+    if entry is None:
+        raise UsageError("--node", f"{node}: the job's nodes are {', '.join(each.name for each in loaded.machines)}")
     check_files(loaded, Path.cwd(), os.environ)
     secrets = read_secrets(loaded, Path.cwd(), os.environ)
     code = snapshot(code_folder(loaded, Path.cwd()))
     with connect([(entry.name, entry.host)], loaded.runtime, ssh_config) as fleet:
         status = open_shell(loaded, entry, fleet, code, secrets, Reporter().log)
     sys.exit(status)
-
-
-def _of_job(job: Job, wanted: str | None) -> NodeEntry:
-    for entry in job.machines:
-        if wanted is None or wanted in (entry.name, entry.host):
-            return entry
-    raise UsageError("--node", f"{wanted}: the job's nodes are {', '.join(e.name for e in job.machines)}")
