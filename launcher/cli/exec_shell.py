@@ -17,8 +17,7 @@ from launcher.job.files import check_files, code_folder, read_secrets
 from launcher.job.loader import load_job
 from launcher.node.connect import connect
 from launcher.records.snapshot import snapshot
-from launcher.run.exec_shell import execute
-from launcher.run.exec_shell import shell as open_shell
+from launcher.run import exec_shell as in_container
 from launcher.run.locate import attach
 
 _TAIL = "launcher.tail"
@@ -58,7 +57,7 @@ def _exec(
         chosen = attached.nodes[0] if node is None else attached.node(node)
         if node is None and chosen.rank:
             attached.require_all()
-        code = execute(attached.engines[chosen.name], chosen, attached.states.get(chosen.name), command)
+        code = in_container.execute(attached.engines[chosen.name], chosen, attached.states.get(chosen.name), command)
     sys.exit(code)
 
 
@@ -84,5 +83,5 @@ def shell(
     secrets = read_secrets(loaded, Path.cwd(), os.environ)
     code = snapshot(code_folder(loaded, Path.cwd()))
     with connect([(entry.name, entry.host)], loaded.runtime, ssh_config) as fleet:
-        status = open_shell(loaded, entry, fleet, code, secrets, Reporter().log)
+        status = in_container.shell(loaded, entry, fleet, code, secrets, Reporter().log)
     sys.exit(status)
