@@ -25,11 +25,9 @@ def compare(
         list[str],
         typer.Argument(metavar="RUN...|GROUP", help="Runs, or the name of a job whose latest run was a sweep."),
     ],
-    baseline: Annotated[
-        str | None, typer.Option("--baseline", metavar="RUN", help="Measure all against this run.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="A picture: .png or .svg.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="One self-contained page.")] = None,
+    baseline: Annotated[str | None, typer.Option(metavar="RUN", help="Measure all against this run.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture: .png or .svg.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="One self-contained page.")] = None,
     json: options.Json = False,
 ) -> None:
     """A Markdown table. Each run is measured against the one with the fewest devices at its model and global batch."""

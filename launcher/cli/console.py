@@ -96,12 +96,8 @@ class Screen(Reporter):
         if interactive():
             from rich.live import Live
 
-            self._live = Live(
-                console=self.err,
-                refresh_per_second=8,
-                transient=True,
-                redirect_stdout=False,  # the job's output stays on stdout, as a pipe expects
-                redirect_stderr=False,
+            self._live = Live(  # the job's output stays on stdout, as a pipe expects
+                console=self.err, refresh_per_second=8, transient=True, redirect_stdout=False, redirect_stderr=False
             )
             self._live.start()
         try:

@@ -50,9 +50,8 @@ def follow(attached: Attached, screen: Screen, *, resumed: bool) -> int | None:
     """Show the master until the run ends; the exit code, None where it is left. A failed run is removed there."""
     master, record = attached.nodes[0], attached.record
     try:
-        log = NodePaths(master.output, master.name).log
-        shown = [Followed(master, log, moves=record.min_nodes > 0)]
-        outcome = show_until_end(attached, shown, screen, resumed=resumed)
+        shown = Followed(master, NodePaths(master.output, master.name).log, moves=record.min_nodes > 0)
+        outcome = show_until_end(attached, [shown], screen, resumed=resumed)
     except KeyboardInterrupt:
         return leave_or_stop(attached, screen)
     if outcome.state not in (RunState.DONE, RunState.STOPPED):  # who stopped it elsewhere removes it too

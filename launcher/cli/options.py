@@ -17,23 +17,16 @@ Run = Annotated[
         help="A run id, a unique prefix of one, a job's name (its latest run); nothing: the latest run.",
     ),
 ]
-Nodes = Annotated[
-    str | None, typer.Option("--nodes", metavar="A,B", help="Ask these nodes; no local record is needed.")
-]
-On = Annotated[str | None, typer.Option("--on", metavar="CLUSTER", help="On this cluster of the settings file.")]
+Nodes = Annotated[str | None, typer.Option(metavar="A,B", help="Ask these nodes; no local record is needed.")]
+On = Annotated[str | None, typer.Option(metavar="CLUSTER", help="On this cluster of the settings file.")]
 NotOn = Annotated[str | None, typer.Option("--on", hidden=True)]  # refuse_cluster says what to do instead
-JobNodes = Annotated[str | None, typer.Option("--nodes", metavar="A,B", help="Run on these nodes instead.")]
+JobNodes = Annotated[str | None, typer.Option(metavar="A,B", help="Run on these nodes instead.")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the job file: run.args.epochs=3")
 ]
 SshConfig = Annotated[
     Path | None,
-    typer.Option(
-        "--ssh-config",
-        metavar="FILE",
-        envvar="LAUNCHER_SSH_CONFIG",
-        help="Use this ssh config instead of ~/.ssh/config.",
-    ),
+    typer.Option(metavar="FILE", envvar="LAUNCHER_SSH_CONFIG", help="Use this ssh config instead of ~/.ssh/config."),
 ]
 Raw = Annotated[
     bool, typer.Option("--raw", help="Pass all terminal sequences of the output, not only its colours: trust it.")

@@ -114,9 +114,7 @@ def export(
     ],
     sets: options.Sets = None,
     nodes: options.JobNodes = None,
-    on: Annotated[
-        str | None, typer.Option("--on", metavar="CLUSTER", help="slurm: with this cluster's settings.")
-    ] = None,
+    on: Annotated[str | None, typer.Option(metavar="CLUSTER", help="slurm: with this cluster's settings.")] = None,
     image: Annotated[
         str | None, typer.Option("--image", help="Kubernetes: the pushed image, with the code at /workspace/code.")
     ] = None,
