@@ -124,6 +124,13 @@ def test_a_file_is_read_to_its_end_and_a_missing_file_is_empty(tmp_path: Path) -
     assert list(read_from(FILES, str(tmp_path / "none"))) == []
 
 
+def test_a_file_is_read_as_far_as_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"abcdef")
+    assert b"".join(read_from(FILES, str(tmp_path / "log"), 2, stop=4)) == b"cd"
+    assert list(read_from(FILES, str(tmp_path / "log"), 4, stop=2)) == []
+    assert last_lines(FILES, str(tmp_path / "none"), 3) == 0
+
+
 def test_a_file_that_grows_while_it_is_read_has_an_end(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"first")
