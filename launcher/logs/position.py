@@ -16,6 +16,7 @@ from launcher.node.files import Files
 
 PIECE = 1 << 20
 FARTHEST = 64 << 20  # bytes: a file may have a hole of any size
+_NOTE = re.compile(rb"^(\d{1,18}) (\d{1,18})$", re.MULTILINE)
 # Prints how many bytes are before the last $2 lines of the file $1, which may be growing.
 _BEFORE_LAST_LINES = f"""
 size=$(wc -c 2>/dev/null <"$1") || size=0
@@ -57,11 +58,8 @@ class Clock:
         """From the lines `<epoch seconds> <bytes>`; other lines, such as a torn one, are ignored."""
         times: list[float] = []
         sizes: list[int] = []
-        for line in text.split(b"\n"):
-            words = line.split()
-            if len(words) != 2 or not (words[0].isdigit() and words[1].isdigit()) or len(line) > 40:
-                continue
-            time, size = float(words[0]), int(words[1])
+        for note in _NOTE.finditer(text):
+            time, size = float(note[1]), int(note[2])
             if not sizes or size >= sizes[-1]:
                 times.append(time)
                 sizes.append(size)
