@@ -79,7 +79,7 @@ def main() -> None:
     sys.setprofile(way)
     threading.setprofile(way)
     try:
-        run_one(job, UpOptions(call.job, False, None, False, None, False), call.ssh_config)
+        run_one(job, UpOptions(call.job, call.ssh_config))
     finally:
         sys.setprofile(None)
         threading.setprofile(None)

@@ -14,12 +14,10 @@ from launcher.cli import options, terminal
 from launcher.errors import UsageError
 from launcher.node.cache import write_atomic
 from launcher.records.compare import compare as compare_
-from launcher.records.compare import markdown
+from launcher.records.compare import markdown, page
 from launcher.records.groups import labels, select
 from launcher.records.measured import read
 from launcher.records.store import find
-
-FORMS = {".png": "png", ".svg": "svg"}
 
 
 def compare(
@@ -27,15 +25,13 @@ def compare(
         list[str],
         typer.Argument(metavar="RUN...|GROUP", help="Runs, or the name of a job whose latest run was a sweep."),
     ],
-    baseline: Annotated[
-        str | None, typer.Option("--baseline", metavar="RUN", help="Measure all against this run.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="A picture: .png or .svg.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="One self-contained page.")] = None,
+    baseline: Annotated[str | None, typer.Option(metavar="RUN", help="Measure all against this run.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture: .png or .svg.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="One self-contained page.")] = None,
     json: options.Json = False,
 ) -> None:
     """A Markdown table. Each run is measured against the one with the fewest devices at its model and global batch."""
-    if plot is not None and plot.suffix.lower() not in FORMS:
+    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise UsageError(str(plot), "unsupported image format", "call it something.png or something.svg")
     chosen = select(runs)
     measured = [read(record.paths, label) for (record, _), label in zip(chosen, labels(chosen), strict=True)]
@@ -51,10 +47,8 @@ def compare(
     if plot is not None:
         from launcher.records.plot import draw
 
-        write_atomic(plot, draw(rows, FORMS[plot.suffix.lower()]))
+        write_atomic(plot, draw(rows, plot.suffix.lower()[1:]))
         typer.echo(f"wrote {plot}", err=True)
     if html is not None:
-        from launcher.records.page import page
-
         write_atomic(html, page(rows, "Comparison: " + ", ".join(runs)).encode())
         typer.echo(f"wrote {html}", err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,8 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from launcher.cli import terminal
-from launcher.cli.options import interactive
-from launcher.cli.reporter import Reporter
+from launcher.cli.terminal import Reporter, interactive
 from launcher.logs.lines import Lines
 from launcher.records.masking import Masker
 from launcher.records.measured import TrainingProgress, top1, training_progress
@@ -28,6 +28,7 @@ LEAVE = "the run may well go on there, Ctrl-C leaves it"
 HOLD = 10.0  # seconds for which a traceback is held back
 STATE_EVERY = 1.0  # seconds between two states of a program's progress bar, where they cannot be rewritten
 HOLD_LINES = 2000  # a program that prints more after a traceback goes on
+OWN = re.compile(r"(\S+ \| )?launcher: ")  # a line of ours, from a script in a container: wrapped where others are cut
 
 
 class TracebackBuffer:
@@ -65,8 +66,9 @@ class Screen(Reporter):
     """Shows the messages of a run.
 
     Output goes to stdout line by line, without secrets and, unless it is raw, without terminal sequences other than
-    colours. While a person follows it on a terminal, lines are cut to its width, and a program's progress bar is shown
-    beside the progress line; a file or a pipe gets lines whole, as do runs/<id>/logs/, and of such a bar one a second.
+    colours. While a person follows it on a terminal, a program's lines are cut to its width, and its progress bar is
+    shown beside the progress line; a file or a pipe gets lines whole, as do runs/<id>/logs/, and of such a bar one a
+    second.
     """
 
     def __init__(self, masker: Masker | None = None, *, prefix: bool = False, raw: bool = False) -> None:
@@ -93,15 +95,9 @@ class Screen(Reporter):
         """With a progress line at the bottom, where a person is watching."""
         if interactive():
             from rich.live import Live
-            from rich.text import Text
 
-            self._live = Live(
-                Text(""),
-                console=self.err,
-                refresh_per_second=8,
-                transient=True,
-                redirect_stdout=False,  # the job's output stays on stdout, as a pipe expects
-                redirect_stderr=False,
+            self._live = Live(  # the job's output stays on stdout, as a pipe expects
+                console=self.err, refresh_per_second=8, transient=True, redirect_stdout=False, redirect_stderr=False
             )
             self._live.start()
         try:
@@ -145,35 +141,35 @@ class Screen(Reporter):
             self._show_state(message.node, lines.state)
             return
         self._write(self._held.sift([], time.monotonic()))
-        if isinstance(message, messages.Progress):
-            before = () if self._progress is None else (self._progress.first, self._progress.last)
-            self._progress = training_progress([*before, {"time": time.time(), **message.fields}])
-            self._refresh()
-        elif isinstance(message, messages.NodeEnded):
-            if message.state.exit_code != 0:
+        match message:
+            case messages.Progress(fields):
+                before = () if self._progress is None else (self._progress.first, self._progress.last)
+                self._progress = training_progress([*before, {"time": time.time(), **fields}])
+                self._refresh()
+            case messages.NodeEnded(node, state) if state.exit_code != 0:
                 self._held.failing = True
-                self.log(f"{message.node} ended with exit code {message.state.exit_code}")
-        elif isinstance(message, messages.NodeLost):
-            self.silent[message.node] = since = messages.clock(message.since)
-            self.log(f"{message.node}: no connection since {since}, trying again; {LEAVE} ({message.reason})")
-        elif isinstance(message, messages.NodeRestarted):
-            self._write(self._held.flush())  # the run did not end by it
-            self.log(f"{message.node}: started again (restart {message.restarts}; before: {message.why})")
-        elif isinstance(message, messages.RankZeroMoved):  # what nodes failed by is over
-            self._held.failing = False
-            self._write(self._held.flush())
-        elif isinstance(message, messages.NodeBack):
-            self.silent.pop(message.node, None)
-            self.log(f"{message.node}: connected again")
-        elif isinstance(message, messages.NotCollected):
-            self.warn(f"not brought here: {message.reason}")
-        elif isinstance(message, messages.NodeGone):
-            self.log(f"{message.node}: given up, as the run has ended without it ({message.reason})")
-        elif isinstance(message, messages.NodeRemoved):
-            self._held.failing = True
-            self.log(f"{message.node}: its container was removed from outside")
-        elif isinstance(message, messages.NodeStopped):
-            self.log(f"{message.node}: {message.by} stops the run in another terminal")
+                self.log(f"{node} ended with exit code {state.exit_code}")
+            case messages.NodeLost(node, reason, moment):
+                self.silent[node] = since = messages.clock(moment)
+                self.log(f"{node}: no connection since {since}, trying again; {LEAVE} ({reason})")
+            case messages.NodeRestarted(node, restarts, why):
+                self._write(self._held.flush())  # the run did not end by it
+                self.log(f"{node}: started again (restart {restarts}; before: {why})")
+            case messages.RankZeroMoved():  # what nodes failed by is over
+                self._held.failing = False
+                self._write(self._held.flush())
+            case messages.NodeBack(node):
+                self.silent.pop(node, None)
+                self.log(f"{node}: connected again")
+            case messages.NotCollected(reason):
+                self.warn(f"not brought here: {reason}")
+            case messages.NodeGone(node, reason):
+                self.log(f"{node}: given up, as the run has ended without it ({reason})")
+            case messages.NodeRemoved(node):
+                self._held.failing = True
+                self.log(f"{node}: its container was removed from outside")
+            case messages.NodeStopped(node, by):
+                self.log(f"{node}: {by} stops the run in another terminal")
 
     def _print(self, node: str, lines: list[str]) -> None:
         head = f"{node} | " if self._prefix else ""
@@ -210,7 +206,7 @@ class Screen(Reporter):
             self._live.stop()  # the line below must not be written over
             if sys.stdout.isatty():
                 width = os.get_terminal_size(sys.stdout.fileno()).columns
-                lines = [shorten(line, width) for line in lines]
+                lines = [line if OWN.match(line) else shorten(line, width) for line in lines]
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
         if self._live is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from launcher.cli import options, terminal
-from launcher.cli.reporter import Reporter
+from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, UsageError
 from launcher.job.files import check_files
 from launcher.job.loader import load_job
@@ -48,21 +48,29 @@ def doctor(
         raise UsageError(f"--on {on}", "takes a job file, and cannot measure", f"launcher doctor JOB --on {on}")
     hosts = [(entry.name, entry.host) for entry in job.machines] if job else [(host, host) for host in targets]
     hosts = hosts if on is None else [(host, host) for host in options.hosts(None, on) or ()]
-    console, seen = terminal.console(), []
+    console = terminal.console()
+    seen: list[Check] = []
     with connect(hosts, job.runtime if job else "docker", ssh_config, allow_failures=True) as fleet:
-        found = examine(job, fleet) if job is None or on is None else examine_on(job, fleet)
-        for check in found:
+
+        def checks() -> Iterator[Check]:
+            yield from examine(job, fleet) if job is None or on is None else examine_on(job, fleet)
+            if measure and job is not None and not any(check.level is Level.FAIL for check in seen):
+                from launcher.run.measure import measure as between
+
+                yield from between(job, fleet, Reporter().log)
+
+        for check in checks():
             seen.append(check)
             if not json:
                 _show(console, check)
-        if measure and job is not None and not any(check.level is Level.FAIL for check in seen):
-            from launcher.run.measure import measure as between
-
-            for check in between(job, fleet, Reporter().log):
-                seen.append(check)
-                if not json:
-                    _show(console, check)
-    _end(console, seen, json=json)
+    count = {level: sum(check.level is level for check in seen) for level in Level}
+    worst = next((level for level in reversed(Level) if count[level]), Level.OK)
+    if json:
+        typer.echo(json_.dumps({"level": worst.value, "checks": [plain(check) for check in seen]}, indent=2))
+    else:
+        console.print(f"{count[Level.OK]} ok, {count[Level.WARN]} warnings, {count[Level.FAIL]} failures")
+    if worst is Level.FAIL:
+        raise typer.Exit(3)
 
 
 def _job(targets: Sequence[str], sets: Sequence[str], nodes: list[str] | None) -> Job | None:
@@ -73,7 +81,7 @@ def _job(targets: Sequence[str], sets: Sequence[str], nodes: list[str] | None) -
     try:
         check_files(job, Path.cwd(), os.environ)
     except LauncherError as error:  # the nodes are checked all the same
-        typer.echo(f"warning: {terminal.escaped(str(error))}", err=True)
+        Reporter().warn(str(error))
     return job
 
 
@@ -81,14 +89,3 @@ def _show(console: Console, check: Check) -> None:
     console.print(f"{_SIGNS[check.level]} {escape(check.node):12} {escape(check.name):18} {escape(check.what)}")
     if check.cure:
         console.print(f"{'':18}-> {escape(check.cure)}")
-
-
-def _end(console: Console, seen: Sequence[Check], *, json: bool) -> None:
-    count = {level: sum(check.level is level for check in seen) for level in Level}
-    worst = next((level for level in reversed(Level) if count[level]), Level.OK)
-    if json:
-        typer.echo(json_.dumps({"level": worst.value, "checks": [plain(check) for check in seen]}, indent=2))
-    else:
-        console.print(f"{count[Level.OK]} ok, {count[Level.WARN]} warnings, {count[Level.FAIL]} failures")
-    if worst is Level.FAIL:
-        raise typer.Exit(3)

@@ -11,15 +11,13 @@ import typer
 from typer.core import TyperCommand
 
 from launcher.cli import options
-from launcher.cli.reporter import Reporter
+from launcher.cli.terminal import Reporter
 from launcher.errors import UsageError
 from launcher.job.files import check_files, code_folder, read_secrets
 from launcher.job.loader import load_job
-from launcher.job.models import Job, NodeEntry
 from launcher.node.connect import connect
 from launcher.records.snapshot import snapshot
-from launcher.run.exec_shell import execute
-from launcher.run.exec_shell import shell as open_shell
+from launcher.run import exec_shell as in_container
 from launcher.run.locate import attach
 
 _TAIL = "launcher.tail"
@@ -59,7 +57,7 @@ def _exec(
         chosen = attached.nodes[0] if node is None else attached.node(node)
         if node is None and chosen.rank:
             attached.require_all()
-        code = execute(attached.engines[chosen.name], chosen, attached.states.get(chosen.name), command)
+        code = in_container.execute(attached.engines[chosen.name], chosen, attached.states.get(chosen.name), command)
     sys.exit(code)
 
 
@@ -78,17 +76,12 @@ def shell(
     cure = "in a run that goes on there: launcher exec --on CLUSTER -- bash; else on its login machine: srun --pty bash"
     options.refuse_cluster(on, "a cluster has no containers just for looking", cure)
     loaded = load_job(job, sets or [], options.hosts(nodes))
-    entry = _of_job(loaded, node)
+    entry = next((each for each in loaded.machines if node in (None, each.name, each.host)), None)
+    if entry is None:
+        raise UsageError("--node", f"{node}: the job's nodes are {', '.join(each.name for each in loaded.machines)}")
     check_files(loaded, Path.cwd(), os.environ)
     secrets = read_secrets(loaded, Path.cwd(), os.environ)
     code = snapshot(code_folder(loaded, Path.cwd()))
     with connect([(entry.name, entry.host)], loaded.runtime, ssh_config) as fleet:
-        status = open_shell(loaded, entry, fleet, code, secrets, Reporter().log)
+        status = in_container.shell(loaded, entry, fleet, code, secrets, Reporter().log)
     sys.exit(status)
-
-
-def _of_job(job: Job, wanted: str | None) -> NodeEntry:
-    for entry in job.machines:
-        if wanted is None or wanted in (entry.name, entry.host):
-            return entry
-    raise UsageError("--node", f"{wanted}: the job's nodes are {', '.join(e.name for e in job.machines)}")

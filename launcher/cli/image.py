@@ -13,8 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from launcher.cli import options, terminal
-from launcher.cli.bars import bars
-from launcher.cli.reporter import Reporter
+from launcher.cli.terminal import Reporter, bars
 from launcher.errors import ImageUnfit, UsageError
 from launcher.image.builder import IN_CONTEXT, add_code
 from launcher.image.distribution import publish, registry_place

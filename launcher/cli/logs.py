@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -19,12 +18,10 @@ import typer
 from launcher.cli import options
 from launcher.cli.console import Screen
 from launcher.cli.foreground import raise_silent, show_until_end
-from launcher.cli.reporter import Reporter
+from launcher.cli.terminal import Reporter
 from launcher.errors import UsageError
 from launcher.job.scalars import parse_duration
-from launcher.job.settings import read_settings
-from launcher.logs.clock import Clock
-from launcher.logs.position import last_lines, read_from
+from launcher.logs.position import Clock, last_lines, read_from
 from launcher.node.files import Files
 from launcher.node.machine import LocalMachine
 from launcher.node.parallel import run_all
@@ -71,13 +68,18 @@ def logs(
         with Screen(attached.record.mask, prefix=len(shown) > 1, raw=raw) as screen:
             here, root = Files(LocalMachine("this machine", "")), str(attached.record.paths.root.absolute())
             for part in earlier:
-                paths = NodePaths(root, part.node.name)
-                _print(
-                    here, paths, Followed(part.node, paths.log, part.start), screen, part.stop, timestamps=timestamps
-                )
-            if follow and not timestamps and attached.states:
+                log = Followed(part.node, NodePaths(root, part.node.name).log, part.start)
+                _print(here, root, log, screen, part.stop, timestamps=timestamps)
+            follow = follow and not timestamps and bool(attached.states)
+            if follow and len(attached.unreachable) > attached.may_lose:
+                attached.require_all()
+            result = attached.record.result()
+            if follow and result is None:
                 sys.exit(_follow(attached, shown, screen))
-            _print_all(attached, shown, screen, timestamps=timestamps)
+            for each in shown:
+                _print(attached.engines[each.node.name].files, each.node.output, each, screen, timestamps=timestamps)
+            if follow and result is not None:  # it has ended before
+                sys.exit(int(result.get("exit_code", 0)))
 
 
 def _where_ranks_are(
@@ -146,50 +148,28 @@ def _clock(files: Files, paths: NodePaths) -> Clock:
 
 
 def _follow(attached: Attached, shown: Sequence[Followed], screen: Screen) -> int:
-    if len(attached.unreachable) > attached.may_lose:
-        attached.require_all()
-    record = attached.record
-    result = record.result()
-    if result is not None:  # it has ended before: its output and its exit code
-        _print_all(attached, shown, screen, timestamps=False)
-        return int(result.get("exit_code", 0))
-    notify = read_settings(os.environ).notify
     try:
-        outcome = show_until_end(attached, shown, screen, notify, resumed=True)
+        return show_until_end(attached, shown, screen, resumed=True).state.exit_code
     except KeyboardInterrupt:
-        screen.log(f"left {record.run} as it is; its state: launcher status {record.run}")
-        raise_silent(screen, record.run)
+        run = attached.record.run
+        screen.log(f"left {run} as it is; its state: launcher status {run}")
+        raise_silent(screen, run)
         return 0
-    return outcome.state.exit_code
-
-
-def _print_all(attached: Attached, shown: Sequence[Followed], screen: Screen, *, timestamps: bool) -> None:
-    for followed in shown:
-        node = followed.node
-        paths = NodePaths(node.output, node.name)
-        _print(attached.engines[node.name].files, paths, followed, screen, timestamps=timestamps)
 
 
 def _print(
-    files: Files, paths: NodePaths, shown: Followed, screen: Screen, stop: int | None = None, *, timestamps: bool
+    files: Files, output: str, shown: Followed, screen: Screen, stop: int | None = None, *, timestamps: bool
 ) -> None:
-    """What the file has now, as far as `stop`."""
-    pieces = _cut(read_from(files, shown.path, shown.offset), None if stop is None else stop - shown.offset)
+    """What the file has now, as far as `stop`. output: the folder that it is in."""
+    node, offset = shown.node.name, shown.offset
+    pieces = read_from(files, shown.path, offset, stop)
     if not timestamps:
         for piece in pieces:
-            screen.show(Output(shown.node.name, piece))
+            screen.show(Output(node, piece))
         return
-    clock, offset = _clock(files, paths), shown.offset
+    clock = _clock(files, NodePaths(output, node))
     for line in b"".join(pieces).splitlines(keepends=True):
         offset += len(line)
         at = clock.time_of(offset)
         stamp = datetime.fromtimestamp(at).astimezone().isoformat() if at is not None else "now"
-        screen.show(Output(shown.node.name, f"{stamp} ".encode() + line))
-
-
-def _cut(pieces: Iterable[bytes], left: int | None) -> Iterator[bytes]:
-    for piece in pieces:
-        yield piece[:left]
-        left = None if left is None else left - len(piece)
-        if left is not None and left <= 0:
-            return
+        screen.show(Output(node, f"{stamp} ".encode() + line))

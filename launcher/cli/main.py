@@ -20,7 +20,7 @@ from launcher.errors import LauncherError, NodeUnfit, StoppedByUser
 
 # name -> (module, attribute, help). The order is the order of a day's work.
 COMMANDS: dict[str, tuple[str, str, str]] = {
-    "init": ("launcher.cli.jobfile", "init", "Write a commented job file to start from."),
+    "init": ("launcher.cli.plan", "init", "Write a commented job file to start from."),
     "doctor": ("launcher.cli.doctor", "doctor", "Check every node: ok, warn or fail, with the cure."),
     "plan": ("launcher.cli.plan", "plan", "Print a job's exact containers, variables and commands; start nothing."),
     "up": ("launcher.cli.up", "up", "Run a job: image, containers, output of the master. Ctrl-C detaches."),
@@ -28,15 +28,15 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "status": ("launcher.cli.status", "status", "Nodes, ranks, state, step, images/s, restarts, exit codes."),
     "runs": ("launcher.cli.status", "runs", "List runs, the latest last."),
     "fetch": ("launcher.cli.fetch", "fetch", "Bring TensorBoard logs, error files and rank logs here."),
-    "tensorboard": ("launcher.cli.tensorboard", "tensorboard", "Collect, serve and keep curves up to date."),
+    "tensorboard": ("launcher.cli.fetch", "tensorboard", "Collect, serve and keep curves up to date."),
     "compare": ("launcher.cli.compare", "compare", "Runs side by side: speed, accuracy, speed-up; table and plot."),
-    "export": ("launcher.cli.export", "export", "Print a job as an sbatch script or as Kubernetes manifests."),
+    "export": ("launcher.cli.plan", "export", "Print a job as an sbatch script or as Kubernetes manifests."),
     "shell": ("launcher.cli.exec_shell", "shell", "An interactive container: the job's image, code, mounts and GPUs."),
     "exec": ("launcher.cli.exec_shell", "exec_", "Run a command in a running container of a run."),
     "down": ("launcher.cli.down", "down", "Stop a run on every node and remove what it left there."),
-    "clean": ("launcher.cli.clean", "clean", "List, then remove what old runs left on nodes."),
+    "clean": ("launcher.cli.down", "clean", "List, then remove what old runs left on nodes."),
     "image": ("launcher.cli.image", "image", "Build, verify, ship and list images."),
-    "schema": ("launcher.cli.jobfile", "schema", "Print the JSON Schema of the job file."),
+    "schema": ("launcher.cli.plan", "schema", "Print the JSON Schema of the job file."),
 }
 
 
@@ -115,8 +115,6 @@ def main() -> None:
         app()
     except LauncherError as error:
         _end(error)
-    except KeyboardInterrupt:
-        sys.exit(StoppedByUser.exit_code)
     except Exception as error:
         if "KeyboardInterrupt" in str(error):  # raised inside Rust: pydantic turns it into an error of its own
             sys.exit(StoppedByUser.exit_code)
@@ -143,7 +141,3 @@ def _unexpected(error: Exception) -> LauncherError:
     what = f"unexpected {type(error).__name__}: {str(error)[:500]} ({Path(frame.filename).name}:{frame.lineno})"
     cure = "a defect of the launcher: report it with the version and what `launcher --debug COMMAND ...` prints"
     return LauncherError(f"launcher {__version__}", what, cure)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -19,28 +17,16 @@ Run = Annotated[
         help="A run id, a unique prefix of one, a job's name (its latest run); nothing: the latest run.",
     ),
 ]
-Nodes = Annotated[
-    str | None,
-    typer.Option("--nodes", metavar="A,B", help="Ask these nodes; no local record is needed."),
-]
-On = Annotated[
-    str | None,
-    typer.Option("--on", metavar="CLUSTER", help="On this cluster of the settings file."),
-]
+Nodes = Annotated[str | None, typer.Option(metavar="A,B", help="Ask these nodes; no local record is needed.")]
+On = Annotated[str | None, typer.Option(metavar="CLUSTER", help="On this cluster of the settings file.")]
 NotOn = Annotated[str | None, typer.Option("--on", hidden=True)]  # refuse_cluster says what to do instead
-JobNodes = Annotated[str | None, typer.Option("--nodes", metavar="A,B", help="Run on these nodes instead.")]
+JobNodes = Annotated[str | None, typer.Option(metavar="A,B", help="Run on these nodes instead.")]
 Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the job file: run.args.epochs=3"),
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the job file: run.args.epochs=3")
 ]
 SshConfig = Annotated[
     Path | None,
-    typer.Option(
-        "--ssh-config",
-        metavar="FILE",
-        envvar="LAUNCHER_SSH_CONFIG",
-        help="Use this ssh config instead of ~/.ssh/config.",
-    ),
+    typer.Option(metavar="FILE", envvar="LAUNCHER_SSH_CONFIG", help="Use this ssh config instead of ~/.ssh/config."),
 ]
 Raw = Annotated[
     bool, typer.Option("--raw", help="Pass all terminal sequences of the output, not only its colours: trust it.")
@@ -59,8 +45,3 @@ def refuse_cluster(on: str | None, what: str, cure: str) -> None:
     """Raises UsageError where a cluster is named to a command that knows none."""
     if on is not None:
         raise UsageError(f"--on {on}", what, cure)
-
-
-def interactive() -> bool:
-    """Whether a person is watching: progress lines only then."""
-    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

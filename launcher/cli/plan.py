@@ -1,12 +1,14 @@
-"""`launcher plan`: the very object that `up` would execute."""
+"""`launcher plan`, `export`, `init` and `schema`: a job file, and what is made of it, as text; nothing is started."""
 
 from __future__ import annotations
 
+import json as json_
 import os
 import shlex
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -16,8 +18,10 @@ from launcher.cli import options, terminal
 from launcher.errors import UsageError
 from launcher.job.files import check_files, code_folder
 from launcher.job.loader import load_job
+from launcher.job.settings import read_settings
 from launcher.model.plan import NodePlan, Plan
 from launcher.node.docker.values import docker_run
+from launcher.plan.cluster import build
 from launcher.plan.offline import offline
 from launcher.records.snapshot import snapshot
 
@@ -100,3 +104,53 @@ def show(plan: Plan, console: Console) -> None:
         console.print("  " + escape(" ".join(spec.argv)), style="green")
     for warning in plan.warnings:
         console.print(f"[yellow]warning[/] {escape(warning)}")
+
+
+def export(
+    job: options.JobFile,
+    to: Annotated[
+        Literal["slurm", "jobset", "job"],
+        typer.Option("--to", help="slurm: an sbatch script; jobset, job: Kubernetes manifests."),
+    ],
+    sets: options.Sets = None,
+    nodes: options.JobNodes = None,
+    on: Annotated[str | None, typer.Option(metavar="CLUSTER", help="slurm: with this cluster's settings.")] = None,
+    image: Annotated[
+        str | None, typer.Option("--image", help="Kubernetes: the pushed image, with the code at /workspace/code.")
+    ] = None,
+) -> None:
+    """Nothing is touched. What the target cannot carry is refused with its line in the job file."""
+    loaded = load_job(job, sets or [], options.hosts(nodes))
+    if to == "slurm":
+        from launcher.export import slurm
+
+        cluster = slurm.ANY if on is None else read_settings(os.environ).cluster(on)
+        slurm.check(loaded, cluster.container)
+        typer.echo(slurm.render(build(loaded, cluster.python, cluster.gpus), cluster), nl=False)
+        return
+    if on is not None:
+        raise UsageError("--on", "is for --to slurm", "leave it out")
+    from launcher.export import kubernetes
+
+    kubernetes.check(loaded, jobset=to == "jobset", image=image)
+    planned = build(loaded, "python3")
+    made = (kubernetes.jobset if to == "jobset" else kubernetes.indexed_job)(planned, image or "")
+    typer.echo(kubernetes.text(planned, made), nl=False)
+
+
+def init(
+    path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("job.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+) -> None:
+    """Every key, with what it means and what it is by default."""
+    if path.exists() and not force:
+        raise UsageError(str(path), "is there already", "choose another name, or --force")
+    path.write_text(resources.files("launcher.job").joinpath("template.yaml").read_text(encoding="utf-8"))
+    typer.echo(f"wrote {path}; look at what it would do: launcher plan {path} --offline")
+
+
+def schema() -> None:
+    """For editors: `# yaml-language-server: $schema=...` gives completion and checks while typing."""
+    from launcher.job.dump import json_schema
+
+    typer.echo(json_.dumps(json_schema(), indent=2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,12 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.cli import options, terminal
-from launcher.cli.reporter import Reporter
+from launcher.cli.terminal import Reporter
 from launcher.model.plan import RunId, plain
 from launcher.node.connect import connect
 from launcher.records import store
 from launcher.records.measured import duration, top1
-from launcher.records.store import NodeOfRun
+from launcher.records.store import Record
 from launcher.run.locate import attach, on_nodes
 from launcher.run.state import of_containers
 from launcher.run.status import NodeStatus, RunStatus, Utilization, run_status
@@ -171,9 +171,8 @@ def runs(
     if json:
         typer.echo(json_.dumps(plain(rows), indent=2))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("run", "state", "exit", "nodes", "top-1" if hosts is None else "by"):
-        table.add_column(column)
+    last = "top-1" if hosts is None else "by"
+    table = Table("run", "state", "exit", "nodes", last, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(
             row.run,
@@ -187,7 +186,7 @@ def runs(
 
 def _on_record(ssh_config: Path | None) -> list[RunRow]:
     rows, records = [], store.records()
-    seen = _seen_by_nodes({r.run: r.nodes() for r in records if r.result() is None}, ssh_config)
+    seen = _seen_by_nodes([record for record in records if record.result() is None], ssh_config)
     for record in records:
         result = record.result() or {"state": seen[record.run]}
         names = tuple(node.name for node in record.nodes())
@@ -195,20 +194,17 @@ def _on_record(ssh_config: Path | None) -> list[RunRow]:
     return rows
 
 
-def _seen_by_nodes(runs: Mapping[RunId, Sequence[NodeOfRun]], ssh_config: Path | None) -> dict[RunId, str]:
+def _seen_by_nodes(records: Sequence[Record], ssh_config: Path | None) -> dict[RunId, str]:
     """The states of these runs on their nodes; `unreachable` where those that answer cannot tell."""
-    hosts = sorted({node.host for nodes in runs.values() for node in nodes})
+    hosts = sorted({node.host for record in records for node in record.nodes()})
     with connect([(h, h) for h in hosts], ssh_config=ssh_config, allow_failures=True, timeout=RUNS_TIMEOUT) as fleet:
         found = on_nodes(fleet, Reporter().log)
     seen = {}
-    for run, nodes in runs.items():
-        states, least = (
-            [f.state for f in found.get(run, ())],
-            max((f.labels.min_nodes for f in found.get(run, ())), default=0),
-        )
-        state = of_containers(states, len(nodes), least).value if states else "removed"
+    for record in records:
+        states, nodes = [f.state for f in found.get(record.run, ())], record.nodes()
+        state = of_containers(states, len(nodes), record.min_nodes).value if states else "removed"
         silent = any(node.host in fleet.failed for node in nodes)
-        seen[run] = "unreachable" if silent and state in ("removed", "lost") else state
+        seen[record.run] = "unreachable" if silent and state in ("removed", "lost") else state
     return seen
 
 

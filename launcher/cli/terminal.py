@@ -1,16 +1,24 @@
-"""Text on its way to a person's terminal: what comes from a node cannot drive it.
+"""What goes to a person's terminal: text, in which nothing from a node can drive it; our messages; progress bars.
 
 The one place where that is seen to: every Console is made here, and plain lines and followed output pass here.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # rich is loaded where it is first needed, which in a start is after the containers run
     from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from launcher.image.image_locations import OnProgress
 
 # All of C0 but tab and line feed, DEL, C1, what reorders text, and what no terminal can encode
 _CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -52,3 +60,56 @@ def console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
                 yield segment if segment.control else Segment(escaped(segment.text), segment.style)
 
     return Safe(stderr=stderr, highlight=False, soft_wrap=soft_wrap)
+
+
+def interactive() -> bool:
+    """Whether a person is watching: progress lines only then."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class Reporter:
+    """The launcher's own messages, on stderr: plain lines where that is no terminal."""
+
+    @cached_property
+    def err(self) -> Console:
+        return console(stderr=True)
+
+    def warn(self, text: str) -> None:
+        self.log(f"warning: {text}")
+
+    def log(self, text: str) -> None:
+        if not interactive():
+            print(f"launcher: {escaped(text)}", file=sys.stderr, flush=True)
+            return
+        from rich.markup import escape
+
+        self.err.print(f"[dim]launcher:[/] {escape(text)}")
+
+
+@contextmanager
+def bars() -> Iterator[OnProgress]:
+    """Where a person is watching, a bar per node while an image is sent: bytes, and the time that is left."""
+    if not interactive():
+        yield lambda *_: None
+        return
+    shown: list[Progress] = []  # from the first byte on: most starts send none
+    tasks: dict[str, TaskID] = {}
+    lock = threading.Lock()  # each node is reported by a thread of its own
+    with ExitStack() as stack:
+
+        def show(node: str, sent: int, total: int) -> None:
+            with lock:
+                if not shown:
+                    shown.append(stack.enter_context(_progress()))
+                if node not in tasks:
+                    tasks[node] = shown[0].add_task(node)
+            shown[0].update(tasks[node], completed=sent, total=total)
+
+        yield show
+
+
+def _progress() -> Progress:
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console(stderr=True), transient=True)

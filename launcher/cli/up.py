@@ -23,7 +23,7 @@ from launcher.job.loader import load_job
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep, variant_name
 from launcher.model.plan import Membership, Plan, RunId, is_run_id, new_run_id
-from launcher.node.connect import CLUSTER, Fleet, connect
+from launcher.node.connect import Fleet, connect
 from launcher.node.parallel import in_background
 
 if TYPE_CHECKING:  # loaded while the nodes shake hands
@@ -37,23 +37,18 @@ WAIT_FOR_GPUS = 3.0  # seconds between two tries
 
 @dataclass(frozen=True)
 class UpOptions:
-    """The options of one run.
+    """The options of one run."""
 
-    file: the job file, beside which its image is pinned. resume: an earlier run, whose checkpoints it begins with.
-    wait: for GPUs that another run has. place: in a group, where the run is one of several variants.
-    raw: pass the output's terminal sequences. on: a cluster of the settings file, instead of the job's nodes.
-    run: its id, where that is chosen already. sweep: all runs of its group, where they are one job array of a cluster.
-    """
-
-    file: Path
-    detach: bool
-    resume: RunId | None
-    wait: bool
-    place: Membership | None
-    raw: bool
-    on: str | None = None
-    run: RunId | None = None
-    sweep: tuple[RunId, ...] = ()
+    file: Path  # of the job; its image is pinned beside it
+    ssh_config: Path | None = None
+    detach: bool = False
+    resume: RunId | None = None  # an earlier run, whose checkpoints it begins with
+    wait: bool = False  # for GPUs that another run has
+    raw: bool = False  # pass the output's terminal sequences
+    on: str | None = None  # a cluster of the settings file, instead of the job's nodes
+    place: Membership | None = None  # in a group, where the run is one of several variants
+    run: RunId | None = None  # its id, where that is chosen already
+    sweep: tuple[RunId, ...] = ()  # all runs of its group, where they are one job array of a cluster
 
 
 def up(
@@ -65,11 +60,7 @@ def up(
     ] = False,
     resume: Annotated[
         str | None,
-        typer.Option(
-            "--resume",
-            metavar="RUN",
-            help="Begin with an earlier run's newest checkpoint, wherever it is: on a node of it, or fetched here.",
-        ),
+        typer.Option(metavar="RUN", help="Begin with an earlier run's newest checkpoint, on a node or fetched here."),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for GPUs that another run has.")] = False,
     raw: options.Raw = False,
@@ -82,7 +73,10 @@ def up(
     4 the image, 5 stopped, 6 not every node confirmed.
     """
     loaded = load_job(job, sets or [], options.hosts(nodes))
-    earlier = None if resume is None else _earlier(resume)
+    if resume is not None and not is_run_id(resume):  # a whole id needs no record here
+        from launcher.records.store import find
+
+        resume = find(resume).run
     if detach and loaded.sweep and on is None:
         raise UsageError(
             f"{job}: sweep",
@@ -91,47 +85,35 @@ def up(
         )
     code, group = 0, new_run_id(loaded.name)
     places: list[Membership | None] = [Membership(group, variant_name(variant)) for variant in loaded.sweep]
-    chosen = [UpOptions(job, detach, earlier, wait, place, raw, on) for place in places or [None]]
-    variants = list(zip(expand_sweep(loaded), chosen, strict=True))
+    chosen = UpOptions(job, ssh_config, detach, resume, wait, raw, on)
+    own = [replace(chosen, place=place) for place in places or [None]]
+    variants = list(zip(expand_sweep(loaded), own, strict=True))
     if on is not None and loaded.sweep:
-        sys.exit(_run_array(variants, ssh_config))
-    for variant, own in variants:
-        ended = run_one(variant, own, ssh_config)
+        sys.exit(_run_array(variants, group))
+    for variant in variants:
+        ended = run_one(*variant)
         code = max(code, ended or 0)
         if ended in (None, StoppedByUser.exit_code):  # the user has left, or does not want the rest either
             break
     sys.exit(code)
 
 
-def _earlier(text: str) -> RunId:
-    """The run that is meant: a whole id needs no record here."""
-    if is_run_id(text):
-        return text
-    from launcher.records.store import find
-
-    return find(text).run
-
-
-def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
+def run_one(job: Job, chosen: UpOptions) -> int | None:
     """One run of one job, from the file to its end; the exit code, None where it was left running."""
     check_files(job, Path.cwd(), os.environ)
     secrets = read_secrets(job, Path.cwd(), os.environ)
     packed = in_background(lambda: _pack(job))
-    hosts = [(entry.name, entry.host) for entry in job.machines]
-    if chosen.on is not None:
-        hosts = [(CLUSTER + chosen.on, CLUSTER + chosen.on)]
-    with connect(hosts, job.runtime, ssh_config, ping=False) as fleet:
+    cluster = options.hosts(None, chosen.on)
+    hosts = [(host, host) for host in cluster] if cluster else [(entry.name, entry.host) for entry in job.machines]
+    with connect(hosts, job.runtime, chosen.ssh_config, ping=False) as fleet:
         code = packed()
-        from launcher.cli.bars import bars
-        from launcher.cli.reporter import Reporter
+        from launcher.cli.terminal import Reporter, bars
         from launcher.image.lock import path_beside
-        from launcher.job.settings import read_settings
         from launcher.records.store import Record
         from launcher.run.prepare import prepare
 
         reporter = Reporter()
         log = reporter.log
-        notify = read_settings(os.environ).notify  # now: its errors are reported before anything starts
         if chosen.on is not None:
             from launcher.run.cluster import plan_on
 
@@ -147,7 +129,7 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
         from launcher.cli.foreground import follow, leave_or_stop
         from launcher.run.locate import Attached, engine_of
 
-        _start(plan, record, fleet, code, secrets, log, chosen, ssh_config)
+        _start(plan, record, fleet, code.archive, secrets, log, chosen)
         if chosen.sweep:
             return None
         nodes = record.nodes()
@@ -161,27 +143,25 @@ def run_one(job: Job, chosen: UpOptions, ssh_config: Path | None) -> int | None:
                     return None
             except KeyboardInterrupt:
                 return leave_or_stop(attached, screen)
-            return follow(attached, screen, notify, resumed=False, moves=plan.min_nodes > 0)
+            return follow(attached, screen, resumed=False)
 
 
-def _run_array(variants: Sequence[tuple[Job, UpOptions]], ssh_config: Path | None) -> int:
+def _run_array(variants: Sequence[tuple[Job, UpOptions]], group: RunId) -> int:
     """The variants of a sweep as one job array of a cluster, all of them or none; the exit code."""
-    runs = tuple(new_run_id(job.name) for job, _ in variants)
+    runs, chosen = tuple(new_run_id(job.name) for job, _ in variants), variants[0][1]
     try:
         for (job, own), run in zip(variants, runs, strict=True):
-            run_one(job, replace(own, run=run, sweep=runs), ssh_config)
+            run_one(job, replace(own, run=run, sweep=runs))
     except BaseException as error:
-        from launcher.cli.job_array import undo
+        from launcher.cli.foreground import undo_array
 
-        undo(runs, error, ssh_config)
+        undo_array(runs, error, chosen.ssh_config)
         raise
-    from launcher.cli.job_array import show_array
-    from launcher.cli.reporter import Reporter
+    from launcher.cli.foreground import show_array
+    from launcher.cli.terminal import Reporter
 
-    first = variants[0][1]
-    group = first.place.group if first.place else ""
     Reporter().log(f"{len(runs)} variants are submitted as one job array; the results: launcher compare {group}")
-    return 0 if first.detach else show_array(runs, ssh_config, raw=first.raw)
+    return 0 if chosen.detach else show_array(runs, chosen.ssh_config, raw=chosen.raw)
 
 
 def _where(plan: Plan, attached: Attached) -> str:
@@ -197,7 +177,7 @@ def _where(plan: Plan, attached: Attached) -> str:
 
 def _pack(job: Job) -> Snapshot:
     """The code's archive. Modules for later steps are imported meanwhile, so that no step waits for its own."""
-    import launcher.cli.bars
+    import launcher.cli.terminal
     import launcher.run.prepare
     import launcher.run.start  # noqa: F401
     from launcher.records.snapshot import snapshot
@@ -207,14 +187,7 @@ def _pack(job: Job) -> Snapshot:
 
 
 def _start(
-    plan: Plan,
-    record: Record,
-    fleet: Fleet,
-    code: Snapshot,
-    secrets: Mapping[str, str],
-    log: Log,
-    chosen: UpOptions,
-    ssh_config: Path | None,
+    plan: Plan, record: Record, fleet: Fleet, code: bytes, secrets: Mapping[str, str], log: Log, chosen: UpOptions
 ) -> None:
     """Start it, with --wait as soon as its GPUs are free. The record of a run that never started says why."""
     from launcher.records.groups import GROUPED
@@ -229,15 +202,15 @@ def _start(
         with ExitStack() as held:
             fill = None
             if chosen.resume is not None:
-                fill = held.enter_context(checkpoints_of(chosen.resume, plan, fleet, ssh_config, log))
+                fill = held.enter_context(checkpoints_of(chosen.resume, plan, fleet, chosen.ssh_config, log))
             while True:
                 try:
-                    return start(plan, fleet, code.archive, secrets, record.event, fill)
+                    return start(plan, fleet, code, secrets, record.event, fill)
                 except NodesFailed as error:
                     if not chosen.wait or not all(isinstance(each, InUse) for each in error.errors):
                         raise
                     log("waiting: " + "; ".join(f"{each.where}: {each.what}" for each in error.errors))
                     time.sleep(WAIT_FOR_GPUS + random.random())  # noqa: S311 - two that wait must not keep in step
     except LauncherError as error:
-        record.finish({"run": record.run, "state": "failed", "exit_code": error.exit_code, "why": str(error)})
+        record.finish({"state": "failed", "exit_code": error.exit_code, "why": str(error)})
         raise

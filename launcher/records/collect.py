@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
@@ -73,37 +73,23 @@ class _Fetch:
     def write(self, pieces: Iterable[bytes], mask: Masker) -> int:
         """Bytes that were written; where that fails the file is as it was before."""
         mask = mask if self.wanted.text else _NOTHING
-        return (self._append if self.wanted.grows else self._replace)(pieces, mask)
-
-    def _append(self, pieces: Iterable[bytes], mask: Masker) -> int:
-        with _open(self.target) as file:
-            file.truncate(self.offset)
-            file.seek(self.offset)
-            try:
-                return sum(_write(file, piece, mask) for piece in pieces)
-            except BaseException:
-                file.truncate(self.offset)
-                raise
-
-    def _replace(self, pieces: Iterable[bytes], mask: Masker) -> int:
-        temporary = self.target.with_name(self.target.name + ".part")
+        path = self.target if self.wanted.grows else self.target.with_name(self.target.name + ".part")
         try:
-            with _open(temporary) as file:
-                file.truncate()
-                moved = sum(_write(file, piece, mask) for piece in pieces)
-            os.utime(temporary, (self.entry.mtime, self.entry.mtime))
-            temporary.replace(self.target)
+            with _open(path) as file:
+                file.truncate(self.offset)
+                file.seek(self.offset)
+                try:
+                    moved = sum(_write(file, piece, mask) for piece in pieces)
+                except BaseException:
+                    file.truncate(self.offset)
+                    raise
+            if path != self.target:
+                os.utime(path, (self.entry.mtime, self.entry.mtime))
+                path.replace(self.target)
         finally:
-            temporary.unlink(missing_ok=True)
+            if path != self.target:
+                path.unlink(missing_ok=True)
         return moved
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What to copy from a folder, and what of it cannot be copied."""
-
-    fetches: list[_Fetch] = field(default_factory=list)
-    problems: list[LauncherError] = field(default_factory=list)
 
 
 def want(path: str, *, checkpoints: bool = False) -> Want | None:
@@ -126,9 +112,7 @@ def want(path: str, *, checkpoints: bool = False) -> Want | None:
         return Want(path, grows=True)
     if ".tfevents." in parts[-1]:
         return Want(f"tensorboard/{path}", grows=True)
-    if len(parts) > 1 and parts[0] == RECORDINGS:
-        return Want(path, grows=False)
-    if checkpoints and len(parts) > 1 and parts[0] == "checkpoints":
+    if len(parts) > 1 and (parts[0] == RECORDINGS or (checkpoints and parts[0] == "checkpoints")):
         return Want(path, grows=False)
     return None
 
@@ -167,10 +151,10 @@ def collect(
             taken: set[Path] = set()
             copies: list[Callable[[], Collected]] = []
             for folder, plan in zip(folders, plans, strict=True):
-                found = _Plan() if isinstance(plan, LauncherError) else plan
-                mine = [fetch for fetch in found.fetches if fetch.target not in taken]
+                fetches, problems = ([], []) if isinstance(plan, LauncherError) else plan
+                mine = [fetch for fetch in fetches if fetch.target not in taken]
                 taken |= {fetch.target for fetch in mine}
-                copies.append(partial(_copy, folder, _Plan(mine, found.problems), mask, until))
+                copies.append(partial(_copy, folder, mine, problems, mask, until))
             copied = run_all_settled(copies)
             if (local / GENERATIONS).is_dir():
                 generations.join(local)
@@ -211,10 +195,13 @@ def _locked(folder: Path, *, wait: bool = True) -> Iterator[bool]:
             yield True
 
 
-def _plan(folder: OutputFolder, local: Path, most: int, *, checkpoints: bool) -> _Plan:
-    """What the folder has that is new here. most: bytes; a larger file stays where it is."""
-    plan = _Plan()
-    for entry in folder.files.scan(folder.path, plan.problems.append):
+def _plan(
+    folder: OutputFolder, local: Path, most: int, *, checkpoints: bool
+) -> tuple[list[_Fetch], list[LauncherError]]:
+    """What is new in a folder, to be copied, and what of it cannot be. most: bytes; a larger file stays where it is."""
+    fetches: list[_Fetch] = []
+    problems: list[LauncherError] = []
+    for entry in folder.files.scan(folder.path, problems.append):
         wanted = want(entry.path, checkpoints=checkpoints)
         if wanted is None:
             continue
@@ -229,20 +216,22 @@ def _plan(folder: OutputFolder, local: Path, most: int, *, checkpoints: bool) ->
         if entry.size > most:
             what = f"{folder.path}/{entry.path} has {entry.size:,} bytes and was left there"
             cure = "limits.file of your settings file" if not checkpoints else "make room here"
-            plan.problems.append(NodeUnfit(folder.node, what, f"the limit is {most:,}: {cure}"))
+            problems.append(NodeUnfit(folder.node, what, f"the limit is {most:,}: {cure}"))
         else:  # a file that should grow and is smaller is another one than that here
             offset = size if wanted.grows and entry.size > size >= 0 else 0
-            plan.fetches.append(_Fetch(entry, target, offset, wanted))
-    return plan
+            fetches.append(_Fetch(entry, target, offset, wanted))
+    return fetches, problems
 
 
-def _copy(folder: OutputFolder, plan: _Plan, mask: Masker, until: float) -> Collected:
+def _copy(
+    folder: OutputFolder, wanted: Sequence[_Fetch], problems: list[LauncherError], mask: Masker, until: float
+) -> Collected:
     """Copy file by file; one that cannot be read or written costs no other one, and is as it was before.
 
     Raises NodeUnreachable, NoRoomHere.
     """
-    fetches = {Span(f"{folder.path}/{f.entry.path}", f.offset, f.entry.size - f.offset): f for f in plan.fetches}
-    problems, left, moved = list(plan.problems), list(fetches), 0
+    fetches = {Span(f"{folder.path}/{f.entry.path}", f.offset, f.entry.size - f.offset): f for f in wanted}
+    left, moved = list(fetches), 0
     unread = {span for span in fetches if span.length}
     while left:
         now = None
@@ -267,9 +256,8 @@ def _copy(folder: OutputFolder, plan: _Plan, mask: Masker, until: float) -> Coll
             problems.append(error)  # it was changed or removed while it was read: the others are asked for again
             unread.discard(now)
             left = left[left.index(now) + 1 :]
-    what = "could not be read, or is gone"
-    problems += [NodeUnfit(folder.node, f"{span.path} {what}") for span in fetches if span in unread]
-    return Collected(moved, tuple(problems))
+    gone = [NodeUnfit(folder.node, f"{span.path} could not be read, or is gone") for span in fetches if span in unread]
+    return Collected(moved, (*problems, *gone))
 
 
 def _timed(pieces: Iterable[tuple[Span, bytes]], until: float, node: str) -> Iterator[tuple[Span, bytes]]:

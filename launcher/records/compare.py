@@ -1,10 +1,14 @@
-"""Runs side by side: speed-up, efficiency and the share of a step that works in parallel, as pure arithmetic."""
+"""Runs side by side: speed-up, efficiency and the share of a step that works in parallel; as a table and as a page."""
 
 from __future__ import annotations
 
 import dataclasses
+import html
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
+from math import isfinite
 from typing import Any
 
 from launcher.records.measured import Measured
@@ -124,3 +128,28 @@ def markdown(rows: Sequence[Row], width: int | None = None) -> str:
     if any(not row.same_batch for row in rows):
         text += "\n\n~ against a run with another global batch: images a second are compared"
     return text
+
+
+def page(rows: Sequence[Row], title: str) -> str:
+    """One self-contained HTML page, to share: page.html with the table, which needs no script, and figures to draw."""
+    head, *body = cells(rows)
+    runs = "".join(
+        f"<li>{html.escape(row.measured.label)}: <code>{html.escape(row.measured.run)}</code>"
+        f"{', against <code>' + html.escape(row.against) + '</code>' if row.against else ''}</li>"
+        for row in rows
+    )
+    figures = [row.to_dict() | {"losses": [p for p in row.measured.losses if isfinite(p[1])]} for row in rows]
+    parts = {
+        "title": html.escape(title),
+        "table": f"<thead>{_tr('th', head)}</thead><tbody>{''.join(_tr('td', line) for line in body)}</tbody>",
+        "runs": runs,
+        "data": json.dumps(figures).replace("<", "\\u003c"),  # no name in it can end the script
+    }
+    text = resources.files("launcher.records").joinpath("page.html").read_text(encoding="utf-8")
+    for name, part in parts.items():  # no part can hold another's mark: their < are escaped
+        text = text.replace(f"<!--{name}-->", part)
+    return text
+
+
+def _tr(tag: str, row: Sequence[str]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>"

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from launcher.node.cache import write_atomic
@@ -72,10 +74,8 @@ def join(root: Path) -> None:
 def _copies(folder: Path) -> dict[int, list[Path]]:
     """Each generation's folders, by node rank."""
     named = [(match, path) for path in folder.iterdir() if (match := FOLDER.fullmatch(path.name))]
-    found: dict[int, list[Path]] = {}
-    for match, path in sorted(named, key=lambda one: (int(one[0][1]), int(one[0][2]))):
-        found.setdefault(int(match[1]), []).append(path)
-    return found
+    ranked = sorted((int(match[1]), int(match[2]), path) for match, path in named)
+    return {number: [path for *_, path in copies] for number, copies in groupby(ranked, key=itemgetter(0))}
 
 
 def _metrics(file: Path) -> list[tuple[Position, bytes]]:

@@ -75,8 +75,8 @@ class Record:
         if not record.nodes():
             record._make_folders()
             known = {"run": run, "job": job_of(run), "runtime": runtime, "min_nodes": min_nodes, "spares": spares}
-            known["nodes"] = [*map(_node_to_json, nodes)]
-            write_atomic(record.paths.plan, json.dumps(known, indent=2).encode())
+            told = {**known, "nodes": [*map(_node_to_json, nodes)]}
+            write_atomic(record.paths.plan, json.dumps(told, indent=2).encode())
         return cls(record.paths)
 
     def _make_folders(self) -> None:
@@ -95,7 +95,19 @@ class Record:
 
     @cached_property
     def _known_secrets(self) -> tuple[Sequence[str], str]:
-        return _known_secrets(self.paths.job) if self.secrets is None else (self.secrets, "")
+        """The values of its secrets that this caller has, and which others there are."""
+        if self.secrets is not None:
+            return self.secrets, ""
+        with suppress(OSError, UnicodeDecodeError, LauncherError):  # a broken job.yaml is reported where it is needed
+            # then the job file's modules need not be loaded
+            if "\nsecrets: []\n" in self.paths.job.read_text(encoding="utf-8"):
+                return [], ""
+            from launcher.job.files import known_secrets
+            from launcher.job.loader import load_job
+
+            values, missing = known_secrets(load_job(self.paths.job), Path.cwd(), os.environ)
+            return values, ", ".join(missing)
+        return [], "secrets of this run, if it has any (there is no job.yaml of it)"
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append one line to events.jsonl, if it can be: a full disk here must not keep a run from its end."""
@@ -105,8 +117,9 @@ class Record:
 
     def finish(self, result: dict[str, Any]) -> str:
         """Write result.json; why it could not be written, "" where it was."""
+        known = self.mask.deep(plain({"run": self.run, **result}))
         try:
-            write_atomic(self.paths.result, json.dumps(self.mask.deep(plain(result)), indent=2).encode())
+            write_atomic(self.paths.result, json.dumps(known, indent=2).encode())
         except OSError as error:
             return f"{self.paths.result} was not written: {error.strerror}"
         return ""
@@ -227,19 +240,6 @@ def _node_from_json(node: Any, run: RunId) -> NodeOfRun:
         output=checked.output_folder(container["output_dir"], run),
         ranks=range(first, first + checked.number(node["processes"], 10**4)),
     )
-
-
-def _known_secrets(job: Path) -> tuple[list[str], str]:
-    """The values of a job's secrets that this caller has, and which others there are."""
-    with suppress(OSError, UnicodeDecodeError, LauncherError):  # a broken job.yaml is reported where it is needed
-        if "\nsecrets: []\n" in job.read_text(encoding="utf-8"):  # then the job file's modules need not be loaded
-            return [], ""
-        from launcher.job.files import known_secrets
-        from launcher.job.loader import load_job
-
-        values, missing = known_secrets(load_job(job), Path.cwd(), os.environ)
-        return values, ", ".join(missing)
-    return [], "secrets of this run, if it has any (there is no job.yaml of it)"
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

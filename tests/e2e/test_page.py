@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.records.compare import compare
+from launcher.records.compare import compare, page
 from launcher.records.measured import Measured
-from launcher.records.page import page
 from tests.e2e.browser import Page, browser, program
 
 LOSSES = tuple((float(i), 2.0 / i) for i in range(1, 60))

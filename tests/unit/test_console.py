@@ -164,6 +164,24 @@ def test_a_live_terminal_gets_its_width_and_a_pipe_every_character(
     assert first == LINE or first.endswith("…")
 
 
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_line_of_the_launcher_itself_is_whole_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, prefix: bool
+) -> None:
+    own = "launcher: generation 12: rank 0 is now on gpu-server-b, world 3 of 4: gpu-server-a lost at 12:03 UTC"
+    terminal = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("os.get_terminal_size", lambda _=1: os.terminal_size((80, 30)))
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setattr("sys.stdout", terminal)
+    screen = Screen(prefix=prefix)
+    with screen.live():
+        screen.show(said(own, f"{LINE} launcher: not ours"))
+    first, second = terminal.getvalue().splitlines()
+    assert first == ("gpu-a | " if prefix else "") + own
+    assert len(second) <= 80
+
+
 def step(at: float, step: int, **more: object) -> dict[str, object]:
     return {"kind": "step", "time": at, "step": step, "steps": 1000, "epoch": 2, "epochs": 6, **more}
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.logs.clock import Clock
 from launcher.logs.lines import LONGEST, Lines
-from launcher.logs.position import last_lines, read_from
+from launcher.logs.position import Clock, last_lines, read_from
 from launcher.node.files import Files
 from launcher.node.machine import LocalMachine
 from launcher.records.masking import Masker
@@ -123,6 +122,13 @@ def test_a_file_is_read_to_its_end_and_a_missing_file_is_empty(tmp_path: Path) -
     (tmp_path / "log").write_bytes(b"abcdef")
     assert b"".join(read_from(FILES, str(tmp_path / "log"), 2)) == b"cdef"
     assert list(read_from(FILES, str(tmp_path / "none"))) == []
+
+
+def test_a_file_is_read_as_far_as_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"abcdef")
+    assert b"".join(read_from(FILES, str(tmp_path / "log"), 2, stop=4)) == b"cd"
+    assert list(read_from(FILES, str(tmp_path / "log"), 4, stop=2)) == []
+    assert last_lines(FILES, str(tmp_path / "none"), 3) == 0
 
 
 def test_a_file_that_grows_while_it_is_read_has_an_end(tmp_path: Path) -> None:

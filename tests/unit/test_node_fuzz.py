@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.cli.terminal import coloured, escaped
-from launcher.logs.clock import Clock
 from launcher.logs.lines import Lines
+from launcher.logs.position import Clock
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
 from launcher.model.plan import is_run_id

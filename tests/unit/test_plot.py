@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from launcher.records.compare import Row, compare
+from launcher.records.compare import Row, compare, page
 from launcher.records.measured import Measured
-from launcher.records.page import page
 from launcher.records.plot import draw
 
 
