@@ -201,7 +201,8 @@ class SshMachine(Machine):
                         raise NodeUnreachable(self.node, what, f"set MaxSessions to {CHANNELS + 2} there") from error
                     continue
                 if channel:
-                    channel.close()
+                    with contextlib.suppress(paramiko.SSHException, EOFError, OSError):  # it may be what was lost
+                        channel.close()
                 if replaced or not has_ended(transport):
                     raise self.lost(error) from error
                 replaced = True
