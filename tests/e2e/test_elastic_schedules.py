@@ -33,6 +33,7 @@ BEGIN, LASTS = 14, (1, 10)  # seconds: the last moment at which a fault begins, 
 INTERVAL, SECONDS = 5, 0.1
 LOST_AFTER = 5  # seconds; the least that a job file may say
 LINE = re.compile(r"generation \d+ step \d+ \w+")  # what rank 0 of chain.py prints
+Line = list[tuple[int, int, str]]  # generation, the step after which it began, its master
 Chain = list[tuple[int, int, str]]  # step, generation, value
 
 
@@ -125,12 +126,14 @@ def test_nothing_of_a_superseded_generation_is_used(seed: int, scene: Scene) -> 
     up.end(0)
     written = [line for node in scene.nodes for line in lines_of(scene, node, "generations/*/metrics.jsonl")]
     line = line_of_generations(scene, schedule)
-    print("generations, and the step after which each has begun:", line)
+    print("generations, the step after which each began, its master:", line)
     one_world_at_a_time([json.loads(text) for text in written], line)
     joined = [json.loads(text) for text in (cli.runs()[-1] / "metrics.jsonl").read_text().splitlines()]
     curve = [(at["step"], at["generation"], at["value"]) for at in joined if "kind" not in at]
     assert curve == undisturbed(line, schedule.steps)
-    one_log(scene, up)
+    lines = one_log(scene, up)
+    lost = {f"generation {generation} step {step} {value}" for step, generation, value in curve} - {*lines}
+    assert len(lost) <= sum(fault.kind == KILLED for fault in schedule.faults), lost  # one on its way to its log
     assert scene.clean() == 0
 
 
@@ -138,7 +141,7 @@ def lines_of(scene: Scene, node: Node, files: str) -> list[str]:
     return scene.bed.sh(node, f"cd {output_folder(scene.cli)} && cat {files} 2>/dev/null || true").splitlines()
 
 
-def line_of_generations(scene: Scene, schedule: Schedule) -> list[list[int]]:
+def line_of_generations(scene: Scene, schedule: Schedule) -> Line:
     """Those that led to the end, by the last checkpoint, which enough nodes have."""
     kept = [json.loads(text) for node in scene.nodes for text in lines_of(scene, node, "checkpoints/*.json")]
     generation, step, value, line = max(kept)
@@ -147,18 +150,18 @@ def line_of_generations(scene: Scene, schedule: Schedule) -> list[list[int]]:
     return line
 
 
-def undisturbed(line: Sequence[Sequence[int]], steps: int) -> Chain:
+def undisturbed(line: Line, steps: int) -> Chain:
     """What a run computes that changes its world after these steps, and loses nothing."""
     chain: Chain = []
     value = ""
-    for (generation, begin), (_, end) in itertools.pairwise([*line, (0, steps)]):
+    for (generation, begin, master), (_, end, _) in itertools.pairwise([*line, (0, steps, "")]):
         for step in range(begin + 1, end + 1):
-            value = hashlib.sha256(f"{value} {generation} {step}".encode()).hexdigest()[:16]
+            value = hashlib.sha256(f"{value} {generation} {master} {step}".encode()).hexdigest()[:16]
             chain.append((step, generation, value))
     return chain
 
 
-def one_world_at_a_time(written: Sequence[dict[str, Any]], line: list[list[int]]) -> None:
+def one_world_at_a_time(written: Sequence[dict[str, Any]], line: Line) -> None:
     """Each generation that has begun went on from the last one that had; none took a step once a newer one had begun.
 
     A first node that was paused may have heard of one step from all others, so it may take that one. No other node has.
@@ -172,7 +175,7 @@ def one_world_at_a_time(written: Sequence[dict[str, Any]], line: list[list[int]]
         assert len(late) <= 1, f"generation {older} took {late} after {newer} had begun"
 
 
-def one_log(scene: Scene, up: Drill) -> None:
+def one_log(scene: Scene, up: Drill) -> list[str]:
     """All that rank 0 has printed, in the order of generations; `up` shows it as it comes, at most once."""
     logs = [text for node in scene.nodes for text in lines_of(scene, node, f"logs/{node.alias}.log")]
     printed = sorted(filter(LINE.fullmatch, logs), key=lambda text: [int(word) for word in text.split()[1:4:2]])
@@ -180,3 +183,4 @@ def one_log(scene: Scene, up: Drill) -> None:
     assert list(filter(LINE.fullmatch, scene.cli("logs", "--no-follow").stdout.splitlines())) == printed
     shown: Iterator[str] = iter(printed)
     assert all(text in shown for _, text in up.lines if LINE.fullmatch(text)), str(up)
+    return printed

@@ -1,9 +1,9 @@
 """A program of one's own for a job with min_nodes, without torch: `run.command`. Its values tell who has computed them.
 
 chain.py STEPS INTERVAL SECONDS: STEPS steps of SECONDS each, a checkpoint every INTERVAL steps on every node. The value
-after a step is a digest of the one before it, the generation and the step, so nothing can go on from another state
-unseen; a checkpoint has the generations that led to it, each with the step that it has begun after. As in training, a
-step takes all nodes.
+after a step is a digest of the one before it, the generation, its master and the step, so nothing can go on from
+another state unseen; a checkpoint has the generations that led to it, each with the step after which it began and its
+master. As in training, a step takes all nodes.
 """
 
 import contextlib
@@ -18,7 +18,8 @@ from typing import Any, TextIO
 
 steps, interval, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 generation, rank, world = (int(os.environ[f"LAUNCHER_{name}"]) for name in ("GENERATION", "RANK", "WORLD"))
-host, _, port = os.environ["LAUNCHER_MASTER"].rpartition(":")
+master = os.environ["LAUNCHER_MASTER"]
+host, _, port = master.rpartition(":")
 file = Path(os.environ["LAUNCHER_OUTPUT"], "checkpoints", f"{os.environ['LAUNCHER_NODE']}.json")
 curve = Path(os.environ["LAUNCHER_GENERATION_OUTPUT"], "metrics.jsonl")
 
@@ -61,13 +62,13 @@ def write(**fields: Any) -> None:
 links = connect()
 kept = json.loads(file.read_text()) if file.exists() else [0, 0, "", []]
 _, start, value, line = max(gather(kept), key=lambda checkpoint: checkpoint[:2])
-line.append([generation, start])
+line.append([generation, start, master])
 save(start)
 write(kind="start", step=start, line=line, time=max(gather(time.time())))  # on all disks, before a step is taken
 for step in range(start + 1, steps + 1):
     time.sleep(seconds)
     when = max(gather(time.time()))
-    value = hashlib.sha256(f"{value} {generation} {step}".encode()).hexdigest()[:16]
+    value = hashlib.sha256(f"{value} {generation} {master} {step}".encode()).hexdigest()[:16]
     if rank == 0:
         print(f"generation {generation} step {step} {value}", flush=True)
     write(step=step, value=value, time=when)
