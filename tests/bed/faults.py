@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tests.bed.bed import Bed, Node
@@ -134,6 +134,13 @@ def blocked_port(bed: Bed, node: Node, port: int) -> Iterator[None]:
         yield
     finally:
         heal_network(bed, node)
+
+
+def drop_only(bed: Bed, node: Node, ways: Iterable[tuple[str, str]]) -> None:
+    """All network faults of the node from now on: packets that come here or go out on these ways, (from, to)."""
+    wanted = [("-d", to) if here == node.address else ("-s", here) for here, to in ways if node.address in (here, to)]
+    rules = [f"iptables -A BED_FAULT {option} {address} -j DROP" for option, address in wanted]
+    bed.sh(node, " && ".join(["iptables -F BED_FAULT", *rules]))
 
 
 @contextlib.contextmanager
