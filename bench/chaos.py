@@ -1,12 +1,13 @@
-"""The share of the time that trains while machines fail and come back (ETTR): min_nodes beside stock torchrun elastic.
+"""The share of the time that trains while machines fail and come back (ETTR): min_nodes beside torchrun and torchft.
 
-    python -m tests.bed up -n 6 && python -m bench.chaos [--minutes 30] [--every 5] [--heal 1] [--json FILE]
+    python -m tests.bed up -n 9 && python -m bench.chaos [--minutes 30] [--every 5] [--heal 1] [--json FILE]
 
-Both at once, each on nodes of its own, with the same faults at the same times: every EVERY minutes the next of
+All at once, each on nodes of its own, with the same faults at the same times: every EVERY minutes the next of
 container killed, node killed, paused, cut off in both directions, on the next node; it heals after HEAL minutes.
-Baseline: torchrun with its c10d rendezvous, whose store is on its first node, in `docker run --restart on-failure`
-(without that a killed container or node would never come back), a lost node noticed within 6 s (keep-alive). Both run
-bench/programs/chaos_steps.py: 0.5 s a step, a checkpoint every 20 steps on every node, collectives give up after 30 s.
+Baselines: torchrun with its c10d rendezvous, whose store is on its first node, in `docker run --restart on-failure`
+(without that a killed container or node would never come back), and, where `pip install torchft` has been done,
+torchft, whose lighthouse is there. Both notice a lost node within 6 s. All run bench/programs/chaos_steps.py (torchft:
+chaos_torchft.py): 0.5 s a step, a checkpoint every 20 steps on every node, collectives give up after 30 s.
 
 ETTR: distinct steps done, times the seconds of an undisturbed step (their median), divided by the time from the first
 step to the end. What is trained twice, the restarts and the waiting do not count.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import itertools
 import statistics
 import sys
@@ -33,7 +35,7 @@ from tests.bed.settings import TRAIN_IMAGE
 from tests.bed.shell import CommandFailed
 from tests.e2e.cli import bed_job
 
-PROGRAM = Path(__file__).parent / "programs" / "chaos_steps.py"
+PROGRAM, TORCHFT = (Path(__file__).parent / "programs" / name for name in ("chaos_steps.py", "chaos_torchft.py"))
 SECONDS, INTERVAL, TIMEOUT, LOST_AFTER = 0.5, 20, 30, 15
 OUTPUT = "/home/trainer/bench-chaos"  # on the nodes, of torchrun
 CONTAINER = "bench-chaos"
@@ -68,12 +70,13 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30, help="of training")
     parser.add_argument("--every", type=float, default=5, help="minutes between faults")
     parser.add_argument("--heal", type=float, default=1, help="minutes that a fault lasts")
-    parser.add_argument("--only", choices=["launcher", "torchrun"])
+    parser.add_argument("--only", choices=["launcher", "torchrun", "torchft"])
     parser.add_argument("--json", type=Path, metavar="FILE")
     call = parser.parse_args()
     machine = report.machine()
-    ways = {"launcher": with_launcher, "torchrun": with_torchrun}
-    names = [call.only] if call.only else [*ways]
+    ways = {"launcher": with_launcher, "torchrun": with_torchrun, "torchft": with_torchft}
+    known = [name for name in ways if name != "torchft" or importlib.util.find_spec(name)]
+    names = [call.only] if call.only else known
     with bed_of(call.nodes * len(names)) as bed, Caller.at(bed.ssh_config) as caller:
 
         def result(number: int) -> dict[str, float | str]:
@@ -111,25 +114,53 @@ def with_launcher(_bed: Bed, nodes: Sequence[Node], caller: Caller) -> Iterator[
 
 @contextlib.contextmanager
 def with_torchrun(bed: Bed, nodes: Sequence[Node], _caller: Caller) -> Iterator[str]:
-    python = f"/opt/venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
     options = f"--nnodes {len(nodes) // 2 + 1}:{len(nodes)} --nproc_per_node 1 --max_restarts 1000 --rdzv_id chaos"
     conf = "keep_alive_interval=2,keep_alive_max_attempt=3,last_call_timeout=5,join_timeout=600"
     meeting = f"--rdzv_backend c10d --rdzv_endpoint {nodes[0].address}:29400 --rdzv_conf {conf}"
+
+    def start(node: Node) -> str:
+        program = f"/chaos/{PROGRAM.name} {' '.join(_arguments('/chaos'))}"
+        return f"-m torch.distributed.run {options} {meeting} --local_addr {node.address} {program}"
+
+    with _by_hand(bed, nodes, PROGRAM, start):
+        yield OUTPUT
+
+
+@contextlib.contextmanager
+def with_torchft(bed: Bed, nodes: Sequence[Node], _caller: Caller) -> Iterator[str]:
+    least, port = len(nodes) // 2 + 1, 29510
+    arguments = " ".join(_arguments("/chaos"))
+
+    def start(node: Node) -> str:
+        return f"/chaos/{TORCHFT.name} {arguments} {least} {node.address} http://{nodes[0].address}:{port}"
+
+    with (
+        _by_hand(bed, nodes[:1], TORCHFT, lambda _: f"/chaos/{TORCHFT.name} lighthouse {least} {port}", "-lighthouse"),
+        _by_hand(bed, nodes, TORCHFT, start),
+    ):
+        yield OUTPUT
+
+
+@contextlib.contextmanager
+def _by_hand(
+    bed: Bed, nodes: Sequence[Node], program: Path, command: Callable[[Node], str], suffix: str = ""
+) -> Iterator[None]:
+    """A container a node that runs python3 with `command`, /chaos being OUTPUT, and is restarted when it fails."""
+    python = f"/opt/venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
     for node in nodes:
         bed.run(node, "install", "-d", "-o", "trainer", OUTPUT)
-        bed.sh(node, f"cat >{OUTPUT}/{PROGRAM.name} <<'END'\n{PROGRAM.read_text()}END")
+        bed.sh(node, f"cat >{OUTPUT}/{program.name} <<'END'\n{program.read_text()}END")
         bed.sh(
             node,
-            f"docker run -d --name {CONTAINER} --network host --ipc host --init --restart on-failure:1000"
+            f"docker run -d --name {CONTAINER}{suffix} --network host --ipc host --init --restart on-failure:1000"
             f" -e PYTHONPATH={python} -e OMP_NUM_THREADS=1 -v /opt/venv:/opt/venv:ro -v {OUTPUT}:/chaos {TRAIN_IMAGE}"
-            f" python3 -m torch.distributed.run {options} {meeting} --local_addr {node.address}"
-            f" /chaos/{PROGRAM.name} {' '.join(_arguments('/chaos'))}",
+            f" python3 {command(node)}",
         )
     try:
-        yield OUTPUT
+        yield
     finally:
         for node in nodes:
-            bed.sh(node, f"docker rm -f {CONTAINER}; rm -rf {OUTPUT}")
+            bed.sh(node, f"docker rm -f {CONTAINER}{suffix}; rm -rf {OUTPUT}")
 
 
 def _arguments(folder: str) -> list[str]:
