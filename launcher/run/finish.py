@@ -30,7 +30,8 @@ from launcher.run.state import HANG_CODE, RunState
 # Those that still run after PEER_TIMEOUT are stopped, SIGKILL after GRACE: 15 s in all.
 PEER_TIMEOUT = 3.0
 GRACE = 10.0
-STACKS = 1.0  # seconds for ranks that hang to write down where they stand
+STACKS = 1.0  # seconds for ranks that wait to write down for what
+HANG_STACKS = 8.0  # after a hang, where entry.sh waits 5 s for that before it asks for the stacks
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def _stop_peers(
         try:
             if hung or collective:  # a rank here may be the one that all others waited for
                 engine.signal(node.container, "QUIT" if hung else "URG")
-                all_ended.wait(STACKS)
+                all_ended.wait(HANG_STACKS if hung else STACKS)
             engine.stop(node.container, GRACE)
             attached.record.event("peer stopped", node=node.name)
         except LauncherError as error:
