@@ -1,0 +1,75 @@
+"""The trainer's loader beside that of another checkout: images per CPU-second, in turn, in one run.
+
+    git worktree add /tmp/other COMMIT && python -m bench.loader_beside /tmp/other [--rounds 30] [--images 256]
+
+Each loader has its own process and the same files. The ratio is the median over rounds; the order changes each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.loader import make_images, pack
+
+SERVER = Path(__file__).parent / "programs" / "loader_serve.py"
+NAMES = ("ours, compiled", "ours, compiled, packed JPEG <= 400 px")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.loader_beside", description=__doc__.splitlines()[0])
+    parser.add_argument("tree", type=Path)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--images", type=int, default=256)
+    call = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        root = Path(name)
+        make_images(root / "images", call.images)
+        side = ["--max-side", "400", "--quality", "90"]
+        pack.main([str(root / "images"), str(root / "jpeg400.pack"), *side])
+        pack.main([str(root / "images"), str(root / "raw256.pack"), "--raw", "256"])
+        for loader in NAMES:
+            show(loader, [start(tree, root, loader) for tree in (Path.cwd(), call.tree)], call.rounds)
+    return 0
+
+
+def start(tree: Path, root: Path, loader: str) -> subprocess.Popen[str]:
+    server = subprocess.Popen(
+        [sys.executable, str(SERVER), str(root), loader],
+        cwd=tree, env={**os.environ, "PYTHONPATH": str(tree.resolve())}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert server.stdout is not None
+    if server.stdout.readline().strip() != "ready":
+        raise SystemExit(f"the loader of {tree} did not start")
+    return server
+
+
+def ask(server: subprocess.Popen[str]) -> float:
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write("\n")
+    server.stdin.flush()
+    return float(server.stdout.readline())
+
+
+def show(loader: str, servers: list[subprocess.Popen[str]], rounds: int) -> None:
+    rates: list[list[float]] = [[], []]
+    for turn in range(rounds):
+        for place in (0, 1) if turn % 2 else (1, 0):
+            rates[place].append(ask(servers[place]))
+    for server in servers:
+        server.communicate()
+    ratios = [here / there for here, there in zip(*rates, strict=True)]
+    here, there = map(statistics.median, rates)
+    spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+    print(f"{loader}: {here:.0f} here, {there:.0f} there, ratio {spread}, {rounds} rounds", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
