@@ -27,7 +27,7 @@ from launcher.run.messages import Message
 from launcher.run.state import HANG_CODE, RunState
 
 # A rank that fails takes its peers down within a second or two: torchrun and the communication library see to that.
-# Those that still run after PEER_TIMEOUT are stopped, SIGKILL after GRACE: 15 s in all.
+# Those that still run after PEER_TIMEOUT are stopped, SIGKILL after GRACE: 15 s in all, and HANG_STACKS after a hang.
 PEER_TIMEOUT = 3.0
 GRACE = 10.0
 STACKS = 1.0  # seconds for ranks that wait to write down for what
