@@ -147,7 +147,8 @@ def _by_hand(
 ) -> Iterator[None]:
     """A container a node that runs python3 with `command`, /chaos being OUTPUT, and is restarted when it fails."""
     python = f"/opt/venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-    for node in nodes:
+
+    def start(node: Node) -> None:
         bed.run(node, "install", "-d", "-o", "trainer", OUTPUT)
         bed.sh(node, f"cat >{OUTPUT}/{program.name} <<'END'\n{program.read_text()}END")
         bed.sh(
@@ -156,11 +157,16 @@ def _by_hand(
             f" -e PYTHONPATH={python} -e OMP_NUM_THREADS=1 -v /opt/venv:/opt/venv:ro -v {OUTPUT}:/chaos {TRAIN_IMAGE}"
             f" python3 {command(node)}",
         )
-    try:
-        yield
-    finally:
-        for node in nodes:
-            bed.sh(node, f"docker rm -f {CONTAINER}{suffix}; rm -rf {OUTPUT}")
+
+    def remove(node: Node) -> None:
+        bed.sh(node, f"docker rm -f {CONTAINER}{suffix}; rm -rf {OUTPUT}")
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(start, nodes))
+        try:
+            yield
+        finally:
+            list(pool.map(remove, nodes))
 
 
 def _arguments(folder: str) -> list[str]:

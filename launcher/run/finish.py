@@ -29,6 +29,7 @@ from launcher.run.state import HANG_CODE, RunState
 # A rank that fails takes its peers down within a second or two: torchrun and the communication library see to that.
 # Those that still run after PEER_TIMEOUT are stopped, SIGKILL after GRACE: 15 s in all, and HANG_STACKS after a hang.
 PEER_TIMEOUT = 3.0
+DONE_TIMEOUT = 10.0  # of a run that may lose nodes: a node that was away when the others finished does not know of it
 GRACE = 10.0
 STACKS = 1.0  # seconds for ranks that wait to write down for what
 HANG_STACKS = 8.0  # after a hang, where entry.sh waits 5 s for that before it asks for the stacks
@@ -87,11 +88,13 @@ def supervise(
             elif isinstance(message, messages.NodeBack):
                 stopping = None  # if the run has failed meanwhile, it could not be stopped there
             badly = len(attached.unreachable) + len(missing) + sum(state.exit_code != 0 for state in states.values())
-            failed = badly > attached.may_lose
-            if failed or stopped_by or attached.is_done(states):
+            failed, done = badly > attached.may_lose, attached.is_done(states)
+            if failed or stopped_by or done:
                 following.over()
-            if failed and stopping is None and attached.owner is not Owner.OTHER:
-                stopping = in_background(partial(_stop_peers, attached, following, states, stopped_by, all_ended))
+            if (failed or done) and stopping is None and attached.owner is not Owner.OTHER:
+                first = PEER_TIMEOUT if failed else DONE_TIMEOUT
+                stop = partial(_stop_peers, attached, following, states, stopped_by, all_ended, first)
+                stopping = in_background(stop)
             if len(states) + len(missing) >= len(attached.nodes):
                 all_ended.set()
             show(message)
@@ -121,8 +124,9 @@ def _stop_peers(
     states: Mapping[str, ContainerState],
     stopped_by: Sequence[str],
     all_ended: threading.Event,
+    timeout: float,
 ) -> None:
-    """Peers that have not ended by themselves. A stop ends a restart policy: only once restarts are used up.
+    """Peers that have not ended by themselves in that time. A stop ends a restart policy: no restart is wanted now.
 
     A user who stops the run gives all of its nodes the time for a checkpoint.
     """
@@ -138,7 +142,7 @@ def _stop_peers(
         except LauncherError as error:
             attached.record.event("peer not stopped", node=node.name, reason=str(error))
 
-    if all_ended.wait(PEER_TIMEOUT) or stopped_by:
+    if all_ended.wait(timeout) or stopped_by:
         return
     root, left = attached.record.paths.root, [node for node in attached.nodes if node.name not in states]
     ended = [gather(root, node, states[node.name]) for node in attached.nodes if node not in left]

@@ -18,16 +18,21 @@ from tests.e2e.test_process_runtime import process_job
 pytestmark = pytest.mark.timeout(400)
 
 
-def kill_node(name: str) -> None:
-    """Its supervisor and every process below it, at once: nothing starts it again."""
+def processes_of(name: str) -> list[int]:
+    """The node's supervisor and every process below it."""
     listed = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True)
     rows = [line.split(None, 2) for line in listed.stdout.splitlines()[1:]]
-    doomed = [pid for pid, _, args in rows if "supervisor.py" in args and args.endswith(f".node/{name}")]
-    assert doomed
-    for pid in doomed:
-        doomed += [child for child, parent, _ in rows if parent == pid]
-    for pid in doomed:
-        os.kill(int(pid), signal.SIGKILL)
+    found = [pid for pid, _, args in rows if "supervisor.py" in args and args.endswith(f".node/{name}")]
+    assert found
+    for pid in found:  # grows meanwhile
+        found += [child for child, parent, _ in rows if parent == pid]
+    return [int(pid) for pid in found]
+
+
+def kill_node(name: str) -> None:
+    """At once: nothing starts it again."""
+    for pid in processes_of(name):
+        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +53,20 @@ def test_a_run_goes_on_without_a_node(home_cli: Cli, kind: str, lost: str) -> No
     assert any(line == "rank 0 finished with 120780" for _, line in up.lines), str(up)
     assert any(f"without {lost}" in line for _, line in up.messages), str(up)
     home_cli("down", code=None)
+
+
+def test_a_node_that_is_paused_when_the_others_finish_does_not_keep_the_launcher(home_cli: Cli) -> None:
+    run = {"script": home_cli.program("elastic.py"), "args": ["30", "5", "0.3"]}
+    keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "5s", "port": 29770}
+    up = Drill.follow(home_cli, "up", home_cli.job("paused", **process_job(run=run, **keys)))
+    up.sees("^step 12$")
+    _, *paused = processes_of("local-2")  # not its supervisor, as `docker pause` does not pause the engine
+    for pid in paused:
+        os.kill(pid, signal.SIGSTOP)
+    up.sees("rank 0 finished")
+    up.end(0, timeout=60)
+    assert any("without local-2" in line for _, line in up.messages), str(up)
+    home_cli("down")
 
 
 @pytest.mark.slow
