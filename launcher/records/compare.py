@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -124,7 +125,8 @@ def markdown(rows: Sequence[Row], width: int | None = None) -> str:
     rule = "|" + "|".join("-" * (widths[c] + 2) if c < 2 else "-" * (widths[c] + 1) + ":" for c in kept) + "|"
     text = "\n".join([line(table[0]), rule, *(line(row) for row in table[1:])])
     if len(kept) < len(names):
-        text += "\n\nnot shown here: " + ", ".join(name for c, name in enumerate(names) if c not in kept)
+        hidden = ", ".join(name for c, name in enumerate(names) if c not in kept)
+        text += "\n\n" + textwrap.fill(f"not shown here: {hidden}", width or 80)
     if any(not row.same_batch for row in rows):
         text += "\n\n~ against a run with another global batch: images a second are compared"
     return text

@@ -107,6 +107,12 @@ def parse_worlds(text: bytes) -> tuple[World, ...]:
     return tuple(World(int(m["number"]), int(m["offset"]), tuple(m["members"].split(",")), m["text"]) for m in found)
 
 
+def joined(text: bytes) -> int:
+    """The generation in which the node's last attempt takes part; 0 where it has not begun one."""
+    worlds = parse_worlds(text[max(text.rfind(b"start "), 0) :])
+    return worlds[-1].number if worlds else 0
+
+
 def newest(worlds: Mapping[str, tuple[World, ...]]) -> World | None:
     """worlds: of each node."""
     return max((own[-1] for own in worlds.values() if own), key=lambda world: world.number, default=None)

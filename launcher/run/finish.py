@@ -29,7 +29,7 @@ from launcher.run.state import HANG_CODE, RunState
 # A rank that fails takes its peers down within a second or two: torchrun and the communication library see to that.
 # Those that still run after PEER_TIMEOUT are stopped, SIGKILL after GRACE: 15 s in all, and HANG_STACKS after a hang.
 PEER_TIMEOUT = 3.0
-DONE_TIMEOUT = 10.0  # of a run that may lose nodes: a node that was away when the others finished does not know of it
+DONE_TIMEOUT = 10.0  # for the nodes of a run that is done, while they tell one another so
 GRACE = 10.0
 STACKS = 1.0  # seconds for ranks that wait to write down for what
 HANG_STACKS = 8.0  # after a hang, where entry.sh waits 5 s for that before it asks for the stacks
@@ -128,7 +128,8 @@ def _stop_peers(
 ) -> None:
     """Peers that have not ended by themselves in that time. A stop ends a restart policy: no restart is wanted now.
 
-    A user who stops the run gives all of its nodes the time for a checkpoint.
+    Of a run that is done, only those that were away when the others finished, and do not know of it. A user who stops
+    the run gives all of its nodes the time for a checkpoint.
     """
 
     def stop(node: NodeOfRun) -> None:
@@ -145,7 +146,9 @@ def _stop_peers(
     if all_ended.wait(timeout) or stopped_by:
         return
     root, left = attached.record.paths.root, [node for node in attached.nodes if node.name not in states]
-    ended = [gather(root, node, states[node.name]) for node in attached.nodes if node not in left]
+    if attached.is_done(states):
+        left = [node for node in left if not following.takes_part(node.name)]
+    ended = [gather(root, node, states[node.name]) for node in attached.nodes if node.name in states]
     hung = any(one.state.exit_code == HANG_CODE for one in ended)
     collective = unmet(ended) or not following.up_to_date
     run_all_settled([partial(stop, node) for node in left])

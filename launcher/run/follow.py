@@ -67,6 +67,11 @@ class Follow:
         """Whether the files of all nodes that have ended are here."""
         return all(node.collected.is_set() for node in self._nodes if node.ended)
 
+    def takes_part(self, name: str) -> bool:
+        """Whether this node is in the newest generation, in a job with min_nodes: its program may be at work."""
+        generations = {node.name: node.generation for node in self._nodes}
+        return generations[name] == max(generations.values())
+
     def __iter__(self) -> Iterator[Message]:
         """Every message as it comes."""
         steps = [partial(step, node) for node in self._nodes for step in (self._wait_for, self._read)]

@@ -99,6 +99,11 @@ class FollowedNode:
         return self._follower
 
     @property
+    def generation(self) -> int:
+        """In which it takes part, in a job with min_nodes; 0: in none."""
+        return attempts.joined(self._attempts_text)
+
+    @property
     def changed(self) -> bool:
         """Whether other files are to be followed than are."""
         return self._followed != self._wanted()

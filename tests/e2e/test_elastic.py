@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.run.finish import DONE_TIMEOUT
 from tests.e2e.cli import Cli
 from tests.e2e.drill import Drill
 from tests.e2e.test_process_runtime import process_job
@@ -18,21 +22,26 @@ from tests.e2e.test_process_runtime import process_job
 pytestmark = pytest.mark.timeout(400)
 
 
-def processes_of(name: str) -> list[int]:
-    """The node's supervisor and every process below it."""
+def processes_of(name: str, words: str = "") -> list[int]:
+    """The node's supervisor and every process below it, with a command line that `words`, a pattern, match."""
     listed = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True)
     rows = [line.split(None, 2) for line in listed.stdout.splitlines()[1:]]
     found = [pid for pid, _, args in rows if "supervisor.py" in args and args.endswith(f".node/{name}")]
     assert found
     for pid in found:  # grows meanwhile
         found += [child for child, parent, _ in rows if parent == pid]
-    return [int(pid) for pid in found]
+    return [int(pid) for pid, _, args in rows if pid in found and re.search(words, args)]
 
 
 def kill_node(name: str) -> None:
     """At once: nothing starts it again."""
     for pid in processes_of(name):
         os.kill(pid, signal.SIGKILL)
+
+
+def status(cli: Cli) -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = json.loads(cli("status", "--json").stdout)["nodes"]
+    return nodes
 
 
 @pytest.mark.parametrize(
@@ -60,12 +69,30 @@ def test_a_node_that_is_paused_when_the_others_finish_does_not_keep_the_launcher
     keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "5s", "port": 29770}
     up = Drill.follow(home_cli, "up", home_cli.job("paused", **process_job(run=run, **keys)))
     up.sees("^step 12$")
-    _, *paused = processes_of("local-2")  # not its supervisor, as `docker pause` does not pause the engine
-    for pid in paused:
+    for pid in processes_of("local-2", "^(?!.*supervisor.py)"):  # `docker pause` does not pause the engine either
         os.kill(pid, signal.SIGSTOP)
     up.sees("rank 0 finished")
     up.end(0, timeout=60)
     assert any("without local-2" in line for _, line in up.messages), str(up)
+    home_cli("down")
+
+
+def test_a_node_whose_program_is_still_busy_when_the_others_have_left_is_not_stopped(home_cli: Cli) -> None:
+    run = {"script": home_cli.program("elastic.py"), "args": ["12", "5", "0.1"]}
+    keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "5s", "port": 29780}
+    job = process_job(run=run, **keys)
+    job["env"]["LINGER"] = str(DONE_TIMEOUT + 15)
+    up = Drill.follow(home_cli, "up", home_cli.job("busy", **job))
+    up.sees("rank 0 finished")
+    [agent] = processes_of("local-0", r"^\S*python\S* \S*/kit/elastic\.py ")
+    os.kill(agent, signal.SIGSTOP)  # the others hear nothing of it any more, and leave
+    begun = time.monotonic()
+    while (codes := [node["exit_code"] for node in status(home_cli)]).count(0) < 2:
+        assert time.monotonic() < begun + 60, codes
+    time.sleep(DONE_TIMEOUT + 3)
+    os.kill(agent, signal.SIGCONT)
+    up.end(0)
+    assert not any("without" in line for _, line in up.messages), str(up)
     home_cli("down")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.run.attempts import Attempt, parse, reasons, stop_line, stopped_by
+from launcher.run.attempts import Attempt, joined, parse, reasons, stop_line, stopped_by
 
 
 def test_restarts_and_why() -> None:
@@ -27,6 +27,13 @@ def test_who_stops_the_latest_attempt_and_which_ranks_were_suspended() -> None:
     assert parse(text) == (Attempt(100, 120, 143, frozenset({3, 4})),)
     assert stopped_by(text + b"start 130\n") is None
     assert stopped_by(b"start 1\nstopped \x1b[2Jme 3\n") is None
+
+
+def test_in_which_generation_the_last_attempt_takes_part() -> None:
+    begun = b"start 1\ngeneration 3 120 gpu-b,gpu-a rank 0 is now on gpu-b, world 2 of 3: gpu-c lost at 12:03 UTC\n"
+    assert joined(b"") == joined(b"start 1\n") == 0
+    assert joined(begun) == 3
+    assert joined(begun + b"exit 1 50\nstart 51\n") == 0
 
 
 def test_torn_and_foreign_lines_are_ignored() -> None:

@@ -142,7 +142,8 @@ def test_a_terminal_shows_the_columns_that_fit_and_names_the_others(width: int) 
     assert len(head) <= width
     assert all(f" {name} " in head for name in ("run", "images/s", "accuracy %", "speed-up"))
     assert [row.split()[1] for row in rest[1:]] == ["batch_size=64", "batch_size=128"]
-    hidden = notes[0].removeprefix("not shown here: ").split(", ")
+    assert all(len(line) <= width for note in notes for line in note.splitlines())
+    hidden = notes[0].replace("\n", " ").removeprefix("not shown here: ").split(", ")
     assert {name.strip() for name in head.strip("|").split("|")} | set(hidden) == set(cells([])[0])
     assert "not shown" not in markdown(compare(runs))
 

@@ -3,7 +3,7 @@
 elastic.py STEPS INTERVAL SECONDS: STEPS steps of SECONDS each on a batch of 12 samples, a checkpoint every INTERVAL
 steps. What it has to do: each node keeps the checkpoint, as the disk of any other one may be lost; all agree on the
 newest, where a newer generation counts before a later step; and a generation begins by writing its own. The batch is
-the job's, whatever the number of ranks.
+the job's, whatever the number of ranks. LINGER: seconds that rank 0 is still busy when the others have finished.
 """
 
 import json
@@ -51,3 +51,5 @@ for step in range(start + 1, steps + 1):
 print(f"rank {rank} finished with {value:g}", flush=True)
 dist.barrier()
 dist.destroy_process_group()
+if rank == 0:
+    time.sleep(float(os.environ.get("LINGER", "0")))
