@@ -147,7 +147,7 @@ def _stop_peers(
         return
     root, left = attached.record.paths.root, [node for node in attached.nodes if node.name not in states]
     if attached.is_done(states):
-        left = [node for node in left if not following.takes_part(node.name)]
+        left = [node for node in left if node.name in following.left_out()]
     ended = [gather(root, node, states[node.name]) for node in attached.nodes if node.name in states]
     hung = any(one.state.exit_code == HANG_CODE for one in ended)
     collective = unmet(ended) or not following.up_to_date

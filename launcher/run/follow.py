@@ -67,10 +67,10 @@ class Follow:
         """Whether the files of all nodes that have ended are here."""
         return all(node.collected.is_set() for node in self._nodes if node.ended)
 
-    def takes_part(self, name: str) -> bool:
-        """Whether this node is in the newest generation, in a job with min_nodes: its program may be at work."""
-        generations = {node.name: node.generation for node in self._nodes}
-        return generations[name] == max(generations.values())
+    def left_out(self) -> set[str]:
+        """Nodes that answer and take no part in the newest generation, in a job with min_nodes."""
+        newest = max(node.generation for node in self._nodes)
+        return {node.name for node in self._nodes if node.generation < newest and not node.silent_since}
 
     def __iter__(self) -> Iterator[Message]:
         """Every message as it comes."""
