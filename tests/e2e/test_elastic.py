@@ -22,20 +22,21 @@ from tests.e2e.test_process_runtime import process_job
 pytestmark = pytest.mark.timeout(400)
 
 
-def processes_of(name: str, words: str = "") -> list[int]:
+def processes_of(cli: Cli, name: str, words: str = "") -> list[int]:
     """The node's supervisor and every process below it, with a command line that `words`, a pattern, match."""
     listed = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True)
     rows = [line.split(None, 2) for line in listed.stdout.splitlines()[1:]]
-    found = [pid for pid, _, args in rows if "supervisor.py" in args and args.endswith(f".node/{name}")]
+    supervisor = re.compile(rf"supervisor\.py {re.escape(cli.env['HOME'])}/.*/{name}$")
+    found = [pid for pid, _, args in rows if supervisor.search(args)]
     assert found
     for pid in found:  # grows meanwhile
         found += [child for child, parent, _ in rows if parent == pid]
     return [int(pid) for pid, _, args in rows if pid in found and re.search(words, args)]
 
 
-def kill_node(name: str) -> None:
+def kill_node(cli: Cli, name: str) -> None:
     """At once: nothing starts it again."""
-    for pid in processes_of(name):
+    for pid in processes_of(cli, name):
         os.kill(pid, signal.SIGKILL)
 
 
@@ -53,7 +54,7 @@ def test_a_run_goes_on_without_a_node(home_cli: Cli, kind: str, lost: str) -> No
     keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "10s", "port": 29750}
     up = Drill.follow(home_cli, "up", home_cli.job("elastic", **process_job(run=run, **keys)))
     up.sees("^step 12$")
-    kill_node(lost)
+    kill_node(home_cli, lost)
     up.sees(f"rank 0 is now on local-[01], world 2 of 3: {lost} lost at")
     up.end(0)
     begun = [int(line.split()[-1]) for _, line in up.lines if line.startswith("rank 0 begins after step ")]
@@ -69,7 +70,7 @@ def test_a_node_that_is_paused_when_the_others_finish_does_not_keep_the_launcher
     keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "5s", "port": 29770}
     up = Drill.follow(home_cli, "up", home_cli.job("paused", **process_job(run=run, **keys)))
     up.sees("^step 12$")
-    for pid in processes_of("local-2", "^(?!.*supervisor.py)"):  # `docker pause` does not pause the engine either
+    for pid in processes_of(home_cli, "local-2", "^(?!.*supervisor.py)"):  # nor does `docker pause` pause the engine
         os.kill(pid, signal.SIGSTOP)
     up.sees("rank 0 finished")
     up.end(0, timeout=60)
@@ -84,7 +85,7 @@ def test_a_node_whose_program_is_still_busy_when_the_others_have_left_is_not_sto
     job["env"]["LINGER"] = str(DONE_TIMEOUT + 15)
     up = Drill.follow(home_cli, "up", home_cli.job("busy", **job))
     up.sees("rank 0 finished")
-    [agent] = processes_of("local-0", r"^\S*python\S* \S*/kit/elastic\.py ")
+    [agent] = processes_of(home_cli, "local-0", r"^\S*python\S* \S*/kit/elastic\.py ")
     os.kill(agent, signal.SIGSTOP)  # the others hear nothing of it any more, and leave
     begun = time.monotonic()
     while (codes := [node["exit_code"] for node in status(home_cli)]).count(0) < 2:
@@ -102,9 +103,9 @@ def test_a_second_loss_ends_the_run_and_keeps_its_checkpoint(home_cli: Cli) -> N
     keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "10s", "port": 29760}
     up = Drill.follow(home_cli, "up", home_cli.job("twice", **process_job(run=run, **keys)))
     up.sees("^step 12$")
-    kill_node("local-0")
+    kill_node(home_cli, "local-0")
     up.sees("rank 0 begins after step 1[0-9]$")
-    kill_node("local-2")
+    kill_node(home_cli, "local-2")
     up.end(1)
     print(up)
     kept = Path(home_cli.env["HOME"], ".launcher", home_cli.runs()[-1].name, "checkpoints")
