@@ -19,7 +19,7 @@ STEPS: dict[str, str | None] = {
     "after:connect:1": None,
     "after:facts:2": None,
     "after:probe-create:1": None,
-    "before:probe-_remove:1": None,
+    "before:probe-remove:1": None,
     "after:granted_ulimits:2": None,
     "before:create:1": "removed",
     "after:create:1": "created",
