@@ -20,9 +20,14 @@ from launcher.node.ssh.machine import SshMachine
 PLACES = {"connect": (SshMachine, "_transport"), "name_image": (DockerImages, "tag")}
 
 
+def place(name: str) -> tuple[type, str]:
+    """The class and its method."""
+    return PLACES.get(name, (DockerEngine, name.removeprefix("probe-")))
+
+
 def arm(when: str) -> None:
     edge, name, count = when.split(":")
-    owner, attribute = PLACES.get(name, (DockerEngine, name.removeprefix("probe-")))
+    owner, attribute = place(name)
     local = threading.local()
     probe = DockerEngine.run_probe
 

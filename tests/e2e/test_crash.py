@@ -11,6 +11,7 @@ import pytest
 
 from tests.bed.bed import Bed
 from tests.e2e.cli import ROOT, Cli, bed_job
+from tests.e2e.killed import place
 
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(200)]
 
@@ -66,6 +67,11 @@ def test_killed(bed_cli: Cli, bed: Bed, when: str) -> None:
     assert bed.wait_clean(home=True) == []
     assert json.loads(bed_cli("status", "--json").stdout)["state"] == "stopped"
     bed_cli("up", job, "--set", "run.args=[3]")  # nothing blocks the next run
+
+
+def test_every_step_is_a_method_that_there_is() -> None:
+    """Most steps are slow, and not tried every day."""
+    assert [when for when in STEPS if not hasattr(*place(when.split(":")[1]))] == []
 
 
 @pytest.mark.parametrize("source", ["here", "node1"])
