@@ -145,9 +145,9 @@ def _stop_peers(
 
     if all_ended.wait(timeout) or stopped_by:
         return
-    root, left = attached.record.paths.root, [node for node in attached.nodes if node.name not in states]
-    if attached.is_done(states):
-        left = [node for node in left if node.name in following.left_out()]
+    away = following.left_out() if attached.is_done(states) else None
+    left = [node for node in attached.nodes if node.name not in states and (away is None or node.name in away)]
+    root = attached.record.paths.root
     ended = [gather(root, node, states[node.name]) for node in attached.nodes if node.name in states]
     hung = any(one.state.exit_code == HANG_CODE for one in ended)
     collective = unmet(ended) or not following.up_to_date
