@@ -19,6 +19,7 @@ from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CO
 
 _ATTEMPT = re.compile(r"^(start|left|exit \d{1,15}|halted \d{1,15}) (\d{1,15})$", re.MULTILINE)
 _STOPPED = re.compile(rb"^stopped ([!-~]{1,400}) \d+$", re.MULTILINE)  # as locate.caller() writes it
+_START = re.compile(rb"^start ", re.MULTILINE)  # at the start of a line: a node may be called kickstart
 _GENERATION = re.compile(
     r"^generation (?P<number>\d{1,9}) (?P<offset>\d{1,15}) (?P<members>[!-~]{1,99999}) (?P<text>rank 0 [ -~]{1,9999})$",
     re.MULTILINE,
@@ -97,7 +98,7 @@ def stop_line(by: str) -> str:
 
 def stopped_by(text: bytes) -> str | None:
     """Who stopped the last attempt; None where it was not stopped."""
-    found = _STOPPED.search(text, max(text.rfind(b"start "), 0))
+    found = _STOPPED.search(_of_last_attempt(text))
     return found.group(1).decode() if found else None
 
 
@@ -109,8 +110,12 @@ def parse_worlds(text: bytes) -> tuple[World, ...]:
 
 def joined(text: bytes) -> int:
     """The generation in which the node's last attempt takes part; 0 where it has not begun one."""
-    worlds = parse_worlds(text[max(text.rfind(b"start "), 0) :])
+    worlds = parse_worlds(_of_last_attempt(text))
     return worlds[-1].number if worlds else 0
+
+
+def _of_last_attempt(text: bytes) -> bytes:
+    return text[max((found.start() for found in _START.finditer(text)), default=0) :]
 
 
 def newest(worlds: Mapping[str, tuple[World, ...]]) -> World | None:

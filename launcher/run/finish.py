@@ -92,8 +92,8 @@ def supervise(
             if failed or stopped_by or done:
                 following.over()
             if (failed or done) and stopping is None and attached.owner is not Owner.OTHER:
-                first = PEER_TIMEOUT if failed else DONE_TIMEOUT
-                stop = partial(_stop_peers, attached, following, states, stopped_by, all_ended, first)
+                timeout = PEER_TIMEOUT if failed else DONE_TIMEOUT
+                stop = partial(_stop_peers, attached, following, states, stopped_by, all_ended, timeout)
                 stopping = in_background(stop)
             if len(states) + len(missing) >= len(attached.nodes):
                 all_ended.set()
