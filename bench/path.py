@@ -2,9 +2,9 @@
 
     python -m bench.path JOB [--ssh-config FILE]
 
-Runs the job, traced. A module counts when a function of it is first called with the job or with what is made of it
-(VALUES). The way turns back up where such a module is not called from the one that came before it, directly or through
-others, but from one above. A job that a thread works on was called where the thread was started.
+Runs the job by `launcher.up(job).wait()`, traced. A module counts when a function of it is first called with the job or
+with what is made of it (VALUES). The way turns back up where such a module is not called from the one that came before
+it, directly or through others, but from one above. A job that a thread works on was called where that was started.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from launcher.cli.up import UpOptions, run_one
-from launcher.job.loader import load_job
+import launcher
 
 VALUES = {
     *("Job", "Snapshot", "NodeFacts", "ImageFacts", "ImageOnNodes", "Rendezvous", "Plan", "NodePlan", "ContainerSpec"),
     *("Record", "Attached", "Outcome"),
 }
 NO_STEPS = ("launcher.model.", "launcher.job.models")  # values: what the others pass on
-START, PARALLEL = "launcher.cli.up", "launcher.node.parallel"
+START, PARALLEL = "launcher.api.up", "launcher.node.parallel"
 
 
 class Way:
@@ -75,11 +74,12 @@ def main() -> None:
     parser.add_argument("--ssh-config", type=Path)
     call = parser.parse_args()
     way = Way()
-    job = load_job(call.job)
+    job = launcher.load(call.job)
     sys.setprofile(way)
     threading.setprofile(way)
     try:
-        run_one(job, UpOptions(call.job, call.ssh_config))
+        with launcher.up(job, ssh_config=call.ssh_config) as run:
+            run.wait()
     finally:
         sys.setprofile(None)
         threading.setprofile(None)

@@ -1,5 +1,7 @@
 """`python -m launcher`, and what the command `launcher` calls: a Ctrl-C has its exit code while modules load, too."""
 
+import io
+import os
 import sys
 
 STOPPED = 5  # errors.StoppedByUser, whose module is not loaded yet
@@ -7,11 +9,25 @@ STOPPED = 5  # errors.StoppedByUser, whose module is not loaded yet
 
 def main() -> None:
     try:
+        _use_utf8()
         from launcher.cli.main import main as run
 
         run()
     except KeyboardInterrupt:
+        sys.stderr.write("launcher: stopped; nothing was started\n")
         sys.exit(STOPPED)
+
+
+def _use_utf8() -> None:
+    """Job files, names of files and what programs print are UTF-8, whatever the locale says. Python decides on its
+    encoding at its start: where it has another one, it is started again. Programs of a run keep the caller's settings.
+    """
+    again = "utf8" not in sys._xoptions  # noqa: SLF001 - documented; without this an -X utf8=0 would have no end
+    if sys.getfilesystemencoding() != "utf-8" and again and sys.executable:
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 - no shell is wanted
+    for stream in (sys.stdout, sys.stderr):  # PYTHONIOENCODING may name an encoding that lacks characters
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ A class's docstring says when it is raised. `str(error)` is the whole message.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class LauncherError(Exception):
@@ -58,6 +59,10 @@ class NodeError(LauncherError):
 
 class NodeUnreachable(NodeError):
     """No connection to the node within the time limit, or the connection was lost for good."""
+
+
+class LoginLost(NodeUnreachable):
+    """The connection to a cluster's login machine is gone; another one might ask for a password again."""
 
 
 class HostKeyUnknown(NodeError):
@@ -133,9 +138,25 @@ class StoppedByUser(LauncherError):
 
 
 class NotConfirmed(LauncherError):
-    """A node did not confirm a request, so something may be left there."""
+    """A node did not confirm a request, so something may be left there.
+
+    removed: what the other nodes confirmed. errors: why the rest did not.
+    """
 
     exit_code = 6
+
+    def __init__(
+        self,
+        where: str,
+        what: str,
+        next_step: str = "",
+        *,
+        removed: Sequence[Any] = (),
+        errors: Sequence[LauncherError] = (),
+    ) -> None:
+        super().__init__(where, what, next_step)
+        self.removed = tuple(removed)
+        self.errors = tuple(errors)
 
 
 class NodesFailed(LauncherError):

@@ -10,9 +10,10 @@ from tests.bed.fixtures import bed, clean_bed
 
 __all__ = ["bed", "clean_bed"]
 
-# A shell ignores SIGINT in background jobs; the programs that tests start and interrupt would inherit that.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell ignores these in background jobs; the programs and scripts that tests start and signal would inherit that.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # The programs that tests start, again and again, find their byte code.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -24,7 +25,8 @@ settings.load_profile("untimed")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `-n 2`: the tests of the bed in one process, which mostly wait, beside all others, which compute.
+    """With `-n 3`: the tests of the bed in one process, which mostly wait; those that start runs on this machine
+    alone, as they share its ports, in the second; all others, which compute, in the third.
 
     pytest-xdist (`--dist each`) lets each process run what it has collected.
     """
@@ -34,4 +36,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def lane(item: pytest.Item) -> int:
-    return 0 if "bed" in getattr(item, "fixturenames", ()) else 1
+    if "bed" in getattr(item, "fixturenames", ()) or item.get_closest_marker("bed"):
+        return 0
+    return 1 if item.path.parent.name in ("e2e", "process", "slurm", "bed") else 2

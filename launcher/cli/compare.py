@@ -12,11 +12,12 @@ import typer
 
 from launcher.cli import options, terminal
 from launcher.errors import UsageError
-from launcher.node.cache import write_atomic
+from launcher.local_files import write_atomic
 from launcher.records.compare import compare as compare_
 from launcher.records.compare import markdown, page
 from launcher.records.groups import labels, select
 from launcher.records.measured import read
+from launcher.records.plot import draw
 from launcher.records.store import find
 
 
@@ -45,8 +46,6 @@ def compare(
     table = json_.dumps([row.to_dict() for row in rows], indent=2) if json else markdown(rows, width)
     typer.echo(terminal.escaped(table))  # it has words of a program's metrics
     if plot is not None:
-        from launcher.records.plot import draw
-
         write_atomic(plot, draw(rows, plot.suffix.lower()[1:]))
         typer.echo(f"wrote {plot}", err=True)
     if html is not None:

@@ -8,21 +8,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.text import Text
 
 from launcher.cli import terminal
 from launcher.cli.terminal import Reporter, interactive
+from launcher.container_scripts.words import TRACEBACK
 from launcher.logs.lines import Lines
-from launcher.records.masking import Masker
+from launcher.node.parallel import uninterrupted
 from launcher.records.measured import TrainingProgress, top1, training_progress
 from launcher.run import messages
-from launcher.run.diagnose import TRACEBACK
-from launcher.run.finish import Outcome
+from launcher.run.outcome import Outcome
 from launcher.run.state import RunState
-
-if TYPE_CHECKING:  # rich is loaded where it is first needed, which in a start is after the containers run
-    from rich.console import Console
-    from rich.live import Live
 
 LEAVE = "the run may well go on there, Ctrl-C leaves it"
 HOLD = 10.0  # seconds for which a traceback is held back
@@ -71,9 +71,9 @@ class Screen(Reporter):
     second.
     """
 
-    def __init__(self, masker: Masker | None = None, *, prefix: bool = False, raw: bool = False) -> None:
+    def __init__(self, mask: Callable[[str], str] = str, *, prefix: bool = False, raw: bool = False) -> None:
         """prefix: begin each line with its node's name, where several are shown. raw: pass all terminal sequences."""
-        self.mask = masker or Masker()
+        self.mask = mask
         self._prefix = prefix
         self._raw = raw
         self._states: dict[str, str] = {}  # by node, of a line that its program rewrites
@@ -82,6 +82,7 @@ class Screen(Reporter):
         self._progress: TrainingProgress | None = None
         self._live: Live | None = None
         self._held = TracebackBuffer()
+        self.unread = False  # nothing reads stdout any more (`| head`)
         self.silent: dict[str, str] = {}  # nodes that do not answer now, and since when
 
     def __enter__(self) -> Screen:
@@ -94,12 +95,10 @@ class Screen(Reporter):
     def live(self) -> Iterator[None]:
         """With a progress line at the bottom, where a person is watching."""
         if interactive():
-            from rich.live import Live
-
             self._live = Live(  # the job's output stays on stdout, as a pipe expects
                 console=self.err, refresh_per_second=8, transient=True, redirect_stdout=False, redirect_stderr=False
             )
-            self._live.start()
+            uninterrupted(self._live.start)  # a Ctrl-C half-way through it would be an error of rich's at the end
         try:
             yield
         finally:
@@ -131,10 +130,16 @@ class Screen(Reporter):
 
     def _hide(self) -> None:
         if self._live is not None:
-            self._live.stop()
+            uninterrupted(self._live.stop)
             self._live = None
 
     def show(self, message: messages.Message) -> None:
+        """Raises BrokenPipeError where nothing reads the output any more."""
+        self._show(message)
+        if self.unread:
+            raise BrokenPipeError
+
+    def _show(self, message: messages.Message) -> None:
         if isinstance(message, messages.Output):
             lines = self._lines.setdefault(message.node, Lines())
             self._print(message.node, lines.feed(message.data))
@@ -163,11 +168,14 @@ class Screen(Reporter):
                 self.log(f"{node}: connected again")
             case messages.NotCollected(reason):
                 self.warn(f"not brought here: {reason}")
+            case messages.Warned(reason):
+                self.warn(reason)
             case messages.NodeGone(node, reason):
                 self.log(f"{node}: given up, as the run has ended without it ({reason})")
-            case messages.NodeRemoved(node):
+            case messages.NodeRemoved(node, folder):
                 self._held.failing = True
-                self.log(f"{node}: its container was removed from outside")
+                lost = "output folder was removed or locked" if folder else "container was removed from outside"
+                self.log(f"{node}: its {lost}")
             case messages.NodeStopped(node, by):
                 self.log(f"{node}: {by} stops the run in another terminal")
 
@@ -189,8 +197,6 @@ class Screen(Reporter):
         """The progress line and below it the bars of programs."""
         if self._live is None:
             return
-        from rich.text import Text
-
         shown = [] if self._progress is None else [Text("  ".join(self._progress.parts()), style="cyan")]
         shown += [Text.from_ansi(self._clean(state)) for state in self._states.values() if state]
         self._live.update(Text("\n", no_wrap=True, overflow="ellipsis").join(shown))
@@ -203,22 +209,24 @@ class Screen(Reporter):
             return
         lines = [self._clean(line) for line in lines]
         if self._live is not None:
-            self._live.stop()  # the line below must not be written over
+            uninterrupted(self._live.stop)  # the line below must not be written over
             if sys.stdout.isatty():
                 width = os.get_terminal_size(sys.stdout.fileno()).columns
                 lines = [line if OWN.match(line) else shorten(line, width) for line in lines]
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-        sys.stdout.flush()
+        try:
+            sys.stdout.write("".join(f"{line}\n" for line in lines))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            self.unread = True
+            terminal.discard(sys.stdout)
         if self._live is not None:
-            self._live.start()
+            uninterrupted(self._live.start)
 
 
 def shorten(line: str, width: int) -> str:
     """The line in at most `width` columns, an ellipsis at the end of what does not fit; then without its colours."""
     if len(line) <= width and line.isascii() and line.isprintable():
         return line
-    from rich.text import Text
-
     text = Text.from_ansi(line.expandtabs())
     if width <= 0 or text.cell_len <= width:  # 0: a terminal of unknown size
         return line
@@ -228,9 +236,6 @@ def shorten(line: str, width: int) -> str:
 
 def print_outcome(console: Console, outcome: Outcome, mask: Callable[[str], str]) -> None:
     """The first failure: who, its own words without secrets, what it means, what to do. Or that all is well."""
-    from rich.markup import escape
-    from rich.text import Text
-
     if failure := outcome.failure:
         who = failure.node if failure.rank is None else f"rank {failure.rank} on {failure.node}"
         if failure.words:

@@ -18,11 +18,13 @@ from launcher.errors import LauncherError, UsageError
 from launcher.job.files import check_files
 from launcher.job.loader import load_job
 from launcher.job.models import Job
+from launcher.job.settings import read_settings
 from launcher.model.plan import plain
 from launcher.node.connect import connect
-from launcher.plan.checks import Check, Level
+from launcher.planning.checks import Check, Level
 from launcher.run.cluster import examine_on
 from launcher.run.doctor import examine
+from launcher.run.measure import measure as between
 
 _SIGNS = {Level.OK: "[green]ok  [/]", Level.WARN: "[yellow]warn[/]", Level.FAIL: "[bold red]FAIL[/]"}
 
@@ -46,17 +48,18 @@ def doctor(
     job = _job(targets, sets or [], options.hosts(nodes))
     if on is not None and (job is None or measure):
         raise UsageError(f"--on {on}", "takes a job file, and cannot measure", f"launcher doctor JOB --on {on}")
-    hosts = [(entry.name, entry.host) for entry in job.machines] if job else [(host, host) for host in targets]
-    hosts = hosts if on is None else [(host, host) for host in options.hosts(None, on) or ()]
+    named = targets if on is None else options.hosts(None, on) or ()
+    hosts = job.hosts() if job and on is None else [(host, host) for host in named]
     console = terminal.console()
     seen: list[Check] = []
     with connect(hosts, job.runtime if job else "docker", ssh_config, allow_failures=True) as fleet:
 
         def checks() -> Iterator[Check]:
-            yield from examine(job, fleet) if job is None or on is None else examine_on(job, fleet)
+            if job is None or on is None:
+                yield from examine(job, fleet)
+            else:
+                yield from examine_on(job, read_settings(os.environ).cluster(on), fleet)
             if measure and job is not None and not any(check.level is Level.FAIL for check in seen):
-                from launcher.run.measure import measure as between
-
                 yield from between(job, fleet, Reporter().log)
 
         for check in checks():

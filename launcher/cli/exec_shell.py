@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+import launcher
+from launcher.api.shell import open_shell
 from launcher.cli import options
 from launcher.cli.terminal import Reporter
 from launcher.errors import UsageError
-from launcher.job.files import check_files, code_folder, read_secrets
-from launcher.job.loader import load_job
-from launcher.node.connect import connect
-from launcher.records.snapshot import snapshot
-from launcher.run import exec_shell as in_container
-from launcher.run.locate import attach
 
 _TAIL = "launcher.tail"
 
@@ -52,12 +46,8 @@ def _exec(
     command: list[str] = ctx.meta[_TAIL]
     if not command:
         raise UsageError("exec", "no command", "launcher exec [RUN] [--node X] -- nvidia-smi")
-    with attach(run, options.hosts(nodes, on), ssh_config, Reporter().log) as attached:
-        attached.require_any()
-        chosen = attached.nodes[0] if node is None else attached.node(node)
-        if node is None and chosen.rank:
-            attached.require_all()
-        code = in_container.execute(attached.engines[chosen.name], chosen, attached.states.get(chosen.name), command)
+    with options.find(run, nodes, on, ssh_config) as found:
+        code = found.exec(command, node)
     sys.exit(code)
 
 
@@ -75,13 +65,5 @@ def shell(
     """
     cure = "in a run that goes on there: launcher exec --on CLUSTER -- bash; else on its login machine: srun --pty bash"
     options.refuse_cluster(on, "a cluster has no containers just for looking", cure)
-    loaded = load_job(job, sets or [], options.hosts(nodes))
-    entry = next((each for each in loaded.machines if node in (None, each.name, each.host)), None)
-    if entry is None:
-        raise UsageError("--node", f"{node}: the job's nodes are {', '.join(each.name for each in loaded.machines)}")
-    check_files(loaded, Path.cwd(), os.environ)
-    secrets = read_secrets(loaded, Path.cwd(), os.environ)
-    code = snapshot(code_folder(loaded, Path.cwd()))
-    with connect([(entry.name, entry.host)], loaded.runtime, ssh_config) as fleet:
-        status = in_container.shell(loaded, entry, fleet, code, secrets, Reporter().log)
-    sys.exit(status)
+    loaded = launcher.load(job, set=sets or [], nodes=options.hosts(nodes))
+    sys.exit(open_shell(loaded, node, log=Reporter().log, ssh_config=ssh_config))

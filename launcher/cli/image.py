@@ -24,12 +24,11 @@ from launcher.image.names import OCI_BASE_NAME, RECIPE
 from launcher.image.probe import full_report
 from launcher.image.repair import Verdict
 from launcher.image.versions import Release, release, releases
-from launcher.job.files import code_folder
 from launcher.job.loader import load_job
 from launcher.job.models import Job
 from launcher.node.connect import caller_engine, connect
 from launcher.node.engine import Engine
-from launcher.records.snapshot import repack, snapshot
+from launcher.records.snapshot import pack, repack
 
 image = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Build, verify, ship and list images.")
 
@@ -51,13 +50,12 @@ def build(
     loaded = load_job(job, sets or [])
     to = None if push is None else registry_place(push, loaded.name)
     with caller_engine() as local, ExitStack() as stack:
-        first = [(entry.name, entry.host) for entry in loaded.nodes[:1]]
-        engine = local or stack.enter_context(connect(first, ssh_config=ssh_config)).engines[0]
+        engine = local or stack.enter_context(connect(loaded.hosts()[:1], ssh_config=ssh_config)).engines[0]
         done = _ensure(loaded, job, [engine], local)
         _report(done)
         made = done.images[engine.node]
         if with_code:
-            code = snapshot(code_folder(loaded, Path.cwd()))
+            code = pack(loaded, Path.cwd(), Reporter().log)
             members = repack(code.archive, IN_CONTEXT, 0, 0)
             name, made = add_code(engine, made, loaded.name, code.digest, members, Reporter().log)
             typer.echo(f"{name} {made.id}")
@@ -77,8 +75,7 @@ def ship(
     cure = "push it: launcher image build JOB --push REGISTRY; and give what it prints as image.ref"
     options.refuse_cluster(on, "a cluster imports images from a registry by its own tool", cure)
     loaded = load_job(job, sets or [], options.hosts(nodes))
-    hosts = [(entry.name, entry.host) for entry in loaded.machines]
-    with connect(hosts, ssh_config=ssh_config) as fleet, caller_engine() as local:
+    with connect(loaded.hosts(), ssh_config=ssh_config) as fleet, caller_engine() as local:
         _report(_ensure(loaded, job, fleet.engines, local))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 import traceback
@@ -18,6 +17,7 @@ from typer.main import get_command
 from launcher import __version__
 from launcher.errors import LauncherError, NodeUnfit, StoppedByUser
 
+NOTHING_STARTED = "nothing was started"
 # name -> (module, attribute, help). The order is the order of a day's work.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "init": ("launcher.cli.plan", "init", "Write a commented job file to start from."),
@@ -26,15 +26,15 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "up": ("launcher.cli.up", "up", "Run a job: image, containers, output of the master. Ctrl-C detaches."),
     "logs": ("launcher.cli.logs", "logs", "Stream the master's output until the run ends."),
     "status": ("launcher.cli.status", "status", "Nodes, ranks, state, step, images/s, restarts, exit codes."),
-    "runs": ("launcher.cli.status", "runs", "List runs, the latest last."),
+    "runs": ("launcher.cli.runs", "runs", "List runs, the latest last."),
     "fetch": ("launcher.cli.fetch", "fetch", "Bring TensorBoard logs, error files and rank logs here."),
-    "tensorboard": ("launcher.cli.fetch", "tensorboard", "Collect, serve and keep curves up to date."),
+    "tensorboard": ("launcher.cli.tensorboard", "tensorboard", "Collect, serve and keep curves up to date."),
     "compare": ("launcher.cli.compare", "compare", "Runs side by side: speed, accuracy, speed-up; table and plot."),
     "export": ("launcher.cli.plan", "export", "Print a job as an sbatch script or as Kubernetes manifests."),
     "shell": ("launcher.cli.exec_shell", "shell", "An interactive container: the job's image, code, mounts and GPUs."),
     "exec": ("launcher.cli.exec_shell", "exec_", "Run a command in a running container of a run."),
     "down": ("launcher.cli.down", "down", "Stop a run on every node and remove what it left there."),
-    "clean": ("launcher.cli.down", "clean", "List, then remove what old runs left on nodes."),
+    "clean": ("launcher.cli.clean", "clean", "List, then remove what old runs left on nodes."),
     "image": ("launcher.cli.image", "image", "Build, verify, ship and list images."),
     "schema": ("launcher.cli.plan", "schema", "Print the JSON Schema of the job file."),
 }
@@ -58,18 +58,24 @@ class LazyGroup(TyperGroup):
         return name, load(str(name)), rest
 
     def make_context(self, *args: Any, **options: Any) -> Any:
-        return _stopped_by_ctrl_c(lambda: super(LazyGroup, self).make_context(*args, **options))
+        return _stopped_by_ctrl_c(lambda: super(LazyGroup, self).make_context(*args, **options), NOTHING_STARTED)
 
     def invoke(self, ctx: Any) -> Any:
-        return _stopped_by_ctrl_c(lambda: super(LazyGroup, self).invoke(ctx))
+        """The command's own function says what it knows of a Ctrl-C (`load`); before it, nothing was started."""
+        return _stopped_by_ctrl_c(lambda: super(LazyGroup, self).invoke(ctx), NOTHING_STARTED)
 
 
-def _stopped_by_ctrl_c(step: Callable[[], Any]) -> Any:
-    """Ctrl-C has one exit code at every moment; typer would end with 130."""
+def _stopped_by_ctrl_c(step: Callable[[], Any], known: str = "") -> Any:
+    """Ctrl-C has one exit code at every moment; typer would end with 130. known: what else is to be said then."""
     try:
         return step()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        _say_stopped(str(stop) or known)
         raise typer.Exit(StoppedByUser.exit_code) from None
+
+
+def _say_stopped(known: str) -> None:
+    print("; ".join(filter(None, ("launcher: stopped", known))), file=sys.stderr)
 
 
 def load(name: str) -> Any:
@@ -83,7 +89,13 @@ def load(name: str) -> Any:
         single.command(name, help=text + "\n\n" + (target.__doc__ or ""))(target)
         command = get_command(single)
     command.name = name
+    for each in getattr(command, "commands", {name: command}).values():  # a group's own, such as `image build`
+        each.callback = _says_stopped(each.callback)
     return command
+
+
+def _says_stopped(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **options: _stopped_by_ctrl_c(lambda: function(*args, **options))
 
 
 app = typer.Typer(
@@ -110,13 +122,13 @@ def _launcher(
 
 def main() -> None:
     """Entry point. An error is a message and an exit code, never a traceback."""
-    gc.set_threshold(200_000)  # collecting garbage while modules load, which are none, costs 0.1 s of every start
     try:
         app()
     except LauncherError as error:
         _end(error)
     except Exception as error:
         if "KeyboardInterrupt" in str(error):  # raised inside Rust: pydantic turns it into an error of its own
+            _say_stopped(NOTHING_STARTED)
             sys.exit(StoppedByUser.exit_code)
         if "--debug" in takewhile(lambda word: word.startswith("-"), sys.argv[1:]):
             raise
@@ -124,11 +136,9 @@ def main() -> None:
 
 
 def _end(error: LauncherError) -> NoReturn:
-    from rich.markup import escape
+    from launcher.cli.terminal import show_error  # --help needs no terminal
 
-    from launcher.cli.terminal import console
-
-    console(stderr=True).print(f"[bold red]error[/] {escape(str(error))}")
+    show_error(str(error))
     sys.exit(error.exit_code)
 
 

@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
+import launcher
+from launcher.cli.terminal import Reporter
 from launcher.errors import UsageError
+from launcher.model.host import cluster_host
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file.")]
 Run = Annotated[
@@ -37,8 +40,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def hosts(nodes: str | None, on: str | None = None) -> list[str] | None:
     """`a,b` as a list; None where the option was not given. on: a cluster, instead."""
     if on is not None:
-        return [f"slurm:{on}"]
+        return [cluster_host(on)]
     return None if nodes is None else [host.strip() for host in nodes.split(",") if host.strip()]
+
+
+def find(run: str | None, nodes: str | None, on: str | None, ssh_config: Path | None) -> launcher.Run:
+    """The run that a command's arguments mean."""
+    return launcher.find(run, nodes=hosts(nodes), cluster=on, ssh_config=ssh_config, log=Reporter().log)
 
 
 def refuse_cluster(on: str | None, what: str, cure: str) -> None:

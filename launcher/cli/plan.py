@@ -14,16 +14,20 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+import launcher
 from launcher.cli import options, terminal
-from launcher.errors import UsageError
-from launcher.job.files import check_files, code_folder
-from launcher.job.loader import load_job
+from launcher.errors import NodeUnfit, UsageError
+from launcher.export import kubernetes, slurm
+from launcher.job.dump import json_schema
+from launcher.job.files import code_folder
+from launcher.job.models import Job
 from launcher.job.settings import read_settings
+from launcher.local_files import write_atomic
 from launcher.model.plan import NodePlan, Plan
 from launcher.node.docker.values import docker_run
-from launcher.plan.cluster import build
-from launcher.plan.offline import offline
-from launcher.records.snapshot import snapshot
+from launcher.planning.cluster import build
+from launcher.records.code_files import code_files, readable
+from launcher.records.trainer import needed_trainer
 
 
 def plan(
@@ -36,19 +40,10 @@ def plan(
     ssh_config: options.SshConfig = None,
 ) -> None:
     """Nothing is started, built or sent; without --offline the nodes are examined."""
-    loaded = load_job(job, sets or [], options.hosts(nodes))
+    loaded = launcher.load(job, set=sets or [], nodes=options.hosts(nodes))
     if docker and loaded.runtime != "docker":
         raise UsageError("--docker", f"the job has runtime: {loaded.runtime}", "leave it out: `launcher plan JOB`")
-    check_files(loaded, Path.cwd(), os.environ)
-    code = snapshot(code_folder(loaded, Path.cwd()))
-    if offline_:
-        made = offline(loaded, code.digest)
-    else:
-        from launcher.node.connect import connect
-        from launcher.run.prepare import preview
-
-        with connect([(entry.name, entry.host) for entry in loaded.machines], loaded.runtime, ssh_config) as fleet:
-            made = preview(loaded, fleet, code.digest)
+    made = launcher.plan(loaded, offline=offline_, log=terminal.Reporter().log, ssh_config=ssh_config)
     if json:
         typer.echo(made.to_json())
     elif docker:
@@ -120,22 +115,31 @@ def export(
     ] = None,
 ) -> None:
     """Nothing is touched. What the target cannot carry is refused with its line in the job file."""
-    loaded = load_job(job, sets or [], options.hosts(nodes))
+    loaded = launcher.load(job, set=sets or [], nodes=options.hosts(nodes))
     if to == "slurm":
-        from launcher.export import slurm
-
         cluster = slurm.ANY if on is None else read_settings(os.environ).cluster(on)
         slurm.check(loaded, cluster.container)
+        _note_trainer(loaded)
         typer.echo(slurm.render(build(loaded, cluster.python, cluster.gpus), cluster), nl=False)
         return
     if on is not None:
         raise UsageError("--on", "is for --to slurm", "leave it out")
-    from launcher.export import kubernetes
-
     kubernetes.check(loaded, jobset=to == "jobset", image=image)
     planned = build(loaded, "python3")
     made = (kubernetes.jobset if to == "jobset" else kubernetes.indexed_job)(planned, image or "")
     typer.echo(kubernetes.text(planned, made), nl=False)
+
+
+def _note_trainer(job: Job) -> None:
+    """Where `up` would add the launcher's trainer to the code: how to do that by hand. Raises JobInvalid."""
+    code = code_folder(job, Path.cwd())
+    if not code.is_dir():  # the script may be for the code of another machine
+        return
+    with readable(code):
+        trainer = needed_trainer(job, code, code_files(code))
+    if trainer is not None:
+        copy = shlex.join(["cp", "-R", str(trainer), f"{code}/"])
+        terminal.Reporter().log(f"`up --on` adds the launcher's module {trainer.name} to the code; by hand: {copy}")
 
 
 def init(
@@ -145,12 +149,16 @@ def init(
     """Every key, with what it means and what it is by default."""
     if path.exists() and not force:
         raise UsageError(str(path), "is there already", "choose another name, or --force")
-    path.write_text(resources.files("launcher.job").joinpath("template.yaml").read_text(encoding="utf-8"))
+    if path.exists() and not path.is_file():
+        raise UsageError(str(path), "is no regular file", "choose another name")
+    try:
+        write_atomic(path.resolve(), resources.files("launcher.job").joinpath("template.yaml").read_bytes())
+    except OSError as error:
+        cure = "make room there, or choose another path"
+        raise NodeUnfit(str(path), f"could not be written: {error.strerror}", cure) from error
     typer.echo(f"wrote {path}; look at what it would do: launcher plan {path} --offline")
 
 
 def schema() -> None:
     """For editors: `# yaml-language-server: $schema=...` gives completion and checks while typing."""
-    from launcher.job.dump import json_schema
-
     typer.echo(json_.dumps(json_schema(), indent=2))

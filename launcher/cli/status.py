@@ -1,13 +1,10 @@
-"""`launcher status` and `launcher runs`: the nodes as they are now, and the runs on record."""
+"""`launcher status`: the nodes of a run as they are now."""
 
 from __future__ import annotations
 
-import json as json_
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,18 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.cli import options, terminal
-from launcher.cli.terminal import Reporter
-from launcher.model.plan import RunId, plain
-from launcher.node.connect import connect
-from launcher.records import store
-from launcher.records.measured import duration, top1
-from launcher.records.store import Record
-from launcher.run.locate import attach, on_nodes
-from launcher.run.state import of_containers
-from launcher.run.status import NodeStatus, RunStatus, Utilization, run_status
+from launcher.job.scalars import duration
+from launcher.run.status import NodeStatus, RunStatus, Utilization
 
 REFRESH = 2.0
-RUNS_TIMEOUT = 5.0  # seconds to connect to a node of which `runs` wants to know only whether a run goes on
 NARROW = 12  # columns of the last line below which it is left out, and then others from the right
 LONGEST_NAME = 24  # columns of a node's name: `user@host.example.org:22` may be one
 
@@ -44,14 +33,8 @@ def status(
 ) -> None:
     """The nodes as they are now; a node that does not answer is shown as unreachable (exit code 3)."""
     console = terminal.console(soft_wrap=False)
-    with attach(run, options.hosts(nodes, on), ssh_config, Reporter().log) as attached:
-        masker = attached.record.mask
-
-        def ask() -> RunStatus:
-            seen = run_status(attached)
-            return replace(seen, nodes=tuple(replace(node, last=masker(node.last)) for node in seen.nodes))
-
-        seen = _watch(ask, console) if watch and not json else ask()
+    with options.find(run, nodes, on, ssh_config) as found:
+        seen = _watch(found.status, console) if watch and not json else found.status()
         if json:
             typer.echo(seen.to_json())
         elif not watch:
@@ -95,9 +78,9 @@ def render(seen: RunStatus, width: int) -> RenderableType:
         room -= columns + 2
     for row in rows:
         cells = {name: Text(text) for name, text in row.items()}
-        cells["state"].stylize(_STYLES.get(row["state"], ""))
+        cells["state"].stylize(STYLES.get(row["state"], ""))
         table.add_row(*(cells[str(column.header)] for column in table.columns))
-    head = Text(f"{seen.run}  ", style="bold") + Text(seen.state, style=_STYLES.get(seen.state, ""))
+    head = Text(f"{seen.run}  ", style="bold") + Text(seen.state, style=STYLES.get(seen.state, ""))
     if seen.started_by:
         head += Text(f"  by {seen.started_by}", style="dim")
     why = [
@@ -112,7 +95,7 @@ def render(seen: RunStatus, width: int) -> RenderableType:
 
 
 ALWAYS = ("state", "node", "ranks", "restarts")
-_STYLES = {"running": "green", "done": "green", "failed": "red", "unreachable": "red", "stopped": "yellow"}
+STYLES = {"running": "green", "done": "green", "failed": "red", "unreachable": "red", "stopped": "yellow"}
 
 
 def _cells(node: NodeStatus) -> dict[str, str]:
@@ -145,76 +128,3 @@ def _gpus(node: NodeStatus) -> str:
 
 def _memory(seen: Utilization | None) -> str:
     return f"{seen.memory / 2**30:.1f}/{seen.memory_total / 2**30:.0f} GiB" if seen and seen.memory_total else ""
-
-
-@dataclass(frozen=True)
-class RunRow:
-    """A line of `launcher runs`. top1: percent. started_by: user@host of the caller, and the uid on the first node."""
-
-    run: str
-    state: str
-    exit_code: int | None
-    nodes: tuple[str, ...]
-    top1: float | None = None
-    started_by: str = ""
-
-
-def runs(
-    nodes: options.Nodes = None,
-    on: options.On = None,
-    json: options.Json = False,
-    ssh_config: options.SshConfig = None,
-) -> None:
-    """What is on record here, and what nodes say of runs without an end; with --nodes, the runs on those nodes."""
-    hosts = options.hosts(nodes, on)
-    rows = _on_record(ssh_config) if hosts is None else _on_nodes(hosts, ssh_config)
-    if json:
-        typer.echo(json_.dumps(plain(rows), indent=2))
-        return
-    last = "top-1" if hosts is None else "by"
-    table = Table("run", "state", "exit", "nodes", last, box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(
-            row.run,
-            Text(row.state, style=_STYLES.get(row.state, "")),
-            "" if row.exit_code is None else str(row.exit_code),
-            Text(", ".join(row.nodes)),
-            Text(row.started_by) if row.top1 is None else f"{row.top1:.2f}",
-        )
-    terminal.console(soft_wrap=False).print(table if rows else "no runs yet: launcher up JOB")
-
-
-def _on_record(ssh_config: Path | None) -> list[RunRow]:
-    rows, records = [], store.records()
-    seen = _seen_by_nodes([record for record in records if record.result() is None], ssh_config)
-    for record in records:
-        result = record.result() or {"state": seen[record.run]}
-        names = tuple(node.name for node in record.nodes())
-        rows.append(RunRow(record.run, result["state"], result.get("exit_code"), names, top1(result.get("last") or {})))
-    return rows
-
-
-def _seen_by_nodes(records: Sequence[Record], ssh_config: Path | None) -> dict[RunId, str]:
-    """The states of these runs on their nodes; `unreachable` where those that answer cannot tell."""
-    hosts = sorted({node.host for record in records for node in record.nodes()})
-    with connect([(h, h) for h in hosts], ssh_config=ssh_config, allow_failures=True, timeout=RUNS_TIMEOUT) as fleet:
-        found = on_nodes(fleet, Reporter().log)
-    seen = {}
-    for record in records:
-        states, nodes = [f.state for f in found.get(record.run, ())], record.nodes()
-        state = of_containers(states, len(nodes), record.min_nodes).value if states else "removed"
-        silent = any(node.host in fleet.failed for node in nodes)
-        seen[record.run] = "unreachable" if silent and state in ("removed", "lost") else state
-    return seen
-
-
-def _on_nodes(hosts: list[str], ssh_config: Path | None) -> list[RunRow]:
-    rows = []
-    with connect([(host, host) for host in hosts], ssh_config=ssh_config) as fleet:
-        for run, found in on_nodes(fleet, Reporter().log).items():
-            states, told = [f.state for f in found], found[0].labels
-            code = next((state.exit_code for state in states if state.exit_code), states[0].exit_code)
-            names = tuple(f.labels.node for f in found)
-            state = of_containers(states, told.nodes, told.min_nodes).value
-            rows.append(RunRow(run, state, code, names, started_by=told.started_by))
-    return rows

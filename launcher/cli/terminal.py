@@ -12,13 +12,14 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TextIO
 
-if TYPE_CHECKING:  # rich is loaded where it is first needed, which in a start is after the containers run
-    from rich.console import Console
-    from rich.progress import Progress, TaskID
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 
-    from launcher.image.image_locations import OnProgress
+from launcher.model.progress import OnProgress
 
 # All of C0 but tab and line feed, DEL, C1, what reorders text, and what no terminal can encode
 _CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -49,22 +50,32 @@ def coloured(text: str) -> str:
     return text if text.isprintable() else _FILTERED.sub(keep, text)
 
 
-def console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
+class SafeConsole(Console):
     """Whatever is printed with it passes `escaped`; its own colours are added after that."""
-    from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.segment import Segment
 
-    class Safe(Console):
-        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-            for segment in super().render(renderable, options):
-                yield segment if segment.control else Segment(escaped(segment.text), segment.style)
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(escaped(segment.text), segment.style)
 
-    return Safe(stderr=stderr, highlight=False, soft_wrap=soft_wrap)
+
+def console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
+    return SafeConsole(stderr=stderr, highlight=False, soft_wrap=soft_wrap)
+
+
+def show_error(text: str) -> None:
+    console(stderr=True).print(f"[bold red]error[/] {escape(text)}")
 
 
 def interactive() -> bool:
     """Whether a person is watching: progress lines only then."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def discard(stream: TextIO) -> None:
+    """Nothing reads it any more: what is written to it from now on, at the program's end too, is dropped."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 class Reporter:
@@ -79,10 +90,11 @@ class Reporter:
 
     def log(self, text: str) -> None:
         if not interactive():
-            print(f"launcher: {escaped(text)}", file=sys.stderr, flush=True)
+            try:
+                print(f"launcher: {escaped(text)}", file=sys.stderr, flush=True)
+            except BrokenPipeError:
+                discard(sys.stderr)
             return
-        from rich.markup import escape
-
         self.err.print(f"[dim]launcher:[/] {escape(text)}")
 
 
@@ -109,7 +121,5 @@ def bars() -> Iterator[OnProgress]:
 
 
 def _progress() -> Progress:
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console(stderr=True), transient=True)

@@ -1,54 +1,21 @@
-"""`launcher up`: load, connect, facts, image, plan, start, follow, finish."""
+"""`launcher up`: start a job and follow it; a sweep's variants one after another, or as one job array on a cluster."""
 
 from __future__ import annotations
 
-import importlib
-import os
-import random
 import sys
-import time
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+import launcher
+from launcher import Run
+from launcher.api.up import until_started, up_array, variants
 from launcher.cli import options
-from launcher.errors import InUse, LauncherError, NodesFailed, StoppedByUser, UsageError
-from launcher.job.dump import dump_job
-from launcher.job.files import check_files, code_folder, read_secrets
-from launcher.job.loader import load_job
-from launcher.job.models import Job
-from launcher.job.overrides import expand_sweep, variant_name
-from launcher.model.plan import Membership, Plan, RunId, is_run_id, new_run_id
-from launcher.node.connect import Fleet, connect
-from launcher.node.parallel import in_background
-
-if TYPE_CHECKING:  # loaded while the nodes shake hands
-    from launcher.image.image_locations import Log
-    from launcher.records.snapshot import Snapshot
-    from launcher.records.store import Record
-    from launcher.run.locate import Attached
-
-WAIT_FOR_GPUS = 3.0  # seconds between two tries
-
-
-@dataclass(frozen=True)
-class UpOptions:
-    """The options of one run."""
-
-    file: Path  # of the job; its image is pinned beside it
-    ssh_config: Path | None = None
-    detach: bool = False
-    resume: RunId | None = None  # an earlier run, whose checkpoints it begins with
-    wait: bool = False  # for GPUs that another run has
-    raw: bool = False  # pass the output's terminal sequences
-    on: str | None = None  # a cluster of the settings file, instead of the job's nodes
-    place: Membership | None = None  # in a group, where the run is one of several variants
-    run: RunId | None = None  # its id, where that is chosen already
-    sweep: tuple[RunId, ...] = ()  # all runs of its group, where they are one job array of a cluster
+from launcher.cli.console import Screen
+from launcher.cli.foreground import follow, leave_or_stop, stop_now
+from launcher.cli.terminal import Reporter, bars
+from launcher.errors import StoppedByUser, UsageError
 
 
 def up(
@@ -69,148 +36,83 @@ def up(
 ) -> None:
     """Ctrl-C leaves the run going and prints how to come back; a second one stops it.
 
+    In the background of a script (nohup launcher up JOB &) Ctrl-C is ignored. SIGTERM ends the launcher only: a run
+    that has started continues, and `launcher down` stops it.
+
     Exit codes: 0 done or detached, 1 the job failed, 2 the job file is wrong, 3 a node is unreachable or unfit,
     4 the image, 5 stopped, 6 not every node confirmed.
     """
-    loaded = load_job(job, sets or [], options.hosts(nodes))
-    if resume is not None and not is_run_id(resume):  # a whole id needs no record here
-        from launcher.records.store import find
-
-        resume = find(resume).run
-    if detach and loaded.sweep and on is None:
+    log = Reporter().log
+    with until_started():
+        loaded = launcher.load(job, set=sets or [], nodes=options.hosts(nodes))
+    if loaded.sweep and on is not None:
+        with ExitStack() as held:
+            runs = [*map(held.enter_context, up_array(loaded, on, resume=resume, log=log, ssh_config=ssh_config))]
+            log(f"{len(runs)} variants are submitted as one job array; the results: launcher compare {_group(runs)}")
+            sys.exit(0 if detach else _follow_each(runs, raw=raw))
+    if loaded.sweep and detach:
         raise UsageError(
             f"{job}: sweep",
             "its variants run one after another, and with -d nothing would start the next",
             "leave -d out; to go on without a terminal: nohup launcher up JOB &",
         )
-    code, group = 0, new_run_id(loaded.name)
-    places: list[Membership | None] = [Membership(group, variant_name(variant)) for variant in loaded.sweep]
-    chosen = UpOptions(job, ssh_config, detach, resume, wait, raw, on)
-    own = [replace(chosen, place=place) for place in places or [None]]
-    variants = list(zip(expand_sweep(loaded), own, strict=True))
-    if on is not None and loaded.sweep:
-        sys.exit(_run_array(variants, group))
-    for variant in variants:
-        ended = run_one(*variant)
+    code = 0
+    for variant, group in variants(loaded):
+        with bars() as progress:
+            run = launcher.up(
+                variant, on=on, resume=resume, wait=wait, log=log, progress=progress, group=group, ssh_config=ssh_config
+            )
+        with run:
+            ended = _attend(run, detach=detach, raw=raw)
         code = max(code, ended or 0)
         if ended in (None, StoppedByUser.exit_code):  # the user has left, or does not want the rest either
             break
     sys.exit(code)
 
 
-def run_one(job: Job, chosen: UpOptions) -> int | None:
-    """One run of one job, from the file to its end; the exit code, None where it was left running."""
-    check_files(job, Path.cwd(), os.environ)
-    secrets = read_secrets(job, Path.cwd(), os.environ)
-    packed = in_background(lambda: _pack(job))
-    cluster = options.hosts(None, chosen.on)
-    hosts = [(host, host) for host in cluster] if cluster else [(entry.name, entry.host) for entry in job.machines]
-    with connect(hosts, job.runtime, chosen.ssh_config, ping=False) as fleet:
-        code = packed()
-        from launcher.cli.terminal import Reporter, bars
-        from launcher.image.lock import path_beside
-        from launcher.records.store import Record
-        from launcher.run.prepare import prepare
-
-        reporter = Reporter()
-        log = reporter.log
-        if chosen.on is not None:
-            from launcher.run.cluster import plan_on
-
-            plan = plan_on(job, fleet.engines[0], code.digest, chosen.run or new_run_id(job.name), chosen.sweep)
-        else:
-            facts = fleet.facts()
-            with bars() as on_progress:
-                plan = prepare(job, fleet, facts, code.digest, log, on_progress, path_beside(chosen.file))
-        for warning in plan.warnings:
-            reporter.warn(warning)
-        record = Record.create(plan, dump_job(job), code.archive, secrets=list(secrets.values()))
-        from launcher.cli.console import Screen
-        from launcher.cli.foreground import follow, leave_or_stop
-        from launcher.run.locate import Attached, engine_of
-
-        _start(plan, record, fleet, code.archive, secrets, log, chosen)
-        if chosen.sweep:
-            return None
-        nodes = record.nodes()
-        engines = {engine.node: engine for engine in fleet.engines}
-        attached = Attached(record, nodes, {node.name: engines[engine_of(node)[0]] for node in nodes}, fleet)
-        with Screen(record.mask, raw=chosen.raw) as screen:
-            try:
-                log(_where(plan, attached))
-                if chosen.detach:
-                    log(f"{plan.run} is running. Follow it: launcher logs {plan.run}")
-                    return None
-            except KeyboardInterrupt:
-                return leave_or_stop(attached, screen)
-            return follow(attached, screen, resumed=False)
+def _attend(run: Run, *, detach: bool, raw: bool) -> int | None:
+    """Follow a run that has just been started; the exit code, None where it was left running."""
+    with Screen(run.mask, raw=raw) as screen:
+        try:
+            screen.log(_where(run))
+            if detach:
+                screen.log(f"{run.id} is running. Follow it: launcher logs {run.id}")
+                return None
+        except KeyboardInterrupt:
+            return leave_or_stop(run, screen)
+        return follow(run, screen)
 
 
-def _run_array(variants: Sequence[tuple[Job, UpOptions]], group: RunId) -> int:
-    """The variants of a sweep as one job array of a cluster, all of them or none; the exit code."""
-    runs, chosen = tuple(new_run_id(job.name) for job, _ in variants), variants[0][1]
-    try:
-        for (job, own), run in zip(variants, runs, strict=True):
-            run_one(job, replace(own, run=run, sweep=runs))
-    except BaseException as error:
-        from launcher.cli.foreground import undo_array
-
-        undo_array(runs, error, chosen.ssh_config)
-        raise
-    from launcher.cli.foreground import show_array
-    from launcher.cli.terminal import Reporter
-
-    Reporter().log(f"{len(runs)} variants are submitted as one job array; the results: launcher compare {group}")
-    return 0 if chosen.detach else show_array(runs, chosen.ssh_config, raw=chosen.raw)
+def _follow_each(runs: list[Run], *, raw: bool) -> int:
+    """One after another until each ends; the worst exit code. Leaving one leaves all, stopping one stops the rest."""
+    code = 0
+    for run in runs:
+        with Screen(run.mask, raw=raw) as screen:
+            if code == StoppedByUser.exit_code:
+                stop_now(run, screen)
+                continue
+            ended = follow(run, screen)
+        if ended is None:
+            Reporter().log("the other variants go on as well: launcher runs")
+            return 0
+        code = max(code, ended)
+    return code
 
 
-def _where(plan: Plan, attached: Attached) -> str:
+def _group(runs: list[Run]) -> str:
+    group = runs[0].group
+    return group.group if group else runs[0].id
+
+
+def _where(run: Run) -> str:
+    plan = run.plan
+    if plan is None:
+        return f"{run.id} is running"
     if not plan.rendezvous.address:  # the cluster chooses
-        state = attached.engines[plan.master.node].wait(plan.master.container.name, 0)
-        return f"{plan.run} is submitted to {plan.master.host}, {state.error or state.phase.value}"
+        state = next(iter(run.containers().values()))
+        return f"{run.id} is submitted to {plan.master.host}, {state.error or state.phase.value}"
     meeting = f"{plan.rendezvous.address}:{plan.rendezvous.port}"
     names = [node.node for node in plan.nodes]
     size = len(names) - plan.spares
     spares = f" (spare: {', '.join(names[size:])})" if plan.spares else ""
-    return f"{plan.run} runs on {', '.join(names[:size])}{spares}, meeting at {meeting}"
-
-
-def _pack(job: Job) -> Snapshot:
-    """The code's archive. Modules for later steps are imported meanwhile, so that no step waits for its own."""
-    import launcher.cli.terminal
-    import launcher.run.prepare
-    import launcher.run.start  # noqa: F401
-    from launcher.records.snapshot import snapshot
-
-    in_background(lambda: importlib.import_module("launcher.cli.foreground"))
-    return snapshot(code_folder(job, Path.cwd()))
-
-
-def _start(
-    plan: Plan, record: Record, fleet: Fleet, code: bytes, secrets: Mapping[str, str], log: Log, chosen: UpOptions
-) -> None:
-    """Start it, with --wait as soon as its GPUs are free. The record of a run that never started says why."""
-    from launcher.records.groups import GROUPED
-    from launcher.run.earlier import checkpoints_of
-    from launcher.run.start import start
-
-    if chosen.place is not None:
-        record.event(GROUPED, group=chosen.place.group, variant=chosen.place.variant)
-    if chosen.resume is not None:
-        record.event("resumes", earlier=chosen.resume)
-    try:
-        with ExitStack() as held:
-            fill = None
-            if chosen.resume is not None:
-                fill = held.enter_context(checkpoints_of(chosen.resume, plan, fleet, chosen.ssh_config, log))
-            while True:
-                try:
-                    return start(plan, fleet, code, secrets, record.event, fill)
-                except NodesFailed as error:
-                    if not chosen.wait or not all(isinstance(each, InUse) for each in error.errors):
-                        raise
-                    log("waiting: " + "; ".join(f"{each.where}: {each.what}" for each in error.errors))
-                    time.sleep(WAIT_FOR_GPUS + random.random())  # noqa: S311 - two that wait must not keep in step
-    except LauncherError as error:
-        record.finish({"state": "failed", "exit_code": error.exit_code, "why": str(error)})
-        raise
+    return f"{run.id} runs on {', '.join(names[:size])}{spares}, meeting at {meeting}"

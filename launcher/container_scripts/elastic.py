@@ -16,8 +16,6 @@ which launchers join with those of the other generations). Python 3.8 without pa
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import json
 import os
 import signal
@@ -26,100 +24,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from launcher.container_scripts import meeting
+    from launcher.container_scripts import meeting, words
+    from launcher.container_scripts.begun import Begun
+    from launcher.container_scripts.ends import sitting_out
+    from launcher.container_scripts.wire import Wire
 else:
-    import meeting  # beside this file
+    import meeting  # beside this file, as the others
+    import words
+    from begun import Begun
+    from ends import sitting_out
+    from wire import Wire
 
-LONGEST = 1 << 20  # sanity limit: bytes of a message
+FLUSH = 0.2  # seconds in which tee has written the last that a program printed
 PEER_TIMEOUT = 600.0  # seconds that a node which is done waits for the others
 TELL = 0.5  # seconds for the last words of a node to leave it
-
-
-class Wire:
-    """Tells all other nodes this one's state whenever it changes, and every `beat` seconds; hears theirs."""
-
-    def __init__(self, me: meeting.State, addresses: dict[str, str], beat: float, key: bytes) -> None:
-        self._told, self._addresses, self._beat, self._key = me, addresses, beat, key
-        self._heard: dict[str, meeting.Heard] = {}
-        self._changed = threading.Condition()
-        self._news = False  # something was heard since the last look
-        host, _, port = addresses[me.node].rpartition(":")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._server = socket.create_server(("", int(port)), family=family, backlog=len(addresses) + 8)
-        threading.Thread(target=self._serve, daemon=True).start()
-        for node in addresses:
-            if node != me.node:
-                threading.Thread(target=self._send, args=(node,), daemon=True).start()
-
-    def tell(self, me: meeting.State) -> None:
-        with self._changed:
-            self._told = me
-            self._changed.notify_all()
-
-    def view(self, wait: float) -> dict[str, meeting.Heard]:
-        """The last state of each node; returns early when one is heard."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._news, wait)
-            self._news = False
-            return dict(self._heard)
-
-    def _send(self, node: str) -> None:
-        host, _, port = self._addresses[node].rpartition(":")
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), self._beat * 4) as link:
-                if hasattr(socket, "TCP_USER_TIMEOUT"):  # after a cut the kernel alone would wait longer each time
-                    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._beat * 4000))
-                last = None
-                while True:
-                    with self._changed:
-                        while self._told is last:
-                            self._changed.wait()
-                        last = self._told
-                    link.sendall(self._signed(last))
-            time.sleep(self._beat)
-
-    def _serve(self) -> None:
-        while True:
-            with contextlib.suppress(OSError):
-                link, _ = self._server.accept()
-                threading.Thread(target=self._listen, args=(link,), daemon=True).start()
-
-    def _listen(self, link: socket.socket) -> None:
-        link.settimeout(self._beat * 20)
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError), link, link.makefile("rb") as lines:
-            while True:
-                line = lines.readline(LONGEST)
-                if not line:
-                    return
-                told = self._checked(line)
-                with self._changed:
-                    known = self._heard.get(told.node)
-                    if known is None or meeting.newer(known.state, told):
-                        self._heard[told.node] = meeting.Heard(told, time.monotonic())
-                        self._news = True
-                        self._changed.notify_all()
-
-    def _signed(self, state: meeting.State) -> bytes:
-        body = json.dumps(asdict(state)).encode()
-        return hmac.new(self._key, body, hashlib.sha256).hexdigest().encode() + b" " + body + b"\n"
-
-    def _checked(self, line: bytes) -> meeting.State:
-        """Raises ValueError for what no node of this run has signed."""
-        mark, _, body = line.rstrip(b"\n").partition(b" ")
-        if not hmac.compare_digest(mark, hmac.new(self._key, body, hashlib.sha256).hexdigest().encode()):
-            raise ValueError("not signed with this run's key")
-        told = json.loads(body)
-        told.update(members=tuple(told["members"]), hears=tuple(told["hears"]))
-        state = meeting.State(**told)
-        if state.node not in self._addresses:
-            raise ValueError(state.node)
-        return state
+OVER = 15.0  # seconds in which the others hear that the run is over, and launchers stop it before it is started again
 
 
 class Agent:
@@ -130,15 +55,15 @@ class Agent:
         self._job: dict[str, Any] = json.loads(os.environ["LAUNCHER_MEETING"])
         order, lost_after = tuple(self._job["order"]), float(self._job["lost_after"])
         self._rules = meeting.Rules(order, self._job["size"], self._job["least"], lost_after)
-        self._beat = min(1.0, lost_after / 15)
         self._output = Path(os.environ["LAUNCHER_OUTPUT"])
-        home = Path(__file__).resolve().parent / "home"
-        home.mkdir(exist_ok=True)
-        self._file, self._quiet = home / "meeting.json", home / "quiet"
+        self._home = Path(__file__).resolve().parent / "home"
+        self._home.mkdir(exist_ok=True)
         self._quiet.touch()
         kept = json.loads(self._file.read_text()) if self._file.exists() else {}
         if kept.get("over"):
-            sys.exit(f"launcher: this node has ended before: {kept['over']}")
+            self._say(f"this node has ended before: {kept['over']}")
+            sys.exit(kept.get("code", 1))
+        self._code: int = kept.get("code", 1)  # with which the last generation ended here
         self._interrupted: float = kept.get("interrupted", 0.0)  # when the last generation here ended, by this clock
         self._me = meeting.begin(os.environ["LAUNCHER_NODE"], kept, time.monotonic())
         self._keep()
@@ -149,16 +74,35 @@ class Agent:
         except OSError as error:
             sys.exit(f"launcher: cannot listen on {own}: {error.strerror}; choose another port: --set port=29501")
         self._program: subprocess.Popen[bytes] | None = None
+        self._begun: Begun | None = None
         self._stopped = False
         self._said = ""
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._stop)
 
+    @property
+    def _beat(self) -> float:
+        """Seconds between two messages to the others."""
+        return min(1.0, self._rules.lost_after / 15)
+
+    @property
+    def _file(self) -> Path:
+        """What the node remembers of the meeting when its container is started again."""
+        return self._home / "meeting.json"
+
+    @property
+    def _quiet(self) -> Path:
+        """While it is there, entry.sh does not take silence for a hang."""
+        return self._home / "quiet"
+
     def run(self) -> int:
         """Returns the exit code: 0 also where the others have finished without this node."""
         while True:
             view = self._wire.view(self._beat)
-            self._advance(meeting.decide(self._rules, self._me, view, time.monotonic()))
+            new = meeting.decide(self._rules, self._me, view, time.monotonic())
+            if self._program is not None and new.phase == meeting.ENDED:
+                new = self._reached(new)
+            self._advance(new)
             saving = self._stopped and self._program is not None  # it has its time to save, whatever the others do
             if self._me.phase == meeting.ENDED and not saving:
                 return self._end()
@@ -169,7 +113,11 @@ class Agent:
             elif self._stopped:
                 return 143
             elif self._me.phase == meeting.RUNNING:
-                self._start(view)
+                try:
+                    self._start(view)
+                except OSError as error:  # no such command, or a full disk
+                    why = words.steady(str(error))
+                    return self._failed(1, f"the program here could not be started: {error}", why)
             else:
                 self._say_what_it_waits_for(view)
 
@@ -195,12 +143,13 @@ class Agent:
             port = told.port if (told.phase, told.generation) == (meeting.RUNNING, me.generation) else 0
         if not port:
             return
-        self._record_world()
+        log = self._output / f"logs/{me.node}.log"
         world, rank, processes = len(me.members), me.members.index(me.node), int(self._job["processes"])
         host = self._job["addresses"][first].rpartition(":")[0]
         env = dict(os.environ, LAUNCHER_GENERATION=str(me.generation), LAUNCHER_NODE_RANK=str(rank))
         env.update(LAUNCHER_WORLD=str(world), LAUNCHER_RANK=str(rank), LAUNCHER_MASTER=f"{host}:{port}")
         own = self._output / "generations" / f"{me.generation:04}-{rank}"
+        self._begun, self._code = Begun(own, log, self._record_world(log)), 1
         own.mkdir(parents=True, exist_ok=True)
         env.update(LAUNCHER_FULL_WORLD=str(self._rules.size * processes), LAUNCHER_GENERATION_OUTPUT=str(own))
         kind, *rest = self._argv
@@ -214,26 +163,42 @@ class Agent:
             env.update(MASTER_ADDR=host, MASTER_PORT=str(port), WORLD_SIZE=str(world), RANK=str(rank))
             env.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
         self._program = subprocess.Popen(rest, env=env)
+        threading.Thread(target=self._wait, args=(self._program,), daemon=True).start()
         if rank == 0:
             self._quiet.unlink()
 
-    def _record_world(self) -> None:
-        """For the log, and for launchers: where in this node's log the generation begins, and who takes part."""
+    def _wait(self, program: subprocess.Popen[bytes]) -> None:
+        """Who fails first is heard first: the other programs that fail within a moment do so because of that."""
+        program.wait()
+        self._wire.wake()
+
+    def _record_world(self, log: Path) -> int:
+        """For the log, and for launchers: who takes part; returns the bytes that the log had before the generation."""
         me, size = self._me, self._rules.size
-        lost = ", ".join(node for node in self._rules.order[:size] if node not in me.members)
+        costs = {node: known for node, known in sitting_out(me.ends).items() if node in me.hears}
+        lost = ", ".join(node for node in self._rules.order[:size] if node not in (*me.members, *costs))
         when = time.strftime("%H:%M", time.gmtime(self._interrupted or time.time()))
+        why = [f"{lost} lost at {when} UTC"] if lost else []
+        why += [_sits_out(node, known, "it") for node, known in costs.items() if node not in me.members]
         world = f"rank 0 is now on {me.members[0]}, world {len(me.members)} of {size}"
-        world += f": {lost} lost at {when} UTC" if lost else ""
-        log, attempts = (self._output / name for name in (f"logs/{me.node}.log", f"state/{me.node}.attempts"))
-        with contextlib.suppress(OSError), attempts.open("a") as file:
-            file.write(f"generation {me.generation} {log.stat().st_size} {','.join(me.members)} {world}\n")
+        world += f": {'; '.join(why)}" if why else ""
+        begins = log.stat().st_size if log.exists() else 0
+        self._note(f"generation {me.generation} {begins} {','.join(me.members)} {world}")
         self._say(f"generation {me.generation}: {world}")
+        return begins
+
+    def _note(self, line: str) -> None:
+        """For launchers; a full disk must not end the job."""
+        with contextlib.suppress(OSError), (self._output / f"state/{self._me.node}.attempts").open("a") as file:
+            file.write(f"{words.plain(line)}\n")
 
     def _say_what_it_waits_for(self, view: Mapping[str, meeting.Heard]) -> None:
         heard = [view[node].state for node in self._me.hears]
-        masters = [other.members[0] for other in heard if other.phase == meeting.RUNNING]
-        if masters:
-            text = f"waiting until a node is lost; rank 0 is on {masters[0]}"
+        running = next((other for other in heard if other.phase == meeting.RUNNING), None)
+        if running is not None:
+            costs = sitting_out(running.ends).get(self._me.node)
+            text = _sits_out("", costs, "this node") if costs else "waiting until a node is lost"
+            text = f"{text.strip()}; rank 0 is on {running.members[0]}"
         else:
             text = f"waiting for the other nodes; heard: {', '.join(self._me.hears) or 'none'}"
         if text != self._said:
@@ -242,39 +207,66 @@ class Agent:
 
     def _ended(self, code: int) -> int:
         """The program has ended by itself."""
-        self._quiet.touch()
+        with contextlib.suppress(OSError):  # a full disk
+            self._quiet.touch()
         if code != 0 or self._stopped:
             code = code if code >= 0 else 128 - code
-            self._advance(replace(self._me, phase=meeting.ENDED, reason=f"the program here ended with {code}"))
-            self._end()
-            return code
+            error = ""
+            if self._begun is not None and not self._stopped:
+                time.sleep(FLUSH)
+                error = self._begun.error(code, torchrun=self._argv[0] == "torchrun")
+            return self._failed(code, f"the program here ended with {code}", error)
         self._advance(replace(self._me, phase=meeting.DONE))
-        deadline = time.monotonic() + PEER_TIMEOUT
-        while time.monotonic() < deadline and not self._stopped:
-            view = self._wire.view(self._beat)
-            self._advance(replace(self._me, hears=meeting.hears(self._rules, view, time.monotonic())))
-            if meeting.may_leave(self._rules, view, time.monotonic()):
-                break
+        self._stay(PEER_TIMEOUT)
         time.sleep(TELL)
         return 0
 
+    def _stay(self, seconds: float) -> None:
+        """Tell the others how this node has ended, until they have as well."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self._stopped:
+            view = self._wire.view(self._beat)
+            self._advance(replace(self._me, hears=meeting.hears(self._rules, view, time.monotonic())))
+            if self._me.phase == meeting.DONE and meeting.may_leave(self._rules, view, time.monotonic()):
+                break
+
+    def _failed(self, code: int, reason: str, error: str) -> int:
+        self._code = code
+        new = meeting.program_failed(self._me, self._wire.view(0), time.monotonic(), reason, error)
+        with contextlib.suppress(OSError):  # a full disk: the others will see that it starts again
+            self._advance(self._reached(new))
+        self._end()
+        return code
+
+    def _reached(self, new: meeting.State) -> meeting.State:
+        further = 1 + max((end.step for end in self._me.ends), default=0)
+        return meeting.reached(new, self._begun.step(further) if self._begun else 0)
+
     def _end(self) -> int:
         """Without this generation, or without the job, nothing that its program still does counts."""
-        reason = self._me.reason
+        me, reason = self._me, self._me.reason
         if self._program is not None:
             self._program.kill()  # its ranks end with the container
+        if self._begun is not None:
             self._interrupted = time.time()
-            self._say(f"generation {self._me.joined} ends here: {reason}")
+            self._say(f"generation {me.joined} ends here: {reason}")
+            nodes = next((end.nodes for end in me.ends if end.generation == me.joined), ())
+            self._note(f"ended {me.joined} {','.join(nodes) or '-'} {reason}")
         else:
             self._say(reason or "the other nodes have finished the job")
-        self._keep(over=reason if self._me.last else "")
+        with contextlib.suppress(OSError):  # a full disk: this node is then blamed
+            self._keep(over=reason if me.last else "")
+        if me.over:
+            self._note(f"over {reason}")
+            self._stay(OVER)
         time.sleep(TELL)
-        return 1 if reason else 0
+        return (self._code if me.over else 1) if reason else 0
 
     def _keep(self, over: str = "") -> None:
         temporary = self._file.with_suffix(".tmp")
         with temporary.open("w") as file:
-            json.dump({**meeting.keep(self._me), "interrupted": self._interrupted, "over": over}, file)
+            more = {"interrupted": self._interrupted, "over": over, "code": self._code}
+            json.dump({**meeting.keep(self._me), **more}, file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._file)
@@ -286,6 +278,10 @@ class Agent:
 
     def _say(self, text: str) -> None:
         print(f"launcher: {text}", file=sys.stderr, flush=True)
+
+
+def _sits_out(node: str, costs: Sequence[int], why: str) -> str:
+    return f"{node} sits out, as generations {', '.join(map(str, costs))} ended because of {why}"
 
 
 def _free_port() -> int:

@@ -7,7 +7,8 @@
 #   logs/NODE.clock       `<epoch seconds> <bytes of the log by then>`, at most once a second, while the log grows
 #   state/NODE.attempts   `start <epoch>`, `exit <code> <epoch>`; of a rank that was suspended, `halted <rank> <epoch>`;
 #                         where no rank ran any more when the program was stopped, `left <epoch>`; elastic.py adds
-#                         `generation <number> <bytes of the log by then> <node,node,...> <text>`
+#                         `generation <number> <bytes of the log by then> <node,node,...> <text>`, and
+#                         `ended <number> <nodes because of which it did> <text>`, `over <why it is not started again>`
 #   state/NODE.began      of the first start: `<id of the machine's boot> <seconds>` (below)
 # The program finds this script's pid in LAUNCHER_ENTRY: on SIGQUIT every rank prints its stack and ends; before that, and
 # on SIGURG, it writes down what it waits for (flight_recorder.py).

@@ -15,8 +15,8 @@ import yaml
 from launcher.errors import UsageError
 from launcher.job.models import Job
 from launcher.model.container import CODE
-from launcher.plan import command
-from launcher.plan.cluster import ClusterPlan, Refused
+from launcher.planning import command
+from launcher.planning.cluster import ClusterPlan, Refused
 
 Manifest = dict[str, Any]
 LONGEST_NAME = 50  # a pod's name, its host name, is longer by -node-0-9999 and at most 63

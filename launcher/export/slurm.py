@@ -8,46 +8,21 @@ from __future__ import annotations
 
 import math
 import shlex
+from pathlib import Path
 
 from launcher.job.models import Job
 from launcher.job.settings import Cluster
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import CODE
-from launcher.plan import command
-from launcher.plan.cluster import ClusterPlan, Refused
+from launcher.planning import command
+from launcher.planning.cluster import ClusterPlan, Refused
 
 ANY = Cluster(kind="slurm", login="local", workdir="/")  # no cluster is named: nothing is known of it
 PORTS = 1000  # one more of them for each job's id: two jobs may share a machine
 _MARGIN = 300  # seconds that Slurm leaves the entry script to enforce the time limit itself
 _MIB = 1 << 20
 _UNPACK = 'umoci unpack $([ "$(id -u)" -eq 0 ] || echo --rootless) --image "$image.part.oci:it" "$image.part"'
-_WRITE_BUNDLE = f"""\
-import json, os, shlex, sys
-image, bundle, *places = sys.argv[1:]
-bind = lambda source, at, *options: dict(destination=at, type="bind", source=source, options=["rbind", *options])
-config = json.load(open(image + "/config.json"))
-config["root"] = {{"path": "rootfs", "readonly": True}}  # older Slurm knows no other place: the image is mounted there
-config["process"]["cwd"] = "{CODE}"
-config["linux"].pop("resources", None)  # Slurm's own limits count
-config["linux"]["namespaces"] = [n for n in config["linux"]["namespaces"] if n["type"] not in ("network", "ipc")]
-mounts = [m for m in config["mounts"] if not m["destination"].startswith("/dev")]
-for place in places:
-    source, target, *options = place.split(":")
-    mounts.append(bind(source, target, *options))
-    there = os.path.realpath(image + "/rootfs" + target)
-    if os.path.isdir(source) and there.startswith(image):
-        os.makedirs(there, exist_ok=True)  # where it is mounted, in an image that is read-only
-os.makedirs(bundle + "/rootfs", exist_ok=True)
-for entry in os.scandir(image + "/rootfs"):
-    if not entry.is_symlink() and entry.name not in ("dev", "proc", "sys"):
-        mounts.insert(0, bind(entry.path, "/" + entry.name, "ro"))
-    elif entry.is_symlink() and not os.path.lexists(f"{{bundle}}/rootfs/{{entry.name}}"):
-        os.symlink(os.readlink(entry.path), f"{{bundle}}/rootfs/{{entry.name}}")
-config["mounts"] = mounts
-json.dump(config, open(bundle + "/config.json", "w"))
-exports = [f"export {{shlex.quote(setting)}}\\n" for setting in config["process"]["env"]]
-open(bundle + "/env", "w").writelines(exports)  # older Slurm lets the caller's variables win
-"""
+_WRITE_BUNDLE = Path(__file__).with_name("oci_bundle.py")
 
 
 def check(job: Job, container: str) -> None:
@@ -216,12 +191,13 @@ def _container(plan: ClusterPlan, cluster: Cluster) -> list[str]:
 
 def _bundle(plan: ClusterPlan) -> list[str]:
     """Slurm's own containers get their mounts from their bundle: this job's is the image's with more of them."""
+    script = _WRITE_BUNDLE.read_text(encoding="utf-8")
     return [
         "",
         "# --- the image's bundle with this job's folders, and the machine's network, IPC, devices and /tmp",
         'bundle="$LAUNCHER_OUTPUT/state/bundle" && mkdir -p "$bundle" || exit 73',
-        f'python3 - "$image" "$bundle" {" ".join(_places(plan))} /dev:/dev /tmp:/tmp <<\'END\' || exit 69',
-        *_WRITE_BUNDLE.splitlines(),
+        f'python3 - "$image" "$bundle" {CODE} {" ".join(_places(plan))} /dev:/dev /tmp:/tmp <<\'END\' || exit 69',
+        *script.splitlines(),
         "END",
         "# Older Slurm gives all of its containers the variables of one task: each is told its own rank.",
         f"echo '* env LAUNCHER_NODE_RANK=%t sh {plan.job.output}/state/node.sh' >\"$bundle/tasks\"",

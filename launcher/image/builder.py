@@ -22,11 +22,12 @@ from urllib.parse import urlsplit
 from launcher.errors import ImageBuildFailed
 from launcher.image import names
 from launcher.image.faults import KEEP
-from launcher.image.image_locations import Log, image_store
+from launcher.image.image_locations import image_store
 from launcher.image.lock import Lock
 from launcher.image.names import OURS, asset
 from launcher.model.container import CODE
 from launcher.model.facts import ImageInfo
+from launcher.model.progress import Log
 from launcher.node.engine import Engine
 
 Members = Iterable[tuple[tarfile.TarInfo, bytes | None]]

@@ -11,10 +11,11 @@ from functools import partial
 from launcher.errors import ImageUnfit, LauncherError, NodesFailed, UsageError
 from launcher.image import names
 from launcher.image.image_locations import ImageLocations, ImageOnNodes, find_same, having, image_store, same_image
+from launcher.image.peers import push_or_relay
 from launcher.model.facts import ImageInfo
 from launcher.node import cache
 from launcher.node.engine import Engine
-from launcher.node.parallel import on_each, run_all
+from launcher.node.parallel import on_each, run_all, run_all_settled
 
 UNREACHABLE_MAX_AGE = 3600.0  # seconds
 
@@ -22,12 +23,14 @@ UNREACHABLE_MAX_AGE = 3600.0  # seconds
 def provide(name: str, locations: ImageLocations) -> ImageOnNodes:
     """The image of this name on every node. If all of them have it already this costs one round trip.
 
-    The caller's engine is the first source, then the nodes in their order; if none has it the nodes pull it.
-    Raises ImageUnfit, ImageShipFailed, NodesFailed.
+    The caller's engine is the first source, if its image suits the nodes, then the nodes in their order; if none has it
+    the nodes pull it. Raises ImageUnfit, ImageShipFailed, NodesFailed.
     """
     found = locations.find(name)
-    sources = having(found)
-    return provide_from(*sources[0], name, found, locations) if sources else pull(name, locations.nodes, locations)
+    if not (sources := having(found)):
+        return pull(name, locations.nodes, locations)
+    own = [(engine, info) for engine, info in sources if engine is locations.local]
+    return provide_from(*(own or sources)[0], name, found, locations)
 
 
 def provide_from(
@@ -49,8 +52,6 @@ def provide_from(
             _check_architecture(name, info, named)
             targets = _try_pulling(name, info, targets, locations)
         if targets:
-            from launcher.image.peers import push_or_relay  # most starts have nothing to send
-
             locations.log(f"image {name}: from {locations.describe(source)} to {locations.describe(*targets)}")
             sent.update(push_or_relay(source, info, name, targets, locations))
         theirs = on_each(nodes, partial(find_same, info=info))
@@ -85,24 +86,36 @@ def _check_architecture(name: str, info: ImageInfo, theirs: Mapping[Engine, Imag
             raise ImageUnfit(f"{engine.node}: image {name}", what, "nodes of one job must be of one architecture")
 
 
+def node_that_can_pull(name: str, locations: ImageLocations) -> Engine:
+    """The first node if the image's registry answers it, else one of the others. Raises ImageUnfit as `pull` does."""
+    wanted = _in_registry(name, locations)
+    login = registry_login(wanted)
+    first, *others = locations.nodes
+
+    def ask(engines: Sequence[Engine]) -> list[str | LauncherError]:
+        return run_all_settled([partial(image_store(engine).digest, name, login) for engine in engines])
+
+    [answer] = ask([first])
+    if not isinstance(answer, LauncherError):
+        return first
+    locations.log(f"image {name}: {first.node} cannot pull it ({answer.what})")
+    for engine, theirs in zip(others, ask(others), strict=True):
+        if not isinstance(theirs, LauncherError):
+            return engine
+    raise _not_answered(name, first, answer, locations) from answer
+
+
 def pull(name: str, engines: Sequence[Engine], locations: ImageLocations) -> ImageOnNodes:
     """An image that no engine has: these pull the same digest from its registry, with the caller's login.
 
     Raises ImageUnfit with the registry's words, NodesFailed.
     """
-    everywhere = ", ".join(engine.node for engine in locations.nodes)
-    nowhere = f"is neither on {everywhere}" + (" nor on this machine" if locations.local else "")
-    wanted = names.parse(name)
-    if wanted is None or not names.in_registry(name):
-        cure = "check its spelling in the job file; `docker images` on a node lists what it has"
-        raise ImageUnfit(f"image {name}", f"{nowhere}, and no registry has such a name", cure)
+    wanted = _in_registry(name, locations)
     login = registry_login(wanted)
     try:
         digest = wanted.digest or image_store(engines[0]).digest(name, login)
     except LauncherError as error:
-        what = f"{nowhere}, and {locations.describe(engines[0])} cannot get it from its registry: {error.what}"
-        cure = "check its spelling, the network to the registry, and `docker login` on this machine"
-        raise ImageUnfit(f"image {name}", what, cure) from error
+        raise _not_answered(name, engines[0], error, locations) from error
     pinned = wanted.at(digest)
     locations.log(f"image {name}: pulling {pinned} on {locations.describe(*engines)}")
 
@@ -125,6 +138,26 @@ def pull(name: str, engines: Sequence[Engine], locations: ImageLocations) -> Ima
         ]
         raise NodesFailed(errors, of=len(errors))
     return ImageOnNodes(name, infos, why=f"pulled {pinned}")
+
+
+def _in_registry(name: str, locations: ImageLocations) -> names.Reference:
+    """Raises ImageUnfit for a name that no registry has."""
+    wanted = names.parse(name)
+    if wanted is None or not names.in_registry(name):
+        cure = "check its spelling in the job file; `docker images` on a node lists what it has"
+        raise ImageUnfit(f"image {name}", f"{_nowhere(locations)}, and no registry has such a name", cure)
+    return wanted
+
+
+def _not_answered(name: str, engine: Engine, error: LauncherError, locations: ImageLocations) -> ImageUnfit:
+    what = f"{_nowhere(locations)}, and {locations.describe(engine)} cannot get it from its registry: {error.what}"
+    cure = "check its spelling, the network to the registry, and `docker login` on this machine"
+    return ImageUnfit(f"image {name}", what, cure)
+
+
+def _nowhere(locations: ImageLocations) -> str:
+    everywhere = ", ".join(engine.node for engine in locations.nodes)
+    return f"is neither on {everywhere}" + (" nor on this machine" if locations.local else "")
 
 
 def _try_pulling(name: str, info: ImageInfo, engines: Sequence[Engine], locations: ImageLocations) -> list[Engine]:

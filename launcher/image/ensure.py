@@ -8,9 +8,11 @@ from pathlib import Path
 
 from launcher.image import lock
 from launcher.image.distribution import provide, provide_from
-from launcher.image.image_locations import ImageLocations, ImageOnNodes, Log, having
+from launcher.image.image_locations import ImageLocations, ImageOnNodes, having
 from launcher.image.lock import Lock
+from launcher.image.repair import carry_out, plan_repair
 from launcher.job.models import Image
+from launcher.model.progress import Log
 
 
 def ensure(
@@ -34,8 +36,6 @@ def ensure(
     done = _as_locked(locked, locations) if locked is not None else None
     if done is not None:
         return done
-
-    from launcher.image.repair import carry_out, plan_repair  # a third of the package, and most starts need none
 
     repair = plan_repair(image, locations, mounted=mounted, locked=locked)
     source, info, built, why = repair.builder, repair.info, False, repair.lock.why

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from launcher.errors import ImageShipFailed
 from launcher.model.facts import ImageInfo
+from launcher.model.progress import Log, OnProgress, no_progress
 from launcher.node.engine import Engine
 from launcher.node.parallel import on_each
 
 if TYPE_CHECKING:
     from launcher.node.docker.images import DockerImages
-
-Log = Callable[[str], None]
-OnProgress = Callable[[str, int, int], None]  # node, bytes sent, an estimate of all; equal when the node has the image
-
-
-def no_progress(node: str, sent: int, total: int) -> None:
-    """For callers that show nothing."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +53,21 @@ class ImageLocations:
         return ", ".join("this machine" if engine is self.local else engine.node for engine in engines)
 
     def find(self, name: str) -> dict[Engine, ImageInfo | None]:
-        """One `inspect` everywhere at once, a single round trip: the caller's engine first, then the nodes in order."""
-        engines = [self.local, *self.nodes] if self.local else self.nodes
-        return on_each(engines, lambda engine: image_store(engine).inspect(name))
+        """One `inspect` everywhere at once, a single round trip: the nodes in order, then the caller's engine.
+
+        The caller's image does not count if it is for another architecture than the nodes: that takes another round
+        trip if the caller has one and not all nodes have the same.
+        """
+        engines = [*self.nodes, self.local] if self.local else self.nodes
+        found = on_each(engines, lambda engine: image_store(engine).inspect(name))
+        theirs = found.get(self.local) if self.local else None
+        if self.local and theirs and not all(same_image(found[node], theirs) for node in self.nodes):
+            needed = set(on_each(self.nodes, lambda engine: image_store(engine).arch()).values()) - {"", theirs.arch}
+            if needed:
+                nodes = ", ".join(sorted(needed))
+                self.log(f"image {name}: this machine has it for {theirs.arch}, and the nodes are {nodes}")
+                found[self.local] = None
+        return found
 
 
 def having(found: Mapping[Engine, ImageInfo | None]) -> list[tuple[Engine, ImageInfo]]:

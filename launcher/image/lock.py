@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launcher.errors import JobInvalid
 from launcher.job.models import Image
-from launcher.node.cache import write_atomic
+from launcher.local_files import write_atomic
 
 FORMAT = 1
 

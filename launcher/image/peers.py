@@ -21,17 +21,20 @@ from functools import partial
 
 from launcher.errors import ImageShipFailed, LauncherError, NodesFailed, UsageError
 from launcher.image.export import Store, stores
-from launcher.image.image_locations import ImageLocations, OnProgress, find_same, image_store, same_image
+from launcher.image.image_locations import ImageLocations, find_same, image_store, same_image
 from launcher.image.push import CHUNK, Transfer, deliver, is_part, is_slow, push, survey
 from launcher.model.facts import ImageInfo, Reach
+from launcher.model.progress import OnProgress
+from launcher.node.connect import LOCAL
 from launcher.node.engine import Engine
 from launcher.node.parallel import on_each, run_all_settled
-from launcher.plan.rendezvous import candidates
+from launcher.planning.rendezvous import candidates
 
 VARIABLE = "LAUNCHER_IMAGE_RELAY"  # how many nodes must lack an image before nodes serve one another; 0: never
 MANY = 5
 MANY_ON_SLOW_LINKS = 3
 ENOUGH = 64 << 20  # bytes: less is sent in the time that it takes to start a peer
+ENOUGH_FROM_A_NODE = 256 << 10  # the same where the caller's line, perhaps a slow one, would carry them twice
 CLIENTS = 2  # of one peer at a time
 START_TIMEOUT = 30.0
 END_TIMEOUT = 10.0
@@ -78,7 +81,7 @@ def push_or_relay(
 
     All other nodes have it already. Whatever fails between nodes, the launcher pushes itself. Raises NodesFailed.
     """
-    if not _worthwhile(info, targets):
+    if not _worthwhile(source, info, targets):
         return push(source, info, name, targets, locations.on_progress)
     sources = [engine for engine in locations.nodes if engine not in targets]
     rest, log = list(targets), locations.log
@@ -106,12 +109,14 @@ def push_or_relay(
     return sent
 
 
-def _worthwhile(info: ImageInfo, targets: Sequence[Engine]) -> bool:
+def _worthwhile(source: Engine, info: ImageInfo, targets: Sequence[Engine]) -> bool:
     least = os.environ.get(VARIABLE, "")
     if least and not least.isdigit():
         raise UsageError(VARIABLE, f"{least} is not a number of nodes", "0 for never")
     slow = any(is_slow(engine.host) for engine in targets)
     many = int(least) if least else MANY_ON_SLOW_LINKS if slow else MANY
+    if source.host != LOCAL:
+        return many > 0 and survey(targets[0], info)[1] >= ENOUGH_FROM_A_NODE
     return 0 < many <= len(targets) and survey(targets[0], info)[1] >= ENOUGH
 
 

@@ -18,7 +18,7 @@ from launcher.model.container import ContainerSpec
 from launcher.model.facts import ImageFacts, ImageInfo, Launch
 from launcher.node import cache
 from launcher.node.engine import Engine
-from launcher.plan import gpus
+from launcher.planning import gpus
 
 MARK = "LAUNCHER-PROBE "  # images/probe.py prints it in front of its JSON
 MOUNTED_MAX_AGE = 600.0  # seconds: what lies under a mount may change without the image changing

@@ -13,9 +13,10 @@ from itertools import takewhile
 
 from launcher.errors import ImageShipFailed, LauncherError, NoRoom
 from launcher.image.export import WHOLE, export
-from launcher.image.image_locations import OnProgress, find_same, image_store
+from launcher.image.image_locations import find_same, image_store
 from launcher.image.names import PARTIAL
 from launcher.model.facts import ImageInfo
+from launcher.model.progress import OnProgress
 from launcher.node import cache
 from launcher.node.engine import Engine
 from launcher.node.parallel import on_each

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from launcher.errors import ImageUnfit
 from launcher.image import names
 from launcher.image.builder import Repair, build
-from launcher.image.distribution import pull
+from launcher.image.distribution import node_that_can_pull, pull
 from launcher.image.faults import KEEP, Report, decide, find_faults
-from launcher.image.image_locations import ImageLocations, having
+from launcher.image.image_locations import ImageLocations, having, same_image
 from launcher.image.lock import Lock
 from launcher.image.probe import full_report
 from launcher.job.models import Image
 from launcher.model.facts import ImageInfo
+from launcher.node.connect import LOCAL
 from launcher.node.engine import Engine
 
 CHECKS = {
@@ -71,7 +72,7 @@ def carry_out(repair: Repair, tag: str, job: str, locations: ImageLocations) -> 
     """Build and verify on the builder. Raises ImageBuildFailed, ImageUnfit."""
     builder, log, base = repair.builder, locations.log, repair.lock.base
     log(f"image {tag}: building on {locations.describe(builder)} from {base}: {repair.lock.why}")
-    built = build(repair, tag, job, local=builder is locations.local, log=log)
+    built = build(repair, tag, job, local=builder.host == LOCAL, log=log)
     if repair.lock.torch:
         verdict = Verdict(tag, full_report(builder, built, tag), full_report(builder, repair.info, base))
         for what, before, after in verdict.rows():
@@ -82,19 +83,37 @@ def carry_out(repair: Repair, tag: str, job: str, locations: ImageLocations) -> 
 
 
 def _find_base(base: str, locations: ImageLocations, locked: Lock | None) -> tuple[Engine, ImageInfo]:
-    """The builder: the first engine that has the base; if none has, the caller's or the first node's pulls it."""
+    """The builder, with the base: the first node that has it, else one that can pull it.
+
+    The caller only if there is no such node: what it builds goes over its own line to all of them.
+    """
     sources = having(locations.find(base if locked is None else locked.base_id))
-    if sources:
-        return sources[0]
-    builder = locations.local or locations.nodes[0]
-    name = base
-    if locked is not None:
-        wanted = names.parse(base)
-        if wanted is None or not locked.base_digest:
-            what = f"the one that the lock file names, {locked.base_id[:19]}, is no longer on any of these machines"
-            raise ImageUnfit(f"image {base}", what, "remove the lock file to take the base as it is now")
-        name = wanted.at(locked.base_digest)
-    return builder, pull(name, [builder], locations).images[builder.node]
+    on_nodes = [(engine, info) for engine, info in sources if engine in locations.nodes]
+    if on_nodes:
+        builder, info = on_nodes[0]
+    else:
+        try:
+            name = base if locked is None else _pinned(base, locked)
+            builder = node_that_can_pull(name, locations)
+        except ImageUnfit:
+            if not sources:
+                raise
+            return sources[0]
+        info = pull(name, [builder], locations).images[builder.node]
+    for engine, theirs in sources:
+        if engine is locations.local and not same_image(theirs, info):
+            other = f"this machine has another one ({theirs.id[7:19]}, created {theirs.created[:19]})"
+            locations.log(f"image {base}: {other}; the one of {builder.node} is used")
+    return builder, info
+
+
+def _pinned(base: str, locked: Lock) -> str:
+    """What its registry calls it by digest. Raises ImageUnfit if it came from none."""
+    wanted = names.parse(base)
+    if wanted is None or not locked.base_digest:
+        what = f"the one that the lock file names, {locked.base_id[:19]}, is no longer on any of these machines"
+        raise ImageUnfit(f"image {base}", what, "remove the lock file to take the base as it is now")
+    return wanted.at(locked.base_digest)
 
 
 @dataclass(frozen=True)

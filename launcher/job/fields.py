@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
 
 from launcher.job import scalars
 from launcher.job.problems import BadValueError, LocatedError, Path, show
@@ -116,6 +116,11 @@ def matching(pattern: str, expected: str) -> Any:
     return BeforeValidator(check)
 
 
+def _passable(env: Mapping[str, str]) -> Mapping[str, str]:
+    each(env.items(), lambda name, value: scalars.require_passable(f"{name}={value}"))
+    return env
+
+
 def schema(**keywords: Any) -> WithJsonSchema:
     return WithJsonSchema(keywords)
 
@@ -165,7 +170,9 @@ EnvName = Annotated[
         "a variable's name: letters, digits and _, not beginning with LAUNCHER_, which the launcher sets",
     ),
 ]
-Env = Mapping[EnvName, Annotated[str, PlainValidator(parse_text), schema(**_TEXT)]]
+Env = Annotated[
+    Mapping[EnvName, Annotated[str, PlainValidator(parse_text), schema(**_TEXT)]], AfterValidator(_passable)
+]
 GpusField = Annotated[
     Gpus,
     PlainValidator(scalars.parse_gpus),

@@ -9,12 +9,17 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from launcher.errors import UsageError
 from launcher.job.models import Job, Secret
 from launcher.job.problems import BadValueError
 from launcher.job.problems import Path as KeyPath
-from launcher.job.scalars import LOCAL
+from launcher.job.scalars import LOCAL, LONGEST_PASSED, TOO_LONG, argv_of, passed_bytes, require_passable
+from launcher.model.home import home
 
-Found = tuple[KeyPath, str]  # a key and what is wrong with the file that it names
+Found = tuple[KeyPath, str]  # a key and what is wrong with it, or with the file that it names
+# Bytes. Linux gives all arguments and variables of a process 2 MiB, by the usual limit of its stack (execve(2)); the
+# image's own, or the caller's, are among them.
+MOST_PASSED = 3 << 19
 
 
 def check_files(job: Job, cwd: Path, environ: Mapping[str, str]) -> None:
@@ -22,8 +27,8 @@ def check_files(job: Job, cwd: Path, environ: Mapping[str, str]) -> None:
 
     Raises JobInvalid with everything that is missing, each thing with its line.
     """
-    _, wrong = _secrets(job, cwd, environ)
-    job.refuse([*_missing(job, cwd), *wrong])
+    values, wrong = _secrets(job, cwd, environ)
+    job.refuse([*_missing(job, cwd), *wrong, *_too_much(job, values)])
 
 
 def read_secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> dict[str, str]:
@@ -40,7 +45,27 @@ def known_secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> tuple[list
 
 
 def code_folder(job: Job, cwd: Path) -> Path:
-    return Path(os.path.normpath(cwd / Path(job.code).expanduser()))
+    """Raises JobInvalid where it begins with `~` and there is no such home folder."""
+    return _place(job, ("code",), job.code, cwd)
+
+
+def _place(job: Job, key: KeyPath, path: str, cwd: Path) -> Path:
+    try:
+        return Path(os.path.normpath(cwd / _expanded(path)))
+    except BadValueError as error:
+        job.refuse([(key, str(error))])
+        raise
+
+
+def _expanded(path: str) -> Path:
+    """With the home folder for `~` and `~user`. Raises BadValueError where there is none."""
+    user, slash, rest = path.partition("/")
+    try:
+        return Path(f"{home(os.environ)}{slash}{rest}") if user == "~" else Path(path).expanduser()
+    except UsageError as error:
+        raise BadValueError(f"~ cannot be expanded: {error.what}") from None
+    except RuntimeError:
+        raise BadValueError(f"{user} cannot be expanded: this machine has no user {user[1:]}") from None
 
 
 def _missing(job: Job, cwd: Path) -> Iterator[Found]:
@@ -51,7 +76,8 @@ def _missing(job: Job, cwd: Path) -> Iterator[Found]:
     elif not os.access(code, os.R_OK | os.X_OK):
         yield ("code",), f"you may not read {code}"
     if job.run.script is not None:
-        path, script = ("run", "script"), Path(os.path.normpath(cwd / Path(job.run.script).expanduser()))
+        path = ("run", "script")
+        script = _place(job, path, job.run.script, cwd)
         beside = code / job.run.script
         if not script.is_file():
             hint = f"; did you mean {os.path.relpath(beside, cwd)}?" if beside.is_file() else ""
@@ -64,8 +90,21 @@ def _missing(job: Job, cwd: Path) -> Iterator[Found]:
                 yield ("mounts", mount.source), f"{mount.source} does not exist on this machine, which is a node"
 
 
+def _too_much(job: Job, secrets: Mapping[str, str]) -> Iterator[Found]:
+    """What is given to each process, together: blamed is the key that has most of it."""
+    envs = [job.env, *(job.env_of(node) for node in job.machines if node.env)]
+    parts: dict[KeyPath, int] = {
+        ("env",): max(sum(passed_bytes(f"{name}={value}") for name, value in env.items()) for env in envs),
+        ("secrets",): sum(passed_bytes(f"{name}={value}") for name, value in secrets.items()),
+        ("run",): sum(map(passed_bytes, (*(job.run.command or ()), *argv_of(job.run.args)))),
+    }
+    if sum(parts.values()) > MOST_PASSED:
+        what = f"env, secrets and run are {sum(parts.values()):,} bytes together; expected at most {MOST_PASSED:,}, "
+        yield max(parts, key=lambda key: parts[key]), what + "as Linux limits them: give the program files instead"
+
+
 def _secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> tuple[dict[str, str], list[Found]]:
-    """Their values by variable, and what is wrong with those that cannot be read."""
+    """Their values by variable, and what is wrong with those that cannot be used."""
     values: dict[str, str] = {}
     wrong: list[Found] = []
     for index, secret in enumerate(job.secrets):
@@ -77,11 +116,19 @@ def _secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> tuple[dict[str,
 
 
 def _value(secret: Secret, cwd: Path, environ: Mapping[str, str]) -> str:
-    if secret.file is None:
-        if not environ.get(secret.name):
-            raise BadValueError(f"{secret.name} is not set in your environment; export it, or give {{NAME: file}}")
-        return environ[secret.name]
-    path = cwd / Path(secret.file).expanduser()
+    """Raises BadValueError for what no variable can hold, too."""
+    if secret.file is not None:
+        value = _text_of(cwd / _expanded(secret.file))
+    elif not (value := environ.get(secret.name, "")):
+        raise BadValueError(f"{secret.name} is not set in your environment; export it, or give {{NAME: file}}")
+    elif any("\ud800" <= character <= "\udfff" for character in value):  # so Python keeps bytes that are no text
+        raise BadValueError(f"{secret.name} of your environment is not text in UTF-8")
+    require_passable(f"{secret.name}={value}", secret.name)
+    return value
+
+
+def _text_of(path: Path) -> str:
+    """What a secret's file holds, without the newline at its end. Raises BadValueError."""
     try:
         # O_NONBLOCK: opening a pipe must not block. fstat of the open file, so that the file checked is the file read.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
@@ -90,7 +137,10 @@ def _value(secret: Secret, cwd: Path, environ: Mapping[str, str]) -> str:
                 raise BadValueError(f"{path} is no file")
             if found.st_mode & 0o077:
                 raise BadValueError(f"others may read {path}, mode {found.st_mode & 0o777:04o}; run: chmod 600 {path}")
-            text = file.read(1 << 16).decode("utf-8").removesuffix("\n").removesuffix("\r")
+            data = file.read(LONGEST_PASSED + 1)
+            if len(data) > LONGEST_PASSED:
+                raise BadValueError(f"{path} is too long: more bytes than {TOO_LONG}")
+            text = data.decode("utf-8").removesuffix("\n").removesuffix("\r")
     except FileNotFoundError:
         raise BadValueError(f"no such file: {path}") from None
     except OSError as error:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path as FilePath
+from typing import Any
 
 from launcher.errors import JobInvalid
-from launcher.job.document import compose
+from launcher.job.document import Node, compose
 from launcher.job.explain import check
 from launcher.job.models import Job
 from launcher.job.overrides import apply_nodes, apply_set
@@ -22,14 +25,35 @@ def load_job(path: str | PathLike[str], sets: Sequence[str] = (), nodes: Sequenc
 
     Raises JobInvalid, with all that is wrong. The files that the job names are checked by `files.check_files`.
     """
-    return parse_job(_read(FilePath(path)), str(path), sets, nodes)
+    found, problems = compose(_read(FilePath(path)), str(path))
+    return _job(found, problems, Source(str(path), FilePath(path)), sets, nodes)
 
 
 def parse_job(text: str, source: str = "job.yaml", sets: Sequence[str] = (), nodes: Sequence[str] | None = None) -> Job:
     """The same from text; `source` is its name in messages."""
     found, problems = compose(text, source)
+    return _job(found, problems, Source(source), sets, nodes)
+
+
+def job_from(keys: Mapping[str, Any], sets: Sequence[str] = (), nodes: Sequence[str] | None = None) -> Job:
+    """The same from the keys of a job file as Python values (as JSON, which is YAML)."""
+    found, problems = compose(json.dumps(keys, default=str), "job", inline=True)
+    return _job(found, problems, Source("job"), sets, nodes)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a job is read from: its name in messages, and the file if it is one."""
+
+    name: str
+    file: FilePath | None = None
+
+
+def _job(
+    found: Node | None, problems: list[Problem], source: Source, sets: Sequence[str], nodes: Sequence[str] | None
+) -> Job:
     if found is None or (found.value is None and not problems):
-        raise JobInvalid(f"{source}:1", "the file holds nothing", _START)
+        raise JobInvalid(f"{source.name}:1", "the file holds nothing", _START)
     root = found
     if not isinstance(root.value, dict):
         what = f"expected a mapping with the keys name, nodes, run, ..., not {show(root.plain())}"
@@ -39,7 +63,7 @@ def parse_job(text: str, source: str = "job.yaml", sets: Sequence[str] = (), nod
         problems += more
     if nodes is not None:
         root = apply_nodes(root, nodes)
-    origin = Origin(root.marks())
+    origin = Origin(root.marks(), source.file)
     job, refused = check(root.plain(), origin)
     known = {problem.path for problem in problems}  # one message a value: the first is about its YAML
     problems += (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
@@ -119,7 +120,10 @@ Nodes = Annotated[tuple[NodeEntry, ...], AfterValidator(_with_names), PlainSeria
 class Run(Part):
     """What is run on every node."""
 
-    module: fields.ModuleName | None = Field(default=None, description="A module, run by torchrun as python -m would.")
+    module: fields.ModuleName | None = Field(
+        default=None,
+        description="A module, run by torchrun as python -m would. train: the launcher's own, unless the code has one.",
+    )
     script: fields.LocalPath | None = Field(
         default=None, description="A Python file inside the code folder, run by torchrun."
     )
@@ -274,6 +278,18 @@ class Job(Part):
 
     def env_of(self, node: NodeEntry) -> dict[str, str]:
         return {**self.env, **node.env}
+
+    @property
+    def file(self) -> FilePath | None:
+        """The job file; None for a job that is of no file."""
+        return self._origin.file
+
+    def hosts(self) -> list[tuple[str, str]]:
+        """Name and host of every machine, by rank. Raises JobInvalid where the job says only how many."""
+        if any(node.host == ANY for node in self.machines):
+            what = "a number is for a cluster, which chooses the machines; name it: --on CLUSTER. Or list nodes: [a, b]"
+            self.refuse([(("nodes",), what)])
+        return [(node.name, node.host) for node in self.machines]
 
     def mark(self, path: Path) -> Mark:
         """Where a key, or its nearest parent, was written; the job's name for a job that is of no file."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path as FilePath
 from typing import Any
 
 from launcher.errors import JobInvalid
@@ -29,8 +31,9 @@ class Mark:
 class Origin:
     """Where each value of a job was written. All origins are equal, so that equal jobs of two files compare equal."""
 
-    def __init__(self, marks: Iterable[tuple[Path, Mark]] = ()) -> None:
+    def __init__(self, marks: Iterable[tuple[Path, Mark]] = (), file: FilePath | None = None) -> None:
         self._marks = dict(marks)
+        self.file = file  # None for a job that is of no file
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Origin)
@@ -101,8 +104,6 @@ def show(value: Any) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?`, or nothing if no known word is near."""
-    import difflib  # here, so that loading a valid job stays fast
-
     near = difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.6)
     return f"; did you mean '{near[0]}'?" if near else ""
 

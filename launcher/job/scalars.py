@@ -5,6 +5,7 @@ Every `parse_` function takes what YAML gave, or its own result, and raises BadV
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
 import math
 import posixpath
@@ -51,6 +52,8 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\
 _NULL = ("", "~", "null", "Null", "NULL")
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _WORD = ("yes", "no", "on", "off")
+LONGEST_PASSED = 131_072  # bytes of one argument, or of one variable: MAX_ARG_STRLEN of Linux, execve(2)
+TOO_LONG = f"the {LONGEST_PASSED:,} that Linux passes in one variable or argument; give the program a file instead"
 _LONGEST_NUMBER = 64  # characters; longer ones are text (Python itself refuses to parse thousands of digits)
 
 
@@ -75,11 +78,24 @@ def resolve(text: str) -> str | int | float | bool | None:
     return text
 
 
+def passed_bytes(text: str) -> int:
+    """The bytes of an argument, or of a variable as NAME=value, as a program gets it: a NUL is at its end."""
+    return len(text.encode("utf-8", "surrogatepass")) + 1
+
+
+def require_passable(text: str, name: str = "") -> None:
+    """Raises BadValueError for an argument, or a variable as NAME=value, that no program can be given."""
+    if (size := passed_bytes(text)) > LONGEST_PASSED:
+        known = f"{name} is " if name else ""
+        raise BadValueError(f"{known}too long: {size:,} bytes with its name and a NUL at its end, more than {TOO_LONG}")
+
+
 def parse_text(value: Any) -> ProgramText:
     """A scalar as a program gets it in argv or environment: numbers as written, true and false in lower case."""
     if isinstance(value, str):
         if "\0" in value:
             raise BadValueError("a NUL character cannot be passed to a program")
+        require_passable(value)
         return ProgramText(value)
     if isinstance(value, bool):
         return ProgramText("true" if value else "false")
@@ -121,6 +137,13 @@ def whole(what: str, low: int, high: int) -> Callable[[Any], int]:
 
 _DURATION = re.compile(r"(?=.)(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 _LONGEST = 10 * 365 * 86400
+
+
+def duration(seconds: float) -> str:
+    """`1:02:11`, `2:11`."""
+    whole = int(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 def parse_duration(value: Any) -> int:
@@ -215,8 +238,6 @@ def parse_path(value: Any) -> str:
 
 def parse_address(value: Any) -> str:
     """An IP address that another node can connect to."""
-    import ipaddress  # here, so that loading a job without addresses stays fast
-
     try:
         address = ipaddress.ip_address(value if isinstance(value, str) else "")
     except ValueError:

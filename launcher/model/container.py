@@ -63,6 +63,14 @@ class ContainerSpec:
     init: bool = True
 
 
+@dataclass(frozen=True)
+class BatchSpec(ContainerSpec):
+    """The first container of a run on a cluster, which starts all of them by one script."""
+
+    script: str = ""  # what the scheduler runs, as `launcher export` prints it
+    sweep: tuple[str, ...] = ()  # ids of the runs that are submitted together, this one among them
+
+
 class Phase(str, Enum):
     """A container's state as its engine reports it."""
 

@@ -28,6 +28,7 @@ MIN_NODES = "launcher.min_nodes"  # with how many nodes the run goes on, where t
 SPARES = "launcher.spares"  # then: how many of its last nodes wait for one to be lost
 PURPOSE = "launcher.purpose"  # run | shell | claim | probe: any launcher that finds a probe removes it
 SPLIT = ","
+NO_HOST = "-"  # in NODES: a cluster chooses the machine
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class RunLabels:
     node: str
     rank: int  # of the node
     ranks: range  # global ranks of its workers
-    nodes: int  # how many the run has
+    every_host: str  # as NODES has them: a tuple for each of a cluster's many containers would take much memory
     gpus: tuple[str, ...]  # UUIDs
     output: str
     uid: int
@@ -48,6 +49,16 @@ class RunLabels:
     created: int
     min_nodes: int  # with how many nodes the run goes on; 0: all are needed
     spares: int  # the last of the nodes
+
+    @property
+    def nodes(self) -> int:
+        """How many the run has."""
+        return self.every_host.count(SPLIT) + 1
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Of all nodes of the run, by rank, as its caller addressed them."""
+        return tuple(self.every_host.split(SPLIT))
 
     @property
     def started_by(self) -> str:
@@ -76,7 +87,7 @@ def read(labels: Mapping[str, object]) -> RunLabels:
         node=checked.node_name(labels.get(NODE)),
         rank=checked.number(labels.get(NODE_RANK), 10**5),
         ranks=range(start, start + checked.number(count, 10**4)),
-        nodes=checked.text(labels.get(NODES), "[!-~]{1,100000}", "list of nodes").count(SPLIT) + 1,
+        every_host=checked.text(labels.get(NODES), "[!-~]{1,100000}", "list of nodes"),
         gpus=tuple(uuid for uuid in gpus.split(SPLIT) if uuid),
         output=checked.output_folder(labels.get(OUTPUT), run),
         uid=checked.number(labels.get(UID), 2**32),

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.model.home import config_folder
+
 
 @dataclass(frozen=True)
 class AnswerLimits:
@@ -19,5 +21,5 @@ DEFAULT_LIMITS = AnswerLimits()
 
 
 def settings_file(environ: Mapping[str, str]) -> Path:
-    """In the user's configuration folder (XDG Base Directory Specification)."""
-    return Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "launcher", "settings.yaml")
+    """In the user's configuration folder. Raises UsageError where there is no home folder."""
+    return config_folder(environ) / "settings.yaml"

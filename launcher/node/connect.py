@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,23 +15,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from launcher.errors import LauncherError, NodesFailed, UsageError
-from launcher.job.scalars import ANY
+from launcher.errors import LauncherError, NodesFailed, NodeUnfit
+from launcher.job.settings import Cluster, read_settings
 from launcher.model.facts import NodeFacts
-from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits, settings_file
+from launcher.model.host import cluster_name
+from launcher.model.limits import AnswerLimits
 from launcher.node.engine import Engine
 from launcher.node.machine import LocalMachine, Machine
-from launcher.node.parallel import in_background, run_all, run_all_settled
+from launcher.node.parallel import run_all, run_all_settled
+from launcher.node.process.engine import ProcessEngine
+from launcher.node.slurm.engine import SlurmEngine
 from launcher.node.ssh.config import CONNECT_TIMEOUT, Resolver
+from launcher.node.ssh.login import LoginMachine, log_in
 
 if TYPE_CHECKING:
-    from launcher.job.settings import Cluster
     from launcher.node.docker.engine import DockerEngine
     from launcher.node.ssh.connection import SshPool
 
 T = TypeVar("T")
 LOCAL = "local"
-CLUSTER = "slurm:"  # of a host: the rest is the name of a cluster in the settings file; one engine for all its nodes
 _LOADING = threading.Lock()
 
 
@@ -44,6 +47,7 @@ class Fleet:
         self.engines = tuple(engines)
         self.failed = dict(failed)
         self._pool = pool
+        self._closed = False
 
     def each(self, do: Callable[[Engine], T]) -> list[T]:
         """`do` on every node at once, results by rank. Raises NodesFailed with every node's error."""
@@ -54,6 +58,9 @@ class Fleet:
         return self.each(lambda engine: engine.facts())
 
     def close(self) -> None:
+        if self._closed:  # runs of one job array share it
+            return
+        self._closed = True
         for engine in self.engines:
             engine.close()
         if self._pool:
@@ -74,6 +81,7 @@ def connect(
     allow_failures: bool = False,
     ping: bool = True,
     timeout: float = CONNECT_TIMEOUT,
+    ask: bool = True,
 ) -> Fleet:
     """Engines for these (node name, host), by rank. host: `local`, an ssh alias, user@host:port or `slurm:CLUSTER`.
 
@@ -81,20 +89,20 @@ def connect(
     has one that answers, its container engine too, and every other host its container engine.
     allow_failures: nodes that fail are in `Fleet.failed`. ping: make sure that each engine answers; a caller that
     asks all of them something at once, as `up` does for their facts, gets the same errors then. timeout: seconds to
-    connect, where the ssh config has no ConnectTimeout.
+    connect, where the ssh config has no ConnectTimeout. ask: a cluster's login machine may ask for a password.
     Raises NodesFailed with all that failed: NodeUnreachable, HostKeyUnknown, HostKeyChanged,
-    AuthFailed, EngineUnavailable, EngineForbidden, UsageError.
+    AuthFailed, EngineUnavailable, EngineForbidden, UsageError, NodeUnfit for `local` where this is no Linux machine.
     """
     limits = _answer_limits()
-    if any(host == ANY for _, host in hosts):
-        what = "says how many nodes of a cluster, not which machines"
-        raise UsageError("nodes", what, "name the cluster: up --on CLUSTER; or the machines: nodes: [a, b]")
-    clusters = {host: _cluster(host) for _, host in hosts if host.startswith(CLUSTER)}
-    logins = [clusters[host].login if host in clusters else host for _, host in hosts]
-    remote = [login for login in logins if login != LOCAL]
-    pool = _make_pool(remote, str(ssh_config) if ssh_config else None, timeout) if remote else None
+    names = {host: name for _, host in hosts if (name := cluster_name(host)) is not None}
+    clusters = {host: read_settings(os.environ).cluster(name) for host, name in names.items()}
+    config = str(ssh_config) if ssh_config else None
+    # One after another and before anything else: they may ask for passwords.
+    logins = {host: _log_in(host, cluster.login, config, limits, timeout, ask) for host, cluster in clusters.items()}
+    remote = [host for _, host in hosts if host != LOCAL and host not in clusters]
+    pool = _make_pool(remote, config, timeout) if remote else None
     opened = [
-        partial(_open_cluster, host, clusters[host], pool, limits)
+        partial(_open_cluster, host, clusters[host], logins[host])
         if host in clusters
         else partial(_open, node, host, runtime, pool, limits, ping)
         for node, host in hosts
@@ -127,22 +135,15 @@ def caller_engine() -> Iterator[DockerEngine | None]:
 
 
 def _answer_limits() -> AnswerLimits:
-    """The user's own. Most users have no settings file: then nothing is loaded to read it."""
-    if not settings_file(os.environ).exists():
-        return DEFAULT_LIMITS
-    from launcher.job.settings import read_settings
-
     limits = read_settings(os.environ).limits
     return AnswerLimits(limits.answer, limits.wait)
 
 
 def _local_docker(node: str, limits: AnswerLimits) -> DockerEngine:
-    """The engine of DOCKER_HOST or of the current docker context, else the usual socket."""
-    _load_docker()
-    from launcher.node.docker.channel import dial_local
-    from launcher.node.docker.engine import DockerEngine
+    _load_containers()
+    from launcher.node.containers import local_engine
 
-    return DockerEngine(node, LOCAL, LocalMachine(node, getpass.getuser(), limits), partial(dial_local, node))
+    return local_engine(node, LOCAL, limits)
 
 
 def _make_pool(hosts: Sequence[str], ssh_config: str | None, timeout: float) -> SshPool:
@@ -150,62 +151,55 @@ def _make_pool(hosts: Sequence[str], ssh_config: str | None, timeout: float) -> 
     resolver = Resolver(ssh_config)
     for host in hosts:
         resolver.begin(host)
+    _load_containers()
     from launcher.node.ssh.connection import SshPool
 
-    in_background(_load_docker)  # while the nodes shake hands
     return SshPool(ssh_config, timeout, resolver)
 
 
-def _load_docker() -> None:
-    """In one thread at a time: docker-py's own modules import one another in circles, and a second thread would find
-    one of them half loaded. To be called before any import of node/docker here."""
+def _load_containers() -> None:
+    """In one thread at a time: docker-py's modules import one another in circles, and a second thread would find one of
+    them half loaded."""
     with _LOADING:
-        import launcher.node.docker.engine  # noqa: F401
+        import launcher.node.containers  # noqa: F401
 
 
 def _open(
     node: str, host: str, runtime: str | None, pool: SshPool | None, limits: AnswerLimits, ping: bool
 ) -> list[Engine]:
+    if host == LOCAL and runtime is not None and sys.platform != "linux":
+        system = "macOS" if sys.platform == "darwin" else sys.platform
+        cure = "name machines that run Linux, such as nodes: [gpu-a, gpu-b]"
+        raise NodeUnfit(node, f"this machine runs {system}, and nodes must run Linux", cure)
     if host == LOCAL and runtime != "docker":
-        from launcher.node.process.engine import ProcessEngine
-
         processes: Engine = ProcessEngine(node, limits)
         containers = None if runtime == "process" else _local_docker(node, limits)
         return [processes, containers] if containers and _answers(containers) else [processes]
     if pool is None or host == LOCAL:
         engine = _local_docker(node, limits)
     else:
-        from launcher.node.docker import DIAL_STDIO
-        from launcher.node.ssh.machine import SshMachine
+        from launcher.node.containers import remote_engine
 
-        machine = SshMachine(node, host, pool, limits)
-        machine.begin(DIAL_STDIO)
-        _load_docker()  # after that: it takes a while
-        from launcher.node.docker.channel import dial_over_ssh
-        from launcher.node.docker.engine import DockerEngine
-
-        dial, ssh = partial(dial_over_ssh, machine.command), (machine.host, machine.ssh_config)
-        engine = DockerEngine(node, host, machine, dial, ssh)
+        engine = remote_engine(node, host, pool, limits)
     if ping:
         engine.open()
     return [engine]
 
 
-def _cluster(host: str) -> Cluster:
-    from launcher.job.settings import read_settings
+def _log_in(
+    node: str, login: str, ssh_config: str | None, limits: AnswerLimits, timeout: float, ask: bool
+) -> Machine | LauncherError:
+    if login == LOCAL:
+        return LocalMachine(node, getpass.getuser(), limits)
+    try:
+        return LoginMachine(node, log_in(login, ssh_config, timeout, ask=ask), limits)
+    except LauncherError as error:
+        return error
 
-    return read_settings(os.environ).cluster(host.removeprefix(CLUSTER))
 
-
-def _open_cluster(host: str, cluster: Cluster, pool: SshPool | None, limits: AnswerLimits) -> list[Engine]:
-    from launcher.node.slurm.engine import SlurmEngine
-
-    if cluster.login == LOCAL or pool is None:
-        machine: Machine = LocalMachine(host, getpass.getuser(), limits)
-    else:
-        from launcher.node.ssh.machine import SshMachine
-
-        machine = SshMachine(host, cluster.login, pool, limits)
+def _open_cluster(host: str, cluster: Cluster, machine: Machine | LauncherError) -> list[Engine]:
+    if isinstance(machine, LauncherError):
+        raise machine
     engine = SlurmEngine(host, cluster, machine)
     engine.open()
     return [engine]

@@ -115,6 +115,7 @@ class Engine(Protocol):
     def interact(self, container: str, argv: Sequence[str], *, terminal: bool) -> int:
         """Run a command in a running container, joined to the caller's stdin, stdout and stderr; its exit code.
 
+        It has the variables of the job's own processes, by the kit's within.sh.
         terminal: with a terminal of its own there, of the caller's size. Ctrl-C reaches it either way.
         """
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from launcher.errors import NodeUnfit
 from launcher.model.facts import Gpu, Interface, NodeFacts, Route
+from launcher.model.home import wrong_home
 from launcher.node.machine import Machine, run_script
 
 DOCKER_ROOT = "/var/lib/docker"  # whose free space the script tells
@@ -31,7 +32,7 @@ class Look:
 
     node: NodeFacts  # without its engine
     docker_disk_free: int  # bytes, below DOCKER_ROOT
-    complete: bool  # its last line arrived, and who the user is
+    complete: bool  # its last line arrived, and which user it is
 
 
 @functools.cache
@@ -48,6 +49,9 @@ def look(machine: Machine, host: str) -> Look:
         what = f"its shell does not run our script (exit code {done.code}): {done.complaint[-300:]}"
         shell = "sh -s" if host == "local" else f"ssh {host} sh -s"
         raise NodeUnfit(machine.node, what, f"`echo 'echo works' | {shell}` must print works")
+    if wrong := wrong_home(found.node.home):
+        where = "" if host == "local" else f" on {host}, where its shell starts (~/.profile or the like)"
+        raise NodeUnfit(machine.node, wrong, f"set it to the user's home folder: export HOME=...{where}")
     return found
 
 
@@ -90,7 +94,7 @@ def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Lo
         infiniband="yes" in lines("infiniband"),
         ssh_port=_integer(first("ssh").rpartition(" ")[2], 0),
     )
-    complete = "end" in sections and node.uid >= 0 and bool(node.home)
+    complete = "end" in sections and node.uid >= 0
     return Look(node, _disk(lines("docker_disk"), 3), complete)
 
 

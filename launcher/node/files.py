@@ -180,7 +180,7 @@ class Files:
         if "No space left" in words or "Disk quota" in words:
             cure = "make room there: launcher clean"
         elif "Permission denied" in words or "Operation not permitted" in words:
-            cure = f"user {self._machine.user} must own it: look with ls -l there"
+            cure = f"user {self._machine.user} must own it and have access to it: look with ls -l there"
         return NodeUnfit(self._machine.node, f"could not {doing}: {words or f'exit code {done.code}'}", cure)
 
 

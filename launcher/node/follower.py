@@ -1,4 +1,7 @@
-"""Files of a node that are followed while they grow: one `tail -F` each, all of them through one channel."""
+"""Files of a node that are followed while they grow: one `tail -F` each, all of them through one channel.
+
+launcher.run.followed reads them, from the offsets that it has reached.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class Follower:
     def __init__(self, machine: Machine, path: str, offset: int, lines: Mapping[str, int]) -> None:
         """Paths are absolute; "" for no `path`. Raises NodeUnreachable."""
         pairs = [word for name, start in ((path, offset), *lines.items()) for word in (name, str(start + 1))]
-        self._stream = machine.open(shell(_FOLLOW, *pairs))
+        self._stream = machine.open(shell(_FOLLOW, *pairs), lasting=True)
         self._machine = machine
         self._path = path
         self._lines = list(lines)

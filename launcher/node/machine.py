@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
+import math
 import os
+import re
 import selectors
 import shlex
 import signal
@@ -24,6 +25,13 @@ from launcher.node.ssh.wire import dial
 PIECE = 1 << 16
 OPEN_TIMEOUT = 30.0  # seconds to start a command
 _CLOSE_TIMEOUT = 5.0  # seconds for a command to end by itself, and then for each signal to end it
+# $1: an address, $2: a port, $3: seconds. Marked: a login shell may print lines of its own.
+_CONNECT = r"""
+said=$(LC_ALL=C timeout "$3" bash -c ': </dev/tcp/$1/$2' bash "$1" "$2" 2>&1)
+echo "@@connect $? $said"
+"""
+_TIMED_OUT = (124, 143)  # of `timeout`: coreutils, busybox
+_SILENT = ("timed out", "no route", "unreachable", "host is down")
 
 
 @dataclass(frozen=True)
@@ -77,8 +85,11 @@ class Machine(Protocol):
     def start(self, argv: Sequence[str], *, stdin: bool, timeout: float) -> CommandStream:
         """Start a command, within `timeout` seconds. stdin: it is sent something. Raises NodeUnreachable, NodeUnfit."""
 
-    def open(self, argv: Sequence[str]) -> CommandStream:
-        """Start a command whose output is read as it comes."""
+    def open(self, argv: Sequence[str], *, lasting: bool = False) -> CommandStream:  # noqa: ARG002 - for some machines
+        """Start a command whose output is read as it comes.
+
+        lasting: for as long as a run; a machine that can run a few commands at once only may refuse it.
+        """
         return self.start(argv, stdin=True, timeout=OPEN_TIMEOUT)
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float | None = None) -> Done:
@@ -126,8 +137,14 @@ class Machine(Protocol):
         terminal: with one of its own. Without one, Ctrl-C calls `interrupt` instead of ending this.
         """
 
-    def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
-        """Try a TCP connection from here. expect: the target's ssh host key (base64), proven when given."""
+    def reach(self, address: str, port: int, timeout: float) -> Reach:
+        """Try a TCP connection from the node, by its bash; UNKNOWN without. Raises NodeUnreachable, NodeUnfit."""
+        seconds = math.ceil(timeout)
+        done = run_script(self, _CONNECT, address, str(port), str(seconds), timeout=seconds + OPEN_TIMEOUT)
+        return outcome(done.out.decode(errors="replace"))
+
+    def has_host_key(self, address: str, port: int, host_key: str, timeout: float) -> bool | None:
+        """Whether the sshd at this address, seen from the node, proves that ssh host key (base64); None: not known."""
 
     def host_key(self) -> str | None:
         """The ssh host key that this node proved (base64); None where it is not reached over ssh."""
@@ -146,6 +163,19 @@ def shell(script: str, *arguments: str) -> list[str]:
 def run_script(machine: Machine, script: str, *arguments: str, timeout: float | None = None) -> Done:
     """Raises what Machine.run raises."""
     return machine.run(shell(script, *arguments), timeout=timeout)
+
+
+def outcome(printed: str) -> Reach:
+    """Of a connection that _CONNECT tried: bash's messages are strerror()'s, in English."""
+    found = re.search(r"@@connect (\d+) (.*)", printed, re.DOTALL)
+    if found is None:
+        return Reach.UNKNOWN
+    code, said = int(found[1]), found[2].lower()
+    if code == 0:
+        return Reach.OPEN
+    if code in _TIMED_OUT or any(words in said for words in _SILENT):
+        return Reach.SILENT
+    return Reach.REFUSED if "connection refused" in said else Reach.UNKNOWN
 
 
 def first_words(argv: Sequence[str]) -> str:
@@ -207,6 +237,9 @@ class LocalStream:
 
     def exit_code(self) -> int:
         """One that has closed its outputs and runs on is ended."""
+        return self._wait()
+
+    def _wait(self) -> int:
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 return self._process.wait(_CLOSE_TIMEOUT)
@@ -222,7 +255,7 @@ class LocalStream:
         self._selector.close()
         for stream in (self._stdin, *self._outputs):
             stream.close()
-        self.exit_code()
+        self._wait()
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):  # its own children are in its group
@@ -254,18 +287,12 @@ class LocalMachine(Machine):
         except FileNotFoundError as error:
             raise NodeUnfit(self.node, f"there is no {argv[0]}", "install it") from error
 
-    def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
+    def has_host_key(self, address: str, port: int, host_key: str, timeout: float) -> bool | None:
+        from launcher.node.ssh.handshake import proves  # paramiko, which plain processes do without
+
         try:
             connection = dial(address, port, time.monotonic() + timeout)
-        except ConnectionRefusedError:
-            return Reach.REFUSED
-        except PermissionError:
-            return Reach.UNKNOWN
-        except OSError as error:
-            return Reach.UNKNOWN if error.errno in (errno.EINVAL, errno.EAFNOSUPPORT) else Reach.SILENT
+        except OSError:
+            return None
         with contextlib.closing(connection):
-            if expect is None:
-                return Reach.OPEN
-            from launcher.node.ssh.handshake import proves  # paramiko, which plain processes do without
-
-            return Reach.OPEN if proves(connection, expect, timeout) else Reach.OTHER
+            return proves(connection, host_key, timeout)

@@ -13,17 +13,22 @@ MAKE = f"""
 mkdir -p -- "$1" || exit
 [ -s "$1/{MARKER}" ] || printf '%s\\n' "$2" >"$1/{MARKER}" || {{ rm -f -- "$1/{MARKER}"; rmdir -- "$1"; exit 1; }}
 """
+# A program may have locked (chmod 000) its output folder, the marker or folders in it, whose owner may undo that.
 # The marker goes last: a removal that was cut off, or is done by another node at the same time, can be done again.
 _REMOVE = f"""
 refuse() {{ echo "$1" >&2; exit 1; }}
 unless_gone() {{ [ -e "$folder" ] && refuse "$1"; exit 0; }}
 folder=$1 marker="$1/{MARKER}" home=${{3:-$HOME}}
+case $home in /*) ;; *) refuse "HOME is '$home'; expected an absolute path" ;; esac
 [ "$folder" = "${{home%/}}/{OUTPUT_ROOT}/$2" ] || refuse "it is not below ${{home%/}}/{OUTPUT_ROOT}"
 [ ! -L "$folder" ] || refuse "it is a link"
 [ -O "$folder" ] || unless_gone "it belongs to another user"
+chmod u+rwx "$folder" 2>/dev/null
 rmdir -- "$folder" 2>/dev/null && exit
+[ -r "$marker" ] || [ -L "$marker" ] || chmod u+r "$marker" 2>/dev/null
 [ -f "$marker" ] && [ ! -L "$marker" ] && [ "$(head -c 100 -- "$marker")" = "$2" ] ||
   unless_gone "there is no file {MARKER} of this run in it"
+find "$folder" -type d ! -perm -700 -exec chmod u+rwx {{}} \\; 2>/dev/null
 find "$folder" -mindepth 1 -maxdepth 1 ! -name {MARKER} -exec rm -rf -- {{}} + && rm -rf -- "$folder"
 """
 

@@ -74,6 +74,10 @@ class Future(Generic[T]):
             self._error = error
         self._done.set()
 
+    def wait(self, timeout: float) -> bool:
+        """Whether the job has ended, after `timeout` seconds at most."""
+        return self._done.wait(timeout)
+
     def __call__(self, timeout: float | None = None) -> T:
         """Raises TimeoutError after `timeout` seconds."""
         while not self._done.wait(1.0 if timeout is None else timeout):

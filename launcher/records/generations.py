@@ -7,16 +7,20 @@ at the step of its checkpoint, so what older ones have beyond that is superseded
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-from launcher.node.cache import write_atomic
+from launcher.local_files import write_atomic
+from launcher.records.files import APPEND, open_regular
 from launcher.records.paths import GENERATIONS, RunPaths
 from launcher.records.store import parse_object
+from launcher.records.writer import locked
 
 Position = tuple[int, int]  # a step; and 1: of the validation after it
 FOLDER = re.compile(r"(\d{1,9})-(\d{1,9})")  # generation, node rank in it
@@ -25,6 +29,7 @@ _BEFORE, _HEADER, _END = (-2, 0), (-1, 0), (1 << 62, 0)
 _EVENTS, _JOINED = "*.tfevents.*", re.compile(r"\d{4,}-\d{4}-\d{12}-")
 _VALIDATION = re.compile(rb"/[vV]al|/misclassified")  # in the name of a curve
 _POINT = re.compile(rb"(?:\x09.{8})?\x10([\x80-\xff]{0,9}[\x00-\x7f])\x2a", re.DOTALL)
+CLOCK_TICK = 10**9  # nanoseconds: how coarse a disk's times of writing may be
 _HEAD = 200  # bytes of an event that have its step and the name of its curve
 
 
@@ -47,11 +52,19 @@ def spans(copies: Sequence[Sequence[Position]], end: Position) -> list[range]:
 
 
 def join(root: Path) -> None:
-    """Make metrics.jsonl and tensorboard/ of a run's folder here from what has been brought to its generations/."""
-    paths, copies = RunPaths(root), _copies(root / GENERATIONS)
-    newest = max((file.stat().st_mtime_ns for file in (root / GENERATIONS).rglob("*")), default=0)
-    if paths.metrics.exists() and paths.metrics.stat().st_mtime_ns > newest:
+    """Make metrics.jsonl and tensorboard/ of a run's folder here from what has been brought to its generations/.
+
+    One at a time, while the files in generations/ may grow. Raises OSError.
+    """
+    with locked(root / GENERATIONS / ".joining"):
+        _join(RunPaths(root), _copies(root / GENERATIONS))
+
+
+def _join(paths: RunPaths, copies: Mapping[int, Sequence[Path]]) -> None:
+    newest = max((file.stat().st_mtime_ns for file in (paths.root / GENERATIONS).rglob("*")), default=0)
+    if paths.metrics.exists() and paths.metrics.stat().st_mtime_ns == newest:
         return
+    settled = time.time_ns() - newest > CLOCK_TICK  # else a file may change once more and keep its time
     lines: list[bytes] = []
     events: set[Path] = set()
     end = _END
@@ -66,6 +79,8 @@ def join(root: Path) -> None:
         end = min([end, *(_begin(*own[0]) for own in metrics if own)])
     if lines:
         write_atomic(paths.metrics, b"".join(lines))
+        joined = newest if settled else newest - 1
+        os.utime(paths.metrics, ns=(joined, joined))
     for file in paths.tensorboard.rglob(_EVENTS):
         if _JOINED.match(file.name) and file not in events:
             file.unlink()
@@ -119,7 +134,7 @@ def _join_events(folders: Sequence[Path], board: Path, name: str, end: Position)
 def _copy(source: Path, part: range, target: Path) -> None:
     """Bytes of `source`, of which `target` has some from the first one on: it may be open, and grows in place."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with source.open("rb") as file, target.open("ab") as out:
+    with open_regular(source) as file, open_regular(target, APPEND) as out:
         here = min(out.seek(0, 2), len(part))
         out.truncate(here)
         file.seek(part.start + here)
@@ -129,7 +144,7 @@ def _copy(source: Path, part: range, target: Path) -> None:
 def _events(file: Path) -> Iterator[tuple[Position, range]]:
     """Each event of a TensorBoard file and its bytes: a length (8 bytes), its checksum (4), the event, its checksum."""
     last, start, size = _HEADER, 0, file.stat().st_size
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         while len(header := stream.read(12)) == 12:
             stop = start + 16 + int.from_bytes(header[:8], "little")
             if stop > size:  # torn

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import LauncherError
-from launcher.job.loader import load_job
+from launcher.job.loader import parse_job
 from launcher.job.overrides import variant_name
 from launcher.job.scalars import Args, ArgValue
 from launcher.model.plan import Membership
@@ -80,8 +80,8 @@ def _date(run: str) -> str:
 def _settings(record: Record) -> dict[str, ArgValue]:
     """What a run was started with, from its own job.yaml; {} where that is missing or of another version."""
     try:
-        job = load_job(record.paths.job)
-    except LauncherError:
+        job = parse_job(record.job_text(), str(record.paths.job))
+    except (LauncherError, OSError, UnicodeDecodeError):
         return {}
     args: Args = job.run.args
     named = args if isinstance(args, Mapping) else {"args": args}

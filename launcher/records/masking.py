@@ -19,11 +19,7 @@ class Masker:
         parts = {part for part in (*whole, *escaped) if len(part) >= 4}
         self._values: Sequence[str] = sorted(parts, key=len, reverse=True)
         self._bytes = [value.encode("utf-8", "surrogateescape") for value in self._values]
-
-    @property
-    def longest(self) -> int:
-        """Bytes; 0 where there is nothing to mask."""
-        return max(map(len, self._bytes), default=0)
+        self.longest = max(map(len, self._bytes), default=0)  # bytes; 0 where there is nothing to mask
 
     def __call__(self, line: str) -> str:
         for value in self._values:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from launcher.errors import RunUnknown
+from launcher.job.scalars import duration
 from launcher.records.paths import RunPaths
 from launcher.records.store import read_json_lines
 
@@ -95,13 +96,6 @@ def number(value: object) -> float | None:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) < 1e15:
         return None
     return float(value)
-
-
-def duration(seconds: float) -> str:
-    """`1:02:11`, `2:11`."""
-    whole = int(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 def top1(epoch: Line) -> float | None:

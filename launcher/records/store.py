@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import LauncherError, RunUnknown
-from launcher.model import checked
+from launcher.job.files import known_secrets
+from launcher.job.loader import parse_job
+from launcher.local_files import write_atomic
+from launcher.model import checked, labels
 from launcher.model.plan import Plan, RunId, is_run_id, plain
-from launcher.node.cache import write_atomic
+from launcher.records.files import APPEND, not_a_folder, open_regular, require_folder
 from launcher.records.masking import Masker
 from launcher.records.paths import RUNS, RunPaths
 
+_LARGEST = 1 << 20  # bytes of job.yaml; larger is none that was loaded
 _LONGEST_LINE = 1 << 20  # of metrics.jsonl and events.jsonl; longer is no line of ours or of a trainer
 
 
@@ -69,18 +73,24 @@ class Record:
         runs: Path = RUNS,
         min_nodes: int = 0,
         spares: int = 0,
+        hosts: Sequence[str] = (),
     ) -> Record:
-        """The record of a run found by its labels, with what labels say; a readable record stays as it is."""
+        """The record of a run found by its labels, with what labels say; a readable record stays as it is.
+
+        hosts: of all of its nodes, also of those that are not among `nodes`.
+        """
         record = cls(RunPaths(runs / run))
         if not record.nodes():
             record._make_folders()
             known = {"run": run, "job": job_of(run), "runtime": runtime, "min_nodes": min_nodes, "spares": spares}
-            told = {**known, "nodes": [*map(_node_to_json, nodes)]}
+            told = {**known, "nodes": [*map(_node_to_json, nodes)], "hosts": list(hosts)}
             write_atomic(record.paths.plan, json.dumps(told, indent=2).encode())
         return cls(record.paths)
 
     def _make_folders(self) -> None:
+        """Raises UsageError where one of them cannot be a folder."""
         for folder in (self.paths.root.parent, self.paths.root, self.paths.logs):
+            require_folder(folder)
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @cached_property
@@ -99,21 +109,20 @@ class Record:
         if self.secrets is not None:
             return self.secrets, ""
         with suppress(OSError, UnicodeDecodeError, LauncherError):  # a broken job.yaml is reported where it is needed
-            # then the job file's modules need not be loaded
-            if "\nsecrets: []\n" in self.paths.job.read_text(encoding="utf-8"):
-                return [], ""
-            from launcher.job.files import known_secrets
-            from launcher.job.loader import load_job
-
-            values, missing = known_secrets(load_job(self.paths.job), Path.cwd(), os.environ)
+            values, missing = known_secrets(parse_job(self.job_text(), str(self.paths.job)), Path.cwd(), os.environ)
             return values, ", ".join(missing)
         return [], "secrets of this run, if it has any (there is no job.yaml of it)"
+
+    def job_text(self) -> str:
+        """Of its job.yaml. Raises OSError, UnicodeDecodeError."""
+        with open_regular(self.paths.job) as file:
+            return file.read(_LARGEST).decode("utf-8")
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append one line to events.jsonl, if it can be: a full disk here must not keep a run from its end."""
         line = json.dumps({"time": round(time.time(), 3), "event": kind, **self.mask.deep(plain(fields))})
-        with suppress(OSError), self.paths.events.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        with suppress(OSError), open_regular(self.paths.events, APPEND) as file:
+            file.write(f"{line}\n".encode())
 
     def finish(self, result: dict[str, Any]) -> str:
         """Write result.json; why it could not be written, "" where it was."""
@@ -121,7 +130,7 @@ class Record:
         try:
             write_atomic(self.paths.result, json.dumps(known, indent=2).encode())
         except OSError as error:
-            return f"{self.paths.result} was not written: {error.strerror}"
+            return f"{self.paths.result} was not written: {error.strerror}; make room, then: launcher logs {self.run}"
         return ""
 
     def result(self) -> dict[str, Any] | None:
@@ -140,6 +149,12 @@ class Record:
             return tuple(_node_from_json(node, self.run) for node in self._plan["nodes"])
         except (LookupError, TypeError, ValueError):
             return ()
+
+    def other_hosts(self) -> tuple[str, ...]:
+        """Of a rebuilt record: hosts of the run's nodes that are not among `nodes`, as nobody has asked them."""
+        known, found = {node.rank for node in self.nodes()}, self._plan.get("hosts")
+        told = dict(enumerate(found if isinstance(found, list) else []))
+        return tuple(str(host) for rank, host in told.items() if rank not in known and host != labels.NO_HOST)
 
     def container(self, rank: int) -> dict[str, Any]:
         """The ContainerSpec of the node of this rank as JSON; without most of its keys where the plan is not here."""
@@ -172,12 +187,22 @@ class Record:
 
 
 def records(runs: Path = RUNS) -> list[Record]:
-    """Every run on record here, the latest last. A folder without a readable plan is ignored; --nodes rebuilds it."""
+    """Every run on record here, the latest last. A folder without a readable plan is ignored; --nodes rebuilds it.
+
+    Raises UsageError where runs/ is not a folder.
+    """
+    require_folder(runs)
     if not runs.is_dir():
         return []
     found = [Record(RunPaths(path)) for path in runs.iterdir() if is_run_id(path.name)]
     readable = [record for record in found if record.nodes()]
     return sorted(readable, key=lambda r: (created(r.run), r.paths.plan.stat().st_mtime_ns))
+
+
+def misplaced(runs: Path = RUNS) -> list[str]:
+    """What has a run's name and is no folder, such as a link that leads nowhere: each with the reason."""
+    named = [path for path in sorted(runs.iterdir()) if is_run_id(path.name)] if runs.is_dir() else []
+    return [f"{path} {what}" for path in named if (what := not_a_folder(path))]
 
 
 def job_of(run: RunId) -> str:
@@ -245,14 +270,15 @@ def _node_from_json(node: Any, run: RunId) -> NodeOfRun:
 def read_json(path: Path) -> dict[str, Any] | None:
     """The JSON object that a file holds; None where it is missing, empty, broken or not to be read."""
     try:
-        return parse_object(path.read_bytes())
+        with open_regular(path) as file:
+            return parse_object(file.read())
     except OSError:
         return None
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file, one a line; other lines are ignored, such as one that a kill cut off."""
-    with suppress(OSError), path.open("rb") as file:
+    with suppress(OSError), open_regular(path) as file:
         for line in iter(partial(file.readline, _LONGEST_LINE), b""):
             if (found := parse_object(line)) is not None:
                 yield found

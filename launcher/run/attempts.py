@@ -1,6 +1,6 @@
 """What a node's file of attempts says: how often its processes were started, how each attempt ended, in which
-generations of a job with min_nodes it took part, and who stopped it. The entry script and elastic.py write it, and who
-stops a run adds a line: launchers that are attached to it follow this file.
+generations of a job with min_nodes it took part, because of whom these ended, and who stopped it. The entry script and
+elastic.py write it, and who stops a run adds a line: launchers that are attached to it follow this file.
 
 The engine's own counter forgets when the node reboots; this file does not.
 """
@@ -24,6 +24,8 @@ _GENERATION = re.compile(
     r"^generation (?P<number>\d{1,9}) (?P<offset>\d{1,15}) (?P<members>[!-~]{1,99999}) (?P<text>rank 0 [ -~]{1,9999})$",
     re.MULTILINE,
 )
+_ENDED = re.compile(r"^ended (?P<number>\d{1,9}) (?P<nodes>[!-~]{1,99999}) [ -~]{1,9999}$", re.MULTILINE)
+_OVER = re.compile(r"^over (?P<why>[ -~]{1,9999})$", re.MULTILINE)
 ANNOUNCE = '[ ! -f "$1" ] || echo "$2" >>"$1"'  # adds a stop_line() to the file of a run that has begun
 LIMIT = 1 << 20  # bytes of the file that are read
 _MEANINGS = {SIGKILL_CODE: "SIGKILL", SIGTERM_CODE: "SIGTERM", TIMEOUT_CODE: "time limit", HANG_CODE: "hung"}
@@ -58,6 +60,14 @@ class World:
     offset: int  # bytes that the node's log had before it
     members: tuple[str, ...]  # by node rank: the first has rank 0
     text: str  # for a person: `rank 0 is now on gpu-c, world 3 of 4: gpu-a lost at 12:03 UTC`
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The last generation that has ended on a node, and because of which ones, as that node has seen it."""
+
+    number: int
+    nodes: tuple[str, ...]  # () where that is not known
 
 
 @dataclass(frozen=True)
@@ -112,6 +122,19 @@ def joined(text: bytes) -> int:
     """The generation in which the node's last attempt takes part; 0 where it has not begun one."""
     worlds = parse_worlds(_of_last_attempt(text))
     return worlds[-1].number if worlds else 0
+
+
+def parse_ended(text: bytes) -> Ended | None:
+    """None where no generation has ended on the node."""
+    found = [*_ENDED.finditer(text.decode("utf-8", "replace"))]
+    nodes = found[-1]["nodes"] if found else ""
+    return Ended(int(found[-1]["number"]), () if nodes == "-" else tuple(nodes.split(","))) if found else None
+
+
+def over(text: bytes) -> str:
+    """Why the nodes of a job with min_nodes do not start its program again; "" where they do."""
+    found = _OVER.search(text.decode("utf-8", "replace"))
+    return found["why"] if found else ""
 
 
 def _of_last_attempt(text: bytes) -> bytes:

@@ -11,44 +11,45 @@ from launcher.export import slurm
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep
 from launcher.job.settings import Cluster
+from launcher.model import labels
 from launcher.model.checked import OUTPUT_ROOT
-from launcher.model.container import ContainerSpec, Layout
+from launcher.model.container import BatchSpec, Layout
 from launcher.model.plan import NodePlan, Plan, Rendezvous, RunId
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.node.machine import Done, run_script
-from launcher.node.slurm.engine import SlurmEngine
 from launcher.node.slurm.queue import NODES
-from launcher.plan.checks import Check, Level
-from launcher.plan.cluster import ClusterPlan, build
-from launcher.plan.command import Context
-from launcher.plan.containers import labelled, output_dir
-from launcher.plan.offline import assumed_image
+from launcher.planning.checks import Check, Level
+from launcher.planning.cluster import ClusterPlan, build
+from launcher.planning.command import Context
+from launcher.planning.containers import labelled, output_dir
+from launcher.planning.offline import assumed_image
 from launcher.run.locate import caller
 
 
-def plan_on(job: Job, engine: Engine, code: str, run: RunId, sweep: Sequence[RunId]) -> Plan:
-    """code: digest of the code archive. sweep: all runs of its sweep, which are one job array.
+def plan_on(job: Job, cluster: Cluster, engine: Engine, code: str, run: RunId, sweep: Sequence[RunId]) -> Plan:
+    """engine: the cluster's. code: digest of the code archive. sweep: all runs of its sweep, which are one job array.
 
     Raises JobInvalid with every key that the cluster cannot carry.
     """
-    cluster = _cluster(engine)
     planned, script = _script(job, cluster)
     output = output_dir(cluster.workdir, run)
     own = posixpath.join(output, NODES)
     meeting = Rendezvous("", job.port, (), (), probed=False)
     context = Context(job, run, assumed_image(job), meeting, code, caller(), int(time.time()))
-    spec = ContainerSpec(
+    spec = BatchSpec(
         name=f"launcher-{run}-0",
         image=planned.image,
-        argv=("sbatch", script, *sweep),
+        argv=(),
         layout=Layout(code=posixpath.join(own, "code"), output=output, kit=posixpath.join(own, "kit")),
         output_dir=output,
+        script=script,
+        sweep=tuple(sweep),
     )
-    hosts = ["-"] * planned.nodes  # which they are, Slurm decides
+    hosts = [labels.NO_HOST] * planned.nodes  # which they are, Slurm decides
     ranks, uid = range(planned.processes), engine.uid()
     first = labelled(spec, context, node="node-0", host=engine.host, uid=uid, rank=0, ranks=ranks, hosts=hosts)
-    other = replace(first, argv=(), labels={})  # it is the same job
+    other = replace(spec, script="", sweep=())  # it is the same job
     nodes = tuple(
         NodePlan(
             node=f"node-{rank}",
@@ -63,12 +64,11 @@ def plan_on(job: Job, engine: Engine, code: str, run: RunId, sweep: Sequence[Run
     return Plan(run, job.name, job.runtime, planned.image, "", code, meeting, nodes)
 
 
-def examine_on(job: Job, fleet: Fleet) -> Iterator[Check]:
+def examine_on(job: Job, cluster: Cluster, fleet: Fleet) -> Iterator[Check]:
     """Whether the cluster answers, and Slurm would take the job. Raises JobInvalid as plan_on does."""
     for name, error in fleet.failed.items():
         yield Check(name, "slurm", Level.FAIL, error.what, error.next_step)
     for engine in fleet.engines:
-        cluster = _cluster(engine)
         yield Check(engine.node, "slurm", Level.OK, engine.sh("sinfo --version").decode(errors="replace").strip())
         made = run_script(engine.machine, 'mkdir -p "$1" && [ -w "$1" ]', posixpath.join(cluster.workdir, OUTPUT_ROOT))
         cure = "name a folder that you may write: workdir of the cluster, in the settings file"
@@ -81,12 +81,6 @@ def examine_on(job: Job, fleet: Fleet) -> Iterator[Check]:
 
 def _check(node: str, name: str, done: Done, what: str, cure: str) -> Check:
     return Check(node, name, Level.FAIL, done.complaint, cure) if done.code else Check(node, name, Level.OK, what)
-
-
-def _cluster(engine: Engine) -> Cluster:
-    if not isinstance(engine, SlurmEngine):
-        raise TypeError(f"{engine.node} is no cluster")
-    return engine.cluster
 
 
 def _script(job: Job, cluster: Cluster) -> tuple[ClusterPlan, str]:

@@ -7,21 +7,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from launcher.container_scripts.words import TRACEBACK, VICTIM, last_traceback, last_words
 from launcher.run.evidence import Evidence
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
 
-TRACEBACK = "Traceback (most recent call last):"
-_PREFIX = re.compile(r"^\[(?:rank|default)\d+\]: ?")  # torch and torchrun put the rank before each line
-
-# What a rank prints when another one is gone: it is a victim, whatever its traceback looks like.
-_VICTIM = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited|ncclRemoteError"
-    r"|ncclSystemError.*closed by remote|Socket closed|Connection refused|recvValue failed|failed to recv"
-    r"|SignalException.*signal: 15|got signal: 15|Timed out waiting .*ms for (recv|send)|store.*may have died",
-    re.IGNORECASE,
-)
-
 OTHERS_WAIT = "the others wait for"
+
+# In torchrun's report: the rank that failed first, and its exit code, negative where a signal killed it
+_ROOT_CAUSE = re.compile(r"Root Cause.*?\brank\s*:\s*(\d+)(?:.*?\bexitcode\s*:\s*(-?\d+))?", re.DOTALL)
+# Linux's, which are a node's; the caller's own may have other numbers
+_NAMES = "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM"
+_SIGNALS = {number: f"SIG{name}" for number, name in enumerate(_NAMES.split(), start=1)}
 
 _REPORTED_RANK = re.compile(r"\brank\s*: (\d+)")  # in torchrun's list of the ranks that failed
 
@@ -98,7 +94,7 @@ def first_failure(evidence: Sequence[Evidence]) -> Failure | None:
     failed = [e for e in evidence if e.state.exit_code not in (0, None) or e.state.error]
     if not failed:
         return None
-    first = min(failed, key=_order)
+    first = min(failed, key=lambda e: (_order(e)[0], -(e.ended.number if e.ended else 0), _order(e)))
     if first.state.exit_code == HANG_CODE and not first.last.halted:
         return _hang(first, evidence)
     return (_left(first, evidence) if is_victim(first) else None) or _describe(first)
@@ -136,7 +132,9 @@ def _order(evidence: Evidence) -> tuple[int, float, int]:
         kind = 0
     elif evidence.last.left:  # what its torchrun printed when it was stopped is no reason
         kind = _VICTIM_ORDER + 2
-    elif _VICTIM.search(words):
+    elif evidence.ended and evidence.node.name not in evidence.ended.nodes:
+        kind = _VICTIM_ORDER + 1
+    elif VICTIM.search(words):
         kind = _VICTIM_ORDER
     elif TRACEBACK in words:
         kind = 1
@@ -149,7 +147,7 @@ def _order(evidence: Evidence) -> tuple[int, float, int]:
 
 def _describe(evidence: Evidence) -> Failure:
     state, words, rank = evidence.state, _words(evidence), _failing_rank(evidence)
-    what, cure = f"exited with code {state.exit_code}", ""
+    what, cure = _ending(evidence)
     if halted := evidence.last.halted:
         words = last_stack(evidence.rank_logs.get(min(halted), ""))
         what = "was suspended (SIGSTOP, or a debugger) while the others waited for it"
@@ -164,7 +162,18 @@ def _describe(evidence: Evidence) -> Failure:
         known = next(((meaning, step) for pattern, meaning, step in _KNOWN if re.search(pattern, words)), None)
         if known:
             what, cure = f"{what}: {known[0]}", known[1]
+    what = f"{what}; {evidence.over}" if evidence.over else what
     return Failure(evidence.node.name, rank, state.exit_code, what, cure, words)
+
+
+def _ending(evidence: Evidence) -> tuple[str, str]:
+    """What its failing rank, else its program, ended with, and a cure for that."""
+    code, (_, reported) = evidence.state.exit_code or 0, _root_cause(evidence)
+    number = -reported or code - 128
+    if number not in _SIGNALS:
+        return f"exited with code {code}", ""
+    cure = "was its memory full? see `dmesg` on the node" if _SIGNALS[number] == "SIGKILL" else ""
+    return f"was killed by {_SIGNALS[number]}" + ("" if reported else f" (exit code {code})"), cure
 
 
 def _words(evidence: Evidence) -> str:
@@ -179,26 +188,8 @@ def _words(evidence: Evidence) -> str:
         return evidence.error.text
     for text in (*candidates, evidence.log):
         if text.strip():
-            return last_traceback(text) or "\n".join(text.rstrip().splitlines()[-20:])
+            return last_words(text)
     return ""
-
-
-def last_traceback(text: str) -> str:
-    """The last Python traceback in a text, chained causes with it; "" where there is none."""
-    lines = [_PREFIX.sub("", line) for line in text.splitlines()]
-    starts = [i for i, line in enumerate(lines) if line.endswith(TRACEBACK)]
-    if not starts:
-        return ""
-    start = starts[-1]
-    for earlier in reversed(starts[:-1]):
-        between = "\n".join(lines[earlier:start])
-        if "During handling of the above exception" not in between and "direct cause of the following" not in between:
-            break
-        start = earlier
-    end = starts[-1] + 1
-    while end < len(lines) and (lines[end].startswith((" ", "\t")) or not lines[end].strip()):
-        end += 1
-    return "\n".join(lines[start : end + 1]).rstrip()
 
 
 def _hang(first: Evidence, evidence: Sequence[Evidence]) -> Failure:
@@ -228,11 +219,17 @@ def last_stack(text: str) -> str:
     return "\n".join(wanted)
 
 
+def _root_cause(evidence: Evidence) -> tuple[int | None, int]:
+    """The global rank that torchrun reports as that, and its exit code; 0 where it reports none. Of its last report."""
+    match = _ROOT_CAUSE.match(evidence.log, max(0, evidence.log.rfind("Root Cause")))
+    return (int(match[1]), int(match[2] or 0)) if match else (None, 0)
+
+
 def _failing_rank(evidence: Evidence) -> int | None:
     """The global rank that torchrun calls the root cause on this node."""
     if halted := evidence.last.halted:
         return min(halted)
-    match = re.search(r"Root Cause.*?rank\s*:\s*(\d+)", evidence.log, re.DOTALL)
-    if match:
-        return int(match.group(1))
+    rank, _ = _root_cause(evidence)
+    if rank is not None:
+        return rank
     return next(iter(evidence.rank_logs)) if len(evidence.rank_logs) == 1 else None

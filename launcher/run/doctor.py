@@ -13,10 +13,10 @@ from launcher.model.plan import Rendezvous
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, run_all_settled
-from launcher.plan import checks
-from launcher.plan.checks import Check, Level
-from launcher.plan.rendezvous import choose
-from launcher.run.reachability import TIMEOUT, probe_master
+from launcher.planning import checks
+from launcher.planning.checks import Check, Level
+from launcher.planning.rendezvous import choose
+from launcher.run.reachability import probe_master, reach_node
 
 _NAMES: dict[type[LauncherError], str] = {
     errors.HostKeyUnknown: "host key",
@@ -124,8 +124,8 @@ def _connection(probe: Probe) -> Check:
     if probe.reach.reached:
         level, what = Level.OK, f"{target} can be reached"
     elif probe.reach is Reach.UNKNOWN:
-        level, what = Level.WARN, f"{target} could not be tried: the node's sshd forbids it"
-        cure = "allow AllowTcpForwarding in its sshd to let us try; nothing else needs it"
+        level, what = Level.WARN, f"could not test the connection to {target}: bash or timeout is missing on the node"
+        cure = "install bash and coreutils there"
     elif probe.reach is Reach.OTHER:
         what = f"another machine answers for {target}"
         cure = f"name {probe.target}'s address in the job file: nodes: [{{host: ..., address: ...}}]"
@@ -152,9 +152,9 @@ def _ring(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -> Iter
     def try_next(place: int) -> Probe:
         engine, after = fleet.engines[place], (place + 1) % len(facts)
         target = fleet.engines[after]
-        port = facts[after].ssh_port
-        reach = engine.machine.reach(meeting.addresses[after], port, TIMEOUT, expect=target.machine.host_key())
-        return Probe(engine.node, target.node, meeting.addresses[after], port, reach)
+        address, port = meeting.addresses[after], facts[after].ssh_port
+        reach = reach_node(engine.machine, target.machine, address, port, port)
+        return Probe(engine.node, target.node, address, port, reach)
 
     for probe in run_all_settled([partial(try_next, place) for place in range(len(facts))]):
         if isinstance(probe, LauncherError):

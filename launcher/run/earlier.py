@@ -16,9 +16,9 @@ from launcher.node.engine import Engine
 from launcher.node.files import FileEntry, Files, Span
 from launcher.node.machine import LocalMachine
 from launcher.node.parallel import run_all_settled
-from launcher.records.collect import want
 from launcher.records.paths import RUNS, RunPaths
 from launcher.records.store import Record
+from launcher.records.wanted import want
 
 CHECKPOINTS = "checkpoints"  # in the output folder: where the trainer saves, and from where it goes on by itself
 ABOUT_THE_SAME = 10.0  # seconds: nodes write the same checkpoint a moment apart, and their clocks differ

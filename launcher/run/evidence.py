@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.model.container import ContainerState
+from launcher.records.files import open_regular
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, parse_object
-from launcher.run.attempts import LIMIT, Attempt, parse, parse_worlds
+from launcher.run.attempts import LIMIT, Attempt, Ended, over, parse, parse_ended, parse_worlds
 
 TAIL = 256 << 10
 
@@ -33,6 +34,8 @@ class Evidence:
     error: WorkerError | None
     rank_logs: Mapping[int, str]  # the ends of its workers' logs
     attempts: tuple[Attempt, ...] = ()
+    ended: Ended | None = None  # of a job with min_nodes
+    over: str = ""  # why it is not started again before `restarts` is used up
 
     @property
     def last(self) -> Attempt:
@@ -57,13 +60,15 @@ def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes =
         error=_worker_error(_end_of(paths.error, LIMIT)),
         rank_logs={r: _end_of(str(file)).decode("utf-8", "replace") for r, file in files.items() if file.is_file()},
         attempts=parse(tried),
+        ended=parse_ended(tried),
+        over=over(tried),
     )
 
 
 def _end_of(path: str, most: int = TAIL) -> bytes:
     """The end of a file here; nothing where it is missing or cannot be read."""
     try:
-        with Path(path).open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - most))
             return file.read()
     except OSError:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from launcher.errors import NodeUnfit
-from launcher.image.image_locations import Log
 from launcher.job.models import Job, NodeEntry
 from launcher.model import labels
-from launcher.model.container import KIT, ContainerState, Phase
+from launcher.model.container import ContainerState, Phase
 from launcher.model.facts import NodeFacts
 from launcher.model.plan import Plan, RunId
+from launcher.model.progress import Log
 from launcher.node import output_folder
-from launcher.node.connect import CLUSTER, Fleet
+from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.node.terminal import is_terminal
 from launcher.records.snapshot import Snapshot
@@ -40,11 +39,7 @@ def execute(engine: Engine, node: NodeOfRun, state: ContainerState | None, argv:
             f"no container of the run is running there ({state.phase.value if state else 'removed'})",
             "for a container of the same kind: launcher shell JOB",
         )
-    if node.host.startswith(CLUSTER):  # a step of its job begins with the job's own variables
-        return engine.interact(state.id, argv, terminal=is_terminal())
-    process = state.labels.get(labels.RUNTIME) == "process"
-    kit = posixpath.join(node.output, ".node", node.name, "kit") if process else KIT
-    return engine.interact(state.id, _with_variables(kit, argv), terminal=is_terminal())
+    return engine.interact(state.id, argv, terminal=is_terminal())
 
 
 def shell(job: Job, entry: NodeEntry, fleet: Fleet, code: Snapshot, secrets: Mapping[str, str], log: Log) -> int:
@@ -60,13 +55,7 @@ def shell(job: Job, entry: NodeEntry, fleet: Fleet, code: Snapshot, secrets: Map
     with temporary_run("shell", alone, idle, fleet, facts, code, secrets, log) as plan:
         container = plan.master.container
         with fleet.engines[0].guard(container.name):
-            argv = _with_variables(container.layout.kit, _SHELL)
-            return fleet.engines[0].interact(container.name, argv, terminal=is_terminal())
-
-
-def _with_variables(kit: str, argv: Sequence[str]) -> tuple[str, ...]:
-    """The command behind the script that gives it the variables of the job's own processes."""
-    return ("sh", f"{kit}/within.sh", *argv)
+            return fleet.engines[0].interact(container.name, _SHELL, terminal=is_terminal())
 
 
 @contextmanager

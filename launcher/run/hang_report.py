@@ -18,8 +18,8 @@ from launcher import container_scripts
 from launcher.errors import LauncherError, NodeUnfit
 from launcher.image import probe
 from launcher.model.container import Mount
-from launcher.records.collect import RECORDINGS
 from launcher.records.paths import RunPaths
+from launcher.records.wanted import RECORDINGS
 from launcher.run.diagnose import OTHERS_WAIT, Failure
 from launcher.run.evidence import Evidence
 from launcher.run.locate import Attached

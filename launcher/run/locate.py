@@ -6,18 +6,19 @@ import getpass
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
 
 from launcher.errors import LauncherError, NodesFailed, RunUnknown, UsageError
 from launcher.model import labels
 from launcher.model.container import ContainerState
+from launcher.model.host import cluster_name
 from launcher.model.labels import RunLabels
 from launcher.model.plan import RunId
-from launcher.node.connect import CLUSTER, Fleet, connect
+from launcher.node.connect import Fleet, connect
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_both
 from launcher.records import store
@@ -71,6 +72,8 @@ class Attached:
     listed: Mapping[Engine, Sequence[ContainerState]] = field(default_factory=dict)  # of the run, and ours to remove
     owner: Owner = Owner.SELF
     started_by: str = ""  # user@host of the caller, and the uid on the node; "" where no container tells
+    hosts: tuple[str, ...] = ()  # of all of its nodes, as its caller addressed them; () where no container tells
+    not_asked: tuple[str, ...] = ()  # those of them that the user did not name
 
     @property
     def may_lose(self) -> int:
@@ -102,61 +105,77 @@ class Attached:
         raise UsageError("--node", f"{wanted}: the run's nodes are {', '.join(node.name for node in self.nodes)}")
 
 
-@contextmanager
-def attach(
-    text: str | None,
-    hosts: Sequence[str] | None,
-    ssh_config: Path | None,
-    note: Note,
-    *,
-    claims: bool = False,
-    any_owner: bool = False,
-) -> Iterator[Attached]:
-    """Find the run that `text` means and connect to its nodes.
+def attach(record: Record, fleet: Fleet) -> Attached:
+    """The run on record, over connections to its nodes; what its containers do now is not known yet: see `look`."""
+    by_name = {engine.node: engine for engine in fleet.engines}
+    nodes = tuple(node for node in record.nodes() if engine_of(node)[0] not in fleet.failed)
+    engines = {node.name: by_name[engine_of(node)[0]] for node in nodes}
+    return Attached(record, nodes, engines, fleet, unreachable=fleet.failed)
 
-    hosts: ask these nodes, no local record is needed; None: the record has the nodes. claims: list the run's GPU claims
-    too. any_owner: containers of other users count as ours to remove. Raises RunUnknown.
+
+def connect_to(record: Record, ssh_config: Path | None) -> Attached:
+    """Connect to the nodes of a run on record; those that do not answer are in `unreachable`."""
+    hosts = [engine_of(node) for node in record.nodes()] + [(host, host) for host in record.other_hosts()]
+    return attach(record, connect(list(dict.fromkeys(hosts)), record.runtime, ssh_config, allow_failures=True))
+
+
+def search(text: str | None, hosts: Sequence[str], ssh_config: Path | None, note: Note, runs: Path) -> Attached:
+    """The run that `text` means, by the labels of its containers on these nodes; its record here is rebuilt.
+
+    Raises RunUnknown, NodesFailed.
     """
-    record = store.find(text) if hosts is None else None
-    named = [engine_of(node) for node in record.nodes()] if record else [(host, host) for host in hosts or ()]
-    runtime = record.runtime if record else None
-    with connect(list(dict.fromkeys(named)), runtime, ssh_config, allow_failures=True) as fleet:
-        listed = _list(fleet, record.run if record else None, note, claims=claims)
-        runs = _by_run(listed)
-        if record is None:
-            if not runs and fleet.failed:
-                raise NodesFailed(list(fleet.failed.values()), of=len(named))
-            found = runs[_choose(text, runs, where="on " + ", ".join(hosts or ()))]
-            nodes = tuple(f.node for f in found)
-            engines = {f.node.name: f.engine for f in found}
-            told = found[0].labels
-            record = Record.rebuild(told.run, told.runtime, nodes, min_nodes=told.min_nodes, spares=told.spares)
-        else:
-            found = runs.get(record.run, [])
-            by_name = {engine.node: engine for engine in fleet.engines}
-            nodes = tuple(node for node in record.nodes() if engine_of(node)[0] not in fleet.failed)
-            engines = {node.name: by_name[engine_of(node)[0]] for node in nodes}
-        whose = min((f.owner for f in found), default=Owner.SELF)
-        started_by = found[0].labels.started_by if found else ""
-        if whose is Owner.OTHER:
-            note(f"{record.run} is of {started_by}, another user: its files may not be readable")
-        ours = [f for f in listed if f.labels.run == record.run and (any_owner or f.owner is not Owner.OTHER)]
-        yield Attached(
-            record=record,
-            nodes=nodes,
-            engines=engines,
-            fleet=fleet,
-            states={f.node.name: f.state for f in found},
-            unreachable=fleet.failed,
-            listed={engine: [f.state for f in ours if f.engine is engine] for engine in fleet.engines},
-            owner=whose,
-            started_by=started_by,
+    fleet = connect([(host, host) for host in dict.fromkeys(hosts)], None, ssh_config, allow_failures=True)
+    try:
+        on_these = _by_run(_list(fleet, None, note, claims=False))
+        found = on_these[_choose(text, on_these, fleet.failed, where="on " + ", ".join(hosts))]
+        told, nodes = found[0].labels, tuple(f.node for f in found)
+        record = Record.rebuild(
+            told.run, told.runtime, nodes, runs, min_nodes=told.min_nodes, spares=told.spares, hosts=told.hosts
         )
+        engines = {f.node.name: f.engine for f in found}
+        missing = _not_asked(found, hosts)
+        return Attached(record, nodes, engines, fleet, unreachable=fleet.failed, not_asked=missing)
+    except BaseException:
+        fleet.close()
+        raise
+
+
+def look(attached: Attached, note: Note, *, claims: bool = False, any_owner: bool = False) -> Attached:
+    """The same with the run's containers as its nodes list them now, in one round trip.
+
+    claims: list the run's GPU claims too. any_owner: containers of other users count as ours to remove.
+    """
+    run = attached.record.run
+    listed = _list(attached.fleet, run, note, claims=claims)
+    found = _by_run(listed).get(run, [])
+    owner = min((f.owner for f in found), default=Owner.SELF)
+    started_by = found[0].labels.started_by if found else ""
+    if owner is Owner.OTHER:
+        note(f"{run} is of {started_by}, another user: its files may not be readable")
+    others = [f for f in found if f.node.name not in attached.engines]  # of a record that had not all nodes
+    ours = [f for f in listed if f.labels.run == run and (any_owner or f.owner is not Owner.OTHER)]
+    return replace(
+        attached,
+        nodes=(*attached.nodes, *(f.node for f in others)),
+        engines={**attached.engines, **{f.node.name: f.engine for f in others}},
+        hosts=found[0].labels.hosts if found else (),
+        states={f.node.name: f.state for f in found},
+        listed={engine: [f.state for f in ours if f.engine is engine] for engine in attached.fleet.engines},
+        owner=owner,
+        started_by=started_by,
+    )
+
+
+def _not_asked(found: Sequence[Found], asked: Sequence[str]) -> tuple[str, ...]:
+    """Hosts of the run's nodes that are not among `asked` and have not been found by another name."""
+    ranks, every = {f.labels.rank for f in found}, found[0].labels.hosts
+    missing = (host for rank, host in enumerate(every) if rank not in ranks)
+    return tuple(host for host in missing if host not in asked and host != labels.NO_HOST)
 
 
 def engine_of(node: NodeOfRun) -> tuple[str, str]:
     """Name and host of its engine; all nodes on a cluster have one."""
-    return (node.host if node.host.startswith(CLUSTER) else node.name), node.host
+    return (node.name if cluster_name(node.host) is None else node.host), node.host
 
 
 def on_nodes(fleet: Fleet, note: Note) -> dict[RunId, list[Found]]:
@@ -164,8 +183,14 @@ def on_nodes(fleet: Fleet, note: Note) -> dict[RunId, list[Found]]:
     return _by_run(_list(fleet, None, note, claims=False))
 
 
-def _choose(text: str | None, runs: Mapping[RunId, Sequence[Found]], where: str) -> RunId:
-    """One's own runs are meant first, then those of the same account. Raises RunUnknown."""
+def _choose(
+    text: str | None, runs: Mapping[RunId, Sequence[Found]], failed: Mapping[str, LauncherError], where: str
+) -> RunId:
+    """One's own runs are meant first, then those of the same account. Raises RunUnknown; NodesFailed if no run was
+    found and nodes do not answer.
+    """
+    if not runs and failed:
+        raise NodesFailed(list(failed.values()))
     for most in (Owner.SELF, Owner.ACCOUNT):
         with suppress(RunUnknown):
             nearer = [run for run, found in runs.items() if min(f.owner for f in found) <= most]

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import LauncherError
-from launcher.image.image_locations import Log
 from launcher.job.models import Job
+from launcher.model.progress import Log
 from launcher.node.connect import Fleet
-from launcher.plan.checks import Check, Level
+from launcher.planning.checks import Check, Level
 from launcher.records.paths import NodePaths
 from launcher.records.snapshot import snapshot
 from launcher.run.exec_shell import temporary_run

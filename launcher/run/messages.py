@@ -62,9 +62,13 @@ class NodeGone(Message):
 
 @dataclass(frozen=True)
 class NodeRemoved(Message):
-    """Its container was removed while it was followed."""
+    """Its container was removed while it was followed.
+
+    folder: under `runtime: process`, the output folder, which has what a container is there.
+    """
 
     node: str
+    folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,23 @@ class RankZeroMoved(Message):
 
 
 @dataclass(frozen=True)
+class NodeOver(Message):
+    """The nodes of a job with min_nodes do not start its program again, and say so on that node."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True)
 class NotCollected(Message):
     """A file of a node that could not be brought here, at the end; or one that could not be written here."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Warned(Message):
+    """Something beside the run itself went wrong, such as its notification."""
 
     reason: str
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import urllib.error
+import urllib.request
 from dataclasses import dataclass
 
 from launcher.job.settings import Notify
@@ -49,9 +51,6 @@ def _call(command: tuple[str, ...], notice: Notice, body: bytes) -> str:
 
 
 def _post(address: str, body: bytes) -> str:
-    import urllib.error  # for the few who have a webhook, when a run has ended
-    import urllib.request
-
     request = urllib.request.Request(  # noqa: S310 - http and https only: the settings' pattern
         address, data=body, headers={"Content-Type": "application/json", "User-Agent": "launcher"}, method="POST"
     )

@@ -9,18 +9,19 @@ from functools import partial
 from pathlib import Path
 
 from launcher.image.ensure import ensure
-from launcher.image.image_locations import ImageLocations, Log, OnProgress, image_store, no_progress
+from launcher.image.image_locations import ImageLocations, image_store
 from launcher.image.probe import image_facts
 from launcher.job.models import Job
 from launcher.model.container import WANTED_ULIMITS, ContainerSpec
 from launcher.model.facts import ImageFacts, ImageInfo, NodeFacts
 from launcher.model.plan import Plan, Rendezvous, new_run_id
+from launcher.model.progress import Log, OnProgress, no_progress
 from launcher.node.connect import Fleet, caller_engine
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_both
-from launcher.plan import build
-from launcher.plan.offline import assumed_image
-from launcher.plan.rendezvous import choose, on_one_machine
+from launcher.planning import build
+from launcher.planning.offline import assumed_image
+from launcher.planning.rendezvous import choose, on_one_machine
 from launcher.run.locate import caller
 from launcher.run.reachability import probe_master
 

@@ -1,9 +1,10 @@
 """Which address of the master every other node reaches, tried before anything starts: nothing is installed for it.
 
-A node's sshd opens a TCP connection for us. To the rendezvous port, where nothing listens yet: "refused" proves that no
-firewall stands between, silence that one does. To the master's sshd: its host key proves that the address is the
-master's and not another machine's. A few nodes prove that for all, since an sshd drops connections where more than ten
-are being made at once (MaxStartups); an address that a node has itself, as docker0's, needs no proof.
+A command on each node connects to the rendezvous port, where nothing listens yet: "refused" proves that no firewall
+stands between, silence that one does. Through the node's sshd the master's sshd is asked for its host key, which proves
+that the address is the master's and not another machine's. A few nodes prove that for all, since an sshd drops
+connections where more than ten are being made at once (MaxStartups); where sshd forwards no connections, nothing is
+proven. An address that a node has itself, as docker0's, needs no proof.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collections.abc import Sequence
 from launcher.model.facts import NodeFacts, Probe, Reach
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
+from launcher.node.machine import Machine
 from launcher.node.parallel import run_both
-from launcher.plan.rendezvous import candidates, source_address
+from launcher.planning.rendezvous import candidates, source_address
 
 TIMEOUT = 3.0
 PROVERS = 6
@@ -41,14 +43,22 @@ def probe_master(fleet: Fleet, facts: Sequence[NodeFacts], port: int, address: s
                 return Reach.OTHER  # its own
             if engine.node not in provers:
                 return engine.machine.reach(ip, port, TIMEOUT)
-            reached, proof = run_both(
-                lambda: engine.machine.reach(ip, port, TIMEOUT),
-                lambda: engine.machine.reach(ip, ssh_port, TIMEOUT, expect=master.machine.host_key()),
-            )
-            return proof if proof is Reach.OTHER else reached
+            return reach_node(engine.machine, master.machine, ip, port, ssh_port)
 
         seen = fleet.each(probe)[1:]
         probes += [Probe(other.node, master.node, ip, port, reach) for other, reach in zip(others, seen, strict=True)]
         if all(reach.reached for reach in seen):
             break
     return probes
+
+
+def reach_node(source: Machine, target: Machine, address: str, port: int, ssh_port: int) -> Reach:
+    """Try a port of another node; OTHER where the sshd at that address has another host key than the node."""
+    key = target.host_key()
+    if key is None:
+        return source.reach(address, port, TIMEOUT)
+    reached, proven = run_both(
+        lambda: source.reach(address, port, TIMEOUT),
+        lambda: source.has_host_key(address, ssh_port, key, TIMEOUT),
+    )
+    return Reach.OTHER if proven is False else reached

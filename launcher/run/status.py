@@ -24,10 +24,9 @@ from launcher.records.store import NodeOfRun, parse_object
 from launcher.run import attempts
 from launcher.run.attempts import World
 from launcher.run.locate import Attached
-from launcher.run.state import of_containers
+from launcher.run.state import RunState, recorded_end, state_of
 
 TAIL = 8192  # bytes of a log or of the metrics that hold their last lines
-_ENDS = ("done", "failed", "lost")
 _MEMORY = re.compile(r"^Mem(Total|Available): +([0-9]{1,15}) kB$", re.MULTILINE)
 _NUMBER = re.compile("[0-9]{1,15}")
 LIMIT = 20.0  # seconds for one node's answer
@@ -107,7 +106,7 @@ class RunStatus:
 
     @property
     def ended(self) -> bool:
-        return self.state in (*_ENDS, "stopped", "removed")
+        return RunState(self.state).ended or self.state == RunState.REMOVED
 
     def to_json(self) -> str:
         """`progress` is the latest line of the metrics, as the trainer wrote it, with eta (seconds) added."""
@@ -134,12 +133,13 @@ def run_status(attached: Attached) -> RunStatus:
     found = run_all_settled([partial(_ask, attached, node, ends.get(node.name, {})) for node in attached.nodes])
     answers = [one for one in found if isinstance(one, _Answer)]
     lost = {n.name: one for n, one in zip(attached.nodes, found, strict=True) if isinstance(one, LauncherError)}
-    states = [answer.state for answer in answers if answer.state is not None]
-    state = of_containers(states, len(attached.nodes), attached.record.min_nodes).value if states else "removed"
-    if result is not None and state in (*_ENDS, "removed"):
-        state = str(result["state"])
-    elif len(attached.unreachable) + len(lost) > attached.may_lose and state in ("removed", "done", "lost"):
-        state = "unreachable"  # the others cannot tell
+    state = state_of(
+        [answer.state for answer in answers if answer.state is not None],
+        len(attached.nodes) + len(attached.unreachable),
+        min_nodes=attached.record.min_nodes,
+        silent=len(attached.unreachable) + len(lost),
+        recorded=recorded_end(result),
+    )
     world = attempts.newest({answer.row.node: answer.worlds for answer in answers})
     metrics = {answer.row.node: answer.metrics for answer in answers if answer.metrics}
     newest_first = [metrics[node] for node in (world.members if world else metrics) if node in metrics]
@@ -147,7 +147,7 @@ def run_status(attached: Attached) -> RunStatus:
     away = [NodeStatus(name, "unreachable", str(error)) for name, error in {**attached.unreachable, **lost}.items()]
     return RunStatus(
         run=attached.record.run,
-        state=state,
+        state=state.value,
         progress=training_progress([line for line in lines if line and line.get("kind") == "step"]),
         nodes=(*(_in_world(answer.row, world) for answer in answers), *away),
         world=world,

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from launcher.errors import LauncherError, NodesFailed
+from launcher.errors import LauncherError, NodesFailed, NodeUnfit, NotConfirmed
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
 from launcher.model.plan import RunId
+from launcher.node import output_folder
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
-from launcher.node.parallel import run_all_settled, run_both
-from launcher.records.collect import OutputFolder, collect
+from launcher.node.parallel import run_all, run_all_settled, run_both
+from launcher.records.collect import OutputFolder, collect, output_folders
 from launcher.records.paths import NodePaths
 from launcher.records.store import Record
 from launcher.run.attempts import ANNOUNCE, stop_line
-from launcher.run.locate import caller
+from launcher.run.locate import Attached, Owner, caller
+from launcher.run.state import RunState, state_of
 
 GRACE = 45.0  # seconds; a trainer saves its checkpoint on SIGTERM, and torchrun gives its workers 30 s of that
 
@@ -108,3 +111,50 @@ def _remove(engine: Engine, ended: Ended) -> Removed:
     started = [container.state.started for container in ended if container.state.started]
     _, swept = run_both(remove, lambda: engine.sweep_shared_memory(min(started)) if started else ())
     return Removed(engine.node, tuple(ended), tuple(swept))
+
+
+def take_down(
+    attached: Attached, warn: Callable[[str], None], *, purge: bool
+) -> tuple[list[Removed], list[LauncherError]]:
+    """Stop the run and remove it on the nodes that answer; what was removed, and why the rest was not.
+
+    purge: output folders too. Its logs and curves are collected first. An end that nobody saw is recorded.
+    """
+    record, errors = attached.record, [*attached.unreachable.values(), *_not_asked(attached, purge=purge)]
+    removed: list[Removed] = []
+    try:
+        into = None if attached.owner is Owner.OTHER else record  # another user's files are not ours to read
+        removed = stop(attached.fleet, record.run, into=into, warn=warn, listed=attached.listed)
+        if purge:
+            folders = output_folders(attached.engines, attached.nodes)
+            run_all([partial(output_folder.remove, folder.files, folder.path, record.run) for folder in folders])
+    except NodesFailed as error:
+        errors += error.errors
+    record.event("down", removed=[r.node for r in removed], failed=[str(e) for e in errors])
+    if record.result() is None and not errors:  # no launcher saw its end: it was stopped, where it still ran
+        state = state_of(attached.states.values(), len(attached.nodes), min_nodes=record.min_nodes)
+        ended = state if state.ended else RunState.STOPPED
+        if problem := record.finish({"state": ended, "exit_code": ended.exit_code}):
+            warn(problem)
+    return removed, errors
+
+
+def _not_asked(attached: Attached, *, purge: bool) -> list[LauncherError]:
+    """The error for nodes of the run that the user did not name, if there are any."""
+    run, missing, every = attached.record.run, attached.not_asked, attached.hosts
+    if not missing:
+        return []
+    what = f"{len(missing)} of its {len(every)} nodes {'was' if len(missing) == 1 else 'were'} not asked: "
+    options = " --purge" * purge + " --any-owner" * (attached.owner is Owner.OTHER)
+    command = f"launcher down {run} --nodes {shlex.quote(labels.SPLIT.join(dict.fromkeys(every)))}{options}"
+    return [NotConfirmed(run, what + ", ".join(missing), f"to end it there too: {command}")]
+
+
+def not_confirmed(removed: Sequence[Removed], errors: Sequence[LauncherError]) -> NotConfirmed:
+    """The error for nodes on which a run, or several, could not be ended."""
+    words = "not every node confirmed:\n" + str(NodesFailed(errors))
+    kinds = {type(error) for error in errors}
+    cure = "repeat it when they are back"
+    if kinds <= {NotConfirmed, NodeUnfit}:
+        cure = "" if kinds == {NotConfirmed} else "mend that, then repeat it"
+    return NotConfirmed("down", words, cure, removed=removed, errors=errors)

@@ -1,4 +1,7 @@
-"""A registry with one image and a password on this machine's loopback interface: enough for `docker pull`."""
+"""A registry with one image and a password on this machine's loopback interface: enough for `docker pull`.
+
+It counts the bytes of blobs that it sends, by the port on which they were asked for: who pulls through which.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import json
 import subprocess
 import tarfile
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,7 +42,7 @@ class Registry:
             }
         ).encode()
         self.digest = "sha256:" + hashlib.sha256(self.manifest).hexdigest()
-        self.pulls = 0
+        self.sent: Counter[int] = Counter()  # bytes of blobs, by port
 
     def _add(self, data: bytes) -> dict[str, object]:
         digest = "sha256:" + hashlib.sha256(data).hexdigest()
@@ -64,7 +68,8 @@ def serving(registry: Registry) -> Iterator[int]:
                     200, registry.manifest, {"Content-Type": MANIFEST, "Docker-Content-Digest": registry.digest}
                 )
             elif (data := registry.blobs.get(self.path.rpartition("/")[2])) is not None:
-                registry.pulls += self.command == "GET"
+                if self.command == "GET":
+                    registry.sent[self.server.server_address[1]] += len(data)  # type: ignore[index]
                 self._answer(200, data, {"Content-Type": "application/octet-stream"})
             else:
                 self._answer(404, b"{}", {})
@@ -98,14 +103,13 @@ def serving(registry: Registry) -> Iterator[int]:
 
 
 @contextmanager
-def forwarded(config: Path, aliases: list[str], port: int) -> Iterator[None]:
-    """Forwards the port to these nodes' loopback interface, where engines accept a registry without TLS."""
-    tunnels = [
-        subprocess.Popen(
-            ["ssh", "-F", str(config), "-N", "-o", "ExitOnForwardFailure=yes", "-R", f"{port}:127.0.0.1:{port}", alias]
-        )
-        for alias in aliases
-    ]
+def forwarded(config: Path, aliases: list[str], port: int, to: int | None = None) -> Iterator[None]:
+    """Forwards the port of these nodes' loopback interface, where engines accept a registry without TLS.
+
+    to: the port of this machine, `port` if it is not given.
+    """
+    way = ["-o", "ExitOnForwardFailure=yes", "-R", f"{port}:127.0.0.1:{to or port}"]
+    tunnels = [subprocess.Popen(["ssh", "-F", str(config), "-N", *way, alias]) for alias in aliases]
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 from tests.bed.debian_registry import forget, need, registry
 from tests.bed.host import docker
 from tests.bed.settings import TRAIN_IMAGE
+from tests.e2e import names
 from tests.e2e.cli import Cli
+from tests.e2e.programs.lists import tree
 
 pytestmark = pytest.mark.bed
 
@@ -39,6 +42,19 @@ def test_an_image_with_the_code_is_pushed_and_named_by_its_digest(cli: Cli, tmp_
             assert pushed in cli("export", file, "--to", "job", "--image", pushed).stdout
         finally:
             forget(f"launcher/{name}-code", f"{address}/team/{name}")
+
+
+def test_files_of_any_name_are_at_their_place_in_an_image_with_the_code_and_the_trainer_is_added(cli: Cli) -> None:
+    need(packages=())
+    program = names.project(cli)
+    file = cli.job("names", image={"ref": TRAIN_IMAGE}, nodes=2, run={"module": "train"})
+    try:
+        built = cli("image", "build", file, "--with-code").stdout.split()[-1]
+        found = json.loads(docker("run", "--rm", built, "python3", program))
+        assert {path: what for path, what in found.items() if not path.startswith("train/")} == tree(cli.cwd)
+        assert "--arch" in docker("run", "--rm", built, "python3", "-m", "train", "--help")
+    finally:
+        forget("launcher/names-code")
 
 
 def test_a_registry_that_cannot_be_is_refused_and_one_that_does_not_answer_is_named(cli: Cli) -> None:

@@ -223,7 +223,7 @@ def test_from_the_original_error_to_a_trained_vgg(clean_bed, local, tmp_path, fa
     for made in local.images.list({names.JOB: "bed-vgg16"}):  # left by an earlier test run
         docker("image", "rm", "-f", made.id)
     done = cli("up", "jobs/bed_vgg16.yaml", timeout=1500)
-    assert "building on this machine from launcher-bed-faulty: VGG without adaptive pool" in done.stderr
+    assert "building on node1 from launcher-bed-faulty: VGG without adaptive pool" in done.stderr
     assert "torchvision: 0.2.1 -> 0.29.1" in done.stderr
     assert "VGG16 on 32x32: RuntimeError: mat1 and mat2" in done.stderr
     assert re.search(r"val Acc@1 \d+", done.stdout)

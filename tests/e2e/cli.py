@@ -23,15 +23,16 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @dataclass(frozen=True)
 class Cli:
-    """`cwd` is the user's project folder, where runs/ is created."""
+    """`cwd` is the user's project folder, where runs/ is created; `launcher` its command, by default this tree's."""
 
     cwd: Path
     env: Mapping[str, str] = field(default_factory=dict)
+    launcher: tuple[str, ...] = (sys.executable, "-m", "launcher")
 
     def start(self, *args: object, stdout: int | IO[bytes] = subprocess.PIPE) -> subprocess.Popen[str]:
         """Starts the launcher in the background, with stderr and, by default, stdout as pipes."""
         return subprocess.Popen(
-            [sys.executable, "-m", "launcher", *map(str, args)],
+            [*self.launcher, *map(str, args)],
             cwd=self.cwd,
             env={**os.environ, "PYTHONPATH": str(ROOT), **self.env},
             stdin=subprocess.DEVNULL,

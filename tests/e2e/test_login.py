@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -73,6 +75,17 @@ def test_every_login_shell_reads_our_commands_the_same_way(bed: Bed, shell: str)
         assert look(node, "node1").complete
 
 
+def test_doctor_tries_connections_also_where_sshd_forwards_none(bed_cli: Cli, bed: Bed) -> None:
+    bed_cli.program("plain.py")
+    job = bed_cli.job("closed", **bed_job(run={"script": "plain.py"}))
+    with contextlib.ExitStack() as closed:
+        for node in bed.nodes[:2]:
+            closed.enter_context(faults.sshd_setting(bed, node, "AllowTcpForwarding no"))
+        network = examined(bed_cli, job, code=0)["node2", "network"]
+        assert (network["level"], network["what"].split()[0]) == ("ok", "node1"), network
+        assert json.loads(bed_cli("plan", job, "--json").stdout)["rendezvous"]["probed"]
+
+
 def test_a_run_works_with_few_sessions_and_other_login_shells_and_doctor_warns(bed_cli: Cli, bed: Bed) -> None:
     one, two = bed.nodes[:2]
     bed_cli.program("plain.py")
@@ -88,3 +101,27 @@ def test_a_run_works_with_few_sessions_and_other_login_shells_and_doctor_warns(b
         assert ("node2", "ssh sessions") not in seen
         assert "rank 0 of 2" in bed_cli("up", job).stdout
     assert bed_cli.result()["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("exec sh", "its login shell starts another shell, which reads the input of our commands"),
+        ("read x", "its login shell reads the input of our commands"),
+    ],
+)
+def test_a_login_shell_that_takes_the_input_of_our_commands_is_named_soon(
+    bed_cli: Cli, bed: Bed, line: str, words: str
+) -> None:
+    bed_cli.program("plain.py")
+    job = bed_cli.job("eaten", **bed_job(run={"script": "plain.py"}))
+    with bashrc(bed, bed.nodes[0], line):
+        for command in ("doctor", "up", "status"):
+            began = time.monotonic()
+            arguments = ("--nodes", "node1") if command == "status" else (job,)
+            seen = bed_cli(command, *arguments, code=3)
+            assert time.monotonic() - began < 20
+            said = " ".join((seen.stdout + seen.stderr).split())
+            assert words in said
+            assert "in ~/.bashrc" in said
+            assert "overloaded" not in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,10 @@ def test_ctrl_c_during_start_leaves_a_complete_run_or_nothing(home_cli: Cli, del
     else:
         # by the signal, if Python's handler was not installed yet
         assert up.returncode in (5, -signal.SIGINT), messages
+        if up.returncode == 5:
+            assert "launcher: stopped; nothing was started" in messages
+        if home_cli.runs():
+            assert home_cli.result()["state"] == "stopped"
         assert "Traceback" not in messages or "launcher/run" not in messages
     assert left(home_cli) == []
 
@@ -259,3 +265,126 @@ def test_up_imports_neither_torch_nor_docker_for_plain_processes(home_cli: Cli) 
         check=False,
     )
     assert "IMPORTED []" in done.stdout, done.stdout + done.stderr
+
+
+@contextlib.contextmanager
+def in_background() -> Iterator[None]:
+    """As a shell without job control starts `command &`: SIGINT and SIGQUIT are ignored."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGQUIT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_in_the_background_of_a_script_the_run_gets_its_signals_and_the_launcher_ignores_ctrl_c(home_cli: Cli) -> None:
+    """`kill -QUIT` of the entry script is how ranks of a run that hangs are asked for their stacks."""
+    program = home_cli.cwd / "signals.py"
+    program.write_text(
+        "import os, re, signal, time\n"
+        "for pid in (os.environ['LAUNCHER_ENTRY'], 'self'):\n"
+        "    ignored = int(re.search(r'SigIgn:\\s+(\\w+)', open(f'/proc/{pid}/status').read())[1], 16)\n"
+        "    print([name for name in ('INT', 'QUIT') if ignored >> signal.Signals[f'SIG{name}'] - 1 & 1], flush=True)\n"
+        "while True:\n    time.sleep(0.1); print('tick', flush=True)\n"
+    )
+    job = home_cli.job("nohup", **process_job(nodes=["local"], run={"command": ["python3", "signals.py"]}))
+    with in_background():
+        up = home_cli.start("up", job)
+    assert up.stdout is not None
+    assert [up.stdout.readline() for _ in range(3)] == ["[]\n", "[]\n", "tick\n"]
+    up.send_signal(signal.SIGINT)
+    assert [up.stdout.readline() for _ in range(20)] == ["tick\n"] * 20
+    up.send_signal(signal.SIGTERM)
+    _, messages = up.communicate(timeout=30)
+    assert up.returncode == -signal.SIGTERM
+    run = home_cli.runs()[-1].name
+    assert f"Ctrl-C is ignored, as the launcher was started in the background. Stop the run: launcher down {run}" in (
+        messages
+    )
+    assert json.loads(home_cli("status", "--json").stdout)["state"] == "running"
+    assert "(stopped)" in home_cli("down").stderr
+    assert left(home_cli) == []
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
+def test_a_rank_that_a_signal_killed_is_named_with_the_signal(home_cli: Cli, name: str) -> None:
+    (home_cli.cwd / "dies.py").write_text(
+        "import os, signal, time, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
+        f"if dist.get_rank() == 1: os.kill(os.getpid(), signal.{name})\n"
+        "dist.barrier()\n"
+    )
+    job = home_cli.job("dies", **process_job(processes=2, nodes=["local"], run={"script": "dies.py"}))
+    failed = home_cli("up", job, code=1).stderr
+    assert f"failed rank 1 on local was killed by {name}" in failed
+    assert "exited with code" not in failed
+
+
+def test_a_command_that_a_signal_killed_is_named_with_the_signal(home_cli: Cli) -> None:
+    job = home_cli.job("dies", **process_job(nodes=["local"], run={"command": ["sh", "-c", "kill -ABRT $$"]}))
+    failed = home_cli("up", job, code=1).stderr
+    assert "failed local was killed by SIGABRT (exit code 134)" in failed
+
+
+@pytest.mark.parametrize("redirected", ["", "2>&1"])
+def test_output_that_is_not_read_to_its_end_detaches(home_cli: Cli, redirected: str) -> None:
+    script = home_cli.program("ticks.py")
+    job = home_cli.job("ticks", **process_job(nodes=["local"], run={"command": ["python3", script, "600"]}))
+    pipeline = f'"$@" {redirected} | head -1; echo "exit ${{PIPESTATUS[0]}}"'
+    done = subprocess.run(
+        ["bash", "-c", pipeline, "bash", sys.executable, "-m", "launcher", "up", str(job)],
+        cwd=home_cli.cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **home_cli.env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    run = home_cli.runs()[-1].name
+    first = f"launcher: {run} runs on local" if redirected else "tick 0"
+    assert done.stdout.startswith(first)
+    assert done.stdout.splitlines()[1:] == ["exit 0"]
+    if redirected:
+        assert done.stderr == ""
+    else:
+        left_running = f"left {run} running, as nothing reads its output. Come back: launcher logs {run}   stop it: "
+        assert left_running in done.stderr
+    assert "Broken" not in done.stderr
+    assert json.loads(home_cli("status", "--json").stdout)["state"] == "running"
+    logs = home_cli.start("logs")
+    assert logs.stdout is not None
+    assert logs.stdout.readline() == "tick 0\n"
+    logs.stdout.close()
+    assert logs.stderr is not None
+    assert f"left {run} as it is" in logs.stderr.read()
+    assert logs.wait(30) == 0
+    home_cli("down")
+    assert left(home_cli) == []
+
+
+def test_logs_that_are_not_read_to_their_end_are_no_error(home_cli: Cli) -> None:
+    run = {"command": ["seq", "200000"]}
+    home_cli("up", home_cli.job("counts", **process_job(nodes=["local"], run=run)))
+    logs = home_cli.start("logs", "--no-follow")
+    assert logs.stdout is not None
+    assert logs.stdout.readline() == "1\n"
+    logs.stdout.close()
+    assert logs.stderr is not None
+    assert (logs.stderr.read(), logs.wait(30)) == ("", 0)
+
+
+def test_a_run_that_ends_while_its_output_is_not_read_has_its_exit_code(home_cli: Cli) -> None:
+    """Its traceback is held back, and printed when it has ended."""
+    program = "import time; print('begun', flush=True); time.sleep(2); raise KeyError('x')"
+    (home_cli.cwd / "raises.py").write_text(program)
+    up = home_cli.start(
+        "up", home_cli.job("ends", **process_job(nodes=["local"], run={"command": ["python3", "raises.py"]}))
+    )
+    assert up.stdout is not None
+    assert up.stderr is not None
+    assert up.stdout.readline() == "begun\n"
+    up.stdout.close()
+    assert "KeyError: 'x'" in up.stderr.read()
+    assert up.wait(30) == 1

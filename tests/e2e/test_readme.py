@@ -44,6 +44,20 @@ def test_there_are_examples() -> None:
     assert len(examples()) >= 1
 
 
+def python_examples() -> list[str]:
+    """Those marked with `<!-- python -->`."""
+    marked = re.compile(r"<!-- python -->\n```python\n(.*?)```", re.DOTALL)
+    return [body for page in PAGES for body in marked.findall(page.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("program", python_examples())
+def test_a_python_example_runs_unmodified(program: str, tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(program)
+    done = shell("python example.py", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+
+
 @pytest.mark.parametrize("script", examples())
 def test_an_example_runs_unmodified(script: str, tmp_path: Path) -> None:
     done = shell(script, tmp_path)
@@ -100,7 +114,7 @@ def test_the_two_commands_install_what_the_project_declares() -> None:
     """The commands themselves are run by hand and by CI, since each installs some gigabytes."""
     lines = [line for _, kind, body in FENCE.findall(README) if kind == "sh" for line in body.splitlines()]
     jobs = [line for line in lines if line.endswith(".venv/bin/launcher up jobs/quickstart.yaml")]
-    tests = [line for line in lines if line.endswith(".venv/bin/python -m pytest -n 2")]
+    tests = [line for line in lines if line.endswith(".venv/bin/python -m pytest -n 3")]
     assert len(jobs) == len(tests) == 1
     for line in (*jobs, *tests):
         assert line.startswith("python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e ")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -16,7 +14,6 @@ import pytest
 from launcher.errors import NodeUnreachable
 from launcher.model import labels
 from launcher.model.container import Phase
-from launcher.model.facts import Reach
 from launcher.node.process.engine import ProcessEngine
 from tests.process.machine import RUN, Machine
 
@@ -113,14 +110,6 @@ def test_a_probe_that_hangs_is_ended(machine: Machine) -> None:
         ProcessEngine("local").run_probe(replace(machine.spec(""), argv=("sh", "-c", "sleep 297 & wait")), timeout=1)
     assert time.monotonic() - began < 60
     assert subprocess.call(["pgrep", "-f", "sleep 297"], stdout=subprocess.DEVNULL) == 1
-
-
-def test_reach_distinguishes_open_from_refused() -> None:
-    engine = ProcessEngine("local")
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
-        assert engine.machine.reach("127.0.0.1", port, 2) is Reach.OPEN
-    assert engine.machine.reach("127.0.0.1", port, 2) is Reach.REFUSED
 
 
 def test_facts_describe_this_machine_and_this_python() -> None:

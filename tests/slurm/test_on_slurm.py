@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
+from tests.e2e import names
 from tests.e2e.cli import ROOT, Cli
+from tests.e2e.programs.lists import tree
 from tests.slurm.bed import SlurmBed
 from tests.slurm.conftest import free_port, user
 
@@ -75,6 +77,13 @@ def test_four_nodes_run_what_export_prints(slurm: SlurmBed, cli: Cli) -> None:
     assert submitted == cli("export", file, "--to", "slurm", "--on", "hpc").stdout
     cli("down", "--purge")
     assert not folder(slurm, cli).exists()
+
+
+def test_files_of_any_name_arrive_at_their_place(cli: Cli) -> None:
+    program = names.project(cli)
+    run = {"command": ["python3", program]}
+    file = cli.job("names", runtime="process", nodes=1, gpus="none", run=run, env={"PYTHONUTF8": "1"})
+    assert json.loads(cli("up", file, "--on", "hpc").stdout) == tree(cli.cwd)
 
 
 def test_a_rank_that_raises_is_named_with_its_own_traceback(cli: Cli) -> None:

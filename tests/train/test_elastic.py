@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.container_scripts import ELASTIC
 from tests.train.runs import ROOT, SECONDS, digit_tree, free_port, run, start
 
 SCRIPTS = ROOT / "launcher" / "container_scripts"
@@ -34,7 +35,7 @@ class Node:
         self.folder, self.name, self.restarts = folder / name, name, 0
         kit = self.folder / "kit"
         kit.mkdir(parents=True)
-        for script in ("elastic.py", "meeting.py"):
+        for script in ELASTIC:
             shutil.copy(SCRIPTS / script, kit)
         self.address = ("127.0.0.1", port)
         self.env = os.environ | {

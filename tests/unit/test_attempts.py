@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.run.attempts import Attempt, joined, parse, reasons, stop_line, stopped_by
+from launcher.run.attempts import Attempt, Ended, joined, over, parse, parse_ended, reasons, stop_line, stopped_by
 
 
 def test_restarts_and_why() -> None:
@@ -34,6 +34,15 @@ def test_in_which_generation_the_last_attempt_takes_part() -> None:
     assert joined(b"") == joined(b"start 1\n") == 0
     assert joined(begun) == joined(begun.replace(b"gpu-c", b"kickstart")) == 3
     assert joined(begun + b"exit 1 50\nstart 51\n") == 0
+
+
+def test_because_of_whom_a_generation_ended_and_that_the_run_is_over() -> None:
+    text = b"start 1\nended 1 gpu-a,gpu-b the program here ended with 3\nexit 3 20\nstart 21\nended 2 - x\n"
+    assert parse_ended(text) == Ended(2, ())
+    assert parse_ended(text[:70]) == Ended(1, ("gpu-a", "gpu-b"))
+    assert parse_ended(b"start 1\nended\nended 3 gpu-a\n") is None
+    assert over(text) == ""
+    assert over(text + b"over 3 generations in a row\n") == "3 generations in a row"
 
 
 def test_torn_and_foreign_lines_are_ignored() -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.console import Console
 
 from launcher.cli import console
 from launcher.cli.console import HOLD, HOLD_LINES, Screen, TracebackBuffer, shorten
 from launcher.model.container import ContainerState, Phase
 from launcher.records.measured import training_progress
 from launcher.run.diagnose import Failure
-from launcher.run.finish import Outcome
 from launcher.run.messages import NodeEnded, NodeRestarted, Output
+from launcher.run.outcome import Outcome
 from launcher.run.state import RunState
 
 STRANGE = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
@@ -206,3 +208,25 @@ KEYS = st.sampled_from(["step", "steps", "epoch", "time", "images_per_s"])
 def test_any_metrics_of_a_program_are_handled(lines: list[dict[str, object]]) -> None:
     seen = training_progress([{"kind": "step", **line} for line in lines])
     assert seen is None or all(part.isprintable() for part in seen.parts())
+
+
+@pytest.mark.parametrize("step", ["set_live", "clear_live"])
+def test_ctrl_c_while_the_progress_line_is_drawn_is_no_error(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """A person presses it when a line appears, and each line takes the progress line away and draws it again."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stdout", Terminal())
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setattr("os.get_terminal_size", lambda _=1: os.terminal_size((80, 30)))
+    screen, method = Screen(), getattr(Console, step)
+
+    def pressed(console: Console, *args: object) -> object:
+        monkeypatch.setattr(Console, step, method)
+        signal.raise_signal(signal.SIGINT)
+        return method(console, *args)
+
+    with screen.live():
+        monkeypatch.setattr(Console, step, pressed)
+        with pytest.raises(KeyboardInterrupt):
+            screen.show(said("step 1"))
+        screen.finish()
+    screen.log("left it running")

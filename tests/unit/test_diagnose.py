@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from launcher.container_scripts.words import TRACEBACK, last_traceback
 from launcher.model.container import ContainerState, Phase
 from launcher.records.store import NodeOfRun
-from launcher.run.attempts import Attempt
-from launcher.run.diagnose import TRACEBACK, first_failure, is_victim, last_stack, last_traceback
+from launcher.run.attempts import Attempt, Ended
+from launcher.run.diagnose import first_failure, is_victim, last_stack
 from launcher.run.evidence import Evidence, gather
-from launcher.run.state import RunState, of_containers
+from launcher.run.state import RunState, state_of
 
 OWN = """step 1
 Traceback (most recent call last):
@@ -114,6 +115,22 @@ def test_a_rank_that_left_on_the_same_node_is_named_unless_torchrun_ended_it(end
     assert found.rank == rank
 
 
+@pytest.mark.parametrize(
+    ("log", "code", "what"),
+    [
+        (REPORT.replace(": 1\n", ": -9 (pid: 7)\n"), 1, "was killed by SIGKILL"),
+        (REPORT.replace(": 1\n", ": -64 (pid: 7)\n"), 1, "exited with code 1"),
+        (REPORT.replace(": 1\n", ": -9 (pid: 7)\n") + REPORT, 1, "exited with code 1"),  # of an earlier attempt
+        ("", 139, "was killed by SIGSEGV (exit code 139)"),
+        ("", 255, "exited with code 255"),
+    ],
+)
+def test_a_signal_that_killed_the_failing_rank_or_the_program_is_named(log: str, code: int, what: str) -> None:
+    found = first_failure([evidence(0, log, code)])
+    assert found is not None
+    assert found.what == what
+
+
 def test_a_suspended_rank_is_the_culprit() -> None:
     slept = dataclasses.replace(evidence(1, "step 3\n", 137), attempts=(Attempt(1, halted=frozenset({1})),))
     for other in (evidence(0, VICTIM), evidence(0, STACK, 125)):
@@ -121,6 +138,19 @@ def test_a_suspended_rank_is_the_culprit() -> None:
         assert found is not None
         assert (found.node, found.rank) == ("n1", 1)
         assert "was suspended" in found.what
+
+
+def test_the_node_because_of_which_the_generation_ended_is_named_whoever_ended_last() -> None:
+    def one(rank: int, code: int, ended: Ended, finished: float) -> Evidence:
+        return dataclasses.replace(evidence(rank, "a step\n", code, finished=finished), ended=ended)
+
+    others = [one(0, 1, Ended(3, ("n1",)), 8.0), one(2, 1, Ended(3, ()), 7.0)]
+    own = one(1, 3, Ended(3, ("n1",)), 9.0)
+    earlier = one(3, 1, Ended(2, ("n3",)), 1.0)  # it sat out the last one
+    found = first_failure([*others, own, earlier])
+    assert found is not None
+    assert (found.node, found.exit_code) == ("n1", 3)
+    assert [is_victim(e) for e in (*others, own)] == [True, True, False]
 
 
 def test_nothing_failed() -> None:
@@ -169,10 +199,10 @@ def test_the_ends_of_a_run_and_their_exit_codes() -> None:
 
 
 def test_a_runs_state_follows_from_its_containers() -> None:
-    assert of_containers([state(0), state(0)], 2) is RunState.DONE
-    assert of_containers([state(0)], 2) is RunState.LOST
-    assert of_containers([state(0), state(3)], 2) is RunState.FAILED
-    assert of_containers([state(0), state(None)], 2) is RunState.RUNNING
+    assert state_of([state(0), state(0)], 2) is RunState.DONE
+    assert state_of([state(0)], 2) is RunState.LOST
+    assert state_of([state(0), state(3)], 2) is RunState.FAILED
+    assert state_of([state(0), state(None)], 2) is RunState.RUNNING
 
 
 STACK = """step 3

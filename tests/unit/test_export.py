@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -22,8 +23,7 @@ from launcher.job.dump import dump_job
 from launcher.job.loader import parse_job
 from launcher.job.models import Job
 from launcher.job.settings import Cluster
-from launcher.node.connect import connect
-from launcher.plan.cluster import build
+from launcher.planning.cluster import build
 from tests.unit.test_job_properties import jobs
 
 GOLDEN = Path(__file__).parent / "golden" / "export"
@@ -264,7 +264,7 @@ import time
 from pathlib import Path
 from launcher.export import slurm
 from launcher.job.models import Job
-from launcher.plan.cluster import build
+from launcher.planning.cluster import build
 hosts = [f"gpu-{i}" for i in range(10_000)]
 job = Job.model_validate({"name": "big", "runtime": "docker", "image": {"ref": "a"}, "nodes": hosts, "gpus": 8,
     "run": {"module": "train"}})
@@ -362,7 +362,30 @@ def test_the_number_of_nodes_is_enough_for_a_cluster_and_too_little_without() ->
     assert "#SBATCH --nodes=4" in sbatch({**CPU, "nodes": 4})
     loaded = job({**CPU, "nodes": 2})
     assert parse_job(dump_job(loaded)) == loaded
-    with pytest.raises(UsageError, match="not which machines"):
-        connect([(node.name, node.host) for node in loaded.nodes], loaded.runtime)
+    with pytest.raises(JobInvalid, match=r"job\.yaml:\d+: nodes: .*--on CLUSTER"):
+        loaded.hosts()
     with pytest.raises(JobInvalid, match=r"job\.yaml:\d+.*nodes: expected a number of nodes from 1"):
         job({**CPU, "nodes": 0})
+
+
+def test_the_bundle_of_a_job_has_the_images_folders_read_only_and_the_jobs_own(tmp_path: Path) -> None:
+    """The script that an `oci` export carries, on an unpacked image."""
+    image, bundle, data = tmp_path / "image", tmp_path / "bundle", tmp_path / "data"
+    for folder in (image / "rootfs" / "usr", image / "rootfs" / "dev", data):
+        folder.mkdir(parents=True)
+    (image / "rootfs" / "bin").symlink_to("usr/bin")
+    namespaces = [{"type": "mount"}, {"type": "network"}, {"type": "ipc"}]
+    process = {"env": ["A=it's"], "cwd": "/"}
+    before = {"process": process, "linux": {"namespaces": namespaces}, "mounts": [{"destination": "/dev/shm"}]}
+    (image / "config.json").write_text(json.dumps(before))
+    script = (Path(slurm.__file__).parent / "oci_bundle.py").read_text()
+    assert script in sbatch(GPU, OCI)
+    argv = [sys.executable, "-", str(image), str(bundle), "/work", f"{data}:/data:ro"]
+    subprocess.run(argv, input=script, text=True, check=True)
+    made = json.loads((bundle / "config.json").read_text())
+    assert (made["process"]["cwd"], made["linux"]["namespaces"]) == ("/work", [{"type": "mount"}])
+    *own, last = [(m["source"], m["destination"], m["options"]) for m in made["mounts"]]
+    assert sorted(own) == [(f"{image}/rootfs/{name}", f"/{name}", ["rbind", "ro"]) for name in ("data", "usr")]
+    assert last == (str(data), "/data", ["rbind", "ro"])  # over the image's own folder
+    assert (bundle / "rootfs" / "bin").is_symlink()
+    assert subprocess.check_output(["sh", "-c", f'. {bundle}/env; printf %s "$A"'], text=True) == "it's"

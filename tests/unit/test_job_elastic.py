@@ -8,7 +8,7 @@ from launcher.errors import JobInvalid
 from launcher.job.dump import dump_job
 from launcher.job.loader import parse_job
 from launcher.job.models import Job
-from launcher.plan.cluster import build
+from launcher.planning.cluster import build
 
 JOB = "name: a\nimage: {ref: x}\nrun: {module: train}\nnodes: [a, b, c]\n"
 

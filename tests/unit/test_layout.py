@@ -53,6 +53,16 @@ def imports(path: Path) -> Iterator[str]:
             yield node.module or ""
 
 
+def test_the_launcher_makes_one_unix_socket() -> None:
+    """Its path must be below 104 bytes on macOS; that of ssh/login.py has a test of its longest path."""
+    makers = ("AF_UNIX", "ControlPath", "ControlMaster", "start_unix_server", "UnixStreamServer")
+    found = {str(path.relative_to(ROOT)) for path in sources("launcher") if any(m in path.read_text() for m in makers)}
+    connecting = {"launcher/node/docker/channel.py", "launcher/node/ssh/identities.py"}
+    assert found == connecting | {"launcher/node/ssh/login.py"}
+    for path in connecting:
+        assert ".bind(" not in (ROOT / path).read_text()
+
+
 def test_help_imports_nothing_that_only_commands_need() -> None:
     loaded = imported_by(
         "from launcher.cli.main import main\nsys.argv = ['launcher', '--help']\ntry: main()\nexcept SystemExit: pass"
@@ -107,6 +117,45 @@ def test_every_module_has_a_docstring_and_a_limited_length(package: str) -> None
         if package in ("launcher", "train"):
             lines = text.count("\n")
             assert lines <= LIMIT + MARGIN, f"{path.relative_to(ROOT)} has {lines} lines: split it"
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def is_import(node: ast.AST) -> bool:
+    called = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
+    return isinstance(node, (ast.Import, ast.ImportFrom)) or called == "import_module"
+
+
+def test_imports_inside_functions_are_few() -> None:
+    """At a command's border, for an optional library, or for torch in a container; two tables load what is called."""
+    tables = {"launcher/__init__.py", "launcher/cli/main.py:load"}
+    found = {
+        f"{path.relative_to(ROOT)}:{function.name}:{node.lineno}"
+        for path in sources("launcher")
+        for function in functions(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(function)
+        if is_import(node) and not f"{path.relative_to(ROOT)}:{function.name}".startswith(tuple(tables))
+    }
+    assert len(found) <= 15, "\n".join(sorted(found))
+
+
+def test_functions_and_classes_have_a_limited_size() -> None:
+    """Commands have a parameter for each of their options."""
+    for path in sources("launcher"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for function in functions(tree):
+            name = f"{path.relative_to(ROOT)}:{function.name}"
+            assert (function.end_lineno or 0) - function.lineno < 60, f"{name} is too long"
+            given = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+            own = [each for each in given if each.arg not in ("self", "cls")]
+            assert len(own) <= 8 or path.parent.name == "cli", f"{name} has {len(own)} parameters"
+        for each in ast.walk(tree):
+            stores = (n for n in ast.walk(each) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+            own_names = {n.attr for n in stores if isinstance(n.value, ast.Name) and n.value.id == "self"}
+            if isinstance(each, ast.ClassDef):
+                assert len(own_names) <= 15, f"{path.relative_to(ROOT)}:{each.name} has {len(own_names)} attributes"
 
 
 def test_import_linter_passes() -> None:

@@ -14,6 +14,8 @@ import pytest
 from launcher.cli import main
 from launcher.errors import StoppedByUser
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def test_ctrl_c_wrapped_in_a_librarys_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def app() -> None:
@@ -59,9 +61,15 @@ def test_ctrl_c_while_modules_load_has_the_exit_code_of_stopped(tmp_path: Path, 
     (tmp_path / f"{module}.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
     argv = [sys.executable, "-m", "launcher", "plan", "job.yaml", "--offline"]
     done = subprocess.run(
-        argv, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
+        argv,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == StoppedByUser.exit_code, done.stderr
+    assert done.stderr == "launcher: stopped; nothing was started\n"
     assert "Traceback" not in done.stderr
 
 
@@ -73,11 +81,13 @@ def test_ctrl_c_before_the_start_of_a_run_has_the_exit_code_of_stopped(tmp_path:
     job.write_text("name: job\nimage: {ref: x}\nnodes: [silent]\nrun: {command: ['true']}\ncode: code\n")
     (tmp_path / "code").mkdir()
     argv = [sys.executable, "-m", "launcher", "up", "job.yaml", "--ssh-config", str(config)]
-    up = subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    up = subprocess.Popen(argv, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
     while not began.exists():
         assert up.poll() is None, up.communicate()[1]
         time.sleep(0.05)
     up.send_signal(signal.SIGINT)
     messages = up.communicate(timeout=30)[1]
     assert up.returncode == StoppedByUser.exit_code, messages
+    assert messages == "launcher: stopped; nothing was started, and nothing is left on the nodes\n"
     assert "Traceback" not in messages

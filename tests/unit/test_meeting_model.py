@@ -1,4 +1,4 @@
-"""The protocol of container_scripts/meeting.py explored: crashes, cuts, pauses, lost and late messages.
+"""The protocol of container_scripts/meeting.py explored: crashes, cuts, pauses, failures, lost and late messages.
 
 The very functions that run in the containers are called; a world here trains a counter and saves it, as the trainer
 does. Python's own generator draws everything from the schedule's number, so a failing schedule repeats.
@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from launcher.container_scripts import meeting
-from launcher.container_scripts.meeting import DONE, ENDED, RUNNING, Heard, Rules, State
+from launcher.container_scripts import ends, meeting
+from launcher.container_scripts.ends import End
+from launcher.container_scripts.meeting import DONE, ENDED, PROPOSING, RUNNING, Heard, Rules, State
 
 QUICK, ALL = 2_000, 100_000
 FAULTS, CALM = 80, 400  # seconds of faults, and then at most until a world has formed and finished
@@ -43,6 +44,7 @@ class World:
 
     members: tuple[str, ...]
     by: str
+    ends: tuple[End, ...]  # of the generations before it
     step: int | None = None  # None: not all members have begun
 
 
@@ -92,13 +94,23 @@ class Model:
             self.cut.add((node.name, self.random.choice(names)))  # in one direction only
         elif draw < 0.2:
             self.cut.clear()
-        elif draw < 0.205 and sum(n.gone or n.finished for n in self.nodes.values()) < len(names) - self.rules.least:
+        elif draw < 0.23 and node.state is not None and not node.paused:
+            self.fail(node, self.random.choice(["", f"error {self.now}"]))
+        elif draw < 0.235 and sum(n.gone or n.finished for n in self.nodes.values()) < len(names) - self.rules.least:
             self.crash(node)
             node.gone = True
 
+    def fail(self, node: Node, error: str) -> None:
+        """Its program, if it runs; "": because another node is gone."""
+        if node.state is not None and node.state.phase == RUNNING:
+            world = self.worlds[node.state.generation]
+            ended = meeting.program_failed(node.state, node.view, self.now + node.skew, "it failed", error)
+            self.end(node, meeting.reached(ended, world.step or 0))
+
     def crash(self, node: Node) -> None:
         if node.state is not None and not node.finished:
-            node.state, node.view, node.back = None, {}, self.now + self.random.choice([0, 1, 2, 10])
+            pauses = [0, 1, 2] if self.calm else [0, 1, 2, 10]
+            node.state, node.view, node.back = None, {}, self.now + self.random.choice(pauses)
 
     def second(self) -> None:
         self.now += 1
@@ -132,19 +144,31 @@ class Model:
         node.kept = {"life": state.life} if self.forgetful else meeting.keep(state)
         if state.phase == RUNNING and before.phase != RUNNING:
             self.begun(state, before)
+        if state.phase == PROPOSING:
+            needless = set(ends.sitting_out(state.ends)) & set(state.members) and len(state.members) > self.rules.least
+            assert not needless, "one takes part that should sit out"
         world = self.worlds.get(state.generation)
         if state.phase == RUNNING and world and world.step == GOAL:
             node.state = state = replace(state, phase=DONE)
-        for name in self.nodes:
-            if name != node.name and (self.calm or self.random.random() > 0.05):
-                late = self.random.choice([0, 0, 0, 1]) if self.calm else self.random.choice([0, 0, 0, 1, 3, 15])
-                self.mail.append((self.now + late, name, state))
+        self.tell(state)
         if state.phase == DONE and meeting.may_leave(self.rules, node.view, self.now + node.skew):
             node.finished = True
         elif state.phase == ENDED:
-            node.finished = state.last
-            if not state.last:
-                self.crash(node)
+            self.end(node, state)
+
+    def tell(self, state: State) -> None:
+        for name in self.nodes:
+            if name != state.node and (self.calm or self.random.random() > 0.05):
+                late = self.random.choice([0, 0, 0, 1]) if self.calm else self.random.choice([0, 0, 0, 1, 3, 15])
+                self.mail.append((self.now + late, name, state))
+
+    def end(self, node: Node, state: State) -> None:
+        """It says so once, and starts again unless it was its last life."""
+        state = replace(state, beat=state.beat + 1)
+        self.tell(state)
+        node.kept = {"life": state.life} if self.forgetful else meeting.keep(state)
+        node.finished, node.state = state.last, state
+        self.crash(node)
 
     def begun(self, state: State, before: State) -> None:
         """A node begins a generation: rising numbers, a quorum, and the same world for all who begin this one."""
@@ -152,8 +176,8 @@ class Model:
         assert self.rules.least <= len(state.members) <= self.rules.size
         assert state.node in state.members
         assert list(state.members) == sorted(state.members, key=self.rules.order.index)
-        world = self.worlds.setdefault(state.generation, World(state.members, state.by))
-        assert (world.members, world.by) == (state.members, state.by)
+        world = self.worlds.setdefault(state.generation, World(state.members, state.by, state.ends))
+        assert (world.members, world.by, world.ends) == (state.members, state.by, state.ends)
 
     def train(self, number: int, world: World) -> None:
         """A step takes all members, at work in this very generation; the first one loads the newest checkpoint."""
@@ -187,6 +211,66 @@ def test_two_worlds_never_and_no_superseded_generation() -> None:
 def test_the_model_sees_what_the_rules_prevent(fault: str) -> None:
     with pytest.raises(AssertionError, match="schedule"):
         [explore(number, **{fault: True}) for number in range(QUICK)]
+
+
+class Bad(Model):
+    """A schedule with no other fault than one node that fails, crashes or stands still whenever it takes part."""
+
+    def __init__(self, number: int, how: str) -> None:
+        super().__init__(number)
+        self.how, self.bad = how, self.nodes[self.random.choice(self.rules.order)]
+        self.began = self.now
+
+    def fault(self) -> None:
+        node, victims = self.bad, [node for node in self.nodes.values() if node is not self.bad]
+        if node.paused:
+            node.paused = self.now < self.began
+        elif node.state is None or node.state.phase != RUNNING or self.now - node.state.since + node.skew < 4:
+            return
+        elif self.how == "stands still":
+            node.paused, self.began = True, self.now + self.random.choice([7, 8, 9, 30])
+        else:
+            if self.how == "fails":
+                self.fail(node, "OSError: no space left on device")
+            else:
+                self.crash(node)
+            for victim in victims:
+                if self.random.random() < 0.5:
+                    self.fail(victim, "")
+
+
+@pytest.mark.parametrize("how", ["fails", "crashes", "stands still"])
+def test_a_node_that_has_cost_two_generations_sits_out(how: str) -> None:
+    for number in range(QUICK // 10):
+        model = Bad(number, how)
+        model.calm = True  # no message is lost
+        while model.now < FAULTS + CALM and not model.over():
+            model.fault()
+            model.second()
+        begun = {generation: world.members for generation, world in model.worlds.items()}
+        assert model.over(), number
+        assert max(world.step or 0 for world in model.worlds.values()) == GOAL, number
+        costs = [generation for generation, members in begun.items() if model.bad.name in members]
+        assert len(costs) <= ends.COSTS, (number, model.bad.name, begun)
+        assert len(begun) <= ends.COSTS + 1, (number, model.bad.name, begun)
+
+
+@pytest.mark.parametrize(("failing", "last"), [("abcd", True), ("a", False)])
+def test_a_program_that_fails_on_several_nodes_is_not_started_a_fourth_time(failing: str, last: bool) -> None:
+    for number in range(QUICK // 10):
+        model = Model(number)
+        model.calm = True
+        while model.now < FAULTS + CALM and not model.over():
+            for node in model.nodes.values():
+                first = node.state and node.state.phase == RUNNING and node.state.members[0] == node.name
+                if first and node.name in failing:
+                    model.fail(node, "KeyError: 'dog'")
+            model.second()
+        assert model.over(), number
+        assert len(model.worlds) == 3
+        assert (max(world.step or 0 for world in model.worlds.values()) == GOAL) is not last
+        if last:
+            assert all(node.state and node.state.over for node in model.nodes.values()), number
 
 
 def test_a_node_without_a_quorum_gives_up_and_says_whom_it_hears() -> None:

@@ -38,7 +38,7 @@ def api_error(status: int, words: str) -> docker.errors.APIError:
     ("error", "kind", "words"),
     [
         (DialFailed(127, "bash: docker: command not found"), EngineUnavailable, "install Docker"),
-        (DialFailed(1, "docker: 'system dial-stdio' is not a docker command."), EngineUnavailable, "18.09"),
+        (DialFailed(1, "docker: 'system dial-stdio' is not a docker command."), EngineUnavailable, "20.10"),
         (
             DialFailed(1, "dial unix /var/run/docker.sock: connect: permission denied"),
             EngineForbidden,

@@ -27,14 +27,14 @@ from launcher.node.docker.values import container_state, engine_facts, image_inf
 from launcher.node.facts import parse as parse_facts
 from launcher.node.files import parse_scan
 from launcher.records import generations
-from launcher.records.collect import want
 from launcher.records.measured import top1, training_progress
 from launcher.records.paths import RunPaths
 from launcher.records.store import NodeOfRun, Record, parse_object
+from launcher.records.wanted import want
 from launcher.run import attempts, hang_report, status
 from launcher.run.diagnose import first_failure
 from launcher.run.evidence import gather
-from launcher.run.finish import last_epoch
+from launcher.run.outcome import last_epoch
 
 ROOT = Path("/somewhere/runs/r")
 MEMORY = 16 << 20  # bytes, for the largest of the examples
@@ -79,7 +79,7 @@ def generation(data: bytes) -> None:
             (root / "generations" / own / "metrics.jsonl").write_bytes(data)
             (root / "generations" / own / "tensorboard" / "events.out.tfevents.1").write_bytes(data)
         generations.join(root)
-        assert {path.name for path in root.iterdir()} <= {"generations", "metrics.jsonl", "tensorboard"}
+        assert {path.name for path in root.iterdir()} <= {"generations", "metrics.jsonl", "tensorboard", ".joining"}
 
 
 def hang(data: bytes) -> None:

@@ -25,11 +25,12 @@ from launcher.model.container import ContainerState, Phase
 from launcher.node.docker.engine import DockerEngine
 from launcher.node.files import Files, Span, parse_scan
 from launcher.node.machine import CommandStream, LocalMachine
-from launcher.records.collect import OutputFolder, collect, want
+from launcher.records.collect import OutputFolder, collect
 from launcher.records.store import NodeOfRun, parse_object
+from launcher.records.wanted import want
 from launcher.run.diagnose import first_failure
 from launcher.run.evidence import gather
-from launcher.run.finish import last_epoch
+from launcher.run.outcome import last_epoch
 
 quick = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12))
@@ -153,7 +154,7 @@ class Says(LocalMachine):
         super().__init__("a", "me")
         self.said = said
 
-    def open(self, argv: Sequence[str]) -> CommandStream:
+    def open(self, argv: Sequence[str], *, lasting: bool = False) -> CommandStream:
         mark = argv[-1].encode()  # which the node knows, since it is an argument
         text = self.said.replace(b"MARK", mark)
         return super().open(["python3", "-c", f"import os; os.write(1, {text!r}); os.write(2, {text!r})"])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import socket
 import time
 from pathlib import Path
 
 import pytest
 
 from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable
+from launcher.model.facts import Reach
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
 from launcher.node.connect import connect
-from launcher.node.machine import LocalMachine, shell
+from launcher.node.machine import LocalMachine, outcome, shell
 
 
 def test_a_command_reads_its_input_and_both_streams_and_the_code_are_told() -> None:
@@ -49,3 +53,49 @@ def test_the_settings_file_has_the_limits(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "launcher" / "settings.yaml").write_text("limits: {answer: 1g, wait: 5m}\n")
     with connect([("local", "local")], "process") as fleet:
         assert fleet.engines[0].machine.limits == AnswerLimits(1 << 30, 300)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_connection_is_made_refused_or_gets_no_answer(address: str) -> None:
+    machine, family = LocalMachine("a", "me"), socket.AF_INET6 if ":" in address else socket.AF_INET
+    if ":" in address and "lo" not in Path("/proc/net/if_inet6").read_text().split():
+        pytest.skip("this machine has no IPv6")
+    with contextlib.ExitStack() as opened:
+        server = opened.enter_context(socket.create_server((address, 0), family=family, backlog=0))
+        port = server.getsockname()[1]
+        assert machine.reach(address, port, 2) is Reach.OPEN
+        for _ in range(4):  # its queue is full then: Linux drops what else comes
+            waiting = opened.enter_context(socket.socket(family))
+            waiting.setblocking(False)
+            waiting.connect_ex((address, port))
+        assert machine.reach(address, port, 1) is Reach.SILENT
+    assert machine.reach(address, port, 2) is Reach.REFUSED
+    assert machine.reach("no such address", port, 2) is Reach.UNKNOWN
+
+
+def test_a_node_without_bash_leaves_it_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for program in ("sh", "timeout"):
+        (tmp_path / program).symlink_to(str(shutil.which(program)))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert LocalMachine("a", "me").reach("127.0.0.1", 1, 1) is Reach.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("printed", "reach"),
+    [
+        ("Welcome\n@@connect 0 ", Reach.OPEN),
+        ("@@connect 1 bash: connect: Connection refused\nbash: line 1: /dev/tcp/a/1: ...", Reach.REFUSED),
+        ("@@connect 1 bash: connect: Connection timed out", Reach.SILENT),
+        ("@@connect 1 bash: connect: No route to host", Reach.SILENT),
+        ("@@connect 1 bash: connect: Network is unreachable", Reach.SILENT),
+        ("@@connect 124 ", Reach.SILENT),
+        ("@@connect 143 Terminated", Reach.SILENT),
+        ("@@connect 1 bash: connect: Permission denied", Reach.UNKNOWN),
+        ("@@connect 1 bash: line 1: /dev/tcp/a/1: No such file or directory", Reach.UNKNOWN),
+        ("@@connect 127 timeout: failed to run command 'bash': No such file or directory", Reach.UNKNOWN),
+        ("Connection refused", Reach.UNKNOWN),
+        ("", Reach.UNKNOWN),
+    ],
+)
+def test_what_bash_says_of_a_connection(printed: str, reach: Reach) -> None:
+    assert outcome(printed) is reach

@@ -17,9 +17,9 @@ from launcher.errors import LauncherError, NodesFailed, NodeUnfit, PlanInvalid
 from launcher.job.models import Job
 from launcher.model.facts import EngineFacts, Gpu, ImageFacts, Interface, Launch, NodeFacts, Probe, Reach, Route
 from launcher.model.plan import Plan, Rendezvous
-from launcher.plan import build, command, gpus
-from launcher.plan.offline import offline
-from launcher.plan.rendezvous import candidates, choose, on_one_machine, source_address
+from launcher.planning import build, command, gpus
+from launcher.planning.offline import offline
+from launcher.planning.rendezvous import candidates, choose, on_one_machine, source_address
 
 GOLDEN = Path(__file__).parent / "golden"
 RUN = "job-20260131-120000-00aa"
@@ -269,8 +269,8 @@ def test_gpus_without_a_container_toolkit_are_refused_with_a_fix() -> None:
 @pytest.mark.parametrize(
     ("kind", "version", "restarts", "words"),
     [
-        ("Docker", "18.06.1", 0, r"Docker 18.06.1 is too old\s+-> 18.09 or newer"),
-        ("Docker", "18.09.0", 2, ""),
+        ("Docker", "19.03.1", 0, r"Docker 19.03.1 is too old\s+-> 20.10 or newer"),
+        ("Docker", "20.10.0", 2, ""),
         ("podman", "3.4.4", 0, r"podman 3.4.4 is too old\s+-> 4.0 or newer"),
         ("podman", "4.3.1", 0, ""),
         ("podman", "4.3.1", 2, r"restarts cannot be followed\s+-> restarts: 0"),

@@ -17,7 +17,7 @@ from launcher.errors import UsageError
 from launcher.job.loader import parse_job
 from launcher.model.container import ContainerSpec, Layout, Mount
 from launcher.node.docker.values import container_request, device, docker_run
-from launcher.plan.offline import offline
+from launcher.planning.offline import offline
 
 JOB = """
 name: digits

@@ -16,9 +16,9 @@ from launcher.errors import LauncherError, NodesFailed
 from launcher.job.models import Job
 from launcher.model.facts import Gpu, ImageFacts, Interface, Launch, NodeFacts, Probe, Reach, Route
 from launcher.model.plan import Plan, plain
-from launcher.plan import build
-from launcher.plan.offline import offline
-from launcher.plan.rendezvous import candidates, choose
+from launcher.planning import build
+from launcher.planning.offline import offline
+from launcher.planning.rendezvous import candidates, choose
 from launcher.records.store import Record
 from tests.unit.test_job_properties import jobs
 from tests.unit.test_plan import MODERN, TORCH_1_1, TORCH_1_8

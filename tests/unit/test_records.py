@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import tarfile
-import tempfile
 import threading
 import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from launcher.errors import JobInvalid, LauncherError, NodeUnfit, NodeUnreachable, RunUnknown
 from launcher.node.files import FileEntry, Files, Span
 from launcher.node.machine import LocalMachine
 from launcher.records import snapshot as snapshots
-from launcher.records.collect import Collected, OutputFolder, append, collect, want
-from launcher.records.masking import Masker
+from launcher.records.collect import Collected, OutputFolder, collect
 from launcher.records.snapshot import repack, snapshot
 from launcher.records.store import NodeOfRun, Record, find, records, resolve
+from launcher.records.wanted import want
 
 
 def names(folder: Path) -> list[str]:
@@ -178,9 +174,9 @@ def test_only_new_bytes_are_sent(tmp_path: Path) -> None:
     assert moved(collect([folder], here)) == [0]
     assert not (here / "checkpoints").exists()
     assert moved(collect([folder], here, checkpoints=True)) == [1]
-    output(there, tensorboard__events=b"new")  # shorter, so it is another file
-    assert moved(collect([folder], here)) == [3]
-    assert (here / "tensorboard/events").read_bytes() == b"new"
+    output(there, tensorboard__events=b"new", checkpoints__last=b"")
+    assert moved(collect([folder], here)) == [0]
+    assert (here / "tensorboard/events").read_bytes() == b"abcdef", "what is shorter on the node stays as it is here"
 
 
 def test_a_file_in_two_folders_is_kept_from_the_first(tmp_path: Path) -> None:
@@ -204,25 +200,26 @@ def test_an_unreadable_folder_does_not_block_the_others(tmp_path: Path) -> None:
     assert results[1] == Collected(1)
 
 
-def test_an_interrupted_file_keeps_its_old_content(tmp_path: Path) -> None:
+def test_an_interrupted_file_keeps_what_it_had_and_one_that_grows_what_came(tmp_path: Path) -> None:
     class Cut(Files):
         def read_spans(self, spans: Sequence[Span]) -> Generator[tuple[Span, bytes], None, None]:
             for span, piece in super().read_spans(spans):
                 yield span, piece[:2]
                 raise NodeUnreachable("a", "is away")
 
-    here = tmp_path / "here"
-    here.mkdir()
-    output(here, logs__a=b"1234", errors__a=b"old")
-    whole = output(tmp_path / "1", logs__a=b"12345678", errors__a=b"new words")
-    for name in ("logs/a", "errors/a"):
+    for name, old, new, kept, missing in (
+        ("logs/a", b"1234", b"12345678", b"123456", 2),
+        ("errors/a", b"old", b"new words", b"old", 9),
+    ):
+        here, there = tmp_path / "here" / name[:4], tmp_path / "there" / name[:4]
+        output(here, **{name: old})
+        whole = output(there, **{name: new})
         (failed,) = collect([OutputFolder(Cut(LocalMachine("a", "me")), whole.path, ())], here)
         assert isinstance(failed, NodeUnreachable), name
-    assert (here / "logs/a").read_bytes() == b"1234"
-    assert (here / "errors/a").read_bytes() == b"old"
-    assert moved(collect([whole], here)) == [4 + 9]
-    assert (here / "logs/a").read_bytes() == b"12345678"
-    assert sorted(path.name for path in here.rglob("*.part")) == []
+        assert (here / name).read_bytes() == kept
+        assert moved(collect([whole], here)) == [missing]
+        assert (here / name).read_bytes() == new
+        assert sorted(path.name for path in here.rglob("*.part")) == []
 
 
 def test_a_file_that_is_cut_off_costs_no_other_file(tmp_path: Path) -> None:
@@ -276,48 +273,34 @@ def test_limits_of_the_settings_file_bound_what_is_collected(tmp_path: Path, mon
     assert "limits.collect" in late.next_step
 
 
-@given(
-    st.lists(st.sampled_from([b"hunter2", b"hun", b"ter2", b"h", b"2", b"\n", b"xyz"])), st.lists(st.integers(0, 90))
-)
-@settings(deadline=None)
-def test_a_secret_is_masked_wherever_the_pieces_end(words: list[bytes], cuts: list[int]) -> None:
-    """Followed in some pieces and collected in others; the size stays that of the file on the node."""
-    whole, mask = b"".join(words), Masker(["hunter2"])
-    places = sorted({min(cut, len(whole)) for cut in cuts} | {0, len(whole)})
-    with tempfile.TemporaryDirectory() as folder:
-        for start, end in itertools.pairwise(places):
-            append(Path(folder), "logs/a", start, whole[start:end], mask)
-        found = Path(folder, "logs/a").read_bytes() if whole else b""
-    assert found == whole.replace(b"hunter2", b"*" * 7)
-
-
-def test_two_concurrent_collectors_duplicate_nothing(tmp_path: Path) -> None:
+def test_concurrent_collectors_duplicate_nothing_and_tear_nothing(tmp_path: Path) -> None:
+    """A log grows, and an error file is written anew with other words of another length."""
     here, log = tmp_path / "here", tmp_path / "there" / "logs" / "n.log"
     here.mkdir()
-    folder = output(tmp_path / "there", logs__x=b"")
+    folder = output(tmp_path / "there", logs__x=b"", errors__n=b"0" * 9)
+    torn: list[bytes] = []
 
-    def grow_and_collect() -> None:
-        for _ in range(10):
+    def grow_and_collect(number: int) -> None:
+        for turn in range(10):
             with log.open("ab") as file:
                 file.write(b"y")
+            part = tmp_path / f"part-{number}"
+            part.write_bytes(b"%d" % number * (9 + 4 * turn + number))
+            part.replace(tmp_path / "there" / "errors" / "n")
             collect([folder], here)
+            words = (here / "errors/n").read_bytes()
+            torn.extend([words] * (len(set(words)) != 1))
 
-    threads = [threading.Thread(target=grow_and_collect) for _ in range(4)]
+    threads = [threading.Thread(target=grow_and_collect, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    collect([folder], here)
     assert (here / "logs/n.log").read_bytes() == log.read_bytes()
-
-
-def test_pushed_data_is_appended_only_at_its_offset(tmp_path: Path) -> None:
-    append(tmp_path, "logs/a", 3, b"later")  # the data before it is not here: left to collect()
-    assert (tmp_path / "logs/a").read_bytes() == b""
-    append(tmp_path, "logs/a", 0, b"abcdef")
-    append(tmp_path, "logs/a", 4, b"efgh")  # a part of it is already here
-    append(tmp_path, "logs/a", 0, b"ab")
-    append(tmp_path, "logs/a", 8, b"ijk", most=10)  # a log has a limit too
-    assert (tmp_path / "logs/a").read_bytes() == b"abcdefgh"
+    assert (here / "errors/n").read_bytes() == (tmp_path / "there/errors/n").read_bytes()
+    assert torn == []
+    assert list(here.rglob("*.part")) == []
 
 
 def test_event_files_of_any_program_are_found() -> None:

@@ -1,6 +1,6 @@
 """Connections to a Docker engine: its socket here, or `docker system dial-stdio` as a program or on an ssh channel.
 
-dial-stdio (Docker CLI >= 18.09) finds the engine as its user's `docker` does: environment, context, certificates.
+dial-stdio finds the engine as its user's `docker` does: environment, context, certificates.
 """
 
 from __future__ import annotations

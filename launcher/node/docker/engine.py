@@ -16,7 +16,7 @@ from docker.errors import APIError
 
 from launcher.errors import ContainerGone, EngineFailed, EngineUnavailable, NameTaken, NodeUnreachable
 from launcher.model import labels as names
-from launcher.model.container import WANTED_ULIMITS, ContainerSpec, ContainerState, Phase
+from launcher.model.container import KIT, WANTED_ULIMITS, ContainerSpec, ContainerState, Phase
 from launcher.model.facts import EngineFacts, NodeFacts
 from launcher.node import cache, docker_exec, login_shell
 from launcher.node import facts as node_facts
@@ -51,8 +51,7 @@ class DockerEngine(Engine):
 
     def open(self) -> None:
         """Make sure that the engine answers. Raises NodeUnreachable, EngineUnavailable, EngineForbidden, ..."""
-        with login_shell.blamed(self.machine, self.host):
-            self._client.ping()
+        login_shell.blamed(self.machine, self.host, self._client.ping)
 
     @property
     def images(self) -> DockerImages:
@@ -60,8 +59,7 @@ class DockerEngine(Engine):
 
     def facts(self) -> NodeFacts:
         """Raises NodeUnfit when the script did not run to its end, NodeUnreachable, EngineUnavailable."""
-        with login_shell.blamed(self.machine, self.host):
-            engine, seen = run_both(self._identify, self.look)
+        engine, seen = login_shell.blamed(self.machine, self.host, lambda: run_both(self._identify, self.look))
         free = seen.docker_disk_free
         if engine.root_dir not in ("", node_facts.DOCKER_ROOT):
             free = node_facts.free_space(self.machine.run(["df", "-Pk", "--", engine.root_dir]).out)
@@ -165,7 +163,7 @@ class DockerEngine(Engine):
 
     def interact(self, container: str, argv: Sequence[str], *, terminal: bool) -> int:
         """Raises NodeUnreachable, NodeUnfit."""
-        return docker_exec.run(self.machine, container, argv, terminal=terminal)
+        return docker_exec.run(self.machine, container, ("sh", f"{KIT}/within.sh", *argv), terminal=terminal)
 
     def guard(self, container: str) -> contextlib.AbstractContextManager[object]:
         return docker_exec.guard(self.machine, container)

@@ -89,7 +89,7 @@ def _no_engine(node: str, user: str, error: OSError) -> LauncherError:
         return EngineForbidden(node, f"user {user} may not use its container engine ({words})", cure)
     no_command = isinstance(error, DialFailed) and (error.code == 127 or _NO_COMMAND.search(words))
     if no_command and not _ABSENT.search(words):
-        cure = "install Docker Engine 18.09 or newer, so that `docker version` works over ssh"
+        cure = "install Docker Engine 20.10 or newer, so that `docker version` works over ssh"
         return EngineUnavailable(node, f"no usable docker command there ({words or 'exit code 127'})", cure)
     what = f"its container engine does not answer ({words or 'no reason given'})"
     return EngineUnavailable(node, what, "on the node: sudo systemctl start docker")

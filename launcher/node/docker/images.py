@@ -35,6 +35,10 @@ class DockerImages:
         """None where the store does not have it."""
         return self._client.find(f"inspect image {reference}", lambda api: image_info(api.inspect_image(reference)))
 
+    def arch(self) -> str:
+        """Which images the engine runs, named as in ImageInfo: `amd64`, `arm64`; "" where it does not say."""
+        return self._client.ask("ask its version", lambda api: str(api.version(api_version=False).get("Arch", "")))
+
     def pull(self, reference: str, login: Mapping[str, str] | None = None) -> None:
         """Let the engine pull it. Raises ImageUnfit with the engine's words.
 

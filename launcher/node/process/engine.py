@@ -1,4 +1,4 @@
-"""Plain processes of this machine as an Engine: no Docker, no ssh, the caller's own Python.
+"""Plain processes of this machine as an Engine: no Docker, no ssh, the caller's own Python. On Linux only (connect).
 
 A container is a folder (`folders`), what runs in it is a supervisor (`supervisor`) and its program. Nothing is
 remembered here: any process of the same user finds, follows and stops what another one started.
@@ -170,8 +170,9 @@ class ProcessEngine(Engine):
     def interact(self, container: str, argv: Sequence[str], *, terminal: bool) -> int:
         """It ends with the container. Raises EngineFailed."""
         found = self._get(container)
+        within = ("sh", f"{found.spec['layout']['kit']}/within.sh")
         try:
-            return here(argv, terminal=terminal, env=_environment(found), cwd=found.spec["layout"]["code"])
+            return here((*within, *argv), terminal=terminal, env=_environment(found), cwd=found.spec["layout"]["code"])
         except OSError as error:
             raise EngineFailed(self.node, f"could not run {argv[0]}: {error.strerror}") from error
 
@@ -205,9 +206,12 @@ def _supervised_after(found: folders.Container, timeout: float) -> bool:
 
 def _until_end(pid: int, timeout: float) -> None:
     """Until that process has ended, `timeout` seconds at most; only _POLL where the kernel cannot tell."""
-    try:
-        handle = os.pidfd_open(pid)
-    except (AttributeError, OSError):  # no Linux; or there is none, it has ended already, the kernel is older than 5.3
+    handle = -1
+    if sys.platform == "linux":
+        # Python may lack it; else the process has ended already, or the kernel is older than 5.3
+        with contextlib.suppress(AttributeError, OSError):
+            handle = os.pidfd_open(pid)
+    if handle < 0:
         time.sleep(min(_POLL, timeout))
         return
     try:

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import ContainerState, Phase
+from launcher.model.home import home
 from launcher.node.process import supervisor
 
 NODES = ".node"  # in a run's output folder
@@ -36,7 +38,8 @@ class Container:
 
 
 def root() -> Path:
-    return Path.home() / ".launcher"
+    """Raises UsageError where there is no home folder."""
+    return home(os.environ) / OUTPUT_ROOT
 
 
 def every() -> Sequence[Container]:

@@ -14,6 +14,7 @@ In FOLDER: `spec.json` (read), `state.json`, `stop` (seconds of grace, written b
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import json
 import math
@@ -56,6 +57,7 @@ class Supervisor:
         for end in (self._wake, wake):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        restore_defaults()
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             signal.signal(number, lambda *_: None)  # wake it, see _pause; the program gets the defaults
         adopt_orphans()
@@ -178,11 +180,21 @@ def is_supervised(folder: str) -> bool:
     return False
 
 
+def restore_defaults() -> None:
+    """The default action for every signal that the caller ignores, as a container begins.
+
+    A shell without job control ignores SIGINT and SIGQUIT in its background jobs, and nohup ignores SIGHUP. Processes
+    inherit that, and a shell script cannot trap a signal that was ignored when it started. SIGPIPE and SIGXFSZ are
+    ignored by Python itself; Popen restores them.
+    """
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent has ended, so that processes() finds them (Linux)."""
     if sys.platform == "linux":
-        import ctypes
-
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from launcher.errors import ContainerGone, EngineFailed, EngineUnavailable, NameTaken, NodeUnfit
 from launcher.job.settings import Cluster
 from launcher.model.checked import OUTPUT_ROOT
-from launcher.model.container import ContainerSpec, ContainerState, Phase
+from launcher.model.container import BatchSpec, ContainerSpec, ContainerState, Phase
 from launcher.model.facts import NodeFacts
 from launcher.model.labels import RUN
 from launcher.node.engine import Engine
@@ -97,10 +97,11 @@ class SlurmEngine(Engine):
         return replace(self.look().node, python=self.cluster.python)
 
     def create(self, spec: ContainerSpec) -> str:
-        """spec: the first node's; its argv is `sbatch`, the script, and the runs of its sweep. Raises NameTaken."""
-        _, script, *sweep = spec.argv
-        told = {"name": spec.name, "labels": dict(spec.labels), "code": spec.layout.code, "sweep": sweep}
-        texts = (spec.output_dir, script, json.dumps(told))
+        """spec: the first node's, a BatchSpec. Raises NameTaken."""
+        if not isinstance(spec, BatchSpec):
+            raise TypeError(f"{spec.name} has no script for the cluster")
+        told = {"name": spec.name, "labels": dict(spec.labels), "code": spec.layout.code, "sweep": spec.sweep}
+        texts = (spec.output_dir, spec.script, json.dumps(told))
         made = self.files.run(_CREATE, *texts, doing="make the run", accept=lambda done: done.code == _TAKEN)
         if made.code == _TAKEN:
             raise NameTaken(self.node, f"there is a container {spec.name} already", "see what it is: launcher status")

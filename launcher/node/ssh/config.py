@@ -25,6 +25,7 @@ DEFAULT_PORT = 22
 DEFAULT_IDENTITIES = tuple(f"~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ecdsa_sk", "ed25519", "ed25519_sk"))
 DEFAULT_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
 DEFAULT_GLOBAL_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
+CLIENT_FAILED = 255  # the OpenSSH client's own exit code: no connection, or none any more
 _SSH_G_TIMEOUT = 30.0  # seconds: a user's `Match exec` may take its time
 _SSH_G_AT_ONCE = 32  # each holds some files open
 _STRICT = {"true": "yes", "ask": "ask", "accept-new": "accept-new", "no": "no", "off": "no", "false": "no"}
@@ -181,33 +182,11 @@ def parse_answer(spec: HostSpec, alias: str, answer: str, environ: Mapping[str, 
         if value:
             many.setdefault(name.lower(), []).append(value.strip())
     single = {name: values[0] for name, values in many.items()}
-    local = _local_user()
     hostname = single.get("hostname", spec.host).lower()
     port = _integer(single.get("port"), spec.port or DEFAULT_PORT)
-    user = single.get("user", spec.user or local.pw_name)
+    user = single.get("user", spec.user or _local_user().pw_name)
     jump = "" if single.get("proxyjump", "none") == "none" else single["proxyjump"]
-    here = socket.gethostname()
-    tokens = {
-        "%": "%",
-        "C": hashlib.sha1(f"{here}{hostname}{port}{user}{jump}".encode(), usedforsecurity=False).hexdigest(),
-        "d": local.pw_dir,
-        "h": hostname,
-        "i": str(local.pw_uid),
-        "j": jump,
-        "k": single.get("hostkeyalias", spec.host),
-        "L": here.split(".")[0],
-        "l": here,
-        "n": spec.host,
-        "p": str(port),
-        "r": user,
-        "u": local.pw_name,
-    }
-
-    def expand(value: str) -> str:
-        """`~/`, %-tokens and ${VARIABLES} as ssh_config(5), TOKENS; what is unknown stays as it is."""
-        if value == "~" or value.startswith("~/"):
-            value = local.pw_dir + value[1:]
-        return _TOKEN.sub(lambda found: (tokens if found[1] else environ).get(found[1] or found[2], found[0]), value)
+    expand = _expander(spec, hostname, port, user, jump, single.get("hostkeyalias", spec.host), environ)
 
     def paths(name: str, default: Sequence[str]) -> tuple[str, ...]:
         written = split_paths(single[name]) if name in single else list(default)
@@ -237,6 +216,35 @@ def parse_answer(spec: HostSpec, alias: str, answer: str, environ: Mapping[str, 
         bind_address=single.get("bindaddress", ""),
         family=_FAMILY.get(single.get("addressfamily", "any"), socket.AF_UNSPEC),
     )
+
+
+def _expander(
+    spec: HostSpec, hostname: str, port: int, user: str, jump: str, key_alias: str, environ: Mapping[str, str]
+) -> Callable[[str], str]:
+    """`~/`, %-tokens and ${VARIABLES} as ssh_config(5), TOKENS; what is unknown stays as it is."""
+    here, local = socket.gethostname(), _local_user()
+    tokens = {
+        "%": "%",
+        "C": hashlib.sha1(f"{here}{hostname}{port}{user}{jump}".encode(), usedforsecurity=False).hexdigest(),
+        "d": local.pw_dir,
+        "h": hostname,
+        "i": str(local.pw_uid),
+        "j": jump,
+        "k": key_alias,
+        "L": here.split(".")[0],
+        "l": here,
+        "n": spec.host,
+        "p": str(port),
+        "r": user,
+        "u": local.pw_name,
+    }
+
+    def expand(value: str) -> str:
+        if value == "~" or value.startswith("~/"):
+            value = local.pw_dir + value[1:]
+        return _TOKEN.sub(lambda found: (tokens if found[1] else environ).get(found[1] or found[2], found[0]), value)
+
+    return expand
 
 
 @functools.cache

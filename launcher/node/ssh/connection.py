@@ -45,10 +45,8 @@ class Connection:
         self._timeout = target.connect_timeout or pool.connect_timeout
         self._where = f"{target.hostname} port {target.port}"
         self._lock = threading.Lock()
-        self._tunnels = threading.Lock()
         self.live: tuple[paramiko.Transport, Wire] | None = None
         self._attempt: Callable[[], paramiko.Transport] | None = None
-        self._spare: Callable[[], paramiko.Channel] | None = None
         self._pinging = False
 
     def transport(self) -> paramiko.Transport:
@@ -67,31 +65,9 @@ class Connection:
                 if self._attempt is attempt:
                     self._attempt = None
 
-    def open_session(self, transport: paramiko.Transport, timeout: float) -> paramiko.Channel:
-        """A session for a command. Meanwhile the next one is opened, which then costs no round trip.
-
-        Raises paramiko.SSHException, also where sshd refuses it.
-        """
-        with self._lock:
-            spare, self._spare = self._spare, None
-        channel, open_one = None, partial(transport.open_channel, "session", timeout=timeout)
-        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):  # asked again below, and reported then
-            channel = spare() if spare else None
-        if channel is None or channel.closed or channel.get_transport() is not transport:
-            channel = open_one()
-        with self._lock:
-            if self._spare is None and not self.full:
-                self._spare = in_background(open_one)
-        return channel
-
     def next(self) -> Connection:
         """One more connection to the server, for the sessions that sshd refuses on this one; not made yet."""
         return self._pool.add(Connection(self._pool, self.target, self.hop, self.place + 1))
-
-    def tunnel(self, transport: paramiko.Transport, address: str, port: int, timeout: float) -> paramiko.Channel:
-        """A TCP connection made by the server, one at a time. Raises what open_tunnel() raises."""
-        with self._tunnels:
-            return open_tunnel(transport, address, port, timeout)
 
     def check_alive(self) -> None:
         """After silence ping the server; after too much of it close: every waiting call wakes with an error."""
@@ -185,7 +161,7 @@ class Connection:
         target, where = self.target, self._where
         cure = f"is it on, and can this machine reach it? try it: ssh {target.alias} true"
         if isinstance(error, paramiko.ChannelException):
-            what = f"jump host {target.proxy_jump[-1]} cannot reach {where}: {error.text or 'it may not forward'}"
+            what = f"jump host {target.proxy_jump[-1]} cannot reach {where}: {error.text}"
         elif isinstance(error, socket.gaierror):
             what = f"the name {target.hostname} is unknown ({error.strerror})"
             cure = "check its spelling, or add a Host with its HostName to your ssh config"

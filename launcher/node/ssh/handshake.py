@@ -1,10 +1,9 @@
-"""The start of an ssh connection on paramiko's Transport, and why a server refused a channel."""
+"""The start of an ssh connection on paramiko's Transport, connections that the server makes, proof of a host key."""
 
 from __future__ import annotations
 
 import base64
 import logging
-import re
 import threading
 import time
 from collections.abc import Sequence
@@ -21,19 +20,9 @@ _WINDOW = 8 << 20  # bytes: paramiko's 2 MiB are too few for a fast network with
 _END_TIMEOUT = 0.2
 _MARGIN = 5.0  # seconds above our own time limit: that one is to end the wait
 _LOG = "launcher.ssh"
-CONNECT_FAILED = 2  # SSH_OPENCONNECT_FAILED, RFC 4254 5.1
-_REFUSAL = re.compile(r"open FAILED: (.*): [^:]*")
-_refusals: dict[int | None, str] = {}  # the servers' reasons for refused channels, by the connection's thread
+_CONNECT_FAILED = 2  # SSH_OPEN_CONNECT_FAILED, RFC 4254 5.1
 
-
-def _keep_refusal(record: logging.LogRecord) -> bool:
-    """paramiko writes a server's reason to its log only, from the connection's thread. Nothing is printed."""
-    if match := _REFUSAL.search(record.getMessage()):
-        _refusals[record.thread] = match[1]
-    return False
-
-
-logging.getLogger(_LOG).addFilter(_keep_refusal)
+logging.getLogger(_LOG).addHandler(logging.NullHandler())  # else Python prints paramiko's errors to stderr
 
 
 def handshake(wire: Wire, host_key_algorithms: Sequence[str], deadline: float) -> paramiko.Transport:
@@ -75,22 +64,18 @@ def has_ended(transport: paramiko.Transport) -> bool:
 def open_tunnel(transport: paramiko.Transport, host: str, port: int, timeout: float) -> paramiko.Channel:
     """A TCP connection that the server makes for us (direct-tcpip).
 
-    The reason of a refusal is sure only where one is asked for at a time: paramiko keeps one a connection.
-    Raises paramiko.ChannelException with the server's words, TimeoutError; SSHException, EOFError where it died.
+    Raises paramiko.ChannelException where it does not, TimeoutError; SSHException, EOFError where the server is lost.
     """
-    _refusals.pop(transport.ident, "")
     began = time.monotonic()
     try:
         return transport.open_channel("direct-tcpip", (host, port), ("127.0.0.1", 0), timeout=timeout)
     except paramiko.SSHException as error:
-        words = _refusals.pop(transport.ident, "")
-        if not words and has_ended(transport):
+        if isinstance(error, paramiko.ChannelException) or has_ended(transport):
             raise
         if time.monotonic() - began >= timeout:
             raise TimeoutError(f"no answer in {timeout:g} s") from error
-        # not always a ChannelException: another channel that was refused at the same time may have taken it
-        code = error.code if isinstance(error, paramiko.ChannelException) else CONNECT_FAILED
-        raise paramiko.ChannelException(code, words) from error
+        # paramiko keeps one ChannelException a connection: another channel that was refused just then has taken it
+        raise paramiko.ChannelException(_CONNECT_FAILED, "Connect failed") from error
 
 
 def proves(stream: Stream, expect: str, timeout: float) -> bool:

@@ -164,4 +164,4 @@ def _cure(target: Target, reasons: Sequence[str]) -> str:
             return f"make it yours alone: chmod 600 {reason.split(' is left out')[0]}"
         if "ended the connection" in reason:
             return "too many keys: set IdentitiesOnly yes and IdentityFile for this host in your ssh config"
-    return f"make `ssh {target.alias} true` work without a question, for example with: ssh-copy-id {target.alias}"
+    return f"nodes are reached with keys and agents only; add your key there: ssh-copy-id {target.alias}"

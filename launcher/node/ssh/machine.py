@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,18 +11,15 @@ from collections.abc import Callable, Sequence
 import paramiko
 
 from launcher.errors import LauncherError, NodeUnreachable
-from launcher.model.facts import Reach
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
 from launcher.node.machine import OPEN_TIMEOUT, PIECE, LocalMachine, Machine, first_words
-from launcher.node.ssh.config import open_ssh_argv, quote
+from launcher.node.ssh.config import CLIENT_FAILED, open_ssh_argv, quote
 from launcher.node.ssh.connection import CHANNELS, Connection, SshPool
-from launcher.node.ssh.handshake import CONNECT_FAILED, has_ended, proves
+from launcher.node.ssh.handshake import has_ended, open_tunnel, proves
 
 _EXIT_TIMEOUT = 10.0  # seconds: the exit status comes right behind the end of the output
 _FULL_TIMEOUT = 1.0  # seconds that sshd may take to forget sessions that have ended
 _FULL_PAUSE = 0.05
-CLIENT_FAILED = 255  # the OpenSSH client's own exit code: no connection, or none any more
-_SILENT_WORDS = ("timed out", "no route", "unreachable", "host is down")
 
 
 class SshStream:
@@ -99,19 +95,13 @@ class SshMachine(Machine):
         self.ssh_config = pool.ssh_config
         self._connection: Connection = pool.connection(host)
         self.user = self._connection.target.user
-        self._ahead: queue.SimpleQueue[tuple[str, SshStream]] = queue.SimpleQueue()
 
-    def begin(self, command: str) -> None:
-        """Start a command ahead of the caller that will ask `command` for it."""
-        self._ahead.put((command, self._start(command, command)))
+    def connect(self) -> None:
+        """Connect now instead of with the first command."""
+        self._transport()
 
     def command(self, command: str) -> SshStream:
         """What runs `command`, text for the node's shell. Raises NodeUnreachable."""
-        with contextlib.suppress(queue.Empty):
-            begun, stream = self._ahead.get_nowait()
-            if begun == command and stream.channel.get_transport().is_active():
-                return stream
-            stream.close()
         return self._start(command, command)
 
     def start(self, argv: Sequence[str], *, stdin: bool, timeout: float) -> SshStream:
@@ -134,19 +124,17 @@ class SshMachine(Machine):
             self.run(["true"])  # does the node still answer? then it is the command's own code
         return code
 
-    def reach(self, address: str, port: int, timeout: float, expect: str | None = None) -> Reach:
-        """Through the node's sshd, which needs AllowTcpForwarding there: UNKNOWN without. Raises NodeUnreachable."""
+    def has_host_key(self, address: str, port: int, host_key: str, timeout: float) -> bool | None:
+        """Through the node's sshd; None with AllowTcpForwarding no there. Raises NodeUnreachable."""
         transport = self._transport()
         try:
-            channel = self._connection.tunnel(transport, address, port, timeout)
-        except paramiko.ChannelException as error:
-            return refusal(error.code, error.text)
-        except TimeoutError:
-            return Reach.SILENT
+            channel = open_tunnel(transport, address, port, timeout)
+        except (paramiko.ChannelException, TimeoutError):
+            return None
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise self.lost(error) from error
         with contextlib.closing(channel):
-            return Reach.OPEN if expect is None or proves(channel, expect, timeout) else Reach.OTHER
+            return proves(channel, host_key, timeout)
 
     def host_key(self) -> str:
         """The key that the node has proven, base64 as in known_hosts."""
@@ -186,7 +174,7 @@ class SshMachine(Machine):
             transport, asked = self._transport(connection), time.monotonic()
             channel: paramiko.Channel | None = None
             try:
-                channel = connection.open_session(transport, timeout)
+                channel = transport.open_channel("session", timeout=timeout)
                 channel.settimeout(timeout)
                 channel.exec_command(command)
             except (paramiko.SSHException, EOFError, OSError) as error:
@@ -220,13 +208,3 @@ class SshMachine(Machine):
         except LauncherError as error:
             where = self.node if error.where in (self.node, self.host) else f"{self.node} (through {error.where})"
             raise type(error)(where, error.what, error.next_step) from error
-
-
-def refusal(code: int, text: str) -> Reach:
-    """What sshd's reason for not opening a connection means."""
-    words = text.lower()
-    if any(silent in words for silent in _SILENT_WORDS):
-        return Reach.SILENT
-    if code == CONNECT_FAILED and "refused" in words:
-        return Reach.REFUSED
-    return Reach.UNKNOWN

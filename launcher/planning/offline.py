@@ -9,8 +9,8 @@ from launcher.job.scalars import Gpus
 from launcher.model.container import WANTED_ULIMITS
 from launcher.model.facts import Gpu, ImageFacts, Interface, Launch, NodeFacts, Route
 from launcher.model.plan import Plan, Rendezvous
-from launcher.plan import build
-from launcher.plan.rendezvous import on_one_machine
+from launcher.planning import build
+from launcher.planning.rendezvous import on_one_machine
 
 _NETWORK = "192.0.2"  # TEST-NET-1 (RFC 5737): no machine has these addresses
 _USER = 1000

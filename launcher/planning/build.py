@@ -10,7 +10,7 @@ from launcher.job.models import Job
 from launcher.model.container import WANTED_ULIMITS
 from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import NodePlan, Plan, Rendezvous, RunId
-from launcher.plan import checks, command, containers, gpus
+from launcher.planning import checks, command, containers, gpus
 
 _WARNED = ("clock", "shared memory")  # what `up` warns of; launcher doctor shows the rest
 

@@ -13,14 +13,14 @@ from launcher.errors import NodeUnfit
 from launcher.job.models import Job, NodeEntry
 from launcher.job.scalars import Gpus
 from launcher.model.facts import NodeFacts
-from launcher.plan import gpus
+from launcher.planning import gpus
 
 SMALL_SHM = 1 << 30
 CLOCK_SLACK = 5.0
 LITTLE_DISK = 40 << 30  # an NVIDIA PyTorch image is 20 GiB and more, and is unpacked beside its archive
 NO_DISK = 2 << 30
 OLDEST = {
-    "Docker": "18.09",  # `docker system dial-stdio`, which ssh needs
+    "Docker": "20.10",  # the oldest that was tried
     "podman": "4.0",  # the oldest whose Docker API was tried
 }
 

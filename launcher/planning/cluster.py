@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from launcher.job.models import Job
 from launcher.job.problems import Path
-from launcher.plan import command
+from launcher.planning import command
 
 Refused = Iterator[tuple[Path, str]]  # a key of the job file, and why the target cannot carry it
 

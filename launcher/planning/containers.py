@@ -14,8 +14,8 @@ from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import CODE, KIT, ContainerSpec, Layout
 from launcher.model.facts import NodeFacts
 from launcher.model.plan import RunId, plain
-from launcher.plan import command, gpus
-from launcher.plan.command import Context
+from launcher.planning import command, gpus
+from launcher.planning.command import Context
 
 INFINIBAND = "/dev/infiniband"
 

@@ -1,0 +1,347 @@
+"""A run as one object: followed, read, fetched, stopped. The commands and a notebook use the same one."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from launcher.api.jobs import chosen_config
+from launcher.errors import NodesFailed, UsageError
+from launcher.job.settings import Notify, read_settings
+from launcher.logs.lines import Lines
+from launcher.model.container import ContainerState
+from launcher.model.host import cluster_host
+from launcher.model.plan import Membership, Plan, RunId
+from launcher.node.connect import connect
+from launcher.records.groups import membership
+from launcher.records.paths import RUNS
+from launcher.records.store import Record, read_json_lines, records
+from launcher.records.store import find as on_record
+from launcher.run import exec_shell, messages
+from launcher.run.fetch import Fetched
+from launcher.run.fetch import fetch as fetch_files
+from launcher.run.locate import Attached, Note, Owner, connect_to, look, on_nodes, search
+from launcher.run.messages import Message, Output
+from launcher.run.notify import Notice, send
+from launcher.run.outcome import Outcome
+from launcher.run.printed import MASTER, Selection, find_output, master_from_start, read_earlier, read_now
+from launcher.run.state import RunState
+from launcher.run.status import RunStatus, run_status
+from launcher.run.stop import Removed, not_confirmed, stop, take_down
+from launcher.run.supervise import Supervision
+
+Show = Callable[[Message], None]
+RECONNECT = 30.0  # seconds until nodes that did not answer are connected to again: one command waits for them once
+
+
+class Run:
+    """A run of a job, from its start to its end. Made by `launcher.up` and `launcher.find`.
+
+    Nodes are connected to when they are first needed; `close`, or leaving a `with` block, ends the connections, not the
+    run. All methods may be called from several threads.
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        ssh_config: Path | None = None,
+        log: Note = print,
+        attached: Attached | None = None,
+        plan: Plan | None = None,
+    ) -> None:
+        """plan: of a run that this process has started; it also removes one that has failed."""
+        self._record = record
+        self._ssh_config = ssh_config
+        self._log = log
+        self._attached = attached
+        self._fleets = [attached.fleet] if attached else []
+        self._connected_at = time.monotonic()
+        self.plan = plan
+        self._outcome: Outcome | None = None
+        self._supervision: Supervision | None = None
+        self._turn = threading.Lock()  # one thread supervises at a time
+        self._connecting = threading.Lock()
+
+    @property
+    def id(self) -> RunId:
+        return self._record.run
+
+    @property
+    def group(self) -> Membership | None:
+        """The sweep that it belongs to."""
+        return membership(self._record)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names, by rank."""
+        return tuple(node.name for node in self._record.nodes())
+
+    @property
+    def folder(self) -> Path:
+        """runs/<run id>/ on this machine: logs, curves, metrics, the job, the plan, the result."""
+        return self._record.paths.root
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended, as far as this machine has a record of that; None: it goes on, or nobody saw its end."""
+        if self._outcome is None and (result := self._record.result()):
+            try:
+                self._outcome = Outcome.from_dict(self.id, result)
+            except (ValueError, TypeError):  # no file of ours
+                return None
+        return self._outcome
+
+    def __repr__(self) -> str:
+        return f"<launcher.Run {self.id}>"
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connections; the run goes on."""
+        if self._supervision is not None:
+            self._supervision.close()
+            self._supervision = None
+        self._attached = None
+        while self._fleets:
+            self._fleets.pop().close()
+
+    def wait(self, timeout: float | None = None, *, show: Show | None = None, logs: Selection = MASTER) -> Outcome:
+        """Supervise the run until it ends, and record how; peers of a node that failed are stopped.
+
+        timeout: seconds, then TimeoutError is raised and the run goes on, as it does on Ctrl-C. show: called in this
+        thread with each message: output of `logs`, progress, nodes that are lost and come back. Several threads may
+        wait: one of them supervises, and another one goes on when it leaves. Of a run that failed, a process that has
+        started it removes the containers. Raises NodesFailed where too few nodes answer.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        if not self._turn.acquire(timeout=-1 if timeout is None else timeout):
+            raise self._not_yet(timeout)
+        try:
+            if self.outcome is None:
+                self._outcome = self._supervise(show or self._warnings, logs, until)
+            if self._outcome is None:
+                raise self._not_yet(timeout)
+            return self._outcome
+        finally:
+            self._turn.release()
+
+    def output(self, logs: Selection = MASTER, *, follow: bool = False, timestamps: bool = False) -> Iterator[Output]:
+        """What the selected nodes or ranks have printed, as bytes in pieces. Only reads.
+
+        follow: go on until the run ends. timestamps: each line with its time, to within a second, and no following.
+        """
+        attached = self._now()
+        attached.require_any()
+        parts = find_output(attached, logs)
+        yield from read_earlier(attached, parts, timestamps=timestamps)
+        if timestamps or not follow or not attached.states or self.outcome is not None:
+            yield from read_now(attached, parts, timestamps=timestamps)
+            return
+        reading = Supervision(attached, parts.now, resumed=True, reads_only=True)
+        try:
+            yield from (message for message in reading.messages() if isinstance(message, Output))
+        finally:
+            reading.close()
+
+    def logs(
+        self,
+        *,
+        rank: int | None = None,
+        node: str | None = None,
+        all_nodes: bool = False,
+        tail: int | None = None,
+        since: str | None = None,
+        follow: bool = True,
+    ) -> Iterator[str]:
+        """The lines of rank 0, or of what is selected, without their ends and with secrets masked. Only reads.
+
+        follow: until the run ends; else what is there now. tail: the last lines, so many. since: "10m" ago or an ISO
+        8601 time.
+        """
+        cut: dict[str, Lines] = {}
+        for piece in self.output(Selection(rank, node, all_nodes, tail, since), follow=follow):
+            lines = cut.setdefault(piece.node, Lines())
+            yield from map(self.mask, lines.feed(piece.data))
+        for lines in cut.values():
+            yield from map(self.mask, lines.end())
+
+    def status(self) -> RunStatus:
+        """The nodes as they are now: states, ranks, restarts, progress, use of the GPUs."""
+        seen = run_status(self._now())
+        return replace(seen, nodes=tuple(replace(node, last=self.mask(node.last)) for node in seen.nodes))
+
+    def containers(self) -> Mapping[str, ContainerState]:
+        """As the nodes that answer list them now, by the node's name in the run."""
+        return self._now().states
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of the trainer's metrics.jsonl, with those that are new on the nodes."""
+        if self.outcome is None:
+            self.fetch()
+        return list(read_json_lines(self._record.paths.metrics))
+
+    def fetch(self, to: str | PathLike[str] | None = None, *, checkpoints: bool = False) -> Fetched:
+        """Copy TensorBoard logs, metrics, error files and rank logs here, and checkpoints on request.
+
+        to: a folder; default: that of the run. Only what is new is sent.
+        """
+        return fetch_files(self._now(), Path(to) if to else self.folder, checkpoints=checkpoints)
+
+    def exec(self, argv: Sequence[str], node: str | None = None) -> int:
+        """Run a command in a running container, with the variables of the job's processes; its exit code.
+
+        It is joined to this process's stdin, stdout and stderr. node: its name or host; default: the first. Raises
+        NodeUnfit where no container runs there.
+        """
+        attached = self._now()
+        attached.require_any()
+        chosen = attached.nodes[0] if node is None else attached.node(node)
+        if node is None and chosen.rank:
+            attached.require_all()  # the first node does not answer
+        return exec_shell.execute(attached.engines[chosen.name], chosen, attached.states.get(chosen.name), argv)
+
+    def down(self, *, purge: bool = False, any_owner: bool = False, own_only: bool = False) -> list[Removed]:
+        """Stop the run and remove its containers: SIGTERM, 45 s for a checkpoint, SIGKILL; logs are fetched first.
+
+        purge: output folders on the nodes too. any_owner: also if it is another user's. own_only: not if another caller
+        with the same account has started it. May be repeated. Raises UsageError for a run that is left alone,
+        NotConfirmed where a node did not confirm.
+        """
+        attached = self._now(claims=True, any_owner=any_owner)
+        if attached.owner is Owner.OTHER and not any_owner:
+            what = f"belongs to another user: {attached.started_by}"
+            raise UsageError(self.id, what, f"to stop it all the same: launcher down {self.id} --any-owner")
+        if attached.owner is Owner.ACCOUNT and own_only and not any_owner:
+            what = f"was started by another caller with the same account: {attached.started_by}"
+            raise UsageError(self.id, what, f"to stop it, name it: launcher down {self.id}")
+        removed, errors = take_down(attached, lambda text: self._log(f"warning: {text}"), purge=purge)
+        if errors:
+            raise not_confirmed(removed, errors)
+        return removed
+
+    @property
+    def mask(self) -> Callable[[str], str]:
+        """Replaces the values of the run's secrets in a text."""
+        return self._record.mask
+
+    @property
+    def unmasked(self) -> str:
+        """A warning where this caller does not know the values of all secrets of the run, else ""."""
+        return self._record.unmasked
+
+    def _connected(self) -> Attached:
+        """Connect when first needed, and again some time after a node did not answer."""
+        with self._connecting:
+            old = time.monotonic() - self._connected_at > RECONNECT and self._supervision is None
+            if self._attached is None or (self._attached.unreachable and old):
+                self._attached = connect_to(self._record, self._ssh_config)
+                self._connected_at = time.monotonic()
+                self._fleets.append(self._attached.fleet)  # an earlier one may still be read from
+            return self._attached
+
+    def _now(self, *, claims: bool = False, any_owner: bool = False) -> Attached:
+        return look(self._connected(), self._log, claims=claims, any_owner=any_owner)
+
+    def _not_yet(self, timeout: float | None) -> TimeoutError:
+        return TimeoutError(f"{self.id} has not ended after {timeout:g} s; it goes on")
+
+    def _warnings(self, message: Message) -> None:
+        if isinstance(message, (messages.NotCollected, messages.Warned)):
+            self._log(f"warning: {message.reason}")
+
+    def _supervise(self, show: Show, logs: Selection, until: float | None) -> Outcome | None:
+        """None after `until`, of time.monotonic()."""
+        notify = read_settings(os.environ).notify  # of the start: the file may be edited meanwhile
+        try:
+            supervision = self._supervision = self._supervision or self._begin(show, logs)
+            for message in supervision.messages():
+                show(message)
+                if until is not None and time.monotonic() > until:
+                    return None
+            outcome, problem = supervision.conclude()
+        except BaseException:  # a message may be lost: whoever goes on begins anew
+            if self._supervision is not None:
+                self._supervision.close()
+                self._supervision = None
+            raise
+        if problem:
+            show(messages.NotCollected(problem))
+        self._announce(outcome, notify, show)
+        if self.plan is not None and outcome.state not in (RunState.DONE, RunState.STOPPED):
+            self._remove_failed(show)
+        return outcome
+
+    def _begin(self, show: Show, logs: Selection) -> Supervision:
+        if self._attached is not None and self.plan is not None and logs == MASTER:
+            attached = self._attached
+            return Supervision(attached, master_from_start(attached).now, resumed=False)
+        attached = self._now()
+        attached.require_any()
+        if len(attached.unreachable) > attached.may_lose:
+            attached.require_all()
+        parts = find_output(attached, logs)
+        for output in read_earlier(attached, parts):
+            show(output)
+        return Supervision(attached, parts.now, resumed=True)
+
+    def _announce(self, outcome: Outcome, notify: Notify, show: Show) -> None:
+        why = "" if outcome.failure is None else f": {outcome.failure.node} {outcome.failure.what}"
+        why = why if outcome.stopped_by is None else f" by {outcome.stopped_by}"
+        text = f"{outcome.run} {outcome.state.value}{why}"
+        for problem in send(notify, Notice(outcome.run, outcome.state.value, outcome.exit_code, text)):
+            show(messages.Warned(f"no notice was given: {problem}"))
+
+    def _remove_failed(self, show: Show) -> None:
+        """All evidence has been read and recorded: nothing is left on the nodes but the output folders."""
+        try:
+            stop(self._connected().fleet, self.id)
+        except NodesFailed as left:
+            cure = f"Cleanup is incomplete. Once the node is reachable again, run: launcher down {self.id}"
+            show(messages.Warned(f"{cure}\n{left}"))
+
+
+def find(
+    run: str | None = None,
+    *,
+    runs: str | PathLike[str] = RUNS,
+    nodes: Sequence[str] | None = None,
+    cluster: str | None = None,
+    ssh_config: str | PathLike[str] | None = None,
+    log: Note = print,
+) -> Run:
+    """The run of this id, unique prefix of an id, or job name (its latest run); None: the latest of all.
+
+    runs: the folder of the records. nodes: look for it on these nodes, or on a cluster of the settings file, by the
+    labels of its containers; no record is needed then. Raises RunUnknown, NodesFailed.
+    """
+    config = chosen_config(ssh_config)
+    hosts = [cluster_host(cluster)] if cluster is not None else nodes
+    if hosts is None:
+        return Run(on_record(run, Path(runs)), config, log)
+    attached = search(run, hosts, config, log, Path(runs))
+    return Run(attached.record, config, log, attached)
+
+
+def known_runs(
+    *,
+    nodes: Sequence[str] | None = None,
+    cluster: str | None = None,
+    ssh_config: str | PathLike[str] | None = None,
+    log: Note = print,
+) -> list[RunId]:
+    """The ids of the runs on record here, or of those on these nodes or this cluster; the latest last."""
+    hosts = [cluster_host(cluster)] if cluster is not None else nodes
+    if hosts is None:
+        return [record.run for record in records()]
+    with connect([(h, h) for h in hosts], None, chosen_config(ssh_config), allow_failures=True) as fleet:
+        return list(on_nodes(fleet, log))

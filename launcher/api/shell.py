@@ -1,0 +1,35 @@
+"""An interactive container that is like a job's own."""
+
+from __future__ import annotations
+
+import os
+from os import PathLike
+from pathlib import Path
+
+from launcher.api.jobs import JobLike, chosen_config, load
+from launcher.errors import UsageError
+from launcher.job.files import check_files, read_secrets
+from launcher.model.progress import Log
+from launcher.node.connect import connect
+from launcher.records.snapshot import pack
+from launcher.run.exec_shell import shell
+
+
+def open_shell(
+    job: JobLike, node: str | None = None, *, log: Log = print, ssh_config: str | PathLike[str] | None = None
+) -> int:
+    """A shell in a new container with the job's image, code, mounts, GPUs, variables and secrets; its exit code.
+
+    node: by name or host; default: the first. The container is removed when the shell ends.
+    """
+    loaded = load(job)
+    entry = next((each for each in loaded.machines if node in (None, each.name, each.host)), None)
+    if entry is None:
+        raise UsageError("--node", f"{node}: the job's nodes are {', '.join(each.name for each in loaded.machines)}")
+    check_files(loaded, Path.cwd(), os.environ)
+    secrets = read_secrets(loaded, Path.cwd(), os.environ)
+    code = pack(loaded, Path.cwd(), log)
+    with connect(
+        [pair for pair in loaded.hosts() if pair[0] == entry.name], loaded.runtime, chosen_config(ssh_config)
+    ) as fleet:
+        return shell(loaded, entry, fleet, code, secrets, log)

@@ -1,0 +1,214 @@
+"""Starting runs: on machines of the job's own, or on a cluster."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from os import PathLike
+from pathlib import Path
+
+from launcher.api.jobs import JobLike, chosen_config, load
+from launcher.api.run import Run
+from launcher.errors import InUse, LauncherError, NodesFailed, StoppedByUser, UsageError
+from launcher.image.lock import path_beside
+from launcher.job.dump import dump_job
+from launcher.job.files import check_files, read_secrets
+from launcher.job.models import Job
+from launcher.job.overrides import expand_sweep, variant_name
+from launcher.job.settings import read_settings
+from launcher.model.host import cluster_host
+from launcher.model.plan import Membership, Plan, RunId, is_run_id, new_run_id
+from launcher.model.progress import Log, OnProgress, no_progress
+from launcher.node import output_folder
+from launcher.node.connect import Fleet, connect
+from launcher.node.parallel import Future, in_background
+from launcher.records.groups import GROUPED
+from launcher.records.snapshot import Snapshot, pack
+from launcher.records.store import Record, find
+from launcher.run.cluster import plan_on
+from launcher.run.earlier import checkpoints_of
+from launcher.run.locate import attach
+from launcher.run.prepare import prepare
+from launcher.run.start import start
+from launcher.run.state import RunState
+from launcher.run.stop import stop
+
+WAIT_FOR_GPUS = 3.0  # seconds between two tries
+
+
+@dataclass(frozen=True)
+class How:
+    """What the caller chose about a start. log: called with each line for a person; progress: as for `up`."""
+
+    resume: RunId | None = None  # an earlier run, whose checkpoints it begins with
+    wait: bool = False  # for GPUs that another run has
+    log: Log = print
+    progress: OnProgress = no_progress
+    ssh_config: Path | None = None
+    started: threading.Event = field(default_factory=threading.Event)  # every container runs
+
+
+@contextmanager
+def until_started(started: threading.Event | None = None) -> Iterator[None]:
+    """A Ctrl-C says whether anything was started: `started` is set when every container runs."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        nothing = "nothing was started, and nothing is left on the nodes"
+        raise KeyboardInterrupt("see launcher status" if started and started.is_set() else nothing) from None
+
+
+def up(
+    job: JobLike,
+    *,
+    on: str | None = None,
+    resume: str | None = None,
+    wait: bool = False,
+    log: Log = print,
+    progress: OnProgress = no_progress,
+    group: Membership | None = None,
+    ssh_config: str | PathLike[str] | None = None,
+) -> Run:
+    """Start a run of this job; returns when every container runs, or a cluster has accepted it.
+
+    on: a cluster of the settings file, instead of the job's nodes. resume: an earlier run (id, prefix or job name)
+    whose newest checkpoint it begins with. wait: for GPUs that another run uses. log: called with each line of text.
+    progress: called with (node, bytes sent, bytes in all) while an image is sent. group: the sweep that the run belongs
+    to. May be called in several threads at once. Raises the errors of launcher.errors; whatever goes wrong, and on
+    Ctrl-C, nothing of the run is left on any node.
+    """
+    how = How(_earlier(resume), wait, log, progress, chosen_config(ssh_config))
+    with until_started(how.started), ExitStack() as on_error:
+        loaded = _without_sweep(load(job))
+        if on is not None:
+            return _submit([(loaded, group)], on, how)[0]
+        inputs = _inputs(loaded, log)
+        fleet = on_error.enter_context(connect(loaded.hosts(), loaded.runtime, how.ssh_config, ping=False))
+        facts = fleet.facts()
+        code = inputs.code()
+        lock = path_beside(loaded.file) if loaded.file else None
+        plan = prepare(loaded, fleet, facts, code.digest, log, progress, lock)
+        record = _record(loaded, plan, inputs, group, how)
+        _start(plan, record, fleet, inputs, how)
+        how.started.set()
+        on_error.pop_all()
+        return Run(record, how.ssh_config, log, attach(record, fleet), plan)
+
+
+def _without_sweep(job: Job) -> Job:
+    if job.sweep:
+        what = f"is a sweep of {len(job.sweep)} variants, and this starts one run"
+        raise UsageError(f"job {job.name}", what, "for each: launcher.up(variant) of launcher.api.up.variants(job)")
+    return job
+
+
+def variants(job: JobLike) -> list[tuple[Job, Membership | None]]:
+    """The jobs of a sweep, each with its place in one new group; of a job without a sweep the job itself, with None."""
+    loaded = load(job)
+    group = new_run_id(loaded.name)
+    places: list[Membership | None] = [Membership(group, variant_name(variant)) for variant in loaded.sweep]
+    return list(zip(expand_sweep(loaded), places or [None], strict=True))
+
+
+def up_array(
+    job: JobLike, on: str, *, resume: str | None = None, log: Log = print, ssh_config: str | PathLike[str] | None = None
+) -> list[Run]:
+    """Submit the variants of a sweep to a cluster as one job array: all of them, or none when this raises."""
+    how = How(_earlier(resume), log=log, ssh_config=chosen_config(ssh_config))
+    with until_started(how.started):
+        return _submit(variants(job), on, how)
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What a run needs from the caller's machine. code: packed while the nodes connect; `code()` waits for it."""
+
+    secrets: Mapping[str, str] = field(repr=False)
+    code: Future[Snapshot]
+
+
+def _inputs(job: Job, log: Log) -> _Inputs:
+    """Raises JobInvalid where a file that the job names is missing."""
+    here = Path.cwd()
+    check_files(job, here, os.environ)
+    return _Inputs(read_secrets(job, here, os.environ), in_background(partial(pack, job, here, log)))
+
+
+def _earlier(resume: str | None) -> RunId | None:
+    """A whole id needs no record here. Raises RunUnknown."""
+    return resume if resume is None or is_run_id(resume) else find(resume).run
+
+
+def _record(job: Job, plan: Plan, inputs: _Inputs, group: Membership | None, how: How) -> Record:
+    """runs/<run id>/, with what is known before anything starts."""
+    for warning in plan.warnings:
+        how.log(f"warning: {warning}")
+    record = Record.create(plan, dump_job(job), inputs.code().archive, secrets=list(inputs.secrets.values()))
+    if group is not None:
+        record.event(GROUPED, group=group.group, variant=group.variant)
+    if how.resume is not None:
+        record.event("resumes", earlier=how.resume)
+    return record
+
+
+def _start(plan: Plan, record: Record, fleet: Fleet, inputs: _Inputs, how: How) -> None:
+    """Start it, with `wait` as soon as its GPUs are free. The record of a run that never started says why."""
+    code = inputs.code().archive
+    try:
+        with ExitStack() as held:
+            fill = None
+            if how.resume is not None:
+                fill = held.enter_context(checkpoints_of(how.resume, plan, fleet, how.ssh_config, how.log))
+            while True:
+                try:
+                    return start(plan, fleet, code, inputs.secrets, record.event, fill)
+                except NodesFailed as error:
+                    if not how.wait or not all(isinstance(each, InUse) for each in error.errors):
+                        raise
+                    how.log("waiting: " + "; ".join(f"{each.where}: {each.what}" for each in error.errors))
+                    time.sleep(WAIT_FOR_GPUS + random.random())  # noqa: S311 - two that wait must not keep in step
+    except LauncherError as error:
+        record.finish({"state": "failed", "exit_code": error.exit_code, "why": str(error)})
+        raise
+    except KeyboardInterrupt:
+        record.finish({"state": "stopped", "exit_code": StoppedByUser.exit_code, "why": "Ctrl-C before it started"})
+        raise
+
+
+def _submit(jobs: Sequence[tuple[Job, Membership | None]], on: str, how: How) -> list[Run]:
+    """Several jobs are one job array; the last one to be started submits it. The runs share a connection."""
+    ids = tuple(new_run_id(job.name) for job, _ in jobs)
+    array, made, plans = ids if len(ids) > 1 else (), list[Record](), list[Plan]()
+    cluster, host = read_settings(os.environ).cluster(on), cluster_host(on)
+    with ExitStack() as on_error:
+        fleet = on_error.enter_context(connect([(host, host)], None, how.ssh_config, ping=False))
+        try:
+            for (job, group), run in zip(jobs, ids, strict=True):
+                inputs = _inputs(job, how.log)
+                plan = plan_on(job, cluster, fleet.engines[0], inputs.code().digest, run, array)
+                plans.append(plan)
+                made.append(_record(job, plan, inputs, group, how))
+                _start(plan, made[-1], fleet, inputs, how)
+        except BaseException as error:
+            _undo(made, fleet, error)
+            raise
+        how.started.set()
+        on_error.pop_all()
+    runs = zip(made, plans, strict=True)  # over one connection: another one might ask for a password again
+    return [Run(record, how.ssh_config, how.log, attach(record, fleet), plan) for record, plan in runs]
+
+
+def _undo(made: Sequence[Record], fleet: Fleet, cause: BaseException) -> None:
+    """Remove the variants of an array that was not submitted, as far as they were created."""
+    code = cause.exit_code if isinstance(cause, LauncherError) else StoppedByUser.exit_code
+    for record in made[:-1]:  # the last one is undone by its start
+        stop(fleet, record.run)
+        master = attach(record, fleet).nodes[0]
+        output_folder.remove(fleet.engines[0].files, master.output, record.run)
+        record.finish({"state": RunState.FAILED, "exit_code": code, "why": str(cause)})

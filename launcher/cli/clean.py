@@ -1,0 +1,81 @@
+"""`launcher clean`: what old runs left on nodes, listed and then removed."""
+
+from __future__ import annotations
+
+import json as json_
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from launcher.cli import options, terminal
+from launcher.errors import NodesFailed, UsageError
+from launcher.model.facts import ImageInfo
+from launcher.node.connect import caller_engine, connect
+from launcher.node.engine import Engine
+from launcher.node.parallel import run_all
+from launcher.records import store
+from launcher.run.leftovers import Leftovers, find_leftovers, remove_leftovers
+
+
+def clean(
+    nodes: options.Nodes = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without a question.")] = False,
+    json: options.Json = False,
+    ssh_config: options.SshConfig = None,
+) -> None:
+    """Images that launcher built and nothing uses, and output folders (checkpoints too) of runs without a container.
+
+    Also what has come back of a run that `down` has ended while the node did not answer.
+
+    Default nodes: those of the runs recorded here. Without a terminal and without --yes it only lists.
+    """
+    hosts = options.hosts(nodes) or list(dict.fromkeys(n.host for record in store.records() for n in record.nodes()))
+    if not hosts:
+        raise UsageError("launcher clean", "no run is recorded here", "name the nodes: --nodes a,b")
+    with connect([(host, host) for host in hosts], ssh_config=ssh_config, allow_failures=True) as fleet:
+        named = [image for images in fleet.each(_images) for image in images if image.tags]
+        with caller_engine() as here:
+            sources = [*named, *(_images(here) if here else ())]
+        down = {record.run for record in store.records() if record.taken_down}
+        found = fleet.each(partial(find_leftovers, sources=sources, taken_down=down))
+        if json:
+            typer.echo(json_.dumps([_leftovers(leftovers) for leftovers in found], indent=2))
+        else:
+            lines = [line for leftovers in found for line in _lines(leftovers)] or ["nothing left over"]
+            typer.echo(terminal.escaped("\n".join(lines)))
+        if any(found) and not yes and not sys.stdin.isatty():
+            typer.echo("nothing was removed: --yes removes what is listed", err=True)
+        elif any(found) and (yes or typer.confirm("Remove all of it?")):
+            run_all([partial(remove_leftovers, leftovers) for leftovers in found])
+            typer.echo("removed", err=True)
+        if fleet.failed:
+            raise NodesFailed(list(fleet.failed.values()), of=len(hosts))
+
+
+def _images(engine: Engine) -> Sequence[ImageInfo]:
+    return engine.images.list({}) if engine.images else ()
+
+
+def _leftovers(leftovers: Leftovers) -> dict[str, object]:
+    return {
+        "node": leftovers.engine.node,
+        "containers": [container.name for container in leftovers.containers],
+        "images": [{"name": _name(image), "bytes": image.size} for image in leftovers.images],
+        "outputs": [{"path": out.path, "files": out.files, "bytes": out.size} for out in leftovers.outputs],
+    }
+
+
+def _name(image: ImageInfo) -> str:
+    return ", ".join(image.tags) or image.id[7:19]
+
+
+def _lines(found: Leftovers) -> list[str]:
+    node = found.engine.node
+    return [
+        *(f"{node}: container {container.name} of a run that was ended" for container in found.containers),
+        *(f"{node}: image {_name(image)}  {image.size >> 20} MiB" for image in found.images),
+        *(f"{node}: {out.path}  {out.files} files, {out.size >> 20} MiB" for out in found.outputs),
+    ]

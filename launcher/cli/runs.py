@@ -1,0 +1,100 @@
+"""`launcher runs`: the runs on record here, or those on nodes."""
+
+from __future__ import annotations
+
+import json as json_
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from launcher.cli import options, terminal
+from launcher.cli.status import STYLES
+from launcher.cli.terminal import Reporter
+from launcher.model.plan import RunId, plain
+from launcher.node.connect import connect
+from launcher.records import store
+from launcher.records.measured import top1
+from launcher.records.store import Record
+from launcher.run.locate import on_nodes
+from launcher.run.state import state_of
+
+RUNS_TIMEOUT = 5.0  # seconds to connect to a node of which `runs` wants to know only whether a run goes on
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A line of `launcher runs`. top1: percent. started_by: user@host of the caller, and the uid on the first node."""
+
+    run: str
+    state: str
+    exit_code: int | None
+    nodes: tuple[str, ...]
+    top1: float | None = None
+    started_by: str = ""
+
+
+def runs(
+    nodes: options.Nodes = None,
+    on: options.On = None,
+    json: options.Json = False,
+    ssh_config: options.SshConfig = None,
+) -> None:
+    """What is on record here, and what nodes say of runs without an end; with --nodes, the runs on those nodes."""
+    hosts = options.hosts(nodes, on)
+    rows = _on_record(ssh_config) if hosts is None else _on_nodes(hosts, ssh_config)
+    if json:
+        typer.echo(json_.dumps(plain(rows), indent=2))
+        return
+    last = "top-1" if hosts is None else "by"
+    table = Table("run", "state", "exit", "nodes", last, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(
+            row.run,
+            Text(row.state, style=STYLES.get(row.state, "")),
+            "" if row.exit_code is None else str(row.exit_code),
+            Text(", ".join(row.nodes)),
+            Text(row.started_by) if row.top1 is None else f"{row.top1:.2f}",
+        )
+    terminal.console(soft_wrap=False).print(table if rows else "no runs yet: launcher up JOB")
+
+
+def _on_record(ssh_config: Path | None) -> list[RunRow]:
+    rows, records = [], store.records()
+    for words in store.misplaced():
+        Reporter().warn(words)
+    seen = _seen_by_nodes([record for record in records if record.result() is None], ssh_config)
+    for record in records:
+        result = record.result() or {"state": seen[record.run]}
+        names = tuple(node.name for node in record.nodes())
+        rows.append(RunRow(record.run, result["state"], result.get("exit_code"), names, top1(result.get("last") or {})))
+    return rows
+
+
+def _seen_by_nodes(records: Sequence[Record], ssh_config: Path | None) -> dict[RunId, str]:
+    """The states of these runs on their nodes; `unreachable` where those that answer cannot tell."""
+    hosts = sorted({node.host for record in records for node in record.nodes()})
+    named = [(host, host) for host in hosts]
+    with connect(named, None, ssh_config, allow_failures=True, timeout=RUNS_TIMEOUT, ask=False) as fleet:
+        found = on_nodes(fleet, Reporter().log)
+    seen = {}
+    for record in records:
+        states, nodes = [f.state for f in found.get(record.run, ())], record.nodes()
+        silent = sum(node.host in fleet.failed for node in nodes)
+        seen[record.run] = state_of(states, len(nodes), min_nodes=record.min_nodes, silent=silent).value
+    return seen
+
+
+def _on_nodes(hosts: list[str], ssh_config: Path | None) -> list[RunRow]:
+    rows = []
+    with connect([(host, host) for host in hosts], ssh_config=ssh_config) as fleet:
+        for run, found in on_nodes(fleet, Reporter().log).items():
+            states, told = [f.state for f in found], found[0].labels
+            code = next((state.exit_code for state in states if state.exit_code), states[0].exit_code)
+            names = tuple(f.labels.node for f in found)
+            state = state_of(states, told.nodes, min_nodes=told.min_nodes).value
+            rows.append(RunRow(run, state, code, names, started_by=told.started_by))
+    return rows

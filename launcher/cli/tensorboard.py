@@ -1,0 +1,132 @@
+"""`launcher tensorboard`: the curves of runs in a browser, kept up to date."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher import Run
+from launcher.cli import options
+from launcher.cli.terminal import Reporter
+from launcher.errors import LauncherError, NodesFailed, UsageError
+from launcher.node.parallel import in_background
+
+REFRESH = 5.0  # seconds between two searches for new curves, ours and TensorBoard's
+START_LIMIT = 60.0  # seconds until TensorBoard answers: it imports a lot, and a cold disk is slow
+STOP_LIMIT = 5.0
+
+
+def tensorboard(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN...]", help="Default: the latest run.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 6006,
+    host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
+    nodes: options.Nodes = None,
+    on: options.On = None,
+    ssh_config: options.SshConfig = None,
+) -> None:
+    """Brings the curves here, serves them, and keeps those of a running job up to date, until Ctrl-C."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise UsageError("tensorboard", "is not installed for this Python", "pip install tensorboard")
+    with suppress(KeyboardInterrupt), ExitStack() as stack:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends without an error, as by Ctrl-C
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="launcher-tensorboard-")))
+        curves = folder / "runs"
+        curves.mkdir()
+        done = threading.Event()
+        stack.callback(done.set)
+        names: Sequence[str | None] = runs or [None]
+        for name in names:
+            run = _serve_run(name, nodes, on, ssh_config, stack, done)
+            board = run.folder / "tensorboard"
+            board.mkdir(exist_ok=True)
+            (curves / run.id).symlink_to(board.resolve())
+        _serve(curves, host, port, folder / "server.log")
+
+
+def _serve_run(
+    name: str | None,
+    nodes: str | None,
+    on: str | None,
+    ssh_config: Path | None,
+    stack: ExitStack,
+    done: threading.Event,
+) -> Run:
+    """Fetch a run's curves, and keep doing so while it is not known to have ended."""
+    run = stack.enter_context(options.find(name, nodes, on, ssh_config))
+    if nodes is None and on is None and run.outcome is not None and any((run.folder / "tensorboard").rglob("*")):
+        return run  # complete
+    fetched = run.fetch()
+    for problem in fetched.problems:
+        Reporter().warn(problem)
+    if fetched.failed and (nodes or on):
+        raise NodesFailed(fetched.failed)
+    if fetched.failed:
+        Reporter().warn(f"showing what is here already: {NodesFailed(fetched.failed)}")
+    else:
+        in_background(partial(_keep_fetching, run, done))
+    return run
+
+
+def _keep_fetching(run: Run, done: threading.Event) -> None:
+    while not done.wait(REFRESH):
+        with suppress(LauncherError):  # tried again in a moment
+            run.fetch()
+
+
+def _serve(curves: Path, host: str, port: int, log: Path) -> None:
+    """TensorBoard as a process of its own, until it ends or we are interrupted; it never outlives this call."""
+    chosen = _free_port(host, port)
+    argv = [sys.executable, "-m", "tensorboard.main", "--logdir", str(curves), "--host", host, "--port", str(chosen)]
+    argv += ["--reload_interval", f"{REFRESH:.0f}", "--reload_multifile", "true"]
+    with log.open("wb") as errors:
+        server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=errors)
+    try:
+        if _answers(server, host, chosen):
+            typer.echo(f"TensorBoard: http://{host}:{chosen}/   Ctrl-C ends it")
+            server.wait()
+        words = log.read_text(errors="replace").strip().splitlines()[-5:]
+        raise UsageError(
+            "tensorboard",
+            f"ended with exit code {server.poll()}: {' | '.join(words) or 'it printed nothing'}",
+            f"try it: {sys.executable} -m tensorboard.main --logdir runs",
+        )
+    finally:
+        server.terminate()
+        try:
+            server.wait(STOP_LIMIT)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _answers(server: subprocess.Popen[bytes], host: str, port: int) -> bool:
+    """Wait until the server takes connections; False where it ended or never does."""
+    for _ in range(int(START_LIMIT / 0.1)):
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(0.1)
+            return False
+        with suppress(OSError), socket.create_connection((host, port), 1.0):
+            return True
+    return False
+
+
+def _free_port(host: str, wanted: int) -> int:
+    """`wanted` if it is free, else any."""
+    for port in (wanted, 0):
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            return int(probe.getsockname()[1])
+    raise UsageError("--host", f"{host} is not an address of this machine", "127.0.0.1, or 0.0.0.0 for all")

@@ -1,0 +1,27 @@
+"""Container engines, on this machine and behind ssh. Importing this loads docker-py and paramiko."""
+
+from __future__ import annotations
+
+import getpass
+from functools import partial
+
+from launcher.model.limits import AnswerLimits
+from launcher.node.docker.channel import dial_local, dial_over_ssh
+from launcher.node.docker.engine import DockerEngine
+from launcher.node.machine import LocalMachine
+from launcher.node.ssh.connection import SshPool
+from launcher.node.ssh.machine import SshMachine
+
+
+def local_engine(node: str, host: str, limits: AnswerLimits) -> DockerEngine:
+    """The engine of DOCKER_HOST or of the current docker context, else the usual socket."""
+    return DockerEngine(node, host, LocalMachine(node, getpass.getuser(), limits), partial(dial_local, node))
+
+
+def remote_engine(node: str, host: str, pool: SshPool, limits: AnswerLimits) -> DockerEngine:
+    """The engine of the ssh user on that machine, once it is connected to. Raises NodeUnreachable and its like."""
+    machine = SshMachine(node, host, pool, limits)
+    machine.connect()
+    return DockerEngine(
+        node, host, machine, partial(dial_over_ssh, machine.command), (machine.host, machine.ssh_config)
+    )

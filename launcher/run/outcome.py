@@ -1,0 +1,187 @@
+"""How a run ended: the evidence of every node weighed into one outcome, as result.json keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from launcher.errors import LauncherError
+from launcher.model.container import ContainerState
+from launcher.model.plan import plain
+from launcher.node.parallel import run_all_settled
+from launcher.records.paths import NodePaths
+from launcher.records.store import NodeOfRun, read_json_lines
+from launcher.run import messages
+from launcher.run.attempts import reasons
+from launcher.run.diagnose import Failure, first_failure, is_victim
+from launcher.run.evidence import Evidence, gather
+from launcher.run.hang_report import explain
+from launcher.run.locate import Attached
+from launcher.run.state import RunState, state_of
+
+
+@dataclass(frozen=True)
+class NodeResult:
+    """How a node ended; None where that is not known."""
+
+    node: str
+    rank: int
+    exit_code: int | None = None
+    oom_killed: bool | None = None
+    restarts: int | None = None
+    restarted: tuple[str, ...] = ()  # why each restart was needed
+    started: float | None = None
+    finished: float | None = None
+    victim: bool = False  # it ended because another node did
+    lost: str | None = None  # why not all is known of it
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, as result.json has it."""
+
+    run: str
+    state: RunState
+    failure: Failure | None = None
+    nodes: tuple[NodeResult, ...] = ()
+    last: Mapping[str, Any] = field(default_factory=dict)  # the last epoch's line of metrics.jsonl
+    stopped_by: str | None = None  # user@host who stopped it from elsewhere
+
+    @property
+    def exit_code(self) -> int:
+        """Of a command that waited for this end."""
+        return self.state.exit_code
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**plain(self), "exit_code": self.exit_code}
+
+    @classmethod
+    def from_dict(cls, run: str, found: Mapping[str, Any]) -> Outcome:
+        """From result.json, of this version or an earlier one. Raises ValueError, TypeError for anything else."""
+        failure, nodes = found.get("failure"), found.get("nodes") or ()
+        return cls(
+            run=run,
+            state=RunState(found["state"]),
+            failure=_known(Failure, failure) if failure else None,
+            nodes=tuple(_known(NodeResult, node) for node in nodes),
+            last=found.get("last") or {},
+            stopped_by=found.get("stopped_by"),
+        )
+
+
+V = TypeVar("V", Failure, NodeResult)
+
+
+def _known(kind: type[V], found: Mapping[str, Any]) -> V:
+    """The fields that this version knows."""
+    names = {each.name for each in fields(kind)}
+    known = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items() if key in names}
+    make: Callable[..., V] = kind
+    return make(**known)
+
+
+def lost_node(message: messages.NodeGone | messages.NodeRemoved) -> Failure:
+    """What a node that is missing at the end means for the run."""
+    if isinstance(message, messages.NodeRemoved) and message.folder:
+        what = f"lost its output folder {message.folder}: it was removed or locked while the run used it"
+        cure = "by the program itself? it must leave the folder as it is; start again: launcher up"
+        return Failure(message.node, None, None, what, cure, "")
+    if isinstance(message, messages.NodeRemoved):
+        what, cure = "lost its container: it was removed from outside", "by `docker rm -f`? start again: launcher up"
+        return Failure(message.node, None, None, what, cure, "")
+    what = f"did not answer any more: no connection since {messages.clock(message.since)}"
+    cure = "see that it is up; then end what is left there: launcher down"
+    return Failure(message.node, None, None, what, cure, message.reason)
+
+
+def uncollected(node: str, error: LauncherError) -> Failure:
+    return Failure(node, None, None, "ended, but its files could not be collected", "then: launcher fetch", str(error))
+
+
+def conclude(
+    attached: Attached, states: Mapping[str, ContainerState], missing: Mapping[str, Failure], stopped_by: str | None
+) -> Outcome:
+    """Weigh the evidence of every node, whose files have been collected.
+
+    states: how the containers ended, by the node's name in the run. missing: nodes of which not all is known.
+    stopped_by: who stopped the run from elsewhere; then no end of a container is a failure.
+    """
+    record = attached.record
+    cure = "when it is back, end what is left there: launcher down"
+    silent = {n: Failure(n, None, None, "does not answer", cure, str(e)) for n, e in attached.unreachable.items()}
+    lost = silent | dict(missing)
+    ended = [node for node in attached.nodes if node.name not in lost and node.name in states]
+    gathered = run_all_settled([partial(_gather, attached, node, states[node.name]) for node in ended])
+    evidence: dict[str, Evidence] = {}
+    for node, found in zip(ended, gathered, strict=True):
+        if isinstance(found, LauncherError):
+            lost[node.name] = uncollected(node.name, found)
+        else:
+            evidence[node.name] = found
+    failure = first_failure(list(evidence.values()))
+    if lost and (failure is None or failure.exit_code == 0 or is_victim(evidence[failure.node])):
+        failure = next(iter(lost.values()))
+    state = state_of(
+        states.values(),
+        len(attached.nodes) + len(attached.unreachable),
+        min_nodes=record.min_nodes,
+        gone=sum(node.name not in states for node in attached.nodes),
+        incomplete=bool(lost),
+        stopped=stopped_by is not None,
+    )
+    if state in (RunState.DONE, RunState.STOPPED):  # maybe without the nodes that were lost
+        failure = None
+    elif failure is not None and failure.node in evidence:
+        failure = explain(failure, attached, list(evidence.values()))
+    return Outcome(
+        run=record.run,
+        state=state,
+        failure=failure,
+        nodes=tuple(
+            _node_result(node, states.get(node.name), evidence.get(node.name), lost.get(node.name), failure)
+            for node in record.nodes()
+            if node in attached.nodes or node.name in lost
+        ),
+        last=last_epoch(record.paths.metrics),
+        stopped_by=stopped_by,
+    )
+
+
+def _gather(attached: Attached, node: NodeOfRun, state: ContainerState) -> Evidence:
+    """With what the engine caught of a container that failed before its entry script could write a log."""
+    root, caught = attached.record.paths.root, b""
+    log = Path(NodePaths(str(root), node.name).log)
+    if state.exit_code != 0 and not (log.is_file() and log.stat().st_size):
+        caught = attached.engines[node.name].logs(node.container)
+    return gather(root, node, state, caught)
+
+
+def _node_result(
+    node: NodeOfRun, state: ContainerState | None, own: Evidence | None, lost: Failure | None, failure: Failure | None
+) -> NodeResult:
+    why = lost.what if lost else None
+    if state is None:
+        return NodeResult(node.name, node.rank, lost=why)
+    return NodeResult(
+        node=node.name,
+        rank=node.rank,
+        exit_code=state.exit_code,
+        oom_killed=state.oom_killed,
+        restarts=max(0, len(own.attempts) - 1) if own else state.restarts,
+        restarted=tuple(reasons(own.attempts)) if own else (),
+        started=state.started,
+        finished=state.finished,
+        victim=bool(own and failure and failure.node != node.name and state.exit_code and is_victim(own)),
+        lost=why,
+    )
+
+
+def last_epoch(metrics: Path) -> Mapping[str, Any]:
+    """The last line of kind "epoch" of a metrics.jsonl; {} where there is none."""
+    last: Mapping[str, Any] = {}
+    for line in read_json_lines(metrics):
+        last = line if line.get("kind") == "epoch" else last
+    return last

@@ -1,0 +1,164 @@
+"""What a run has printed: whose output is meant, from where on, and its bytes as they are now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from launcher.errors import UsageError
+from launcher.job.scalars import parse_duration
+from launcher.logs.position import Clock, last_lines, read_from
+from launcher.node.files import Files
+from launcher.node.machine import LocalMachine
+from launcher.node.parallel import run_all
+from launcher.records.collect import collect, output_folders
+from launcher.records.paths import NodePaths
+from launcher.records.store import NodeOfRun
+from launcher.run.attempts import Segment, segments
+from launcher.run.followed import Followed
+from launcher.run.locate import Attached
+from launcher.run.messages import Output
+
+CLOCK_PIECES = 256  # of a megabyte: five months; a hostile node's has no end
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Whose output is shown, and from where on. By default rank 0's, from its beginning.
+
+    rank: one worker's own. node: one node's. all_nodes: every node's. tail: its last lines, so many. since: a duration
+    (10m ago) or an ISO 8601 time.
+    """
+
+    rank: int | None = None
+    node: str | None = None
+    all_nodes: bool = False
+    tail: int | None = None
+    since: str | None = None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where the selected output is. earlier: on nodes on which rank 0 was before, read from the files here."""
+
+    now: Sequence[Followed]
+    earlier: Sequence[Segment] = ()
+
+
+MASTER = Selection()
+
+
+def master_from_start(attached: Attached) -> Parts:
+    """Of a run that has just been started: no node has to be asked."""
+    master = attached.nodes[0]
+    return Parts([Followed(master, NodePaths(master.output, master.name).log, moves=attached.record.min_nodes > 0)])
+
+
+def find_output(attached: Attached, chosen: Selection) -> Parts:
+    """Raises UsageError where the run has no such rank or node, NodesFailed."""
+    if attached.record.min_nodes and chosen.node is None and not chosen.all_nodes:
+        return _where_ranks_are(attached, chosen)
+    nodes = _nodes(attached, chosen)
+    return Parts(run_all([partial(_beginning, attached, node, chosen) for node in nodes]))
+
+
+def read_earlier(attached: Attached, parts: Parts, *, timestamps: bool = False) -> Iterator[Output]:
+    """The output of the nodes on which rank 0 was before."""
+    here, root = Files(LocalMachine("this machine", "")), str(attached.record.paths.root.absolute())
+    for part in parts.earlier:
+        log = Followed(part.node, NodePaths(root, part.node.name).log, part.start)
+        if Path(log.path).is_file():  # a FIFO would be waited for
+            yield from _read(here, root, log, part.stop, timestamps=timestamps)
+
+
+def read_now(attached: Attached, parts: Parts, *, timestamps: bool = False) -> Iterator[Output]:
+    """What the nodes' files hold now. timestamps: with the time of each line, to within a second."""
+    for shown in parts.now:
+        files = attached.engines[shown.node.name].files
+        yield from _read(files, shown.node.output, shown, timestamps=timestamps)
+
+
+def _where_ranks_are(attached: Attached, chosen: Selection) -> Parts:
+    """In a job with min_nodes ranks move: where rank 0's output was, to be read here, and what to follow."""
+    record, rank, tail = attached.record, chosen.rank, chosen.tail
+    collect(output_folders(attached.engines, attached.nodes), record.paths.root, mask=record.mask)
+    found = segments(record)
+    world = found[-1].world if found else None
+    if rank is not None and world is not None:
+        workers = max(1, len(attached.nodes[0].ranks))
+        place, last = rank // workers, len(world.members) * workers - 1
+        if rank > last:
+            raise UsageError("--rank", f"{rank}: the run has ranks 0 to {last} now", "`launcher status` lists them")
+        node = attached.node(world.members[place])
+        files = attached.engines[node.name].files
+        path = f"{NodePaths(node.output, node.name).in_generation(world.number, place)}/rank-{rank}.log"
+        return Parts([Followed(node, path, last_lines(files, path, tail) if tail is not None else 0)])
+    master = next((node for node in attached.nodes if world and node.name == world.members[0]), None)
+    if master is None:  # it does not answer, or the run has not begun
+        node = attached.nodes[0]
+        log = Path(NodePaths(str(record.paths.root), node.name).log)
+        size = log.stat().st_size if found and log.exists() else 0
+        followed = Followed(node, NodePaths(node.output, node.name).log, size, moves=True, world=world)
+        return Parts([followed], found)
+    begin = _beginning(attached, master, replace(chosen, rank=None))
+    earlier = found[:-1] if tail is None and chosen.since is None else []
+    followed = replace(begin, offset=max(begin.offset, found[-1].start), moves=True, world=world)
+    return Parts([followed], earlier)
+
+
+def _nodes(attached: Attached, chosen: Selection) -> Sequence[NodeOfRun]:
+    if chosen.rank is not None:
+        found = [each for each in attached.nodes if chosen.rank in each.ranks]
+        if not found:
+            last = max((each.ranks.stop for each in attached.nodes), default=0) - 1
+            raise UsageError("--rank", f"{chosen.rank}: the run has ranks 0 to {last}", "`launcher status` lists them")
+        return found
+    if chosen.node is not None:
+        return [attached.node(chosen.node)]
+    return attached.nodes if chosen.all_nodes else attached.nodes[:1]
+
+
+def _beginning(attached: Attached, node: NodeOfRun, chosen: Selection) -> Followed:
+    paths = NodePaths(node.output, node.name)
+    path = paths.log if chosen.rank is None else paths.rank_log(chosen.rank)
+    files = attached.engines[node.name].files
+    if chosen.tail is not None:
+        return Followed(node, path, last_lines(files, path, chosen.tail))
+    if chosen.since is not None and chosen.rank is None:
+        return Followed(node, path, _clock(files, paths).offset_at(_moment(chosen.since)))
+    return Followed(node, path, 0)
+
+
+def _moment(text: str) -> float:
+    """Seconds since the epoch of `10m` (ago) or of an ISO 8601 time."""
+    with suppress(ValueError):
+        return time.time() - parse_duration(text)
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError as error:
+        raise UsageError("--since", f"{text} is neither a time nor a duration", "10m, 2h, 2026-01-31T12:00") from error
+
+
+def _clock(files: Files, paths: NodePaths) -> Clock:
+    return Clock.parse(b"".join(islice(read_from(files, paths.clock), CLOCK_PIECES)))
+
+
+def _read(files: Files, output: str, shown: Followed, stop: int | None = None, *, timestamps: bool) -> Iterator[Output]:
+    """What the file has now, as far as `stop`. output: the folder that it is in."""
+    node, offset = shown.node.name, shown.offset
+    pieces = read_from(files, shown.path, offset, stop)
+    if not timestamps:
+        yield from (Output(node, piece) for piece in pieces)
+        return
+    clock = _clock(files, NodePaths(output, node))
+    for line in b"".join(pieces).splitlines(keepends=True):
+        offset += len(line)
+        at = clock.time_of(offset)
+        stamp = datetime.fromtimestamp(at).astimezone().isoformat() if at is not None else "now"
+        yield Output(node, f"{stamp} ".encode() + line)

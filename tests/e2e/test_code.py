@@ -1,0 +1,58 @@
+"""The code folder arrives as it is: every file at its place, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+
+from tests.bed.bed import Bed
+from tests.e2e import names
+from tests.e2e.cli import Cli, bed_job
+from tests.e2e.programs.lists import tree
+
+
+def test_files_of_any_name_arrive_at_their_place_in_a_process(home_cli: Cli) -> None:
+    program = names.project(home_cli)
+    job = home_cli.job("names", runtime="process", nodes=["local"], run={"command": ["python3", program]})
+    assert json.loads(home_cli("up", job).stdout) == tree(home_cli.cwd)
+
+
+@pytest.mark.bed
+def test_files_of_any_name_arrive_at_their_place_in_a_container(bed_cli: Cli, bed: Bed) -> None:
+    program = names.project(bed_cli)
+    job = bed_cli.job("names", **bed_job(nodes=["node1"], run={"command": ["python3", program]}))
+    assert json.loads(bed_cli("up", job).stdout) == tree(bed_cli.cwd)
+
+
+def test_a_line_of_an_ignore_file_that_is_no_pattern_is_passed_over(home_cli: Cli) -> None:
+    program = home_cli.program("lists.py")
+    (home_cli.cwd / "sub").mkdir()
+    for name in ("kept", "left out"):
+        (home_cli.cwd / "sub" / name).write_text("")
+    for folder in (".", "sub"):
+        (home_cli.cwd / folder / ".gitignore").write_text("!\n/\nleft*\n")
+    job = home_cli.job("ignores", runtime="process", nodes=["local"], run={"command": ["python3", program]})
+    found = json.loads(home_cli("up", job).stdout)
+    assert set(found) == {".gitignore", "ignores.yaml", "lists.py", "sub/.gitignore", "sub/kept"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root can read all without setpriv")
+@pytest.mark.parametrize("command", [("up",), ("plan", "--offline"), ("shell",)])
+def test_a_folder_of_the_code_that_cannot_be_read_is_refused_unless_it_is_ignored(
+    command: tuple[str, ...], home_cli: Cli
+) -> None:
+    rights = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+    cli = Cli(home_cli.cwd, home_cli.env, (*rights, *home_cli.launcher))
+    job = cli.job("locked", runtime="process", nodes=["local"], run={"command": ["true"]})
+    private = cli.cwd / "sub" / "private"
+    private.mkdir(parents=True)
+    private.chmod(0)
+    refused = cli(command[0], job, *command[1:], code=2)
+    assert f"code {private}: cannot be read: Permission denied" in refused.stderr
+    assert "or name it in .dockerignore" in refused.stderr
+    assert not cli.runs()
+    (cli.cwd / ".dockerignore").write_text("private\n")
+    cli(command[0], job, *command[1:])

@@ -1,0 +1,98 @@
+"""With min_nodes: the node because of which generations end is named, sits out, or the run ends with its error."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from tests.e2e.cli import Cli
+from tests.e2e.drill import Drill
+from tests.e2e.test_elastic import processes_of
+from tests.e2e.test_process_runtime import process_job
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def follow(cli: Cli, program: list[str], nodes: int, least: int, port: int, **env: str) -> Drill:
+    words = [sys.executable, cli.program(program[0]), *program[1:]]
+    keys: dict[str, Any] = {"nodes": ["local"] * nodes, "min_nodes": least, "lost_after": "5s", "port": port}
+    job = process_job(run={"command": words}, **keys)
+    job["env"] |= env
+    return Drill.follow(cli, "up", cli.job("blame", **job))
+
+
+def worlds(up: Drill) -> list[str]:
+    """Of each generation, by the log of whoever has rank 0."""
+    return [line for _, line in up.lines if "rank 0 is now on" in line]
+
+
+def rows(cli: Cli) -> dict[str, Any]:
+    return {row["node"]: row for row in cli.result()["nodes"]}
+
+
+def test_a_command_that_fails_ends_the_run_where_no_quorum_is_left_without_its_node(home_cli: Cli) -> None:
+    up = follow(home_cli, ["fails.py", "local-1", "3"], 3, 3, 29800)
+    up.end(1, timeout=90)
+    failure = home_cli.result()["failure"]
+    assert (failure["node"], failure["exit_code"]) == ("local-1", 3), str(up)
+    assert "3 generations in a row ended with the same error, on local-1: exit code 3" in failure["what"]
+    assert [rows(home_cli)[name]["victim"] for name in ("local-0", "local-1", "local-2")] == [True, False, True]
+    assert all(row["restarts"] <= 3 for row in rows(home_cli).values()), rows(home_cli)
+    assert len(worlds(up)) == 3, str(up)
+    home_cli("down")
+
+
+def test_a_programs_own_error_ends_the_run_on_all_nodes(home_cli: Cli) -> None:
+    run = {"script": home_cli.program("fails.py"), "args": ["all", "0"]}
+    keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "5s", "port": 29805}
+    up = Drill.follow(home_cli, "up", home_cli.job("bug", **process_job(run=run, **keys)))
+    up.end(1, timeout=150)
+    failure = home_cli.result()["failure"]
+    assert failure["words"].endswith("KeyError: 'dog'")
+    assert re.search("3 generations in a row ended with the same error, on local-.*: KeyError: 'dog'$", failure["what"])
+    assert all(row["restarts"] <= 3 for row in rows(home_cli).values()), rows(home_cli)
+    home_cli("down")
+
+
+def test_a_node_whose_disk_is_full_sits_out_and_the_others_finish(home_cli: Cli) -> None:
+    up = follow(home_cli, ["chain.py", "100", "5", "0.1"], 4, 3, 29810, FULL="local-0")
+    up.sees("world 3 of 4: local-0 sits out, as generations 1, 2 ended because of it$", timeout=90)
+    up.sees("^generation 3 step 5 ")
+    said = home_cli("status").stdout
+    assert "local-0 sits out, as generations 1, 2 ended because of it" in said
+    seen = {node["node"]: node for node in json.loads(home_cli("status", "--json").stdout)["nodes"]}
+    assert seen["local-0"]["state"] == "waiting"
+    assert re.search("sits out, as generations 1, 2 ended because of this node", seen["local-0"]["last"])
+    up.end(0)
+    assert len(worlds(up)) == 3, str(up)
+    home_cli("down")
+
+
+def test_a_node_that_flaps_sits_out_and_the_others_finish(home_cli: Cli) -> None:
+    """Each time it comes back just before the others go on without it, and would be rank 0 again."""
+    up = follow(home_cli, ["chain.py", "300", "5", "0.1"], 4, 3, 29820)
+    begun = time.monotonic()
+    for place in range(1, 6):
+        up.sees(r"^generation \d+ step [1-9]\d* \w+$", after=begun)
+        frozen = processes_of(home_cli, "local-0", "^(?!.*supervisor.py)")
+        for number, seconds in ((signal.SIGSTOP, 6.0), (signal.SIGCONT, 0.0)):
+            for pid in frozen:
+                with suppress(ProcessLookupError):  # of what entry.sh calls once a second
+                    os.kill(pid, number)
+            time.sleep(seconds)
+        begun = time.monotonic()
+        if place <= 2:
+            up.sees(f"launcher: generation {place + 1}: rank 0 is now on", after=begun)
+    up.end(0)
+    [*before, last] = worlds(up)
+    assert len(before) == 2, str(up)
+    assert "rank 0 is now on local-1, world 3 of 4: local-0 sits out, as generations 1, 2 ended because of it" in last
+    home_cli("down")

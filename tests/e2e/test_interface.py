@@ -1,0 +1,187 @@
+"""The Python interface, as a notebook uses it: runs of plain processes on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import launcher
+from launcher import Run, errors
+from launcher.run.state import RunState
+from tests.e2e.cli import ROOT
+
+SLOW = "i=0; while [ $i -lt 400 ]; do echo line $i; i=$((i+1)); sleep 0.05; done"
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "project").mkdir()
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+
+
+def job(script: str, nodes: int = 2, **keys: Any) -> launcher.api.jobs.Job:
+    run = {"command": ["sh", "-c", script]}
+    return launcher.load({"name": "notebook", "runtime": "process", "nodes": ["local"] * nodes, "run": run, **keys})
+
+
+def quiet(_: str) -> None:
+    """For a run whose messages no test reads."""
+
+
+@pytest.fixture
+def slow_run() -> Any:
+    with launcher.up(job(SLOW), log=quiet) as run:
+        yield run
+        run.down(purge=True)
+
+
+def test_a_run_from_its_start_to_its_removal() -> None:
+    with launcher.up(
+        job('echo rank $RANK here; echo \'{"kind": "epoch", "epoch": 1}\' >>$LAUNCHER_OUTPUT/metrics.jsonl')
+    ) as run:
+        outcome = run.wait()
+        assert (outcome.state, outcome.exit_code, outcome.failure) == (RunState.DONE, 0, None)
+        assert [node.exit_code for node in outcome.nodes] == [0, 0]
+        assert list(run.logs()) == ["rank 0 here"]
+        assert sorted(run.logs(all_nodes=True)) == ["rank 0 here", "rank 1 here"]
+        assert list(run.logs(node="local-1", tail=1, follow=False)) == ["rank 1 here"]
+        assert run.metrics()[0]["epoch"] == 1
+        assert run.status().state == "done"
+        assert {removed.node for removed in run.down(purge=True)} == {"local-0", "local-1"}
+    found = launcher.find("notebook")
+    assert found.outcome == outcome  # as it was recorded
+    assert found.wait(timeout=0.1) == outcome
+
+
+def test_a_failed_run_is_a_value_and_names_who_failed_first() -> None:
+    with launcher.up(job("echo broken; exit $((3 * RANK))"), log=quiet) as run:
+        outcome = run.wait()
+    assert (outcome.state, outcome.exit_code) == (RunState.FAILED, 1)
+    assert outcome.failure is not None
+    assert (outcome.failure.node, outcome.failure.exit_code) == ("local-1", 3)
+    assert launcher.find(run.id).outcome == outcome
+
+
+def test_reading_the_log_leaves_the_run_alone(slow_run: Run) -> None:
+    for line in slow_run.logs():
+        if line == "line 3":
+            break
+    assert slow_run.outcome is None
+    assert slow_run.status().state == "running"
+    assert list(slow_run.logs(follow=False))[:4] == [f"line {i}" for i in range(4)]
+
+
+def test_a_wait_that_times_out_leaves_the_run_alone(slow_run: Run) -> None:
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match="it goes on"):
+        slow_run.wait(timeout=1)
+    assert time.monotonic() - began < 5
+    assert slow_run.status().state == "running"
+    assert slow_run.outcome is None
+
+
+def test_concurrent_waits_share_one_supervisor() -> None:
+    """One leaves by its time limit, another one by an error: the third one sees the run end, which is recorded once."""
+    with launcher.up(job(SLOW.replace("400", "60")), log=quiet) as run:
+
+        def broken(_: object) -> None:
+            raise RuntimeError("the reader's own")
+
+        with ThreadPoolExecutor(4) as pool:
+            short = pool.submit(run.wait, 0.5)
+            time.sleep(0.1)
+            failing = pool.submit(run.wait, show=broken)
+            rest = [pool.submit(run.wait) for _ in range(2)]
+            with pytest.raises(TimeoutError):
+                short.result(30)
+            with pytest.raises(RuntimeError, match="the reader's own"):
+                failing.result(30)
+            assert rest[0].result(60) == rest[1].result(60)
+        assert run.wait().state is RunState.DONE
+        events = (run.folder / "events.jsonl").read_text()
+        assert events.count('"event": "ended"') == 1
+        assert events.count('"event": "node ended", "node": "local-0"') == 1
+        assert list(run.logs()) == [f"line {i}" for i in range(60)]
+        run.down(purge=True)
+
+
+def test_ctrl_c_in_wait_leaves_the_run_alone(tmp_path: Path) -> None:
+    program = f"""
+import launcher
+command = ["sh", "-c", {SLOW.replace("400", "100")!r}]
+run = launcher.up({{"name": "left", "runtime": "process", "nodes": ["local"], "run": {{"command": command}}}})
+print("started", flush=True)
+try:
+    run.wait()
+except KeyboardInterrupt:
+    print(run.status().state)
+    print(run.wait(timeout=60).state.value)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while process.stdout.readline() != "started\n":
+        assert process.poll() is None
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=90)
+    assert out.split() == ["running", "done"]
+
+
+def test_runs_can_be_started_in_several_threads_at_once() -> None:
+    here = threading.Barrier(4)
+
+    def one(number: int) -> tuple[int, list[str]]:
+        here.wait()
+        with launcher.up(job(f"echo number {number}", 1, port=29600 + number), log=quiet) as run:
+            code = run.wait().exit_code
+            lines = list(run.logs())
+            run.down(purge=True)
+            return code, lines
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(one, range(4))) == [(0, [f"number {number}"]) for number in range(4)]
+
+
+def test_errors_are_values_with_where_what_and_what_to_do() -> None:
+    with pytest.raises(errors.RunUnknown) as unknown:
+        launcher.find("nothing")
+    assert unknown.value.exit_code == 2
+    assert unknown.value.next_step
+    with pytest.raises(errors.JobInvalid) as invalid:
+        launcher.load({"name": "x", "nodes": ["local"], "runtime": "process", "run": {"modul": "train"}})
+    assert invalid.value.where == "job"
+    assert "did you mean 'module'?" in invalid.value.what
+    with pytest.raises(errors.UsageError, match="sweep of 2 variants"):
+        launcher.up(job("true", sweep=[["a"], ["b"]]))
+
+
+def test_a_job_from_a_mapping_is_that_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("name: a\nruntime: process\nnodes: [local]\nrun: {module: train, args: {lr: 0.1, epochs: 3}}\n")
+    keys = {"name": "a", "runtime": "process", "nodes": ["local"], "run": {"module": "train", "args": {"lr": 0.1}}}
+    assert launcher.load(file) == launcher.load(keys, set={"run.args.epochs": 3})
+    assert launcher.load(file, set=["run.args.lr=0.2"]) == launcher.load(file, set={"run.args.lr": 0.2})
+
+
+def test_closing_a_run_ends_a_wait_in_another_thread_without_an_end(slow_run: Run) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(slow_run.wait)
+        while not slow_run.status().nodes[0].last.startswith("line"):
+            assert not waiting.done()
+        slow_run.close()
+        with pytest.raises(RuntimeError, match="closed while a thread waited"):
+            waiting.result(30)
+    assert slow_run.outcome is None
+    assert slow_run.status().state == "running"  # it is connected to again

@@ -1,0 +1,83 @@
+"""A newcomer's first run, from an installed wheel and an empty folder: what `launcher init` writes trains there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.bed.bed import Bed
+from tests.e2e.cli import ROOT, Cli, bed_job
+from tests.e2e.newcomer import PACKAGES, bare, installed, newcomer, settings, wheel
+
+__all__ = ["bare", "installed", "wheel"]
+
+PROCESS = settings(runtime="process", nodes="[local]")
+
+
+def test_the_wheel_has_every_file_of_its_packages(wheel: Path) -> None:
+    there = {path.relative_to(ROOT).as_posix() for name in PACKAGES for path in (ROOT / name).rglob("*.*")}
+    there |= {"images/Dockerfile"}
+    listed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert listed == {name for name in there if "__pycache__" not in name}
+
+
+def test_the_job_that_init_writes_trains_in_processes(installed: Path, home_cli: Cli) -> None:
+    cli = newcomer(installed, home_cli.cwd, home_cli.env)
+    done = cli("up", "job.yaml", *PROCESS)
+    assert "the code has no module train: adding the launcher's own" in done.stderr
+    assert "Epoch: [1] val" in done.stdout
+    run = cli.runs()[-1].name
+    code = Path(cli.env["HOME"], ".launcher", run, ".node", "local", "code")
+    assert (code / "train" / "data" / "roi.c").read_bytes() == (ROOT / "train" / "data" / "roi.c").read_bytes()
+    planned = json.loads((cli.runs()[-1] / "plan.json").read_text())
+    digest, trainer = planned["code"].split(" with train ")
+    assert {node["container"]["labels"]["launcher.code"] for node in planned["nodes"]} == {planned["code"]}
+    shown = cli("plan", "job.yaml", *PROCESS, "--offline").stdout
+    assert f"code {digest} with train {trainer}" in shown
+    # the tree, which the wheel was made of, gives the very same
+    assert f"with train {trainer}" in home_cli("plan", "job.yaml", *PROCESS, "--offline").stdout
+
+
+@pytest.mark.bed
+@pytest.mark.timeout(400)
+def test_the_job_that_init_writes_trains_in_containers(installed: Path, bed_cli: Cli, bed: Bed) -> None:
+    cli, keys = newcomer(installed, bed_cli.cwd, bed_cli.env), bed_job()
+    given = {key: json.dumps(keys[key]) for key in ("image", "mounts", "env")}
+    done = cli("up", "job.yaml", *settings(**given), "--nodes", "node1,node2", timeout=300)
+    assert "Epoch: [1] val" in done.stdout
+    assert cli.result()["state"] == "done"
+
+
+@pytest.mark.parametrize("command", [("up",), ("plan", "--offline"), ("export", "--to", "slurm")])
+def test_without_the_trainer_installed_the_job_is_refused_with_its_line(
+    command: tuple[str, ...], home_cli: Cli, tmp_path: Path
+) -> None:
+    for name in ("launcher", "images"):
+        shutil.copytree(ROOT / name, tmp_path / "partly" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    cli = Cli(home_cli.cwd, {**home_cli.env, "PYTHONPATH": str(tmp_path / "partly")})
+    cli("init")
+    refused = cli(command[0], "job.yaml", *command[1:], *PROCESS, code=2)
+    assert "job.yaml:49: run.module" in refused.stderr
+    assert "pip install 'launcher[train]'" in refused.stderr
+    assert not cli.runs()
+
+
+def test_an_exported_script_comes_with_the_command_that_adds_the_trainer(
+    installed: Path, bare: Path, home_cli: Cli
+) -> None:
+    """After it the code has all that the script runs."""
+    cli = newcomer(installed, home_cli.cwd, home_cli.env)
+    done = cli("export", "job.yaml", *PROCESS, "--to", "slurm")
+    (copy,) = (line.partition("by hand: ")[2] for line in done.stderr.splitlines() if "by hand: " in line)
+    subprocess.run(["sh", "-c", copy], check=True)
+    assert "by hand" not in cli("export", "job.yaml", *PROCESS, "--to", "slurm").stderr
+    helped = [str(bare), "-m", "train", "--help"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    shown = subprocess.run(helped, cwd=cli.cwd, env=environment, capture_output=True, text=True, check=True)
+    assert "--arch" in shown.stdout

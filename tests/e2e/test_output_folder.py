@@ -1,0 +1,81 @@
+"""What a program may do to its own output folder, and what becomes of it then."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.bed.bed import Bed
+from tests.e2e.cli import Cli, bed_job
+
+LOCKED = (
+    "mkdir -p $LAUNCHER_OUTPUT/checkpoints/deep && touch $LAUNCHER_OUTPUT/checkpoints/deep/file && cd $LAUNCHER_OUTPUT"
+)
+
+
+def ended(cli: Cli, job: Path) -> None:
+    """Started and ended, with nobody who would wait for its files."""
+    cli("up", "-d", job)
+    deadline = time.monotonic() + 60
+    while json.loads(cli("status", "--json").stdout)["state"] in ("created", "running"):
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.bed
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("what", [".", "checkpoints/deep checkpoints", ".launcher-run ."])
+def test_an_output_folder_that_its_program_has_locked_is_purged(bed_cli: Cli, bed: Bed, what: str) -> None:
+    program = f"{LOCKED} && chmod 000 {what}"
+    ended(bed_cli, bed_cli.job("locks", **bed_job(nodes=["node1"], run={"command": ["sh", "-c", program]})))
+    run = bed_cli.runs()[-1].name
+    bed_cli("down", "--purge")
+    bed.sh(bed.nodes[0], f"! test -e /home/trainer/.launcher/{run}")
+
+
+@pytest.mark.bed
+@pytest.mark.timeout(200)
+def test_what_another_user_owns_in_it_is_named_and_the_rest_is_purged(bed_cli: Cli, bed: Bed) -> None:
+    ended(bed_cli, bed_cli.job("owns", **bed_job(nodes=["node1"], run={"command": ["sh", "-c", LOCKED]})))
+    run = bed_cli.runs()[-1].name
+    folder = f"/home/trainer/.launcher/{run}"
+    bed.sh(bed.nodes[0], f"mkdir {folder}/root && touch {folder}/root/file")
+    kept = bed_cli("down", "--purge", code=6).stderr
+    assert f"{folder}/root/file" in kept
+    assert "user trainer must own it and have access to it" in kept
+    assert "mend that, then repeat it" in kept
+    assert "when they are back" not in kept
+    left = bed.sh(bed.nodes[0], f"find {folder} -mindepth 1 -maxdepth 1 -printf '%f '").split()
+    assert sorted(left) == [".launcher-run", "root"]
+    bed.sh(bed.nodes[0], f"rm -r {folder}/root")
+    bed_cli("down", "--purge")
+    bed.sh(bed.nodes[0], f"! test -e {folder}")
+
+
+@pytest.mark.bed
+@pytest.mark.timeout(200)
+def test_one_without_its_marker_is_left_and_named(bed_cli: Cli, bed: Bed) -> None:
+    ended(
+        bed_cli,
+        bed_cli.job("odd", **bed_job(nodes=["node1"], run={"command": ["sh", "-c", f"{LOCKED}; rm .launcher-run"]})),
+    )
+    folder = f"/home/trainer/.launcher/{bed_cli.runs()[-1].name}"
+    kept = " ".join(bed_cli("down", "--purge", code=6).stderr.split())
+    assert "there is no file .launcher-run of this run in it" in kept
+    assert "when they are back" not in kept
+    bed.sh(bed.nodes[0], f"test -e {folder}/checkpoints && rm -r {folder}")
+
+
+@pytest.mark.parametrize("more", ["", "sleep 60"])
+def test_a_program_that_removes_its_output_folder_is_told_so(home_cli: Cli, more: str) -> None:
+    program = f"echo begun; sleep 2; rm -rf $LAUNCHER_OUTPUT; {more}"
+    job = home_cli.job("gone", runtime="process", nodes=["local"], run={"command": ["sh", "-c", program]})
+    failed = home_cli("up", job, code=1)
+    words = " ".join(failed.stderr.split())
+    folder = Path(home_cli.env["HOME"], ".launcher", home_cli.runs()[-1].name)
+    assert f"failed local lost its output folder {folder}: it was removed or locked while the run used it" in words
+    assert "docker" not in words
+    assert not folder.exists()
+    home_cli("up", home_cli.job("next", runtime="process", nodes=["local"], run={"command": ["true"]}))

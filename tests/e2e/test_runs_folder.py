@@ -1,0 +1,90 @@
+"""What may be in or in place of runs/: only regular files are read, and a link that leads nowhere is named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import Cli
+
+JOB = {
+    "runtime": "process",
+    "nodes": ["local"],
+    "run": {"command": ["sh", "-c", "echo; echo '{}' >$LAUNCHER_OUTPUT/metrics.jsonl"]},
+}
+# Each must end, and none may be a defect of ours: a FIFO is waited for, /dev/zero has no end.
+COMMANDS = [["runs"], ["status"], ["logs"], ["logs", "-F"], ["fetch"], ["compare", "odd"], ["down"], ["down", "--all"]]
+
+
+def linked_fifo(path: Path) -> None:
+    pipe = path.parent / "a pipe"
+    if not pipe.exists():
+        os.mkfifo(pipe)
+    path.symlink_to(pipe.absolute())
+
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "fifo": os.mkfifo,
+    "link to a fifo": linked_fifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "folder": Path.mkdir,
+    "link to itself": lambda path: path.symlink_to(path.name),
+}
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_regular_files_are_read(home_cli: Cli, kind: str) -> None:
+    home_cli("up", home_cli.job("odd", **JOB))
+    run = home_cli.runs()[-1]
+    files = [path for path in run.rglob("*") if path.is_file() and path.name not in ("plan.json", "code.tar.gz")]
+    names = {path.name for path in files}
+    assert {"job.yaml", "events.jsonl", "result.json", "metrics.jsonl", "local.log", "local.attempts"} <= names
+    for path in files:
+        path.unlink()
+        KINDS[kind](path)
+    for command in COMMANDS:
+        assert "unexpected" not in home_cli(*command, code=None, timeout=20).stderr, command
+    (run / "plan.json").unlink()
+    KINDS[kind](run / "plan.json")
+    assert "no runs yet" in home_cli("runs", timeout=20).stdout
+
+
+@pytest.mark.parametrize("there", [None, "file", "a link to itself"])
+def test_runs_that_is_no_folder_is_named_with_its_cure(home_cli: Cli, there: str | None) -> None:
+    """A link to a disk that is not mounted: nothing was on record, as it seemed."""
+    runs = home_cli.cwd / "runs"
+    if there == "file":
+        runs.touch()
+    else:
+        runs.symlink_to("runs" if there else "/mnt/data/runs")
+    words = {None: "is a link to /mnt/data/runs, which does not exist", "file": "is not a folder"}.get(
+        there, "is a link"
+    )
+    for command in (
+        ["runs"],
+        ["runs", "--json"],
+        ["status"],
+        ["down"],
+        ["down", "--all"],
+        ["up", home_cli.job("a", **JOB)],
+    ):
+        refused = home_cli(*command, code=2).stderr
+        assert f"error runs: {words}" in " ".join(refused.split()), command
+    assert not list(Path(home_cli.env["HOME"], ".launcher").glob("a-*"))
+    runs.unlink()
+
+
+def test_a_link_in_runs_that_leads_nowhere_hides_no_other_run(home_cli: Cli) -> None:
+    home_cli("up", home_cli.job("there", **JOB))
+    run = home_cli.runs()[-1]
+    away = home_cli.cwd / "runs" / run.name.replace("there", "away")
+    away.symlink_to("/mnt/data/away")
+    assert run.name in home_cli("runs").stdout
+    seen = home_cli("runs").stderr
+    assert f"runs/{away.name} is a link to /mnt/data/away, which does not exist" in seen
+    shutil.rmtree(run)

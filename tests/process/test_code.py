@@ -1,0 +1,45 @@
+"""The code folder in a plain process: whatever its files are called, each is at its place, byte for byte."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from launcher.records.snapshot import snapshot
+from launcher.run.start import archive
+from tests.e2e.programs.lists import tree
+from tests.process.machine import Machine
+
+AWKWARD = ["x" * 255, "ü" * 127, "-", "-rf", "\n", "a\nb\n", " ", "\udcff\udcfe", "\udcc3", "\\", "11 path=x", "{}"]
+TEXT = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=63)
+BYTES = st.binary(min_size=1, max_size=255).map(lambda name: name.translate(bytes.maketrans(b"/\0", b"_0")))
+NAME = st.one_of(st.sampled_from(AWKWARD), TEXT, BYTES.map(os.fsdecode)).filter(
+    lambda name: not name.startswith(".") and not name.rstrip().endswith(".pyc")
+)
+PATH = st.lists(NAME, min_size=1, max_size=4).map("/".join)
+TARGET = st.one_of(PATH, NAME.map(lambda name: "../" * 60 + name), st.sampled_from(["/etc", "./a//b/", ".."]))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(files=st.dictionaries(PATH, st.binary(max_size=50), max_size=6), links=st.dictionaries(PATH, TARGET, max_size=3))
+def test_every_file_arrives_at_its_place(machine: Machine, files: dict[str, bytes], links: dict[str, str]) -> None:
+    source = machine.home / "source"
+    spec = machine.spec("true")
+    engine, container = machine.create(spec)
+    source.mkdir()
+    try:
+        for name in {**files, **links}:
+            path = source / name
+            with suppress(FileExistsError, NotADirectoryError, IsADirectoryError):  # below a file, or where a folder is
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(files[name]) if name in files else path.symlink_to(links[name])
+        engine.put(container, archive(spec.layout, "", snapshot(source).archive, {}))
+        assert tree(Path(spec.layout.code)) == tree(source)
+    finally:
+        shutil.rmtree(source)
+        engine.remove(container)
