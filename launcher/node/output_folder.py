@@ -14,7 +14,8 @@ mkdir -p -- "$1" || exit
 [ -s "$1/{MARKER}" ] || printf '%s\\n' "$2" >"$1/{MARKER}" || {{ rm -f -- "$1/{MARKER}"; rmdir -- "$1"; exit 1; }}
 """
 # A program may have locked (chmod 000) its output folder, the marker or folders in it, whose owner may undo that.
-# The marker goes last: a removal that was cut off, or is done by another node at the same time, can be done again.
+# The marker goes last, so that a removal that was cut off can be done again. Nodes that share the folder remove it at
+# the same time: once it is gone, find's complaint about that means nothing.
 _REMOVE = f"""
 refuse() {{ echo "$1" >&2; exit 1; }}
 unless_gone() {{ [ -e "$folder" ] && refuse "$1"; exit 0; }}
@@ -29,7 +30,8 @@ rmdir -- "$folder" 2>/dev/null && exit
 [ -f "$marker" ] && [ ! -L "$marker" ] && [ "$(head -c 100 -- "$marker")" = "$2" ] ||
   unless_gone "there is no file {MARKER} of this run in it"
 find "$folder" -type d ! -perm -700 -exec chmod u+rwx {{}} \\; 2>/dev/null
-find "$folder" -mindepth 1 -maxdepth 1 ! -name {MARKER} -exec rm -rf -- {{}} + && rm -rf -- "$folder"
+find "$folder" -mindepth 1 -maxdepth 1 ! -name {MARKER} -exec rm -rf -- {{}} + && rm -rf -- "$folder" ||
+  [ ! -e "$folder" ]
 """
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import re
 import subprocess
 from collections.abc import Callable
@@ -247,6 +248,22 @@ def test_a_removal_that_was_cut_off_is_finished_by_the_next(files: Files, tmp_pa
     folder = tmp_path / ".launcher" / RUN
     folder.mkdir(parents=True)
     output_folder.remove(files, str(folder), RUN)  # empty: all but the folder itself was gone
+    assert not folder.exists()
+
+
+def test_a_folder_that_another_node_removes_meanwhile_is_removed(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other node's `rm` ends just before this one's `find` begins."""
+    folder = tmp_path / ".launcher" / RUN
+    output_folder.make(files, str(folder), RUN)
+    (folder / "checkpoints").mkdir()
+    find = tmp_path / "bin" / "find"
+    find.parent.mkdir()
+    find.write_text(f'#!/bin/sh\nrm -rf "$1"\nexec {shutil.which("find")} "$@"\n')
+    find.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{find.parent}:{os.environ['PATH']}")
+    output_folder.remove(files, str(folder), RUN)
     assert not folder.exists()
 
 
