@@ -51,8 +51,9 @@ def clean(
         elif any(found) and (yes or typer.confirm("Remove all of it?")):
             run_all([partial(remove_leftovers, leftovers) for leftovers in found])
             typer.echo("removed", err=True)
-        if fleet.failed:
-            raise NodesFailed(list(fleet.failed.values()), of=len(hosts))
+        failed = [*fleet.failed.values(), *(leftovers.unread for leftovers in found if leftovers.unread)]
+        if failed:
+            raise NodesFailed(failed, of=len(hosts))
 
 
 def _images(engine: Engine) -> Sequence[ImageInfo]:

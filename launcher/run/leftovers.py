@@ -9,6 +9,7 @@ import posixpath
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from launcher.errors import LauncherError
 from launcher.image import names
 from launcher.image.image_locations import image_store, same_image
 from launcher.model import labels
@@ -32,12 +33,13 @@ class OldOutput:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What one node still has of ended runs."""
+    """What one node still has of ended runs. unread: a folder of a run that its user may not read."""
 
     engine: Engine
     images: Sequence[ImageInfo]
     outputs: Sequence[OldOutput]
     containers: Sequence[ContainerState] = ()
+    unread: LauncherError | None = None
 
     def __bool__(self) -> bool:
         return bool(self.images or self.outputs or self.containers)
@@ -56,13 +58,14 @@ def find_leftovers(engine: Engine, sources: Sequence[ImageInfo] = (), taken_down
     back = [state for state in idle if state.labels.get(labels.RUN) in taken_down]
     found: dict[str, list[int]] = {}
     marked = set()
-    for entry in engine.files.scan(root):
+    unread: list[LauncherError] = []
+    for entry in engine.files.scan(root, unread.append):
         run, _, name = entry.path.partition("/")
         found.setdefault(run, []).append(entry.size)
         if name == output_folder.MARKER and is_run_id(run) and run not in alive:
             marked.add(run)
     outputs = [OldOutput(run, posixpath.join(root, run), len(found[run]), sum(found[run])) for run in sorted(marked)]
-    return Leftovers(engine, unused_images(engine, sources), outputs, back)
+    return Leftovers(engine, unused_images(engine, sources), outputs, back, unread[0] if unread else None)
 
 
 def unused_images(engine: Engine, sources: Sequence[ImageInfo] = ()) -> list[ImageInfo]:

@@ -122,7 +122,7 @@ class Supervisor:
 
     def end(self) -> None:
         """SIGKILL to all that the program left running, as at the end of a container."""
-        end(self._name, os.getpid(), self._child)
+        end(self._name, os.getpid())
 
     def _back_off(self) -> bool:
         """Wait before a restart. False: a stop came."""
@@ -193,9 +193,8 @@ def restore_defaults() -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent has ended, so that processes() finds them (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    """Become the parent of descendants whose own parent has ended, so that processes() finds them."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def reap() -> Iterator[tuple[int, int]]:
@@ -212,15 +211,11 @@ def send(pid: int, number: int) -> None:
             os.kill(pid, number)
 
 
-def end(name: str, supervisor: int = 0, group: int = 0) -> None:
+def end(name: str, supervisor: int = 0) -> None:
     """SIGKILL to every process of this container but the caller, until none is left.
 
-    supervisor: its descendants too, which may have cleared their environment. group: where there is no /proc, this
-    process group is all that can be reached.
+    supervisor: its descendants too, which may have cleared their environment.
     """
-    if group and not os.path.isdir("/proc/self"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
     until = time.monotonic() + _KILL_TIMEOUT
     while (found := processes(name, supervisor)) and time.monotonic() < until:
         for pid in found:
@@ -232,8 +227,6 @@ def end(name: str, supervisor: int = 0, group: int = 0) -> None:
 
 def processes(name: str, supervisor: int = 0) -> set[int]:
     """Pids of living processes that carry the container's name, and of the supervisor's descendants; not the caller."""
-    if not os.path.isdir("/proc/self"):
-        return set()
     mark = f"{CONTAINER}={name}".encode()
     parents: dict[int, int] = {}
     found: set[int] = set()
