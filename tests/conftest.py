@@ -6,7 +6,9 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.bed import cluster
 from tests.bed.fixtures import bed, clean_bed
+from tests.bed.settings import Settings
 
 __all__ = ["bed", "clean_bed"]
 
@@ -18,6 +20,13 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 # The programs that tests start, again and again, find their byte code.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+WORKER_NUMBER = int(WORKER.removeprefix("gw") or 0)
+SECOND_BED = 1  # the lane that has it
+OWN_PORTS = ("test_elastic", "test_input")
+if WORKER_NUMBER == SECOND_BED:
+    os.environ["LAUNCHER_BED_NAME"] = os.environ.get("LAUNCHER_BED_NAME", "launcher-bed") + "-2"
+
 # On a busy machine an example may take seconds.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
@@ -25,17 +34,22 @@ settings.load_profile("untimed")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `-n 3`: the tests of the bed in one process, which mostly wait; those that start runs on this machine
-    alone, as they share its ports, in the second; all others, which compute, in the third.
+    """With `-n 5`, five lanes, most of which wait most of the time. pytest-xdist (`--dist each`) lets each process run
+    what it has collected."""
+    if WORKER:
+        count = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        items[:] = [item for item in items if lane(item) % count == WORKER_NUMBER]
 
-    pytest-xdist (`--dist each`) lets each process run what it has collected.
-    """
-    count, worker = (os.environ.get(f"PYTEST_XDIST_WORKER{name}", "") for name in ("_COUNT", ""))
-    if worker:
-        items[:] = [item for item in items if lane(item) % int(count) == int(worker.removeprefix("gw"))]
+
+def pytest_sessionfinish() -> None:
+    if WORKER_NUMBER == SECOND_BED:
+        cluster.down(Settings.from_environment())
 
 
 def lane(item: pytest.Item) -> int:
+    folder, file = item.path.parent.name, item.path.stem
     if "bed" in getattr(item, "fixturenames", ()) or item.get_closest_marker("bed"):
-        return 0
-    return 1 if item.path.parent.name in ("e2e", "process", "slurm", "bed") else 2
+        return 0 if "image" in file else 1  # each with a bed of its own
+    if folder in ("e2e", "bed"):
+        return 3 if file.startswith(OWN_PORTS) else 2  # plain processes share this machine's port 29500
+    return 3 if folder in ("process", "slurm") else 4

@@ -45,8 +45,14 @@ UNPRIVILEGED = [
 @contextlib.contextmanager
 def locked(settings: Settings, what: str = "change") -> Iterator[None]:
     """A lock: one process at a time changes a bed, and one test session (`what="session"`) at a time uses it."""
+    with _lock(settings, f"{settings.name}.{what}"):
+        yield
+
+
+@contextlib.contextmanager
+def _lock(settings: Settings, name: str) -> Iterator[None]:
     settings.cache.mkdir(parents=True, exist_ok=True)
-    with (settings.cache / f"{settings.name}.{what}.lock").open("w") as lock:
+    with (settings.cache / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -68,7 +74,8 @@ def up(
         else:
             host.require_engine()
         say("engine answers")
-        images.ensure(settings)
+        with _lock(settings, "images"):  # all beds have the same
+            images.ensure(settings)
         say("images ready")
         addresses = _network(settings)
         indices = sorted({*range(1, nodes + 1), *existing(settings)})

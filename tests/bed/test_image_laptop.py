@@ -118,7 +118,9 @@ def cli(tmp_path: Path) -> Cli:
     return Cli(project, {"XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "200"})
 
 
-@pytest.fixture(params=["like the nodes", "another architecture", "a Mac"])
+@pytest.fixture(
+    params=[*(pytest.param(p, marks=pytest.mark.slow) for p in ("like the nodes", "another architecture")), "a Mac"]
+)
 def caller(scene: Scene, request: pytest.FixtureRequest) -> Iterator[Scene]:
     """The scene with each kind of caller, whose own engine could pull the base."""
     with contextlib.ExitStack() as stack:
@@ -222,6 +224,7 @@ def test_nodes_pull_what_the_caller_has_for_another_architecture(scene: Scene, f
     assert max(scene.line.moved()) < KILOBYTES
 
 
+@pytest.mark.slow
 def test_what_was_built_for_another_architecture_here_is_not_sent(scene: Scene) -> None:
     """`image build` works on this machine's engine; the lock file that it writes leads no node to that image."""
     file = scene.job()

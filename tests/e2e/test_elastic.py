@@ -78,6 +78,7 @@ def test_a_node_that_is_paused_when_the_others_finish_does_not_keep_the_launcher
     home_cli("down")
 
 
+@pytest.mark.slow
 def test_a_node_whose_program_is_still_busy_when_the_others_have_left_is_not_stopped(home_cli: Cli) -> None:
     run = {"script": home_cli.program("elastic.py"), "args": ["12", "5", "0.1"]}
     keys: dict[str, Any] = {"nodes": ["local"] * 3, "min_nodes": 2, "lost_after": "5s", "port": 29780}

@@ -38,6 +38,7 @@ def rows(cli: Cli) -> dict[str, Any]:
     return {row["node"]: row for row in cli.result()["nodes"]}
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_ends_the_run_where_no_quorum_is_left_without_its_node(home_cli: Cli) -> None:
     up = follow(home_cli, ["fails.py", "local-1", "3"], 3, 3, 29800)
     up.end(1, timeout=90)
@@ -62,6 +63,7 @@ def test_a_programs_own_error_ends_the_run_on_all_nodes(home_cli: Cli) -> None:
     home_cli("down")
 
 
+@pytest.mark.slow
 def test_a_node_whose_disk_is_full_sits_out_and_the_others_finish(home_cli: Cli) -> None:
     up = follow(home_cli, ["chain.py", "100", "5", "0.1"], 4, 3, 29810, FULL="local-0")
     up.sees("world 3 of 4: local-0 sits out, as generations 1, 2 ended because of it$", timeout=90)

@@ -122,12 +122,15 @@ def test_what_one_launcher_masks_no_other_writes_in_clear(home_cli: Cli, knows: 
 
 
 def test_runs_is_complete_after_only_the_end_was_shown(home_cli: Cli) -> None:
-    script = f"seq {FLOOD}; echo quiet; sleep 8; seq 5"
+    script = f"seq {FLOOD}; echo quiet; until [ -e {home_cli.cwd}/shown ]; do sleep 0.2; done; seq 5"
     home_cli("up", "-d", job(home_cli, "tail", script))
     home_cli.until_logged("quiet")
     for path in (home_cli.runs()[-1] / "logs").iterdir():
         path.unlink()
-    tail = home_cli("logs", "--tail", 2)
-    assert tail.stdout.splitlines() == [str(FLOOD), "quiet", *"12345"]
+    tail = Drill.follow(home_cli, "logs", "--tail", 2)
+    tail.sees("^quiet$")
+    (home_cli.cwd / "shown").touch()
+    tail.end(0)
+    assert shown(tail) == [str(FLOOD), "quiet", *"12345"]
     assert here(home_cli) == there(home_cli)
     assert home_cli("logs").stdout.encode() == there(home_cli)

@@ -190,17 +190,19 @@ def test_training_goes_on_without_any_node(
     engine.ends()
 
 
-def test_a_command_is_told_its_world_and_no_stranger_changes_it(begin: Callable[..., Engine]) -> None:
+def test_a_command_is_told_its_world_and_no_stranger_changes_it(begin: Callable[..., Engine], tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
     told = (
         "echo $LAUNCHER_GENERATION $LAUNCHER_WORLD $LAUNCHER_RANK $LAUNCHER_MASTER $RANK of $WORLD_SIZE, $MASTER_PORT"
     )
-    engine = begin("abc", 3, 2, "command", "sh", "-c", f"{told}; [ $LAUNCHER_GENERATION -gt 1 ] || exec sleep 600")
+    engine = begin("abc", 3, 2, "command", "sh", "-c", f"{told}; until [ -e {seen} ]; do sleep 0.2; done")
     engine.says(r"^1 3 2 127\.0\.0\.1:(\d+) 2 of 3, \1$", "c")
     for line in (b"\xff\n", b"x" * 100_000, b"0 {}\n", signed_with(b"another key", node="a", life=9, phase="done")):
         with socket.create_connection(engine["c"].address) as link, suppress(OSError):
             link.sendall(line)
     engine.lose("a", signal.SIGKILL)
     engine.says(r"^\d+ 2 1 127\.0\.0\.1:(\d+) 1 of 2, \1$", "c")
+    seen.touch()
     engine.ends()
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath

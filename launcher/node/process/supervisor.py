@@ -9,7 +9,7 @@ In FOLDER: `spec.json` (read), `state.json`, `stop` (seconds of grace, written b
 """
 
 # pathlib would be a good part of the time that this takes to start:
-# ruff: noqa: PTH105, PTH107, PTH110, PTH112, PTH118, PTH123, PTH208
+# ruff: noqa: PTH105, PTH107, PTH110, PTH118, PTH123, PTH208
 
 from __future__ import annotations
 
