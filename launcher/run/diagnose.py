@@ -22,6 +22,7 @@ _SIGNALS = {number: f"SIG{name}" for number, name in enumerate(_NAMES.split(), s
 
 _REPORTED_RANK = re.compile(r"\brank\s*: (\d+)")  # in torchrun's list of the ranks that failed
 
+_IMPORTING = "<frozen importlib._bootstrap>"  # in the stack of a rank that imports a module
 # Where a stack shows that its rank waits for others; for a collective on GPUs it waits in torch.cuda or backward.
 _WAITING = re.compile(r"torch/(distributed|autograd|cuda|nn/parallel)/")
 
@@ -159,6 +160,8 @@ def _hang(first: Evidence, evidence: Sequence[Evidence]) -> Failure:
         what += f"; {OTHERS_WAIT} " + ", ".join(f"rank {rank} on {nodes[rank]}" for rank in lagging)
     words = "\n".join(f"rank {rank} on {nodes[rank]}: {stack}" for rank, stack in stacks.items())
     cure = "see above where the ranks stood; raise `hang_timeout` if such a pause is normal"
+    if stacks and all(_IMPORTING in stack for stack in stacks.values()):
+        what, cure = f"{what}; its ranks were still importing", "raise `hang_timeout`: a cold disk takes minutes"
     return Failure(first.node.name, None, HANG_CODE, what, cure, words)
 
 
