@@ -213,6 +213,7 @@ def engine_facts(info: Mapping[str, Any]) -> EngineFacts:
         root_dir=str(info.get("DockerRootDir", "")),
         kind="podman" if podman else "Docker",
         store=f"{store} image store, {info.get('Driver')}",
+        cgroup=str(info.get("CgroupDriver") or ""),
     )
 
 
