@@ -132,10 +132,14 @@ def _gpus(node: NodeFacts, wanted: Gpus, *, docker: bool) -> list[Check]:
     found = [Check(node.name, "gpus", Level.OK, what)]
     if chosen and docker:
         try:
-            kind = gpus.driver(node)
+            kind = gpus.driver(node, chosen)
         except NodeUnfit as error:
             found.append(Check(node.name, "container toolkit", Level.FAIL, error.what, error.next_step))
         else:
             driver = next(gpu.driver for gpu in node.gpus if gpu.uuid in chosen)
             found.append(Check(node.name, "container toolkit", Level.OK, f"{kind}, driver {driver}"))
+        if lost := gpus.lost_at_reload(node):
+            what = f"{lost}: when systemd reloads, containers lose GPUs; a run's do not, others' do"
+            cure = "install 1.18 or newer there, or use CDI: docs/gpu.md"
+            found.append(Check(node.name, "systemd reload", Level.WARN, what, cure))
     return found

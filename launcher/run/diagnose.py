@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.container_scripts.words import TRACEBACK, VICTIM, last_traceback, last_words
+from launcher.node.docker.toolkit import gpu_error
 from launcher.run.evidence import Evidence
 from launcher.run.known_causes import known_cause
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
@@ -113,6 +114,7 @@ def _describe(evidence: Evidence) -> Failure:
         what, cure = "reached the job's time limit", "raise `timeout`"
     elif state.error:
         what = f"could not be started: {state.error}"
+        cure = (gpu_error(state.error) or ("", cure))[1]
     else:
         log = evidence.rank_logs.get(rank, evidence.log) if rank is not None else evidence.log
         if known := known_cause(words, log, evidence.node.name):
