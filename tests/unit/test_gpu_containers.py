@@ -1,4 +1,4 @@
-"""GPUs and containers: an image's CUDA against the driver, what the Container Toolkit says, GPUs that systemd takes away.
+"""GPUs of containers: the image's CUDA and the driver, the errors of the Container Toolkit, GPUs that systemd takes away.
 
 Texts were recorded by others, the source beside each; none was seen on hardware of ours.
 """
@@ -105,7 +105,7 @@ UNSATISFIED = (
     ("facts", "needs", "other"),
     [
         (driven("470.82.01", "11.4"), "needs 525.60.13 or newer", "22.12-py3"),
-        (driven("550.54.14", "12.4"), "needs a driver for CUDA 12.8", "24.04-py3"),  # within the family
+        (driven("550.54.14", "12.4"), "needs a driver for CUDA 12.8", "24.05-py3"),  # within the family
     ],
 )
 def test_the_images_own_requirement_gets_the_same_message(facts: NodeFacts, needs: str, other: str) -> None:
