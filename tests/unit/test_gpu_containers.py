@@ -1,4 +1,4 @@
-"""GPUs of containers: the image's CUDA and the driver, the errors of the Container Toolkit, GPUs that systemd takes away.
+"""GPUs of containers: the image's CUDA and the driver, the Container Toolkit's errors, GPUs that systemd takes away.
 
 Texts were recorded by others, the source beside each; none was seen on hardware of ours.
 """
