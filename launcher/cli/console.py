@@ -173,6 +173,7 @@ class Screen(Reporter):
         self._write(self._held.sift([], time.monotonic()))
         match message:
             case messages.Progress(fields):
+                self._first.end()
                 before = () if self._progress is None else (self._progress.first, self._progress.last)
                 self._progress = training_progress([*before, {"time": time.time(), **fields}])
                 self._refresh()

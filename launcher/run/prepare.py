@@ -118,6 +118,7 @@ def make_image(
         locations = ImageLocations(fleet.engines, local, log, on_progress)
         image = ensure(job.image, locations, job=job.name, mounted=bool(job.mounts), lock_file=lock_file)
     master = fleet.engines[0]
+    _check_cuda(job, facts, image.images[master.node].cuda, name)  # before the first container
     granted, found = run_both(
         partial(fleet.each, lambda engine: engine.granted_ulimits(image.ids[engine.node])),
         partial(image_facts, master, image.reference, image.images[master.node], _container_like(job, facts[0])),

@@ -19,8 +19,8 @@ from tests.e2e.cli import Cli, bed_job
 from tests.e2e.terminal import Person
 
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(120)]
-RATE = 1_000_000  # bytes a second and layer
-LAYERS = (3_000_000, 1_500_000)
+RATE = 1_500_000  # bytes a second and layer
+LAYERS = (2_600_000, 1_300_000)
 
 
 @pytest.fixture
