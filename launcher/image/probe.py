@@ -73,8 +73,8 @@ def _with_a_gpu(engine: Engine) -> ContainerSpec:
     """One of the node's GPUs, none if it has none."""
     node = engine.facts()
     with contextlib.suppress(NodeUnfit):  # an engine without the NVIDIA Container Toolkit: the CPU alone is tried
-        if node.gpus and node.engine is not None:
-            return replace(ANY_CONTAINER, gpus=(node.gpus[0].uuid,), gpu_driver=gpus.driver(node))
+        if (found := gpus.devices(node)) and node.engine is not None:
+            return replace(ANY_CONTAINER, gpus=(found[0].uuid,), gpu_driver=gpus.driver(node))
     return ANY_CONTAINER
 
 
