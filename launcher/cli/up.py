@@ -30,7 +30,7 @@ def up(
         str | None,
         typer.Option(metavar="RUN", help="Begin with an earlier run's newest checkpoint, on a node or fetched here."),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for GPUs that another run has.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for GPUs that others use.")] = False,
     raw: options.Raw = False,
     on: options.On = None,
     ssh_config: options.SshConfig = None,

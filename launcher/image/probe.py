@@ -75,8 +75,8 @@ def _with_a_gpu(engine: Engine) -> ContainerSpec:
     """One of the node's GPUs, none if it has none."""
     node = engine.facts()
     with contextlib.suppress(NodeUnfit):  # an engine without the NVIDIA Container Toolkit: the CPU alone is tried
-        if node.gpus and node.engine is not None:
-            uuids = (node.gpus[0].uuid,)
+        if (found := gpus.devices(node)) and node.engine is not None:
+            uuids = (found[0].uuid,)
             return replace(ANY_CONTAINER, gpus=uuids, gpu_driver=gpus.driver(node, uuids))
     return ANY_CONTAINER
 

@@ -78,7 +78,7 @@ class GpuClaim:
     uuid: str
     run: str
     owner: str  # user@host
-    created: float  # seconds since the epoch
+    age: float  # seconds
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class NodeFacts:
     listening: tuple[int, ...] = ()  # TCP ports with a listener
     gpus: tuple[Gpu, ...] = ()
     nvidia: NvidiaFacts = NvidiaFacts()
-    claims: tuple[GpuClaim, ...] = ()  # where they were asked for (run.claims)
+    claims: tuple[GpuClaim, ...] = ()  # where they were asked for (run.claims.held)
     infiniband: bool = False  # /dev/infiniband exists
     python: str = ""  # the interpreter that runs plain processes; empty for docker
     engine: EngineFacts | None = None  # None for plain processes

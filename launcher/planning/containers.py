@@ -115,6 +115,8 @@ def _environment(
         env["OMP_NUM_THREADS"] = str(max(1, node.cpus // (processes * sharing)))
     if job.runtime == "process" and node.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
+    if any(map(gpus.is_instance, uuids)):  # rank.sh gives each worker one: CUDA shows a process no more
+        env["LAUNCHER_MIG"] = ",".join(uuids[worker % len(uuids)] for worker in range(processes))
     if job.timeout is not None:
         env["LAUNCHER_TIMEOUT"] = str(job.timeout)
     if job.hang_timeout is not None and (rank == 0 or job.min_nodes):  # rank 0's output and steps are signs of life

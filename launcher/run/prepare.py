@@ -23,6 +23,7 @@ from launcher.node.parallel import run_both
 from launcher.planning import build
 from launcher.planning.offline import assumed_image
 from launcher.planning.rendezvous import choose, on_one_machine
+from launcher.run.gpus import job_facts
 from launcher.run.locate import caller
 from launcher.run.reachability import probe_master
 
@@ -50,7 +51,7 @@ def prepare(
 
 def preview(job: Job, fleet: Fleet, code: str) -> Plan:
     """The plan as `prepare` would make it now, but no image is built, sent or pulled."""
-    facts = fleet.facts()
+    facts = job_facts(job, fleet)
     image, facts, notes = image_as_it_is(job, fleet, facts)
     plan = _plan(job, facts, image, choose_rendezvous(job, fleet, facts), code)
     return replace(plan, warnings=(*notes, *plan.warnings))

@@ -13,7 +13,8 @@ from launcher.errors import NodesFailed, NodeUnfit
 from launcher.image import cuda
 from launcher.model.facts import EngineFacts, Gpu, MigInstance, NodeFacts, NvidiaFacts
 from launcher.node.docker.toolkit import gpu_error
-from launcher.planning import gpus
+from launcher.planning import gpu_checks, gpus
+from launcher.planning.checks import Level
 from tests.unit.test_plan import job, node, planned
 
 NGC = "nvcr.io/nvidia/pytorch"
@@ -219,7 +220,7 @@ LEGACY = EngineFacts("e", "27.0", False, ("runc", "nvidia"), (), "/var/lib/docke
 def machine(engine: EngineFacts = LEGACY, **nvidia: object) -> NodeFacts:
     """Whose device files are numbered in another order than its GPUs."""
     cards = tuple(Gpu(i, f"GPU-{i}", "Tesla T4", 15360, "535.54", minor=2 - i) for i in range(3))
-    theirs = NvidiaFacts(device_files=FILES, **nvidia)  # type: ignore[arg-type]
+    theirs = NvidiaFacts(device_files=FILES, smi=True, smi_exit=0, **nvidia)  # type: ignore[arg-type]
     return dataclasses.replace(node(0, engine=engine), gpus=cards, nvidia=theirs)
 
 
@@ -265,4 +266,5 @@ def test_the_device_file_of_an_instances_gpu_is_passed() -> None:
 )
 def test_doctor_warns_of_a_toolkit_that_loses_gpus(toolkit: str, mode: str, cgroup: str, warns: bool) -> None:
     facts = machine(dataclasses.replace(LEGACY, cgroup=cgroup), toolkit=toolkit, toolkit_mode=mode)
-    assert gpus.lost_at_reload(facts) == (f"NVIDIA Container Toolkit {toolkit}" if warns else "")
+    told = [check.what for check in gpu_checks.of_node(facts, "all", docker=True) if check.level is Level.WARN]
+    assert [f"with NVIDIA Container Toolkit {toolkit}, containers lose" in what for what in told] == [True] * warns
