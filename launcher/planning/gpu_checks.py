@@ -13,7 +13,7 @@ from launcher.planning.checks import Check, Level
 from launcher.planning.gpu_faults import fault
 
 NCCL_AND_MIG = (
-    "each worker sees its own MIG instance, as CUDA device 0; instances have no peer access, and NCCL refuses two ranks "
+    "each worker sees its own MIG instance, as CUDA device 0; instances have no peer access and NCCL refuses two ranks "
     "on one GPU, so the workers must use the backend gloo, as `train` does"
 )
 _PEERS = re.compile(r"^\s*GPU\d+((?:\s+(?:X|OK|[A-Z]{1,4}))+)\s*$", re.MULTILINE)
