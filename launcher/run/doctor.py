@@ -118,7 +118,7 @@ def _image(job: Job, usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Che
             found = cuda.verdict(node, version, name)
             level = Level.FAIL if not found.runs else Level.WARN if found.what else Level.OK
             what = found.what or f"driver {node.nvidia.driver} runs the CUDA {version} of image {name}"
-            yield Check(node.name, "image", level, what, found.cure)
+            yield Check(node.name, "image", level, what, found.fix)
 
 
 def _mounts(job: Job, engines: Sequence[Engine]) -> Iterator[Check]:
