@@ -52,7 +52,7 @@ class LongWork(Reporter):
         self._tasks: dict[str, TaskID] = {}
         self._reported: dict[str, _Reported] = {}
         self._lock = threading.RLock()
-        self._over = False  # after a Ctrl-C, threads may still report
+        self._over = False  # threads may still report then, after a Ctrl-C; messages are shown all along
 
     def __enter__(self) -> LongWork:
         return self
@@ -65,12 +65,12 @@ class LongWork(Reporter):
 
     def log(self, text: str) -> None:
         with self._lock:
-            if self._over:
-                return
             if not isinstance(text, Step):
                 if self._bars is not None:
                     self._bars.steps.clear()
                 super().log(text)
+            elif self._over:
+                return
             elif interactive():
                 self._live().steps[text.node] = text
             elif self._due(text.node + " step", 0) is not None:
