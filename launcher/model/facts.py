@@ -165,6 +165,7 @@ class ImageFacts:
     flags: frozenset[str]  # long options of its launch module, underscored: {"no_python", "rdzv_backend", ...}
     torch: str  # version, "" if it has none
     entrypoint: tuple[str, ...]  # the image's own
+    cuda: str = ""  # version, "" if it has none
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,7 @@ class ImageInfo:
     size: int
     user: str = ""  # of its config; "" is root
     created: str = ""  # RFC 3339
+    cuda: str = ""  # CUDA_VERSION of its environment
     content: str = ""  # digest of layers and configuration: the same in stores that give different ids
 
 

@@ -37,7 +37,11 @@ def of_node(node: NodeFacts, wanted: Gpus, *, docker: bool) -> Iterator[Check]:
     if node.gpus and wanted != "none":
         yield from _machine(node)
     if chosen and docker:
-        yield _toolkit(node)
+        yield _toolkit(node, chosen)
+        if lost := gpus.lost_at_reload(node):
+            what = f"with {lost}, containers lose their GPUs when systemd reloads; a run's do not, others' do"
+            cure = "install 1.18 or newer there, or use CDI: docs/gpu.md"
+            yield Check(node.name, "systemd reload", Level.WARN, what, cure)
 
 
 def warnings(node: NodeFacts, wanted: Gpus, chosen: Sequence[str]) -> Iterator[str]:
@@ -121,9 +125,9 @@ def _machine(node: NodeFacts) -> Iterator[Check]:
         yield Check(node.name, "gpu in use", Level.WARN, line, "ask its owner, or take other GPUs; up --wait waits")
 
 
-def _toolkit(node: NodeFacts) -> Check:
+def _toolkit(node: NodeFacts, chosen: Sequence[str]) -> Check:
     try:
-        kind = gpus.driver(node)
+        kind = gpus.driver(node, chosen)
     except NodeUnfit as error:
         return Check(node.name, "container toolkit", Level.FAIL, error.what, error.next_step)
     seen, engine = node.nvidia, node.engine

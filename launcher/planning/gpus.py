@@ -12,6 +12,9 @@ from launcher.planning.gpu_faults import Fault, broken, fault
 
 LITTLE = 1024  # MiB in use on a GPU that counts as idle: the driver's own, a desktop
 WITHOUT = "run without GPUs: gpus: none"
+CDI = "nvidia.com/gpu"  # the kind of device in a CDI specification
+_OF_THE_DRIVER = ("ctl", "-uvm", "-uvm-tools", "-modeset")
+_KEEPS_GPUS = (1, 18)  # the first Container Toolkit that does not change a container's device rules behind systemd
 
 
 @dataclass(frozen=True)
@@ -110,15 +113,22 @@ def user(node: NodeFacts, device: Device) -> str:
     return ", ".join(found)
 
 
-def driver(node: NodeFacts) -> str:
-    """How the node's engine hands GPUs to a container: "nvidia" or "cdi"; raises NodeUnfit where it cannot."""
+def driver(node: NodeFacts, uuids: Sequence[str]) -> str:
+    """How the node's engine hands these GPUs to a container: "cdi", else "nvidia"; raises NodeUnfit where it cannot.
+
+    CDI first: the engine itself creates the device files, so that systemd does not take them away (see device_files).
+    """
     engine = node.engine
     if engine is None:
         return ""
+    if uuids and all(f"{CDI}={uuid}" in engine.cdi_devices for uuid in uuids):
+        return "cdi"
     if "nvidia" in engine.runtimes:
         return "nvidia"
-    if any(name.startswith("nvidia.com/gpu") for name in engine.cdi_devices):
-        return "cdi"
+    if any(name.startswith(CDI) for name in engine.cdi_devices):
+        what = "has GPUs, but its CDI specification does not name them by UUID"
+        cure = "sudo nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml"
+        raise NodeUnfit(f"node {node.name}", what, f"on the node: {cure}")
     if engine.kind == "podman":
         what = "has GPUs, but podman's Docker API does not give them to a container"
         raise NodeUnfit(f"node {node.name}", what, "use Docker there, or run without GPUs: gpus: none")
@@ -128,6 +138,26 @@ def driver(node: NodeFacts) -> str:
         "install the NVIDIA Container Toolkit there: `sudo nvidia-ctk runtime configure --runtime=docker && "
         "sudo systemctl restart docker`, or run without GPUs: gpus: none",
     )
+
+
+def device_files(node: NodeFacts, uuids: Sequence[str]) -> tuple[str, ...]:
+    """Of these GPUs and of their driver, to be passed beside a request to the NVIDIA runtime.
+
+    That gives a container device files of which systemd does not know: when systemd reloads its units, it forbids them,
+    and the container has lost its GPUs (NVIDIA/nvidia-container-toolkit issue 48).
+    """
+    chosen = [gpu for gpu in node.gpus if {gpu.uuid, *(instance.uuid for instance in gpu.instances)} & set(uuids)]
+    wanted = [f"/dev/nvidia{gpu.minor}" for gpu in chosen] + [f"/dev/nvidia{name}" for name in _OF_THE_DRIVER]
+    return tuple(file for file in wanted if file in node.nvidia.device_files)
+
+
+def lost_at_reload(node: NodeFacts) -> str:
+    """The toolkit that gives containers GPUs which they lose when systemd reloads; "" where none does."""
+    toolkit, engine = node.nvidia.toolkit, node.engine
+    if engine is None or engine.cgroup != "systemd" or node.nvidia.toolkit_mode == "cdi":
+        return ""
+    numbers = tuple(map(int, toolkit.split(".")[:2])) if toolkit else ()
+    return f"NVIDIA Container Toolkit {toolkit}" if numbers and numbers < _KEEPS_GPUS else ""
 
 
 def share(uuids: Sequence[str], parts: int, place: int) -> tuple[str, ...]:
