@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 
@@ -20,7 +21,11 @@ def machines(
     """What these nodes are now, with who uses their GPUs; and the errors of those that did not tell."""
     hosts = [(host, host) for host in dict.fromkeys(nodes)]
     with connect(hosts, None, chosen_config(ssh_config), allow_failures=True) as fleet:
-        engines = {engine.node: engine for engine in fleet.engines}  # of `local`, the container engine
-        answers = run_all_settled([partial(with_claims, engine) for engine in engines.values()])
-        errors = [*fleet.failed.values(), *(each for each in answers if isinstance(each, LauncherError))]
-        return [each for each in answers if isinstance(each, NodeFacts)], errors
+        answers = run_all_settled([partial(with_claims, engine) for engine in fleet.engines])
+    found: dict[str, NodeFacts] = {}
+    for answer in answers:
+        if isinstance(answer, NodeFacts):  # `local` answers for its processes and for its containers
+            others = found[answer.name].claims if answer.name in found else ()
+            found[answer.name] = replace(answer, claims=(*others, *answer.claims))
+    errors = [*fleet.failed.values(), *(each for each in answers if isinstance(each, LauncherError))]
+    return list(found.values()), errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -31,12 +32,14 @@ from launcher.records.snapshot import Snapshot, pack
 from launcher.records.store import Record, find
 from launcher.run.cluster import plan_on
 from launcher.run.earlier import checkpoints_of
-from launcher.run.gpus import pause, settle
+from launcher.run.gpus import counts, pause, settle
 from launcher.run.locate import attach
 from launcher.run.prepare import prepare
 from launcher.run.start import start
 from launcher.run.state import RunState
 from launcher.run.stop import stop
+
+STALE = 10.0  # seconds in which others may have taken GPUs that were idle, while an image was pulled
 
 
 @dataclass(frozen=True)
@@ -87,10 +90,13 @@ def up(
             return _submit([(loaded, group)], on, how)[0]
         inputs = _inputs(loaded, log)
         fleet = on_error.enter_context(connect(loaded.hosts(), loaded.runtime, how.ssh_config, ping=False))
-        facts = settle(loaded, fleet, wait=wait, log=log)
+        facts, looked = settle(loaded, fleet, wait=wait, log=log), time.monotonic()
         code = inputs.code()
         lock = path_beside(loaded.file) if loaded.file else None
         plan = prepare(loaded, fleet, facts, code.digest, log, progress, lock)
+        if counts(loaded) and time.monotonic() - looked > STALE:
+            facts = settle(loaded, fleet, wait=wait, log=log)
+            plan = prepare(loaded, fleet, facts, code.digest, log, progress, lock)
         record = _record(loaded, plan, inputs, group, how)
         _start(plan, record, fleet, inputs, how)
         how.started.set()

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from launcher.api.machines import machines
 from launcher.cli import gpus, options, terminal
-from launcher.errors import RunUnknown
+from launcher.errors import NodesFailed, RunUnknown
 from launcher.job.scalars import duration
 from launcher.model.facts import NodeFacts
 from launcher.run.status import NodeStatus, RunStatus, Utilization
@@ -45,7 +45,7 @@ def status(
     try:
         with options.find(run, nodes, on, ssh_config) as found:
             seen = _watch(found.status, console) if watch and not json else found.status()
-    except RunUnknown:
+    except (RunUnknown, NodesFailed):
         if not machines:
             raise
         seen = None

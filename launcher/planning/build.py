@@ -132,6 +132,6 @@ def _warnings(job: Job, facts: Sequence[NodeFacts], rendezvous: Rendezvous, node
         found.append(f"the nodes give different numbers of GPUs: {numbers}")
     if sum(n.processes for n in nodes) > 1 and any(map(gpus.is_instance, (u for n in nodes for u in n.container.gpus))):
         found.append(gpu_checks.NCCL_AND_MIG)
-    if any(counts.values()) and (differ := gpu_checks.differences(facts)):
+    if any(counts.values()) and (differ := gpu_checks.differences([facts[n.rank] for n in nodes if n.container.gpus])):
         found.append(f"the nodes' GPUs differ, and the slowest sets the pace: {differ}")
     return found

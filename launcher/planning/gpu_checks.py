@@ -34,7 +34,7 @@ def of_node(node: NodeFacts, wanted: Gpus, *, docker: bool) -> Iterator[Check]:
         if problem is not None:
             level = Level.OK if wanted == "none" else Level.WARN
             yield Check(node.name, "gpus", level, problem.what, problem.cure)
-    if node.gpus:
+    if node.gpus and wanted != "none":
         yield from _machine(node)
     if chosen and docker:
         yield _toolkit(node, chosen)

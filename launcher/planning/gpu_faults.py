@@ -50,11 +50,15 @@ _SAID = (
 
 @dataclass(frozen=True)
 class Fault:
-    """partial: the GPUs that nvidia-smi lists can be used, except those with a fault of their own."""
+    """partial: the GPUs that nvidia-smi lists can be used, except those with a fault of their own.
+
+    complete: these are all that there are, and nvidia-smi complains of something else.
+    """
 
     what: str
     cure: str
     partial: bool = False
+    complete: bool = False
     missing: tuple[str, ...] = ()  # PCI addresses of GPUs that are not listed
 
 
@@ -125,13 +129,16 @@ def _of_some(node: NodeFacts) -> Fault | None:
         what = f"nvidia-smi lists {len(node.gpus)} of {len(node.gpus) + len(missing)} GPUs: "
         found.append(f"{what}{_places(missing)} has fallen off the bus or has no driver{said}")
         cures.append(_LOST)
-    elif seen.smi_exit or re.search("Unable to determine the device handle", seen.smi_error):
+    elif re.search("Unable to determine the device handle|GPU is lost", seen.smi_error):
         found.append(f'nvidia-smi says "{seen.smi_error}"')
         cures.append(_LOST)
     for gpu in node.gpus:
         if why := broken(gpu):
             found.append(f"GPU {gpu.index} ({gpu.bus or gpu.uuid}) cannot be used, {why}")
             cures.append(_cure_of(gpu))
+    if not found and seen.smi_exit:  # such as 14: "WARNING: infoROM is corrupted at gpu 0000:07:00.0"
+        what = f'nvidia-smi says "{seen.smi_error}" (exit code {seen.smi_exit})'
+        return Fault(what, f"look at it: nvidia-smi -q; {_LOOK}", partial=True, complete=True)
     if not found:
         return None
     every = all(broken(gpu) for gpu in node.gpus)

@@ -57,7 +57,7 @@ def select(node: NodeFacts, request: Gpus) -> tuple[str, ...]:
     if request == "none":
         return ()
     problem = fault(node)
-    if problem is not None and (not problem.partial or request == "all"):
+    if problem is not None and (not problem.partial or (request == "all" and not problem.complete)):
         raise _faulty(node, problem)
     found = devices(node)
     if request == "all":
@@ -86,7 +86,7 @@ def _idle(node: NodeFacts, count: int, found: Sequence[Device], problem: Fault |
     idle = [device.uuid for device in found if not user(node, device)]
     if len(idle) < count:
         what = f"{count} GPUs are asked for, {len(idle)} of {len(found)} are idle: {'; '.join(in_use(node, found))}"
-        cure = "wait for them: --wait; share them by naming them, such as gpus: [0, 1]; or choose another node"
+        cure = "wait for them: --wait; share those that no run has by naming them: gpus: [0, 1]; or choose another node"
         raise InUse(f"node {node.name}", what, cure)
     return tuple(idle[:count])
 

@@ -62,6 +62,7 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFacts]:
     seen = run_all_settled([partial(with_claims, engine) for engine in fleet.engines])
     most = run_all_settled([engine.machine.most_sessions for engine in fleet.engines])
     usable: list[tuple[Engine, NodeFacts]] = []
+    wanting: list[NodeFacts] = []  # GPUs
     for engine, node, sessions in zip(fleet.engines, seen, most, strict=True):
         if isinstance(node, LauncherError):
             yield Check(engine.node, "facts", Level.FAIL, node.what, node.next_step)
@@ -75,11 +76,12 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFacts]:
             cure = "set MaxSessions to 10, its default, in sshd_config"
             yield Check(engine.node, "ssh sessions", Level.WARN, what, cure)
         entry = next((e for e in job.machines if e.name == engine.node), None) if job else None
+        wanted = "all" if job is None or entry is None else job.gpus_of(entry)
         docker = job is None or job.runtime == "docker"
         yield from checks.of_node(node, job)
-        yield from gpu_checks.of_node(
-            node, "all" if job is None or entry is None else job.gpus_of(entry), docker=docker
-        )
+        yield from gpu_checks.of_node(node, wanted, docker=docker)
+        if wanted != "none":
+            wanting.append(node)
         if node.gpus:
             yield node
     facts = [node for _, node in usable]
@@ -89,7 +91,7 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFacts]:
         yield from _image(job, usable)
     if len(facts) > 1:
         yield from checks.alike(facts)
-        yield from gpu_checks.alike(facts)
+        yield from gpu_checks.alike(wanting)
     if job is not None and facts and not fleet.failed and len(facts) == len(job.machines):
         yield checks.master_port(job, facts[0])
         if job.runtime == "docker" and len(facts) > 1:

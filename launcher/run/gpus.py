@@ -26,8 +26,12 @@ def with_claims(engine: Engine) -> NodeFacts:
 
 def job_facts(job: Job, fleet: Fleet) -> list[NodeFacts]:
     """The facts of the job's nodes, as its plan needs them. Raises NodesFailed."""
-    counted = any(isinstance(job.gpus_of(entry), int) for entry in job.machines)  # a number means idle ones
-    return fleet.each(with_claims) if counted else fleet.facts()
+    return fleet.each(with_claims) if counts(job) else fleet.facts()
+
+
+def counts(job: Job) -> bool:
+    """Whether it asks for a number of GPUs, which means idle ones."""
+    return any(isinstance(job.gpus_of(entry), int) for entry in job.machines)
 
 
 def settle(job: Job, fleet: Fleet, *, wait: bool, log: Log) -> list[NodeFacts]:

@@ -121,6 +121,15 @@ def test_no_fault(machine: Machine) -> None:
     assert fault(on(machine)) is None
 
 
+def test_a_complaint_about_something_else_is_a_warning() -> None:
+    # manual page of nvidia-smi, RETURN VALUE 14; the words: forums.developer.nvidia.com, "infoROM is corrupted"
+    told = Machine(cards(2)).told().replace("@exit 0", "WARNING: infoROM is corrupted at gpu 0000:07:00.0\n@exit 14", 1)
+    seen = parse(told.encode()).node
+    plan = planned(job(1), [dataclasses.replace(a_node(0), gpus=seen.gpus, nvidia=seen.nvidia)])
+    assert len(plan.nodes[0].container.gpus) == 2
+    assert any("infoROM is corrupted" in warning and "(exit code 14)" in warning for warning in plan.warnings)
+
+
 def test_what_works_of_a_machine_with_a_fault_can_be_named() -> None:
     fallen = on(Machine([*cards(7), Card("3f:00.0", listed=False)]))
     for request in (2, [fallen.gpus[6].uuid]):
