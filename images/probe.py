@@ -19,6 +19,7 @@ import sys
 
 MARK = "LAUNCHER-PROBE "
 VERSION = re.compile(r"""^__version__(?:\s*:\s*\w+)?\s*=\s*['"]([^'"]+)['"]""", re.M)
+CUDA = re.compile(r"""^cuda\s*(?::[^=\n]*)?=\s*['"]([\d.]+)['"]""", re.M)
 ARGUMENTS = re.compile(r"""add_argument\(((?:\s*['"]-{1,2}[a-zA-Z][\w-]*['"]\s*,?)+)""")
 LONG = re.compile(r"""['"]--([a-zA-Z][\w-]*)['"]""")
 SOURCE_TREES = ("/opt/pytorch/vision", "/opt/pytorch/pytorch/vision")
@@ -50,6 +51,12 @@ def version(package_folder):
     return found.group(1) if found else ""
 
 
+def built_for(torch):
+    """The CUDA of torch, "" for none; not the GPU's."""
+    found = CUDA.search(read(os.path.join(torch, "version.py"))) if torch else None
+    return found.group(1) if found else ""
+
+
 def options(source):
     """The long options of an argparse source, with underscores."""
     return sorted({name.replace("-", "_") for call in ARGUMENTS.findall(source) for name in LONG.findall(call)})
@@ -66,6 +73,7 @@ def facts(name):
         "executable": sys.executable,
         "torch": version(torch),
         "torch_folder": torch,
+        "cuda": built_for(torch),
         "torchvision": version(vision),
         "torchvision_folder": vision,
         "run": bool(run),

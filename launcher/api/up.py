@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,13 +32,14 @@ from launcher.records.snapshot import Snapshot, pack
 from launcher.records.store import Record, find
 from launcher.run.cluster import plan_on
 from launcher.run.earlier import checkpoints_of
+from launcher.run.gpus import counts, pause, settle
 from launcher.run.locate import attach
 from launcher.run.prepare import prepare
 from launcher.run.start import start
 from launcher.run.state import RunState
 from launcher.run.stop import stop
 
-WAIT_FOR_GPUS = 3.0  # seconds between two tries
+STALE = 10.0  # seconds in which others may have taken GPUs that were idle, while an image was pulled
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class How:
     """What the caller chose about a start. log: called with each line for a person; progress: as for `up`."""
 
     resume: RunId | None = None  # an earlier run, whose checkpoints it begins with
-    wait: bool = False  # for GPUs that another run has
+    wait: bool = False  # for GPUs that others use
     log: Log = print
     progress: OnProgress = no_progress
     ssh_config: Path | None = None
@@ -78,7 +78,7 @@ def up(
     """Start a run of this job; returns when every container runs, or a cluster has accepted it.
 
     on: a cluster of the settings file, instead of the job's nodes. resume: an earlier run (id, prefix or job name)
-    whose newest checkpoint it begins with. wait: for GPUs that another run uses. log: called with each line of text.
+    whose newest checkpoint it begins with. wait: for GPUs that others use. log: called with each line of text.
     progress: called with (node, bytes sent, bytes in all) while an image is sent. group: the sweep that the run belongs
     to. May be called in several threads at once. Raises the errors of launcher.errors; whatever goes wrong, and on
     Ctrl-C, nothing of the run is left on any node.
@@ -90,10 +90,13 @@ def up(
             return _submit([(loaded, group)], on, how)[0]
         inputs = _inputs(loaded, log)
         fleet = on_error.enter_context(connect(loaded.hosts(), loaded.runtime, how.ssh_config, ping=False))
-        facts = fleet.facts()
+        facts, looked = settle(loaded, fleet, wait=wait, log=log), time.monotonic()
         code = inputs.code()
         lock = path_beside(loaded.file) if loaded.file else None
         plan = prepare(loaded, fleet, facts, code.digest, log, progress, lock)
+        if counts(loaded) and time.monotonic() - looked > STALE:
+            facts = settle(loaded, fleet, wait=wait, log=log)
+            plan = prepare(loaded, fleet, facts, code.digest, log, progress, lock)
         record = _record(loaded, plan, inputs, group, how)
         _start(plan, record, fleet, inputs, how)
         how.started.set()
@@ -172,7 +175,7 @@ def _start(plan: Plan, record: Record, fleet: Fleet, inputs: _Inputs, how: How) 
                     if not how.wait or not all(isinstance(each, InUse) for each in error.errors):
                         raise
                     how.log("waiting: " + "; ".join(f"{each.where}: {each.what}" for each in error.errors))
-                    time.sleep(WAIT_FOR_GPUS + random.random())  # noqa: S311 - two that wait must not keep in step
+                    pause()
     except LauncherError as error:
         record.finish({"state": "failed", "exit_code": error.exit_code, "why": str(error)})
         raise

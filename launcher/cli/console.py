@@ -27,6 +27,7 @@ from launcher.run.state import RunState
 LEAVE = "the run may well go on there, Ctrl-C leaves it"
 HOLD = 10.0  # seconds for which a traceback is held back
 STATE_EVERY = 1.0  # seconds between two states of a program's progress bar, where they cannot be rewritten
+IMPORTING_EVERY, IMPORTING_LONGEST = 30.0, 300.0  # seconds
 HOLD_LINES = 2000  # a program that prints more after a traceback goes on
 OWN = re.compile(r"(\S+ \| )?launcher: ")  # a line of ours, from a script in a container: wrapped where others are cut
 
@@ -62,6 +63,27 @@ class TracebackBuffer:
         return lines
 
 
+class FirstOutput:
+    """Says that a program has printed nothing yet: its first import from a cold disk takes minutes and is no hang."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None  # of time.monotonic(); None: something was printed
+        self._said = 0.0
+
+    def begin(self, now: float) -> None:
+        self._since = self._said = now
+
+    def end(self) -> None:
+        self._since = None
+
+    def words(self, now: float) -> str:
+        """Every IMPORTING_EVERY seconds, up to IMPORTING_LONGEST; otherwise ""."""
+        if self._since is None or now - self._said < IMPORTING_EVERY or now - self._since > IMPORTING_LONGEST:
+            return ""
+        self._said = now
+        return f"nothing printed for {now - self._since:.0f} s: still importing? from a cold disk, torch takes minutes"
+
+
 class Screen(Reporter):
     """Shows the messages of a run.
 
@@ -82,6 +104,7 @@ class Screen(Reporter):
         self._progress: TrainingProgress | None = None
         self._live: Live | None = None
         self._held = TracebackBuffer()
+        self._first = FirstOutput()
         self.unread = False  # nothing reads stdout any more (`| head`)
         self.silent: dict[str, str] = {}  # nodes that do not answer now, and since when
 
@@ -94,6 +117,7 @@ class Screen(Reporter):
     @contextmanager
     def live(self) -> Iterator[None]:
         """With a progress line at the bottom, where a person is watching."""
+        self._first.begin(time.monotonic())
         if interactive():
             self._live = Live(  # the job's output stays on stdout, as a pipe expects
                 console=self.err, refresh_per_second=8, transient=True, redirect_stdout=False, redirect_stderr=False
@@ -141,6 +165,7 @@ class Screen(Reporter):
 
     def _show(self, message: messages.Message) -> None:
         if isinstance(message, messages.Output):
+            self._first.end()
             lines = self._lines.setdefault(message.node, Lines())
             self._print(message.node, lines.feed(message.data))
             self._show_state(message.node, lines.state)
@@ -148,9 +173,13 @@ class Screen(Reporter):
         self._write(self._held.sift([], time.monotonic()))
         match message:
             case messages.Progress(fields):
+                self._first.end()
                 before = () if self._progress is None else (self._progress.first, self._progress.last)
                 self._progress = training_progress([*before, {"time": time.time(), **fields}])
                 self._refresh()
+            case messages.Tick():
+                if words := self._first.words(time.monotonic()):
+                    self.log(words)
             case messages.NodeEnded(node, state) if state.exit_code != 0:
                 self._held.failing = True
                 self.log(f"{node} ended with exit code {state.exit_code}")

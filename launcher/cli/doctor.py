@@ -6,19 +6,21 @@ import json as json_
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from launcher.cli import options, terminal
+from launcher.cli import gpus, options, terminal
 from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, UsageError
 from launcher.job.files import check_files
 from launcher.job.loader import load_job
 from launcher.job.models import Job
 from launcher.job.settings import read_settings
+from launcher.model.facts import NodeFacts
 from launcher.model.plan import plain
 from launcher.node.connect import connect
 from launcher.planning.checks import Check, Level
@@ -52,9 +54,10 @@ def doctor(
     hosts = job.hosts() if job and on is None else [(host, host) for host in named]
     console = terminal.console()
     seen: list[Check] = []
+    with_gpus: list[NodeFacts] = []
     with connect(hosts, job.runtime if job else "docker", ssh_config, allow_failures=True) as fleet:
 
-        def checks() -> Iterator[Check]:
+        def checks() -> Iterator[Check | NodeFacts]:
             if job is None or on is None:
                 yield from examine(job, fleet)
             else:
@@ -63,14 +66,20 @@ def doctor(
                 yield from between(job, fleet, Reporter().log)
 
         for check in checks():
+            if isinstance(check, NodeFacts):
+                with_gpus.append(check)
+                continue
             seen.append(check)
             if not json:
                 _show(console, check)
     count = {level: sum(check.level is level for check in seen) for level in Level}
     worst = next((level for level in reversed(Level) if count[level]), Level.OK)
     if json:
-        typer.echo(json_.dumps({"level": worst.value, "checks": [plain(check) for check in seen]}, indent=2))
+        told = {"level": worst.value, "checks": [plain(check) for check in seen]}
+        typer.echo(json_.dumps(told | {"gpus": gpus.rows(with_gpus)}, indent=2))
     else:
+        if with_gpus:
+            terminal.console(soft_wrap=False).print(gpus.table(with_gpus))
         console.print(f"{count[Level.OK]} ok, {count[Level.WARN]} warnings, {count[Level.FAIL]} failures")
     if worst is Level.FAIL:
         raise typer.Exit(3)
@@ -89,6 +98,15 @@ def _job(targets: Sequence[str], sets: Sequence[str], nodes: list[str] | None) -
 
 
 def _show(console: Console, check: Check) -> None:
-    console.print(f"{_SIGNS[check.level]} {escape(check.node):12} {escape(check.name):18} {escape(check.what)}")
-    if check.cure:
-        console.print(f"{'':18}-> {escape(check.cure)}")
+    """A line in a pipe; on a terminal, lines of its width."""
+
+    def cut(text: str, margin: int) -> list[str]:
+        found = (
+            wrap(text, console.width - margin, subsequent_indent=" " * (18 - margin)) if console.is_terminal else [text]
+        )
+        return [escape(line) for line in found]
+
+    first, *more = cut(f"{check.node:12} {check.name:18} {check.what}", 5)
+    console.print("\n".join([f"{_SIGNS[check.level]} {first}", *(f"{'':5}{line}" for line in more)]))
+    for line in cut(f"-> {check.cure}", 15) if check.cure else ():
+        console.print(f"{'':{15 if console.is_terminal else 18}}{line}")

@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from launcher.cli import options, terminal
-from launcher.cli.terminal import Reporter, bars
+from launcher.cli.long_work import LongWork
+from launcher.cli.terminal import Reporter
 from launcher.errors import ImageUnfit, UsageError
 from launcher.image.builder import IN_CONTEXT, add_code
 from launcher.image.distribution import publish, registry_place
@@ -21,8 +22,7 @@ from launcher.image.ensure import ensure
 from launcher.image.image_locations import ImageLocations, ImageOnNodes, image_store
 from launcher.image.lock import path_beside
 from launcher.image.names import OCI_BASE_NAME, RECIPE
-from launcher.image.probe import full_report
-from launcher.image.repair import Verdict
+from launcher.image.repair import Verdict, tried
 from launcher.image.versions import Release, release, releases
 from launcher.job.loader import load_job
 from launcher.job.models import Job
@@ -57,7 +57,8 @@ def build(
         if with_code:
             code = pack(loaded, Path.cwd(), Reporter().log)
             members = repack(code.archive, IN_CONTEXT, 0, 0)
-            name, made = add_code(engine, made, loaded.name, code.digest, members, Reporter().log)
+            with LongWork() as work:
+                name, made = add_code(engine, made, loaded.name, code.digest, members, work.log)
             typer.echo(f"{name} {made.id}")
         if to is not None:
             typer.echo(publish(engine, made, to))
@@ -101,8 +102,9 @@ def verify_(
             raise ImageUnfit(name, f"is not on {engine.node}", "launcher image build JOB builds a job's image")
         base = info.labels.get(OCI_BASE_NAME, "")
         found = image_store(engine).inspect(base) if base else None
-        before = full_report(engine, found, base) if found else None
-        verdict = Verdict(name, full_report(engine, info, name), before)
+        with LongWork() as work:
+            before = tried(engine, found, base, work.log) if found else None
+            verdict = Verdict(name, tried(engine, info, name, work.log), before)
     if json:
         typer.echo(json_.dumps({"image": name, "rows": verdict.rows(), "faults": verdict.faults()}, indent=2))
     else:
@@ -151,8 +153,8 @@ def table_of(verdict: Verdict) -> Table:
 def _ensure(job: Job, file: Path, nodes: Sequence[Engine], local: Engine | None) -> ImageOnNodes:
     if job.image is None:
         raise UsageError(f"job {job.name}", "has no image: runtime process uses this machine's Python", "")
-    with bars() as on_progress:
-        locations = ImageLocations(nodes, local, Reporter().log, on_progress)
+    with LongWork() as work:
+        locations = ImageLocations(nodes, local, work.log, work.progress)
         return ensure(job.image, locations, job=job.name, mounted=bool(job.mounts), lock_file=path_beside(file))
 
 

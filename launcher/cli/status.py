@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json as json_
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,8 +16,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from launcher.cli import options, terminal
+from launcher.api.machines import machines
+from launcher.cli import gpus, options, terminal
+from launcher.errors import NodesFailed, RunUnknown
 from launcher.job.scalars import duration
+from launcher.model.facts import NodeFacts
 from launcher.run.status import NodeStatus, RunStatus, Utilization
 
 REFRESH = 2.0
@@ -31,19 +36,40 @@ def status(
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """The nodes as they are now; a node that does not answer is shown as unreachable (exit code 3)."""
+    """The nodes as they are now; a node that does not answer is shown as unreachable (exit code 3).
+
+    With --nodes and no run, also who uses the GPUs of these nodes.
+    """
     console = terminal.console(soft_wrap=False)
-    with options.find(run, nodes, on, ssh_config) as found:
-        seen = _watch(found.status, console) if watch and not json else found.status()
-        if json:
-            typer.echo(seen.to_json())
-        elif not watch:
+    machines, reasons = _machines(nodes, ssh_config) if run is None and on is None else ([], [])
+    try:
+        with options.find(run, nodes, on, ssh_config) as found:
+            seen = _watch(found.status, console) if watch and not json else found.status()
+    except (RunUnknown, NodesFailed):
+        if not machines:
+            raise
+        seen = None
+    if json:
+        told = {} if seen is None else seen.to_dict()
+        typer.echo(json_.dumps(told | ({"gpus": gpus.rows(machines)} if machines else {}), indent=2))
+    else:
+        if seen is not None and not watch:
             console.print(render(seen, console.width))
-    reasons = [node.reason for node in seen.nodes if node.reason is not None]
-    for reason in reasons:
+        if machines:
+            console.print(gpus.table(machines))
+    reasons += [node.reason for node in (seen.nodes if seen else ()) if node.reason is not None]
+    for reason in dict.fromkeys(reasons):
         typer.echo(terminal.escaped(reason), err=True)
     if reasons:
         raise typer.Exit(3)
+
+
+def _machines(nodes: str | None, ssh_config: Path | None) -> tuple[list[NodeFacts], list[str]]:
+    """Those of the nodes that have GPUs, and why others could not be asked."""
+    if (hosts := options.hosts(nodes)) is None:
+        return [], []
+    found, errors = machines(hosts, ssh_config=ssh_config)
+    return [node for node in found if node.gpus], [str(error) for error in errors]
 
 
 def _watch(ask: Callable[[], RunStatus], console: Console) -> RunStatus:

@@ -1,4 +1,4 @@
-"""What goes to a person's terminal: text, in which nothing from a node can drive it; our messages; progress bars.
+"""What goes to a person's terminal: text, in which nothing from a node can drive it; our messages.
 
 The one place where that is seen to: every Console is made here, and plain lines and followed output pass here.
 """
@@ -8,18 +8,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
-
-from launcher.model.progress import OnProgress
 
 # All of C0 but tab and line feed, DEL, C1, what reorders text, and what no terminal can encode
 _CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -96,30 +91,3 @@ class Reporter:
                 discard(sys.stderr)
             return
         self.err.print(f"[dim]launcher:[/] {escape(text)}")
-
-
-@contextmanager
-def bars() -> Iterator[OnProgress]:
-    """Where a person is watching, a bar per node while an image is sent: bytes, and the time that is left."""
-    if not interactive():
-        yield lambda *_: None
-        return
-    shown: list[Progress] = []  # from the first byte on: most starts send none
-    tasks: dict[str, TaskID] = {}
-    lock = threading.Lock()  # each node is reported by a thread of its own
-    with ExitStack() as stack:
-
-        def show(node: str, sent: int, total: int) -> None:
-            with lock:
-                if not shown:
-                    shown.append(stack.enter_context(_progress()))
-                if node not in tasks:
-                    tasks[node] = shown[0].add_task(node)
-            shown[0].update(tasks[node], completed=sent, total=total)
-
-        yield show
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console(stderr=True), transient=True)

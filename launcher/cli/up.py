@@ -14,7 +14,8 @@ from launcher.api.up import until_started, up_array, variants
 from launcher.cli import options
 from launcher.cli.console import Screen
 from launcher.cli.foreground import follow, leave_or_stop, stop_now
-from launcher.cli.terminal import Reporter, bars
+from launcher.cli.long_work import LongWork
+from launcher.cli.terminal import Reporter
 from launcher.errors import StoppedByUser, UsageError
 
 
@@ -29,7 +30,7 @@ def up(
         str | None,
         typer.Option(metavar="RUN", help="Begin with an earlier run's newest checkpoint, on a node or fetched here."),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for GPUs that another run has.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for GPUs that others use.")] = False,
     raw: options.Raw = False,
     on: options.On = None,
     ssh_config: options.SshConfig = None,
@@ -58,9 +59,16 @@ def up(
         )
     code = 0
     for variant, group in variants(loaded):
-        with bars() as progress:
+        with LongWork() as work:
             run = launcher.up(
-                variant, on=on, resume=resume, wait=wait, log=log, progress=progress, group=group, ssh_config=ssh_config
+                variant,
+                on=on,
+                resume=resume,
+                wait=wait,
+                log=work.log,
+                progress=work.progress,
+                group=group,
+                ssh_config=ssh_config,
             )
         with run:
             ended = _attend(run, detach=detach, raw=raw)

@@ -5,6 +5,10 @@
 
 our_kit=$(cd "${0%/*}" && pwd)
 export LAUNCHER_WORKER=$$ PYTHONPATH="$our_kit/torch_plugin${PYTHONPATH:+:$PYTHONPATH}" # flight_recorder.py
+if [ -n "${LAUNCHER_MIG-}" ]; then # of the instances of GPUs that this node has, the one of this worker
+    CUDA_VISIBLE_DEVICES=$(printf %s "$LAUNCHER_MIG" | cut -d, -f$((LOCAL_RANK + 1)))
+    export CUDA_VISIBLE_DEVICES
+fi
 our_log=${LAUNCHER_GENERATION_OUTPUT:-$LAUNCHER_OUTPUT/logs}/rank-$RANK.log
 our_pipe=$our_kit/home/.rank.$RANK.$$
 if [ -e "$our_pipe" ]; then rm -f "$our_pipe"; fi

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import subprocess
 import tarfile
 import tempfile
@@ -27,7 +28,7 @@ from launcher.image.lock import Lock
 from launcher.image.names import OURS, asset
 from launcher.model.container import CODE
 from launcher.model.facts import ImageInfo
-from launcher.model.progress import Log
+from launcher.model.progress import Log, Step
 from launcher.node.engine import Engine
 
 Members = Iterable[tuple[tarfile.TarInfo, bytes | None]]
@@ -37,6 +38,8 @@ NETWORK = "LAUNCHER_BUILD_NETWORK"  # host (the default: pip may need this machi
 PIP_INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST")
 DOCKER_CLI_TIMEOUT = 30.0
 LAST_LINES = 30
+_BUILDKIT_PREFIX = re.compile(r"#\d+ (?:\d+\.\d+ )?")  # of `--progress plain`: the step's number and its seconds
+_BUILD_STEP = re.compile(r"Step \d+/\d+ : |\[[^]]*\d+/\d+\] ")  # of the classic builder, of BuildKit
 # What an engine says when it does not grant the host's network to builds
 NO_HOST_NETWORK = ("network.host is not allowed", "user namespaces", "host network namespace")
 
@@ -129,10 +132,11 @@ def build(repair: Repair, tag: str, job: str, *, local: bool, log: Log) -> Image
     """
     build_by = _run_buildx if local and has_buildx() else image_store(repair.builder).build
     context, labels = context_archive(repair.files()), repair.labels(job)
+    say = BuildSteps(repair.builder.node, log)
 
     def run(name: str, network: str) -> None:
         try:
-            build_by(context, tag=tag, arguments=repair.arguments(name), labels=labels, network=network, say=log)
+            build_by(context, tag=tag, arguments=repair.arguments(name), labels=labels, network=network, say=say)
         except ImageBuildFailed as error:
             if not network or not any(words in str(error) for words in NO_HOST_NETWORK):
                 raise
@@ -151,10 +155,24 @@ def add_code(
 
     def run(name: str) -> None:
         steps = {"Dockerfile": f"FROM {name}\nCOPY {IN_CONTEXT} {CODE}\nWORKDIR {CODE}\n"}
-        context = context_archive(steps, members)
-        image_store(engine).build(context, tag=tag, arguments={}, labels={names.JOB: job}, network="", say=log)
+        context, say = context_archive(steps, members), BuildSteps(engine.node, log)
+        image_store(engine).build(context, tag=tag, arguments={}, labels={names.JOB: job}, network="", say=say)
 
     return tag, _build_on(base, engine, tag, run)
+
+
+class BuildSteps:
+    """A builder's output as Steps: the step, and the last line that was printed in it."""
+
+    def __init__(self, node: str, log: Log) -> None:
+        self._node, self._log, self._step = node, log, ""
+
+    def __call__(self, line: str) -> None:
+        words = _BUILDKIT_PREFIX.sub("", line)
+        if _BUILD_STEP.match(words):
+            self._step = words
+        last = "" if words == self._step else f" | {words}"
+        self._log(Step(self._node, f"building: {self._step}{last}"))
 
 
 def _build_on(base: ImageInfo, engine: Engine, tag: str, run: Callable[[str], None]) -> ImageInfo:

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from launcher.errors import ImageUnfit, LauncherError, NodesFailed, UsageError
 from launcher.image import names
 from launcher.image.image_locations import ImageLocations, ImageOnNodes, find_same, having, image_store, same_image
 from launcher.image.peers import push_or_relay
 from launcher.model.facts import ImageInfo
+from launcher.model.progress import Step
 from launcher.node import cache
 from launcher.node.engine import Engine
 from launcher.node.parallel import on_each, run_all, run_all_settled
+
+if TYPE_CHECKING:
+    from launcher.node.docker.pulling import PullProgress
 
 UNREACHABLE_MAX_AGE = 3600.0  # seconds
 
@@ -121,7 +126,7 @@ def pull(name: str, engines: Sequence[Engine], locations: ImageLocations) -> Ima
 
     def pull_on(engine: Engine) -> ImageInfo:
         store = image_store(engine)
-        store.pull(pinned, login)
+        _pull_shown(engine, pinned, login, locations)
         info = store.inspect(pinned)
         if info is None:
             raise ImageUnfit(engine.node, f"pulled {pinned} but does not have it now", "look at its engine's log")
@@ -138,6 +143,20 @@ def pull(name: str, engines: Sequence[Engine], locations: ImageLocations) -> Ima
         ]
         raise NodesFailed(errors, of=len(errors))
     return ImageOnNodes(name, infos, why=f"pulled {pinned}")
+
+
+def _pull_shown(engine: Engine, pinned: str, login: Mapping[str, str] | None, locations: ImageLocations) -> None:
+    said = ""
+
+    def show(progress: PullProgress) -> None:
+        nonlocal said
+        if progress.total:
+            locations.on_progress(engine.node, progress.received, progress.total)
+        if progress.unpacking and progress.unpacking != said:
+            said = progress.unpacking
+            locations.log(Step(engine.node, said))
+
+    image_store(engine).pull(pinned, login, show)
 
 
 def _in_registry(name: str, locations: ImageLocations) -> names.Reference:
@@ -182,7 +201,7 @@ def _try_pulling(name: str, info: ImageInfo, engines: Sequence[Engine], location
             try:
                 store.digest(pinned, login)
                 locations.log(f"image {name}: {engine.node} pulls {pinned}")
-                store.pull(pinned, login)
+                _pull_shown(engine, pinned, login, locations)
             except LauncherError as error:
                 cache.put("unreachable", key, {"words": error.what})
                 locations.log(f"image {name}: {engine.node} cannot pull {pinned} ({error.what})")

@@ -46,7 +46,7 @@ class Report:
     pip: str = ""
     tools: tuple[str, ...] = ()
     source_tree: str = ""
-    cuda: str = ""  # of torch
+    cuda: str = ""  # of torch, also by a quick probe
     checks: Mapping[str, Check] = field(default_factory=dict)
 
     @classmethod
@@ -54,7 +54,7 @@ class Report:
         checks: Mapping[str, Mapping[str, Any]] = found.get("checks") or {}
         values = {field.name: found[field.name] for field in fields(cls) if field.name in found}
         values["flags"], values["tools"] = frozenset(found.get("flags", ())), tuple(found.get("tools", ()))
-        values["cuda"] = checks.get("import_torch", {}).get("cuda", "")
+        values["cuda"] = checks["import_torch"].get("cuda", "") if "import_torch" in checks else found.get("cuda", "")
         values["checks"] = {
             name: Check(bool(check.get("ok")), check.get("error", ""), bool(check.get("absent")))
             for name, check in checks.items()

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.errors import ImageUnfit, NodeUnfit
+from launcher.image.cuda import explained
 from launcher.image.faults import Report
 from launcher.image.names import asset
 from launcher.model import labels
@@ -53,7 +54,8 @@ def image_facts(engine: Engine, reference: str, info: ImageInfo | None, like: Co
     found = Report.from_json(kept)
     launch = Launch.RUN if found.run else Launch.LAUNCH if found.launch else Launch.NONE
     image, entrypoint = (info.id, info.entrypoint) if info else ("", ())
-    return ImageFacts(reference, image, found.python, launch, found.flags, found.torch, entrypoint)
+    cuda = (info.cuda if info else "") or found.cuda
+    return ImageFacts(reference, image, found.python, launch, found.flags, found.torch, entrypoint, cuda)
 
 
 def full_report(engine: Engine, info: ImageInfo, reference: str) -> Report:
@@ -73,8 +75,9 @@ def _with_a_gpu(engine: Engine) -> ContainerSpec:
     """One of the node's GPUs, none if it has none."""
     node = engine.facts()
     with contextlib.suppress(NodeUnfit):  # an engine without the NVIDIA Container Toolkit: the CPU alone is tried
-        if node.gpus and node.engine is not None:
-            return replace(ANY_CONTAINER, gpus=(node.gpus[0].uuid,), gpu_driver=gpus.driver(node))
+        if (found := gpus.devices(node)) and node.engine is not None:
+            uuids = (found[0].uuid,)
+            return replace(ANY_CONTAINER, gpus=uuids, gpu_driver=gpus.driver(node, uuids))
     return ANY_CONTAINER
 
 
@@ -94,7 +97,8 @@ def run(
         env={"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **like.env},
         labels={labels.PURPOSE: "probe"},
     )
-    code, output = engine.run_probe(spec, timeout)
+    with explained(engine, reference):
+        code, output = engine.run_probe(spec, timeout)
     lines = output.decode("utf-8", "replace").strip().splitlines()
     for line in reversed(lines):
         if line.startswith(MARK):

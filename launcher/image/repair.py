@@ -14,9 +14,12 @@ from launcher.image.lock import Lock
 from launcher.image.probe import full_report
 from launcher.job.models import Image
 from launcher.model.facts import ImageInfo
+from launcher.model.progress import Log, Step
 from launcher.node.connect import LOCAL
 from launcher.node.engine import Engine
+from launcher.node.parallel import meanwhile
 
+IMPORTING_EVERY = 5.0  # seconds
 CHECKS = {
     "import_torch": "import torch",
     "import_torchvision": "import torchvision",
@@ -36,13 +39,13 @@ def plan_repair(
     assert image.base is not None, "an image given by ref is not built"
     builder, info = _find_base(image.base, locations, locked)
     if locked is None:
-        return Repair(builder, info, _decide(image, image.base, builder, info, mounted))
+        return Repair(builder, info, _decide(image, image.base, builder, info, mounted, locations.log))
     base_digest = _digest(image.base, info)
     return Repair(builder, info, replace(locked, base_id=info.id, base_digest=base_digest, user=info.user))
 
 
-def _decide(image: Image, base: str, builder: Engine, info: ImageInfo, mounted: bool) -> Lock:
-    report = Report(python="") if image.torchvision == KEEP else full_report(builder, info, base)
+def _decide(image: Image, base: str, builder: Engine, info: ImageInfo, mounted: bool, log: Log) -> Lock:
+    report = Report(python="") if image.torchvision == KEEP else tried(builder, info, base, log)
     decision = decide(image.torchvision, report, base, mounted)
     return Lock(
         base=base,
@@ -74,12 +77,22 @@ def carry_out(repair: Repair, tag: str, job: str, locations: ImageLocations) -> 
     log(f"image {tag}: building on {locations.describe(builder)} from {base}: {repair.lock.why}")
     built = build(repair, tag, job, local=builder.host == LOCAL, log=log)
     if repair.lock.torch:
-        verdict = Verdict(tag, full_report(builder, built, tag), full_report(builder, repair.info, base))
+        verdict = Verdict(tag, tried(builder, built, tag, log), tried(builder, repair.info, base, log))
         for what, before, after in verdict.rows():
             if before != after:
                 log(f"image {tag}: {what}: {before} -> {after}")
         verdict.check()
     return built
+
+
+def tried(engine: Engine, info: ImageInfo, name: str, log: Log) -> Report:
+    """As full_report(); says meanwhile that it goes on: the first import from a cold disk takes minutes."""
+
+    def tell(seconds: float) -> None:
+        log(Step(engine.node, f"still importing torch from image {name} ({seconds:.0f} s)"))
+
+    with meanwhile(tell, IMPORTING_EVERY):
+        return full_report(engine, info, name)
 
 
 def _find_base(base: str, locations: ImageLocations, locked: Lock | None) -> tuple[Engine, ImageInfo]:

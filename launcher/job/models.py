@@ -211,7 +211,7 @@ class Job(Part):
         "runtime process. For a cluster (--on) their number is enough.",
     )
     gpus: fields.GpusField = Field(
-        default="all", description="GPUs of each node: all, none, how many, or a list of indices or of UUIDs."
+        default="all", description="GPUs of each node: all, none, how many (idle ones), or a list of indices or UUIDs."
     )
     processes: fields.Processes = Field(default="auto", description="Workers a node. auto: one a GPU, one without.")
     run: Run = Field(description="What is run on every node.")

@@ -8,12 +8,77 @@ from enum import Enum
 
 
 @dataclass(frozen=True)
+class GpuProcess:
+    """A process that computes on a GPU."""
+
+    pid: int
+    user: str = ""  # "" where it is not known: its /proc is hidden, or it is in another container
+    memory_mib: int = 0  # on this GPU
+    name: str = ""
+    age: float = 0.0  # seconds, 0 where it is not known
+
+
+@dataclass(frozen=True)
+class MigInstance:
+    """A part of a GPU that is divided (MIG, Multi-Instance GPU)."""
+
+    uuid: str  # MIG-...
+    profile: str  # "1g.10gb"
+
+
+@dataclass(frozen=True)
 class Gpu:
     index: int
     uuid: str
     name: str
     memory_mib: int
     driver: str
+    used_mib: int = 0
+    bus: str = ""  # its PCI address as the kernel writes it: 0000:07:00.0
+    compute_mode: str = ""  # "Default", "Exclusive_Process", "Prohibited"
+    persistence: bool | None = None
+    mig: bool = False  # in MIG mode: only its instances can be used
+    instances: tuple[MigInstance, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
+    minor: int = -1  # of its device file /dev/nvidia<minor>
+    fault: str = ""  # nvidia-smi's words where it answers for the other GPUs only: "GPU requires reset"
+
+
+@dataclass(frozen=True)
+class PciGpu:
+    """A GPU of NVIDIA's on the PCI bus, whatever its driver says."""
+
+    address: str  # 0000:07:00.0
+    driver: str  # the kernel driver that has it: "nvidia", "nouveau", "vfio-pci", "" for none
+
+
+@dataclass(frozen=True)
+class NvidiaFacts:
+    """What a machine has of NVIDIA's; all empty on a machine without."""
+
+    pci: tuple[PciGpu, ...] = ()
+    switches: int = 0  # NVSwitches on the PCI bus: such a machine needs the fabric manager
+    device_files: tuple[str, ...] = ()  # /dev/nvidia0, /dev/nvidiactl, /dev/nvidia-uvm, ...
+    smi: bool = False  # it has an nvidia-smi
+    smi_exit: int | None = None  # None: it did not end within 20 s
+    smi_error: str = ""  # what it printed beside its answer
+    driver: str = ""  # version of the driver: nvidia-smi's, else the kernel module's
+    module: str = ""  # version of the kernel module that is loaded
+    cuda: str = ""  # the newest CUDA that the driver runs: "12.4"
+    toolkit: str = ""  # version of the NVIDIA Container Toolkit
+    toolkit_mode: str = ""  # of its runtime's configuration: "auto", "legacy", "cdi", "csv"
+    cdi_specs: tuple[str, ...] = ()  # files that describe nvidia.com/gpu
+    fabric_manager: str = ""  # as systemctl is-active says: "active", "inactive", "failed"; "" where it is not known
+
+
+@dataclass(frozen=True)
+class GpuClaim:
+    """A GPU, or an instance of one, that a run of the launcher has."""
+
+    uuid: str
+    run: str
+    owner: str  # user@host
+    age: float  # seconds
 
 
 @dataclass(frozen=True)
@@ -46,6 +111,7 @@ class EngineFacts:
     disk_free: int = -1  # bytes free below root_dir, -1 where unknown
     kind: str = "Docker"  # or "podman", which speaks Docker's API
     store: str = ""  # how it keeps images, for people
+    cgroup: str = ""  # its cgroup driver: "systemd", "cgroupfs"
 
 
 @dataclass(frozen=True)
@@ -69,6 +135,8 @@ class NodeFacts:
     routes: tuple[Route, ...] = ()
     listening: tuple[int, ...] = ()  # TCP ports with a listener
     gpus: tuple[Gpu, ...] = ()
+    nvidia: NvidiaFacts = NvidiaFacts()
+    claims: tuple[GpuClaim, ...] = ()  # where they were asked for (run.claims.held)
     infiniband: bool = False  # /dev/infiniband exists
     python: str = ""  # the interpreter that runs plain processes; empty for docker
     engine: EngineFacts | None = None  # None for plain processes
@@ -97,6 +165,7 @@ class ImageFacts:
     flags: frozenset[str]  # long options of its launch module, underscored: {"no_python", "rdzv_backend", ...}
     torch: str  # version, "" if it has none
     entrypoint: tuple[str, ...]  # the image's own
+    cuda: str = ""  # version, "" if it has none
 
 
 @dataclass(frozen=True)
@@ -113,6 +182,7 @@ class ImageInfo:
     size: int
     user: str = ""  # of its config; "" is root
     created: str = ""  # RFC 3339
+    cuda: str = ""  # CUDA_VERSION of its environment
     content: str = ""  # digest of layers and configuration: the same in stores that give different ids
 
 

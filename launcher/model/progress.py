@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-Log = Callable[[str], None]  # a line for a person
+Log = Callable[[str], None]  # a line for a person; a Step is one that the next one may replace
 OnProgress = Callable[[str, int, int], None]  # node, bytes sent, an estimate of all; equal when the node has the image
+
+
+class Step(str):
+    """A line for a person that says what a long step does now; the next Step of the same node replaces it."""
+
+    node: str
+
+    def __new__(cls, node: str, what: str) -> Step:
+        step = super().__new__(cls, f"{node}: {what}")
+        step.node = node
+        return step
 
 
 def no_progress(node: str, sent: int, total: int) -> None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import NodeUnfit
-from launcher.model.facts import Gpu, Interface, NodeFacts, Route
+from launcher.model.facts import Interface, NodeFacts, Route
 from launcher.model.home import wrong_home
+from launcher.node import nvidia
 from launcher.node.machine import Machine, run_script
 
 DOCKER_ROOT = "/var/lib/docker"  # whose free space the script tells
@@ -90,7 +91,8 @@ def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Lo
         interfaces=_interfaces("\n".join(lines("addresses")), routes),
         routes=routes,
         listening=tuple(sorted({int(port, 16) for port in _LISTENS.findall("\n".join(lines("tcp")))} - {0})),
-        gpus=_gpus(lines("gpus")),
+        gpus=nvidia.gpus(sections),
+        nvidia=nvidia.facts(sections),
         infiniband="yes" in lines("infiniband"),
         ssh_port=_integer(first("ssh").rpartition(" ")[2], 0),
     )
@@ -147,14 +149,4 @@ def _routes(lines: Iterable[str]) -> tuple[Route, ...]:
             prefix = bin(int(match["mask"], 16)).count("1")
             network = ipaddress.IPv4Network((bytes.fromhex(match["destination"])[::-1], prefix), strict=False)
             found.append(Route(str(network), match["interface"], int(match["metric"])))
-    return tuple(found)
-
-
-def _gpus(lines: Iterable[str]) -> tuple[Gpu, ...]:
-    """From nvidia-smi's csv; other lines (an error, a warning) are ignored."""
-    found = []
-    for line in lines:
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == 5 and cells[1].startswith(("GPU-", "MIG-")) and (index := _integer(cells[0], -1)) >= 0:
-            found.append(Gpu(index, cells[1], cells[2], _integer(cells[3], 0), cells[4]))
     return tuple(found)

@@ -1,8 +1,39 @@
 # One look at a node, for launcher.node.facts. POSIX sh and coreutils; whatever else is missing leaves its section empty.
 # Sections begin with "@@name". Nothing is written anywhere.
+# nvidia-smi takes seconds where the driver is not kept loaded, and may hang for ever: it runs beside all else, and
+# holds none of this script's own streams.
 LC_ALL=C
 export LC_ALL
 section() { printf '\n@@%s\n' "$1"; }
+smi() {
+  if command -v timeout >/dev/null; then timeout -s KILL 20 nvidia-smi "$@"; else nvidia-smi "$@"; fi 2>&1
+  printf '\n@exit %s\n' "$?"
+}
+gpus() {
+  fields=index,uuid,name,memory.total,driver_version
+  more=memory.used,pci.bus_id,compute_mode,persistence_mode,temperature.gpu,mig.mode.current
+  found=$(smi "--query-gpu=$fields,$more" --format=csv,noheader,nounits)
+  case $found in
+    *"not a valid field"*) found=$(smi "--query-gpu=$fields" --format=csv,noheader,nounits) ;; # a driver before 450
+  esac
+  printf '%s\n' "$found"
+  if printf '%s\n' "$found" | grep -q '^[0-9].*, Enabled$'; then
+    section mig
+    smi -L
+  fi
+}
+processes() {
+  found=$(smi -q -d PIDS)
+  printf '%s\n' "$found"
+  section owners
+  getconf CLK_TCK
+  cat /proc/uptime
+  for pid in $(printf '%s\n' "$found" | sed -n 's/^ *Process ID *: *\([0-9][0-9]*\) *$/\1/p'); do
+    stat -c '%n %U' "/proc/$pid"
+    cat "/proc/$pid/stat"
+  done
+}
+rest() {
 section time
 date +%s.%N
 section user
@@ -34,9 +65,41 @@ section tcp
 grep -h " 0A " /proc/net/tcp /proc/net/tcp6 || cat /proc/net/tcp /proc/net/tcp6 # 0A: it listens
 section infiniband
 [ -d /dev/infiniband ] && echo yes
-section gpus
+section pci
+grep -ls 0x10de /sys/bus/pci/devices/*/vendor | while read -r file; do
+  device=${file%/vendor}
+  driver=$(readlink "$device/driver")
+  echo "${device##*/} $(cat "$device/class") ${driver##*/}"
+done
+if [ -e /proc/driver/nvidia ] || command -v nvidia-smi >/dev/null; then
+  section nvidia_files
+  ls -d /dev/nvidia*
+  section nvidia_module
+  cat /proc/driver/nvidia/version
+  cat /proc/driver/nvidia/gpus/*/information
+  section nvidia_toolkit
+  nvidia-ctk --version
+  grep -h '^ *mode *=' /etc/nvidia-container-runtime/config.toml
+  section nvidia_cdi
+  grep -ls nvidia.com/gpu /etc/cdi/* /var/run/cdi/*
+  section nvidia_fabric
+  systemctl is-active nvidia-fabricmanager
+fi
+}
+answer() { if command -v timeout >/dev/null; then timeout 22 cat; else cat; fi; }
 if command -v nvidia-smi >/dev/null; then
-  set -- nvidia-smi --query-gpu=index,uuid,name,memory.total,driver_version --format=csv,noheader,nounits
-  if command -v timeout >/dev/null; then timeout 20 "$@"; else "$@"; fi
+  (gpus 2>/dev/null &) | {
+    exec 3<&0
+    (processes 2>/dev/null &) | {
+      exec 4<&0
+      rest </dev/null
+      section gpus
+      answer <&3
+      section processes
+      answer <&4
+    }
+  }
+else
+  rest </dev/null
 fi
 section end

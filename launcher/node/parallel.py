@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -92,6 +94,22 @@ class Future(Generic[T]):
 def in_background(job: Callable[[], T]) -> Future[T]:
     """Start a job in a thread."""
     return Future(job)
+
+
+@contextmanager
+def meanwhile(tell: Callable[[float], object], every: float) -> Iterator[None]:
+    """While the block runs, `tell` is called each `every` seconds with the seconds since it began."""
+    over, began = threading.Event(), time.monotonic()
+
+    def run() -> None:
+        while not over.wait(every):
+            tell(time.monotonic() - began)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def uninterrupted(job: Callable[[], T]) -> T:

@@ -10,7 +10,7 @@ from launcher.job.models import Job
 from launcher.model.container import WANTED_ULIMITS
 from launcher.model.facts import ImageFacts, NodeFacts
 from launcher.model.plan import NodePlan, Plan, Rendezvous, RunId
-from launcher.planning import checks, command, containers, gpus
+from launcher.planning import checks, command, containers, gpu_checks, gpus
 
 _WARNED = ("clock", "shared memory")  # what `up` warns of; launcher doctor shows the rest
 
@@ -33,7 +33,7 @@ def build(
     """
     _check(job, facts)
     context = command.Context(job, run, image, rendezvous, code, owner, created)
-    uuids = _choose_gpus(job, facts)
+    uuids = choose_gpus(job, facts)
     counts = [command.workers(job, len(mine)) for mine in uuids]
     if job.min_nodes and len(set(counts)) > 1:
         told = ", ".join(f"{entry.name} {count}" for entry, count in zip(job.machines, counts, strict=True))
@@ -80,9 +80,11 @@ def _check(job: Job, facts: Sequence[NodeFacts]) -> None:
             raise NodeUnfit(f"node {check.node}", check.what, check.cure)
 
 
-def _choose_gpus(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:
+def choose_gpus(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:
+    """UUIDs of each node's GPUs, by rank. Raises NodesFailed, of InUse alone where waiting for other users helps."""
     chosen: list[tuple[str, ...]] = []
     errors: list[LauncherError] = []
+    without: list[NodeFacts] = []
     places: dict[str, list[int]] = {}
     for rank, entry in enumerate(job.machines):
         places.setdefault(entry.host, []).append(rank)
@@ -92,8 +94,12 @@ def _choose_gpus(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:
         except NodeUnfit as error:
             errors.append(error)
             continue
+        if job.gpus_of(entry) == "all" and not uuids:
+            without.append(node)
         same = places[entry.host]
         chosen.append(gpus.share(uuids, len(same), same.index(rank)) if entry.gpus is None else uuids)
+    if any(chosen):  # `all` would mean processors there, and the others would wait for them
+        errors += [gpus.has_none(node) for node in without]
     if errors:
         raise NodesFailed(errors, of=len(facts))
     return chosen
@@ -111,9 +117,10 @@ def _warnings(job: Job, facts: Sequence[NodeFacts], rendezvous: Rendezvous, node
             )
         found += [
             f"{check.node}: {check.what}. {check.cure}"
-            for check in checks.of_node(node, job, job.machines[planned.rank])
+            for check in checks.of_node(node, job)
             if check.level is checks.Level.WARN and check.name in _WARNED
         ]
+        found += gpu_checks.warnings(node, job.gpus_of(job.machines[planned.rank]), planned.container.gpus)
         if planned.container.gpus and planned.processes > len(planned.container.gpus):
             found.append(
                 f"{node.name}: {planned.processes} workers share {len(planned.container.gpus)} GPUs; "
@@ -123,4 +130,8 @@ def _warnings(job: Job, facts: Sequence[NodeFacts], rendezvous: Rendezvous, node
     if len(set(counts.values())) > 1:
         numbers = ", ".join(f"{node} {count}" for node, count in counts.items())
         found.append(f"the nodes give different numbers of GPUs: {numbers}")
+    if sum(n.processes for n in nodes) > 1 and any(map(gpus.is_instance, (u for n in nodes for u in n.container.gpus))):
+        found.append(gpu_checks.NCCL_AND_MIG)
+    if any(counts.values()) and (differ := gpu_checks.differences([facts[n.rank] for n in nodes if n.container.gpus])):
+        found.append(f"the nodes' GPUs differ, and the slowest sets the pace: {differ}")
     return found

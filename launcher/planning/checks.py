@@ -9,11 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from launcher.errors import NodeUnfit
-from launcher.job.models import Job, NodeEntry
-from launcher.job.scalars import Gpus
+from launcher.job.models import Job
 from launcher.model.facts import NodeFacts
-from launcher.planning import gpus
 
 SMALL_SHM = 1 << 30
 CLOCK_SLACK = 5.0
@@ -44,13 +41,13 @@ class Check:
     cure: str = ""
 
 
-def of_node(node: NodeFacts, job: Job | None = None, entry: NodeEntry | None = None) -> list[Check]:
-    """Everything about one node by itself. job and entry: what it is to run, if that is known."""
+def of_node(node: NodeFacts, job: Job | None = None) -> list[Check]:
+    """Everything about one node by itself but its GPUs. job: what it is to run, if that is known."""
     docker = job is None or job.runtime == "docker"
     found = [_clock(node), *([engine(node, job), _disk(node)] if docker else [])]
     if docker and (job is None or job.docker.ipc == "host"):
         found.append(_shm(node))
-    return found + _gpus(node, "all" if job is None or entry is None else job.gpus_of(entry), docker=docker)
+    return found
 
 
 def master_port(job: Job, master: NodeFacts) -> Check:
@@ -81,15 +78,11 @@ def engine(node: NodeFacts, job: Job | None = None) -> Check:
 def alike(nodes: Sequence[NodeFacts]) -> list[Check]:
     """What should be the same on all nodes."""
     found = []
-    for name, values in (
-        ("gpu driver", [", ".join(sorted({gpu.driver for gpu in node.gpus})) or "none" for node in nodes]),
-        ("gpu models", [", ".join(sorted({gpu.name for gpu in node.gpus})) or "none" for node in nodes]),
-        ("architecture", [node.arch for node in nodes]),
-    ):
-        if len(set(values)) > 1:
-            what = "; ".join(f"{node.name}: {value}" for node, value in zip(nodes, values, strict=True))
-            what = f"not the same everywhere: {what}"
-            found.append(Check("all", name, Level.WARN, what, "the slowest sets the pace"))
+    values = [node.arch for node in nodes]
+    if len(set(values)) > 1:
+        what = "; ".join(f"{node.name}: {value}" for node, value in zip(nodes, values, strict=True))
+        what = f"not the same everywhere: {what}"
+        found.append(Check("all", "architecture", Level.WARN, what, "the slowest sets the pace"))
     return found
 
 
@@ -120,22 +113,3 @@ def _disk(node: NodeFacts) -> Check:
     cure = "make room: launcher clean, docker system df"
     level = Level.FAIL if free < NO_DISK else Level.WARN if free < LITTLE_DISK else Level.OK
     return Check(node.name, "disk", level, what, "" if level is Level.OK else cure)
-
-
-def _gpus(node: NodeFacts, wanted: Gpus, *, docker: bool) -> list[Check]:
-    try:
-        chosen = gpus.select(node, wanted)
-    except NodeUnfit as error:
-        return [Check(node.name, "gpus", Level.FAIL, error.what, error.next_step)]
-    models = ", ".join(sorted({gpu.name for gpu in node.gpus if gpu.uuid in chosen}))
-    what = f"{len(chosen)} of {len(node.gpus)}" + (f": {models}" if models else "")
-    found = [Check(node.name, "gpus", Level.OK, what)]
-    if chosen and docker:
-        try:
-            kind = gpus.driver(node)
-        except NodeUnfit as error:
-            found.append(Check(node.name, "container toolkit", Level.FAIL, error.what, error.next_step))
-        else:
-            driver = next(gpu.driver for gpu in node.gpus if gpu.uuid in chosen)
-            found.append(Check(node.name, "container toolkit", Level.OK, f"{kind}, driver {driver}"))
-    return found

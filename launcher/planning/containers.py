@@ -41,6 +41,11 @@ def container(
     job, docker = context.job, context.job.runtime == "docker"
     places = layout(job, node, context.run)
     rootless = node.engine is not None and node.engine.rootless
+    gpu_driver = gpus.driver(node, uuids) if uuids and docker else ""
+    devices = ((INFINIBAND,) if node.infiniband and docker else ()) + job.docker.devices
+    if gpu_driver == "nvidia":
+        named = {text.partition(":")[0] for text in devices}
+        devices += tuple(file for file in gpus.device_files(node, uuids) if file not in named)
     spec = ContainerSpec(
         name=f"launcher-{context.run}-{rank}",
         image=node.image or context.image.id,
@@ -52,10 +57,10 @@ def container(
         groups=() if rootless or not docker else tuple(g for g in node.groups if g != node.gid),
         mounts=job.mounts if docker else (),
         gpus=uuids,
-        gpu_driver=gpus.driver(node) if uuids and docker else "",
+        gpu_driver=gpu_driver,
         ipc=job.docker.ipc,
         ulimits=node.ulimits,
-        devices=((INFINIBAND,) if node.infiniband and docker else ()) + job.docker.devices,
+        devices=devices,
         cap_add=job.docker.cap_add,
         extra_hosts=job.docker.extra_hosts,
         shm_size=job.resources.shm if job.docker.ipc != "host" else None,
@@ -110,6 +115,8 @@ def _environment(
         env["OMP_NUM_THREADS"] = str(max(1, node.cpus // (processes * sharing)))
     if job.runtime == "process" and node.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
+    if any(map(gpus.is_instance, uuids)):  # rank.sh gives each worker one: CUDA shows a process no more
+        env["LAUNCHER_MIG"] = ",".join(uuids[worker % len(uuids)] for worker in range(processes))
     if job.timeout is not None:
         env["LAUNCHER_TIMEOUT"] = str(job.timeout)
     if job.hang_timeout is not None and (rank == 0 or job.min_nodes):  # rank 0's output and steps are signs of life

@@ -3,45 +3,132 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from launcher.errors import NodeUnfit
-from launcher.job.scalars import Gpus
-from launcher.model.facts import NodeFacts
+from launcher.errors import InUse, NodeUnfit
+from launcher.job.scalars import Gpus, duration
+from launcher.model.facts import Gpu, NodeFacts
+from launcher.planning.gpu_faults import Fault, broken, fault
+
+LITTLE = 1024  # MiB in use on a GPU that counts as idle: the driver's own, a desktop
+WITHOUT = "run without GPUs: gpus: none"
+CDI = "nvidia.com/gpu"  # the kind of device in a CDI specification
+_OF_THE_DRIVER = ("ctl", "-uvm", "-uvm-tools", "-modeset")
+_KEEPS_GPUS = (1, 18)  # the first Container Toolkit that does not change a container's device rules behind systemd
+
+
+@dataclass(frozen=True)
+class Device:
+    """What one worker computes on: a GPU, or an instance of a GPU in MIG mode."""
+
+    uuid: str
+    name: str  # for people: "GPU 3", "GPU 3 MIG 1g.10gb"
+    gpu: Gpu
+
+    @property
+    def instance(self) -> bool:
+        return is_instance(self.uuid)
+
+
+def is_instance(uuid: str) -> bool:
+    return uuid.startswith("MIG-")
+
+
+def devices(node: NodeFacts) -> list[Device]:
+    """Those that can be used, in index order."""
+    found = []
+    for gpu in sorted(node.gpus, key=lambda gpu: gpu.index):
+        if broken(gpu):
+            continue
+        name = f"GPU {gpu.index}"
+        if gpu.mig:
+            found += [Device(each.uuid, f"{name} MIG {each.profile}", gpu) for each in gpu.instances]
+        else:
+            found.append(Device(gpu.uuid, name, gpu))
+    return found
 
 
 def select(node: NodeFacts, request: Gpus) -> tuple[str, ...]:
-    """UUIDs of the GPUs that the request means on this node, in index order.
+    """UUIDs of the devices that the request means on this node, in index order.
 
-    `all` on a machine without a GPU is no GPU: the same job file runs on a laptop. Anything that names or counts GPUs
-    which are not there raises NodeUnfit.
+    `all` on a machine without a GPU is no GPU: the same job file runs on a laptop. A number means idle ones: raises
+    InUse with who has the others. Raises NodeUnfit for GPUs that are not there, or cannot be used.
     """
-    known = {gpu.index: gpu.uuid for gpu in sorted(node.gpus, key=lambda gpu: gpu.index)}
     if request == "none":
         return ()
+    problem = fault(node)
+    if problem is not None and (not problem.partial or (request == "all" and not problem.complete)):
+        raise _faulty(node, problem)
+    found = devices(node)
     if request == "all":
-        return tuple(known.values())
+        if node.gpus and not found:
+            cure = f"make instances there (sudo nvidia-smi mig -cgi PROFILE -C), leave MIG mode, or {WITHOUT}"
+            raise NodeUnfit(f"node {node.name}", "its GPUs are in MIG mode and have no instances", cure)
+        return tuple(device.uuid for device in found)
     if isinstance(request, int):
-        if request > len(known):
-            raise _lacks(node, f"{request} GPUs are asked for")
-        return tuple(known.values())[:request]
+        return _idle(node, request, found, problem)
+    known = {device.uuid: device.uuid for device in found}
+    by_index = {device.gpu.index: device.uuid for device in found if not device.instance}
     chosen = []
     for wanted in request:
-        uuid = known.get(wanted) if isinstance(wanted, int) else wanted
-        if uuid is None or uuid not in known.values():
-            raise _lacks(node, f"GPU {wanted} is asked for")
+        if problem is not None and problem.missing and isinstance(wanted, int):
+            raise _faulty(node, problem, "; a GPU's index counts those that are left, so name GPUs by their UUID")
+        uuid = by_index.get(wanted) if isinstance(wanted, int) else known.get(wanted)
+        if uuid is None:
+            raise _lacks(node, f"GPU {wanted} is asked for", problem)
         chosen.append(uuid)
     return tuple(chosen)
 
 
-def driver(node: NodeFacts) -> str:
-    """How the node's engine hands GPUs to a container: "nvidia" or "cdi"; raises NodeUnfit where it cannot."""
+def _idle(node: NodeFacts, count: int, found: Sequence[Device], problem: Fault | None) -> tuple[str, ...]:
+    if count > len(found):
+        raise _lacks(node, f"{count} GPUs are asked for", problem)
+    idle = [device.uuid for device in found if not user(node, device)]
+    if len(idle) < count:
+        what = f"{count} GPUs are asked for, {len(idle)} of {len(found)} are idle: {'; '.join(in_use(node, found))}"
+        cure = "wait for them: --wait; share those that no run has by naming them: gpus: [0, 1]; or choose another node"
+        raise InUse(f"node {node.name}", what, cure)
+    return tuple(idle[:count])
+
+
+def in_use(node: NodeFacts, among: Sequence[Device]) -> list[str]:
+    """For each of these devices that somebody uses: `GPU 0: 59.6 GiB by erin, python3 (pid 4242) for 3:00:00`."""
+    return [f"{device.name}: {who}" for device in among if (who := user(node, device))]
+
+
+def user(node: NodeFacts, device: Device) -> str:
+    """Who uses it, how much of its memory and for how long; "" where it is idle.
+
+    Which of its instances a GPU's processes are in is not known, so none of them counts as idle then.
+    """
+    gpu = device.gpu
+    claims = [claim for claim in node.claims if claim.uuid == device.uuid]
+    found = [f"the run {claim.run} of {claim.owner} for {duration(claim.age)}" for claim in claims]
+    for process in () if claims else gpu.processes:
+        who = f"{process.memory_mib / 1024:.1f} GiB by {process.user or 'a user that is not known'}"
+        age = f" for {duration(process.age)}" if process.age else ""
+        found.append(f"{who}, {process.name or 'a process'} (pid {process.pid}){age}")
+    if not found and gpu.used_mib >= LITTLE and not device.instance:
+        found.append(f"{gpu.used_mib / 1024:.1f} GiB by processes that are not visible")
+    return ", ".join(found)
+
+
+def driver(node: NodeFacts, uuids: Sequence[str]) -> str:
+    """How the node's engine hands these GPUs to a container: "cdi", else "nvidia"; raises NodeUnfit where it cannot.
+
+    CDI first: the engine itself creates the device files, so that systemd does not take them away (see device_files).
+    """
     engine = node.engine
     if engine is None:
         return ""
+    if uuids and all(f"{CDI}={uuid}" in engine.cdi_devices for uuid in uuids):
+        return "cdi"
     if "nvidia" in engine.runtimes:
         return "nvidia"
-    if any(name.startswith("nvidia.com/gpu") for name in engine.cdi_devices):
-        return "cdi"
+    if any(name.startswith(CDI) for name in engine.cdi_devices):
+        what = "has GPUs, but its CDI specification does not name them by UUID"
+        cure = "sudo nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml"
+        raise NodeUnfit(f"node {node.name}", what, f"on the node: {cure}")
     if engine.kind == "podman":
         what = "has GPUs, but podman's Docker API does not give them to a container"
         raise NodeUnfit(f"node {node.name}", what, "use Docker there, or run without GPUs: gpus: none")
@@ -53,6 +140,26 @@ def driver(node: NodeFacts) -> str:
     )
 
 
+def device_files(node: NodeFacts, uuids: Sequence[str]) -> tuple[str, ...]:
+    """Of these GPUs and of their driver, to be passed beside a request to the NVIDIA runtime.
+
+    That gives a container device files of which systemd does not know: when systemd reloads its units, it forbids them,
+    and the container has lost its GPUs (NVIDIA/nvidia-container-toolkit issue 48).
+    """
+    chosen = [gpu for gpu in node.gpus if {gpu.uuid, *(instance.uuid for instance in gpu.instances)} & set(uuids)]
+    wanted = [f"/dev/nvidia{gpu.minor}" for gpu in chosen] + [f"/dev/nvidia{name}" for name in _OF_THE_DRIVER]
+    return tuple(file for file in wanted if file in node.nvidia.device_files)
+
+
+def lost_at_reload(node: NodeFacts) -> str:
+    """The toolkit that gives containers GPUs which they lose when systemd reloads; "" where none does."""
+    toolkit, engine = node.nvidia.toolkit, node.engine
+    if engine is None or engine.cgroup != "systemd" or node.nvidia.toolkit_mode == "cdi":
+        return ""
+    numbers = tuple(map(int, toolkit.split(".")[:2])) if toolkit else ()
+    return f"NVIDIA Container Toolkit {toolkit}" if numbers and numbers < _KEEPS_GPUS else ""
+
+
 def share(uuids: Sequence[str], parts: int, place: int) -> tuple[str, ...]:
     """The part of one machine's GPUs that falls to the node at `place` of `parts` on it: as even as can be."""
     size, rest = divmod(len(uuids), parts)
@@ -60,8 +167,23 @@ def share(uuids: Sequence[str], parts: int, place: int) -> tuple[str, ...]:
     return tuple(uuids[start : start + size + (1 if place < rest else 0)])
 
 
-def _lacks(node: NodeFacts, what: str) -> NodeUnfit:
-    have = ", ".join(f"{g.index}: {g.name} {g.uuid}" for g in node.gpus) or "none"
+def has_none(node: NodeFacts) -> NodeUnfit:
+    """Of a node without a GPU beside others that have some."""
+    cure = "leave it out, or let it work on its processors: nodes: [{host: " + node.host + ", gpus: none}]"
+    return NodeUnfit(f"node {node.name}", "it has no GPU, and other nodes of the job have", cure)
+
+
+def _faulty(node: NodeFacts, problem: Fault, more: str = "") -> NodeUnfit:
     return NodeUnfit(
-        f"node {node.name}", f"{what}, it has: {have}", "change `gpus` for this node or choose another node"
+        f"node {node.name}", f"its GPUs cannot be used: {problem.what}", f"{problem.cure}; or {WITHOUT}{more}"
     )
+
+
+def _lacks(node: NodeFacts, what: str, problem: Fault | None) -> NodeUnfit:
+    have = ", ".join(f"{d.gpu.index}: {d.gpu.name if not d.instance else d.name} {d.uuid}" for d in devices(node))
+    what = f"{what}, it has: {have or 'none'}"
+    if problem is not None:
+        return NodeUnfit(f"node {node.name}", f"{what}; {problem.what}", problem.cure)
+    divided = [str(gpu.index) for gpu in node.gpus if gpu.mig]
+    cure = f"; GPU {', '.join(divided)} is in MIG mode: name its instances by UUID" if divided else ""
+    return NodeUnfit(f"node {node.name}", what, f"change `gpus` for this node or choose another node{cure}")

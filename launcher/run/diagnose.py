@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.container_scripts.words import TRACEBACK, VICTIM, last_traceback, last_words
+from launcher.node.docker.toolkit import gpu_error
 from launcher.run.evidence import Evidence
+from launcher.run.known_causes import known_cause
 from launcher.run.state import HANG_CODE, SIGKILL_CODE, SIGTERM_CODE, TIMEOUT_CODE
 
 OTHERS_WAIT = "the others wait for"
@@ -21,55 +23,9 @@ _SIGNALS = {number: f"SIG{name}" for number, name in enumerate(_NAMES.split(), s
 
 _REPORTED_RANK = re.compile(r"\brank\s*: (\d+)")  # in torchrun's list of the ranks that failed
 
+_IMPORTING = "<frozen importlib._bootstrap>"  # in the stack of a rank that imports a module
 # Where a stack shows that its rank waits for others; for a collective on GPUs it waits in torch.cuda or backward.
 _WAITING = re.compile(r"torch/(distributed|autograd|cuda|nn/parallel)/")
-
-# (pattern in the output, its meaning, its cure), the most specific first
-_KNOWN: tuple[tuple[str, str, str], ...] = (
-    (r"CUDA out of memory|torch\.OutOfMemoryError", "the GPU's memory is full", "a smaller batch size, or more nodes"),
-    (
-        r"[Bb]us error|unable to open shared memory object|No space left on device.*shm",
-        "shared memory (/dev/shm) is full",
-        "keep docker.ipc: host and enlarge the node's: mount -o remount,size=16g /dev/shm",
-    ),
-    (
-        r"Address already in use|EADDRINUSE",
-        "the rendezvous port is in use on the first node",
-        "another run there? `launcher runs`; or choose another: --set port=29501",
-    ),
-    (
-        r"No space left on device",
-        "a disk is full",
-        "free some, or mount a larger one; `launcher clean` removes old runs",
-    ),
-    (
-        r"NCCL.*(no socket interface|Bootstrap : no socket)|unable to find address for",
-        "the network interface that was chosen is not usable",
-        "name the node's address in the job file: nodes: [{host: ..., address: ...}]",
-    ),
-    (
-        r"[Rr]endezvous.*[Tt]imeout|timed out after \d+ seconds waiting for clients|client socket has timed out",
-        "not all nodes met at the rendezvous in time",
-        "is the port open between the nodes? `launcher doctor JOB` tries it",
-    ),
-    (
-        r"Timed out waiting \d+ms for (recv|send)|Watchdog caught collective operation timeout",
-        "its peers were silent for as long as its communication waits",
-        "is the network between the nodes up? `launcher doctor JOB` tries it; or a rank hangs: set hang_timeout",
-    ),
-    (
-        r"ModuleNotFoundError|ImportError",
-        "a module could not be imported",
-        "add it to image.packages, or check that `code` holds it",
-    ),
-    (r"PermissionError|Permission denied", "a file may not be read or written", "check the owner of mounts and data"),
-    (r"exec format error", "the image is for another CPU architecture", "build the image for the node's architecture"),
-    (
-        r"driver version is insufficient|CUDA driver version is too old|forward compatibility was attempted",
-        "the node's NVIDIA driver is too old for this image",
-        "update the driver, or choose an older base: launcher image list",
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -158,10 +114,11 @@ def _describe(evidence: Evidence) -> Failure:
         what, cure = "reached the job's time limit", "raise `timeout`"
     elif state.error:
         what = f"could not be started: {state.error}"
+        cure = (gpu_error(state.error) or ("", cure))[1]
     else:
-        known = next(((meaning, step) for pattern, meaning, step in _KNOWN if re.search(pattern, words)), None)
-        if known:
-            what, cure = f"{what}: {known[0]}", known[1]
+        log = evidence.rank_logs.get(rank, evidence.log) if rank is not None else evidence.log
+        if known := known_cause(words, log, evidence.node.name):
+            what, cure = f"{what}: {known.what}", known.fix
     what = f"{what}; {evidence.over}" if evidence.over else what
     return Failure(evidence.node.name, rank, state.exit_code, what, cure, words)
 
@@ -205,6 +162,8 @@ def _hang(first: Evidence, evidence: Sequence[Evidence]) -> Failure:
         what += f"; {OTHERS_WAIT} " + ", ".join(f"rank {rank} on {nodes[rank]}" for rank in lagging)
     words = "\n".join(f"rank {rank} on {nodes[rank]}: {stack}" for rank, stack in stacks.items())
     cure = "see above where the ranks stood; raise `hang_timeout` if such a pause is normal"
+    if stacks and all(_IMPORTING in stack for stack in stacks.values()):
+        what, cure = f"{what}; its ranks were still importing", "raise `hang_timeout`: a cold disk takes minutes"
     return Failure(first.node.name, None, HANG_CODE, what, cure, words)
 
 

@@ -7,15 +7,18 @@ from functools import partial
 
 from launcher import errors
 from launcher.errors import LauncherError, NodeUnfit
+from launcher.image import cuda
+from launcher.image.image_locations import image_store
 from launcher.job.models import Job
-from launcher.model.facts import NodeFacts, Probe, Reach
+from launcher.model.facts import ImageInfo, NodeFacts, Probe, Reach
 from launcher.model.plan import Rendezvous
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, run_all_settled
-from launcher.planning import checks
+from launcher.planning import checks, gpu_checks
 from launcher.planning.checks import Check, Level
 from launcher.planning.rendezvous import choose
+from launcher.run.gpus import with_claims
 from launcher.run.reachability import probe_master, reach_node
 
 _NAMES: dict[type[LauncherError], str] = {
@@ -29,6 +32,7 @@ _NAMES: dict[type[LauncherError], str] = {
 DATA_TIMEOUT = 120.0
 SAMPLE = 16  # files of a data set that are read to their end on every node
 
+_PEERS = "if command -v timeout >/dev/null; then timeout 20 nvidia-smi topo -p2p r; else nvidia-smi topo -p2p r; fi"
 _MTU = 'cat "/sys/class/net/$1/mtu"'
 _READABLE = 'if [ ! -e "$1" ]; then echo missing; elif ls -- "$1" >/dev/null 2>&1 && [ -r "$1" ]; then echo ok; fi'
 # $1: a folder or file, $2: how many files of it are read. Prints `<files> <digest of names and sizes> <of the sample>`.
@@ -47,17 +51,18 @@ echo "$count $(listed | sort | digest) $sample"
 """
 
 
-def examine(job: Job | None, fleet: Fleet) -> Iterator[Check]:
-    """Every check of these nodes, in the order in which they build on each other.
+def examine(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFacts]:
+    """Every check of these nodes, in the order in which they build on each other; and the facts of nodes with GPUs.
 
     fleet: connected with failures allowed; these come first. job: what the nodes are wanted for; None: anything.
     """
     for name, error in fleet.failed.items():
         kind = next((label for of, label in _NAMES.items() if isinstance(error, of)), "reachable")
         yield Check(name, kind, Level.FAIL, error.what, error.next_step)
-    seen = run_all_settled([engine.facts for engine in fleet.engines])
+    seen = run_all_settled([partial(with_claims, engine) for engine in fleet.engines])
     most = run_all_settled([engine.machine.most_sessions for engine in fleet.engines])
     usable: list[tuple[Engine, NodeFacts]] = []
+    wanting: list[NodeFacts] = []  # GPUs
     for engine, node, sessions in zip(fleet.engines, seen, most, strict=True):
         if isinstance(node, LauncherError):
             yield Check(engine.node, "facts", Level.FAIL, node.what, node.next_step)
@@ -71,17 +76,51 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check]:
             cure = "set MaxSessions to 10, its default, in sshd_config"
             yield Check(engine.node, "ssh sessions", Level.WARN, what, cure)
         entry = next((e for e in job.machines if e.name == engine.node), None) if job else None
-        yield from checks.of_node(node, job, entry)
+        wanted = "all" if job is None or entry is None else job.gpus_of(entry)
+        docker = job is None or job.runtime == "docker"
+        yield from checks.of_node(node, job)
+        yield from gpu_checks.of_node(node, wanted, docker=docker)
+        if wanted != "none":
+            wanting.append(node)
+        if node.gpus:
+            yield node
     facts = [node for _, node in usable]
+    yield from _peers(usable)
     if job is not None:
         yield from _mounts(job, [engine for engine, _ in usable])
+        yield from _image(job, usable)
     if len(facts) > 1:
         yield from checks.alike(facts)
+        yield from gpu_checks.alike(wanting)
     if job is not None and facts and not fleet.failed and len(facts) == len(job.machines):
         yield checks.master_port(job, facts[0])
         if job.runtime == "docker" and len(facts) > 1:
             yield from _between(job, fleet, facts)
         yield from _same_data(job, fleet)
+
+
+def _peers(usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Check]:
+    several = [engine for engine, node in usable if sum(not gpu.mig for gpu in node.gpus) > 1]
+    for engine, printed in zip(several, _everywhere(several, _PEERS), strict=True):
+        if (check := gpu_checks.peers(engine.node, printed)) is not None:
+            yield check
+
+
+def _image(job: Job, usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Check]:
+    """The CUDA of the job's image, as far as it is known without a container, against the nodes' drivers."""
+    wanted = {entry.name for entry in job.machines if job.gpus_of(entry) != "none"}
+    users = [(engine, node) for engine, node in usable if node.gpus and engine.node in wanted]
+    if job.image is None or not users:
+        return
+    name = job.image.base or job.image.ref or ""
+    seen = run_all_settled([partial(image_store(engine).inspect, name) for engine, _ in users])
+    own = (info.cuda for info in seen if isinstance(info, ImageInfo) and info.cuda)
+    if version := next(own, "") or cuda.of_name(name):
+        for _, node in users:
+            found = cuda.verdict(node, version, name)
+            level = Level.FAIL if not found.runs else Level.WARN if found.what else Level.OK
+            what = found.what or f"driver {node.nvidia.driver} runs the CUDA {version} of image {name}"
+            yield Check(node.name, "image", level, what, found.fix)
 
 
 def _mounts(job: Job, engines: Sequence[Engine]) -> Iterator[Check]:

@@ -50,12 +50,17 @@ def shell(job: Job, entry: NodeEntry, fleet: Fleet, code: Snapshot, secrets: Map
     """
     caller = os.getpid() if job.runtime == "process" else 0
     alone = job.model_copy(update={"nodes": (entry,), "timeout": None})
-    facts = [replace(node, listening=()) for node in fleet.facts()]
+    facts = [_shared(node) for node in fleet.facts()]
     idle = ("sh", "-c", _IDLE, "sh", str(caller))
     with temporary_run("shell", alone, idle, fleet, facts, code, secrets, log) as plan:
         container = plan.master.container
         with fleet.engines[0].guard(container.name):
             return fleet.engines[0].interact(container.name, _SHELL, terminal=is_terminal())
+
+
+def _shared(node: NodeFacts) -> NodeFacts:
+    """As if nobody used its GPUs and ports."""
+    return replace(node, listening=(), gpus=tuple(replace(gpu, processes=(), used_mib=0) for gpu in node.gpus))
 
 
 @contextmanager

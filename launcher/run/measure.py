@@ -15,6 +15,7 @@ from launcher.planning.checks import Check, Level
 from launcher.records.paths import NodePaths
 from launcher.records.snapshot import snapshot
 from launcher.run.exec_shell import temporary_run
+from launcher.run.gpus import job_facts
 
 TIMEOUT = 180
 _MARK = "launcher-measured "
@@ -58,7 +59,7 @@ def measure(job: Job, fleet: Fleet, log: Log) -> Iterator[Check]:
     with tempfile.TemporaryDirectory() as folder:
         empty = snapshot(Path(folder))  # the program is in the command
     try:
-        with temporary_run("measure", alone, program, fleet, fleet.facts(), empty, {}, log) as plan:
+        with temporary_run("measure", alone, program, fleet, job_facts(alone, fleet), empty, {}, log) as plan:
             names = {node.node: node.container.name for node in plan.nodes}
             ends = fleet.each(lambda engine: engine.wait(names[engine.node], TIMEOUT))
             path = NodePaths(plan.master.container.output_dir, plan.master.node).log

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from launcher.image import cuda
 from launcher.image.ensure import ensure
 from launcher.image.image_locations import ImageLocations, image_store
 from launcher.image.probe import image_facts
@@ -22,6 +23,7 @@ from launcher.node.parallel import run_both
 from launcher.planning import build
 from launcher.planning.offline import assumed_image
 from launcher.planning.rendezvous import choose, on_one_machine
+from launcher.run.gpus import job_facts
 from launcher.run.locate import caller
 from launcher.run.reachability import probe_master
 
@@ -49,7 +51,7 @@ def prepare(
 
 def preview(job: Job, fleet: Fleet, code: str) -> Plan:
     """The plan as `prepare` would make it now, but no image is built, sent or pulled."""
-    facts = fleet.facts()
+    facts = job_facts(job, fleet)
     image, facts, notes = image_as_it_is(job, fleet, facts)
     plan = _plan(job, facts, image, choose_rendezvous(job, fleet, facts), code)
     return replace(plan, warnings=(*notes, *plan.warnings))
@@ -84,10 +86,18 @@ def image_as_it_is(
     images = fleet.each(look)
     limited = [replace(node, ulimits=limits) for node, (_, limits) in zip(facts, images, strict=True)]
     if images[0][0] is None:
+        _check_cuda(job, facts, cuda.of_name(name), name)
         note = f"image {name} is not on {fleet.engines[0].node} yet; its properties are assumed"
         return assumed_image(job), limited, (note,)
     notes = () if job.image.ref else (f"the image's properties are those of its base {name}; up repairs it if it must",)
-    return image_facts(fleet.engines[0], name, images[0][0], _container_like(job, facts[0])), limited, notes
+    found = image_facts(fleet.engines[0], name, images[0][0], _container_like(job, facts[0]))
+    return found, limited, (*notes, *_check_cuda(job, facts, found.cuda, name))
+
+
+def _check_cuda(job: Job, facts: Sequence[NodeFacts], version: str, image: str) -> list[str]:
+    """Of the nodes that give GPUs: notes, as cuda.check()."""
+    users = [node for entry, node in zip(job.machines, facts, strict=True) if job.gpus_of(entry) != "none"]
+    return cuda.check([node for node in users if node.gpus], version, image)
 
 
 def _container_like(job: Job, master: NodeFacts) -> ContainerSpec:
@@ -103,14 +113,19 @@ def make_image(
     """The job's image on every node, what it can do, and the facts with the limits that its containers are granted."""
     if job.runtime == "process" or job.image is None:
         return image_facts(fleet.engines[0], "", None, _container_like(job, facts[0])), list(facts)
+    name = job.image.base or job.image.ref or ""
+    _check_cuda(job, facts, cuda.of_name(name), name)  # before it is pulled
     with caller_engine() as local:
         locations = ImageLocations(fleet.engines, local, log, on_progress)
         image = ensure(job.image, locations, job=job.name, mounted=bool(job.mounts), lock_file=lock_file)
     master = fleet.engines[0]
+    _check_cuda(job, facts, image.images[master.node].cuda, name)  # before the first container
     granted, found = run_both(
         partial(fleet.each, lambda engine: engine.granted_ulimits(image.ids[engine.node])),
         partial(image_facts, master, image.reference, image.images[master.node], _container_like(job, facts[0])),
     )
+    for note in _check_cuda(job, facts, found.cuda, name):
+        log(f"note: {note}")
     limited = [
         replace(node, ulimits=limits, image=image.ids[engine.node])
         for engine, node, limits in zip(fleet.engines, facts, granted, strict=True)

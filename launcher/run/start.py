@@ -10,6 +10,7 @@ from secrets import token_hex
 
 from launcher import container_scripts
 from launcher.errors import LauncherError, NodesFailed
+from launcher.image.cuda import explained
 from launcher.model import labels
 from launcher.model.container import Layout, Phase
 from launcher.model.plan import NodePlan, Plan
@@ -55,10 +56,14 @@ def start(
         files = archives[spec.layout, spec.user]
         run_all([partial(claim_all, engine, plan), partial(engine.put, ids[engine.node], files)])
 
+    def start_one(engine: Engine) -> None:
+        with explained(engine, plan.image):
+            engine.start(ids[engine.node])
+
     try:
         uninterrupted(partial(fleet.each, create))
         event("created", nodes=[planned.node for planned in plan.nodes])
-        uninterrupted(partial(fleet.each, lambda engine: engine.start(ids[engine.node])))
+        uninterrupted(partial(fleet.each, start_one))
         event("started", nodes=[planned.node for planned in plan.nodes])
     except BaseException as error:
         event("undone", reason=str(error) or type(error).__name__)

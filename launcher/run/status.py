@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import secrets
 import time
@@ -43,9 +42,9 @@ echo; echo "$1"; LC_ALL=C tail -c 1 "$2" 2>&1 >/dev/null | grep "Permission deni
 echo; echo "$1"
 [ -n "$5" ] || exit 0
 grep -E '^Mem(Total|Available):' /proc/meminfo
-if command -v nvidia-smi >/dev/null; then
-  nvidia-smi --query-gpu=uuid,utilization.gpu,memory.used,memory.total --format=csv,noheader,nounits
-fi
+command -v nvidia-smi >/dev/null || exit 0
+set -- nvidia-smi --query-gpu=uuid,utilization.gpu,memory.used,memory.total --format=csv,noheader,nounits
+if command -v timeout >/dev/null; then timeout -s KILL 10 "$@"; else "$@"; fi
 """
 
 
@@ -108,11 +107,11 @@ class RunStatus:
     def ended(self) -> bool:
         return RunState(self.state).ended or self.state == RunState.REMOVED
 
-    def to_json(self) -> str:
+    def to_dict(self) -> dict[str, Any]:
         """`progress` is the latest line of the metrics, as the trainer wrote it, with eta (seconds) added."""
         progress = {} if self.progress is None else {**self.progress.last, "eta": self.progress.eta}
         shown = {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
-        return json.dumps(shown | {"progress": progress}, indent=2)
+        return shown | {"progress": progress}
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ exec), so that a broken node can still be repaired.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.bed.bed import Bed, Node
 from tests.bed.host import docker, login_shells, newer_engine, podman, rootless
 from tests.bed.settings import TRAIN_IMAGE, TRAINER
 from tests.bed.shell import CommandFailed
+from tests.nvidia import Machine
 
 DATA_ROOT = "/var/lib/docker"
 CONTAINERD_ROOT = f"{DATA_ROOT}/containerd-store"
@@ -315,6 +317,21 @@ def fake_gpus(bed: Bed, node: Node, count: int = 2) -> Iterator[list[str]]:
         _stop_engine(bed, node)
         start_engine(bed, node)
         yield uuids
+
+
+@contextlib.contextmanager
+def nvidia(bed: Bed, node: Node, machine: Machine) -> Iterator[None]:
+    """The node as this machine: its PCI bus, and a stand-in for its nvidia-smi where it has one."""
+    smi, bus, tree = "/usr/local/bin/nvidia-smi", "/sys/bus/pci/devices", "/opt/nvidia-test"
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as healing:
+        machine.tree(Path(folder))
+        if machine.smi:
+            machine.install(Path(folder))
+        Path(folder).chmod(0o755)
+        healing.callback(bed.sh, node, f"umount {bus}; rm -rf {tree} {smi}")
+        docker("cp", folder, f"{node.container}:{tree}")
+        bed.sh(node, f"[ ! -e {tree}/nvidia-smi ] || mv {tree}/nvidia-smi {smi}; mount --bind {tree}/devices {bus}")
+        yield
 
 
 @contextlib.contextmanager

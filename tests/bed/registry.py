@@ -11,6 +11,7 @@ import json
 import subprocess
 import tarfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +44,8 @@ class Registry:
         ).encode()
         self.digest = "sha256:" + hashlib.sha256(self.manifest).hexdigest()
         self.sent: Counter[int] = Counter()  # bytes of blobs, by port
+        self.rate = 0  # bytes of a blob that are sent in a second; 0: as fast as can be
+        self.broken = 0  # answers that the client did not wait for
 
     def _add(self, data: bytes) -> dict[str, object]:
         digest = "sha256:" + hashlib.sha256(data).hexdigest()
@@ -87,7 +90,14 @@ def serving(registry: Registry) -> Iterator[int]:
                 self.send_header(key, value)
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(body)
+                piece = registry.rate // 20 or len(body) or 1
+                try:
+                    for start in range(0, len(body), piece):
+                        self.wfile.write(body[start : start + piece])
+                        time.sleep(0.05 if registry.rate else 0)
+                except ConnectionError:
+                    registry.broken += 1
+                    self.close_connection = True
 
         def log_message(self, *words: object) -> None:
             """Logs nothing."""

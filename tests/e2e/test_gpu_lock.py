@@ -43,6 +43,18 @@ def test_a_gpu_in_use_is_refused_naming_its_run_and_owner(bed_cli: Cli, bed: Bed
     assert bed.wait_clean() == []
 
 
+def test_a_number_takes_the_gpu_that_no_run_has(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
+    bed_cli("up", "-d", job(bed_cli, "first", 600, [0]))
+    first = bed_cli.runs()[-1].name
+    bed_cli("up", "-d", job(bed_cli, "second", 600, 1), "--set", "port=29501")
+    assert [node["gpus"] for node in json.loads(bed_cli("status", "--json").stdout)["nodes"]] == [gpus[1:]]
+    refused = bed_cli("up", job(bed_cli, "third", 1, 1), "--set", "port=29502", code=3).stderr
+    assert f"1 GPUs are asked for, 0 of 2 are idle: GPU 0: the run {first} of " in refused
+    assert f"the run {first} of" in " ".join(bed_cli("status", "--nodes", "node1").stdout.split())
+    bed_cli("down", "--all")
+    assert bed.wait_clean() == []
+
+
 def test_wait_waits_and_an_ended_run_holds_no_gpu(bed_cli: Cli, bed: Bed, gpus: list[str]) -> None:
     bed_cli("up", "-d", job(bed_cli, "before", 600))
     enough = output_folder(bed_cli) / "enough"

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from launcher.cli import console
-from launcher.cli.console import HOLD, HOLD_LINES, Screen, TracebackBuffer, shorten
+from launcher.cli.console import HOLD, HOLD_LINES, FirstOutput, Screen, TracebackBuffer, shorten
 from launcher.model.container import ContainerState, Phase
 from launcher.records.measured import training_progress
 from launcher.run.diagnose import Failure
@@ -25,6 +25,18 @@ STRANGE = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_
 HEAD = "[rank0]: Traceback (most recent call last):"
 ENDED = ContainerState("1", "c", "", {}, Phase.EXITED, 1, oom_killed=False, restarts=0, started=0, finished=1)
 FAILED = Outcome("r-1", RunState.FAILED, Failure("gpu-b", 1, 1, "raised KeyError", "", "KeyError: 'dog'"))
+
+
+def test_a_program_that_has_printed_nothing_yet_is_said_to_import_every_30_s_for_5_minutes() -> None:
+    first = FirstOutput()
+    assert first.words(1000) == ""  # nothing is followed
+    first.begin(0)
+    said = [second for second in range(1000) if first.words(second)]
+    assert said == list(range(30, 301, 30))
+    first.begin(0)
+    assert first.words(30).startswith("nothing printed for 30 s: still importing?")
+    first.end()
+    assert not any(first.words(second) for second in range(1000))
 
 
 def test_output_before_a_traceback_is_shown_at_once() -> None:

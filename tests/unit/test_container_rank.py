@@ -63,6 +63,11 @@ def test_both_streams_go_in_order_to_the_log_and_to_stdout(worker: Worker) -> No
     assert (code, out, worker.log.read_bytes()) == (5, b"a\nb\nc\nd", b"a\nb\nc\nd")
 
 
+def test_each_worker_sees_its_own_instance_of_a_gpu(worker: Worker) -> None:
+    worker.env |= {"LAUNCHER_MIG": "MIG-a,MIG-GPU-b/1/0,MIG-c", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "all"}
+    assert worker.run("/bin/sh", "-c", "echo $CUDA_VISIBLE_DEVICES")[1] == b"MIG-GPU-b/1/0\n"
+
+
 def test_a_burst_of_any_bytes_arrives_in_both_places(worker: Worker) -> None:
     out = worker.run(sys.executable, "-c", "import os; [os.write(1, bytes(range(256)) * 4096) for _ in range(4)]")[1]
     assert out == worker.log.read_bytes() == bytes(range(256)) * 4096 * 4

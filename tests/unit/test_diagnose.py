@@ -205,6 +205,17 @@ def test_a_runs_state_follows_from_its_containers() -> None:
     assert state_of([state(0), state(None)], 2) is RunState.RUNNING
 
 
+def test_ranks_that_were_still_importing_did_not_hang() -> None:
+    stack = STACK.replace('File "/workspace/code/train.py", line 7 in read_batch', IMPORT)
+    found = first_failure([evidence(0, stack, 125), evidence(1, stack, 143)])
+    assert found is not None
+    assert found.what.endswith("its ranks were still importing")
+    assert "hang_timeout" in found.cure
+    assert "importing" not in first_failure([evidence(0, stack, 125), evidence(1, STACK, 143)]).what  # type: ignore[union-attr]
+
+
+# of python3.11 -X faulthandler
+IMPORT = 'File "<frozen importlib._bootstrap>", line 241 in _call_with_frames_removed'
 STACK = """step 3
 Fatal Python error: Aborted
 

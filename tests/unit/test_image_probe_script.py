@@ -54,6 +54,18 @@ TORCH = {
 }
 
 
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        ("cuda: _Optional[str] = '13.0'", "13.0"),  # torch 2.9
+        ("cuda = '10.1'", "10.1"),  # 1.4
+        ("cuda: Optional[str] = None", ""),  # built for CPU
+    ],
+)
+def test_the_facts_probe_reads_the_cuda_of_torch(probe, line, version):
+    assert probe("facts", {**TORCH, "torch/version.py": f"__version__ = '2'\n{line}\nhip = '5'\n"}).cuda == version
+
+
 def test_the_facts_probe_reads_versions_and_options_without_imports(probe):
     found = probe("facts", TORCH)
     assert (found.torch, found.run, found.launch) == ("2.6.0a0+ecf3bae40a.nv25.01", True, False)

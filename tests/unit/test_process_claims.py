@@ -46,3 +46,11 @@ def test_a_claim_is_released_only_by_its_own_id(home: Path) -> None:
     process_claims.claim("gpu-1", {RUN: "c"})
     process_claims.release(lambda claim: claim.labels[RUN] == "c")
     assert not (home / ".launcher" / ".claims").exists()
+
+
+def test_all_claims_of_the_machine_are_listed(home: Path) -> None:
+    assert process_claims.claims() == []
+    assert not (home / ".launcher").exists()
+    process_claims.claim("gpu-0", {RUN: "a"})
+    process_claims.claim("gpu-1", {RUN: "b"})
+    assert [(claim.name, claim.labels[RUN]) for claim in process_claims.claims()] == [("gpu-0", "a"), ("gpu-1", "b")]

@@ -88,7 +88,7 @@ def test_control_characters_of_a_node_are_not_printed() -> None:
 
 
 def test_json_has_what_the_table_has() -> None:
-    seen = json.loads(FULL.to_json())
+    seen = json.loads(json.dumps(FULL.to_dict()))
     assert (seen["progress"]["step"], round(seen["progress"]["eta"])) == (2000, 1302)
     assert seen["nodes"][1]["use"]["gpus"][0]["busy"] == 97
     assert {"run", "state", "progress", "nodes", "result", "world", "started_by"} == set(seen)

@@ -113,15 +113,17 @@ def start(config: Config) -> World:
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    device, sharers = choose_device(config, local_rank, local_size), local_size
+    instance = bool(os.environ.get("LAUNCHER_MIG"))  # this process sees one instance of a GPU (MIG), as device 0
+    device = choose_device(config, 0, 1) if instance else choose_device(config, local_rank, local_size)
+    sharers = local_size
     if device.type == "cuda" and config.bind_cores:
-        sharers = bind_to_gpu([near_cores(gpu) for gpu in range(local_size)], local_rank)
+        sharers = bind_to_gpu([near_cores(0 if instance else gpu) for gpu in range(local_size)], local_rank)
     if config.threads:
         torch.set_num_threads(config.threads)
     backend = "none"
     if size > 1:
         # gloo in addition to NCCL: stop flags and metrics are CPU tensors and must not wait for the GPU's queue
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not instance else "gloo"  # NCCL refuses instances
         dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout))
     sharded = config.parallel not in ("model", "pipeline")
     generation = int(os.environ.get("LAUNCHER_GENERATION", "0"))

@@ -11,6 +11,7 @@ import urllib3.exceptions
 
 from launcher.errors import EngineFailed, EngineForbidden, EngineUnavailable, LauncherError, NameTaken, NodeUnfit
 from launcher.node.docker.channel import DialFailed
+from launcher.node.docker.toolkit import gpu_error
 
 # what reading a malformed answer raises
 _MALFORMED = (
@@ -104,9 +105,8 @@ def _refused(node: str, doing: str, error: docker.errors.APIError) -> LauncherEr
         return NodeUnfit(node, f"the mount's source {source.group(1)} is not there", "make it, or change `mounts`")
     if isinstance(error, docker.errors.NotFound) and "No such image" in words:
         return NodeUnfit(node, f"it has no such image: {words}", "ship it: launcher image ship")
-    if "could not select device driver" in words or "nvidia-container-cli" in words:
-        cure = "install the NVIDIA Container Toolkit there: nvidia-ctk runtime configure --runtime=docker"
-        return NodeUnfit(node, f"its engine cannot give GPUs to containers: {words}", cure)
+    if found := gpu_error(words):
+        return NodeUnfit(node, f"{found[0]}: {words}", found[1])
     if "no space left on device" in words.lower():
         return NodeUnfit(node, f"its disk is full: {words}", "make room: launcher clean, docker system df")
     return EngineFailed(node, f"could not {doing}: {words}")

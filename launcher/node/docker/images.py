@@ -18,6 +18,7 @@ from docker.utils import parse_repository_tag
 from launcher.errors import ImageBuildFailed, ImageShipFailed, ImageUnfit, NoRoom
 from launcher.model.facts import ImageInfo
 from launcher.node.docker.client import DockerClient, found, ids
+from launcher.node.docker.pulling import PullProgress
 from launcher.node.docker.values import image_info, label_filter
 from launcher.node.ssh.config import open_ssh_argv
 
@@ -39,8 +40,13 @@ class DockerImages:
         """Which images the engine runs, named as in ImageInfo: `amd64`, `arm64`; "" where it does not say."""
         return self._client.ask("ask its version", lambda api: str(api.version(api_version=False).get("Arch", "")))
 
-    def pull(self, reference: str, login: Mapping[str, str] | None = None) -> None:
-        """Let the engine pull it. Raises ImageUnfit with the engine's words.
+    def pull(
+        self,
+        reference: str,
+        login: Mapping[str, str] | None = None,
+        report: Callable[[PullProgress], object] = lambda _: None,
+    ) -> None:
+        """Let the engine pull it; `report` is called while it does. Raises ImageUnfit with the engine's words.
 
         login: username, password (or identitytoken), serveraddress; sent with this one request and kept nowhere on the
         node.
@@ -48,7 +54,10 @@ class DockerImages:
         cure = "check its spelling, the node's way to the registry, and `docker login` on this machine"
         with self._client.transfer(f"pull {reference}", ImageUnfit, cure) as api:
             # without auth_config docker-py looks for a login of its own: {} says that there is none
-            deque(_read(api.pull(reference, stream=True, decode=True, auth_config=dict(login or {}))), maxlen=0)
+            progress = PullProgress()
+            for event in _read(api.pull(reference, stream=True, decode=True, auth_config=dict(login or {}))):
+                progress.take(event)
+                report(progress)
 
     def digest(self, reference: str, login: Mapping[str, str] | None = None) -> str:
         """What its registry calls it now, `sha256:...`, asked by the engine without pulling. Raises ImageUnfit."""

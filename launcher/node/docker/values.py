@@ -23,6 +23,7 @@ _CONFIGURATION = (
     *("User", "ExposedPorts", "Env", "Entrypoint", "Cmd", "Healthcheck", "Volumes", "WorkingDir", "OnBuild", "Labels"),
     *("StopSignal", "Shell"),
 )
+_CUDA = "CUDA_VERSION="  # in the environment of NVIDIA's images
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?")
 _PHASES = {phase.value: phase for phase in Phase} | {"removing": Phase.DEAD}
 
@@ -194,6 +195,7 @@ def image_info(found: Mapping[str, Any]) -> ImageInfo:
         size=int(found.get("Size") or 0),
         user=str(config.get("User") or ""),
         created=str(found.get("Created") or ""),
+        cuda=next((text[len(_CUDA) :] for text in config.get("Env") or () if str(text).startswith(_CUDA)), ""),
         content=hashlib.sha256(content.encode()).hexdigest(),
     )
 
@@ -213,6 +215,7 @@ def engine_facts(info: Mapping[str, Any]) -> EngineFacts:
         root_dir=str(info.get("DockerRootDir", "")),
         kind="podman" if podman else "Docker",
         store=f"{store} image store, {info.get('Driver')}",
+        cgroup=str(info.get("CgroupDriver") or ""),
     )
 
 

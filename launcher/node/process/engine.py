@@ -25,7 +25,7 @@ from pathlib import Path
 from launcher.errors import ContainerGone, EngineFailed, NameTaken, NodeUnfit
 from launcher.model.container import ContainerSpec, ContainerState, Phase
 from launcher.model.facts import NodeFacts
-from launcher.model.labels import NODE, RUN
+from launcher.model.labels import NODE, PURPOSE, RUN
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
 from launcher.model.plan import plain
 from launcher.node.engine import Engine
@@ -104,7 +104,12 @@ class ProcessEngine(Engine):
             raise EngineFailed(self.node, f"could not start {container}: {reason}", _cure(found))
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
-        """An engine of the node `local` sees all of this machine, one of `local-0` its own containers only."""
+        """An engine of the node `local` sees all of this machine, one of `local-0` its own containers only.
+
+        Claims are listed where they are asked for.
+        """
+        if labels.get(PURPOSE) == "claim":
+            return folders.claims()
         wanted = dict(labels) if self.node == LOCAL else {NODE: self.node, **labels}
         return [
             folders.state(found)

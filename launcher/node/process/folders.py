@@ -118,6 +118,14 @@ def claim(name: str, labels: Mapping[str, str]) -> ContainerState | None:
         return None
 
 
+def claims() -> list[ContainerState]:
+    """Those that processes of this machine have, whichever of its nodes they are for."""
+    if not (root() / ".claims").exists():
+        return []
+    with _claims() as folder:
+        return [_claim_state(file) for file in sorted(folder.iterdir())]
+
+
 def release(chosen: Callable[[ContainerState], bool]) -> None:
     with _claims() as folder:
         for file in folder.iterdir():

@@ -1,0 +1,45 @@
+"""GPUs and who uses them, as a table and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from launcher.model.facts import NodeFacts
+from launcher.model.plan import plain
+from launcher.planning.gpu_faults import broken
+from launcher.planning.gpus import devices, user
+
+
+def table(nodes: Sequence[NodeFacts]) -> Table:
+    """A row for each GPU, or each instance of one in MIG mode; who uses it is wrapped where the terminal is narrow."""
+    found = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("node", "GPU", "model", "memory"):
+        found.add_column(name, no_wrap=True, overflow="ellipsis")
+    found.add_column("in use by", overflow="fold")
+    for node in nodes:
+        for device in devices(node):
+            gpu = device.gpu
+            used = f"{gpu.used_mib / 1024:.1f}/{gpu.memory_mib / 1024:.0f} GiB"
+            cells = (device.name.removeprefix("GPU "), gpu.name.removeprefix("NVIDIA "), used, user(node, device))
+            found.add_row(*map(Text, (node.name, *cells)))
+        for gpu in node.gpus:
+            if why := broken(gpu):
+                found.add_row(*map(Text, (node.name, str(gpu.index), gpu.name.removeprefix("NVIDIA "), "", why)))
+    return found
+
+
+def rows(nodes: Sequence[NodeFacts]) -> list[dict[str, Any]]:
+    """The same for programs: each GPU with all that is known of it, and the runs that have it."""
+    return [
+        {
+            "node": node.name,
+            **plain(gpu),
+            "runs": [claim.run for claim in node.claims if claim.uuid in (gpu.uuid, *(i.uuid for i in gpu.instances))],
+        }
+        for node in nodes
+        for gpu in node.gpus
+    ]

@@ -1,0 +1,133 @@
+"""Whether a node's NVIDIA driver runs an image's CUDA, told before anything is created."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from launcher.errors import NodesFailed, NodeUnfit
+from launcher.image import versions
+from launcher.model.facts import NodeFacts
+from launcher.node.engine import Engine
+
+Numbers = tuple[int, ...]
+
+# The least driver of each family (docs.nvidia.com/deploy/cuda-compatibility, "Minor Version Compatibility"); before
+# CUDA 11 each release has its own (docs.nvidia.com/cuda/cuda-toolkit-release-notes, table 3)
+_LEAST: dict[Numbers, str] = {
+    (13,): "580.65.06",
+    (12,): "525.60.13",
+    (11,): "450.80.02",
+    (10, 2): "440.33",
+    (10, 1): "418.39",
+    (10, 0): "410.48",
+    (9, 2): "396.26",
+    (9, 0): "384.81",
+}
+NGC = "nvcr.io/nvidia/pytorch"
+_REQUIRED = re.compile(r"unsatisfied condition: cuda ?>= ?([\d.]+)")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a driver and an image's CUDA mean for each other. what: "" if there is nothing to say."""
+
+    runs: bool = True
+    what: str = ""
+    fix: str = ""
+
+
+def verdict(node: NodeFacts, cuda: str, image: str) -> Verdict:
+    """cuda: the image's, "" if it has none or it is not known; then, and if the driver is not known, all is well."""
+    driver, wanted = node.nvidia.driver, _numbers(cuda)
+    if not driver or not wanted:
+        return Verdict()
+    own, has = _numbers(node.nvidia.cuda), _driver(node)
+    if not _runs(driver, wanted):
+        if not _listed(driver, image):
+            return _too_old(node, cuda, image)
+        return Verdict(what=f"{has} runs image {image} on data center GPUs only", fix="on others, update the driver")
+    if own and own[:1] == wanted[:1] and own[:2] < wanted[:2]:
+        what = f"{has} is older than the CUDA {cuda} of image {image}, and runs it by minor-version compatibility"
+        return Verdict(what=what, fix="kernels compiled while it runs may fail: then update the driver")
+    return Verdict()
+
+
+def check(nodes: Sequence[NodeFacts], cuda: str, image: str) -> list[str]:
+    """Notes on these nodes. Raises NodesFailed with every node whose driver is too old."""
+    found = [(node, verdict(node, cuda, image)) for node in nodes]
+    if errors := [NodeUnfit(f"node {node.name}", each.what, each.fix) for node, each in found if not each.runs]:
+        raise NodesFailed(errors, of=len(nodes))
+    return [f"{node.name}: {each.what}; {each.fix}" for node, each in found if each.what]
+
+
+def of_name(image: str) -> str:
+    """The CUDA of one of NVIDIA's images by its tag, before it is on any machine; "" if that is not known."""
+    found = versions.release(image) if image.startswith(NGC) else None
+    return found.cuda if found else ""
+
+
+@contextmanager
+def explained(engine: Engine, image: str) -> Iterator[None]:
+    """The image's own requirement (NVIDIA_REQUIRE_CUDA) that fails at the start is told as `check` tells it."""
+    try:
+        yield
+    except NodeUnfit as error:
+        required = _REQUIRED.search(error.what)
+        if required is None:
+            raise
+        node = engine.facts()
+        found = verdict(node, required[1], image)
+        if found.runs:  # within the family: the image itself refuses it on this GPU
+            found = _too_old(node, required[1], image)
+        raise NodeUnfit(error.where, found.what, found.fix) from error
+
+
+def _driver(node: NodeFacts) -> str:
+    own = f" (CUDA {node.nvidia.cuda})" if node.nvidia.cuda else ""
+    return f"NVIDIA driver {node.nvidia.driver}{own}"
+
+
+def _too_old(node: NodeFacts, cuda: str, image: str) -> Verdict:
+    driver, wanted, least = node.nvidia.driver, _numbers(cuda), _least(_numbers(cuda))
+    tag = _newest(driver, wanted)
+    needs = f"a driver for CUDA {cuda}"
+    if _numbers(driver) < _numbers(least):
+        needs = f"{least} or newer"
+    elif own := _numbers(node.nvidia.cuda):
+        tag = _newest(driver, (own[0], own[1] + 1))
+    what = f"{_driver(node)} is too old for image {image} with CUDA {cuda}, which needs {needs}"
+    other = f", or use {NGC}:{tag}, the newest of NVIDIA's that it runs" if tag else ""
+    return Verdict(runs=False, what=what, fix=f"update the driver{other}")
+
+
+def _runs(driver: str, cuda: Numbers) -> bool:
+    return _numbers(driver) >= _numbers(_least(cuda))
+
+
+def _listed(driver: str, image: str) -> bool:
+    """Whether the image's release notes list this branch of the driver: it brings what data center GPUs need there."""
+    release, has = versions.release(image) if image.startswith(NGC) else None, _numbers(driver)
+    listed = [_numbers(text) for text in re.findall(r"\d{3}(?:\.\d+)?", release.driver)] if release else []
+    return any(has[:1] == each[:1] and has >= each for each in listed)
+
+
+def _least(cuda: Numbers) -> str:
+    """A family that came after this table needs at least what the last one in it does."""
+    return _LEAST.get(cuda[:1]) or _LEAST.get(cuda[:2]) or (_LEAST[13,] if cuda > (13,) else "0")
+
+
+def _newest(driver: str, below: Numbers) -> str:
+    """The tag of NVIDIA's newest image that this driver runs, with an older CUDA than `below`."""
+    for release in reversed(versions.releases()):
+        numbers = _numbers(release.cuda)
+        if numbers and numbers[:2] < below[:2] and _runs(driver, numbers):
+            return release.tag
+    return ""
+
+
+def _numbers(version: str) -> Numbers:
+    found = re.match(r"\d+(?:\.\d+)*", version.strip())
+    return tuple(map(int, found[0].split("."))) if found else ()

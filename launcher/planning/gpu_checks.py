@@ -1,0 +1,139 @@
+"""Checks of a node's GPUs and of what they need, for `launcher doctor` and as warnings of a plan. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from launcher.errors import NodeUnfit
+from launcher.job.scalars import Gpus
+from launcher.model.facts import Gpu, NodeFacts
+from launcher.planning import gpus
+from launcher.planning.checks import Check, Level
+from launcher.planning.gpu_faults import fault
+
+NCCL_AND_MIG = (
+    "each worker sees its own MIG instance, as CUDA device 0; instances have no peer access and NCCL refuses two ranks "
+    "on one GPU, so the workers must use the backend gloo, as `train` does"
+)
+_PEERS = re.compile(r"^\s*GPU\d+((?:\s+(?:X|OK|[A-Z]{1,4}))+)\s*$", re.MULTILINE)
+
+
+def of_node(node: NodeFacts, wanted: Gpus, *, docker: bool) -> Iterator[Check]:
+    """wanted: what a job asks for; `all` where no job is known."""
+    try:
+        chosen = gpus.select(node, wanted)
+    except NodeUnfit as error:
+        yield Check(node.name, "gpus", Level.FAIL, error.what, error.next_step)
+        chosen = ()
+    else:
+        models = ", ".join(sorted({gpu.name for gpu in node.gpus}))
+        what = f"{len(chosen)} of {len(gpus.devices(node))}" + (f": {models}" if models else "")
+        yield Check(node.name, "gpus", Level.OK, what)
+        problem = fault(node)
+        if problem is not None:
+            level = Level.OK if wanted == "none" else Level.WARN
+            yield Check(node.name, "gpus", level, problem.what, problem.cure)
+    if node.gpus and wanted != "none":
+        yield from _machine(node)
+    if chosen and docker:
+        yield _toolkit(node, chosen)
+        if lost := gpus.lost_at_reload(node):
+            what = f"with {lost}, containers lose their GPUs when systemd reloads; a run's do not, others' do"
+            cure = "install 1.18 or newer there, or use CDI: docs/gpu.md"
+            yield Check(node.name, "systemd reload", Level.WARN, what, cure)
+
+
+def warnings(node: NodeFacts, wanted: Gpus, chosen: Sequence[str]) -> Iterator[str]:
+    """What `up` says of the GPUs that it takes all the same."""
+    problem = fault(node)
+    if problem is not None and wanted != "none":
+        yield f"{node.name}: {problem.what}. {problem.cure}"
+    taken = [device for device in gpus.devices(node) if device.uuid in chosen]
+    for line in gpus.in_use(node, taken):
+        yield f"{node.name}: {line}"
+
+
+def differences(nodes: Sequence[NodeFacts]) -> str:
+    """What the nodes' GPUs differ in, with each node's own; "" where they are alike."""
+    found = []
+    parts: tuple[tuple[str, Callable[[Gpu], str]], ...] = (
+        ("model", lambda gpu: gpu.name),
+        ("memory", lambda gpu: f"{round(gpu.memory_mib / 1024)} GiB" if gpu.memory_mib else ""),
+        ("driver", lambda gpu: gpu.driver.partition(".")[0]),
+        ("compute mode", lambda gpu: gpu.compute_mode),
+    )
+    with_gpus = [node for node in nodes if node.gpus]
+    for name, of in parts:
+        values = {node.name: ", ".join(sorted({of(gpu) for gpu in node.gpus})) for node in with_gpus}
+        if len(set(values.values())) > 1:
+            found.append(f"{name}: " + ", ".join(f"{node} {value or 'unknown'}" for node, value in values.items()))
+    return "; ".join(found)
+
+
+def alike(nodes: Sequence[NodeFacts]) -> list[Check]:
+    """What should be the same on all nodes."""
+    with_gpus = [node for node in nodes if node.gpus]
+    found = []
+    if with_gpus and len(with_gpus) < len(nodes):
+        names = ", ".join(node.name for node in nodes if not node.gpus)
+        cure = "name the nodes that a job is to use; gpus: none for these"
+        found.append(Check("all", "gpus differ", Level.WARN, f"no GPU: {names}", cure))
+    if differ := differences(nodes):
+        found.append(Check("all", "gpus differ", Level.WARN, differ, "the slowest sets the pace"))
+    return found
+
+
+def peers(node: str, printed: str) -> Check | None:
+    """From `nvidia-smi topo -p2p r`, which has a row for each GPU; None for one GPU."""
+    cells = [cell for row in _PEERS.findall(printed) for cell in row.split() if cell != "X"]
+    if not cells:
+        return None
+    if all(cell == "OK" for cell in cells):
+        return Check(node, "peer access", Level.OK, "each GPU reads the memory of each other one")
+    what = (
+        f"{cells.count('OK')} of {len(cells)} pairs of GPUs read each other's memory; the others go through the host's"
+    )
+    return Check(
+        node, "peer access", Level.WARN, what, "what it costs: launcher doctor JOB --measure; nvidia-smi topo -m"
+    )
+
+
+def _machine(node: NodeFacts) -> Iterator[Check]:
+    seen = node.nvidia
+    cuda = f", runs CUDA up to {seen.cuda}" if seen.cuda else ""
+    yield Check(node.name, "gpu driver", Level.OK, f"{seen.driver}{cuda}")
+    if any(gpu.persistence is False for gpu in node.gpus):
+        what = "persistence mode is off: the driver starts anew, for seconds, with each first process on a GPU"
+        cure = "sudo systemctl enable --now nvidia-persistenced, or sudo nvidia-smi -pm 1"
+        yield Check(node.name, "persistence", Level.WARN, what, cure)
+    elif any(gpu.persistence for gpu in node.gpus):
+        yield Check(node.name, "persistence", Level.OK, "persistence mode is on")
+    if seen.switches and seen.fabric_manager != "active":
+        what = f"it has {seen.switches} NVSwitches and nvidia-fabricmanager is {seen.fabric_manager or 'not known'}: "
+        what += "CUDA fails with error 802, system not yet initialized"
+        cure = "sudo systemctl enable --now nvidia-fabricmanager, of the same version as the driver"
+        yield Check(node.name, "fabric manager", Level.FAIL if seen.fabric_manager else Level.WARN, what, cure)
+    elif seen.switches:
+        yield Check(node.name, "fabric manager", Level.OK, f"active, for {seen.switches} NVSwitches")
+    for device_name, instances in ((f"GPU {gpu.index}", gpu.instances) for gpu in node.gpus if gpu.mig):
+        listed = ", ".join(f"{each.profile} {each.uuid}" for each in instances) or "no instances"
+        yield Check(node.name, "mig", Level.OK, f"{device_name}: {listed}")
+    if len(node.gpus) > 1 or node.infiniband:
+        yield Check(node.name, "infiniband", Level.OK, "/dev/infiniband is there" if node.infiniband else "none")
+    for line in gpus.in_use(node, gpus.devices(node)):
+        yield Check(node.name, "gpu in use", Level.WARN, line, "ask its owner, or take other GPUs; up --wait waits")
+
+
+def _toolkit(node: NodeFacts, chosen: Sequence[str]) -> Check:
+    try:
+        kind = gpus.driver(node, chosen)
+    except NodeUnfit as error:
+        return Check(node.name, "container toolkit", Level.FAIL, error.what, error.next_step)
+    seen, engine = node.nvidia, node.engine
+    parts = [kind]
+    parts += [seen.toolkit] if seen.toolkit else []
+    parts += [f"mode {seen.toolkit_mode}"] if seen.toolkit_mode else []
+    parts += [f"cgroup driver {engine.cgroup}"] if engine is not None and engine.cgroup else []
+    parts.append(f"CDI {', '.join(seen.cdi_specs)}" if seen.cdi_specs else "no CDI specification")
+    return Check(node.name, "container toolkit", Level.OK, ", ".join(parts))

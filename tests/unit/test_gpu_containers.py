@@ -1,0 +1,270 @@
+"""GPUs of containers: the image's CUDA and the driver, the Container Toolkit's errors, GPUs that systemd takes away.
+
+Texts were recorded by others, the source beside each; none was seen on hardware of ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from launcher.errors import NodesFailed, NodeUnfit
+from launcher.image import cuda
+from launcher.model.facts import EngineFacts, Gpu, MigInstance, NodeFacts, NvidiaFacts
+from launcher.node.docker.toolkit import gpu_error
+from launcher.planning import gpu_checks, gpus
+from launcher.planning.checks import Level
+from tests.unit.test_plan import job, node, planned
+
+NGC = "nvcr.io/nvidia/pytorch"
+
+
+def driven(driver: str, newest: str = "", name: str = "gpu-0") -> NodeFacts:
+    return node(0, gpus=1, name=name, nvidia=NvidiaFacts(driver=driver, cuda=newest))
+
+
+@pytest.mark.parametrize(
+    ("driver", "image", "version", "needs", "other"),
+    [
+        ("470.82.01", f"{NGC}:24.03-py3", "12.4.0.041", "525.60.13", "22.12-py3"),
+        ("525.60.11", "x:1", "12.0", "525.60.13", "22.12-py3"),
+        ("450.36.06", "x:1", "11.0.194", "450.80.02", "20.03-py3"),
+        ("535.104.05", f"{NGC}:26.09-py3", "13.4", "580.65.06", "25.06-py3"),
+        ("580.65.05", "x:1", "13.0", "580.65.06", "25.06-py3"),
+        ("580.65.05", "x:1", "14.1", "580.65.06", "25.06-py3"),
+        ("418.40.04", "x:1", "10.2", "440.33", "19.10-py3"),
+        ("300.1", "x:1", "10.2", "440.33", ""),
+    ],
+)
+def test_a_driver_below_the_familys_least_is_refused(
+    driver: str, image: str, version: str, needs: str, other: str
+) -> None:
+    with pytest.raises(NodesFailed) as refusal:
+        cuda.check([driven(driver)], version, image)
+    assert refusal.value.exit_code == 3
+    told = str(refusal.value)
+    assert f"node gpu-0: NVIDIA driver {driver} is too old for image {image} with CUDA {version}" in told
+    assert f"needs {needs} or newer" in told
+    assert "update the driver" in told
+    assert (f"use {NGC}:{other}" in told) == bool(other)
+
+
+@pytest.mark.parametrize(
+    ("driver", "newest", "version"),
+    [
+        ("525.60.13", "12.0", "12.0.1"),
+        ("550.54.14", "12.4", "12.4.0.041"),
+        ("550.54.14", "12.4", "11.8"),
+        ("580.65.06", "13.0", "12.9"),
+        ("450.80.02", "", "11.8"),
+        ("", "", "12.4"),
+        ("470.82.01", "11.4", ""),
+        ("a driver", "x", "y"),
+    ],
+)
+def test_a_driver_that_is_new_enough_or_not_known_says_nothing(driver: str, newest: str, version: str) -> None:
+    assert cuda.check([driven(driver, newest)], version, "x:1") == []
+
+
+def test_inside_the_family_there_is_a_note_on_minor_version_compatibility() -> None:
+    [note] = cuda.check([driven("535.104.05", "12.2"), driven("550.54.14", "12.4", "gpu-1")], "12.4.0.041", "x:1")
+    assert note.startswith("gpu-0: NVIDIA driver 535.104.05 (CUDA 12.2) is older than the CUDA 12.4.0.041 of image x:1")
+    assert "minor-version compatibility" in note
+
+
+def test_a_branch_that_the_release_notes_list_runs_on_data_center_gpus() -> None:
+    [note] = cuda.check([driven("440.33.01", "10.2")], "11.4.2", f"{NGC}:21.09-py3")
+    assert "data center GPUs only" in note
+    with pytest.raises(NodesFailed):
+        cuda.check([driven("440.33.01", "10.2")], "11.4.2", "x:1")
+
+
+def test_nvidias_images_are_known_by_their_tag_before_they_are_pulled() -> None:
+    assert cuda.of_name(f"{NGC}:26.09-py3") == "13.4"
+    assert cuda.of_name("other/pytorch:26.09-py3") == ""
+    assert cuda.of_name(f"{NGC}:99.01-py3") == ""
+
+
+class Engine:
+    """That gives the facts of a node, as explained() asks for them."""
+
+    def __init__(self, facts: NodeFacts) -> None:
+        self.facts = lambda: facts
+
+
+# https://github.com/MauriceNino/dashdot/issues/1226
+UNSATISFIED = (
+    "failed to create task for container: failed to create shim task: OCI runtime create failed: runc create failed: "
+    "unable to start container process: error during container init: error running prestart hook #0: exit status 1, "
+    "stdout: , stderr: Auto-detected mode as 'legacy'\nnvidia-container-cli: requirement error: unsatisfied condition: "
+    "cuda>=12.8, please update your driver to a newer version, or use an earlier cuda container: unknown"
+)
+
+
+@pytest.mark.parametrize(
+    ("facts", "needs", "other"),
+    [
+        (driven("470.82.01", "11.4"), "needs 525.60.13 or newer", "22.12-py3"),
+        (driven("550.54.14", "12.4"), "needs a driver for CUDA 12.8", "24.05-py3"),  # within the family
+    ],
+)
+def test_the_images_own_requirement_gets_the_same_message(facts: NodeFacts, needs: str, other: str) -> None:
+    with pytest.raises(NodeUnfit) as told, cuda.explained(Engine(facts), "x:1"):  # type: ignore[arg-type]
+        raise NodeUnfit("gpu-0", UNSATISFIED)
+    assert f"NVIDIA driver {facts.nvidia.driver} (CUDA {facts.nvidia.cuda}) is too old for image x:1" in str(told.value)
+    assert needs in str(told.value)
+    assert other in str(told.value)
+    with pytest.raises(NodeUnfit, match="its disk is full"), cuda.explained(Engine(facts), "x:1"):  # type: ignore[arg-type]
+        raise NodeUnfit("gpu-0", "its disk is full")
+
+
+HOOK = "OCI runtime create failed: ... error running hook: exit status 1, stdout: , stderr: "
+# (source, the engine's words, what it means, the fix)
+TOOLKIT = [
+    (
+        "docker run --gpus all without the toolkit, everywhere",
+        'could not select device driver "nvidia" with capabilities: [[gpu]]',
+        "cannot give GPUs",
+        "install the NVIDIA Container Toolkit",
+    ),
+    ("https://github.com/MauriceNino/dashdot/issues/1226", UNSATISFIED, "too old for the image", "update the driver"),
+    (
+        "https://github.com/NVIDIA/nvidia-container-toolkit/issues/260",
+        f"{HOOK}nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown.",
+        "driver is not loaded",
+        "sudo modprobe nvidia",
+    ),
+    (
+        "https://github.com/docker/for-win/issues/13835",
+        f"{HOOK}nvidia-container-cli: initialization error: load library failed: libnvidia-ml.so.1: cannot open shared "
+        "object file: no such file or directory: unknown.",
+        "driver is not loaded",
+        "nvidia-smi",
+    ),
+    (
+        "https://github.com/NVIDIA/nvidia-container-toolkit/issues/394",
+        f"{HOOK}nvidia-container-cli: initialization error: nvml error: driver/library version mismatch: unknown.",
+        "was updated",
+        "reboot",
+    ),
+    (
+        "https://github.com/NVIDIA/nvidia-container-toolkit/issues/183",
+        f"{HOOK}nvidia-container-cli: initialization error: driver error: failed to process request: unknown.",
+        "driver is not loaded",
+        "nvidia-smi",
+    ),
+    (
+        "https://github.com/NVIDIA/nvidia-container-toolkit/issues/147",
+        f"{HOOK}nvidia-container-cli: ldcache error: process /sbin/ldconfig.real failed with error code: 1: unknown.",
+        "cannot run ldconfig",
+        "config.toml",
+    ),
+    (
+        "https://github.com/xerrors/Yuxi/issues/211",
+        f"{HOOK}nvidia-container-cli: device error: 1: unknown device: unknown",
+        "does not find the GPU",
+        "nvidia-smi -L",
+    ),
+    (
+        "https://github.com/NVIDIA/k8s-device-plugin/issues/98",
+        f"{HOOK}nvidia-container-cli: device error: unknown device id: GPU-1",
+        "does not find the GPU",
+        "launcher doctor",
+    ),
+    (
+        "https://github.com/NVIDIA/nvidia-docker/issues/1447",
+        f"{HOOK}nvidia-container-cli: container error: cgroup subsystem devices not found: unknown.",
+        "(cgroup)",
+        "1.18",
+    ),
+    (
+        "https://github.com/NVIDIA/libnvidia-container/issues/154",
+        f"{HOOK}nvidia-container-cli: mount error: failed to add device rules: unable to find any existing device "
+        "filters attached to the cgroup: bpf_prog_query(BPF_CGROUP_DEVICE) failed: operation not permitted: unknown.",
+        "(cgroup)",
+        "no-cgroups = true",
+    ),
+    (
+        "https://github.com/devnen/Chatterbox-TTS-Server/issues/5",
+        "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=all",
+        "CDI specification",
+        "nvidia-ctk cdi generate",
+    ),
+    (
+        "https://github.com/NVIDIA/nvidia-docker/issues/1348",
+        f"{HOOK}nvidia-container-cli: detection error: nvml error: unknown error: unknown.",
+        "Container Toolkit failed",
+        "nvidia-container-cli -k -d /dev/tty info",
+    ),
+]
+
+
+@pytest.mark.parametrize(("source", "words", "what", "fix"), TOOLKIT, ids=[row[0] for row in TOOLKIT])
+def test_each_error_of_the_toolkit_has_its_own_fix(source: str, words: str, what: str, fix: str) -> None:
+    found = gpu_error(words)
+    assert found is not None, source
+    assert what in found[0]
+    assert fix in found[1]
+
+
+def test_other_errors_are_not_the_toolkits() -> None:
+    assert gpu_error("write /x: no space left on device") is None
+    assert gpu_error('exec: "python": executable file not found in $PATH') is None
+
+
+FILES = ("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset")
+LEGACY = EngineFacts("e", "27.0", False, ("runc", "nvidia"), (), "/var/lib/docker", 1 << 40, cgroup="systemd")
+
+
+def machine(engine: EngineFacts = LEGACY, **nvidia: object) -> NodeFacts:
+    """Whose device files are numbered in another order than its GPUs."""
+    cards = tuple(Gpu(i, f"GPU-{i}", "Tesla T4", 15360, "535.54", minor=2 - i) for i in range(3))
+    theirs = NvidiaFacts(device_files=FILES, smi=True, smi_exit=0, **nvidia)  # type: ignore[arg-type]
+    return dataclasses.replace(node(0, engine=engine), gpus=cards, nvidia=theirs)
+
+
+def test_the_device_files_of_the_chosen_gpus_are_passed_beside_the_request() -> None:
+    container = planned(job(1, gpus=[0]), [machine()]).master.container
+    assert container.gpu_driver == "nvidia"
+    assert container.devices == ("/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset")
+    assert planned(job(1, gpus="none"), [machine()]).master.container.devices == ()
+    own = job(1, gpus=[0], docker={"devices": ["/dev/nvidiactl:/dev/nvidiactl:rw"]})
+    assert [d.partition(":")[0] for d in planned(own, [machine()]).master.container.devices].count(
+        "/dev/nvidiactl"
+    ) == 1
+
+
+def test_cdi_is_preferred_where_the_engine_names_the_gpus_by_uuid() -> None:
+    named = dataclasses.replace(LEGACY, cdi_devices=tuple(f"nvidia.com/gpu=GPU-{i}" for i in range(2)))
+    container = planned(job(1, gpus=[0, 1]), [machine(named)]).master.container
+    assert (container.gpu_driver, container.devices) == ("cdi", ())
+    assert planned(job(1, gpus=[2]), [machine(named)]).master.container.gpu_driver == "nvidia"
+    by_index = dataclasses.replace(LEGACY, runtimes=("runc",), cdi_devices=("nvidia.com/gpu=0", "nvidia.com/gpu=all"))
+    with pytest.raises(NodeUnfit, match="--device-name-strategy=uuid"):
+        planned(job(1, gpus=[0]), [machine(by_index)])
+
+
+def test_the_device_file_of_an_instances_gpu_is_passed() -> None:
+    whole = machine()
+    divided = dataclasses.replace(whole.gpus[1], mig=True, instances=(MigInstance("MIG-1", "1g.10gb"),))
+    facts = dataclasses.replace(whole, gpus=(whole.gpus[0], divided))
+    assert gpus.device_files(facts, ["MIG-1"])[0] == "/dev/nvidia1"
+
+
+@pytest.mark.parametrize(
+    ("toolkit", "mode", "cgroup", "warns"),
+    [
+        ("1.17.8", "auto", "systemd", True),
+        ("1.9.0", "", "systemd", True),
+        ("1.18.0", "auto", "systemd", False),
+        ("2.0", "auto", "systemd", False),
+        ("1.17.8", "cdi", "systemd", False),
+        ("1.17.8", "auto", "cgroupfs", False),
+        ("", "auto", "systemd", False),
+    ],
+)
+def test_doctor_warns_of_a_toolkit_that_loses_gpus(toolkit: str, mode: str, cgroup: str, warns: bool) -> None:
+    facts = machine(dataclasses.replace(LEGACY, cgroup=cgroup), toolkit=toolkit, toolkit_mode=mode)
+    told = [check.what for check in gpu_checks.of_node(facts, "all", docker=True) if check.level is Level.WARN]
+    assert [f"with NVIDIA Container Toolkit {toolkit}, containers lose" in what for what in told] == [True] * warns

@@ -1,0 +1,158 @@
+"""What a node tells of its NVIDIA GPUs: the script with a stand-in nvidia-smi and PCI tree, and its parser."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.model.facts import Gpu, GpuProcess, MigInstance, PciGpu
+from launcher.node.facts import parse, script
+from launcher.node.nvidia import address
+from tests import nvidia
+from tests.nvidia import Card, Machine, Process, cards
+
+TRAINING = Card(
+    "0f:00.0", used=61004, running=[Process(4242, 61000), Process(99, 4, kind="G", name="/usr/lib/xorg/Xorg")]
+)
+
+
+def told(machine: Machine) -> tuple[tuple[Gpu, ...], object]:
+    node = parse(machine.told().encode()).node
+    return node.gpus, node.nvidia
+
+
+def run(folder: Path, machine: Machine | None, within: str = "20") -> tuple[str, float, list[str]]:
+    """The script's output on a machine, its seconds, and the calls of nvidia-smi. within: its limit instead of 20 s."""
+    text = script().replace("/sys/bus/pci/devices", str((machine or Machine()).tree(folder)))
+    text = text.replace("-s KILL 20", f"-s KILL {within}").replace("timeout 22", f"timeout {within}")
+    if machine is not None and machine.smi:
+        machine.install(folder)
+    calls = folder / "calls"
+    env = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "SMI_CALLS": str(calls)}
+    began = time.monotonic()
+    done = subprocess.run(["sh", "-c", text], capture_output=True, check=True, env=env, timeout=60)
+    seconds = time.monotonic() - began
+    return done.stdout.decode(), seconds, calls.read_text().splitlines() if calls.exists() else []
+
+
+def test_gpus_with_who_uses_them() -> None:
+    gpus, seen = told(Machine([Card("07:00.0"), TRAINING]))
+    assert [gpu.bus for gpu in gpus] == ["0000:07:00.0", "0000:0f:00.0"]
+    assert gpus[1] == Gpu(
+        index=1,
+        uuid="GPU-00000001-0000-0000-0000-000000000001",
+        name="NVIDIA A100-SXM4-80GB",
+        memory_mib=81920,
+        driver="550.54.14",
+        used_mib=61004,
+        bus="0000:0f:00.0",
+        compute_mode="Default",
+        persistence=True,
+        processes=(GpuProcess(4242, "erin", 61000, "python3", 10800.0),),  # not the X server
+    )
+    assert (seen.driver, seen.cuda, seen.smi, seen.smi_exit, seen.smi_error) == ("550.54.14", "12.4", True, 0, "")
+    assert seen.pci == (PciGpu("0000:07:00.0", "nvidia"), PciGpu("0000:0f:00.0", "nvidia"))
+
+
+def test_a_machine_without_any_has_nothing() -> None:
+    node = parse(b"@@pci\n\n@@end\n").node
+    assert (node.gpus, node.nvidia) == ((), type(node.nvidia)())
+
+
+def test_toolkit_module_device_files_and_switches() -> None:
+    more = f"""
+@@nvidia_module
+{nvidia.OPEN_MODULE}Model: \t\t NVIDIA H100 80GB HBM3
+GPU UUID: \t GPU-00000000-0000-0000-0000-000000000000
+Bus Location: \t 0000:07:00.0
+Device Minor: \t 3
+
+@@nvidia_toolkit
+NVIDIA Container Toolkit CLI version 1.17.8
+commit: f202b80a9b9d0db00d9b1d73c0128c8962c55f4d
+mode = "auto"
+
+@@nvidia_cdi
+/etc/cdi/nvidia.yaml
+
+@@nvidia_fabric
+inactive
+"""
+    gpus, seen = told(Machine(cards(1), more=more, switches=["85:00.0", "86:00.0"]))
+    assert gpus[0].minor == 3
+    assert (seen.module, seen.toolkit, seen.toolkit_mode) == ("580.95.05", "1.17.8", "auto")
+    assert (seen.cdi_specs, seen.fabric_manager, seen.switches) == (("/etc/cdi/nvidia.yaml",), "inactive", 2)
+    assert seen.device_files == ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm")
+
+
+def test_instances_of_divided_gpus() -> None:
+    machine = Machine(
+        [Card(f"0{bus}:00.0", uuid, mig="Enabled") for bus, uuid in zip("78", nvidia.MIG_UUIDS, strict=True)]
+    )
+    gpus, _ = told(machine)
+    assert [gpu.mig for gpu in gpus] == [True, True]
+    assert gpus[1].instances == (
+        MigInstance("MIG-d5a46a2e-1d77-575d-99e3-1f96c8555a2e", "1g.10gb"),
+        MigInstance("MIG-b8479d6e-d08f-5a92-9a24-0946db72b2a0", "1g.10gb"),
+    )
+
+
+@pytest.mark.parametrize("failure", [nvidia.MISMATCH, nvidia.NO_DRIVER, nvidia.LOST, nvidia.NO_DEVICES])
+def test_words_and_exit_code_of_a_failure(failure: tuple[str, int]) -> None:
+    gpus, seen = told(Machine(cards(2), failure=failure))
+    assert gpus == ()
+    assert (seen.smi_exit, len(seen.pci)) == (failure[1], 2)
+    assert seen.smi_error == " ".join(failure[0].split("\n")).strip()
+
+
+def test_a_gpu_that_needs_a_reset_and_one_without_a_thermometer() -> None:
+    told_of = (nvidia.RESET, "[N/A]", "[Unknown Error]")
+    gpus, _ = told(Machine([*cards(1), *(Card("0f:00.0", temperature=words) for words in told_of)]))
+    assert [gpu.fault for gpu in gpus] == ["", "GPU requires reset", "", "Unknown Error"]
+
+
+def test_a_driver_that_lists_five_fields_only() -> None:
+    node = parse(b"@@gpus\n0, GPU-8f3a, Tesla K80, 11441, 418.87\n\n@exit 0\n@@end\n").node
+    assert node.gpus == (Gpu(0, "GPU-8f3a", "Tesla K80", 11441, "418.87"),)
+
+
+def test_addresses_are_written_as_the_kernel_does() -> None:
+    assert address("GPU 00000000:3B:00.0") == address("GPU0000:3B:00.0: Unknown Error") == "0000:3b:00.0"
+    assert address("GPU1: Unknown Error") == ""
+
+
+def test_the_script_makes_two_calls_for_eight_gpus(tmp_path: Path) -> None:
+    text, _, calls = run(tmp_path, Machine(cards(8, running=[Process(os.getpid(), 61000)])))
+    assert len(calls) == 2
+    node = parse(text.encode()).node
+    assert [gpu.index for gpu in node.gpus] == list(range(8))
+    own = node.gpus[7].processes[0]
+    assert (own.pid, own.memory_mib) == (os.getpid(), 61000)
+    assert own.user == subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
+    assert 0 < own.age < 1e6
+    assert len(node.nvidia.pci) == 8
+
+
+def test_the_script_lists_instances_only_in_mig_mode(tmp_path: Path) -> None:
+    text, _, calls = run(tmp_path, Machine([Card("07:00.0", nvidia.MIG_UUIDS[0], mig="Enabled")]))
+    assert len(calls) == 3
+    assert "-L" in calls
+    assert len(parse(text.encode()).node.gpus[0].instances) == 2
+
+
+def test_the_script_cuts_a_hanging_call_off(tmp_path: Path) -> None:
+    text, seconds, _ = run(tmp_path, Machine(cards(2), hangs=True), within="1")
+    node = parse(text.encode()).node
+    assert "@@end" in text
+    assert (node.gpus, node.nvidia.smi, node.nvidia.smi_exit, len(node.nvidia.pci)) == ((), True, None, 2)
+    assert seconds < 15
+
+
+def test_the_script_on_a_machine_without_any(tmp_path: Path) -> None:
+    text, _, _ = run(tmp_path, Machine(smi=False))
+    assert parse(text.encode()).node.nvidia.pci == ()
+    assert "@@gpus" not in text

@@ -1,0 +1,238 @@
+"""From what nvidia-smi and the PCI bus say to the plan: a fault is refused, idle GPUs are taken, nothing ends on a CPU
+in silence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from launcher.cli import gpus as shown
+from launcher.errors import InUse, NodesFailed
+from launcher.model.facts import GpuClaim, NodeFacts
+from launcher.node.facts import parse
+from launcher.planning import gpu_checks, gpus
+from launcher.planning.checks import Check, Level
+from launcher.planning.gpu_faults import fault
+from tests import nvidia
+from tests.nvidia import Card, Machine, Process, cards
+from tests.unit.test_plan import job, planned
+from tests.unit.test_plan import node as a_node
+
+NOTEBOOK = Card("07:00.0", used=61440, running=[Process(4242, 61440, "erin")])
+MIG = [Card(f"0{7 + place}:00.0", uuid, mig="Enabled") for place, uuid in enumerate(nvidia.MIG_UUIDS)]
+
+
+def on(machine: Machine, rank: int = 0, **changes: Any) -> NodeFacts:
+    seen = parse(machine.told().encode()).node
+    return dataclasses.replace(a_node(rank), gpus=seen.gpus, nvidia=seen.nvidia, **changes)
+
+
+def refused(machine: Machine, gpus: object = "all") -> str:
+    with pytest.raises(NodesFailed) as caught:
+        planned(job(1, gpus=gpus), [on(machine)])
+    assert caught.value.exit_code == 3
+    return str(caught.value)
+
+
+def checks(node: NodeFacts, wanted: Any = "all") -> dict[str, Check]:
+    """The worst of each name."""
+    order = [Level.OK, Level.WARN, Level.FAIL]
+    found = sorted(gpu_checks.of_node(node, wanted, docker=True), key=lambda check: order.index(check.level))
+    assert all(check.cure for check in found if check.level is not Level.OK)
+    return {check.name: check for check in found}
+
+
+FAULTS = {
+    "mismatch": (Machine(cards(2), nvidia.MISMATCH), "Driver/library version mismatch", "reload the modules"),
+    "module not loaded": (Machine(cards(2, kernel=""), nvidia.NO_DRIVER), "couldn't communicate", "modprobe nvidia"),
+    "nouveau": (
+        Machine(cards(1, kernel="nouveau"), nvidia.NO_DRIVER),
+        "0000:07:00.0 has the driver nouveau",
+        "modprobe",
+    ),
+    "library": (Machine(cards(1), nvidia.NO_LIBRARY), "libnvidia-ml.so", "install NVIDIA's driver"),
+    "lost": (Machine(cards(2), nvidia.LOST), "GPU is lost", "dmesg"),
+    "handle": (Machine(cards(2), nvidia.HANDLE), "GPU 0000:0B:00.0: Unknown Error", "reboot it"),
+    "one of eight": (
+        Machine([*cards(7), Card("3f:00.0", listed=False)]),
+        "lists 7 of 8 GPUs: the GPU at 0000:3f",
+        "dmesg",
+    ),
+    "one handle": (
+        Machine([*cards(3), Card("34:00.0", listed=False)], complaint=nvidia.HANDLE_OF_ONE),
+        '0000:34:00.0 has fallen off the bus or has no driver ("Unable to determine the device handle for GPU1',
+        "reboot it",
+    ),
+    "no devices": (Machine(cards(1), nvidia.NO_DEVICES), "No devices were found", "dmesg"),
+    "unknown error": (Machine(cards(1), nvidia.UNKNOWN), "NVML: Unknown Error", "start the container again"),
+    "other words": (Machine(cards(1), ("segmentation fault\n", 139)), "segmentation fault", "run nvidia-smi there"),
+    "no words": (Machine(cards(1), ("", 1)), "lists no GPU (exit code 1)", "run nvidia-smi there"),
+    "hangs": (Machine(cards(2), hangs=True), "did not answer within 20 s", "reboot it"),
+    "needs a reset": (
+        Machine([*cards(1), Card("0f:00.0", temperature=nvidia.RESET)]),
+        'GPU 1 (0000:0f:00.0) cannot be used, nvidia-smi says "GPU requires reset"',
+        "--gpu-reset -i 1",
+    ),
+    "prohibited": (Machine(cards(1, mode="Prohibited")), "compute mode is Prohibited", "-c DEFAULT"),
+    "no driver": (Machine(cards(2, kernel=""), smi=False, files=()), "0000:0f:00.0 has no NVIDIA driver", "install"),
+    "nouveau alone": (Machine(cards(1, kernel="nouveau"), smi=False, files=()), "but nouveau", "install"),
+    "no nvidia-smi": (Machine(cards(1), smi=False), "no nvidia-smi is in the PATH", "nvidia-utils"),
+    "device file alone": (Machine(smi=False), "/dev/nvidia0 is there", "--gpus all"),
+    "virtual machines": (Machine(cards(1, kernel="vfio-pci"), smi=False, files=()), "vfio-pci", "give it back"),
+    "nvidia-smi alone": (Machine(failure=nvidia.NO_DRIVER, files=()), "couldn't communicate", "uninstall nvidia-smi"),
+    "empty MIG": (Machine(MIG[:1], mig_list=nvidia.MIG_LIST.splitlines()[0]), "have no instances", "mig -cgi"),
+}
+
+
+@pytest.mark.parametrize("row", FAULTS)
+def test_a_gpu_that_cannot_be_used_is_never_no_gpu(row: str) -> None:
+    machine, words, cure = FAULTS[row]
+    for request in ("all", max(2, len(machine.cards)), [0, 1]):
+        text = refused(machine, request)
+        assert "gpu-0" in text, (row, request)
+    text = refused(machine)
+    what, fix = text.split("\n  -> ")
+    assert words in what
+    assert cure in fix
+    assert "gpus: none" in fix
+    check = checks(on(machine))["gpus"]
+    assert (check.level, check.what in what) == (Level.FAIL, True)
+    plan = planned(job(1, gpus="none"), [on(machine)])
+    assert (plan.nodes[0].container.gpus, plan.warnings) == ((), ())
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        Machine(smi=False, files=()),
+        Machine(cards(8)),
+        Machine([*cards(4), *cards(2, kernel="vfio-pci", listed=False)]),  # these two are a virtual machine's
+        Machine([*cards(7, listed=False), Card("3f:00.0")], files=("/dev/nvidia7", "/dev/nvidiactl")),  # a container
+        Machine([Card("07:00.0", temperature="[N/A]")]),
+    ],
+    ids=["no GPU", "all work", "some in a virtual machine", "some in other containers", "no thermometer"],
+)
+def test_no_fault(machine: Machine) -> None:
+    assert fault(on(machine)) is None
+
+
+def test_a_complaint_about_something_else_is_a_warning() -> None:
+    # manual page of nvidia-smi, RETURN VALUE 14; the words: forums.developer.nvidia.com, "infoROM is corrupted"
+    told = Machine(cards(2)).told().replace("@exit 0", "WARNING: infoROM is corrupted at gpu 0000:07:00.0\n@exit 14", 1)
+    seen = parse(told.encode()).node
+    plan = planned(job(1), [dataclasses.replace(a_node(0), gpus=seen.gpus, nvidia=seen.nvidia)])
+    assert len(plan.nodes[0].container.gpus) == 2
+    assert any("infoROM is corrupted" in warning and "(exit code 14)" in warning for warning in plan.warnings)
+
+
+def test_what_works_of_a_machine_with_a_fault_can_be_named() -> None:
+    fallen = on(Machine([*cards(7), Card("3f:00.0", listed=False)]))
+    for request in (2, [fallen.gpus[6].uuid]):
+        plan = planned(job(1, gpus=request), [fallen])
+        assert len(plan.nodes[0].container.gpus) == len(request if isinstance(request, list) else range(request))
+        assert any("0000:3f:00.0 has fallen off the bus" in warning for warning in plan.warnings)
+    # An index counts the GPUs that are left, so it may mean another one than yesterday.
+    assert "name GPUs by their UUID" in refused(Machine([*cards(7), Card("3f:00.0", listed=False)]), [6])
+    broken = Machine([*cards(1), Card("0f:00.0", temperature=nvidia.RESET)])
+    assert planned(job(1, gpus=[0]), [on(broken)]).nodes[0].container.gpus == (on(broken).gpus[0].uuid,)
+    assert checks(on(broken), [0])["gpus"].level is Level.WARN
+
+
+def test_all_where_only_some_nodes_have_gpus_is_refused_by_name() -> None:
+    with pytest.raises(NodesFailed) as caught:
+        planned(job(3), [on(Machine(cards(2)), 0), a_node(1), on(Machine(cards(2)), 2)])
+    assert [error.where for error in caught.value.errors] == ["node gpu-1"]
+    assert "gpus: none" in str(caught.value)
+    mixed = job(2, nodes=["gpu-0", {"host": "gpu-1", "gpus": "none"}])
+    assert [len(n.container.gpus) for n in planned(mixed, [on(Machine(cards(2))), a_node(1)]).nodes] == [2, 0]
+
+
+def test_a_number_takes_idle_gpus() -> None:
+    seen = on(Machine([NOTEBOOK, *cards(3)[1:], Card("1f:00.0", used=1500), Card("27:00.0")]))
+    claimed = dataclasses.replace(seen, claims=(GpuClaim(seen.gpus[1].uuid, "cifar-1", "ada@laptop", 7200.0),))
+    assert gpus.select(claimed, 2) == (seen.gpus[2].uuid, seen.gpus[4].uuid)
+    with pytest.raises(InUse) as caught:
+        gpus.select(claimed, 3)
+    assert caught.value.what == (
+        "3 GPUs are asked for, 2 of 5 are idle: GPU 0: 60.0 GiB by erin, python3 (pid 4242) for 3:00:00; GPU 1: the "
+        "run cifar-1 of ada@laptop for 2:00:00; GPU 3: 1.5 GiB by processes that are not visible"
+    )
+    assert "--wait" in caught.value.next_step
+
+
+def test_all_and_a_list_take_a_gpu_in_use_with_a_warning() -> None:
+    machine = Machine([NOTEBOOK, *cards(2)[1:]])
+    for request, warned in (("all", True), ([0], True), ([1], False), (1, False)):
+        plan = planned(job(1, gpus=request), [on(machine)])
+        line = "gpu-0: GPU 0: 60.0 GiB by erin, python3 (pid 4242) for 3:00:00"
+        assert (line in plan.warnings) == warned, request
+    assert "GPU 0: 60.0 GiB" in checks(on(machine))["gpu in use"].what
+
+
+def test_a_desktop_does_not_make_a_gpu_busy() -> None:
+    desktop = Card("07:00.0", used=400, running=[Process(1, 300, kind="G", name="/usr/lib/xorg/Xorg")])
+    assert len(gpus.select(on(Machine([desktop])), 1)) == 1
+
+
+def test_all_in_mig_mode_means_the_instances_one_worker_each() -> None:
+    node = on(Machine([*MIG, Card("0f:00.0", "GPU-whole")]))
+    plan = planned(job(1), [node])
+    uuids = [part.uuid for gpu in node.gpus[:2] for part in gpu.instances]
+    container = plan.nodes[0].container
+    assert container.gpus == (*uuids, "GPU-whole")
+    assert plan.nodes[0].processes == 5
+    assert container.env["LAUNCHER_MIG"] == ",".join(container.gpus)
+    assert any("NCCL refuses two ranks on one GPU" in warning for warning in plan.warnings)
+    one = planned(job(1, gpus=[uuids[2]], processes=2), [node])
+    assert one.nodes[0].container.env["LAUNCHER_MIG"] == f"{uuids[2]},{uuids[2]}"
+    assert planned(job(1, gpus=[uuids[2]]), [node]).warnings == ()
+    assert "GPU 0, 1 is in MIG mode: name its instances by UUID" in refused(Machine(MIG), [0])
+    assert "MIG-a686709d" in checks(on(Machine(MIG[:1])))["mig"].what
+
+
+def test_machines_that_differ_are_named_in_one_warning() -> None:
+    other = Machine(cards(2, name="NVIDIA H100 80GB HBM3", mib=81559, driver="535.161.08", mode="Exclusive_Process"))
+    nodes = [on(Machine(cards(2)), 0), on(other, 1, name="gpu-b")]
+    warning = next(line for line in planned(job(2), nodes).warnings if "differ" in line)
+    for words in ("gpu-0 NVIDIA A100-SXM4-80GB, gpu-b NVIDIA H100", "gpu-0 550, gpu-b 535", "gpu-b Exclusive_Process"):
+        assert words in warning
+    assert gpu_checks.differences([on(Machine(cards(2, driver="550.90.07"))), nodes[0]]) == ""  # the same branch
+    assert gpu_checks.alike([nodes[0], a_node(1)])[0].what == "no GPU: gpu-1"
+
+
+def test_doctor_tells_driver_toolkit_persistence_fabric_manager_and_peers() -> None:
+    more = '\n@@nvidia_toolkit\nNVIDIA Container Toolkit CLI version 1.17.8\nmode = "auto"\n@@nvidia_fabric\ninactive\n'
+    node = on(Machine(cards(8), more=more, switches=["85:00.0"]))
+    found = checks(node)
+    assert "550.54.14, runs CUDA up to 12.4" in found["gpu driver"].what
+    assert found["container toolkit"].what.startswith("nvidia, 1.17.8, mode auto")
+    assert (found["fabric manager"].level, found["persistence"].level) == (Level.FAIL, Level.OK)
+    assert "802" in found["fabric manager"].what
+    assert found["infiniband"].what == "none"
+    # `nvidia-smi topo -p2p r` as in github.com/stas00/ml-engineering, its chapter on P2P
+    rows = " \tGPU0\tGPU1\tGPU2\t\n GPU0\tX\tOK\tCNS\t\n GPU1\tOK\tX\tCNS\t\n GPU2\tCNS\tCNS\tX\t\n"
+    matrix = f"{rows}\nLegend:\n  X    = Self\n  OK   = Status Ok\n  CNS  = Chipset not supported\n"
+    check = gpu_checks.peers("gpu-0", matrix)
+    assert check is not None
+    assert (check.level, check.what[:19]) == (Level.WARN, "2 of 6 pairs of GPU")
+    assert gpu_checks.peers("gpu-0", rows.replace("CNS", "OK")).level is Level.OK  # type: ignore[union-attr]
+    assert gpu_checks.peers("gpu-0", "Failed to initialize NVML\n") is None
+
+
+def test_the_table_fits_80_columns() -> None:
+    four = [NOTEBOOK, *cards(2)[1:], *MIG[:1], Card("3f:00.0", temperature=nvidia.RESET)]
+    node = on(Machine(four, mig_list=nvidia.MIG_LIST.replace("GPU 0", "GPU 2")))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(shown.table([node]))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert all(len(line.rstrip()) <= 80 for line in lines)
+    text = " ".join(" ".join(lines).split())
+    for words in ("60.0/80 GiB", "by erin", "pid 4242", "MIG 1g.10gb", "requires reset"):
+        assert words in text, text
+    assert [row["index"] for row in shown.rows([node])] == [0, 1, 2, 3]
+    assert shown.rows([node])[0]["processes"][0]["user"] == "erin"
