@@ -120,7 +120,10 @@ def export(
         cluster = slurm.ANY if on is None else read_settings(os.environ).cluster(on)
         slurm.check(loaded, cluster.container)
         _note_trainer(loaded)
-        typer.echo(slurm.render(build(loaded, cluster.python, cluster.gpus), cluster), nl=False)
+        planned = build(loaded, cluster.python, cluster.gpus)
+        for warning in planned.warnings:
+            terminal.Reporter().warn(warning)
+        typer.echo(slurm.render(planned, cluster), nl=False)
         return
     if on is not None:
         raise UsageError("--on", "is for --to slurm", "leave it out")

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from launcher.errors import UsageError
-from launcher.job.models import Job
+from launcher.job.models import ClusterOptions, Job
 from launcher.model.container import CODE
 from launcher.planning import command
 from launcher.planning.cluster import ClusterPlan, Refused
@@ -59,9 +59,11 @@ def _refused(job: Job, *, jobset: bool) -> Refused:
     if not re.fullmatch("[a-z]([a-z0-9-]*[a-z0-9])?", job.name) or len(job.name) > LONGEST_NAME:
         what = "as a DNS name it begins with a letter, ends with a letter or digit, and has at most"
         yield ("name",), f"{what} {LONGEST_NAME} characters"
+    if job.cluster != ClusterOptions():
+        yield ("cluster",), "is what Slurm is asked for: leave it out"
     if job.hang_timeout is not None:
         yield ("hang_timeout",), "Kubernetes does not notice a hang: leave it out"
-    if job.restarts and not jobset:
+    if job.restarts and not jobset and job.min_nodes is None:  # min_nodes has restarts, and is refused itself
         yield ("restarts",), "a Job restarts single pods, not the run: --to jobset"
     if job.docker.ipc not in ("host", "private"):
         yield ("docker", "ipc"), "pods have a /dev/shm of their own: expected host or private"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from launcher.errors import UsageError
-from launcher.job.fields import Duration, Size
+from launcher.job.fields import Duration, SbatchOption, SbatchWord, Size
 from launcher.model.limits import DEFAULT_LIMITS, settings_file
 
 _FOR_ALL = stat.S_IWGRP | stat.S_IWOTH
@@ -38,7 +39,6 @@ class Limits(_Section):
 
 
 ClusterName = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]{0,62}$")]
-_WORD = r"^[A-Za-z0-9_.:@%,/=+-]*$"  # of an #SBATCH line: it is not quoted there
 
 
 class Cluster(_Section):
@@ -47,14 +47,17 @@ class Cluster(_Section):
     kind: Literal["slurm"]
     login: str = Field(min_length=1)  # an ssh alias of the machine that has sbatch, or `local`
     workdir: str = Field(pattern="^/[^\x00-\x1f]*$")  # a folder that the login machine and all nodes share
-    partition: str = Field(default="", pattern=_WORD)
-    account: str = Field(default="", pattern=_WORD)
-    qos: str = Field(default="", pattern=_WORD)
+    partition: SbatchWord = ""
+    account: SbatchWord = ""
+    qos: SbatchWord = ""
     time: Duration | None = None  # what the partition may be asked for; else the job's timeout and five minutes
+    options: tuple[SbatchOption, ...] = Field(default=(), strict=False)
     container: Literal["pyxis", "apptainer", "oci", "none"] = "none"
     python: str = Field(default="python3", min_length=1)  # on the nodes: of a virtual environment on the shared folder
+    setup: tuple[Annotated[str, Field(pattern=r"^[^\x00-\x1f]*$")], ...] = Field(default=(), strict=False)  # bash
     gpus: int | None = Field(default=None, ge=0)  # of a node: what `gpus: all` means
-    options: tuple[Annotated[str, Field(pattern=r"^--[!-~]+( [!-~]+)*$")], ...] = Field(default=(), strict=False)
+    cpus_per_gpu: int | None = Field(default=None, ge=1)  # else a job has all processors of its nodes
+    at_once: int | None = Field(default=None, ge=1)  # variants of a sweep; else as many as there is room for
 
 
 class Settings(_Section):
@@ -73,9 +76,25 @@ class Settings(_Section):
         return self.clusters[name]
 
 
+_read: dict[str, Settings] = {}  # by file, what this process has last read well
+
+
 def read_settings(environ: Mapping[str, str]) -> Settings:
-    """Raises UsageError for a file that is wrong, or that others may write."""
+    """Raises UsageError for a file that is wrong, or that others may write.
+
+    One that was right when this process first read it may be edited meanwhile: then what it said before counts.
+    """
     file = settings_file(environ)
+    try:
+        settings = _read[str(file)] = _read_file(file)
+    except UsageError:
+        if str(file) not in _read:
+            raise
+        settings = _read[str(file)]
+    return settings
+
+
+def _read_file(file: Path) -> Settings:
     try:
         status, text = file.stat(), file.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -311,7 +311,8 @@ def test_pitfalls_4_and_5_an_image_is_imported_once_by_its_digest(tool: str, clu
     here = cluster.model_copy(update={"workdir": str(tmp_path)})
     fake = tmp_path / tool
     fake.write_text(
-        f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\nsleep 0.3\nfor i; do case $i in *.part) : >"$i";; esac; done\n'
+        f'#!/bin/sh\n[ "$1" != version ] || {{ echo 4.0.1; exit; }}\n'
+        f'echo "$@" >>{tmp_path}/calls\nsleep 0.3\nfor i; do case $i in *.part) : >"$i";; esac; done\n'
     )
     fake.chmod(0o755)
     step, env = import_step(sbatch(GPU, here)), {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
