@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -38,6 +38,7 @@ class Limits(_Section):
     wait: Duration = int(DEFAULT_LIMITS.seconds)  # seconds for such an answer
 
 
+_DNS = "^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$"
 ClusterName = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]{0,62}$")]
 
 
@@ -60,15 +61,40 @@ class Cluster(_Section):
     at_once: int | None = Field(default=None, ge=1)  # variants of a sweep; else as many as there is room for
 
 
+class Kubernetes(_Section):
+    """One of `clusters:` too, for `export --on NAME` alone: what its manifests say beside the job."""
+
+    kind: Literal["kubernetes"]
+    namespace: str = Field(default="", pattern=_DNS)
+    queue: str = Field(default="", pattern=_DNS)  # Kueue's LocalQueue
+    service_account: str = Field(default="", pattern=_DNS)
+    pull_secrets: tuple[Annotated[str, Field(pattern=_DNS)], ...] = Field(default=(), strict=False)
+    pod: Mapping[str, Any] = Field(default={})  # merged into the pod's spec: tolerations, nodeSelector, anything
+
+
 class Settings(_Section):
     """The whole settings file."""
 
     notify: Notify = Field(default_factory=Notify.model_construct)
     limits: Limits = Field(default_factory=Limits.model_construct)
-    clusters: Mapping[ClusterName, Cluster] = Field(default={})
+    clusters: Mapping[ClusterName, Annotated[Cluster | Kubernetes, Field(discriminator="kind")]] = Field(default={})
 
     def cluster(self, name: str) -> Cluster:
-        """Raises UsageError for a name that the file does not have."""
+        """Raises UsageError for a name that the file does not have, or that is no Slurm."""
+        found = self._named(name)
+        if not isinstance(found, Cluster):
+            cure = f"launcher export JOB --to jobset --on {name} --image REGISTRY/NAME@sha256:..."
+            raise UsageError(f"--on {name}", "is Kubernetes, for which the launcher only writes manifests", cure)
+        return found
+
+    def kubernetes(self, name: str) -> Kubernetes:
+        """Raises UsageError for a name that the file does not have, or that is no Kubernetes."""
+        found = self._named(name)
+        if not isinstance(found, Kubernetes):
+            raise UsageError(f"--on {name}", "is a Slurm cluster", "--to slurm")
+        return found
+
+    def _named(self, name: str) -> Cluster | Kubernetes:
         if name not in self.clusters:
             known = ", ".join(self.clusters) or "none"
             what = f"no such cluster in the settings file, which has: {known}"

@@ -62,7 +62,8 @@ echo "$id" 2>/dev/null >"$1/{NODES}/{SUBMITTED}" && exit
 scancel "$id"
 echo "the run was removed meanwhile" >&2; exit 1
 """
-# $1: the folder of all runs; $2: how many of them may run at once, as %N; then the runs of a sweep. Each task of the array is one of them, by that run's own script.
+# $1: the folder of all runs; $2: how many of them may run at once, as %N; then the runs of a sweep. Each task of the
+# array is one of them, by that run's own script.
 _SUBMIT_ARRAY = f"""
 export LAUNCHER_ROOT="$1"; most=$2; shift 2
 {_UNSET_SECRETS}
