@@ -116,6 +116,66 @@ def test_down_stops_it_and_the_launcher_that_follows_it_says_who_did(slurm: Slur
     cli("down")  # twice does no harm
 
 
+# A trainer that needs its time: after SIGTERM both nodes write a checkpoint.
+SAVES = (
+    "trap 'sleep 3; echo saved >$LAUNCHER_OUTPUT/saved-$LAUNCHER_NODE_RANK; exit 0' TERM\n"
+    "echo ready; while :; do sleep 0.1; done"
+)
+
+
+def saved(slurm: SlurmBed, cli: Cli) -> list[str]:
+    return sorted(file.name for file in folder(slurm, cli).glob("saved-*"))
+
+
+def test_down_gives_every_node_the_time_for_a_checkpoint(slurm: SlurmBed, cli: Cli) -> None:
+    cli("up", job(cli, SAVES), "--on", "hpc", "-d")
+    until_printed(slurm, cli, "ready")
+    cli("down")
+    assert saved(slurm, cli) == ["saved-0", "saved-1"]
+
+
+def test_a_second_ctrl_c_gives_every_node_the_time_for_a_checkpoint(slurm: SlurmBed, cli: Cli) -> None:
+    up = cli.start("up", job(cli, SAVES), "--on", "hpc")
+    assert up.stdout
+    assert up.stderr
+    assert "ready" in up.stdout.readline()
+    up.send_signal(signal.SIGINT)
+    for line in up.stderr:
+        if "Ctrl-C again" in line:
+            break
+    up.send_signal(signal.SIGINT)
+    _, err = up.communicate(timeout=120)
+    assert up.returncode == 5, err
+    assert saved(slurm, cli) == ["saved-0", "saved-1"]
+
+
+@pytest.mark.slow
+def test_before_slurms_time_limit_every_node_has_the_time_for_a_checkpoint(slurm: SlurmBed, cli: Cli) -> None:
+    """Slurm looks at time limits every half minute, and counts in minutes."""
+    done = cli("up", job(cli, SAVES, cluster={"time": "1m"}), "--on", "hpc", code=1)
+    assert saved(slurm, cli) == ["saved-0", "saved-1"]
+    assert re.search(r"failed node-0 was ended by Slurm: job \d+: TIMEOUT, at its time limit", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("ends", "what"),
+    [
+        (("scancel", "JOB"), "CANCELLED, by scancel"),
+        (("scontrol", "update", "nodename=n1", "state=down", "reason=test"), "NODE_FAIL, Slurm lost one"),
+    ],
+)
+def test_how_slurm_ended_it_comes_first(ends: tuple[str, ...], what: str, slurm: SlurmBed, cli: Cli) -> None:
+    following = cli.start("up", job(cli, "trap 'exit 0' TERM; echo on; while :; do sleep 0.1; done"), "--on", "hpc")
+    until_printed(slurm, cli, "on")
+    slurm(*(word.replace("JOB", slurm.jobs()[0].split()[0]) for word in ends))
+    try:
+        _, err = following.communicate(timeout=90)
+    finally:
+        slurm("scontrol", "update", "nodename=n1", "state=resume", check=False)
+    assert following.returncode == 1
+    assert re.search(rf"failed node-0 was ended by Slurm: job \d+: {what}", err), err
+
+
 def test_a_cluster_behind_ssh(slurm: SlurmBed, cli: Cli) -> None:
     """Followed by a launcher whose own environment does not know Slurm."""
     far = Cli(cli.cwd, {name: value for name, value in cli.env.items() if name != "SLURM_CONF"})
@@ -128,28 +188,28 @@ def test_a_cluster_behind_ssh(slurm: SlurmBed, cli: Cli) -> None:
     assert following.returncode == 5, err
 
 
-def test_scancel_by_hand_is_a_failure(slurm: SlurmBed, cli: Cli) -> None:
-    following = cli.start("up", job(cli, TICKS), "--on", "hpc")
-    until(lambda: is_running(slurm), "it does not run")
-    slurm("scancel", slurm.jobs()[0].split()[0])
-    following.communicate(timeout=60)
-    assert following.returncode == 1
-    assert cli.result()["state"] == "failed"
-
-
 def test_a_job_that_waits_shows_why_and_ctrl_c_leaves_it(slurm: SlurmBed, cli: Cli) -> None:
     slurm("scontrol", "update", "partitionname=all", "State=DOWN")
     try:
         waiting = cli.start("up", job(cli, "echo at last"), "--on", "hpc")
         until(slurm.jobs, "it was not submitted")
-        until(lambda: "PENDING (PartitionDown)" in status(cli)["nodes"][0]["last"], "no reason is shown")
+        until(lambda: "PENDING (PartitionDown)" in status(cli)["nodes"][0]["waits"], "no reason is shown")
         waiting.send_signal(signal.SIGINT)
         _, err = waiting.communicate(timeout=30)
         assert waiting.returncode == 0, err
+        assert re.search(r"job \d+: PENDING \(PartitionDown\)", err), err
         assert "launcher logs" in err
+        again = cli.start("logs")
+        assert again.stderr
+        assert "PENDING (PartitionDown)" in again.stderr.readline()
+        (number,) = [line.split()[0] for line in slurm.jobs()]
+        slurm("scontrol", "hold", number)
+        assert "PENDING (JobHeld" in again.stderr.readline()
+        slurm("scontrol", "release", number)
     finally:
         slurm("scontrol", "update", "partitionname=all", "State=UP")
-    assert "at last" in cli("logs").stdout
+    out, err = again.communicate(timeout=60)
+    assert "at last" in out, err
 
 
 def test_down_takes_a_job_that_waits_out_of_the_queue(slurm: SlurmBed, cli: Cli) -> None:

@@ -54,6 +54,7 @@ for folder in "$2"/$3/; do
   echo "$1 attempts"
   (cd "${folder}state" 2>/dev/null && grep -HE '^(start|exit) ' node-*.attempts 2>/dev/null)
 done
+exit 0
 """
 
 
