@@ -105,8 +105,10 @@ def _with_names(nodes: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
     )
 
 
-def _as_written(nodes: tuple[NodeEntry, ...]) -> list[Any]:
+def _as_written(nodes: tuple[NodeEntry, ...]) -> int | list[Any]:
     """Without the names that follow from the hosts; a host by itself where nothing else is said of a node."""
+    if all(node.host == ANY for node in nodes):
+        return len(nodes)
     entries = []
     for node, name in zip(nodes, names_of([node.host for node in nodes]), strict=True):
         entry = node.model_dump(exclude_defaults=True, exclude={"name"} if node.name == name else None)
