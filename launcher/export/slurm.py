@@ -120,7 +120,7 @@ def _processors(plan: ClusterPlan, cluster: Cluster) -> tuple[int | None, str]:
     if cluster.cpus_per_gpu is not None and plan.gpus:
         count = plan.gpus * cluster.cpus_per_gpu
         return count, f"{count}, by cpus_per_gpu of the cluster"
-    return None, "all of them; for a part: resources.cpus of the job, or cpus_per_gpu of the cluster"
+    return None, "all of them; for a part: resources.cpus or --cpus-per-task, or cpus_per_gpu of the cluster"
 
 
 def _batch(plan: ClusterPlan, setup: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable
@@ -362,6 +363,58 @@ def test_exec_runs_beside_a_variant_on_a_node_of_it(slurm: SlurmBed, cli: Cli, t
     done = other("exec", "--on", "hpc", "--node", "node-1", "--", "sh", "-c", command, code=3)
     assert "hello from node-1" in done.stdout
     cli("down")
+
+
+def test_a_job_has_all_processors_of_its_nodes(cli: Cli) -> None:
+    """As many as the bed's slurmd has; Slurm's own default is one."""
+    assert cli("up", job(cli, "nproc", nodes=1), "--on", "hpc").stdout.split() == ["2"]
+    part = job(cli, "nproc", nodes=1, cluster={"options": ["--cpus-per-task=1"]})
+    assert cli("up", part, "--on", "hpc").stdout.split() == ["1"]
+
+
+def test_secrets_of_the_callers_environment_do_not_reach_slurm(slurm: SlurmBed, cli: Cli) -> None:
+    """It keeps the environment of a job with it; the program has the secret all the same."""
+    here = Cli(cli.cwd, {**cli.env, "TOKEN": "sesame"})
+    script = (
+        "tr '\\0' '\\n' </proc/$(pgrep -o -f slurm_script)/environ | grep -c sesame; [ $TOKEN = sesame ] && echo opened"
+    )
+    assert here("up", job(cli, script, nodes=1, secrets=["TOKEN"]), "--on", "hpc").stdout.split() == ["0", "opened"]
+
+
+def test_a_script_over_128_kib_is_submitted_and_checked(cli: Cli) -> None:
+    """Which is the most that Linux takes as one argument."""
+    file = job(cli, "echo ${#LONG0} ${#LONG1}", nodes=1, env={"LONG0": "x" * 90_000, "LONG1": "y" * 90_000})
+    assert cli("up", file, "--on", "far").stdout.split() == ["90000", "90000"]
+    assert "to start at" in cli("doctor", file, "--on", "hpc").stdout
+
+
+def test_a_settings_file_that_breaks_meanwhile_does_not_end_up(slurm: SlurmBed, cli: Cli) -> None:
+    following = cli.start("up", job(cli, "echo on; while [ ! -e go ]; do sleep 0.1; done", nodes=1), "--on", "hpc")
+    until_printed(slurm, cli, "on")
+    Path(cli.env["XDG_CONFIG_HOME"], "launcher", "settings.yaml").write_text("clusters: {hpc: {kind: slum")
+    time.sleep(6)  # it collects files every five seconds
+    (folder(slurm, cli) / ".node" / "code" / "go").touch()
+    _, err = following.communicate(timeout=60)
+    assert following.returncode == 0, err
+
+
+@pytest.mark.slow
+def test_quickstart_runs_on_a_cluster_as_it_is(cli: Cli) -> None:
+    """Also where the settings file does not say how many GPUs a node has."""
+    smaller = ("--set", f"code={ROOT}", "--set", "run.args.epochs=1")
+    done = cli("up", ROOT / "jobs" / "quickstart.yaml", *smaller, "--on", "plain")
+    assert "no GPUs are asked for" in done.stderr
+    assert cli.result()["state"] == "done"
+
+
+def test_doctor_tries_the_clusters_python(cli: Cli) -> None:
+    file = cli.job(runtime="process", nodes=2, gpus="none", run={"script": cli.program("raises.py")})
+    rows = json.loads(cli("doctor", file, "--on", "hpc", "--json").stdout)["checks"]
+    assert (rows[-1]["name"], rows[-1]["level"]) == ("python", "ok")
+    assert "torch" in rows[-1]["what"]
+    settings = Path(cli.env["XDG_CONFIG_HOME"], "launcher", "settings.yaml")
+    settings.write_text(settings.read_text().replace(sys.executable, "/nowhere/python"))
+    assert "/nowhere/python" in cli("doctor", file, "--on", "hpc", code=3).stdout
 
 
 def test_doctor_asks_slurm_whether_it_would_take_the_job(cli: Cli) -> None:

@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from launcher.errors import JobInvalid
+from launcher.job.loader import parse_job
 from launcher.model import labels
 from launcher.model.container import Phase
 from launcher.node.slurm.queue import ASK, RunInQueue, parse
+from launcher.planning.cluster import build
 from launcher.records.store import NodeOfRun
 from launcher.run.diagnose import first_failure
 from launcher.run.evidence import gather
@@ -168,6 +172,16 @@ def test_a_job_has_all_processors_of_its_nodes_or_the_share_of_its_gpus() -> Non
     assert processors(GPU, cpus_per_gpu=12)[0] == "#SBATCH --cpus-per-task=16"
     (own,) = [line for line in processors(free, options=("--cpus-per-gpu=4",)) if "SBATCH" not in line]
     assert "by the options above" in own
+
+
+def test_a_job_that_says_nothing_of_gpus_runs_without_where_the_cluster_says_nothing_either() -> None:
+    quiet = {key: value for key, value in CPU.items() if key != "gpus"}
+    plan = build(parse_job(yaml.safe_dump(quiet), "job.yaml"), "python3")
+    assert plan.gpus == 0
+    assert "does not say how many" in plan.warnings[0]
+    assert build(parse_job(yaml.safe_dump(quiet), "job.yaml"), "python3", 8).gpus == 8
+    with pytest.raises(JobInvalid, match="how many a node has is not known"):
+        build(parse_job(yaml.safe_dump({**quiet, "gpus": "all"}), "job.yaml"), "python3")
 
 
 def test_what_the_job_asks_for_is_over_the_clusters_settings_and_setup_lines_are_run() -> None:
