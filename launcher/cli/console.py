@@ -205,6 +205,8 @@ class Screen(Reporter):
                 self._held.failing = True
                 lost = "output folder was removed or locked" if folder else "container was removed from outside"
                 self.log(f"{node}: its {lost}")
+            case messages.NodeWaits(_, reason):
+                self.log(reason)
             case messages.NodeStopped(node, by):
                 self.log(f"{node}: {by} stops the run in another terminal")
 

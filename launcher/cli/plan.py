@@ -23,7 +23,7 @@ from launcher.job.files import code_folder
 from launcher.job.models import Job
 from launcher.job.settings import read_settings
 from launcher.local_files import write_atomic
-from launcher.model.plan import NodePlan, Plan
+from launcher.model.plan import NodePlan, Plan, new_run_id
 from launcher.node.docker.values import docker_run
 from launcher.planning.cluster import build
 from launcher.records.code_files import code_files, readable
@@ -109,7 +109,7 @@ def export(
     ],
     sets: options.Sets = None,
     nodes: options.JobNodes = None,
-    on: Annotated[str | None, typer.Option(metavar="CLUSTER", help="slurm: with this cluster's settings.")] = None,
+    on: Annotated[str | None, typer.Option(metavar="CLUSTER", help="With this cluster's settings.")] = None,
     image: Annotated[
         str | None, typer.Option("--image", help="Kubernetes: the pushed image, with the code at /workspace/code.")
     ] = None,
@@ -120,14 +120,16 @@ def export(
         cluster = slurm.ANY if on is None else read_settings(os.environ).cluster(on)
         slurm.check(loaded, cluster.container)
         _note_trainer(loaded)
-        typer.echo(slurm.render(build(loaded, cluster.python, cluster.gpus), cluster), nl=False)
+        planned = build(loaded, cluster.python, cluster.gpus)
+        for warning in planned.warnings:
+            terminal.Reporter().warn(warning)
+        typer.echo(slurm.render(planned, cluster), nl=False)
         return
-    if on is not None:
-        raise UsageError("--on", "is for --to slurm", "leave it out")
+    settings = kubernetes.ANY if on is None else read_settings(os.environ).kubernetes(on)
     kubernetes.check(loaded, jobset=to == "jobset", image=image)
-    planned = build(loaded, "python3")
-    made = (kubernetes.jobset if to == "jobset" else kubernetes.indexed_job)(planned, image or "")
-    typer.echo(kubernetes.text(planned, made), nl=False)
+    planned, target = build(loaded, "python3"), kubernetes.Target(image or "", new_run_id(loaded.name), settings)
+    made = (kubernetes.jobset if to == "jobset" else kubernetes.indexed_job)(planned, target)
+    typer.echo(kubernetes.text(planned, target, made), nl=False)
 
 
 def _note_trainer(job: Job) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json as json_
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +26,7 @@ from launcher.run.status import NodeStatus, RunStatus, Utilization
 
 REFRESH = 2.0
 NARROW = 12  # columns of the last line below which it is left out, and then others from the right
+MOST = 200  # rows
 LONGEST_NAME = 24  # columns of a node's name: `user@host.example.org:22` may be one
 
 
@@ -88,7 +90,8 @@ def render(seen: RunStatus, width: int) -> RenderableType:
 
     Where the terminal is too narrow for all, the last line of the log is cut first, then columns from the right.
     """
-    rows = [_cells(node) for node in seen.nodes]
+    shown, left_out = _some(seen.nodes)
+    rows = [_cells(node) for node in shown]
     needed = {
         name: max(cell_len(name), *(cell_len(row[name]) for row in rows))
         for name in (rows[0] if rows else ())
@@ -111,13 +114,26 @@ def render(seen: RunStatus, width: int) -> RenderableType:
         head += Text(f"  by {seen.started_by}", style="dim")
     why = [
         Text(f"{node.node}: restart {place} after {reason}", style="yellow")
-        for node in seen.nodes
+        for node in shown
         for place, reason in enumerate(node.restarted, 1)
     ]
     progress = [] if seen.progress is None else [Text("  ".join(seen.progress.parts()), style="cyan")]
     if seen.world is not None:
         progress.insert(0, Text(seen.world.text))
-    return Group(head, *progress, table, *why)
+    rest = [Text(left_out, style="dim")] if left_out else []
+    return Group(head, *progress, table, *rest, *why)
+
+
+def _some(nodes: Sequence[NodeStatus]) -> tuple[Sequence[NodeStatus], str]:
+    """MOST nodes, first those that are unlike the others; and what the rest of them are."""
+    if len(nodes) <= MOST:
+        return nodes, ""
+    kinds = [(node.state, node.exit_code, node.restarts) for node in nodes]
+    often = Counter(kinds)
+    chosen = {*sorted(range(len(nodes)), key=lambda place: (often[kinds[place]], place))[:MOST]}
+    rest = Counter(node.state for place, node in enumerate(nodes) if place not in chosen)
+    told = ", ".join(f"{count} {state}" for state, count in rest.items())
+    return [nodes[place] for place in sorted(chosen)], f"and {told}: launcher status --json shows all"
 
 
 ALWAYS = ("state", "node", "ranks", "restarts")

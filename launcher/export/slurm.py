@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.job.models import Job
@@ -20,7 +21,16 @@ from launcher.planning.cluster import ClusterPlan, Refused
 ANY = Cluster(kind="slurm", login="local", workdir="/")  # no cluster is named: nothing is known of it
 PORTS = 1000  # one more of them for each job's id: two jobs may share a machine
 _MARGIN = 300  # seconds that Slurm leaves the entry script to enforce the time limit itself
+_WARNING = 90  # seconds before Slurm's own time limit, for a checkpoint; Slurm counts them to a minute
+_PROCESSORS = ("--exclusive", "--cpus-per-", "--cores-per-", "--ntasks-per-core", "--threads-per-core")
 _MIB = 1 << 20
+_TIMEOUT = 124  # as of the entry script at its own time limit
+_ENROOT = (
+    "    case $(enroot version) in [0-3].*)",
+    '        echo "launcher: enroot $(enroot version) cannot import an image by its digest: 4.0 or newer is needed"',
+    "        exit 69 ;;",
+    "    esac",
+)
 _UNPACK = 'umoci unpack $([ "$(id -u)" -eq 0 ] || echo --rootless) --image "$image.part.oci:it" "$image.part"'
 _WRITE_BUNDLE = Path(__file__).with_name("oci_bundle.py")
 
@@ -50,13 +60,28 @@ def _refused(job: Job, container: str) -> Refused:
 
 def render(plan: ClusterPlan, cluster: Cluster) -> str:
     """The whole script."""
-    parts = (_head(plan, cluster), _batch(plan), _node(plan, cluster), _container(plan, cluster), _run(plan, cluster))
+    cluster = chosen(plan, cluster)
+    parts = (
+        _head(plan, cluster),
+        _batch(plan, cluster.setup),
+        _node(plan, cluster),
+        _container(plan, cluster),
+        _run(plan, cluster),
+    )
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def chosen(plan: ClusterPlan, cluster: Cluster) -> Cluster:
+    """The cluster's settings with what the job asks for."""
+    asked = {key: value for key, value in plan.job.cluster if value}
+    options = (*cluster.options, *plan.job.cluster.options)  # of two that are the same, Slurm takes the last
+    return cluster.model_copy(update={**asked, "options": options})
 
 
 def _head(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     job, resources = plan.job, plan.job.resources
     limit = cluster.time or (job.timeout + _MARGIN if job.timeout else 0)
+    cpus, processors = _processors(plan, cluster)
     options: dict[str, object] = {
         "job-name": job.name,
         "nodes": plan.nodes,
@@ -64,12 +89,13 @@ def _head(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         "open-mode": "append",
         "requeue" if job.restarts else "no-requeue": True,
         "gpus-per-node": plan.gpus,
-        "cpus-per-task": int(resources.cpus or 0),
+        "exclusive" if cpus is None else "cpus-per-task": True if cpus is None else cpus,
         "mem": f"{math.ceil(resources.memory / _MIB)}M" if resources.memory else "",
         "partition": cluster.partition,
         "account": cluster.account,
         "qos": cluster.qos,
         "time": math.ceil(limit / 60),
+        "signal": f"B:USR1@{min(_WARNING, limit // 4) if limit else _WARNING}",
     }
     given = [f"--{key}" if value is True else f"--{key}={value}" for key, value in options.items() if value]
     return [
@@ -77,10 +103,27 @@ def _head(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         *(f"#SBATCH {option}" for option in [*given, *cluster.options]),
         "#",
         f"# The job {job.name}. `launcher up --on` submits this very file. By hand: cd CODE && sbatch THIS-FILE",
+        f"# Processors of each node: {processors}",
     ]
 
 
-def _batch(plan: ClusterPlan) -> list[str]:
+def _processors(plan: ClusterPlan, cluster: Cluster) -> tuple[int | None, str]:
+    """How many of each node, 0: the cluster's own options say it, None: all of them; and the same in words.
+
+    Slurm's own default is one.
+    """
+    cpus = plan.job.resources.cpus
+    if cpus is not None:
+        return int(cpus), f"{int(cpus)}, by resources.cpus of the job"
+    if any(option.startswith(_PROCESSORS) for option in cluster.options):
+        return 0, "by the options above"
+    if cluster.cpus_per_gpu is not None and plan.gpus:
+        count = plan.gpus * cluster.cpus_per_gpu
+        return count, f"{count}, by cpus_per_gpu of the cluster"
+    return None, "all of them; for a part: resources.cpus or --cpus-per-task, or cpus_per_gpu of the cluster"
+
+
+def _batch(plan: ClusterPlan, setup: Sequence[str]) -> list[str]:
     """What the first node does for all."""
     job = plan.job
     again = [
@@ -101,24 +144,45 @@ def _batch(plan: ClusterPlan) -> list[str]:
         f'export LAUNCHER_RUN="${{LAUNCHER_RUN:-{job.name}-$SLURM_JOB_ID}}"',
         'export LAUNCHER_OUTPUT="${LAUNCHER_OUTPUT:-$PWD/output/$LAUNCHER_RUN}"',
         'mkdir -p "$LAUNCHER_OUTPUT/state" "$LAUNCHER_OUTPUT/errors" || exit 73',
+        *_secrets(job),
         "",
         "# --- the end: its exit code is kept for when Slurm has forgotten the job",
-        "stopped=''",
+        "stopped='' limit=''",
         "trap 'stopped=yes' TERM # the nodes get it too, and are waited for",
+        "near_limit() { # told by Slurm (--signal)",
+        "    limit=TIMEOUT",
+        '    echo "launcher: the time limit of Slurm is near: the nodes are told to stop"',
+        '    scancel --signal=TERM "$SLURM_JOB_ID" # its nodes, and not srun, which would kill them',
+        "}",
+        "trap near_limit USR1",
         "finish() {",
         "    code=$?",
+        f'    [ -z "$limit" ] || code={_TIMEOUT}',
         *(again if job.restarts else ()),
-        '    echo "$code $(date +%s)" >"$LAUNCHER_OUTPUT/state/slurm.end"',
+        '    echo "$code $(date +%s) $limit" >"$LAUNCHER_OUTPUT/state/slurm.end"',
+        '    exit "$code"',
         "}",
         "trap finish EXIT",
         'rm -f "$LAUNCHER_OUTPUT/state/slurm.end"',
         *(too_often if job.restarts else ()),
         "",
+        *(("# --- the site's own lines, by `setup` of the cluster", *setup, "") if setup else ()),
         "# --- the rendezvous: the first node, as Slurm reaches it; a port of this job, as machines may be shared",
         'master=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         "MASTER_ADDR=$(scontrol show node \"$master\" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')",
         f"export MASTER_ADDR MASTER_PORT=$(({first} + SLURM_JOB_ID % {PORTS}))",
     ]
+
+
+def _secrets(job: Job) -> list[str]:
+    """Of a script that is submitted by hand: they must be in the environment of sbatch."""
+    if not job.secrets:
+        return []
+    missing = [
+        f': "${{{secret.name}:?is a secret of the job, and not in the environment of sbatch}}"'
+        for secret in job.secrets
+    ]
+    return ['if [ ! -d "$LAUNCHER_OUTPUT/.node/kit" ]; then', *(f"    {line}" for line in missing), "fi"]
 
 
 def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
@@ -181,6 +245,7 @@ def _container(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         'mkdir -p "${image%/*}" || exit 73',
         'exec 9>"$image.lock" && flock 9 # another job may be importing it',
         'if [ ! -e "$image" ]; then',
+        *(_ENROOT if cluster.container == "pyxis" else ()),
         '    rm -rf "$image.part"*',
         "    " + " &&\n        ".join(commands),
         "fi",
@@ -213,8 +278,9 @@ def _places(plan: ClusterPlan) -> list[str]:
 def _run(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     places = _places(plan)
     step = ["srun --mpi=none --kill-on-bad-exit=1 --wait=60"]  # mpi: a site's own default of pmix breaks torchrun
-    if plan.job.resources.cpus is not None:
-        step.append('--cpus-per-task="$SLURM_CPUS_PER_TASK"')  # not taken over from sbatch since Slurm 22.05
+    step.append(
+        '${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}'
+    )  # since 22.05 srun does not take it over
     if not plan.image:
         step.append('sh "$LAUNCHER_OUTPUT/state/node.sh"')
     elif cluster.container == "pyxis":  # on srun: not every site's sbatch has these options

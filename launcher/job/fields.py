@@ -201,3 +201,6 @@ Device = Annotated[str, matching(r"/[^:\s]*(:/[^:\s]*)?(:[rwm]{1,3})?", "a devic
 Capability = Annotated[str, matching(r"[A-Z][A-Z_]*", "a capability such as SYS_PTRACE, in capitals")]
 HostName = Annotated[str, matching(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", "a host name")]
 HostAddress = Annotated[str, BeforeValidator(_host_address)]
+# Words of an #SBATCH line, where nothing is quoted
+SbatchWord = Annotated[str, matching(r"[A-Za-z0-9_.:@%,/=+-]*", "one word")]
+SbatchOption = Annotated[str, matching(r"--[!-~]+( [!-~]+)*", "an option of sbatch such as --constraint=h100")]

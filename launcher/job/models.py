@@ -105,8 +105,10 @@ def _with_names(nodes: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
     )
 
 
-def _as_written(nodes: tuple[NodeEntry, ...]) -> list[Any]:
+def _as_written(nodes: tuple[NodeEntry, ...]) -> int | list[Any]:
     """Without the names that follow from the hosts; a host by itself where nothing else is said of a node."""
+    if all(node.host == ANY for node in nodes):
+        return len(nodes)
     entries = []
     for node, name in zip(nodes, names_of([node.host for node in nodes]), strict=True):
         entry = node.model_dump(exclude_defaults=True, exclude={"name"} if node.name == name else None)
@@ -189,6 +191,20 @@ class DockerOptions(Part):
     cap_add: tuple[fields.Capability, ...] = Field(default=(), description="Further capabilities, such as SYS_PTRACE.")
 
 
+class ClusterOptions(Part):
+    """What this job asks of Slurm, over the settings of the cluster."""
+
+    partition: fields.SbatchWord = Field(default="", description="The partition of the nodes.")
+    account: fields.SbatchWord = Field(default="", description="The account that is charged.")
+    qos: fields.SbatchWord = Field(default="", description="The quality of service (QOS).")
+    time: fields.Duration | None = Field(
+        default=None, description="Slurm's time limit, such as 2d. Default: the cluster's, else by timeout."
+    )
+    options: tuple[fields.SbatchOption, ...] = Field(
+        default=(), description="Further options of sbatch, after those of the cluster."
+    )
+
+
 class Job(Part):
     """A job of the launcher: which code runs in which environment on which machines."""
 
@@ -250,6 +266,9 @@ class Job(Part):
     )
     resources: Resources = Field(default_factory=Resources, description="Limits of each node's container.")
     docker: DockerOptions = Field(default_factory=DockerOptions, description="What the container defaults do not do.")
+    cluster: ClusterOptions = Field(
+        default_factory=ClusterOptions, description="With --on a Slurm cluster: what this job asks of it."
+    )
     sweep: tuple[fields.ArgsField, ...] = Field(
         default=(), description="Variants of run.args, run one after another as one group."
     )

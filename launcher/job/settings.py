@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from launcher.errors import UsageError
-from launcher.job.fields import Duration, Size
+from launcher.job.fields import Duration, SbatchOption, SbatchWord, Size
 from launcher.model.limits import DEFAULT_LIMITS, settings_file
 
 _FOR_ALL = stat.S_IWGRP | stat.S_IWOTH
@@ -37,8 +38,8 @@ class Limits(_Section):
     wait: Duration = int(DEFAULT_LIMITS.seconds)  # seconds for such an answer
 
 
+_DNS = "^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$"
 ClusterName = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]{0,62}$")]
-_WORD = r"^[A-Za-z0-9_.:@%,/=+-]*$"  # of an #SBATCH line: it is not quoted there
 
 
 class Cluster(_Section):
@@ -47,14 +48,28 @@ class Cluster(_Section):
     kind: Literal["slurm"]
     login: str = Field(min_length=1)  # an ssh alias of the machine that has sbatch, or `local`
     workdir: str = Field(pattern="^/[^\x00-\x1f]*$")  # a folder that the login machine and all nodes share
-    partition: str = Field(default="", pattern=_WORD)
-    account: str = Field(default="", pattern=_WORD)
-    qos: str = Field(default="", pattern=_WORD)
+    partition: SbatchWord = ""
+    account: SbatchWord = ""
+    qos: SbatchWord = ""
     time: Duration | None = None  # what the partition may be asked for; else the job's timeout and five minutes
+    options: tuple[SbatchOption, ...] = Field(default=(), strict=False)
     container: Literal["pyxis", "apptainer", "oci", "none"] = "none"
     python: str = Field(default="python3", min_length=1)  # on the nodes: of a virtual environment on the shared folder
+    setup: tuple[Annotated[str, Field(pattern=r"^[^\x00-\x1f]*$")], ...] = Field(default=(), strict=False)  # bash
     gpus: int | None = Field(default=None, ge=0)  # of a node: what `gpus: all` means
-    options: tuple[Annotated[str, Field(pattern=r"^--[!-~]+( [!-~]+)*$")], ...] = Field(default=(), strict=False)
+    cpus_per_gpu: int | None = Field(default=None, ge=1)  # else a job has all processors of its nodes
+    at_once: int | None = Field(default=None, ge=1)  # variants of a sweep; else as many as there is room for
+
+
+class Kubernetes(_Section):
+    """One of `clusters:` too, for `export --on NAME` alone: what its manifests say beside the job."""
+
+    kind: Literal["kubernetes"]
+    namespace: str = Field(default="", pattern=_DNS)
+    queue: str = Field(default="", pattern=_DNS)  # Kueue's LocalQueue
+    service_account: str = Field(default="", pattern=_DNS)
+    pull_secrets: tuple[Annotated[str, Field(pattern=_DNS)], ...] = Field(default=(), strict=False)
+    pod: Mapping[str, Any] = Field(default={})  # merged into the pod's spec: tolerations, nodeSelector, anything
 
 
 class Settings(_Section):
@@ -62,10 +77,24 @@ class Settings(_Section):
 
     notify: Notify = Field(default_factory=Notify.model_construct)
     limits: Limits = Field(default_factory=Limits.model_construct)
-    clusters: Mapping[ClusterName, Cluster] = Field(default={})
+    clusters: Mapping[ClusterName, Annotated[Cluster | Kubernetes, Field(discriminator="kind")]] = Field(default={})
 
     def cluster(self, name: str) -> Cluster:
-        """Raises UsageError for a name that the file does not have."""
+        """Raises UsageError for a name that the file does not have, or that is no Slurm."""
+        found = self._named(name)
+        if not isinstance(found, Cluster):
+            cure = f"launcher export JOB --to jobset --on {name} --image REGISTRY/NAME@sha256:..."
+            raise UsageError(f"--on {name}", "is Kubernetes, for which the launcher only writes manifests", cure)
+        return found
+
+    def kubernetes(self, name: str) -> Kubernetes:
+        """Raises UsageError for a name that the file does not have, or that is no Kubernetes."""
+        found = self._named(name)
+        if not isinstance(found, Kubernetes):
+            raise UsageError(f"--on {name}", "is a Slurm cluster", "--to slurm")
+        return found
+
+    def _named(self, name: str) -> Cluster | Kubernetes:
         if name not in self.clusters:
             known = ", ".join(self.clusters) or "none"
             what = f"no such cluster in the settings file, which has: {known}"
@@ -73,9 +102,25 @@ class Settings(_Section):
         return self.clusters[name]
 
 
+_read: dict[str, Settings] = {}  # by file, what this process has last read well
+
+
 def read_settings(environ: Mapping[str, str]) -> Settings:
-    """Raises UsageError for a file that is wrong, or that others may write."""
+    """Raises UsageError for a file that is wrong, or that others may write.
+
+    One that was right when this process first read it may be edited meanwhile: then what it said before counts.
+    """
     file = settings_file(environ)
+    try:
+        settings = _read[str(file)] = _read_file(file)
+    except UsageError:
+        if str(file) not in _read:
+            raise
+        settings = _read[str(file)]
+    return settings
+
+
+def _read_file(file: Path) -> Settings:
     try:
         status, text = file.stat(), file.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from launcher.model import checked
 from launcher.model.plan import RunId
@@ -74,11 +75,17 @@ def readable(labels: Mapping[str, object]) -> bool:
     return True
 
 
+@lru_cache(maxsize=16)  # a long text, the same in all containers of a run
+def _hosts(value: str | None) -> str:
+    return checked.text(value, "[!-~]{1,200000}", "list of nodes")
+
+
 def read(labels: Mapping[str, object]) -> RunLabels:
     """Every user of a node's engine can write labels. Raises ValueError where one is not as we write it."""
     run = checked.run_id(labels.get(RUN))
     first, _, count = checked.text(labels.get(RANKS), "[0-9]+[+][0-9]+", "range of ranks").partition("+")
     start = checked.number(first, 10**6)
+    hosts = labels.get(NODES)
     gpus = checked.text(labels.get(GPUS), "[A-Za-z0-9.:/,-]{0,8000}", "list of GPUs")
     return RunLabels(
         run=run,
@@ -87,7 +94,7 @@ def read(labels: Mapping[str, object]) -> RunLabels:
         node=checked.node_name(labels.get(NODE)),
         rank=checked.number(labels.get(NODE_RANK), 10**5),
         ranks=range(start, start + checked.number(count, 10**4)),
-        every_host=checked.text(labels.get(NODES), "[!-~]{1,100000}", "list of nodes"),
+        every_host=_hosts(hosts if isinstance(hosts, str) else None),
         gpus=tuple(uuid for uuid in gpus.split(SPLIT) if uuid),
         output=checked.output_folder(labels.get(OUTPUT), run),
         uid=checked.number(labels.get(UID), 2**32),

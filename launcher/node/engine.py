@@ -97,6 +97,10 @@ class Engine(Protocol):
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
         """Containers that carry all these labels (None: any value), ended ones too."""
 
+    def apart(self, states: Sequence[ContainerState]) -> Sequence[ContainerState]:
+        """Those to be stopped and removed, of containers listed here: of several that end together, the first."""
+        return states
+
     def wait(self, container: str, timeout: float) -> ContainerState:
         """Its state when it has ended, or as it is after `timeout` seconds. A restart by the engine is not an end."""
 

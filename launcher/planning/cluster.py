@@ -24,6 +24,7 @@ class ClusterPlan:
     image: str  # "" for plain processes
     program: tuple[str, ...]  # a worker's argv; of `run.command`, the node's
     env: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
 
     @property
     def nodes(self) -> int:
@@ -39,6 +40,7 @@ def build(job: Job, python: str, gpus_of_a_node: int | None = None) -> ClusterPl
     """gpus_of_a_node: what `gpus: all` means there. Raises JobInvalid with every key that no cluster can carry."""
     job.refuse(_not_on_a_cluster(job, gpus_of_a_node))
     everything = gpus_of_a_node if job.gpus == "all" else job.gpus
+    unknown = "no GPUs are asked for: the settings file does not say how many a node of the cluster has (`gpus`)"
     gpus = everything if isinstance(everything, int) else 0
     program = command.program(job)
     base = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "NCCL_DEBUG": "WARN"}
@@ -49,6 +51,7 @@ def build(job: Job, python: str, gpus_of_a_node: int | None = None) -> ClusterPl
         image="" if job.image is None or job.runtime == "process" else job.image.ref or job.image.base or "",
         program=program if job.run.command is not None else (python, *program),
         env={**base, **job.env},
+        warnings=(unknown,) if everything is None else (),
     )
 
 
@@ -59,7 +62,7 @@ def _not_on_a_cluster(job: Job, gpus_of_a_node: int | None) -> Refused:
                 yield ("nodes", rank, key), "a cluster chooses the machines, so all nodes are alike: leave it out"
     if isinstance(job.gpus, tuple):
         yield ("gpus",), "a cluster gives GPUs by number: say how many of each node"
-    elif job.gpus == "all" and gpus_of_a_node is None:
+    elif job.gpus == "all" and gpus_of_a_node is None and (job.runtime == "docker" or "gpus" in job.model_fields_set):
         what = "how many a node has is not known: say how many (gpus: 8, or none), or set `gpus` of the cluster in"
         yield ("gpus",), f"{what} the settings file and name it: --on CLUSTER"
     if job.min_nodes is not None:

@@ -145,6 +145,10 @@ class Record:
 
     def nodes(self) -> tuple[NodeOfRun, ...]:
         """By rank; () where the plan is not as we write it."""
+        return self._nodes
+
+    @cached_property
+    def _nodes(self) -> tuple[NodeOfRun, ...]:
         try:
             return tuple(_node_from_json(node, self.run) for node in self._plan["nodes"])
         except (LookupError, TypeError, ValueError):

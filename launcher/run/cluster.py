@@ -26,6 +26,8 @@ from launcher.planning.containers import labelled, output_dir
 from launcher.planning.offline import assumed_image
 from launcher.run.locate import caller
 
+_PATIENCE = 20  # seconds for a machine to be free
+
 
 def plan_on(job: Job, cluster: Cluster, engine: Engine, code: str, run: RunId, sweep: Sequence[RunId]) -> Plan:
     """engine: the cluster's. code: digest of the code archive. sweep: all runs of its sweep, which are one job array.
@@ -61,7 +63,7 @@ def plan_on(job: Job, cluster: Cluster, engine: Engine, code: str, run: RunId, s
         )
         for rank in range(planned.nodes)
     )
-    return Plan(run, job.name, job.runtime, planned.image, "", code, meeting, nodes)
+    return Plan(run, job.name, job.runtime, planned.image, "", code, meeting, nodes, planned.warnings)
 
 
 def examine_on(job: Job, cluster: Cluster, fleet: Fleet) -> Iterator[Check]:
@@ -73,10 +75,39 @@ def examine_on(job: Job, cluster: Cluster, fleet: Fleet) -> Iterator[Check]:
         made = run_script(engine.machine, 'mkdir -p "$1" && [ -w "$1" ]', posixpath.join(cluster.workdir, OUTPUT_ROOT))
         cure = "name a folder that you may write: workdir of the cluster, in the settings file"
         yield _check(engine.node, "workdir", made, f"{cluster.workdir} can be written", cure)
-        script = _script(expand_sweep(job)[0], cluster)[1]  # variants differ in the program's arguments only
-        taken = run_script(engine.machine, 'printf %s "$1" | sbatch --test-only', script)
+        planned, script = _script(expand_sweep(job)[0], cluster)  # variants differ in the program's arguments only
+        taken = engine.machine.run(["sbatch", "--test-only"], script.encode())
         cure = "correct partition, account, qos, time or options of the cluster in the settings file, or the job"
         yield _check(engine.node, "sbatch", taken, taken.complaint.removeprefix("sbatch: "), cure)
+        if taken.code == 0:
+            yield from _try_on_a_node(engine, planned, cluster)
+
+
+def _try_on_a_node(engine: Engine, planned: ClusterPlan, cluster: Cluster) -> Iterator[Check]:
+    """What the job needs of a machine, tried on one of them, if one is free now."""
+    what, argv, cure = "", [""], ""
+    if not planned.image and planned.torchrun:
+        what, argv = "python", [cluster.python, "-c", "import torch; print('torch', torch.__version__)"]
+        cure = (
+            "set `python` of the cluster, or `setup`, in the settings file; how to make an environment: docs/slurm.md"
+        )
+    elif planned.image and cluster.container == "pyxis":
+        what, argv = "enroot", ["sh", "-c", 'v=$(enroot version) && echo "enroot $v" && [ "${v%%.*}" -ge 4 ]']
+        cure = "images are imported by digest, which needs enroot 4.0 or newer (August 2025): ask the site for it"
+    if not what:
+        return
+    asked = slurm.chosen(planned, cluster)
+    chosen = [f"--{key}={value}" for key in ("partition", "account", "qos") if (value := getattr(asked, key))]
+    options = [*chosen, "--quiet", "--nodes=1", "--ntasks=1", "--time=5", f"--immediate={_PATIENCE}", "--mpi=none"]
+    script = "\n".join([*asked.setup, 'exec srun "$@"'])
+    done = engine.machine.run(["bash", "-c", script, "launcher", *options, *argv], timeout=_PATIENCE + 120)
+    if "Unable to allocate resources" in done.complaint:
+        yield Check(
+            engine.node, what, Level.WARN, f"not tried: no machine was free in {_PATIENCE} s", "try again later"
+        )
+    else:
+        said = done.out.decode(errors="replace").strip()
+        yield _check(engine.node, what, done, f"{argv[0]}: {said}" if what == "python" else said, cure)
 
 
 def _check(node: str, name: str, done: Done, what: str, cure: str) -> Check:

@@ -27,6 +27,18 @@ _IMPORTING = "<frozen importlib._bootstrap>"  # in the stack of a rank that impo
 # Where a stack shows that its rank waits for others; for a collective on GPUs it waits in torch.cuda or backward.
 _WAITING = re.compile(r"torch/(distributed|autograd|cuda|nn/parallel)/")
 
+_RESUME = "go on from its last checkpoint: launcher up JOB --resume RUN"
+_AGAIN = f"{_RESUME}; with `restarts` Slurm begins such a job again by itself"
+_BY_SLURM = {  # what it calls the end of a job, and the cure
+    "TIMEOUT": f"raise `time` of the cluster, or `timeout` of the job; {_RESUME}",
+    "DEADLINE": _RESUME,
+    "CANCELLED": _RESUME,
+    "OUT_OF_MEMORY": "raise resources.memory, or use fewer loader workers",
+    "NODE_FAIL": _AGAIN,
+    "BOOT_FAIL": _AGAIN,
+    "PREEMPTED": _AGAIN,
+}
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -108,6 +120,9 @@ def _describe(evidence: Evidence) -> Failure:
         words = last_stack(evidence.rank_logs.get(min(halted), ""))
         what = "was suspended (SIGSTOP, or a debugger) while the others waited for it"
         cure = "who stopped it? `kill -CONT` lets such a process go on"
+    elif by_slurm := re.match(r"was ended by Slurm: job \S+ (\w+)", state.error):
+        what, cure = state.error, _BY_SLURM.get(by_slurm[1], "")
+        rank, words = None, ""  # what the program printed when it was ended is no reason
     elif state.oom_killed:
         what, cure = "was killed: the node's memory is full", "fewer loader workers, or resources.memory"
     elif state.exit_code == TIMEOUT_CODE:

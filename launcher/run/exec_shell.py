@@ -12,6 +12,7 @@ from launcher.job.models import Job, NodeEntry
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
 from launcher.model.facts import NodeFacts
+from launcher.model.host import cluster_name
 from launcher.model.plan import Plan, RunId
 from launcher.model.progress import Log
 from launcher.node import output_folder
@@ -34,11 +35,10 @@ _SHELL = ("sh", "-c", "if command -v bash >/dev/null 2>&1; then exec bash; fi; e
 def execute(engine: Engine, node: NodeOfRun, state: ContainerState | None, argv: Sequence[str]) -> int:
     """Run a command in the run's container on this node; its exit code. Raises NodeUnfit where none is running."""
     if state is None or state.phase is not Phase.RUNNING:
-        raise NodeUnfit(
-            f"node {node.name}",
-            f"no container of the run is running there ({state.phase.value if state else 'removed'})",
-            "for a container of the same kind: launcher shell JOB",
-        )
+        what = f"no container of the run is running there ({state.phase.value if state else 'removed'})"
+        alike = "for a container of the same kind: launcher shell JOB"
+        cure = alike if cluster_name(node.host) is None else "see what its job does: launcher status"
+        raise NodeUnfit(f"node {node.name}", what, cure)
     return engine.interact(state.id, argv, terminal=is_terminal())
 
 

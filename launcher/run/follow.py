@@ -18,6 +18,7 @@ from functools import partial
 
 from launcher.errors import ContainerGone, LauncherError, LoginLost, NodeUnfit, NodeUnreachable, NoRoomHere
 from launcher.job.settings import read_settings
+from launcher.model.host import cluster_name
 from launcher.model.plan import RunId
 from launcher.node.engine import Engine
 from launcher.node.files import Files
@@ -36,6 +37,7 @@ COLLECT_EVERY = 5.0
 COLLECT_SELDOM = 30.0  # while nothing is new
 REMOVAL = 1.0  # seconds in which `docker rm -f` removes a container that it has killed
 WAIT = 30.0  # one wait call; then it is asked again, so that a silent cut is noticed
+QUEUE = 2.0  # on a cluster, where one answer of its queue serves all nodes
 RETRY = 1.0
 RETRY_SELDOM = 15.0  # while a node stays away
 GIVE_UP = 30.0  # of a failed run, a node that stays away so long is not waited for any more
@@ -188,10 +190,11 @@ class Follow:
 
     def _wait_for(self, node: FollowedNode) -> None:
         """Until the container has ended for good, over any number of cut connections."""
-        pause = RETRY
+        pause, waits_for = RETRY, ""
+        at_most = WAIT if cluster_name(node.node.host) is None else QUEUE
         while not self._stop.is_set():
             try:
-                state = node.engine.wait(node.container, 0 if node.silent_since else WAIT)
+                state = node.engine.wait(node.container, 0 if node.silent_since else at_most)
                 if state.exit_code == SIGKILL_CODE and not state.oom_killed:
                     self._stop.wait(REMOVAL)
                     state = node.engine.wait(node.container, 0)
@@ -210,6 +213,9 @@ class Follow:
                 continue
             pause = RETRY
             node.answers()
+            if node.node.rank == 0 and not state.phase.ended and state.error not in ("", waits_for):
+                waits_for = state.error
+                self._queue.put(messages.NodeWaits(node.name, waits_for))
             if state.phase.ended:
                 self._queue.put(messages.NodeEnded(node.name, state))
                 break

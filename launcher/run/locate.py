@@ -202,7 +202,7 @@ def _list(fleet: Fleet, run: RunId | None, note: Note, *, claims: bool) -> list[
     """Containers with other labels than ours are left aside with a note."""
     wanted = {labels.RUN: run} if claims else {labels.RUN: run, labels.PURPOSE: "run"}
     answers = fleet.each(lambda engine: run_both(lambda: engine.list(wanted), engine.uid))
-    found = []
+    found, own = [], caller()
     for engine, (states, uid) in zip(fleet.engines, answers, strict=True):
         for state in states:
             try:
@@ -210,7 +210,7 @@ def _list(fleet: Fleet, run: RunId | None, note: Note, *, claims: bool) -> list[
             except ValueError as error:
                 note(f"{engine.node}: container {state.name} is ignored, its labels are not the launcher's: {error}")
                 continue
-            account = Owner.SELF if told.owner == caller() else Owner.ACCOUNT
+            account = Owner.SELF if told.owner == own else Owner.ACCOUNT
             found.append(Found(told, account if told.uid == uid else Owner.OTHER, engine, state))
     return found
 

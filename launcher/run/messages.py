@@ -80,6 +80,14 @@ class NodeStopped(Message):
 
 
 @dataclass(frozen=True)
+class NodeWaits(Message):
+    """No process of it has started; `reason`: what a cluster says of its job, `job 12: PENDING (Resources)`."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class NodeRestarted(Message):
     """Its processes were started again; `why`: how the attempt before ended."""
 

@@ -106,7 +106,7 @@ def _undo(plan: Plan, fleet: Fleet, cause: BaseException) -> None:
     """Remove all that was created. Raises NodesFailed, the cause in it, where a node failed to."""
 
     def remove(engine: Engine) -> None:
-        for state in engine.list({labels.RUN: plan.run}):
+        for state in engine.apart(engine.list({labels.RUN: plan.run})):
             if not state.phase.ended and state.phase is not Phase.CREATED:
                 engine.stop(state.id, grace=0)
             engine.remove(state.id)

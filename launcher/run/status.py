@@ -15,6 +15,7 @@ from launcher.errors import LauncherError
 from launcher.logs.lines import Lines
 from launcher.model import labels
 from launcher.model.container import ContainerState, Phase
+from launcher.model.host import cluster_name
 from launcher.model.plan import plain
 from launcher.node.parallel import run_all_settled, run_both
 from launcher.records.measured import TrainingProgress, training_progress
@@ -22,7 +23,8 @@ from launcher.records.paths import GENERATIONS, NodePaths
 from launcher.records.store import NodeOfRun, parse_object
 from launcher.run import attempts
 from launcher.run.attempts import World
-from launcher.run.locate import Attached
+from launcher.run.cluster_status import Printed, print_cluster
+from launcher.run.locate import Attached, engine_of
 from launcher.run.state import RunState, recorded_end, state_of
 
 TAIL = 8192  # bytes of a log or of the metrics that hold their last lines
@@ -89,6 +91,7 @@ class NodeStatus:
     container: str = ""
     use: Utilization | None = None
     last: str = ""  # the last line that it printed
+    waits: str = ""  # what a cluster says of its job before a process of it starts: "job 12: PENDING (Resources)"
 
 
 @dataclass(frozen=True)
@@ -129,9 +132,12 @@ def run_status(attached: Attached) -> RunStatus:
     result = attached.record.result()
     rows = (result or {}).get("nodes")
     ends = {str(row.get("node")): row for row in (rows if isinstance(rows, list) else ()) if isinstance(row, dict)}
-    found = run_all_settled([partial(_ask, attached, node, ends.get(node.name, {})) for node in attached.nodes])
-    answers = [one for one in found if isinstance(one, _Answer)]
-    lost = {n.name: one for n, one in zip(attached.nodes, found, strict=True) if isinstance(one, LauncherError)}
+    asked = _together(attached)
+    found = run_all_settled([partial(_ask_all, attached, nodes, ends) for nodes in asked])
+    answers = [answer for one in found if not isinstance(one, LauncherError) for answer in one]
+    lost = {
+        node.name: e for nodes, e in zip(asked, found, strict=True) if isinstance(e, LauncherError) for node in nodes
+    }
     state = state_of(
         [answer.state for answer in answers if answer.state is not None],
         len(attached.nodes) + len(attached.unreachable),
@@ -155,26 +161,54 @@ def run_status(attached: Attached) -> RunStatus:
     )
 
 
-def _ask(attached: Attached, node: NodeOfRun, end: Mapping[str, Any]) -> _Answer:
-    """end: what was recorded of the node when the run ended, for when its container has been removed."""
-    engine, paths, mark = attached.engines[node.name], NodePaths(node.output, node.name), secrets.token_hex(16)
-    seen = attached.states.get(node.name)
+def _together(attached: Attached) -> list[list[NodeOfRun]]:
+    """The nodes that are asked by one command: those of a cluster, and every other one by itself."""
+    asked: dict[str, list[NodeOfRun]] = {}
+    for node in attached.nodes:
+        asked.setdefault(engine_of(node)[0], []).append(node)
+    return [*asked.values()]
+
+
+def _ask_all(attached: Attached, nodes: Sequence[NodeOfRun], ends: Mapping[str, Mapping[str, Any]]) -> list[_Answer]:
+    """ends: what was recorded of the nodes when the run ended, for when their containers have been removed."""
+    first, engine = nodes[0], attached.engines[nodes[0].name]
+    alone = cluster_name(first.host) is None
+    wanted = {labels.RUN: attached.record.run, labels.PURPOSE: "run"} | ({labels.NODE: first.name} if alone else {})
+    ask = partial(_print_node if alone else print_cluster, attached, nodes)
+    listed, printed = run_both(lambda: engine.list(wanted), ask)
+    by_id = {state.id: state for state in listed}
+    by_node = {state.labels.get(labels.NODE): state for state in reversed(listed)}
+    answers = []
+    for node in nodes:
+        seen = attached.states.get(node.name)
+        state = by_id.get(seen.id) if seen else by_node.get(node.name)
+        if seen is None and state is not None and not labels.readable(state.labels):
+            state = None
+        answers.append(_answer(node, state, printed.get(node.name, Printed()), ends.get(node.name, {})))
+    return answers
+
+
+def _print_node(attached: Attached, nodes: Sequence[NodeOfRun]) -> dict[str, Printed]:
+    """Of one node."""
+    node, mark = nodes[0], secrets.token_hex(16)
+    paths, seen = NodePaths(node.output, node.name), attached.states.get(node.name)
     runs = "" if seen is None or seen.phase.ended else "yes"
     may_be_master = node.rank == 0 or attached.record.min_nodes
     arguments = (mark, paths.log, paths.attempts, paths.metrics if may_be_master else "", runs)
-    wanted = {labels.RUN: attached.record.run, labels.NODE: node.name, labels.PURPOSE: "run"}
-    listed, printed = run_both(lambda: engine.list(wanted), lambda: engine.sh(_SCRIPT, *arguments, timeout=LIMIT))
-    known = seen.id if seen else None
-    state = next((s for s in listed if s.id == known or (known is None and labels.readable(s.labels))), None)
+    text = attached.engines[node.name].sh(_SCRIPT, *arguments, timeout=LIMIT)
+    log, started, metrics, denied, use = [*text.split(f"{mark}\n".encode()), *[b""] * 5][1:6]
+    return {node.name: Printed(log, started, metrics, denied, use if runs else None)}
+
+
+def _answer(node: NodeOfRun, state: ContainerState | None, printed: Printed, end: Mapping[str, Any]) -> _Answer:
     row = NodeStatus(node.name, "removed", None, node.host, node.rank, (node.ranks.start, node.ranks.stop - 1))
-    log, started, metrics, denied, use = [*printed.split(f"{mark}\n".encode()), *[b""] * 5][1:6]
     if state is None:
         kept = ("exit_code", "oom_killed", "restarts", "restarted")
         row = replace(row, **{key: end[key] for key in kept if end.get(key) is not None})
     else:
         until = state.finished if state.phase.ended and state.finished else time.time()
         gpus = labels.read(state.labels).gpus
-        tried = attempts.parse(started)
+        tried = attempts.parse(printed.attempts)
         row = replace(
             row,
             state=state.phase.value,
@@ -185,10 +219,11 @@ def _ask(attached: Attached, node: NodeOfRun, end: Mapping[str, Any]) -> _Answer
             age=round(until - state.started, 1) if state.started else None,
             gpus=gpus,
             container=state.name,
-            use=utilization(use, gpus) if runs else None,
-            last=state.error or _last_line(log) or _last_line(denied),
+            use=None if printed.use is None else utilization(printed.use, gpus),
+            waits="" if state.phase.ended else state.error,
+            last=state.error or last_line(printed.log) or last_line(printed.denied),
         )
-    return _Answer(row, state, metrics, attempts.parse_worlds(started))
+    return _Answer(row, state, printed.metrics, attempts.parse_worlds(printed.attempts))
 
 
 def utilization(text: bytes, uuids: Sequence[str]) -> Utilization:
@@ -217,7 +252,7 @@ def _in_world(row: NodeStatus, world: World | None) -> NodeStatus:
     return replace(row, node_rank=rank, ranks=(rank * workers, (rank + 1) * workers - 1))
 
 
-def _last_line(log: bytes) -> str:
+def last_line(log: bytes) -> str:
     """As `logs` would show it; "" where nothing was printed."""
     lines = Lines()
     shown = [*lines.feed(log), *lines.end()]

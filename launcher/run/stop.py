@@ -75,7 +75,7 @@ def _end(engine: Engine, run: RunId, grace: float, listed: Sequence[ContainerSta
         own = engine.list({labels.RUN: run, labels.UID: str(engine.uid())})
         listed = [state for state in own if labels.readable(state.labels)]
     ended = []
-    for state in listed:
+    for state in engine.apart(listed):
         # A cluster's job that waits has never run either, but it has a reason, and launchers that wait for it.
         if state.phase.ended or (state.phase is Phase.CREATED and not state.error):
             ended.append(EndedContainer(state, False))

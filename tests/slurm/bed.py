@@ -162,7 +162,7 @@ class SlurmBed:
             "SlurmctldLogFile": here / "log/slurmctld.log",
             "SlurmdLogFile": here / "log/slurmd.%n.log",
             "ProctrackType": "proctrack/linuxproc",
-            "TaskPlugin": "task/none",
+            "TaskPlugin": "task/affinity",  # a job has the processors that it has asked for, and no others
             "SelectType": "select/cons_tres",
             "ReturnToService": 0,  # a node that was set down stays down
             "SlurmdParameters": "config_overrides",

@@ -48,6 +48,7 @@ def user(slurm: SlurmBed, folder: Path) -> Cli:
     settings.parent.mkdir(parents=True)
     hpc = {"kind": "slurm", "login": "local", "workdir": str(slurm.shared), "gpus": 0, "python": sys.executable}
     others = {"far": {**hpc, "login": "login"}, "wrong": {**hpc, "partition": "missing"}}
+    others["plain"] = {key: value for key, value in hpc.items() if key != "gpus"}
     others["oci"] = {**hpc, "container": "oci", "python": "python3"}
     settings.write_text(yaml.safe_dump({"clusters": {"hpc": hpc, **others}}))
     settings.chmod(0o600)

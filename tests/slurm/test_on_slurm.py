@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable
@@ -116,6 +117,66 @@ def test_down_stops_it_and_the_launcher_that_follows_it_says_who_did(slurm: Slur
     cli("down")  # twice does no harm
 
 
+# A trainer that needs its time: after SIGTERM both nodes write a checkpoint.
+SAVES = (
+    "trap 'sleep 3; echo saved >$LAUNCHER_OUTPUT/saved-$LAUNCHER_NODE_RANK; exit 0' TERM\n"
+    "echo ready; while :; do sleep 0.1; done"
+)
+
+
+def saved(slurm: SlurmBed, cli: Cli) -> list[str]:
+    return sorted(file.name for file in folder(slurm, cli).glob("saved-*"))
+
+
+def test_down_gives_every_node_the_time_for_a_checkpoint(slurm: SlurmBed, cli: Cli) -> None:
+    cli("up", job(cli, SAVES), "--on", "hpc", "-d")
+    until_printed(slurm, cli, "ready")
+    cli("down")
+    assert saved(slurm, cli) == ["saved-0", "saved-1"]
+
+
+def test_a_second_ctrl_c_gives_every_node_the_time_for_a_checkpoint(slurm: SlurmBed, cli: Cli) -> None:
+    up = cli.start("up", job(cli, SAVES), "--on", "hpc")
+    assert up.stdout
+    assert up.stderr
+    assert "ready" in up.stdout.readline()
+    up.send_signal(signal.SIGINT)
+    for line in up.stderr:
+        if "Ctrl-C again" in line:
+            break
+    up.send_signal(signal.SIGINT)
+    _, err = up.communicate(timeout=120)
+    assert up.returncode == 5, err
+    assert saved(slurm, cli) == ["saved-0", "saved-1"]
+
+
+@pytest.mark.slow
+def test_before_slurms_time_limit_every_node_has_the_time_for_a_checkpoint(slurm: SlurmBed, cli: Cli) -> None:
+    """Slurm looks at time limits every half minute, and counts in minutes."""
+    done = cli("up", job(cli, SAVES, cluster={"time": "1m"}), "--on", "hpc", code=1)
+    assert saved(slurm, cli) == ["saved-0", "saved-1"]
+    assert re.search(r"failed node-0 was ended by Slurm: job \d+: TIMEOUT, at its time limit", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("ends", "what"),
+    [
+        (("scancel", "JOB"), "CANCELLED, by scancel"),
+        (("scontrol", "update", "nodename=n1", "state=down", "reason=test"), "NODE_FAIL, Slurm lost one"),
+    ],
+)
+def test_how_slurm_ended_it_comes_first(ends: tuple[str, ...], what: str, slurm: SlurmBed, cli: Cli) -> None:
+    following = cli.start("up", job(cli, "trap 'exit 0' TERM; echo on; while :; do sleep 0.1; done"), "--on", "hpc")
+    until_printed(slurm, cli, "on")
+    slurm(*(word.replace("JOB", slurm.jobs()[0].split()[0]) for word in ends))
+    try:
+        _, err = following.communicate(timeout=90)
+    finally:
+        slurm("scontrol", "update", "nodename=n1", "state=resume", check=False)
+    assert following.returncode == 1
+    assert re.search(rf"failed node-0 was ended by Slurm: job \d+: {what}", err), err
+
+
 def test_a_cluster_behind_ssh(slurm: SlurmBed, cli: Cli) -> None:
     """Followed by a launcher whose own environment does not know Slurm."""
     far = Cli(cli.cwd, {name: value for name, value in cli.env.items() if name != "SLURM_CONF"})
@@ -128,28 +189,28 @@ def test_a_cluster_behind_ssh(slurm: SlurmBed, cli: Cli) -> None:
     assert following.returncode == 5, err
 
 
-def test_scancel_by_hand_is_a_failure(slurm: SlurmBed, cli: Cli) -> None:
-    following = cli.start("up", job(cli, TICKS), "--on", "hpc")
-    until(lambda: is_running(slurm), "it does not run")
-    slurm("scancel", slurm.jobs()[0].split()[0])
-    following.communicate(timeout=60)
-    assert following.returncode == 1
-    assert cli.result()["state"] == "failed"
-
-
 def test_a_job_that_waits_shows_why_and_ctrl_c_leaves_it(slurm: SlurmBed, cli: Cli) -> None:
     slurm("scontrol", "update", "partitionname=all", "State=DOWN")
     try:
         waiting = cli.start("up", job(cli, "echo at last"), "--on", "hpc")
         until(slurm.jobs, "it was not submitted")
-        until(lambda: "PENDING (PartitionDown)" in status(cli)["nodes"][0]["last"], "no reason is shown")
+        until(lambda: "PENDING (PartitionDown)" in status(cli)["nodes"][0]["waits"], "no reason is shown")
         waiting.send_signal(signal.SIGINT)
         _, err = waiting.communicate(timeout=30)
         assert waiting.returncode == 0, err
+        assert re.search(r"job \d+: PENDING \(PartitionDown\)", err), err
         assert "launcher logs" in err
+        again = cli.start("logs")
+        assert again.stderr
+        assert "PENDING (PartitionDown)" in again.stderr.readline()
+        (number,) = [line.split()[0] for line in slurm.jobs()]
+        slurm("scontrol", "hold", number)
+        assert "PENDING (JobHeld" in again.stderr.readline()
+        slurm("scontrol", "release", number)
     finally:
         slurm("scontrol", "update", "partitionname=all", "State=UP")
-    assert "at last" in cli("logs").stdout
+    out, err = again.communicate(timeout=60)
+    assert "at last" in out, err
 
 
 def test_down_takes_a_job_that_waits_out_of_the_queue(slurm: SlurmBed, cli: Cli) -> None:
@@ -302,6 +363,58 @@ def test_exec_runs_beside_a_variant_on_a_node_of_it(slurm: SlurmBed, cli: Cli, t
     done = other("exec", "--on", "hpc", "--node", "node-1", "--", "sh", "-c", command, code=3)
     assert "hello from node-1" in done.stdout
     cli("down")
+
+
+def test_a_job_has_all_processors_of_its_nodes(cli: Cli) -> None:
+    """As many as the bed's slurmd has; Slurm's own default is one."""
+    assert cli("up", job(cli, "nproc", nodes=1), "--on", "hpc").stdout.split() == ["2"]
+    part = job(cli, "nproc", nodes=1, cluster={"options": ["--cpus-per-task=1"]})
+    assert cli("up", part, "--on", "hpc").stdout.split() == ["1"]
+
+
+def test_secrets_of_the_callers_environment_do_not_reach_slurm(slurm: SlurmBed, cli: Cli) -> None:
+    """It keeps the environment of a job with it; the program has the secret all the same."""
+    here = Cli(cli.cwd, {**cli.env, "TOKEN": "sesame"})
+    script = (
+        "tr '\\0' '\\n' </proc/$(pgrep -o -f slurm_script)/environ | grep -c sesame; [ $TOKEN = sesame ] && echo opened"
+    )
+    assert here("up", job(cli, script, nodes=1, secrets=["TOKEN"]), "--on", "hpc").stdout.split() == ["0", "opened"]
+
+
+def test_a_script_over_128_kib_is_submitted_and_checked(cli: Cli) -> None:
+    """Which is the most that Linux takes as one argument."""
+    file = job(cli, "echo ${#LONG0} ${#LONG1}", nodes=1, env={"LONG0": "x" * 90_000, "LONG1": "y" * 90_000})
+    assert cli("up", file, "--on", "far").stdout.split() == ["90000", "90000"]
+    assert "to start at" in cli("doctor", file, "--on", "hpc").stdout
+
+
+def test_a_settings_file_that_breaks_meanwhile_does_not_end_up(slurm: SlurmBed, cli: Cli) -> None:
+    following = cli.start("up", job(cli, "echo on; while [ ! -e go ]; do sleep 0.1; done", nodes=1), "--on", "hpc")
+    until_printed(slurm, cli, "on")
+    Path(cli.env["XDG_CONFIG_HOME"], "launcher", "settings.yaml").write_text("clusters: {hpc: {kind: slum")
+    time.sleep(6)  # it collects files every five seconds
+    (folder(slurm, cli) / ".node" / "code" / "go").touch()
+    _, err = following.communicate(timeout=60)
+    assert following.returncode == 0, err
+
+
+@pytest.mark.slow
+def test_quickstart_runs_on_a_cluster_as_it_is(cli: Cli) -> None:
+    """Also where the settings file does not say how many GPUs a node has."""
+    smaller = ("--set", f"code={ROOT}", "--set", "run.args.epochs=1")
+    done = cli("up", ROOT / "jobs" / "quickstart.yaml", *smaller, "--on", "plain")
+    assert "no GPUs are asked for" in done.stderr
+    assert cli.result()["state"] == "done"
+
+
+def test_doctor_tries_the_clusters_python(cli: Cli) -> None:
+    file = cli.job(runtime="process", nodes=2, gpus="none", run={"script": cli.program("raises.py")})
+    rows = json.loads(cli("doctor", file, "--on", "hpc", "--json").stdout)["checks"]
+    assert (rows[-1]["name"], rows[-1]["level"]) == ("python", "ok")
+    assert "torch" in rows[-1]["what"]
+    settings = Path(cli.env["XDG_CONFIG_HOME"], "launcher", "settings.yaml")
+    settings.write_text(settings.read_text().replace(sys.executable, "/nowhere/python"))
+    assert "/nowhere/python" in cli("doctor", file, "--on", "hpc", code=3).stdout
 
 
 def test_doctor_asks_slurm_whether_it_would_take_the_job(cli: Cli) -> None:

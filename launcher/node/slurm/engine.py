@@ -32,23 +32,42 @@ _KILL_TIMEOUT = 60.0  # seconds for Slurm to end what SIGKILL ended
 _UNPACK = "tar -xf - --no-same-owner -C /"
 _KILL_WAIT = r"scontrol show config | sed -n 's/^KillWait *= \([0-9]*\).*/\1/p'"
 _TAKEN = 44
+# $1: the run's folder. stdin: what was told of it, as one line of JSON, and the script: each may be over 128 KiB, which
+# is the most that an argument may have.
 _CREATE = f"""
 [ ! -e "$1/{NODES}" ] || exit {_TAKEN}
-mkdir -p "$1/{NODES}" "$1/logs" "$1/state" &&
+IFS= read -r told && mkdir -p "$1/{NODES}" "$1/logs" "$1/state" &&
   : >"$1/state/node-0.attempts" && # there it is told who stops the run, also while it waits
-  printf %s "$2" >"$1/{NODES}/{SCRIPT}" && printf %s "$3" >"$1/{NODES}/{SPEC}"
+  cat >"$1/{NODES}/{SCRIPT}" && printf %s "$told" >"$1/{NODES}/{SPEC}"
+"""
+# $1: the job. Not --full while its nodes run: srun would get the signal too, and then kills them at once.
+_TERMINATE = r"""
+scancel --batch --signal=TERM "$1"
+squeue -h --steps --jobs="$1" -o %i | grep -q '[.][0-9]' && exec scancel --signal=TERM "$1"
+exec scancel --full --signal=TERM "$1"
+"""
+# $1: a run's folder. Its secrets are in files; Slurm would keep those of the caller with the job's environment.
+_UNSET_SECRETS = f"""
+unset_secrets() {{
+  for secret in "$1/{NODES}/kit/secrets"/*; do [ ! -f "$secret" ] || unset "${{secret##*/}}"; done
+}}
 """
 # $1: the run's folder, $2: the code, $3: the run. The caller's variables are the job's, as with sbatch by hand.
 _SUBMIT = f"""
+{_UNSET_SECRETS}
+unset_secrets "$1"
 id=$(LAUNCHER_RUN=$3 LAUNCHER_OUTPUT=$1 sbatch --parsable --export=ALL --chdir="$2" --output="$1/logs/slurm.log" \\
   --comment="{COMMENT} $3" "$1/{NODES}/{SCRIPT}") || exit
 echo "$id" 2>/dev/null >"$1/{NODES}/{SUBMITTED}" && exit
 scancel "$id"
 echo "the run was removed meanwhile" >&2; exit 1
 """
-# $1: the folder of all runs; then the runs of a sweep. Each task of the array is one of them, by that run's own script.
+# $1: the folder of all runs; $2: how many of them may run at once, as %N; then the runs of a sweep. Each task of the
+# array is one of them, by that run's own script.
 _SUBMIT_ARRAY = f"""
-export LAUNCHER_ROOT="$1"; shift
+export LAUNCHER_ROOT="$1"; most=$2; shift 2
+{_UNSET_SECRETS}
+for run; do unset_secrets "$LAUNCHER_ROOT/$run"; done
 id=$( {{
   sed '/^$/q' "$LAUNCHER_ROOT/$1/{NODES}/{SCRIPT}" # its options, which are the same for all
   cat <<'END'
@@ -58,7 +77,7 @@ export LAUNCHER_OUTPUT=$LAUNCHER_ROOT/$LAUNCHER_RUN
 cd "$LAUNCHER_OUTPUT/{NODES}/code" &&
   exec bash "$LAUNCHER_OUTPUT/{NODES}/{SCRIPT}" >>"$LAUNCHER_OUTPUT/logs/slurm.log" 2>&1
 END
-}} | LAUNCHER_SWEEP="$*" sbatch --parsable --export=ALL --output=/dev/null --array="0-$(($# - 1))" \\
+}} | LAUNCHER_SWEEP="$*" sbatch --parsable --export=ALL --output=/dev/null --array="0-$(($# - 1))$most" \\
   --comment="{COMMENT} sweep $1") || exit
 task=0
 for run; do
@@ -101,8 +120,8 @@ class SlurmEngine(Engine):
         if not isinstance(spec, BatchSpec):
             raise TypeError(f"{spec.name} has no script for the cluster")
         told = {"name": spec.name, "labels": dict(spec.labels), "code": spec.layout.code, "sweep": spec.sweep}
-        texts = (spec.output_dir, spec.script, json.dumps(told))
-        made = self.files.run(_CREATE, *texts, doing="make the run", accept=lambda done: done.code == _TAKEN)
+        texts, taken = f"{json.dumps(told)}\n{spec.script}".encode(), lambda done: done.code == _TAKEN
+        made = self.files.run(_CREATE, spec.output_dir, doing="make the run", accept=taken, stdin=texts)
         if made.code == _TAKEN:
             raise NameTaken(self.node, f"there is a container {spec.name} already", "see what it is: launcher status")
         self._forget()
@@ -122,7 +141,8 @@ class SlurmEngine(Engine):
         if run.submitted or (sweep and sweep[-1] != told.run):
             return
         if sweep:
-            done = run_script(self.machine, _SUBMIT_ARRAY, self._root, *sweep)
+            most = f"%{self.cluster.at_once}" if self.cluster.at_once else ""
+            done = run_script(self.machine, _SUBMIT_ARRAY, self._root, most, *sweep)
         else:
             done = run_script(self.machine, _SUBMIT, told.output, run.spec["code"], told.run)
         if done.code:
@@ -133,6 +153,13 @@ class SlurmEngine(Engine):
         runs = self._runs(labels.get(RUN))
         states = [state for run in runs.values() for state in run.states()]
         return [s for s in states if all(k in s.labels and v in (None, s.labels[k]) for k, v in labels.items())]
+
+    def apart(self, states: Sequence[ContainerState]) -> Sequence[ContainerState]:
+        """The first node of each run."""
+        first: dict[str, ContainerState] = {}
+        for state in states:
+            first.setdefault(state.labels[RUN], state)
+        return [*first.values()]
 
     def wait(self, container: str, timeout: float) -> ContainerState:
         until = time.monotonic() + timeout
@@ -148,7 +175,8 @@ class SlurmEngine(Engine):
         run = self._get(container)
         if run.job is not None and not run.job.ended:
             if run.phase is Phase.RUNNING and grace:
-                self._cancel(run.job, "--full", "--signal=TERM")
+                run_script(self.machine, _TERMINATE, run.job.id)
+                self._forget()
                 if self.wait(container, grace).phase.ended:
                     return self._state(container)
             self._cancel(run.job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.model import labels
@@ -17,21 +17,44 @@ COMMENT = "launcher"  # of a job, before the run's id: so it is found without a 
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "CONFIGURING")
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 _KILLED, _TIMEOUT = 137, 124
+# What Slurm does to a job; of one that has FAILED, its nodes tell why.
+_BY_SLURM = {
+    "TIMEOUT": "at its time limit",
+    "DEADLINE": "at its deadline",
+    "CANCELLED": "by scancel",
+    "OUT_OF_MEMORY": "a process used more memory than the job asked for",
+    "NODE_FAIL": "Slurm lost one of its machines",
+    "BOOT_FAIL": "one of its machines did not boot",
+    "PREEMPTED": "another job took its machines",
+}
+_IN_ITS_LOG = {"TIME LIMIT": "TIMEOUT", "PREEMPTION": "PREEMPTED", "NODE FAILURE": "NODE_FAIL"}  # slurmstepd's words
 
-# $1: a mark. $2: the folder of all runs, $3: a run, or * for all.
+# $1: a mark. $2: the folder of all runs, $3: a run, or * for all. Of one run, how Slurm ended it: its accounting knows
+# by whom, and does not forget it after minutes as squeue does; without accounting, the job's own output tells.
 ASK = r"""
 echo "$1 queue"
-squeue -h -r -t all -u "$(id -u)" -o '%i|%T|%r|%k' || exit 9
+queue=$(squeue -h -r -t all -u "$(id -u)" -o '%i|%T|%r|%k') || exit 9
+printf '%s\n' "$queue"
+tell_end() {
+  state=$(printf '%s\n' "$queue" | sed -n "s/^$2|\([A-Z_]*\)|.*/\1/p")
+  case $state in '' | CANCELLED) ;; *) return ;; esac
+  said=$(timeout 5 sacct -n -X -P -j "$2" -o State 2>/dev/null | tail -n 1)
+  by=${said##*CANCELLED by }
+  [ "$by" = "$said" ] || said="CANCELLED by $(id -nu "$by" 2>/dev/null || echo "uid $by")"
+  echo "$said"
+  grep -a '^slurmstepd: error: [*][*][*] .* DUE TO ' "$1/logs/slurm.log" 2>/dev/null | tail -n 1
+}
 for folder in "$2"/$3/; do
   [ -f "$folder.node/spec.json" ] || continue
   echo; echo "$1 spec"; cat "$folder.node/spec.json"
-  echo; echo "$1 submitted"; cat "$folder.node/submitted" 2>/dev/null
+  id=$(cat "$folder.node/submitted" 2>/dev/null)
+  echo; echo "$1 submitted"; echo "$id"
+  [ "$3" = "*" ] || [ -z "$id" ] || { echo "$1 over"; tell_end "$folder" "${id%%;*}"; }
   echo "$1 end"; cat "$folder/state/slurm.end" 2>/dev/null
-  for file in "$folder"state/node-*.attempts; do
-    [ -f "$file" ] || continue
-    echo "$1 attempts ${file##*/}"; grep -E '^(start|exit) ' "$file" | tail -n 2
-  done
+  echo "$1 attempts"
+  (cd "${folder}state" 2>/dev/null && grep -HE '^(start|exit) ' node-*.attempts 2>/dev/null)
 done
+exit 0
 """
 
 
@@ -62,7 +85,8 @@ class RunInQueue:
     spec: Mapping[str, Any]
     job: Job | None
     submitted: str  # the job's id, "" before
-    end: tuple[int, float] | None  # the script's exit code, and when
+    over: str  # how Slurm ended a job that is not in the queue any more, as its accounting and the job's output tell
+    end: tuple[int, float, str] | None  # the script's exit code, and when; the state that it foresaw
     attempts: Mapping[int, tuple[float, int | None, float]]  # by node rank: last start, exit code, its time
 
     @property
@@ -72,13 +96,35 @@ class RunInQueue:
 
     def states(self) -> list[ContainerState]:
         """A state for each node of the run, by rank; its labels are those of the first, with its own rank."""
-        codes = [self._code(rank) for rank in range(self.told.nodes)]
+        told, phase, ended_by = self.told, self.phase, self.ended_by
+        codes = [self._code(rank) for rank in range(told.nodes)]
         if not any(codes) and (code := self._job_code()):
             codes[0] = code  # the script itself failed, or was ended, and no node tells
-        return [self._state(rank, code, len(self.told.ranks)) for rank, code in enumerate(codes)]
+        states = [self._state(phase, rank, code, len(told.ranks)) for rank, code in enumerate(codes)]
+        if ended_by and phase.ended:
+            states[0] = replace(states[0], error=f"was ended by Slurm: {ended_by}")
+        return states
 
-    def _state(self, rank: int, code: int, count: int) -> ContainerState:
-        phase = self.phase
+    @property
+    def ended_by(self) -> str:
+        """`job 12: TIMEOUT, at its time limit` if Slurm has ended the job; "" if it ended by itself, or goes on."""
+        state = self._slurms_end()
+        if not state:
+            return ""
+        who = re.search(r"^CANCELLED by ([!-~ ]{1,80})$", self.over, re.MULTILINE) if state == "CANCELLED" else None
+        number = self.job.id if self.job else self.submitted.partition(";")[0]
+        return f"job {number}: {state}, {f'by {who[1]}' if who else _BY_SLURM[state]}"
+
+    def _slurms_end(self) -> str:
+        """One of _BY_SLURM, or ""."""
+        if self.job is not None and not self.job.ended:
+            return ""
+        logged = (name for words, name in _IN_ITS_LOG.items() if f"DUE TO {words}" in self.over)
+        known = [self.job.state] if self.job else [self.over.partition(" ")[0].partition("\n")[0], *logged]
+        foreseen = self.end[2] if self.end else ""
+        return next((state for state in (*known, foreseen) if state in _BY_SLURM), "")
+
+    def _state(self, phase: Phase, rank: int, code: int, count: int) -> ContainerState:
         started, _, finished = self.attempts.get(rank, (0.0, None, 0.0))
         telling = self.job is not None and (self.job.waits or not started)
         own = {labels.NODE: f"node-{rank}", labels.NODE_RANK: str(rank), labels.RANKS: f"{rank * count}+{count}"}
@@ -112,10 +158,11 @@ class RunInQueue:
 
     def _job_code(self) -> int:
         """0 where the run has ended well."""
-        if self.end is not None:
+        state = self._slurms_end()
+        if self.end is not None and not state:
             return self.end[0]
         known = {"COMPLETED": 0, "TIMEOUT": _TIMEOUT, "DEADLINE": _TIMEOUT}
-        return known.get(self.job.state if self.job else "", _KILLED)
+        return known.get(state or (self.job.state if self.job else ""), _KILLED)
 
 
 def parse(text: str, mark: str) -> Iterator[RunInQueue]:
@@ -126,14 +173,14 @@ def parse(text: str, mark: str) -> Iterator[RunInQueue]:
     for part in parts[1:]:
         kind, _, rest = part.partition("\n")
         if kind == "spec":
-            runs.append({"spec": _spec(rest), "submitted": "", "end": None, "attempts": {}})
-        elif kind == "submitted":
-            runs[-1]["submitted"] = rest.strip()
+            runs.append({"spec": _spec(rest), "submitted": "", "over": "", "end": None, "attempts": {}})
+        elif kind in ("submitted", "over"):
+            runs[-1][kind] = rest.strip()
         elif kind == "end":
-            found = re.fullmatch(r"(\d{1,3}) (\d{1,12})", rest.strip())
-            runs[-1]["end"] = (int(found[1]), float(found[2])) if found else None
-        elif (name := re.fullmatch(r"attempts node-(\d{1,5})\.attempts", kind)) and (last := _last_attempt(rest))[0]:
-            runs[-1]["attempts"][int(name[1])] = last
+            found = re.fullmatch(r"(\d{1,3}) (\d{1,12}) ?([A-Z]{0,20})", rest.strip())
+            runs[-1]["end"] = (int(found[1]), float(found[2]), found[3]) if found else None
+        elif kind == "attempts":
+            runs[-1]["attempts"] = _last_attempts(rest)
     for run in runs:
         if run["spec"]:
             yield RunInQueue(job=jobs.get(run["spec"]["labels"][labels.RUN]) or jobs.get(run["submitted"]), **run)
@@ -160,12 +207,14 @@ def _spec(text: str) -> Mapping[str, Any]:
     return found if as_written else {}
 
 
-def _last_attempt(text: str) -> tuple[float, int | None, float]:
-    """When it started; its exit code, and when, where it has ended."""
-    started, code, finished = 0.0, None, 0.0
-    for found in re.finditer(r"^(?:start|exit (\d{1,3})) (\d{1,12})$", text, re.MULTILINE):
-        if found[1] is None:
-            started, code, finished = float(found[2]), None, 0.0
-        else:
-            code, finished = int(found[1]), float(found[2])
-    return started, code, finished
+def _last_attempts(text: str) -> dict[int, tuple[float, int | None, float]]:
+    """By node rank: when its last attempt started; its exit code, and when, where it has ended."""
+    found: dict[int, tuple[float, int | None, float]] = {}
+    pattern = r"^(?:node-(\d{1,5})\.attempts:)(?:start|exit (\d{1,3})) (\d{1,12})$"
+    for node, code, moment in re.findall(pattern, text, re.MULTILINE):
+        rank = int(node)
+        if not code:
+            found[rank] = (float(moment), None, 0.0)
+        elif rank in found:
+            found[rank] = (found[rank][0], int(code), float(moment))
+    return found

@@ -1,0 +1,251 @@
+"""Manifests as Kubernetes reads them: by kubectl's own client, and by the published rules of Pod Security."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from hypothesis import HealthCheck, Phase, given, settings
+
+from launcher.export import kubernetes
+from launcher.job.models import Job
+from launcher.planning.cluster import ClusterPlan, build
+from tests.bed.fixtures import unavailable
+from tests.bed.settings import BedUnavailable
+from tests.slurm.bed import install
+from tests.unit.test_export import CLOUD, COMMAND, GPU, JOBSET, TARGET, manifests
+from tests.unit.test_job_properties import jobs
+
+ORDINARY = [
+    "1e-4",
+    "1e3",
+    "y",
+    "n",
+    "0x10",
+    "0o7",
+    "010",
+    "1_000",
+    "on",
+    "null",
+    "~",
+    "",
+    "12:30",
+    "=",
+    "\u0085 \U0001f600",
+]
+RESTRICTED = {**GPU, "mounts": {}}
+
+
+@pytest.fixture(scope="module")
+def kubectl() -> None:
+    try:
+        install(("kubernetes-client",), ("kubectl",), allowed=bool(os.environ.get("LAUNCHER_BED_REQUIRED")))
+    except BedUnavailable as error:
+        unavailable(str(error))
+
+
+def read_by_kubectl(text: str, folder: Path) -> list[dict[str, Any]]:
+    """Every manifest of a text, as Go's YAML reads it; without the label that makes kubectl read them offline."""
+    (folder / "manifests.yaml").write_text(text)
+    argv = ["kubectl", "label", "--local", "-f", str(folder / "manifests.yaml"), "read=yes", "-o", "json"]
+    shown = subprocess.run(argv, env={**os.environ, "HOME": str(folder)}, capture_output=True, text=True, check=True)
+    decoder, rest, found = json.JSONDecoder(), shown.stdout.strip(), []
+    while rest:
+        made, end = decoder.raw_decode(rest)
+        found.append(made)
+        rest = rest[end:].strip()
+    for made in found:
+        assert made["metadata"]["labels"].pop("read") == "yes"
+    return found
+
+
+def pod(manifest: dict[str, Any]) -> dict[str, Any]:
+    found = manifest["spec"]
+    if manifest["kind"] == "JobSet":
+        found = found["replicatedJobs"][0]["template"]["spec"]
+    made: dict[str, Any] = found["template"]["spec"]
+    return made
+
+
+def test_ordinary_values_reach_kubernetes_as_they_are(kubectl: None, tmp_path: Path) -> None:
+    words = [*ORDINARY, "$$(a)"]
+    env = {f"V{place}": word for place, word in enumerate(words)}
+    data = {**COMMAND, "run": {"command": ["echo", *words]}, "env": env}
+    (made,) = read_by_kubectl(manifests(data, jobset=True), tmp_path)
+    (container,) = pod(made)["containers"]
+    assert container["args"] == ["echo", *(word.replace("$", "$$") for word in words)]
+    values = {one["name"]: one.get("value") for one in container["env"]}
+    assert {name: values[name] for name in env} == {name: word.replace("$", "$$") for name, word in env.items()}
+
+
+def acceptable(data: dict[str, Any]) -> dict[str, Any]:
+    """The job without what Kubernetes cannot carry; all else stays as it was generated."""
+    name = f"a{data['name']}"[:40].rstrip("-")
+    nodes = [entry if isinstance(entry, str) else entry["host"] for entry in data["nodes"]]
+    gpus = len(data["gpus"]) if isinstance(data["gpus"], (list, str)) else data["gpus"]
+    docker = {key: value for key, value in data["docker"].items() if key != "devices"}
+    return {**data, "name": name, "nodes": nodes, "gpus": gpus, "docker": docker, "image": {"ref": "a"}, "sweep": []}
+
+
+@pytest.fixture(scope="module")
+def generated() -> list[ClusterPlan]:
+    """The plans of 500 jobs."""
+    made: list[ClusterPlan] = []
+
+    @settings(max_examples=500, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(jobs())
+    def collect(data: dict[str, Any]) -> None:
+        loaded = Job.model_validate(acceptable(data))
+        kubernetes.check(loaded, jobset=True, image="r/x")
+        made.append(build(loaded, "python3"))
+
+    collect()
+    assert len(made) >= 500
+    return made
+
+
+def test_500_generated_jobs_are_read_as_they_were_meant(
+    generated: list[ClusterPlan], kubectl: None, tmp_path: Path
+) -> None:
+    meant = [kubernetes.jobset(plan, TARGET) for plan in generated]
+    texts = [kubernetes.text(plan, TARGET, made) for plan, made in zip(generated, meant, strict=True)]
+    assert read_by_kubectl("---\n".join(texts), tmp_path) == [made for manifests in meant for made in manifests]
+
+
+def test_the_manifests_of_500_generated_jobs_are_accepted_by_strict_schemas(generated: list[ClusterPlan]) -> None:
+    """Many Jobs in one list: a validation loads all schemas of Kubernetes."""
+    jobs_, services, validator = [], [], jsonschema.Draft202012Validator(JOBSET)
+    for plan in generated:
+        (made,) = kubernetes.jobset(plan, TARGET)
+        validator.validate(made)
+        of_set = made["spec"]["replicatedJobs"][0]["template"]
+        jobs_.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": made["metadata"], **of_set})
+        service, alone = kubernetes.indexed_job(plan, TARGET)
+        services.append(service)
+        jobs_.append(alone)
+    kubernetes_validate.validate({"apiVersion": "batch/v1", "kind": "JobList", "items": jobs_}, "1.37", strict=True)
+    kubernetes_validate.validate({"apiVersion": "v1", "kind": "ServiceList", "items": services}, "1.37", strict=True)
+
+
+def forbidden(spec: dict[str, Any]) -> Iterator[str]:
+    """Kubernetes' Pod Security Standards "restricted", as published, for what a manifest of ours can say."""
+    context = spec.get("securityContext", {})
+    for key in ("hostNetwork", "hostPID", "hostIPC"):
+        if spec.get(key):
+            yield key
+    for volume in spec.get("volumes", ()):
+        allowed = {
+            "configMap",
+            "csi",
+            "downwardAPI",
+            "emptyDir",
+            "ephemeral",
+            "persistentVolumeClaim",
+            "projected",
+            "secret",
+        }
+        if not set(volume) - {"name"} <= allowed:
+            yield "volumes"
+    for container in spec["containers"]:
+        own = container.get("securityContext", {})
+        effective = {**context, **own}
+        if own.get("allowPrivilegeEscalation") is not False:
+            yield "allowPrivilegeEscalation"
+        if effective.get("runAsNonRoot") is not True or effective.get("runAsUser") == 0:
+            yield "runAsNonRoot"
+        if effective.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+            yield "seccompProfile"
+        capabilities = own.get("capabilities", {})
+        if "ALL" not in capabilities.get("drop", ()) or set(capabilities.get("add", ())) - {"NET_BIND_SERVICE"}:
+            yield "capabilities"
+        if own.get("privileged") or any("hostPort" in port for port in container.get("ports", ())):
+            yield "privileged"
+
+
+def made_of(data: dict[str, Any], *, jobset: bool = True, **more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = [*yaml.safe_load_all(manifests(data, jobset=jobset, **more))][-1]
+    return found
+
+
+def test_a_restricted_namespace_takes_the_pods_and_they_may_write_the_claim() -> None:
+    for data in (RESTRICTED, COMMAND):
+        found = pod(made_of(data))
+        assert not [*forbidden(found)]
+        assert found["securityContext"]["fsGroup"] == found["securityContext"]["runAsUser"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"mounts": {"/a": "/b"}}, "hostPath"),
+        ({"docker": {"cap_add": ["SYS_PTRACE"]}}, "cap_add"),
+        ({"docker": {"ipc": "host"}}, "ipc"),
+    ],
+)
+def test_what_a_restricted_namespace_refuses_is_said(keys: dict[str, Any], why: str) -> None:
+    text = manifests({**RESTRICTED, **keys}, jobset=True)
+    (line,) = [line for line in text.splitlines() if "restricted" in line]
+    assert why in line
+    assert [*forbidden(pod(yaml.safe_load(text)))]
+
+
+def test_ipc_host_is_the_machines_where_the_job_says_so() -> None:
+    asked, default = (pod(made_of({**RESTRICTED, **keys})) for keys in ({"docker": {"ipc": "host"}}, {}))
+    assert asked["hostIPC"] is True
+    assert "shm" not in [volume["name"] for volume in asked["volumes"]]
+    assert "hostIPC" not in default
+
+
+def test_the_time_limit_ends_the_set_for_good_and_does_not_count_the_wait_for_machines(tmp_path: Path) -> None:
+    made = made_of({**RESTRICTED, "timeout": "2s"})
+    (rule,) = made["spec"]["failurePolicy"]["rules"]
+    assert (rule["action"], "DeadlineExceeded" in rule["onJobFailureReasons"]) == ("FailJobSet", True)
+    job = made["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert "activeDeadlineSeconds" not in job
+    drained, late = job["podFailurePolicy"]["rules"]
+    assert drained == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+    (container,) = pod(made)["containers"]
+    env = {"PATH": os.environ["PATH"], "MASTER_ADDR": "localhost", "LAUNCHER_TIMEOUT": "1", "LAUNCHER_NODE": "node-0"}
+    for _ in range(2):  # the second one is a restart: the time is over before it begins
+        argv = [*container["command"], "sh", "-c", f"echo . >>{tmp_path}/ran; sleep 30"]
+        done = subprocess.run(argv, env={**env, "LAUNCHER_OUTPUT": str(tmp_path)}, timeout=20, check=False)
+        assert [done.returncode] == late["onExitCodes"]["values"]
+    assert (tmp_path / "ran").read_text() == ".\n"
+
+
+def test_an_output_that_cannot_be_written_ends_the_pod(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (container,) = pod(made_of(RESTRICTED))["containers"]
+    env = {"PATH": os.environ["PATH"], "MASTER_ADDR": "localhost", "LAUNCHER_OUTPUT": str(tmp_path / "file")}
+    done = subprocess.run([*container["command"], "echo", "ran"], env=env, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (73, b"")
+
+
+def test_every_export_has_a_folder_of_its_own_in_the_claim() -> None:
+    (container,) = pod(made_of(RESTRICTED))["containers"]
+    env = {one["name"]: one.get("value") for one in container["env"]}
+    assert env["LAUNCHER_OUTPUT"] == f"/output/{TARGET.run}"
+    assert env["LAUNCHER_RUN"] == TARGET.run
+
+
+def test_the_clusters_settings_are_merged_into_the_manifest() -> None:
+    made = made_of(RESTRICTED, settings=CLOUD)
+    assert made["metadata"]["namespace"] == "team"
+    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    found = pod(made)
+    (container,) = found["containers"]
+    assert found["securityContext"]["runAsUser"] == 2000
+    assert found["securityContext"]["runAsNonRoot"] is True
+    assert found["serviceAccountName"] == "trainer"
+    assert container["resources"]["limits"]["rdma/hca"] == "1"
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    assert container["resources"]["requests"]["memory"] == str(64 << 30)
+    assert found["terminationGracePeriodSeconds"] == 45

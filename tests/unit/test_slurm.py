@@ -1,0 +1,203 @@
+"""The launcher with programs that answer as Slurm does: its words about a job, and the script that it submits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.errors import JobInvalid
+from launcher.job.loader import parse_job
+from launcher.model import labels
+from launcher.model.container import Phase
+from launcher.node.slurm.queue import ASK, RunInQueue, parse
+from launcher.planning.cluster import build
+from launcher.records.store import NodeOfRun
+from launcher.run.diagnose import first_failure
+from launcher.run.evidence import gather
+from tests.unit.test_export import CPU, GPU, HPC, import_step, sbatch
+
+RUN = "job-20260101-000000-abcd"
+
+
+def program(folder: Path, name: str, script: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/bash\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def told(root: Path, nodes: int = 2) -> dict[str, str]:
+    known = {labels.RUN: RUN, labels.JOB: "job", labels.NODE: "node-0", labels.NODE_RANK: "0", labels.RANKS: "0+1"}
+    known |= {labels.NODES: labels.SPLIT.join([labels.NO_HOST] * nodes), labels.OUTPUT: str(root / RUN)}
+    known |= {labels.UID: str(os.getuid()), labels.OWNER: "me@here", labels.CREATED: "1", labels.RUNTIME: "process"}
+    return known | {labels.PURPOSE: "run", labels.GPUS: ""}
+
+
+def ended(
+    tmp_path: Path, queue: str, *, accounting: str = "", log: str = "", end: str = "", codes: Any = (0, 0)
+) -> Any:
+    """The run of job 12, as ASK shows it. queue: squeue's line of it, "" where it has forgotten it."""
+    root = tmp_path / ".launcher"
+    own = root / RUN
+    for folder in (own / ".node", own / "state", own / "logs"):
+        folder.mkdir(parents=True)
+    spec = {"name": f"launcher-{RUN}-0", "labels": told(root), "code": "", "sweep": []}
+    (own / ".node" / "spec.json").write_text(json.dumps(spec))
+    (own / ".node" / "submitted").write_text("12\n")
+    (own / "logs" / "slurm.log").write_text(log)
+    if end:
+        (own / "state" / "slurm.end").write_text(end)
+    for rank, code in enumerate(codes):
+        exit_ = "" if code is None else f"exit {code} 1700000009\n"
+        (own / "state" / f"node-{rank}.attempts").write_text(f"start 1700000000\n{exit_}")
+    program(tmp_path / "bin", "squeue", f"echo '{queue}'")
+    program(tmp_path / "bin", "sacct", f"echo '{accounting}'" if accounting else "echo disabled >&2; exit 1")
+    env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    text = subprocess.check_output(["sh", "-c", ASK, "sh", "mark", str(root), RUN], text=True, env=env)
+    (run,) = parse(text, "mark")
+    return run
+
+
+def first_line(run: RunInQueue, root: Path) -> tuple[str, str]:
+    """What a user reads of how it ended, and what to do."""
+    nodes = [NodeOfRun(f"node-{rank}", "slurm:hpc", rank, "", str(root), range(rank, rank + 1)) for rank in range(2)]
+    failure = first_failure([gather(root, node, state) for node, state in zip(nodes, run.states(), strict=True)])
+    assert failure is not None
+    assert (failure.rank, failure.words) == (None, "")
+    return failure.what, failure.cure
+
+
+@pytest.mark.parametrize(
+    ("state", "more", "what", "cure"),
+    [
+        ("TIMEOUT", {}, "TIMEOUT, at its time limit", "raise `time`"),
+        ("CANCELLED", {"accounting": "CANCELLED by 0"}, "CANCELLED, by root", "--resume"),
+        ("CANCELLED", {"end": "143 1700000009 \n"}, "CANCELLED, by scancel", "--resume"),
+        ("OUT_OF_MEMORY", {"end": "1 1700000009 "}, "OUT_OF_MEMORY, a process used more", "resources.memory"),
+        ("NODE_FAIL", {"codes": (None, None)}, "NODE_FAIL, Slurm lost one of its machines", "`restarts`"),
+        ("PREEMPTED", {"codes": (None, 0)}, "PREEMPTED, another job took its machines", "`restarts`"),
+        ("", {"accounting": "TIMEOUT"}, "TIMEOUT, at its time limit", "raise `time`"),
+        ("", {"accounting": "CANCELLED by 0"}, "CANCELLED, by root", "--resume"),
+        ("", {"log": "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT x DUE TO TIME LIMIT ***\n"}, "TIMEOUT", "time"),
+        ("FAILED", {"end": "124 1700000009 TIMEOUT", "codes": (1, 1)}, "TIMEOUT, at its time limit", "raise `time`"),
+    ],
+)
+def test_how_slurm_ended_a_job_is_the_first_line(
+    state: str, more: dict[str, Any], what: str, cure: str, tmp_path: Path
+) -> None:
+    """Also where every node ended well when it was told to, and where Slurm has forgotten the job."""
+    run = ended(tmp_path, f"12|{state}|None|launcher {RUN}" if state else "", **more)
+    assert run.phase is Phase.EXITED
+    found = first_line(run, tmp_path)
+    assert found[0].startswith(f"was ended by Slurm: job 12: {what}")
+    assert cure in found[1]
+    assert run.states()[0].exit_code
+
+
+def test_a_job_that_failed_by_itself_is_not_blamed_on_slurm(tmp_path: Path) -> None:
+    run = ended(tmp_path, f"12|FAILED|NonZeroExitCode|launcher {RUN}", end="7 1700000009 ", codes=(0, 7))
+    assert [(state.exit_code, state.error) for state in run.states()] == [(0, ""), (7, "")]
+
+
+def run_script(tmp_path: Path, script: str, **env: str) -> subprocess.Popen[str]:
+    """The script with a Slurm of one node: its step is in a session of its own, and scancel reaches that."""
+    own = tmp_path / "bin"
+    program(
+        own,
+        "srun",
+        f'setsid bash -c \'trap "sleep 0.3; echo saved; exit 0" TERM; : >{tmp_path}/runs; '
+        f"while :; do sleep 0.05; done' & echo $! >{tmp_path}/step; wait $!",
+    )
+    program(own, "scancel", f"kill -TERM $(cat {tmp_path}/step)")
+    program(own, "scontrol", f"echo $* >>{tmp_path}/scontrol; echo NodeAddr=127.0.0.1")
+    (tmp_path / "job.sh").write_text(script)
+    known = {**os.environ, "PATH": f"{own}:{os.environ['PATH']}", "SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n1"}
+    output = {"LAUNCHER_OUTPUT": str(tmp_path / "out")}
+    return subprocess.Popen(
+        ["bash", str(tmp_path / "job.sh")],
+        env={**known, **output, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_before_slurms_time_limit_the_nodes_are_told_and_waited_for_and_the_job_is_requeued(tmp_path: Path) -> None:
+    script = sbatch({**CPU, "restarts": 1})
+    assert "#SBATCH --signal=B:USR1@90" in script
+    running = run_script(tmp_path, script.replace("sleep 60", "sleep 0"))
+    while not (tmp_path / "runs").exists():
+        time.sleep(0.02)
+    running.send_signal(signal.SIGUSR1)
+    said, _ = running.communicate(timeout=20)
+    assert "saved" in said
+    assert running.returncode == 124
+    assert (tmp_path / "out" / "state" / "slurm.end").read_text().split()[::2] == ["124", "TIMEOUT"]
+    assert "requeue 12" in (tmp_path / "scontrol").read_text()
+
+
+def test_a_time_limit_of_a_minute_is_not_over_when_it_begins() -> None:
+    assert "--signal=B:USR1@15" in sbatch({**CPU, "cluster": {"time": "1m"}})
+
+
+def test_a_missing_secret_stops_a_script_that_is_submitted_by_hand(tmp_path: Path) -> None:
+    script = sbatch({**CPU, "secrets": ["WANDB_API_KEY"]})
+    said, _ = (done := run_script(tmp_path, script)).communicate(timeout=20)
+    assert done.returncode
+    assert "WANDB_API_KEY: is a secret of the job" in said
+    assert not (tmp_path / "step").exists()
+
+
+def processors(data: dict[str, Any], **settings: Any) -> list[str]:
+    lines = sbatch(data, HPC.model_copy(update={"options": (), **settings})).splitlines()
+    return [line for line in lines if "exclusive" in line or "SBATCH --cpus" in line or "# Processors" in line]
+
+
+def test_a_job_has_all_processors_of_its_nodes_or_the_share_of_its_gpus() -> None:
+    """Without an option Slurm gives it one."""
+    free = {**GPU, "resources": {}}
+    every, words = processors(free)
+    assert every == "#SBATCH --exclusive"
+    assert "all of them" in words
+    share, words = processors({**free, "gpus": 2}, cpus_per_gpu=12)
+    assert share == "#SBATCH --cpus-per-task=24"
+    assert "24, by cpus_per_gpu" in words
+    assert processors(GPU, cpus_per_gpu=12)[0] == "#SBATCH --cpus-per-task=16"
+    (own,) = [line for line in processors(free, options=("--cpus-per-gpu=4",)) if "SBATCH" not in line]
+    assert "by the options above" in own
+
+
+def test_a_job_that_says_nothing_of_gpus_runs_without_where_the_cluster_says_nothing_either() -> None:
+    quiet = {key: value for key, value in CPU.items() if key != "gpus"}
+    plan = build(parse_job(yaml.safe_dump(quiet), "job.yaml"), "python3")
+    assert plan.gpus == 0
+    assert "does not say how many" in plan.warnings[0]
+    assert build(parse_job(yaml.safe_dump(quiet), "job.yaml"), "python3", 8).gpus == 8
+    with pytest.raises(JobInvalid, match="how many a node has is not known"):
+        build(parse_job(yaml.safe_dump({**quiet, "gpus": "all"}), "job.yaml"), "python3")
+
+
+def test_what_the_job_asks_for_is_over_the_clusters_settings_and_setup_lines_are_run() -> None:
+    asked = {"partition": "big", "time": "1h", "options": ["--constraint=a100"]}
+    script = sbatch({**GPU, "cluster": asked}, HPC.model_copy(update={"setup": ("module load cuda", "export A=1")}))
+    head, _, rest = script.partition("\n\n")
+    for line in ("--partition=big", "--account=lab", "--time=60"):
+        assert f"#SBATCH {line}" in head
+    assert head.index("--constraint=h100") < head.index("--constraint=a100")
+    assert rest.index("module load cuda\nexport A=1\n") < rest.index("srun ")
+
+
+def test_an_enroot_that_cannot_import_by_digest_says_so(tmp_path: Path) -> None:
+    program(tmp_path, "enroot", "echo 3.5.0")
+    step = import_step(sbatch(GPU, HPC.model_copy(update={"workdir": str(tmp_path)})))
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", step], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 69
+    assert "enroot 3.5.0 cannot import an image by its digest: 4.0 or newer" in done.stdout

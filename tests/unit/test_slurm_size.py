@@ -1,0 +1,79 @@
+"""A job of many nodes through the CLI, on a cluster whose programs are stand-ins that answer as Slurm's do."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import Cli
+from tests.unit.test_slurm import program
+
+MOST = 5  # seconds of a command's processor time
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cli:
+    """Its queue has one job, which runs until it is cancelled. Every question is a line of `asked`."""
+    here, programs = tmp_path, tmp_path / "bin"
+    program(programs, "sinfo", "echo slurm 22.05.8")
+    comment = 'for a; do case $a in --comment=*) echo "${a#--comment=}" >%s/comment;; esac; done'
+    program(programs, "sbatch", f"{comment % here}; echo RUNNING >{here}/state; echo 12")
+    job = f'[ ! -e {here}/state ] || echo "12|$(cat {here}/state)|None|$(cat {here}/comment)"'
+    steps = "case $* in *--steps*) echo 12.0; exit;; *root) exit;; esac"
+    program(programs, "squeue", f"{steps}; echo . >>{here}/asked; {job}")
+    program(programs, "scancel", f'echo "$*" >>{here}/cancelled; echo CANCELLED >{here}/state')
+    program(programs, "scontrol", "echo 'KillWait = 30 sec'")
+    program(programs, "sacct", "exit 1")
+    settings = here / "config" / "launcher" / "settings.yaml"
+    settings.parent.mkdir(parents=True)
+    hpc = {"kind": "slurm", "login": "local", "workdir": str(here / "shared"), "gpus": 0}
+    settings.write_text(json.dumps({"clusters": {"hpc": hpc}}))
+    settings.chmod(0o600)
+    (here / "shared").mkdir()
+    (here / "project").mkdir()
+    env = {"XDG_CONFIG_HOME": str(here / "config"), "XDG_CACHE_HOME": str(here / "cache"), "COLUMNS": "200"}
+    return Cli(here / "project", {**env, "PATH": f"{programs}:{os.environ['PATH']}"})
+
+
+def used() -> float:
+    """Processor time of all commands so far, in seconds."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+@pytest.mark.parametrize("nodes", [40, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_a_command_asks_once_however_many_nodes_there_are(nodes: int, cluster: Cli, tmp_path: Path) -> None:
+    """And shows no memory and no GPUs, as those of the login machine are none of theirs."""
+
+    def run(most: int, *args: object) -> str:
+        """most: questions to the queue."""
+        (tmp_path / "asked").write_text("")
+        before = used()
+        said = cluster(*args).stdout
+        assert (tmp_path / "asked").read_text().count(".") <= most, args
+        assert used() - before < MOST, args
+        return said
+
+    file = cluster.job(runtime="process", nodes=nodes, gpus="none", run={"command": ["true"]})
+    assert f"--nodes={nodes}" in run(0, "export", file, "--to", "slurm", "--on", "hpc")
+    run(4, "up", file, "-d", "--on", "hpc")
+    output = next((tmp_path / "shared" / ".launcher").iterdir())
+    (output / "state" / "node-1.attempts").write_text("start 1700000000\n")
+    (output / "logs" / "node-1.log").write_text("first\n==> not a head <==\nlast of node-1\n")
+    (output / "metrics.jsonl").write_text('{"kind": "step", "epoch": 1, "step": 3, "time": 1}\n')
+    found = json.loads(run(2, "status", "--json"))
+    assert len(found["nodes"]) == nodes
+    assert {node["use"] for node in found["nodes"]} == {None}
+    assert found["nodes"][1]["last"] == "last of node-1"
+    assert found["nodes"][0]["waits"] == "job 12: RUNNING"
+    assert found["progress"]["step"] == 3
+    shown = run(2, "status").splitlines()
+    assert len(shown) < 250
+    assert "last of node-1" in "".join(shown[:10])
+    assert nodes < 250 or "9800 running: launcher status --json shows all" in shown[-1]
+    run(8, "down")
+    assert "--batch --signal=TERM 12" in (tmp_path / "cancelled").read_text()
