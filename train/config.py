@@ -203,7 +203,9 @@ class Config:
         "system", "the same result in every run on the same GPUs; slower, and an error where torch cannot", False
     )
     threads: int = option("system", "torch threads per process on CPU; 0: torch's default", 0, least=0)
-    timeout: float = option("system", "seconds until a stuck collective is an error", 600.0, above=0)
+    timeout: float = option(
+        "system", "seconds until a stuck collective, or a read that does not return, is an error", 600.0, above=0
+    )
 
     output: str = option("output", "folder of the results; default: $LAUNCHER_OUTPUT or ./output", "")
     resume: str = option("output", "auto: from the output folder's last checkpoint; none; or a checkpoint", "auto")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from train.data.batch import Transfer
 from train.data.loader import Loader
 from train.data.open import open_dataset
 from train.data.source import Dataset
+from train.deadline import ends_after_sigterm
 from train.dual_batch.guard import die_with_guard
 from train.dual_batch.network import Remote, disconnect, join, reported_lost, store
 from train.dual_batch.options import device_place, plan_of
@@ -64,7 +66,8 @@ def run(config: Config) -> None:
         join(rank, size)
         remote = Remote(rank - 1, config.timeout)
         remote.start_heartbeats()
-        work(config, world, plan.shares[rank - 1], remote, stop)
+        with ends_after_sigterm(f"rank {rank} on {socket.gethostname()}", threading.Event()):
+            work(config, world, plan.shares[rank - 1], remote, stop)
         disconnect()
     finally:
         signal.signal(signal.SIGTERM, before)
