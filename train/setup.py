@@ -139,7 +139,7 @@ def prepare(config: Config, world: World) -> Run:
     agree_on_data(config.data, contents, world)
     epoch_steps = world.all_ranks_or_exit(lambda: _epoch_steps(config, world, len(dataset.train.labels)))
     model = world.all_ranks_or_exit(lambda: configured_model(config, len(dataset.classes)))
-    world.all_ranks_or_exit(lambda: check_sides(model, config.arch, config.sides()))
+    world.all_ranks_or_exit(lambda: check_sides(model, config.arch, config.sides(), len(dataset.classes)))
     name, tf32 = device_name(world.device), config.tf32
     ideal = {side: ideal_seconds(model, side, name, precision.name, tf32) for side in config.sides()}
     resumed = None

@@ -8,6 +8,7 @@ from typing import Any
 from train import deadline
 from train.__main__ import leave, main
 from train.data.folder import FileSource
+from train.dual_batch.guard import GUARDED
 
 if stuck := os.environ.get("STUCK"):
     deadline.SECONDS = 1.0
@@ -21,4 +22,5 @@ if stuck := os.environ.get("STUCK"):
 
     FileSource.read = hang  # type: ignore[method-assign]
 
+os.environ[GUARDED] = str(os.getppid())  # no further process for a worker of a parameter server
 leave(main(["--data", f"{sys.argv[1]}/{os.environ['RANK']}", *sys.argv[2:]]))

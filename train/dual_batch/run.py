@@ -15,6 +15,7 @@ from train import checkpoint
 from train.combinations import check
 from train.config import Config
 from train.data.batch import Transfer
+from train.data.contents import Contents
 from train.data.loader import Loader
 from train.data.open import open_dataset
 from train.data.source import Dataset
@@ -65,6 +66,7 @@ def run(config: Config) -> None:
             return
         join(rank, size)
         remote = Remote(rank - 1, config.timeout)
+        remote.agree_on_data(config.data, Contents.of(dataset))
         remote.start_heartbeats()
         with ends_after_sigterm(f"rank {rank} on {socket.gethostname()}", threading.Event()):
             work(config, world, plan.shares[rank - 1], remote, stop)
@@ -82,7 +84,7 @@ class Server:
         self._config, self._world, self._dataset, self._plan, self._stop = config, world, dataset, plan, stop
         self._precision: Precision = choose_precision(config, world.device)
         self._model = configured_model(config, len(dataset.classes))
-        check_sides(self._model, config.arch, config.sides())
+        check_sides(self._model, config.arch, config.sides(), len(dataset.classes))
         self._folder = config.checkpoint_folder
         self._found = checkpoint.find(config.resume, self._folder)
         workers = len(plan.shares)
@@ -121,7 +123,7 @@ class Server:
             Stopped: SIGTERM arrived; the finished local epochs are saved.
         """
         self._announce()
-        join(0, size, self._server)
+        join(0, size, self._server, Contents.of(self._dataset))
         self._store = store()
         self._server.all_joined()
         self._since = started = time.perf_counter()  # the workers begin now, while this process opens its files
