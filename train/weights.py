@@ -82,8 +82,12 @@ class Weights:
         return name not in self.tensors or self.tensors[name].shape != own.shape
 
     def _last_layer(self, model: nn.Module) -> list[str]:
-        layers = [name for name, part in model.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)]
-        return [name for name in model.state_dict() if name.rpartition(".")[0] == layers[-1]]
+        """The parameters of the classifier: what a model of timm says, else the last linear or convolutional layer."""
+        known: Any = getattr(model, "get_classifier", tuple)()
+        known = known if isinstance(known, tuple) else (known,)
+        layers = [name for name, part in model.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)][-1:]
+        layers = [name for name, part in model.named_modules() if any(part is head for head in known)] or layers
+        return [name for name in model.state_dict() if name.rpartition(".")[0] in layers]
 
 
 def read_weights(path: Path) -> Weights:

@@ -1,9 +1,11 @@
 """Models from elsewhere: a function in the user's code, and (slow, with timm installed) timm's."""
 
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from train.__main__ import main
 from train.config import parse
 from train.errors import TrainError
 from train.models import make_model
+from train.weights import read_weights
 
 QUICK = "--epochs 1 --batch-size 8 --workers 1 --threads 1 --device cpu"
 MODULE = """
@@ -123,10 +126,36 @@ def test_a_model_of_timm_is_trained_resumed_and_exported(name: str, tmp_path: Pa
     assert config.image_size == recommended.input_size[-1]
     theirs = timm.create_model(name, num_classes=10).eval()
     theirs.load_state_dict(whole(f"timm:{name}", tmp_path).state_dict())
-    # as timm's train.py saves it
-    torch.save({"arch": name, "state_dict": theirs.state_dict()}, tmp_path / "timm.pth")
+    optimizer, args = torch.optim.SGD(theirs.parameters(), 0.1), Namespace(model=name)  # as timm's train.py saves it
+    timm.utils.CheckpointSaver(theirs, optimizer, args, checkpoint_dir=str(tmp_path)).save_checkpoint(0, 1.0)
     data = ["--data", str(tmp_path / "data"), "--output", str(tmp_path / "there"), *QUICK.split()]
-    assert main([*data, "--arch", f"timm:{name}", "--evaluate", str(tmp_path / "timm.pth")]) == 0
+    assert main([*data, "--arch", f"timm:{name}", "--evaluate", str(tmp_path / "last.pth.tar")]) == 0
+    runtime = pytest.importorskip("onnxruntime")
+    assert main(["export", str(tmp_path / "out" / "checkpoints" / "last.pt"), str(tmp_path / "model.onnx")]) == 0
+    images = torch.rand(3, 3, config.image_size, config.image_size)
+    mean, std = (torch.tensor(value).view(3, 1, 1) for value in (config.mean, config.std))
+    (logits,) = runtime.InferenceSession(tmp_path / "model.onnx").run(None, {"images": images.numpy()})
+    assert np.abs(logits - theirs((images - mean) / std).detach().numpy()).max() < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("vit_tiny_patch16_224", "convnext_atto", "efficientnet_b0", "mobilenetv3_small_100", "regnety_002", "vgg11"),
+        *("swin_tiny_patch4_window7_224", "deit_tiny_distilled_patch16_224"),
+    ],
+)
+def test_only_the_classifier_of_a_model_of_timm_is_new_for_other_classes(name: str, tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    theirs = timm.create_model(name, num_classes=7).state_dict()
+    torch.save(theirs, tmp_path / "timm.pth")
+    model = make_model(f"timm:{name}", 5)
+    fresh = read_weights(tmp_path / "timm.pth").load(model, other_classes=True)
+    assert {value.shape[0] for key, value in theirs.items() if key in fresh} == {7}
+    assert all(torch.equal(value, theirs[key]) for key, value in model.state_dict().items() if key not in fresh)
+    with pytest.raises(TrainError, match="--arch timm:NAME, as its layers have timm's names"):
+        read_weights(tmp_path / "timm.pth").load(make_model("smallcnn", 7), other_classes=True)
 
 
 def test_timm_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
