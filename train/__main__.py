@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import signal
+import socket
 import sys
 from typing import NoReturn
 
@@ -60,6 +61,7 @@ def run(config: Config) -> None:
     import torch
     import torch.distributed as dist
 
+    from train.deadline import ends_after_sigterm
     from train.parallel.peers import name_lost_peers
     from train.parallel.world import StopSignal, start
 
@@ -72,10 +74,10 @@ def run(config: Config) -> None:
             f"torch {torch.__version__}",
             flush=True,
         )
-    from train.loop import train
-
     try:
-        with name_lost_peers(world):
+        with ends_after_sigterm(f"rank {world.rank} on {socket.gethostname()}", stop.reached), name_lost_peers(world):
+            from train.loop import train
+
             train(config, world, stop)
     finally:
         signal.signal(signal.SIGTERM, before)

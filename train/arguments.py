@@ -14,18 +14,23 @@ def option(group: str, text: str, default: Any, **limits: Any) -> Any:
     return field(default=default, metadata={"group": group, "help": text, **limits})
 
 
-def parsed(declared: Any, argv: list[str], prog: str, description: str) -> dict[str, Any]:
-    """The value of every option of the dataclass `declared`, by the name of its field.
+def parsed(declared: Any, argv: list[str], prog: str, description: str) -> tuple[dict[str, Any], frozenset[str]]:
+    """The value of every option of the dataclass `declared`, by the name of its field; and which are in `argv`.
 
     Raises:
         TrainError: a value is outside its limits.
         SystemExit: 2, from argparse, for unknown options.
     """
-    values = vars(_parser(declared, prog, description).parse_args(argv))
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    defaults = {item.name: item.default for item in fields(declared)}
+    empty = argparse.Namespace(**dict.fromkeys(defaults, MISSING))  # so argparse fills in no default
+    found = vars(_parser(declared, prog, description).parse_args(argv, empty))
+    given = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in found.items() if value is not MISSING
+    }
+    values = defaults | given
     for item in fields(declared):
         _check_limits(item.name, values[item.name], item.metadata)
-    return values
+    return values, frozenset(given)
 
 
 def _parser(declared: Any, prog: str, description: str) -> argparse.ArgumentParser:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from train.errors import TrainError
+from train.files import check_regular
 
 State = dict[str, Any]
 FORMAT = 1
@@ -167,9 +168,12 @@ def read(path: Path) -> State:
         TrainError: the file is missing, damaged, or not written by this trainer.
     """
     try:
+        check_regular(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise TrainError(f"{path}: no such checkpoint") from None
+    except OSError as error:
+        raise TrainError(f"{path}: cannot be read: {error.strerror or error}") from error
     except Exception as error:  # a damaged zip or pickle can raise any exception
         raise TrainError(f"{path}: damaged ({type(error).__name__}: {str(error).splitlines()[0]})") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import os
 import re
-from dataclasses import MISSING, asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from train.arguments import option, parsed
 from train.errors import TrainError
 from train.every import Every
+from train.foreign import is_foreign, settings
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,13 @@ class Config:
     prefetch: int = option("data", "batches decoded ahead", 3, least=1)
 
     arch: str = option(
-        "model", "smallcnn, cifar_resnet18, cifar_resnet20, or any classifier of torchvision", "resnet50"
+        "model",
+        "smallcnn, a cifar_* model, any classifier of torchvision, timm:NAME, or package.module:function, which gets "
+        "num_classes; the last two say the default image size, mean and std",
+        "resnet50",
     )
     model_kwargs: tuple[str, ...] = option(
-        "model", "NAME=VALUE, passed to torchvision's constructor, such as dropout=0.2", (), nargs="+"
+        "model", "NAME=VALUE, passed to the model's constructor, such as dropout=0.2", (), nargs="+"
     )
     pretrained: str = option(
         "model",
@@ -203,7 +207,9 @@ class Config:
         "system", "the same result in every run on the same GPUs; slower, and an error where torch cannot", False
     )
     threads: int = option("system", "torch threads per process on CPU; 0: torch's default", 0, least=0)
-    timeout: float = option("system", "seconds until a stuck collective is an error", 600.0, above=0)
+    timeout: float = option(
+        "system", "seconds until a stuck collective, or a read that does not return, is an error", 600.0, above=0
+    )
 
     output: str = option("output", "folder of the results; default: $LAUNCHER_OUTPUT or ./output", "")
     resume: str = option("output", "auto: from the output folder's last checkpoint; none; or a checkpoint", "auto")
@@ -271,9 +277,14 @@ def parse(argv: list[str]) -> Config:
         SystemExit: 2, from argparse, for unknown options.
     """
     text = "Trains an image classifier, alone or under torchrun, on CPU (gloo) or GPUs (NCCL)."
-    values = parsed(Config, argv, "python -m train", text)
+    values, given = parsed(Config, argv, "python -m train", text)
     values["output"] = values["output"] or os.environ.get("LAUNCHER_OUTPUT", "output")
-    return _check_values(Config(**values))
+    config = _check_values(Config(**values))
+    if not is_foreign(config.arch):
+        return config
+    side = config.image_size if "image_size" in given else None
+    recommended = settings(config.arch, config.model_options(), side)
+    return _check_values(replace(config, **{name: value for name, value in recommended.items() if name not in given}))
 
 
 def _check_values(config: Config) -> Config:

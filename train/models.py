@@ -1,4 +1,4 @@
-"""Architectures by name: small ones of our own for 32x32 images, and every classifier of torchvision."""
+"""Architectures by name: small ones of our own for 32x32 images, torchvision's classifiers, and any by `foreign`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from train import foreign
 from train.cifar_models import cifar_mobilenet_v2, cifar_mobilenet_v2_nobn, cifar_vgg16
 from train.config import Config
 from train.errors import TrainError
@@ -97,11 +98,13 @@ def make_model(
 ) -> nn.Module:
     """The architecture `arch`, initialised from torch's global generator.
 
-    `zero_init`: torchvision's ResNets begin with residual branches of zero. `options`: for torchvision's constructor.
+    `zero_init`: torchvision's ResNets begin with residual branches of zero. `options`: for the model's constructor.
 
     Raises:
         TrainError: there is no such architecture, in which case the message names the closest ones, or no such option.
     """
+    if foreign.is_foreign(arch):
+        return _built(foreign.builder(arch), arch, {"num_classes": num_classes}, options)
     if arch in OWN:
         if options:
             raise TrainError(f"--model-kwargs {' '.join(options)}: --arch {arch} has no options; torchvision's have")
@@ -118,26 +121,33 @@ def make_model(
         keywords |= {"aux_logits": False, "init_weights": True}
     if arch.startswith(("resnet", "resnext", "wide_resnet")):  # large batches need it: Goyal et al., section 5.1
         keywords["zero_init_residual"] = zero_init
+    return _built(build, arch, keywords, options)
+
+
+def _built(
+    build: Callable[..., nn.Module], arch: str, keywords: dict[str, Any], options: Mapping[str, Any] | None
+) -> nn.Module:
     try:
-        model: nn.Module = build(**keywords | dict(options or {}))
+        return build(**keywords | dict(options or {}))
     except (TypeError, ValueError) as error:
         if not options:
             raise
         raise TrainError(f"--model-kwargs {' '.join(options)}: {arch} does not accept them: {error}") from error
-    return model
 
 
-def check_sides(model: nn.Module, arch: str, sides: Iterable[int]) -> None:
-    """Raises TrainError if the model does not accept images of one of these sides; computes shapes only."""
+def check_sides(model: nn.Module, arch: str, sides: Iterable[int], classes: int) -> None:
+    """Raises TrainError if the model gives no logits for images of one of these sides; computes shapes only."""
     state = {name: value.to("meta") for name, value in (*model.named_parameters(), *model.named_buffers())}
     for side in sides:
         try:
-            functional_call(model.eval(), state, (torch.empty(2, 3, side, side, device="meta"),))
+            found = functional_call(model.eval(), state, (torch.empty(2, 3, side, side, device="meta"),))
         except (RuntimeError, ValueError, AssertionError) as error:  # what torch's and torchvision's layers raise
             raise TrainError(
                 f"--arch {arch} does not accept images of {side} px ({str(error).splitlines()[0]}); "
                 f"change --image-size or --phases"
             ) from error
+        if (shape := getattr(found, "shape", type(found).__name__)) != (2, classes):
+            raise TrainError(f"--arch {arch} gives {shape} for two images, not logits of shape (2, {classes})")
     model.train()
 
 

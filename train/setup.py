@@ -15,6 +15,7 @@ from train.combinations import check
 from train.config import Config
 from train.data import sampler
 from train.data.batch import Transfer
+from train.data.contents import Contents, Digest
 from train.data.decode import choose_decoder
 from train.data.loader import Loader
 from train.data.open import is_synthetic, open_dataset
@@ -24,6 +25,7 @@ from train.errors import TrainError
 from train.hardware import device_name, ideal_seconds
 from train.memory import keep_freed_memory
 from train.models import check_sides, configured_model, has_batch_norm
+from train.parallel.agreement import agree_on_data, agree_on_weights, mixed_software
 from train.parallel.methods import make_step, method
 from train.parallel.world import World
 from train.precision import Precision, choose_precision
@@ -66,6 +68,7 @@ class Run:
     val_loader: Loader
     decoder: str
     ideal_seconds: dict[int, float | None]  # side of an image -> see `hardware.ideal_seconds`
+    images: Digest  # of the training set
 
     @property
     def global_batch(self) -> int:
@@ -97,7 +100,8 @@ class Run:
         """What must match when a checkpoint from inside an epoch is resumed, so that the sample order is the same."""
         names = ("seed", "last_batch", "repeats")
         order = {name: getattr(self.config, name) for name in names}
-        return order | {"global_batch": self.global_batch, "images": len(self.dataset.train.labels)}
+        data = {"data": self.images.names, "sizes": self.images.sizes}
+        return order | {"global_batch": self.global_batch, "images": len(self.dataset.train.labels)} | data
 
     def state(self) -> checkpoint.State:
         """The content of a checkpoint."""
@@ -128,18 +132,23 @@ def prepare(config: Config, world: World) -> Run:
     if world.device.type == "cpu":
         keep_freed_memory()
     precision, kind = choose_precision(config, world.device), method(config, world)
+    say = _say if world.first else _silent
     world.all_ranks_or_exit(lambda: check(config, kind, precision.name, world.size, world.device.type))
     dataset = world.all_ranks_or_exit(lambda: open_dataset(config.data, config.image_size))
+    contents = Contents.of(dataset)
+    agree_on_data(config.data, contents, world)
     epoch_steps = world.all_ranks_or_exit(lambda: _epoch_steps(config, world, len(dataset.train.labels)))
     model = world.all_ranks_or_exit(lambda: configured_model(config, len(dataset.classes)))
-    world.all_ranks_or_exit(lambda: check_sides(model, config.arch, config.sides()))
+    world.all_ranks_or_exit(lambda: check_sides(model, config.arch, config.sides(), len(dataset.classes)))
     name, tf32 = device_name(world.device), config.tf32
     ideal = {side: ideal_seconds(model, side, name, precision.name, tf32) for side in config.sides()}
     resumed = None
     if not config.evaluate:
         resumed = _find_sharded(config, world) if kind == "fsdp" else _find(config, world)
     if resumed is None:
-        world.all_ranks_or_exit(lambda: _load_weights(config, dataset, model, _say if world.first else _silent))
+        world.all_ranks_or_exit(lambda: _load_weights(config, dataset, model, say))
+        if file := config.evaluate or config.pretrained:
+            agree_on_weights(file, model, world)
     # a model that is divided may be too large for the device as a whole
     home = torch.device("cpu") if kind == "fsdp" else world.device
     model = precision.cast(_with_syncbn(model, config), home)
@@ -148,7 +157,9 @@ def prepare(config: Config, world: World) -> Run:
         world.all_ranks_or_exit(lambda: _check_same_model(resumed, config, dataset, model))
     step = world.all_ranks_or_exit(lambda: make_step(config, world, precision, model))
     transfer = Transfer(world.device)
-    decoder = world.all_ranks_or_exit(lambda: choose_decoder(config.decoder, _say if world.first else _silent))
+    decoder = world.all_ranks_or_exit(lambda: choose_decoder(config.decoder, say))
+    if warning := mixed_software(decoder.name, world):
+        say(warning)
     loader = Loader(config, dataset.train, decoder, config.batch_size, world.core_sharers, transfer)
     val_batch = config.val_batch_size or config.batch_size
     run = Run(
@@ -166,9 +177,10 @@ def prepare(config: Config, world: World) -> Run:
         val_loader=Loader(config, dataset.val, None, val_batch, world.core_sharers, transfer),
         decoder=decoder.name,
         ideal_seconds=ideal,
+        images=contents.digest("train"),
     )
     if resumed:
-        world.all_ranks_or_exit(lambda: _restore(run, resumed))
+        world.all_ranks_or_exit(lambda: _restore(run, resumed, say))
     return run
 
 
@@ -260,17 +272,26 @@ def _short(value: Any) -> str:
     return f"({len(value)}) {', '.join(value[:3])}, ..." if isinstance(value, list) else str(value)
 
 
-def _restore(run: Run, resumed: checkpoint.Loaded) -> None:
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """How this run's identity differs from a checkpoint's, which may be of an older version and lack some keys."""
+    texts = {"data": "other images (names, order or classes)", "sizes": "images of other sizes"}
+    changed = [key for key, value in before.items() if value != now[key]]
+    if "sizes" in changed and not (before["sizes"] and now["sizes"]):  # another format of the same data set
+        changed.remove("sizes")
+    return [texts.get(key, f"{key} {before[key]} -> {now[key]}") for key in changed]
+
+
+def _restore(run: Run, resumed: checkpoint.Loaded, say: Callable[[str], None]) -> None:
     state = resumed.state
     progress = Progress(**state["progress"])
-    before, now = state["identity"], run.identity()
-    if changed := [f"{key} {value} -> {now[key]}" for key, value in before.items() if value != now[key]]:
+    if changed := _changes(state["identity"], run.identity()):
         if progress.step:
             raise TrainError(
                 f"{resumed.path} was saved inside an epoch, and the order of images has changed since: "
                 f"{', '.join(changed)}"
             )
         # between epochs this is fine: the schedule continues at the same share of the run
+        say(f"train: changed since {resumed.path} was saved: {', '.join(changed)}")
         progress.updates = progress.epoch * run.epoch_steps
     run.progress = progress
     for name in ("optimizer", "decay"):  # other settings may change, but these say whose momentum is whose

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import torch
@@ -13,10 +14,17 @@ from torch import Tensor, nn
 
 from train import checkpoint
 from train.errors import TrainError
+from train.files import check_regular
 
 # torchvision's auxiliary heads, which this trainer leaves out, and the names of DenseNet's layers in its older files
 AUXILIARY = re.compile(r"(AuxLogits|aux1|aux2)\.")
 OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\.")
+WRAPPERS = re.compile(r"(module\.|_orig_mod\.)+")  # of DDP, of an averaged model, of torch.compile
+KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")  # of timm's and torchvision's train.py, best first
+# what else those two write, in `args`; torch.load builds nothing but tensors, plain values and these
+HARMLESS: list[Any] = [argparse.Namespace, PosixPath]
+# names that only timm gives to layers of ViT, Swin and ConvNeXt, EfficientNet and MobileNet, RegNet, VGG
+OF_TIMM = re.compile(r"patch_embed\.|stages\.\d|layers\.\d+\.blocks|conv_stem\.|s\d\.b\d|pre_logits\.fc")
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,7 @@ class Weights:
     path: Path
     tensors: Mapping[str, Tensor]
     state: checkpoint.State | None
+    arch: str = ""  # as --arch takes it, where the file says so
 
     def load(self, model: nn.Module, other_classes: bool) -> list[str]:
         """Copies the weights to `model`; returns the names of those that keep their initial values.
@@ -39,14 +48,33 @@ class Weights:
         fresh = [name for name in self._last_layer(model) if other_classes and self._differs(name, own[name])]
         given = {name: value for name, value in self.tensors.items() if name not in fresh}
         wrong = [name for name in own if name not in fresh and self._differs(name, own[name])]
-        wrong += [f"{name} (unknown)" for name in given if name not in own]
-        if wrong:
+        unknown = [name for name in given if name not in own]
+        if wrong or unknown:
             raise TrainError(
-                f"{self.path} does not fit --arch: {len(wrong)} of {len(own)} tensors differ, the first is "
-                f"{wrong[0]}; use the architecture of the file" + ("" if other_classes else " and its classes")
+                f"{self.path} does not fit --arch: {self._misfit(own, wrong, unknown)}; "
+                f"use {self._right_arch()}" + ("" if other_classes else " and the classes of the file")
             )
         model.load_state_dict(given, strict=False)
         return fresh
+
+    def _misfit(self, own: Mapping[str, Tensor], wrong: list[str], unknown: list[str]) -> str:
+        """How many tensors differ in which way, with the first of each kind."""
+        missing = [name for name in wrong if name not in self.tensors]
+        texts = [f"it lacks {len(missing)} of the model's {len(own)} tensors (first {missing[0]})"] if missing else []
+        if unknown:
+            texts.append(f"{len(unknown)} of its {len(self.tensors)} are unknown to the model (first {unknown[0]})")
+        if shaped := [name for name in wrong if name in self.tensors]:
+            there, here = (tuple(tensors[shaped[0]].shape) for tensors in (self.tensors, own))
+            texts.append(
+                f"{len(shaped)} have other shapes (first {shaped[0]}: {there} in the file, {here} in the model)"
+            )
+        return ", ".join(texts)
+
+    def _right_arch(self) -> str:
+        if self.arch:
+            return f"--arch {self.arch}"
+        timm = any(OF_TIMM.match(name) for name in self.tensors)
+        return "--arch timm:NAME, as its layers have timm's names" if timm else "the architecture of the file"
 
     def _differs(self, name: str, own: Tensor) -> bool:
         if name.endswith("num_batches_tracked"):  # only counts; old files lack it
@@ -54,8 +82,12 @@ class Weights:
         return name not in self.tensors or self.tensors[name].shape != own.shape
 
     def _last_layer(self, model: nn.Module) -> list[str]:
-        layers = [name for name, part in model.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)]
-        return [name for name in model.state_dict() if name.rpartition(".")[0] == layers[-1]]
+        """The parameters of the classifier: what a model of timm says, else the last linear or convolutional layer."""
+        known: Any = getattr(model, "get_classifier", tuple)()
+        known = known if isinstance(known, tuple) else (known,)
+        layers = [name for name, part in model.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)][-1:]
+        layers = [name for name, part in model.named_modules() if any(part is head for head in known)] or layers
+        return [name for name in model.state_dict() if name.rpartition(".")[0] in layers]
 
 
 def read_weights(path: Path) -> Weights:
@@ -69,20 +101,44 @@ def read_weights(path: Path) -> Weights:
             f"{path}: convert it first: python -c 'import torch, safetensors.torch as s; "
             f'torch.save(s.load_file("{path.name}"), "{path.stem}.pth")\''
         )
-    try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise TrainError(f"{path}: no such file on this machine") from None
-    except Exception as error:  # a damaged zip or pickle can raise any exception
-        raise TrainError(f"{path}: no file of weights ({type(error).__name__})") from error
+    content = _load(path)
     if isinstance(content, dict) and "sha256" in content:
         state = checkpoint.read(path)
-        return Weights(path, state.get("ema") or state["model"], state)
-    for key in ("state_dict_ema", "model_ema", "state_dict", "model"):  # as timm's and torchvision's scripts save them
+        return Weights(path, state.get("ema") or state["model"], state, state["arch"])
+    arch = _arch(content) if isinstance(content, dict) else ""
+    for key in KEYS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
             break
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise TrainError(f"{path}: no state dict")
-    named = {OLD_DENSENET.sub(r"\1\2.", name.removeprefix("module.")): value for name, value in content.items()}
-    return Weights(path, {name: value for name, value in named.items() if not AUXILIARY.match(name)}, None)
+    averaged = {name: value for name, value in content.items() if name != "n_averaged"}  # torch's AveragedModel counts
+    named = {OLD_DENSENET.sub(r"\1\2.", WRAPPERS.sub("", name, 1)): value for name, value in averaged.items()}
+    return Weights(path, {name: value for name, value in named.items() if not AUXILIARY.match(name)}, None, arch)
+
+
+def _load(path: Path) -> Any:
+    torch.serialization.add_safe_globals(HARMLESS)
+    try:
+        check_regular(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise TrainError(f"{path}: no such file on this machine") from None
+    except OSError as error:
+        raise TrainError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # a damaged zip or pickle can raise any exception
+        if unsafe := re.search(r"Unsupported global: GLOBAL (\S+)", str(error)):
+            raise TrainError(
+                f"{path}: has a {unsafe[1]}, which might run code when it is read, beside its tensors; if you trust "
+                f"the file, write its state dict alone into another one"
+            ) from error
+        raise TrainError(f"{path}: no file of weights ({type(error).__name__})") from error
+
+
+def _arch(content: dict[str, Any]) -> str:
+    """What timm's train.py (`arch` and `args`), torchvision's (`args.model`) or another has trained; "" if unknown."""
+    args, arch = content.get("args"), content.get("arch")
+    if isinstance(arch, str):
+        return f"timm:{arch}" if isinstance(args, argparse.Namespace) else arch
+    name = getattr(args, "model", "")
+    return name if isinstance(name, str) else ""

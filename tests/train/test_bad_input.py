@@ -1,6 +1,9 @@
 """User errors: one clear line, exit code 2, nothing written."""
 
 import io
+import os
+import re
+import signal
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +16,7 @@ from tests.train.runs import DIGITS, digit_tree, finish, start
 from train.__main__ import main
 from train.checkpoint import Saver
 
+BY_RANK = ("tests/train/by_rank.py",)
 QUICK = [
     "--arch",
     "smallcnn",
@@ -85,10 +89,46 @@ def archive_of_something_else(data: Path) -> Path:
     return path
 
 
+def loop_of_links(data: Path) -> Path:
+    (data / "train" / "0" / "more").symlink_to(data / "train" / "1")
+    (data / "train" / "1" / "more").symlink_to(data / "train" / "0")
+    return data
+
+
+def link_to_itself(data: Path) -> Path:
+    (data / "train" / "self").symlink_to("self")
+    return data
+
+
+def unreadable_folder(data: Path) -> Path:
+    (data / "train" / "0").chmod(0)
+    return data
+
+
+def short_packed_file(data: Path) -> Path:
+    (data.parent / "short.pack").write_bytes(b"TRNPACK2" + bytes(8))
+    return data.parent / "short.pack"
+
+
+def shard_that_is_a_pipe(data: Path) -> Path:
+    folder = empty(data)
+    (folder / "val.tar").touch()
+    os.mkfifo(folder / "train.tar")
+    return folder
+
+
+as_user = pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
         (lambda data: data / "absent", "no such file or folder"),
+        (loop_of_links, "train/0/more/more: a link to a folder that contains it; remove it"),
+        (link_to_itself, "train/self cannot be read: Too many levels of symbolic links"),
+        pytest.param(unreadable_folder, "train/0 cannot be read: Permission denied", marks=as_user),
+        (short_packed_file, "damaged or was not finished"),
+        (shard_that_is_a_pipe, "train.tar cannot be read: not a regular file"),
         (empty, "no class folders in train/"),
         (one_class, "only one class"),
         (class_without_images, "no images in train/ten"),
@@ -192,19 +232,11 @@ def test_a_checkpoint_of_another_program_is_refused(
 def test_data_missing_on_one_rank_ends_both_and_names_the_rank(data: Path, tmp_path: Path) -> None:
     """The rank that has its data must not wait for the other one forever."""
     (tmp_path / "0").symlink_to(data)
-    ranks = start(tmp_path / "out", 2, tmp_path, *QUICK, program=("-c", BY_RANK))
+    ranks = start(tmp_path / "out", 2, tmp_path, *QUICK, program=BY_RANK)
     assert finish(ranks) == [2, 2]
     assert ranks[0].text.count("error") == 0
     assert "no such file or folder" in ranks[1].text
     assert "(rank 1 on " in ranks[1].text
-
-
-BY_RANK = """
-import os, sys
-from train.__main__ import main
-from train.checkpoint import Saver
-sys.exit(main(["--data", sys.argv[1] + "/" + os.environ["RANK"], *sys.argv[2:]]))
-"""
 
 
 def truncated(path: Path) -> None:
@@ -225,6 +257,33 @@ def test_damaged_images_are_reported_once_skipped_and_not_counted(
     assert "(11 images" in printed
     assert main(["--data", str(data), "--output", str(tmp_path / "strict"), *QUICK, "--max-damaged", "0"]) == 2
     assert "allow more with --max-damaged" in capfd.readouterr().err
+
+
+def test_a_pipe_named_like_an_image_is_skipped(data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """To open one waits for a writer."""
+    for split in ("train", "val"):
+        os.mkfifo(data / split / "0" / "pipe.jpg")
+    assert main(["--data", str(data), "--output", str(tmp_path / "o"), *QUICK]) == 0
+    assert capfd.readouterr().out.count("pipe.jpg: not a regular file") == 2
+    os.mkfifo(tmp_path / "weights.pth")
+    common = ["--data", str(data), "--output", str(tmp_path / "p"), *QUICK]
+    for option in ("--pretrained", "--resume"):
+        assert main([*common, option, str(tmp_path / "weights.pth")]) == 2
+        assert "weights.pth: cannot be read: not a regular file" in capfd.readouterr().err
+
+
+def test_a_read_that_never_returns_does_not_outlive_sigterm(data: Path, tmp_path: Path) -> None:
+    """The rank that reads says which file; the other one waits for it in a collective."""
+    for rank in ("0", "1"):
+        (tmp_path / rank).symlink_to(data)
+    ranks = start(tmp_path / "out", 2, tmp_path, *QUICK, program=BY_RANK, env={"STUCK": "0"})
+    ranks[0].wait_for("stuck")
+    for rank in ranks:
+        rank.process.send_signal(signal.SIGTERM)
+    codes = finish(ranks)
+    assert codes[0] == 143, ranks[0].text
+    assert codes[1] in (143, 2), ranks[1].text  # 2: it has lost the other one
+    assert re.search(r"after SIGTERM; .*/train/\d/\w+.jpg has been read for", ranks[0].text), ranks[0].text
 
 
 def test_a_training_that_diverges_ends_and_says_where(

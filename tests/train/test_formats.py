@@ -1,5 +1,6 @@
 """The same images from every format: packed files, archives, CIFAR's files; synthetic data and the repeated batch."""
 
+import hashlib
 import io
 import json
 import pickle
@@ -20,6 +21,7 @@ from train.data.decode import Pillow
 from train.data.folder import open_folder
 from train.data.loader import Loader
 from train.data.open import open_dataset
+from train.data.packed import HEADER
 from train.data.source import Dataset, Source
 
 QUICK = [
@@ -98,6 +100,44 @@ def test_a_damaged_packed_file_is_refused(folder: Path, tmp_path: Path, capfd: p
     packed.write_bytes(packed.read_bytes()[:-10])
     assert main(["--data", str(packed), "--output", str(tmp_path / "o"), *QUICK]) == 2
     assert "damaged or was not finished" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("options", [("--raw", "16"), ()])
+def test_a_damaged_record_of_a_packed_file_is_noticed(
+    options: tuple[str, ...], folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Pixels have no structure that a decoder would miss."""
+    packed = tmp_path / "digits.pack"
+    assert main(["pack", str(folder), str(packed), *options]) == 0
+    whole = open_dataset(str(packed)).train
+    before = [bytes(whole.read(index)) for index in range(len(whole.labels))]
+    content, end = bytearray(packed.read_bytes()), int.from_bytes(packed.read_bytes()[8:16], "little")
+    content[2000:end:97] = bytes(byte ^ 1 for byte in content[2000:end:97])
+    packed.write_bytes(content)
+    source = open_dataset(str(packed)).train
+    for index, record in enumerate(before):
+        try:
+            assert bytes(source.read(index)) == record
+        except OSError as error:
+            assert "its checksum does not match" in str(error)  # noqa: PT017 - some records are whole
+    assert main(["--data", str(packed), "--output", str(tmp_path / "o"), *QUICK]) == 2
+    assert "its checksum does not match: the packed file is damaged; repair" in capfd.readouterr().err
+
+
+def test_a_packed_file_of_the_first_version_can_be_read(folder: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "digits.pack"
+    assert main(["pack", str(folder), str(packed)]) == 0
+    content, header = packed.read_bytes(), HEADER
+    _, start, length, _ = header.unpack_from(content)
+    index, records = content[start : start + length], 65
+    names = len(index.partition(b"\n")[0]) + 1 + 8 * (records + 1) + 12 * records
+    index = index[:names] + index[names + 4 * records :]
+    old = header.pack(b"TRNPACK1", start, len(index), hashlib.sha256(index).digest())
+    packed.write_bytes(old + content[header.size : start] + index)
+    ours, theirs = open_dataset(str(packed)), open_folder(folder)
+    assert items(ours.train) == items(theirs.train)
+    assert items(ours.val) == items(theirs.val)
+    assert ours.train.name(0).endswith("digits.pack:train/0/" + Path(theirs.train.name(0)).name)
 
 
 def test_packing_stops_at_an_unreadable_image_and_leaves_no_file(
@@ -251,6 +291,13 @@ def test_phases_train_at_their_size_and_validate_at_full_size(folder: Path, tmp_
 
 def test_synthetic_data_trains_without_files(tmp_path: Path) -> None:
     assert len(digest("synthetic:40", tmp_path)) == 64
+
+
+def test_fillers_of_synthetic_data_do_not_count(tmp_path: Path) -> None:
+    """Batch norm needs two images, so the last batch of one is padded."""
+    digest("synthetic:65", tmp_path, "--arch", "cifar_resnet20", "--log-every", "100")
+    steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["train"]["images"] for line in steps if line["kind"] == "epoch"] == [65]
 
 
 def test_headspace_repeats_one_batch_without_waiting_for_data(folder: Path, tmp_path: Path) -> None:

@@ -1,18 +1,22 @@
 """Batches keep their images however late the device reads them, and a loader that is left leaves nothing running."""
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pytest
 import torch
 
 from train.config import Config
+from train.data import loader as loading
 from train.data.batch import Batch, Copy, Request, Transfer
 from train.data.decode import Pillow
 from train.data.loader import Loader
 from train.data.repeat import Repeated
 from train.data.source import Pixels
+from train.errors import TrainError
 
 CPU = torch.device("cpu")
 IMAGES, BATCH, SIDE = 64, 4, 8
@@ -23,6 +27,8 @@ class Numbered:
     """Image i has the value i everywhere and the label i."""
 
     labels = np.arange(IMAGES)
+    files = ()
+    sizes = None
     reading = 0
 
     def name(self, index: int) -> str:
@@ -109,6 +115,34 @@ def test_an_abandoned_epoch_does_not_write_into_the_next() -> None:
     images = [(batch.images.amax((1, 2, 3)), batch.labels.clone()) for batch in loader.batches(requests(), 0)]
     loader.close()
     assert all(torch.equal(values, labels) for values, labels in images)
+
+
+class Lost(Numbered):
+    """A network disk that has gone: from image 6 on nothing is read until `back` is set."""
+
+    def __init__(self) -> None:
+        self.back = threading.Event()
+
+    def read(self, index: int) -> Pixels:
+        if index == 6:
+            self.back.wait()
+        return super().read(index)
+
+
+def test_a_read_that_does_not_return_is_named_and_then_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("POLL", "NAMED", "GIVE_UP"):
+        monkeypatch.setattr(loading, name, 0.02)
+    source = Lost()
+    loader = Loader(replace(CONFIG, timeout=0.2), source, Pillow(), BATCH, 1, Transfer(CPU))
+    batches = loader.batches(requests(), 0)
+    next(batches)
+    with pytest.raises(TrainError, match=r"^6: not read within 0.2 s \(--timeout\) on "):
+        next(batches)
+    loader.close()
+    assert capsys.readouterr().out.count("train: 6: not read within") == 1
+    source.back.set()
 
 
 def test_a_batch_may_be_empty() -> None:

@@ -1,6 +1,7 @@
 """Weights from files: fine-tuning with other classes, validation without training, and export."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,18 @@ def test_fine_tuning_begins_with_all_weights_but_the_last_layers(trained: Path, 
         (lambda state: state, "resnet18"),
         (lambda state: {"state_dict": {f"module.{name}": value for name, value in state.items()}}, "resnet18"),
         (lambda state: {"model": state, "args": None, "epoch": 3}, "resnet18"),
+        # as timm's train.py and torchvision's write them, the latter with --model-ema
+        (lambda state: {"arch": "resnet18", "state_dict": state, "args": Namespace(model="resnet18")}, "resnet18"),
+        (
+            lambda state: {
+                "model": {n: torch.zeros_like(v) for n, v in state.items()},
+                "model_ema": {"n_averaged": torch.tensor(7)} | {f"module.{n}": v for n, v in state.items()},
+                "args": Namespace(model="resnet18", output_dir=Path("/tmp/out"), device="cuda"),
+                "epoch": 3,
+            },
+            "resnet18",
+        ),
+        (lambda state: {f"_orig_mod.{n}": v for n, v in state.items()}, "resnet18"),
         (lambda state: {n: v for n, v in state.items() if "num_batches" not in n}, "resnet18"),
         (lambda state: {n.replace(".norm1.", ".norm.1."): v for n, v in state.items()}, "densenet121"),
         (lambda state: state | {"AuxLogits.conv0.weight": torch.zeros(1)}, "inception_v3"),
@@ -92,15 +105,18 @@ def test_files_of_torchvision_and_timm_fit(tmp_path: Path, wrap: Any, arch: str)
     assert {name.rpartition(".")[2] for name in fresh} == {"weight", "bias"}
     own = model.state_dict()
     assert all(torch.equal(own[name], state[name]) for name in own if name not in fresh and "num_batches" not in name)
-    with pytest.raises(TrainError, match="and its classes"):
+    with pytest.raises(TrainError, match="and the classes of the file"):
         weights.load(model, other_classes=False)
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     torch.save(make_model("resnet18", 5).state_dict(), tmp_path / "weights.pth")
-    with pytest.raises(
-        TrainError, match=r"does not fit --arch: \d+ of \d+ tensors differ, the first is layer1.0.conv1"
-    ):
+    says = (
+        r"does not fit --arch: it lacks \d+ of the model's 320 tensors \(first layer1.0.conv3.weight\), \d+ have other "
+        r"shapes \(first layer1.0.conv1.weight: \(64, 64, 3, 3\) in the file, \(64, 64, 1, 1\) in the model\); "
+        r"use the architecture of the file$"
+    )
+    with pytest.raises(TrainError, match=says):
         read_weights(tmp_path / "weights.pth").load(make_model("resnet50", 5), other_classes=True)
     (tmp_path / "other.pth").write_bytes(b"no weights")
     with pytest.raises(TrainError, match="no file of weights"):
@@ -110,6 +126,34 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     torch.save({"epoch": 3}, tmp_path / "fourth.pth")
     with pytest.raises(TrainError, match="no state dict"):
         read_weights(tmp_path / "fourth.pth")
+
+
+@pytest.mark.parametrize(
+    ("content", "use"),
+    [
+        ({"patch_embed.proj.weight": torch.zeros(1)}, "--arch timm:NAME, as its layers have timm's names"),
+        ({"arch": "vit_t", "state_dict": {"x": torch.zeros(1)}, "args": Namespace()}, "--arch timm:vit_t"),
+        ({"arch": "resnet50", "state_dict": {"x": torch.zeros(1)}}, "--arch resnet50"),
+        ({"model": {"x": torch.zeros(1)}, "args": Namespace(model="vit_b_16")}, "--arch vit_b_16"),
+    ],
+)
+def test_the_architecture_of_a_file_is_named(content: Any, use: str, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "weights.pth")
+    with pytest.raises(TrainError, match=f"; use {use}$"):
+        read_weights(tmp_path / "weights.pth").load(make_model("smallcnn", 5), other_classes=True)
+
+
+class Code:
+    """Another class than the two that may be in `args`."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("/tmp/was-here"),)
+
+
+def test_a_file_that_might_run_code_is_not_read(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}, "args": Code()}, tmp_path / "weights.pth")
+    with pytest.raises(TrainError, match="which might run code when it is read"):
+        read_weights(tmp_path / "weights.pth")
 
 
 def test_the_exported_model_gives_the_logits_of_the_averaged_weights(trained: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from train.data.source import Dataset, Pixels
 from train.errors import TrainError
+from train.files import read_regular
 
 SIDE, BYTES = 32, 3 * 32 * 32
 FILES = {
@@ -34,6 +35,8 @@ class ArraySource:
     where: str
     pixels: Pixels  # (n, height, width, 3)
     labels: NDArray[np.int64]
+    files = ()
+    sizes = None
 
     def name(self, index: int) -> str:
         """The file and the image's index."""
@@ -90,7 +93,7 @@ def _batch(path: Path, form: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
         content = _unpickle(path)
         return np.asarray(content[b"data"], np.uint8), np.asarray(content[b"labels" if ten else b"fine_labels"])
     head = 1 if ten else 2  # CIFAR-100 has the coarse label before the fine one
-    rows = np.frombuffer(path.read_bytes(), np.uint8).reshape(-1, head + BYTES)
+    rows = np.frombuffer(read_regular(path), np.uint8).reshape(-1, head + BYTES)
     return rows[:, head:], rows[:, head - 1].astype(np.int64)
 
 
@@ -107,4 +110,4 @@ _RENAMED = hasattr(np, "_core")  # numpy 2 warns about the old name, which the p
 
 
 def _unpickle(path: Path) -> Any:
-    return _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+    return _ArraysOnly(io.BytesIO(read_regular(path)), encoding="bytes").load()

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from train.data.index import members
 from train.data.source import Dataset
 from train.errors import TrainError
+from train.files import open_regular, read_regular
 
 EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"))
 SPLITS = ("train", "val")
@@ -30,15 +31,19 @@ class FileSource:
     root: Path
     files: Sequence[str]
     labels: NDArray[np.int64]
+    sizes = None
 
     def name(self, index: int) -> str:
         """The file's path."""
         return str(self.root / self.files[index])
 
     def read(self, index: int) -> bytes:
-        """The file's content."""
-        with open(f"{self.root}/{self.files[index]}", "rb") as file:  # noqa: PTH123 - a Path object per image costs more than the call
-            return file.read()
+        """The file's content.
+
+        Raises:
+            OSError: it cannot be read, or is no regular file.
+        """
+        return read_regular(f"{self.root}/{self.files[index]}")  # a Path object per image costs more than the call
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,10 @@ class TarSource:
     files: Sequence[str]
     extents: Sequence[tuple[int, int, int]]  # the archive's file descriptor, offset, size
     labels: NDArray[np.int64]
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        return np.array([size for *_, size in self.extents], np.int64)
 
     def name(self, index: int) -> str:
         """The archive and the member."""
@@ -69,8 +78,8 @@ def open_folder(path: Path) -> Dataset:
     listing = {split: _walk(path / split) for split in SPLITS}
     classes = _classes(str(path), listing)
 
-    def source(split: str, names: list[str], labels: NDArray[np.int64]) -> FileSource:
-        return FileSource(path / split, names, labels)
+    def source(names: list[str], labels: NDArray[np.int64]) -> FileSource:
+        return FileSource(path, names, labels)
 
     return _dataset(classes, listing, source)
 
@@ -87,26 +96,31 @@ def open_tar(path: Path) -> Dataset:
         for name, offset, size in members(path):
             if found := _place(PurePosixPath(name).parts):
                 split, label, rest = found
-                listing[split].setdefault(label, []).append(f"{label}/{rest}")
-                extents[f"{split}/{label}/{rest}"] = (offset, size)
+                place = f"{split}/{label}/{rest}"
+                if place not in extents:
+                    listing[split].setdefault(label, []).append(place)
+                extents[place] = (offset, size)  # of a repeated member the last counts, as when unpacking
     except tarfile.TarError as error:
         raise TrainError(f"--data {path}: not a plain tar archive ({error}); for .tar.gz, gunzip it first") from error
     if not extents:
         raise TrainError(f"--data {path}: no images in the archive; {LAYOUT}")
     classes = _classes(str(path), listing)
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_regular(path)
 
-    def source(split: str, names: list[str], labels: NDArray[np.int64]) -> TarSource:
-        places = [(descriptor, *extents[f"{split}/{name}"]) for name in names]
-        return TarSource(path, [f"{split}/{name}" for name in names], places, labels)
+    def source(names: list[str], labels: NDArray[np.int64]) -> TarSource:
+        return TarSource(path, names, [(descriptor, *extents[name]) for name in names], labels)
 
     return _dataset(classes, listing, source)
 
 
 def _place(parts: tuple[str, ...]) -> tuple[str, str, str] | None:
     """(split, class, rest) of a member's path, or None if it is not an image of the data set."""
+    if ".." in parts:
+        return None
     for start in (0, 1):
-        if len(parts) >= start + 3 and parts[start] in SPLITS and _is_image(parts[-1]):
+        if len(parts) < start + 3 or parts[start + 1].startswith("."):
+            continue
+        if parts[start] in SPLITS and _is_image(parts[-1]):
             return parts[start], parts[start + 1], "/".join(parts[start + 2 :])
     return None
 
@@ -116,18 +130,22 @@ def _is_image(name: str) -> bool:
 
 
 def _walk(root: Path) -> dict[str, list[str]]:
-    """Class -> image paths below `root`, which begin with the class. An empty class folder maps to an empty list."""
+    """Class -> image paths, such as train/class/x.jpg. An empty class folder maps to an empty list."""
     if not root.is_dir():
         return {}
     folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
-    return {name: sorted(_images(f"{root}/{name}", name)) for name in folders}
+    return {name: sorted(_images(f"{root}/{name}", f"{root.name}/{name}", frozenset())) for name in folders}
 
 
-def _images(folder: str, prefix: str) -> Iterator[str]:
+def _images(folder: str, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[str]:
+    """`above`: device and inode of the folders that contain this one."""
+    status = os.stat(folder)  # noqa: PTH116 - a string, not a Path
+    if (own := (status.st_dev, status.st_ino)) in above:
+        raise TrainError(f"--data {folder}: a link to a folder that contains it; remove it")
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
-                yield from _images(entry.path, f"{prefix}/{entry.name}")
+                yield from _images(entry.path, f"{prefix}/{entry.name}", above | {own})
             elif _is_image(entry.name):
                 yield f"{prefix}/{entry.name}"
 
@@ -150,11 +168,11 @@ def _classes(where: str, listing: dict[str, dict[str, list[str]]]) -> list[str]:
 def _dataset(
     classes: list[str],
     listing: dict[str, dict[str, list[str]]],
-    source: Callable[[str, list[str], NDArray[np.int64]], FileSource | TarSource],
+    source: Callable[[list[str], NDArray[np.int64]], FileSource | TarSource],
 ) -> Dataset:
     number = {name: index for index, name in enumerate(classes)}
     sources = {}
     for split in SPLITS:
         pairs = [(file, number[name]) for name in sorted(listing[split]) for file in sorted(listing[split][name])]
-        sources[split] = source(split, [file for file, _ in pairs], np.array([label for _, label in pairs], np.int64))
+        sources[split] = source([file for file, _ in pairs], np.array([label for _, label in pairs], np.int64))
     return Dataset(tuple(classes), sources["train"], sources["val"])

@@ -6,21 +6,24 @@ Threads, not processes: the decoders release the GIL, nothing is pickled, and /d
 from __future__ import annotations
 
 import os
+import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from train.config import Config
-from train.data import augment, decode, sampler
+from train.data import augment, decode, reading, sampler
 from train.data.batch import Batch, Copy, Event, Request, Transfer
 from train.data.policy import make_policy
 from train.data.source import Pixels, Source
 from train.errors import TrainError
 
+# seconds: between two looks at what is being read; until a read is named; until a read that is not needed is left alone
+POLL, NAMED, GIVE_UP = 1.0, 30.0, 5.0
 CHUNK = 8  # images per task: few enough to spread a batch over the threads, enough to amortise the task's overhead
 
 
@@ -45,10 +48,14 @@ class Pending:
     def ready(self) -> bool:
         return all(task.done() for task in self.tasks)
 
-    def send(self, transfer: Transfer) -> Copy:
+    def send(self, transfer: Transfer, stalls: Stalls) -> Copy:
         """Waits until it is decoded and starts its copy to the device, if that was not done before."""
         if self.copy is None:
-            for task in self.tasks:
+            done, waiting = wait(self.tasks, POLL, FIRST_EXCEPTION)
+            while waiting and not any(task.exception() for task in done):
+                stalls.check()
+                done, waiting = wait(self.tasks, POLL, FIRST_EXCEPTION)
+            for task in done:
                 task.result()
             self.batch.weights[len(self.batch.weights) - self.filler :] = 0
             self.copy = transfer.start(self.batch)
@@ -56,10 +63,30 @@ class Pending:
         return self.copy
 
     def cancel(self) -> None:
-        """Returns when no task writes to the slot any more."""
-        for task in self.tasks:
-            if not task.cancel():
-                task.exception()  # waits
+        """Returns when no task writes to the slot any more; one that does not end keeps the old memory."""
+        running = [task for task in self.tasks if not task.cancel()]
+        if wait(running, GIVE_UP).not_done:
+            self.slot.memory = torch.empty_like(self.slot.memory)
+
+
+@dataclass
+class Stalls:
+    """Reads that take too long: named on the console, and an error after `limit` seconds."""
+
+    limit: float
+    named: str = ""
+
+    def check(self) -> None:
+        """Raises TrainError if a read has taken longer than the limit."""
+        name, seconds = reading.longest() or ("", 0.0)
+        if seconds > self.limit:
+            raise TrainError(
+                f"{name}: not read within {self.limit:g} s (--timeout) on {socket.gethostname()}; "
+                f"check the disk or the network file system"
+            )
+        if seconds > NAMED and name != self.named:
+            self.named = name
+            print(f"train: {name}: not read within {seconds:.0f} s on {socket.gethostname()}; waiting", flush=True)
 
 
 @dataclass
@@ -105,7 +132,7 @@ class Loader:
         self._training = decoder is not None
         self._decoder, self._transfer = decoder or decode.Pillow(), transfer
         self._policy = make_policy(config) if self._training else None
-        self._damaged = Damaged(config.max_damaged, {})
+        self._damaged, self._stalls = Damaged(config.max_damaged, {}), Stalls(config.timeout)
         workers = config.workers if config.workers >= 0 else max(1, len(os.sched_getaffinity(0)) // core_sharers)
         self._pool = ThreadPoolExecutor(workers, "decode") if workers else None
         depth = config.prefetch + 1 if workers else 1
@@ -128,10 +155,10 @@ class Loader:
                     pending.append(self._start(free.popleft(), request, epoch, side))
                 if not pending:
                     return
-                copy = pending[0].send(self._transfer)
+                copy = pending[0].send(self._transfer, self._stalls)
                 slot = pending.popleft().slot
                 if pending and pending[0].ready():
-                    pending[0].send(self._transfer)
+                    pending[0].send(self._transfer, self._stalls)
                 yield copy.take()
                 free.append(slot)
         finally:
@@ -143,7 +170,7 @@ class Loader:
 
     def close(self) -> None:
         if self._pool:
-            self._pool.shutdown(cancel_futures=True)
+            self._pool.shutdown(wait=False, cancel_futures=True)  # a read may never return
 
     def _start(self, slot: Slot, request: Request, epoch: int, side: int) -> Pending:
         if slot.read:
@@ -174,7 +201,7 @@ class Loader:
             return augment.validation_view(self._config, width, height)
 
         try:
-            data = self.source.read(index)
+            data = reading.read(self.source, index)
             if isinstance(data, bytes):
                 self._decoder.decode(data, choose, out)
             else:
@@ -182,7 +209,7 @@ class Loader:
         except decode.NotAnImageError as error:
             raise TrainError(f"{self.source.name(index)}: {error}; remove it from the data set") from error
         except (decode.DecodeError, OSError) as error:
-            self._damaged.add(self.source.name(index), str(error))
+            self._damaged.add(self.source.name(index), getattr(error, "strerror", None) or str(error))
             out[...] = 0
             return False
         if self._policy:

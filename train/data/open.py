@@ -26,11 +26,19 @@ def open_dataset(data: str, side: int = 224) -> Dataset:
     """The data set that `--data` names; `side` is that of synthetic images.
 
     Raises:
-        TrainError: the path does not exist or is not a data set; the message says what was expected.
+        TrainError: the path does not exist, is not a data set or cannot be read; the message says what was expected.
     """
     if found := SYNTHETIC.fullmatch(data):
         return synthetic(max(2, int(found[2] or IMAGENET)), side)
     path = Path(data).expanduser()
+    try:
+        return _open(data, path)
+    except OSError as error:
+        where = error.filename or path
+        raise TrainError(f"--data {data}: {where} cannot be read: {error.strerror or error}") from error
+
+
+def _open(data: str, path: Path) -> Dataset:
     if path.is_dir():
         if form := find_cifar(path):
             return open_cifar(path, form)

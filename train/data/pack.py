@@ -76,8 +76,9 @@ def _scaled(image: Image.Image, factor: float) -> Image.Image:
 def _records(source: Source, recode: Recode, pool: ThreadPoolExecutor) -> Iterator[tuple[str, int, bytes | Pixels]]:
     def one(index: int) -> tuple[str, int, bytes | Pixels]:
         try:
-            return source.name(index), int(source.labels[index]), recode(source.read(index))
-        except (DecodeError, NotAnImageError) as error:
+            name = source.files[index] if source.files else source.name(index)
+            return name, int(source.labels[index]), recode(source.read(index))
+        except (DecodeError, NotAnImageError, OSError) as error:
             raise TrainError(f"{source.name(index)}: {error}; repair or remove it") from error
 
     waiting: Iterator[Future[tuple[str, int, bytes | Pixels]]] = (

@@ -1,12 +1,13 @@
 """The packed format: one file with consecutive records and an index at the end. Random access, so a true shuffle.
 
-0   8 bytes  magic
+0   8 bytes  magic: TRNPACK2, or TRNPACK1, which has no checksums
 8   uint64   offset of the index
 16  uint64   length of the index
 24  32 bytes SHA-256 of the index
 56  records  JPEG files, or raw pixels (height, width, 3)
 index        one line of JSON {classes, splits: {train: n, val: m}}, then int64 offsets (n + m + 1), int32 labels,
-             int32 heights, int32 widths (0 for JPEG files), and the names, separated by zero bytes
+             int32 heights, int32 widths (0 for JPEG files), uint32 CRC-32 of the records, and the names in the original
+             data set, separated by zero bytes
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import json
 import mmap
 import struct
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,28 +29,42 @@ from numpy.typing import NDArray
 from train.data.source import Dataset, Pixels
 from train.errors import TrainError
 
-MAGIC = b"TRNPACK1"
+MAGIC, WITHOUT_CHECKSUMS = b"TRNPACK2", b"TRNPACK1"
 HEADER = struct.Struct("<8sQQ32s")
 
 
 @dataclass(frozen=True)
 class PackedSource:
-    """One split of a packed file; reads from the page cache, without a lock."""
+    """One split of a packed file; reads from the page cache, without a lock. A record's checksum is verified once."""
 
     path: Path
     memory: mmap.mmap
     offsets: NDArray[np.int64]  # (n + 1,)
     labels: NDArray[np.int64]
     shapes: NDArray[np.int32]  # (n, 2): height and width of raw pixels, 0 for a file
-    names: Sequence[str]
+    checksums: NDArray[np.uint32] | None  # (n,)
+    files: Sequence[str]
+    verified: NDArray[np.bool_]  # (n,): read before, and as it was written
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        return np.diff(self.offsets)
 
     def name(self, index: int) -> str:
         """The file, and the image's name in the original data set."""
-        return f"{self.path}:{self.names[index]}"
+        return f"{self.path}:{self.files[index]}"
 
     def read(self, index: int) -> bytes | Pixels:
-        """The record; raw pixels are a view of the mapped file."""
+        """The record; raw pixels are a view of the mapped file.
+
+        Raises:
+            OSError: it is not what was written.
+        """
         start, end = int(self.offsets[index]), int(self.offsets[index + 1])
+        if self.checksums is not None and not self.verified[index]:
+            if zlib.crc32(memoryview(self.memory)[start:end]) != self.checksums[index]:
+                raise OSError("its checksum does not match: the packed file is damaged")
+            self.verified[index] = True
         height, width = self.shapes[index]
         if not height:
             return self.memory[start:end]
@@ -58,7 +74,7 @@ class PackedSource:
 def is_packed(path: Path) -> bool:
     """Whether the file begins with the packed format's magic number."""
     with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+        return file.read(len(MAGIC)) in (MAGIC, WITHOUT_CHECKSUMS)
 
 
 def open_packed(path: Path) -> Dataset:
@@ -69,7 +85,7 @@ def open_packed(path: Path) -> Dataset:
     """
     with path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    _, start, length, digest = HEADER.unpack_from(memory, 0)
+    magic, start, length, digest = HEADER.unpack(memory[: HEADER.size].ljust(HEADER.size, b"\0"))
     index = memory[start : start + length]
     if not start or hashlib.sha256(index).digest() != digest:
         raise TrainError(f"--data {path}: the packed file is damaged or was not finished; pack it again")
@@ -78,13 +94,24 @@ def open_packed(path: Path) -> Dataset:
     total = sum(meta["splits"].values())
     offsets = np.frombuffer(body, np.int64, total + 1)
     labels, heights, widths = np.frombuffer(body, np.int32, 3 * total, offsets.nbytes).reshape(3, total)
-    names = body[offsets.nbytes + 12 * total :].decode().split("\0")
+    place, checksums = offsets.nbytes + 12 * total, None
+    if magic == MAGIC:
+        checksums = np.frombuffer(body, np.uint32, total, place)
+        place += checksums.nbytes
+    names = body[place:].decode(errors="surrogateescape").split("\0")
     shapes = np.stack([heights, widths], axis=1)
     sources, first = {}, 0
     for split, count in meta["splits"].items():
         part = slice(first, first + count)
         sources[split] = PackedSource(
-            path, memory, offsets[first : first + count + 1], labels[part].astype(np.int64), shapes[part], names[part]
+            path,
+            memory,
+            offsets=offsets[first : first + count + 1],
+            labels=labels[part].astype(np.int64),
+            shapes=shapes[part],
+            checksums=None if checksums is None else checksums[part],
+            files=names[part],
+            verified=np.zeros(count, np.bool_),
         )
         first += count
     return Dataset(tuple(meta["classes"]), sources["train"], sources["val"])
@@ -98,6 +125,7 @@ class PackWriter:
     classes: Sequence[str]
     _splits: dict[str, int] = field(default_factory=dict)
     _rows: list[tuple[int, int, int]] = field(default_factory=list)  # label, height, width
+    _checksums: list[int] = field(default_factory=list)
     _names: list[str] = field(default_factory=list)
     _offsets: list[int] = field(default_factory=lambda: [HEADER.size])
 
@@ -116,6 +144,7 @@ class PackWriter:
             self._file.write(data)
             self._offsets.append(self._offsets[-1] + len(data))
             self._rows.append((label, height, width))
+            self._checksums.append(zlib.crc32(data))
             self._names.append(name)
         self._splits[split] = len(self._rows) - before
 
@@ -124,8 +153,9 @@ class PackWriter:
     ) -> None:
         if kind is None:
             head = json.dumps({"classes": list(self.classes), "splits": self._splits}).encode() + b"\n"
-            table = np.array(self._rows, np.int32).T.tobytes()
-            index = head + np.array(self._offsets, np.int64).tobytes() + table + "\0".join(self._names).encode()
+            table = np.array(self._rows, np.int32).T.tobytes() + np.array(self._checksums, np.uint32).tobytes()
+            names = "\0".join(self._names).encode(errors="surrogateescape")
+            index = head + np.array(self._offsets, np.int64).tobytes() + table + names
             self._file.write(index)
             self._file.seek(0)
             self._file.write(HEADER.pack(MAGIC, self._offsets[-1], len(index), hashlib.sha256(index).digest()))

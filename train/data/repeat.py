@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +28,14 @@ class Repeated:
         for request in requests:
             kept, n = self._kept, len(request.indices)
             if kept is None or n > len(kept.labels) or kept.images.shape[1] != side:
-                first = next(self._loader.batches([request], epoch))
+                first = next(self._loader.batches([replace(request, filler=0)], epoch))
                 images, labels, weights = first.images.clone(), first.labels.clone(), first.weights.clone()
                 kept = self._kept = Batch(images, labels, weights, request.total, request.last)
-            yield Batch(kept.images[:n], kept.labels[:n], kept.weights[:n], request.total, request.last)
+            weights = kept.weights[:n]
+            if request.filler:
+                weights = weights.clone()
+                weights[n - request.filler :] = 0
+            yield Batch(kept.images[:n], kept.labels[:n], weights, request.total, request.last)
 
     def close(self) -> None:
         self._loader.close()
@@ -43,6 +47,8 @@ class NoiseSource:
 
     side: int
     labels: NDArray[np.int64]
+    files = ()
+    sizes = None
 
     def name(self, index: int) -> str:
         """A name that shows that the image is synthetic."""

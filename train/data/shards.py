@@ -17,6 +17,7 @@ from train.data.folder import EXTENSIONS, SPLITS, TarSource
 from train.data.index import members
 from train.data.source import Dataset
 from train.errors import TrainError
+from train.files import open_regular
 
 Entry = tuple[str, str, tuple[int, int, int]]  # class, name, (descriptor, offset, size)
 
@@ -55,11 +56,13 @@ def _natural(label: str) -> tuple[int, str]:
 
 def _index(path: Path) -> Iterator[Entry]:
     """The images of one shard, sorted by name."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_regular(path)
     images: dict[str, tuple[str, tuple[int, int, int]]] = {}
     labels: dict[str, str] = {}
     try:
         for name, offset, size in members(path):
+            if ".." in PurePosixPath(name).parts:
+                continue
             stem, suffix = os.path.splitext(name)  # noqa: PTH122 - a member's name, not a local path
             if suffix.lower() in EXTENSIONS:
                 images[stem] = (name, (descriptor, offset, size))

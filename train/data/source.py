@@ -19,6 +19,14 @@ class Source(Protocol):
     def labels(self) -> NDArray[np.int64]:
         """(n,) class numbers."""
 
+    @property
+    def files(self) -> Sequence[str]:
+        """(n,) names, relative to the data set; empty where items have only numbers."""
+
+    @property
+    def sizes(self) -> NDArray[np.int64] | None:
+        """(n,) bytes, where the index of the data set has them."""
+
     def name(self, index: int) -> str:
         """The item's origin, for messages."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import TypeVar
 from torch import Tensor
 from torch.distributed import TCPStore, rpc  # type: ignore[attr-defined]  # torch's stub lacks the first
 
+from train.data.contents import Contents, Digest
 from train.dual_batch.merge import Weights
 from train.dual_batch.server import Grant, ParameterServer
 from train.errors import TrainError
@@ -26,12 +28,17 @@ JOIN_TIMEOUT = 300.0  # seconds until all have joined: the slowest machine may s
 STORE_TIMEOUT = 10.0  # seconds to reach the store
 _JOINED, _LOST = "dual_batch/joined", "dual_batch/lost/{}"  # keys in the store
 _served: list[ParameterServer] = []
+_data: list[Contents] = []  # of the served run's data set
 
 
-def join(rank: int, size: int, serve: ParameterServer | None = None) -> None:
-    """Joins the other processes at MASTER_ADDR:MASTER_PORT. `serve`: the server that handles calls to this rank."""
-    if serve is not None:
+def join(rank: int, size: int, serve: ParameterServer | None = None, data: Contents | None = None) -> None:
+    """Joins the other processes at MASTER_ADDR:MASTER_PORT.
+
+    `serve`: the server that handles calls to this rank; `data`: what the workers must have, too.
+    """
+    if serve is not None and data is not None:
         _served.append(serve)
+        _data.append(data)
     options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=2 * size + 4, rpc_timeout=JOIN_TIMEOUT)
     rpc.init_rpc(_name(rank), rank=rank, world_size=size, rpc_backend_options=options)  # type: ignore[no-untyped-call]  # torch's
     if rank == 0:
@@ -74,6 +81,7 @@ def disconnect() -> None:
     """Leaves RPC without waiting for other processes, since some may be dead."""
     rpc.shutdown(graceful=False)
     _served.clear()
+    _data.clear()
 
 
 def _name(rank: int) -> str:
@@ -86,6 +94,14 @@ def _pull(worker: int) -> Grant | str:
 
 def _push(worker: int, weights: Weights, sums: Tensor) -> None:
     _served[0].push(worker, weights, sums)
+
+
+def _digest() -> Digest:
+    return _data[0].digest(*_data[0].splits)
+
+
+def _difference(worker: Contents) -> str | None:
+    return worker.difference(_data[0])
 
 
 def _heartbeat(worker: int) -> None:
@@ -107,6 +123,15 @@ class Remote:
     worker: int
     timeout: float  # seconds per call
     _over: threading.Event = field(default_factory=threading.Event)
+
+    def agree_on_data(self, name: str, contents: Contents) -> None:
+        """Raises TrainError if this worker's data set is not the server's."""
+        if contents.digest(*contents.splits).same(self._call(_digest)):
+            return
+        raise TrainError(
+            f"--data {name} is not the same as on rank 0, but has {self._call(_difference, contents)}; copy it from "
+            f"there (rank {self.worker + 1} on {socket.gethostname()})"
+        )
 
     def pull(self) -> Grant | str:
         return self._call(_pull, self.worker)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -14,9 +15,11 @@ from train import checkpoint
 from train.combinations import check
 from train.config import Config
 from train.data.batch import Transfer
+from train.data.contents import Contents
 from train.data.loader import Loader
 from train.data.open import open_dataset
 from train.data.source import Dataset
+from train.deadline import ends_after_sigterm
 from train.dual_batch.guard import die_with_guard
 from train.dual_batch.network import Remote, disconnect, join, reported_lost, store
 from train.dual_batch.options import device_place, plan_of
@@ -63,8 +66,10 @@ def run(config: Config) -> None:
             return
         join(rank, size)
         remote = Remote(rank - 1, config.timeout)
+        remote.agree_on_data(config.data, Contents.of(dataset))
         remote.start_heartbeats()
-        work(config, world, plan.shares[rank - 1], remote, stop)
+        with ends_after_sigterm(f"rank {rank} on {socket.gethostname()}", threading.Event()):
+            work(config, world, plan.shares[rank - 1], remote, stop)
         disconnect()
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -79,7 +84,7 @@ class Server:
         self._config, self._world, self._dataset, self._plan, self._stop = config, world, dataset, plan, stop
         self._precision: Precision = choose_precision(config, world.device)
         self._model = configured_model(config, len(dataset.classes))
-        check_sides(self._model, config.arch, config.sides())
+        check_sides(self._model, config.arch, config.sides(), len(dataset.classes))
         self._folder = config.checkpoint_folder
         self._found = checkpoint.find(config.resume, self._folder)
         workers = len(plan.shares)
@@ -118,7 +123,7 @@ class Server:
             Stopped: SIGTERM arrived; the finished local epochs are saved.
         """
         self._announce()
-        join(0, size, self._server)
+        join(0, size, self._server, Contents.of(self._dataset))
         self._store = store()
         self._server.all_joined()
         self._since = started = time.perf_counter()  # the workers begin now, while this process opens its files

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -77,6 +78,14 @@ class World:
         box = [value]
         dist.broadcast_object_list(box, source)
         return box[0]
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, on every rank."""
+        if self.size == 1:
+            return [value]
+        values: list[T] = [value] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
     def all_ranks_or_exit(self, what: Callable[[], T]) -> T:
         """Calls `what` on every rank; if it fails on one, all ranks end now instead of waiting for that rank forever.
@@ -170,6 +179,7 @@ class StopSignal:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.reached = threading.Event()  # set when all ranks stop
         self._asked = False
         self._flags = torch.zeros(2, dtype=torch.int32)
         self._work: Any = None
@@ -181,10 +191,14 @@ class StopSignal:
     def agreed(self, save: bool = False) -> Agreed:
         """What was asked for before the last step; every rank must call it once per step. save: asked for now."""
         if self._world.size == 1:
+            if self._asked:
+                self.reached.set()
             return Agreed(self._asked, save)
         if self._work is not None:
             self._work.wait()
         agreed = Agreed(*(bool(flag) for flag in self._flags))
+        if agreed.stop:
+            self.reached.set()
         self._flags = torch.tensor([self._asked, save], dtype=torch.int32)
         self._work = dist.all_reduce(self._flags, async_op=True)
         return agreed

@@ -1,0 +1,25 @@
+"""A rank whose data is in a folder of its own, DATA/RANK. On the rank STUCK, reading an image never returns."""
+
+import os
+import sys
+import time
+
+from train import deadline
+from train.__main__ import leave, main
+from train.data.folder import FileSource
+from train.dual_batch.guard import GUARDED
+
+
+def hang(source: FileSource, index: int) -> bytes:
+    print("stuck", flush=True)
+    time.sleep(1000)
+    raise AssertionError
+
+
+if stuck := os.environ.get("STUCK"):
+    deadline.SECONDS = 1.0
+    if stuck == os.environ["RANK"]:
+        FileSource.read = hang  # type: ignore[method-assign]
+
+os.environ[GUARDED] = str(os.getppid())  # no further process for a worker of a parameter server
+leave(main(["--data", f"{sys.argv[1]}/{os.environ['RANK']}", *sys.argv[2:]]))

@@ -1,0 +1,182 @@
+"""Data sets that differ between ranks, or from a checkpoint's, are told apart without reading their images."""
+
+import io
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.train.runs import digit_tree, finish, start
+from train.__main__ import main
+from train.checkpoint import digest
+from train.data.contents import Contents, Listed
+from train.data.open import open_dataset
+from train.errors import TrainError
+from train.parallel.agreement import agree_on_weights, mixed_software
+from train.parallel.world import World
+from train.setup import _changes
+
+T = TypeVar("T")
+OPTIONS = "--arch smallcnn --image-size 8 --val-resize 8 --epochs 1 --batch-size 4 --workers 1 --device cpu --threads 1"
+FILES = ["train/a/1.jpg", "train/a/2.jpg", "train/b/1.jpg"]
+VAL = Listed(["val/a/1.jpg"], np.array([0]), np.array([40]))
+BASE = Contents(("a", "b"), {"train": Listed(FILES, np.array([0, 0, 1]), np.array([10, 20, 30])), "val": VAL})
+
+
+def changed(**fields: object) -> Contents:
+    return replace(BASE, splits=BASE.splits | {"train": replace(BASE.splits["train"], **fields)})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (replace(BASE, classes=("b", "c")), "no class a"),
+        (replace(BASE, classes=("a", "b", "c")), "one more class, c"),
+        (changed(files=["train/a/1.jpg", "train/b/1.jpg"], labels=np.array([0, 1])), "no image train/a/2.jpg"),
+        (changed(files=[*FILES, "train/b/2.jpg"], labels=np.array([0, 0, 1, 1])), "one more image, train/b/2.jpg"),
+        (changed(files=FILES[::-1]), "the image train/b/1.jpg in place of train/a/1.jpg"),
+        (changed(labels=np.array([0, 1, 1])), "train/a/2.jpg of class 1, not 0"),
+        (changed(sizes=np.array([10, 20, 31])), "train/b/1.jpg of 31 bytes, not 30"),
+        (changed(files=(), sizes=None, labels=np.arange(4)), "no image train/a/1.jpg"),
+    ],
+)
+def test_a_difference_is_named(other: Contents, says: str) -> None:
+    assert not other.digest("train", "val").same(BASE.digest("train", "val"))
+    assert other.difference(BASE) == says
+
+
+def test_sizes_count_only_where_both_have_them() -> None:
+    other = changed(sizes=None)
+    assert other.digest("train").same(BASE.digest("train"))
+    assert other.difference(BASE) is None
+    assert BASE.difference(BASE) is None
+
+
+def test_a_folder_an_archive_and_a_packed_file_of_the_same_images_are_the_same(tmp_path: Path) -> None:
+    folder = digit_tree(tmp_path / "data", 24, 12)
+    with tarfile.open(tmp_path / "data.tar", "w") as tar:
+        tar.add(folder, "data")
+    assert main(["pack", str(folder), str(tmp_path / "data.pack")]) == 0
+    found = [Contents.of(open_dataset(str(tmp_path / name))) for name in ("data", "data.tar", "data.pack")]
+    assert len({contents.digest("train", "val").names for contents in found}) == 1
+    assert found[1].digest("train").sizes == found[2].digest("train").sizes != ""
+
+
+def test_a_checkpoint_of_an_older_version_lacks_some_keys() -> None:
+    now = {"seed": 0, "images": 5, "data": "x", "sizes": "y"}
+    assert _changes({"seed": 0, "images": 4}, now) == ["images 4 -> 5"]
+    assert _changes(now | {"sizes": ""}, now) == []
+    assert _changes(now | {"sizes": "z"}, now) == ["images of other sizes"]
+    assert _changes(now | {"data": "z"}, now) == ["other images (names, order or classes)"]
+
+
+def test_other_data_with_as_many_images_is_noticed_when_a_run_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Between epochs it is a line; inside an epoch the order of images would change, and it is refused."""
+    data = digit_tree(tmp_path / "data", 24, 12)
+    options = ["--data", str(data), "--output", str(tmp_path / "out"), *OPTIONS.split()]
+    assert main(options) == 0
+    file = next((data / "train" / "3").iterdir())
+    file.rename(file.with_name("other.jpg"))
+    capfd.readouterr()
+    assert main([*options, "--epochs", "2"]) == 0
+    assert "saved: other images (names, order or classes)\n" in capfd.readouterr().out
+
+
+class Second(World):
+    """Rank 1 of two, without the other one, which sends what is given here."""
+
+    def __init__(self, sent: object, object_sent: object = None) -> None:
+        super().__init__(1, 2, 0, 1, torch.device("cpu"), "none")
+        vars(self).update(sent=sent, object_sent=object_sent)
+
+    def gather(self, value: T) -> list[T]:
+        return [vars(self)["sent"], value]
+
+    def broadcast_object(self, value: T, source: int = 0) -> T:
+        found: T = vars(self)["object_sent"]
+        return found
+
+    def all_ranks_or_exit(self, what: Callable[[], T]) -> T:
+        return what()
+
+
+def test_ranks_with_other_weights_are_refused() -> None:
+    ours, theirs = nn.Linear(2, 2), nn.Linear(2, 2)
+    theirs.weight = ours.weight
+    tensors = {name: digest(value) for name, value in theirs.state_dict().items()}
+    with pytest.raises(
+        TrainError, match=r"^x.pt is not the same as on rank 0 \(a\), but has other values of bias; copy"
+    ):
+        agree_on_weights("x.pt", ours, Second(digest(tensors), (tensors, "a")))
+    agree_on_weights("x.pt", theirs, Second(digest(tensors)))
+
+
+def test_other_decoders_and_versions_are_one_warning() -> None:
+    own = f"decoder pil, torch {torch.__version__}"
+    assert mixed_software("pil", Second((own, "a"))) is None
+    warning = mixed_software("pil", Second(("decoder roi, torch 2.4.0", "a")))
+    assert warning is not None
+    assert f"{own} (rank 1 on " in warning
+    assert "; decoder roi, torch 2.4.0 (rank 0 on a)" in warning
+
+
+def test_ranks_with_other_data_are_refused(tmp_path: Path) -> None:
+    """As many images in as many classes, but rank 1 lacks one class and has another."""
+    for rank in ("0", "1"):
+        digit_tree(tmp_path / rank, 24, 12)
+    for split in ("train", "val"):
+        (tmp_path / "1" / split / "0").rename(tmp_path / "1" / split / "ten")
+    ranks = start(tmp_path / "out", 2, tmp_path, *OPTIONS.split(), program=("tests/train/by_rank.py",))
+    assert finish(ranks) == [2, 2]
+    assert "error" not in ranks[0].text
+    assert "is not the same as on rank 0 (" in ranks[1].text
+    assert "but has no class 0; copy it from there (rank 1 on " in ranks[1].text
+
+
+def test_a_worker_with_other_data_than_the_parameter_server_is_refused(tmp_path: Path) -> None:
+    for rank in ("0", "1"):
+        digit_tree(tmp_path / rank, 24, 12)
+    file = tmp_path / "1" / "val" / "3" / next((tmp_path / "1" / "val" / "3").iterdir()).name
+    file.rename(file.with_name("a.jpg"))
+    options = [*OPTIONS.split(), "--parallel", "dual_batch", "--schedule", "multistep"]
+    ranks = start(tmp_path / "out", 2, tmp_path, *options, program=("tests/train/by_rank.py",))
+    assert finish(ranks[1:]) == [2]  # torchrun would end the server with it
+    assert f"but has no image val/3/{file.name}; copy it from there (rank 1 on " in ranks[1].text
+    ranks[0].process.kill()
+
+
+def member(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    tar.addfile(info, io.BytesIO(content))
+
+
+def test_a_repeated_member_of_an_archive_counts_once_and_none_leaves_its_class(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "data.tar", "w") as tar:
+        for split in ("train", "val"):
+            for label in ("a", "b"):
+                member(tar, f"{split}/{label}/1.jpg", b"old")
+        for name in ("train/../../a/z.jpg", "train/a/../../b/z.jpg", "train/.b/z.jpg"):
+            member(tar, name, b"z")
+        member(tar, "train/a/1.jpg", b"newer")
+    dataset = open_dataset(str(tmp_path / "data.tar"))
+    assert list(dataset.classes) == ["a", "b"]
+    assert [dataset.train.read(index) for index in range(len(dataset.train.labels))] == [b"newer", b"old"]
+
+
+def test_a_member_of_a_shard_does_not_leave_its_class(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        with tarfile.open(tmp_path / f"{split}-0.tar", "w") as tar:
+            for name in ("a/1.jpg", "b/1.jpg", "a/../z.jpg", "../z.jpg"):
+                member(tar, name, b"x")
+    dataset = open_dataset(str(tmp_path))
+    assert list(dataset.classes) == ["a", "b"]
+    assert len(dataset.train.labels) == 2

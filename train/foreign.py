@@ -1,0 +1,100 @@
+"""Models from elsewhere: --arch timm:NAME, and --arch package.module:function, a function in the user's code."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from train.errors import TrainError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Build = Callable[..., "nn.Module"]
+
+
+def is_foreign(arch: str) -> bool:
+    return ":" in arch
+
+
+def builder(arch: str) -> Build:
+    """Takes `num_classes` and --model-kwargs, and gives a model that turns images (n, 3, H, W) into logits.
+
+    Raises:
+        TrainError: there is no such model, or no such function.
+    """
+    where, _, name = arch.partition(":")
+    return _of_timm(name) if where == "timm" else _of_user(arch, where, name)
+
+
+def settings(arch: str, options: Mapping[str, Any], side: int | None) -> dict[str, Any]:
+    """The options that the model recommends: mean, std, image_size and val_resize; `side` is the image size if given.
+
+    As timm's models do, in a mapping `pretrained_cfg` or `default_cfg` with mean, std, input_size and crop_pct. timm's
+    are known by name; a model of the user's is built to ask it.
+
+    Raises:
+        TrainError: as `builder`.
+    """
+    build = builder(arch)
+    if arch.startswith("timm:"):
+        found = importlib.import_module("timm").get_pretrained_cfg(arch.partition(":")[2])
+        recommended = found.to_dict() if found else {}
+    else:
+        model = build(num_classes=2, **options)
+        recommended = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
+    result: dict[str, Any] = {
+        name: tuple(map(float, recommended[name])) for name in ("mean", "std") if name in recommended
+    }
+    if side is None and "input_size" in recommended:
+        side = result["image_size"] = int(recommended["input_size"][-1])
+    if side and recommended.get("crop_pct"):
+        result["val_resize"] = math.floor(side / recommended["crop_pct"])
+    return result
+
+
+def _of_timm(name: str) -> Build:
+    try:
+        timm: Any = importlib.import_module("timm")
+    except ImportError as error:
+        raise TrainError(
+            f"--arch timm:{name}: timm cannot be imported ({error}); pip install timm, or add it to the job's "
+            f"image.packages"
+        ) from error
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.4)
+        raise TrainError(f"--arch timm:{name}: timm {timm.__version__} has no such model; closest: {', '.join(near)}")
+    try:
+        timm.get_pretrained_cfg(name)
+    except RuntimeError as error:
+        raise TrainError(f"--arch timm:{name}: {error}") from error
+    return lambda **options: timm.create_model(name, pretrained=False, **options)
+
+
+def _of_user(arch: str, where: str, name: str) -> Build:
+    try:
+        module = importlib.import_module(where)
+    except ImportError as error:
+        raise TrainError(
+            f"--arch {arch}: {where} cannot be imported ({error}); start in the folder that has it, or set PYTHONPATH"
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise TrainError(f"--arch {arch}: {module.__file__} has no function {name}")
+
+    def build(**options: Any) -> nn.Module:
+        try:
+            inspect.signature(function).bind(**options)
+        except TypeError as error:
+            given = ", ".join(options)
+            raise TrainError(f"--arch {arch}: the function cannot be called with {given}: {error}") from error
+        model: Any = function(**options)
+        if not hasattr(model, "state_dict"):
+            raise TrainError(f"--arch {arch}: the function returns a {type(model).__name__}, not a torch.nn.Module")
+        return model  # type: ignore[no-any-return]  # a module of torch, as far as can be told without importing it
+
+    return build

@@ -1,0 +1,58 @@
+"""What all ranks must have alike before the first step: every node reads its own folder and has its own packages."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from train.checkpoint import digest
+from train.data.contents import Contents
+from train.errors import TrainError
+from train.parallel.world import World
+
+T = TypeVar("T")
+
+
+def agree_on_data(data: str, contents: Contents, world: World) -> None:
+    """Raises TrainError on a rank whose data set is not rank 0's, SystemExit on the others."""
+    if world.size == 1:
+        return
+    digests = world.gather(contents.digest(*contents.splits))
+    if not all(mine.same(other) for mine in digests for other in (digests[0], digests[-1])):
+        _refuse(f"--data {data}", contents, lambda mine, theirs: mine.difference(theirs), world)
+
+
+def agree_on_weights(file: str, model: nn.Module, world: World) -> None:
+    """Raises TrainError on a rank that has loaded other weights than rank 0, SystemExit on the others."""
+    if world.size == 1:
+        return
+    tensors = {name: digest(value) for name, value in model.state_dict().items()}
+
+    def difference(mine: dict[str, str], theirs: dict[str, str]) -> str | None:
+        return next((f"other values of {name}" for name, value in mine.items() if theirs[name] != value), None)
+
+    if len(set(world.gather(digest(tensors)))) > 1:
+        _refuse(file, tensors, difference, world)
+
+
+def _refuse(what: str, mine: T, difference: Callable[[T, T], str | None], world: World) -> None:
+    theirs, host = world.broadcast_object((mine, socket.gethostname()))
+
+    def compare() -> None:
+        if found := difference(mine, theirs):
+            raise TrainError(f"{what} is not the same as on rank 0 ({host}), but has {found}; copy it from there")
+
+    world.all_ranks_or_exit(compare)
+
+
+def mixed_software(decoder: str, world: World) -> str | None:
+    """A warning if decoders or versions of torch differ between ranks, so that a result depends on who computes it."""
+    used = world.gather((f"decoder {decoder}, torch {torch.__version__}", socket.gethostname()))
+    if len({kind for kind, _ in used}) == 1:
+        return None
+    first = {kind: f"{kind} (rank {rank} on {host})" for rank, (kind, host) in reversed(list(enumerate(used)))}
+    return f"train: warning: the ranks differ, so results may too: {'; '.join(sorted(first.values()))}"
