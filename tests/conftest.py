@@ -6,6 +6,7 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
+import train  # noqa: F401 - or pytest would take tests/train for it, and its modules come from wherever it is installed
 from tests.bed.fixtures import bed, clean_bed
 
 __all__ = ["bed", "clean_bed"]
