@@ -96,33 +96,41 @@ class Loose:
             self.event.synchronize()
 
 
-def misplaced(transfer: Transfer, batches: int, products: int) -> int:
-    """How many images are not with their label, after so many matrix products before each batch is looked at."""
+def misplaced(transfer: Transfer, batches: int, products: int = 0, at_once: bool = True) -> int:
+    """How many images are not with their label: after so many matrix products, or when all copies are done."""
     device, size = transfer.device, 256
     source = Numbered(np.arange(batches * size, dtype=np.int64) % 251)
     config = Config(data="", image_size=32, augment="none", flip=0, batch_size=size, prefetch=2, epochs=1)
     loader = Loader(config, source, choose_decoder("pil"), size, 1, transfer)
     slow = torch.randn(4096, 4096, device=device) if products else None
-    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    wrong, kept = torch.zeros((), dtype=torch.int64, device=device), []
     requests = (Request(np.arange(start, start + size), size) for start in range(0, batches * size, size))
     for batch in loader.batches(requests, 0):
         for _ in range(products):
             slow = slow @ slow / slow.norm()
-        wrong += (batch.images[:, 0, 0, 0] != batch.labels).sum()  # queued behind the products
+        if at_once:
+            wrong += (batch.images[:, 0, 0, 0] != batch.labels).sum()  # queued behind the products
+        else:
+            kept.append(batch)
     loader.close()
-    return int(wrong)
+    torch.cuda.synchronize()
+    return int(wrong) + sum(int((batch.images[:, 0, 0, 0] != batch.labels).sum()) for batch in kept)
 
 
 def slots(scale: Scale) -> Figures:
-    """Images stay with their labels while copies or computation are late; without its events the check sees it."""
+    """Images stay with their labels while copies or computation are late. Without its events the check sees it.
+
+    What computes waits for a copy; who decodes into the memory of a batch waits until it has been copied.
+    """
     device = scale.world().device
     found = {
-        "copies late": misplaced(LateTransfer(device), 100, 0),
-        "computing late": misplaced(Transfer(device), 100, scale.pick(5, 0)),
-        "without wait": misplaced(LateTransfer(device, waits=False), 20, 0),
-        "without synchronize": misplaced(LateTransfer(device, synchronises=False), 20, 0),
+        "computing late": misplaced(Transfer(device), 50, scale.pick(10, 0)),
+        "copies late": misplaced(LateTransfer(device), 50),
+        "without wait": misplaced(LateTransfer(device, waits=False), 20),
+        "memory used again": misplaced(LateTransfer(device, waits=False), 50, at_once=False),
+        "without synchronize": misplaced(LateTransfer(device, waits=False, synchronises=False), 20, at_once=False),
     }
-    right = found["copies late"] == found["computing late"] == 0
+    right = found["computing late"] == found["copies late"] == found["memory used again"] == 0
     return {"ok": right and found["without wait"] > 0 and found["without synchronize"] > 0, **found}
 
 

@@ -21,7 +21,7 @@ from train.step import Plan, Step
 from train.syncbn import SyncBatchNorm
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # largest error of synchronised batch norm
-SIDE = 32
+SIDE = 16
 
 
 def syncbn(scale: Scale) -> Figures:

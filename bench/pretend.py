@@ -105,7 +105,7 @@ def _here(value: Any) -> Any:
 @contextmanager
 def gpu(count: int = 1, capability: tuple[int, int] = (8, 0), lag: float = 0.0) -> Iterator[None]:
     """In this block torch has `count` GPUs of that compute capability."""
-    mode = _OnTheCpu()
+    mode, streams = _OnTheCpu(), list[Stream]()
 
     @contextmanager
     def current(stream: Stream) -> Iterator[None]:
@@ -127,8 +127,8 @@ def gpu(count: int = 1, capability: tuple[int, int] = (8, 0), lag: float = 0.0) 
         "get_device_name": lambda device=None: NAME,
         "get_device_properties": lambda device=None: properties,
         "max_memory_allocated": lambda device=None: 1,
-        "synchronize": lambda device=None: None,
-        "Stream": lambda device=None: Stream(lag),
+        "synchronize": lambda device=None: [stream.record_event().synchronize() for stream in streams],
+        "Stream": lambda device=None: streams.append(Stream(lag)) or streams[-1],
         "Event": Event,
         "stream": current,
         "current_stream": lambda device=None: None,
@@ -137,7 +137,7 @@ def gpu(count: int = 1, capability: tuple[int, int] = (8, 0), lag: float = 0.0) 
     with ExitStack() as stack:
         for name, stand_in in cuda.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, stand_in))
-        stack.enter_context(mock.patch.object(Tensor, "record_stream", lambda tensor, stream: None))
+        stack.enter_context(mock.patch.object(Tensor, "record_stream"))
         for name, stand_in in KERNELS.items():
             stack.enter_context(mock.patch.object(torch, name, stand_in))
         for place, stand_in in _patches().items():

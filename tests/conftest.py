@@ -6,7 +6,7 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
-import train  # noqa: F401 - or pytest would take tests/train for it, and its modules come from wherever it is installed
+import train  # noqa: F401 - or pytest takes tests/train for it, and the modules of an installed one
 from tests.bed.fixtures import bed, clean_bed
 
 __all__ = ["bed", "clean_bed"]

@@ -33,7 +33,7 @@ def test_slots_fails_if_events_do_not_hold(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Event, "synchronize", lambda self: None)
     found = gpu_checks.check("slots", dry=True)
     assert not found["ok"]
-    assert found["copies late"] > 0
+    assert found["memory used again"] > 0
 
 
 def test_fsdp_fails_in_the_layout_that_fully_shard_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
