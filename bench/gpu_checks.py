@@ -46,7 +46,7 @@ from train.step import Plan
 ROOT = Path(__file__).resolve().parents[1]
 DATA_WAIT = 0.02  # the largest share of a step's time
 LOST_POINTS = 2.0  # top-1, of mixed precision against fp32
-LATE = 20_000_000  # cycles, about 10 ms
+LATE, VERY_LATE = 20_000_000, 400_000_000  # cycles, about 10 and 200 ms
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,15 @@ class Numbered:
 class LateTransfer(Transfer):
     """The copying stream is behind; the events of a copy can be left out, which must show."""
 
-    def __init__(self, device: torch.device, waits: bool = True, synchronises: bool = True) -> None:
+    def __init__(self, device: torch.device, cycles: int = 0, waits: bool = True, synchronises: bool = True) -> None:
         super().__init__(device)
-        self._waits, self._synchronises = waits, synchronises
+        self._cycles, self._waits, self._synchronises = cycles or LATE, waits, synchronises
 
     def start(self, batch: Batch) -> Copy:
         # all in pinned memory: a copy from other memory would wait for the stream, here
         pinned = replace(batch, labels=batch.labels.pin_memory(), weights=batch.weights.pin_memory())
         with torch.cuda.stream(self._stream):
-            torch.cuda._sleep(LATE)  # noqa: SLF001 - torch's own tests delay a stream with it
+            torch.cuda._sleep(self._cycles)  # noqa: SLF001 - torch's own tests delay a stream with it
         copy = super().start(pinned)
         assert copy.done
         return Copy(copy.batch, Loose(copy.done, self._waits, self._synchronises))
@@ -97,24 +97,29 @@ class Loose:
 
 
 def misplaced(transfer: Transfer, batches: int, products: int = 0, at_once: bool = True) -> int:
-    """How many images are not with their label: after so many matrix products, or when all copies are done."""
+    """How many images or labels are not those of their place: after so many matrix products, or after all copies."""
     device, size = transfer.device, 256
     source = Numbered(np.arange(batches * size, dtype=np.int64) % 251)
     config = Config(data="", image_size=32, augment="none", flip=0, batch_size=size, prefetch=2, epochs=1)
     loader = Loader(config, source, choose_decoder("pil"), size, 1, transfer)
     slow = torch.randn(4096, 4096, device=device) if products else None
     wrong, kept = torch.zeros((), dtype=torch.int64, device=device), []
+    expected = torch.from_numpy(source.labels).to(device).split(size)
+
+    def compare(batch: Batch, labels: torch.Tensor) -> torch.Tensor:
+        return ((batch.images[:, 0, 0, 0] != labels) | (batch.labels != labels)).sum()
+
     requests = (Request(np.arange(start, start + size), size) for start in range(0, batches * size, size))
-    for batch in loader.batches(requests, 0):
+    for batch, labels in zip(loader.batches(requests, 0), expected, strict=True):
         for _ in range(products):
             slow = slow @ slow / slow.norm()
         if at_once:
-            wrong += (batch.images[:, 0, 0, 0] != batch.labels).sum()  # queued behind the products
+            wrong += compare(batch, labels)  # queued behind the products
         else:
             kept.append(batch)
     loader.close()
     torch.cuda.synchronize()
-    return int(wrong) + sum(int((batch.images[:, 0, 0, 0] != batch.labels).sum()) for batch in kept)
+    return int(wrong) + sum(int(compare(*pair)) for pair in zip(kept, expected, strict=False))
 
 
 def slots(scale: Scale) -> Figures:
@@ -126,9 +131,9 @@ def slots(scale: Scale) -> Figures:
     found = {
         "computing late": misplaced(Transfer(device), 50, scale.pick(10, 0)),
         "copies late": misplaced(LateTransfer(device), 50),
-        "without wait": misplaced(LateTransfer(device, waits=False), 20),
+        "without wait": misplaced(LateTransfer(device, VERY_LATE, waits=False), 8),
         "memory used again": misplaced(LateTransfer(device, waits=False), 50, at_once=False),
-        "without synchronize": misplaced(LateTransfer(device, waits=False, synchronises=False), 20, at_once=False),
+        "without synchronize": misplaced(LateTransfer(device, VERY_LATE, False, False), 8, at_once=False),
     }
     right = found["computing late"] == found["copies late"] == found["memory used again"] == 0
     return {"ok": right and found["without wait"] > 0 and found["without synchronize"] > 0, **found}

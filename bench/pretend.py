@@ -98,6 +98,10 @@ class _OnTheCpu(TorchFunctionMode):
         return func(*(_here(value) for value in args), **{name: _here(value) for name, value in kwargs.items()})
 
 
+def _needs_no_stream(tensor: Tensor, stream: object) -> None:
+    """Memory here is not used again before its last reader is done."""
+
+
 def _here(value: Any) -> Any:
     return torch.device("cpu") if isinstance(value, torch.device) and value.type == "cuda" else value
 
@@ -127,7 +131,7 @@ def gpu(count: int = 1, capability: tuple[int, int] = (8, 0), lag: float = 0.0) 
         "get_device_name": lambda device=None: NAME,
         "get_device_properties": lambda device=None: properties,
         "max_memory_allocated": lambda device=None: 1,
-        "synchronize": lambda device=None: [stream.record_event().synchronize() for stream in streams],
+        "synchronize": lambda device=None: [stream.record_event().wait() for stream in streams],
         "Stream": lambda device=None: streams.append(Stream(lag)) or streams[-1],
         "Event": Event,
         "stream": current,
@@ -137,7 +141,7 @@ def gpu(count: int = 1, capability: tuple[int, int] = (8, 0), lag: float = 0.0) 
     with ExitStack() as stack:
         for name, stand_in in cuda.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, stand_in))
-        stack.enter_context(mock.patch.object(Tensor, "record_stream"))
+        stack.enter_context(mock.patch.object(Tensor, "record_stream", _needs_no_stream))
         for name, stand_in in KERNELS.items():
             stack.enter_context(mock.patch.object(torch, name, stand_in))
         for place, stand_in in _patches().items():

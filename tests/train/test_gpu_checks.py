@@ -31,6 +31,7 @@ def test_a_check_passes(name: str) -> None:
 def test_slots_fails_if_events_do_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the loader did not wait for the copies: the check is able to fail."""
     monkeypatch.setattr(Event, "synchronize", lambda self: None)
+    monkeypatch.setattr(gpu_checks, "LATE", gpu_checks.VERY_LATE)
     found = gpu_checks.check("slots", dry=True)
     assert not found["ok"]
     assert found["memory used again"] > 0
