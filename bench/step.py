@@ -80,7 +80,7 @@ def our_loop(run: Run, stop: StopSignal) -> Callable[[int], None]:
             meter.add(run.step.accumulate(next(batches), plan))
             run.step.update(plan)
             if (step + 1) % run.config.log_every == 0:
-                meter.read(0.0)
+                meter.close_interval(0.0)
 
     return go
 

@@ -6,6 +6,7 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
+import train  # noqa: F401 - or pytest takes tests/train for it, and the modules of an installed one
 from tests.bed import cluster
 from tests.bed.fixtures import bed, clean_bed
 from tests.bed.settings import Settings

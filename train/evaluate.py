@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from train.data.batch import Request
+from train.data.batch import Batch, Request
 from train.data.loader import Loader
 from train.data.source import Pixels
 from train.errors import Stopped
@@ -30,9 +31,9 @@ def evaluate(
 ) -> tuple[Tensor, Pixels]:
     """`counts` of every image of the loader's source, over all ranks: no padding; sums, not averages.
 
-    Also returns some images that this rank misclassified, (n, side, side, 3). `stopped` is asked before every batch,
-    equally often on every rank. `report` gets the batches done, their number, and the scores since its last call and in
-    all, every `--log-every` batches.
+    Also returns the first images that were misclassified, (n, side, side, 3), on the first rank of each machine.
+    `stopped` is asked before every batch, equally often on every rank. `report` gets the batches done, their number,
+    and the scores since its last call and in all, every `--log-every` batches.
 
     Raises:
         Stopped: `stopped` returned True.
@@ -48,7 +49,11 @@ def evaluate(
     requests = (Request(piece, count) if len(piece) else Request(filler, count, filler=1) for piece in pieces)
     batches = loader.batches(requests, epoch=0)
     meter = Meter(world)
-    mistaken = np.empty((0, config.image_size, config.image_size, 3), np.uint8)
+    mistaken = Mistaken()
+
+    def show(done: int, now: Tensor, _waited: float) -> None:
+        report(done, total, Scores.of(now), Scores.of(meter.epoch))
+
     model.eval()
     for done in range(1, total + 1):
         if stopped():
@@ -57,11 +62,38 @@ def evaluate(
         with torch.inference_mode():
             output = objective.forward_loss(model, batch)
         meter.add(output.counts)
-        if output.logits is not None and len(mistaken) < SHOWN:
-            wrong = (output.logits.argmax(1) != batch.labels) & (batch.weights > 0)
-            mistaken = np.concatenate([mistaken, batch.images[wrong].cpu().numpy()])[:SHOWN]
+        if output.logits is not None and world.local_rank == 0:
+            mistaken.add(batch, output.logits)
         if done % config.log_every == 0 and done < total:
-            now, _ = meter.read(0.0)
-            report(done, total, Scores.of(now), Scores.of(meter.epoch))
-    meter.read(0.0)
-    return meter.epoch, mistaken
+            meter.close_interval(0.0, partial(show, done))
+    meter.close_interval(0.0)
+    meter.flush()
+    return meter.epoch, mistaken.images(config.image_size)
+
+
+class Mistaken:
+    """The first SHOWN misclassified images. They are chosen on the device, so that no batch waits for it."""
+
+    def __init__(self) -> None:
+        self._images: list[Tensor] = []  # at most one tensor, at most SHOWN images
+        self._wrong: list[Tensor] = []  # which of them are misclassified
+
+    def add(self, batch: Batch, logits: Tensor) -> None:
+        """Keeps images of this batch as long as there are too few."""
+        wrong = (logits.argmax(1) != batch.labels) & (batch.weights > 0)
+        first = _first(wrong)
+        images, wrong = torch.cat([*self._images, batch.images[first]]), torch.cat([*self._wrong, wrong[first]])
+        first = _first(wrong)
+        self._images, self._wrong = [images[first]], [wrong[first]]
+
+    def images(self, side: int) -> Pixels:
+        """(n, side, side, 3)."""
+        if not self._images:
+            return np.empty((0, side, side, 3), np.uint8)
+        found: Pixels = self._images[0].cpu().numpy()[self._wrong[0].cpu().numpy()]
+        return found
+
+
+def _first(wrong: Tensor) -> Tensor:
+    """The places of the first SHOWN that are true, then of others. No boolean index, whose size only the CPU knows."""
+    return wrong.to(torch.uint8).argsort(descending=True, stable=True)[:SHOWN]

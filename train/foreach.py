@@ -21,6 +21,22 @@ def add_(tensors: list[Tensor], others: list[Tensor], factor: float = 1.0) -> No
     torch._foreach_add_(tensors, others, alpha=factor)
 
 
+def copy_(tensors: list[Tensor], others: list[Tensor]) -> None:
+    """Copies each other tensor into the tensor, in the tensor's type."""
+    alike: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for pair in zip(tensors, others, strict=True):  # in lists of mixed types torch starts one kernel per tensor
+        for kept, tensor in zip(alike.setdefault((pair[0].dtype, pair[1].dtype), ([], [])), pair, strict=True):
+            kept.append(tensor)
+    for targets, sources in alike.values():
+        torch._foreach_copy_(targets, sources)
+
+
+def zero_(tensors: list[Tensor]) -> None:
+    """Sets every value to 0, inf and nan too."""
+    if tensors:
+        torch._foreach_zero_(tensors)
+
+
 def sums(tensors: list[Tensor], others: list[Tensor], factor: float) -> list[Tensor]:
     """Each tensor plus `factor` times the other."""
     return list(torch._foreach_add(tensors, others, alpha=factor))

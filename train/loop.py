@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from train.errors import Stopped, TrainError
 from train.evaluate import SHOWN, evaluate
 from train.every import Every
 from train.hardware import device_name, peak_memory
-from train.metrics import Meter, Scores, check_finite
+from train.metrics import NO_SCORES, Meter, Scores, check_finite
 from train.models import parameter_count
 from train.parallel.methods import device_count, method
 from train.parallel.world import StopSignal, World
@@ -54,7 +54,7 @@ def train(config: Config, world: World, stop: StopSignal) -> None:
         return
     watch.begin(_facts(run), purge_step=run.global_step + 1 if run.resumed else None)
     started, worked = time.perf_counter(), time.process_time()
-    scores = Scores(0.0, 0.0, 0.0, 0)
+    scores = NO_SCORES
     try:
         supersede(run, watch, saver)
         while run.progress.validated < config.epochs:
@@ -187,11 +187,12 @@ def _train_epoch(run: Run, watch: Silent, stop: StopSignal, saver: AnySaver | No
         trace.step()
         watch.stepped(progress.epoch + 1, config.epochs, run.global_step, run.total_steps)
         if progress.step % config.log_every == 0 or progress.step == run.epoch_steps:
-            sums, wait = meter.read(clock.waited)
-            _check_finite(run, sums, f"step {progress.step}")
-            images_per_s, seconds = clock.restart()
-            wait /= seconds * world.size
-            watch.progress(_interval(run, Scores.of(sums), Scores.of(meter.epoch), rate, images_per_s, wait))
+            if progress.step == run.epoch_steps:
+                meter.wait()  # the validation would, too; so the interval's rate has all of its work
+            waited, (images_per_s, seconds) = clock.waited, clock.restart()
+            now = _interval(run, rate, images_per_s)
+            meter.close_interval(waited, partial(_report, run, watch, meter, now, seconds))
+    meter.flush()
     trace.close()
     progress.sums, progress.interval = meter.epoch, meter.interval
     progress.epoch, progress.step = progress.epoch + 1, 0
@@ -236,7 +237,8 @@ def requests(run: Run) -> Iterator[Request]:
             yield Request(np.concatenate([piece, permutation[:filler]]), total, filler, start == starts[-1])
 
 
-def _interval(run: Run, now: Scores, so_far: Scores, rate: float, images_per_s: float, wait: float) -> Interval:
+def _interval(run: Run, rate: float, images_per_s: float) -> Interval:
+    """What is known of an interval when it ends; `_report` adds what the device has computed."""
     ideal = run.ideal_seconds[run.config.side(run.progress.epoch)]
     return Interval(
         epoch=run.progress.epoch + 1,
@@ -245,15 +247,24 @@ def _interval(run: Run, now: Scores, so_far: Scores, rate: float, images_per_s: 
         steps=run.total_steps,
         epoch_step=run.progress.step,
         epoch_steps=run.epoch_steps,
-        interval=now,
-        so_far=so_far,
+        interval=NO_SCORES,
+        so_far=NO_SCORES,
         lr=rate,
         images_per_s=images_per_s,
-        data_wait=min(wait, 1.0),
+        data_wait=0.0,
         mfu=ideal and min(images_per_s * ideal / device_count(run.config, run.world), 1.0),
         loss_scale=run.step.scale.value,
         skipped=run.progress.skipped,
     )
+
+
+def _report(
+    run: Run, watch: Silent, meter: Meter, then: Interval, seconds: float, sums: torch.Tensor, waited: float
+) -> None:
+    """`sums` and `waited`: of the interval `then`, of `seconds`, over all ranks."""
+    _check_finite(run, sums, f"step {then.epoch_step}")
+    scores, wait = (Scores.of(sums), Scores.of(meter.epoch)), min(waited / (seconds * run.world.size), 1.0)
+    watch.progress(replace(then, interval=scores[0], so_far=scores[1], data_wait=wait))
 
 
 def _finish_epoch(run: Run, watch: Silent, stop: StopSignal, saver: AnySaver | None) -> Scores | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -66,6 +67,9 @@ class Scores:
         return Scores(loss / count, 100 * right / count, 100 * right5 / count, int(images))
 
 
+NO_SCORES = Scores(0.0, 0.0, 0.0, 0)
+
+
 def check_finite(scores: Scores, where: str) -> None:
     """Raises TrainError if the loss is inf or nan."""
     if not math.isfinite(scores.loss):
@@ -75,33 +79,91 @@ def check_finite(scores: Scores, where: str) -> None:
         )
 
 
-@dataclass
-class Meter:
-    """Sums of an interval and of the epoch so far; stays on the device until it is read."""
+Report = Callable[[Tensor, float], None]
 
-    world: World
-    epoch: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
-    interval: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))  # reduced at a checkpoint
-    _mine: Tensor | None = None
+
+def read_late(device: torch.device) -> bool:
+    """Whether figures are read an interval after they were queued: on a GPU, where reading them waits for it."""
+    return device.type == "cuda"
+
+
+class Reading:
+    """A tensor on its way to the CPU. Only `value` waits until it has arrived."""
+
+    def __init__(self, values: Tensor, late: bool) -> None:
+        self._values, self._arrived = values, None
+        if late:
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stub
+            self._arrived.record()
+
+    def value(self) -> Tensor:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._values
+
+
+class Meter:
+    """Sums of an interval and of the epoch so far, over all ranks.
+
+    `close_interval`, `flush` and `reduce` add up the ranks' numbers: every rank calls them at the same steps.
+    """
+
+    def __init__(self, world: World, epoch: Tensor | None = None, interval: Tensor | None = None) -> None:
+        """`epoch`, `interval`: the (4,) sums with which a resumed run goes on."""
+        self._world, self._late = world, read_late(world.device)
+        self.epoch = _nothing() if epoch is None else epoch
+        self.interval = _nothing() if interval is None else interval  # as of the last `reduce`
+        self._mine: Tensor | None = None
+        self._pending: tuple[Reading, float, Report] | None = None
 
     def add(self, sums: Tensor) -> None:
-        """One step's sums of this rank."""
+        """One step's `counts` of this rank, on the device."""
         self._mine = sums if self._mine is None else self._mine + sums
 
-    def reduce(self, waited: float = 0.0) -> float:
-        """Adds what this rank has added since the last call to `interval`, and that of all other ranks.
+    def close_interval(self, waited: float, report: Report = lambda *_: None) -> None:
+        """Ends an interval; `report` gets its sums and `waited` seconds, both over all ranks.
 
-        A checkpoint inside an interval calls it too, so that a resumed run adds the same numbers in the same order.
-        Returns `waited` seconds over all ranks. Every rank calls it.
+        On a CPU it is called at once; on a GPU when the next interval ends, or by `flush`.
         """
-        mine = torch.zeros(4, dtype=torch.float64) if self._mine is None else self._mine.cpu()
-        both = self.world.sum(torch.cat([mine, torch.tensor([waited], dtype=torch.float64)]))
-        self._mine, self.interval = None, self.interval + both[:4]
+        self.flush()
+        self._pending = self._take(), waited, report
+        if not self._late:
+            self.flush()
+
+    def flush(self) -> None:
+        """Reports the interval that was ended last, if that has not been done."""
+        if self._pending is None:
+            return
+        (reading, waited, report), self._pending = self._pending, None
+        waited = self._add_up(reading, waited)
+        sums, self.interval = self.interval, _nothing()
+        self.epoch = self.epoch + sums
+        report(sums, waited)
+
+    def reduce(self) -> None:
+        """Adds what was added since the last interval or call to `interval`, for a checkpoint inside an interval.
+
+        A run resumed from it then adds the same numbers in the same order.
+        """
+        self.flush()
+        self._add_up(self._take(), 0.0)
+
+    def wait(self) -> None:
+        """Returns when the device has computed all that was added."""
+        if self._mine is not None:
+            self._mine = self._mine.cpu()
+
+    def _take(self) -> Reading:
+        mine, self._mine = self._mine, None
+        return Reading(_nothing() if mine is None else mine, self._late)
+
+    def _add_up(self, reading: Reading, waited: float) -> float:
+        both = self._world.sum(torch.cat([reading.value(), torch.tensor([waited], dtype=torch.float64)]))
+        self.interval = self.interval + both[:4]
         return float(both[4])
 
-    def read(self, waited: float) -> tuple[Tensor, float]:
-        """The interval's sums and `waited` seconds, both over all ranks; starts a new interval. Every rank calls it."""
-        waited = self.reduce(waited)
-        sums, self.interval = self.interval, torch.zeros(4, dtype=torch.float64)
-        self.epoch = self.epoch + sums
-        return sums, waited
+
+def _nothing() -> Tensor:
+    return torch.zeros(4, dtype=torch.float64)

@@ -36,21 +36,19 @@ class LARS(torch.optim.Optimizer):
         if not parameters:
             return
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        wide = torch.promote_types(parameters[0].dtype, torch.float32)
-        rates = torch.full((len(parameters),), group["lr"], dtype=wide, device=parameters[0].device)
+        rate = group["lr"]
         if matrices:
             decay, weights, slopes = group["weight_decay"], foreach.norms(parameters), foreach.norms(gradients)
             local = group["eta"] * weights / (slopes + decay * weights)
-            usable = (weights > 0) & (slopes > 0)  # stays on the device, so no synchronisation per layer
-            rates = torch.where(usable, rates * local, rates)
-            gradients = foreach.sums(gradients, parameters, decay)
-        steps = foreach.scaled(gradients, rates)
+            # stays on the device: one kernel per matrix is queued, which costs less than to wait for the norms
+            rates = torch.where((weights > 0) & (slopes > 0), rate * local, rate)
+            gradients, rate = foreach.scaled(foreach.sums(gradients, parameters, decay), rates), 1.0
         for parameter in parameters:
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         velocities = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
         foreach.multiply_(velocities, group["momentum"])
-        foreach.add_(velocities, steps)
+        foreach.add_(velocities, gradients, rate)
         foreach.add_(parameters, velocities, -1.0)
 
 
@@ -60,9 +58,8 @@ def make_optimizer(config: Config, parameters: list[nn.Parameter]) -> torch.opti
     others = [p for p in parameters if not (p.ndim > 1 or config.decay == "all")]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
-    # one kernel per update instead of several; on a CPU it is no faster
-    fused = all(p.device.type == "cuda" and p.dtype == torch.float32 for p in parameters)
-    fused = fused and config.parallel != "fsdp"  # torch has no fused SGD for divided weights
+    # torch has no fused SGD for divided weights
+    fused = config.parallel != "fsdp" and all(p.dtype == torch.float32 and has_fused_kernel(p) for p in parameters)
     make: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "sgd": lambda: torch.optim.SGD(
             groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused
@@ -73,6 +70,11 @@ def make_optimizer(config: Config, parameters: list[nn.Parameter]) -> torch.opti
         ),
     }
     return make[config.optimizer]()
+
+
+def has_fused_kernel(parameter: nn.Parameter) -> bool:
+    """Whether an update is one kernel instead of several, and faster; torch's for CPUs is not."""
+    return parameter.device.type == "cuda"
 
 
 def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

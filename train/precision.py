@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from train.config import Config
-from train.foreach import all_finite, multiply_
+from train.foreach import add_, all_finite, copy_, multiply_, zero_
 from train.syncbn import BATCH_NORMS
 
 
@@ -48,7 +48,8 @@ class Precision:
     autocast: torch.dtype | None
     masters: bool  # fp32 copies of the weights, which the optimiser updates
     scaled: bool  # a dynamic loss scale
-    layout: torch.memory_format
+    layout: torch.memory_format  # of images
+    weights_layout: torch.memory_format  # the same, except where weights are divided
 
     def context(self, device: torch.device) -> AbstractContextManager[Any]:
         """Autocast, or TensorCores for 16-bit weights on a CPU, or a null context."""
@@ -58,7 +59,7 @@ class Precision:
 
     def cast(self, model: nn.Module, device: torch.device) -> nn.Module:
         """Moves the model to the device, in this precision's types and memory layout; O2 keeps batch norm in fp32."""
-        model = model.to(device, self.weights, memory_format=self.layout)  # type: ignore[call-overload]
+        model = model.to(device, self.weights, memory_format=self.weights_layout)  # type: ignore[call-overload]
         if self.masters:
             for module in model.modules():
                 if isinstance(module, BATCH_NORMS):
@@ -88,13 +89,16 @@ def choose_precision(config: Config, device: torch.device) -> Precision:
         # before Ampere bf16 is emulated and slower than fp32, so check the capability, not is_bf16_supported()
         name = "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp16"
     nhwc = config.memory_format == "channels_last" or (config.memory_format == "auto" and device.type == "cuda")
+    layout = torch.channels_last if nhwc else torch.contiguous_format
     return Precision(
         name,
         torch.float16 if name in ("O2", "O3") else getattr(torch, config.dtype),
         {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name),
         masters=name == "O2",
         scaled=name in ("fp16", "O2"),
-        layout=torch.channels_last if nhwc else torch.contiguous_format,
+        layout=layout,
+        # fully_shard refuses others; cuDNN brings a gathered weight into the layout of the images
+        weights_layout=torch.contiguous_format if config.parallel == "fsdp" else layout,
     )
 
 
@@ -139,19 +143,46 @@ class LossScale:
 
 
 class Masters:
-    """fp32 copies of 16-bit weights: the optimiser updates the copies, the model gets them rounded."""
+    """fp32 copies of 16-bit weights: the optimiser updates the copies, the model gets them rounded.
+
+    Micro-batches' gradients are added in fp32, too: `set_aside` after each but the last, `add_back` before the last,
+    whose gradients are then reduced over the ranks with them.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.parameters = [nn.Parameter(p.detach().float().clone()) for p in self._model]
+        self._aside: list[Tensor] = []
+
+    def _gradients(self) -> list[tuple[int, Tensor]]:
+        return [(place, p.grad) for place, p in enumerate(self._model) if p.grad is not None]
+
+    @torch.no_grad()
+    def set_aside(self) -> None:
+        """Moves the model's gradients to the sums."""
+        self._aside = self._aside or [torch.zeros_like(parameter) for parameter in self.parameters]
+        gradients = self._gradients()
+        add_([self._aside[place] for place, _ in gradients], [gradient.float() for _, gradient in gradients])
+        zero_([gradient for _, gradient in gradients])
+
+    @torch.no_grad()
+    def add_back(self) -> None:
+        """Moves the sums, rounded, to the model's gradients."""
+        if self._aside:
+            gradients = self._gradients()
+            copy_([gradient for _, gradient in gradients], [self._aside[place] for place, _ in gradients])
+            zero_(self._aside)
 
     def take_gradients(self) -> None:
         """Copies the model's gradients, in fp32, to the masters."""
-        for ours, theirs in zip(self.parameters, self._model, strict=True):
-            ours.grad = None if theirs.grad is None else theirs.grad.float()
+        gradients = self._gradients()
+        for place, _ in gradients:
+            if self.parameters[place].grad is None:
+                self.parameters[place].grad = torch.empty_like(self.parameters[place])
+        own = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        copy_(own, [gradient for _, gradient in gradients])
 
     @torch.no_grad()
     def publish(self) -> None:
         """Copies the masters, rounded, to the model's weights."""
-        for theirs, ours in zip(self._model, self.parameters, strict=True):
-            theirs.copy_(ours)
+        copy_(list(self._model), list(self.parameters))

@@ -19,6 +19,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from train.config import Config
 from train.data.batch import Batch
 from train.errors import TrainError
+from train.foreach import copy_
 from train.metrics import counts
 from train.optim import load_state, make_optimizer, set_rate
 from train.parallel.world import World
@@ -162,10 +163,14 @@ class Step:
     def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
         """Adds a micro-batch's gradients; returns its `counts` on the device."""
         local = isinstance(self.wrapped, DistributedDataParallel) and not batch.last
+        if self.masters and batch.last:
+            self.masters.add_back()
         with self.wrapped.no_sync() if local else nullcontext():  # type: ignore[operator]  # DDP, so it has one
             config = self.config
             output = self.objective.forward_loss(self.wrapped, batch, plan.mix, config.loss, config.label_smoothing)
             (output.loss * self.scale.value).backward()  # type: ignore[no-untyped-call]  # torch's stub
+        if self.masters and not batch.last:
+            self.masters.set_aside()
         return output.counts
 
     def update(self, plan: Plan) -> bool:
@@ -182,7 +187,7 @@ class Step:
             if self.masters:
                 self.masters.publish()
             if self.ema and plan.update % self.config.ema_every == 0:
-                self.ema.update(self.model, plan.update)
+                self.ema.update(plan.update)
         self.wrapped.zero_grad(set_to_none=not isinstance(self.wrapped, DistributedDataParallel))
         return applied
 
@@ -222,31 +227,34 @@ class EMA:
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self._decay = decay
         trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self._weights = dict(zip(trained, weights, strict=True))
         # 16-bit weights of the model are rounded copies of their averages; all others are the averages
         self._own: dict[str, Tensor] = self.model.state_dict()
         self.averages = {
             name: value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
             for name, value in self._own.items()
         }
+        # listed once: the weights and statistics are changed in place for the whole run
+        now = model.state_dict() | dict(zip(trained, weights, strict=True))
+        floats = [name for name, value in self.averages.items() if value.is_floating_point()]
+        integers = [name for name in self.averages if name not in floats]
+        self._floats = [self.averages[name] for name in floats], [now[name].detach() for name in floats]
+        self._integers = [self.averages[name] for name in integers], [now[name] for name in integers]
+        rounded = [name for name, value in self._own.items() if value is not self.averages[name]]
+        self._rounded = [self._own[name] for name in rounded], [self.averages[name] for name in rounded]
 
     @torch.no_grad()
-    def update(self, model: nn.Module, updates: int) -> None:
+    def update(self, updates: int) -> None:
         """Averages in the weights after update number `updates` (counted from 0)."""
         decay = min(self._decay, (1 + updates) / (10 + updates))
-        now = model.state_dict() | self._weights
-        floats = [name for name, value in self.averages.items() if value.is_floating_point()]
         average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]  # torch's own
-        kinds = [self.averages[name].dtype for name in floats]
-        fresh = [now[name].detach().to(kind) for name, kind in zip(floats, kinds, strict=True)]
-        average([self.averages[name] for name in floats], fresh, updates)
-        self.load({name: now[name] for name in self.averages.keys() - set(floats)})
+        averages, now = self._floats
+        average(averages, [new.to(old.dtype) for old, new in zip(averages, now, strict=True)], updates)
+        copy_(*self._integers)
+        copy_(*self._rounded)
 
     @torch.no_grad()
     def load(self, averages: Mapping[str, Tensor]) -> None:
         """Sets some or all averages, and the model's weights to all averages."""
         for name, value in averages.items():
             self.averages[name].copy_(value)
-        for name, value in self._own.items():
-            if value is not self.averages[name]:
-                value.copy_(self.averages[name])
+        copy_(*self._rounded)

@@ -1,7 +1,8 @@
 """Batch normalisation over the batches of all ranks, on any device and backend, for batches of different sizes.
 
 torch's own SyncBatchNorm works on GPUs only. One all-reduce forward and one backward, of float64 sums: with float32
-sums a mean of 100 costs three digits of the variance. Elementwise operations use the input's type, at least float32.
+sums a mean of 100 costs three digits of the variance. Elementwise operations use the input's type, at least float32. On
+a GPU each pass over the input is one kernel of torch's own layer.
 """
 
 from __future__ import annotations
@@ -26,42 +27,95 @@ class _Normalise(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        axes, channels = [0, *range(2, x.ndim)], x.shape[1]
+        x, channels = x.contiguous(memory_format=_layout(x)), x.shape[1]
         count = torch.full((1,), x.numel() // channels, dtype=torch.float64, device=x.device)
-        # the square of the norm, because vector_norm sums in float64 without a float64 copy of the input
-        squares = torch.linalg.vector_norm(x, dim=axes, dtype=torch.float64).square()
-        sums = _all_sum(torch.cat([x.sum(axes, dtype=torch.float64), squares, count]))
+        sums = _all_sum(torch.cat([*(_fused_sums if has_kernels(x) else _sums)(x, eps), count]))
         count = sums[-1]
         mean = sums[:channels] / count
         variance = (sums[channels : 2 * channels] / count - mean.square()).clamp_min(0)
         scale = (variance + eps).rsqrt()
+        ctx.save_for_backward(x, weight, mean, scale, count)
+        ctx.mark_non_differentiable(mean, variance, count)
+        if has_kernels(x):
+            out = torch.batch_norm_elemt(x, weight, bias, mean.to(_wide_type(x)), scale.to(_wide_type(x)), eps)
+            return out, mean, variance, count
         out = (x - _wide(mean, x)).mul_(_wide(scale if weight is None else scale * weight, x))
         if bias is not None:
             out.add_(_wide(bias, x))
-        ctx.save_for_backward(x, weight, mean, scale, count)
-        ctx.mark_non_differentiable(mean, variance, count)
         return out.to(x.dtype), mean, variance, count
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
         x, weight, mean, scale, count = ctx.saved_tensors
-        g = gradients[0].to(torch.promote_types(gradients[0].dtype, torch.float32))
-        axes = [0, *range(2, x.ndim)]
-        normal = (x - _wide(mean, x)).mul_(_wide(scale, x))
+        gradient = _fused_gradient if has_kernels(x) else _gradient
+        dx, local = gradient(gradients[0], x, weight, mean, scale, count)
         # the gradients of bias and weight, of this rank: DDP averages them
-        local = torch.stack([g.sum(axes, dtype=torch.float64), (g * normal).sum(axes, dtype=torch.float64)])
-        factor = torch.ones_like(scale) if weight is None else weight.double()
-        sums = _all_sum(local * factor) / count
-        # g*weight - Sg/N - xhat*Sgx/N
-        dx = normal.mul_(_wide(-sums[1], x)).addcmul_(g, _wide(factor, x)).sub_(_wide(sums[0], x)).mul_(_wide(scale, x))
         dbias, dweight = (None, None) if weight is None else local.to(weight.dtype).unbind()
-        return dx.to(x.dtype), dweight, dbias, None
+        return dx, dweight, dbias, None
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether torch has the passes over `x` as single kernels. They take no empty batch."""
+    return x.is_cuda and x.numel() > 0
+
+
+def _sums(x: Tensor, _eps: float) -> tuple[Tensor, Tensor]:
+    """(C,) float64 each: of this rank's values, and of their squares."""
+    axes = [0, *range(2, x.ndim)]
+    # the square of the norm, because vector_norm sums in float64 without a float64 copy of the input
+    return x.sum(axes, dtype=torch.float64), torch.linalg.vector_norm(x, dim=axes, dtype=torch.float64).square()
+
+
+def _fused_sums(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The same from mean and variance, which the kernel computes by Welford's method, so in float32."""
+    mean, scale = (value.double() for value in torch.batch_norm_stats(x, eps))
+    values = x.numel() // x.shape[1]
+    return mean * values, (scale.square().reciprocal() - eps + mean.square()) * values
+
+
+def _gradient(
+    g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, count: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradient of `x`, and (2, C) float64 those of bias and weight, of this rank's values."""
+    g = g.to(torch.promote_types(g.dtype, torch.float32))
+    axes = [0, *range(2, x.ndim)]
+    normal = (x - _wide(mean, x)).mul_(_wide(scale, x))
+    local = torch.stack([g.sum(axes, dtype=torch.float64), (g * normal).sum(axes, dtype=torch.float64)])
+    factor = torch.ones_like(scale) if weight is None else weight.double()
+    sums = _all_sum(local * factor) / count
+    # g*weight - Sg/N - xhat*Sgx/N
+    dx = normal.mul_(_wide(-sums[1], x)).addcmul_(g, _wide(factor, x)).sub_(_wide(sums[0], x)).mul_(_wide(scale, x))
+    return dx.to(x.dtype), local
+
+
+def _fused_gradient(
+    g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, count: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same. The kernels' second sum is of g*(x - mu), and they multiply by the weight at the end."""
+    g, wide = g.contiguous(memory_format=_layout(x)), _wide_type(x)
+    mean, narrow_scale = mean.to(wide), scale.to(wide)
+    weight = None if weight is None else weight.to(wide)
+    of_g, of_products, _, _ = torch.batch_norm_backward_reduce(g, x, mean, narrow_scale, weight, True, False, False)
+    local = torch.stack([of_g.double(), of_products.double()])
+    sums = _all_sum(local.clone()).to(wide)
+    dx = torch.batch_norm_backward_elemt(g, x, mean, narrow_scale, weight, sums[0], sums[1], count.int().view(1))
+    return dx, torch.stack([local[0], local[1] * scale])
+
+
+def _layout(x: Tensor) -> torch.memory_format:
+    """That of `x`, as the kernels need it."""
+    nhwc = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if nhwc else torch.contiguous_format
+
+
+def _wide_type(x: Tensor) -> torch.dtype:
+    """The type in which values of `x` are computed."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _wide(values: Tensor, like: Tensor) -> Tensor:
-    """(C,) as (1, C, 1, ...), in the type in which values of `like` are computed."""
-    kind = torch.promote_types(like.dtype, torch.float32)
-    return values.view(1, -1, *[1] * (like.ndim - 2)).to(kind)
+    """(C,) as (1, C, 1, ...), in that type."""
+    return values.view(1, -1, *[1] * (like.ndim - 2)).to(_wide_type(like))
 
 
 def _all_sum(values: Tensor) -> Tensor:

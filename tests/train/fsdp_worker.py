@@ -27,8 +27,8 @@ from train.step import Plan, Step
 
 def new(config: Config, world: World, seed: int = 0) -> Step:
     torch.manual_seed(seed)
-    model = make_model("smallcnn", 10).to(getattr(torch, config.dtype))
-    return make_step(config, world, choose_precision(config, world.device), model)
+    precision = choose_precision(config, world.device)
+    return make_step(config, world, precision, precision.cast(make_model("smallcnn", 10), world.device))
 
 
 def work(step: Step, world: World, updates: int) -> None:

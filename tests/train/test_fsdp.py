@@ -19,7 +19,8 @@ from train.precision import choose_precision
 WORKER = (str(ROOT / "tests" / "train" / "fsdp_worker.py"),)
 # ten updates of two micro-batches each; the last one and the validation are divided unevenly
 OPTIONS = "--arch smallcnn --image-size 16 --epochs 1 --lr 2 --clip-norm 1 --dtype float64 --accumulate 2 --workers 1"
-COMMON = (*OPTIONS.split(), "--batch-size", "4", "--log-every", "1", "--print-digest", "--device", "cpu")
+LAYOUT = ("--memory-format", "channels_last")  # what a GPU has by default; fully_shard refuses such weights
+COMMON = (*OPTIONS.split(), *LAYOUT, "--batch-size", "4", "--log-every", "1", "--print-digest", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")

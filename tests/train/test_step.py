@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from train.models import SmallCNN, configured_model, make_model, parameter_count
 from train.optim import LARS, make_optimizer
 from train.parallel.methods import make_step
 from train.parallel.world import World
-from train.precision import LossScale, choose_precision
+from train.precision import LossScale, Masters, choose_precision
 from train.step import EMA, Mix, Plan, apply_mix, draw_mix, losses
 from train.syncbn import SyncBatchNorm, convert
 
@@ -207,6 +208,79 @@ def test_precision_levels_match_the_table() -> None:
         assert types[nn.Conv2d] == types[nn.Linear] == half
 
 
+def test_fp16_weights_gather_micro_batches_in_fp32() -> None:
+    """A hundred small gradients after a large one: fp16 would lose each of them, as it has 11 bits."""
+    weight = nn.Linear(1, 1, bias=False).half()
+    masters = Masters(weight)
+    for micro_batch in range(100):
+        last = micro_batch == 99
+        if last:
+            masters.add_back()
+        value = 2048.0 if micro_batch == 0 else 0.5
+        gradient = torch.full((1, 1), value, dtype=torch.float16)
+        weight.weight.grad = gradient if weight.weight.grad is None else weight.weight.grad + gradient
+        if not last:
+            masters.set_aside()
+            assert weight.weight.grad == 0
+    masters.take_gradients()
+    assert masters.parameters[0].grad is not None
+    assert float(masters.parameters[0].grad) == pytest.approx(2048 + 99 * 0.5, abs=2.0)  # fp16 would stay at 2048
+
+
+def test_an_overflow_in_an_early_micro_batch_is_not_lost() -> None:
+    weight = nn.Linear(1, 1, bias=False).half()
+    masters = Masters(weight)
+    weight.weight.grad = torch.full((1, 1), float("inf"), dtype=torch.float16)
+    masters.set_aside()
+    assert weight.weight.grad == 0
+    masters.add_back()
+    masters.take_gradients()
+    assert not LossScale(enabled=True).unscale([parameter.grad for parameter in masters.parameters])
+    weight.weight.grad.zero_()
+    masters.add_back()  # of the next step, which has nothing aside
+    assert weight.weight.grad == 0
+
+
+def test_accumulated_steps_of_fp16_weights_equal_one_step() -> None:
+    images = torch.randint(256, (8, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    found = []
+    for pieces in (1, 4):
+        config = Config(data="", image_size=8, amp="O2", weight_decay=0.0)
+        precision = choose_precision(config, CPU)
+        torch.manual_seed(0)
+        model = precision.cast(SmallCNN(10), CPU)
+        step = make_step(config, World(0, 1, 0, 1, CPU, "none"), precision, model)
+        step.scale.value = 2.0**8
+        before = [parameter.detach().clone() for parameter in step.parameters]
+        for update in range(2):
+            for piece in range(pieces):
+                part = slice(piece * 8 // pieces, (piece + 1) * 8 // pieces)
+                labels = torch.arange(8)[part]
+                batch = Batch(images[part], labels, torch.ones(len(labels)), 8, last=piece == pieces - 1)
+                step.accumulate(batch, Plan(0.1, update))
+            assert step.update(Plan(0.1, update))
+        found.append([new.detach() - old for new, old in zip(step.parameters, before, strict=True)])
+    for one, four in zip(*found, strict=True):
+        assert float((one - four).abs().max()) < 0.05 * float(one.abs().max())
+
+
+def test_a_short_batch_leaves_the_full_ones_their_static_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        sizes = [size for value in inputs if isinstance(value, torch.Tensor) for size in value.shape]
+        graphs.append(all(isinstance(size, int) for size in sizes) and all(isinstance(v, torch.Tensor) for v in inputs))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    config = Config(data="", image_size=8, compile=True)
+    step = make_step(config, World(0, 1, 0, 1, CPU, "none"), choose_precision(config, CPU), SmallCNN(10))
+    for size in (8, 8, 5, 8, 5):
+        images = torch.ones(size, 8, 8, 3).byte()
+        step.accumulate(Batch(images, torch.arange(size), torch.ones(size), size, last=True), Plan(0.1, 0))
+    assert graphs == [True, True], "a graph of a size of its own each, and no further one"
+
+
 def parameter(values: object, gradient: object) -> nn.Parameter:
     made = nn.Parameter(torch.tensor(values))
     made.grad = torch.tensor(gradient)
@@ -259,7 +333,7 @@ def test_the_average_follows_its_formula() -> None:
     ema, expected = EMA(model, 0.5, list(model.parameters())), 0.0
     for update in range(20):
         nn.init.constant_(model.weight, update + 1.0)
-        ema.update(model, update)
+        ema.update(update)
         decay = min(0.5, (1 + update) / (10 + update))
         expected = decay * expected + (1 - decay) * (update + 1)
         assert float(ema.model.state_dict()["weight"]) == pytest.approx(expected, rel=1e-5)
@@ -282,7 +356,7 @@ def test_the_average_moves_by_less_than_16_bits_resolve(amp: str) -> None:
         torch.nn.init.constant_(step.parameters[index], weight)
         decay = min(0.999, (1 + update) / (10 + update))
         expected = decay * expected + (1 - decay) * weight
-        step.ema.update(step.model, update)
+        step.ema.update(update)
     assert float(step.ema.averages[name][0]) - 1 == pytest.approx(expected - 1, rel=1e-2)
     assert float(step.ema.model.state_dict()[name][0]) == pytest.approx(expected, abs=1e-3)
 
@@ -305,7 +379,7 @@ def test_the_average_includes_batch_norm_statistics() -> None:
     model = nn.BatchNorm1d(2)
     ema = EMA(model, 0.0, list(model.parameters()))
     model(torch.randn(8, 2) + 5)
-    ema.update(model, 100)
+    ema.update(100)
     assert torch.equal(ema.model.state_dict()["running_mean"], model.state_dict()["running_mean"])
     assert ema.model.num_batches_tracked == 1
 

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from tests.train.runs import digit_tree, finish, start
 from train.__main__ import main
+from train.data.batch import Batch
+from train.evaluate import SHOWN, Mistaken
 
 COUNTS = (1, 5, 10, 101)
 CASES = ((1, "exact"), (2, "exact"), (3, "exact"), (2, "scatter"), (3, "scatter"))
@@ -62,3 +65,22 @@ def test_validation_in_intervals_with_a_batch_size_of_its_own(tmp_path: Path) ->
     assert [line["val"]["images"] for line in lines if line["kind"] == "epoch"] == [10, 10, 10]
     state = torch.load(tmp_path / "out" / "checkpoints" / "previous.pt", weights_only=True)
     assert state["progress"]["validated"] == 4
+
+
+def test_the_first_mistakes_are_kept_whatever_the_batches() -> None:
+    """Images 0 to 99 in batches of 7; every third is wrong. An image of weight 0 is none."""
+    mistaken, side = Mistaken(), 8
+    numbers = torch.arange(105)
+    for part in numbers.split(7):
+        images = part.to(torch.uint8).view(-1, 1, 1, 1).expand(-1, side, side, 3).contiguous()
+        wrong, weights = part % 3 == 0, (part < 100).float()
+        logits = functional.one_hot(torch.where(wrong, 1, 0), 2).float()
+        mistaken.add(Batch(images, torch.zeros(len(part), dtype=torch.int64), weights, 105, last=True), logits)
+        images.zero_()  # the loader's memory is used again
+    assert mistaken.images(side)[:, 0, 0, 0].tolist() == list(range(0, 96, 3))[:SHOWN]
+    few = Mistaken()
+    assert few.images(side).shape == (0, side, side, 3)
+    logits = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    images, weights = torch.arange(3).byte().view(3, 1, 1, 1).expand(3, side, side, 3), torch.tensor([1.0, 1.0, 0.0])
+    few.add(Batch(images, torch.zeros(3, dtype=torch.int64), weights, 3, last=True), logits)
+    assert few.images(side)[:, 0, 0, 0].tolist() == [1]

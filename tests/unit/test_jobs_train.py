@@ -27,8 +27,8 @@ RECIPES = {  # job: epochs, published top-1
     "imagenet_rn50_88": (88, "78.4 %"),
     "imagenet_rn50_recipe": (600, "80.858 %"),
     "imagenet_rn18_16": (16, "66.9 %"),
-    "imagenet_1node": (2, "49.09 %"),
-    "imagenet_2node": (6, "60.01 %"),
+    "e1_1node": (2, "49.09 %"),
+    "e1_2node": (2, "46.78 %"),
 }
 
 

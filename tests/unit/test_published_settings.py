@@ -9,20 +9,65 @@ import pytest
 import yaml
 
 from bench.syncbn import BATCHES, CHANNELS
+from launcher.job.models import Job
 from launcher.job.scalars import argv_of
+from tests.unit.published import DIFFERENT, MAIN_JOB, OURS, PUBLISHED
 from tests.unit.test_jobs_train import JOBS, REPOSITORY
 from train.config import Config, parse
-from train.data.sampler import steps_per_epoch
+from train.data.sampler import steps_per_epoch, validation_share
 from train.dual_batch.options import device_place, plan_of
 from train.schedule import make_schedule, momentum_at, peak_rate
 
 IMAGENET, CIFAR = 1_281_167, 50_000
 
 
-def runs(job: str) -> Iterator[Config]:
-    """The options of each run of the job's sweep."""
-    found = [JOBS[name] for index in range(20) if (name := f"{job}-{index}") in JOBS]
-    yield from (parse(list(argv_of(each.run.args))) for each in found)
+def jobs(name: str) -> list[Job]:
+    """The job of each run of the sweep."""
+    return [JOBS[found] for index in range(20) if (found := f"{name}-{index}") in JOBS]
+
+
+def runs(name: str) -> Iterator[Config]:
+    """The options of each of them."""
+    yield from (parse(list(argv_of(job.run.args))) for job in jobs(name))
+
+
+def settings(job: Job) -> dict[str, object]:
+    """All options of the trainer, and the keys of the job that an experiment publishes."""
+    options = parse(list(argv_of(job.run.args))).to_dict()
+    processes = job.processes if isinstance(job.processes, int) else job.gpus
+    image = job.image.base if job.image else None
+    return options | {"nodes": len(job.nodes), "gpus": job.gpus, "processes": processes, "image": image}
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((REPOSITORY / "jobs").glob("e[0-9]_*.yaml"))])
+def test_every_experiment_has_its_published_settings(name: str) -> None:
+    if not name.endswith("_bed") and name != "e3_grid":
+        assert name in PUBLISHED
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_job_is_the_published_one_but_for_declared_differences(name: str) -> None:
+    published, different = PUBLISHED[name], DIFFERENT.get(name, {})
+    assert len(jobs(name)) == len(published)
+    for job, row in zip(jobs(name), published, strict=True):
+        expected = row | {field: ours for field, (ours, _) in different.items()}
+        found = settings(job)
+        assert {field: found[field] for field in row} == expected
+        assert not {field for field in different if row[field] == expected[field]}, "declared, but not different"
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_a_job_sets_is_published_or_declared_as_ours(name: str) -> None:
+    for job, row in zip(jobs(name), PUBLISHED[name], strict=True):
+        assert isinstance(job.run.args, dict)
+        given = {name.removeprefix("no_") for name in job.run.args} - {"data"}
+        assert given <= row.keys() | OURS.get(name, {}).keys()
+
+
+@pytest.mark.parametrize("nodes", ["1node", "2node"])
+def test_the_main_job_differs_from_experiment_1_as_declared(nodes: str) -> None:
+    ours, theirs = next(runs(f"imagenet_{nodes}")).to_dict(), list(runs(f"e1_{nodes}"))[-1].to_dict()
+    assert {name: (ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]} == MAIN_JOB
 
 
 @pytest.mark.parametrize(
@@ -40,14 +85,14 @@ def test_experiment_0(job: str, processes: int, batches: tuple[int, ...]) -> Non
         assert not config.zero_init_residual
 
 
-@pytest.mark.parametrize(("job", "nodes", "epochs", "steps"), [("1node", 1, 2, 5005), ("2node", 2, 6, 2503)])
-def test_experiment_1(job: str, nodes: int, epochs: int, steps: int) -> None:
-    (config,) = runs(f"imagenet_{job}")
-    assert (config.amp, config.momentum, config.schedule, config.batch_size) == ("O2", 0.9, "onecycle", 256)
-    assert (config.epochs, config.published_tags) == (epochs, True)
-    assert peak_rate(config, 256 * nodes) == 1.0
-    assert steps_per_epoch(IMAGENET, 256 * nodes, config.last_batch == "keep") == steps
-    assert [momentum_at(config, step, 100) for step in (0, 29, 99)] == pytest.approx([0.95, 0.85, 0.95], abs=1e-12)
+@pytest.mark.parametrize(("nodes", "steps", "validation"), [(1, 5005, 782), (2, 2503, 391)])
+def test_experiment_1(nodes: int, steps: int, validation: int) -> None:
+    for config in (*runs(f"e1_{nodes}node"), *runs(f"imagenet_{nodes}node")):
+        assert peak_rate(config, 256 * nodes) == 1.0
+        assert steps_per_epoch(IMAGENET, 256 * nodes, config.last_batch == "keep") == steps
+        momenta = [momentum_at(config, step, 100) for step in (0, 29, 99)]
+        assert momenta == pytest.approx([0.95, 0.85, 0.95], abs=1e-12)
+    assert -(-len(validation_share(CIFAR, 0, nodes)) // 64) == validation  # ImageNet's has as many images
 
 
 @pytest.mark.parametrize(("job", "workers"), [("e2_dual_batch", 5), ("e2_dual_batch_6", 6)])
@@ -76,7 +121,7 @@ def test_experiment_3() -> None:
     """Two processes, 10 epochs, both layers with and without accumulation; the table's inputs are (B, C)."""
     configs = list(runs("e3_syncbn"))
     assert {(config.syncbn, config.accumulate) for config in configs} == set(product(("custom", "library"), (1, 2)))
-    assert {config.batch_size * config.accumulate for config in configs} == {64}
+    assert {peak_rate(config, 2 * config.batch_size * config.accumulate) for config in configs} == {0.05}
     assert {(config.metrics, config.epochs) for config in configs} == {("exact", 10), ("scatter", 10)}
     grid = yaml.safe_load((REPOSITORY / "jobs" / "e3_grid.yaml").read_text())
     assert (JOBS["e3_syncbn-0"].gpus, grid["gpus"], grid["run"]["args"]) == (2, 2, {"side": 0})
@@ -88,16 +133,15 @@ def test_the_default_rate_is_that_of_goyal_et_al() -> None:
 
 
 def test_experiment_4() -> None:
-    """The rate of each published batch size, cosine; without batch norm linear and without clipping."""
-    for job in ("e4_model", "e4_dp", "e4_pipeline"):
+    """The rate of each published batch size; a warm-up only where one is published."""
+    for job in ("e4_model", "e4_dp", "e4_pipeline", "e4_nobn"):
         for config in runs(job):
-            assert (config.batch_size, peak_rate(config, 512), config.schedule) == (512, 0.4, "cosine")
+            rate = make_schedule(config, config.batch_size, 1000)
+            assert rate(0) == max(rate(step) for step in range(1000))
+    (first, *_) = runs("e4_batches")
+    assert make_schedule(first, 128, 1000)(0) < 0.01
     rates = {config.batch_size: peak_rate(config, config.batch_size) for config in runs("e4_batches")}
     assert (rates[512], rates[2048]) == (0.2, 0.8)
-    bare = [(c.batch_size, peak_rate(c, c.batch_size), c.schedule, c.clip_norm) for c in runs("e4_nobn")]
-    assert bare == [(512, 0.2, "linear", 0), (2048, 0.8, "linear", 0)]
-    for job in ("e4_model", "e4_dp", "e4_pipeline", "e4_batches", "e4_nobn"):
-        assert {(config.weight_decay, config.decay) for config in runs(job)} == {(1e-4, "all")}
 
 
 def test_torchvisions_recipe() -> None:

@@ -74,9 +74,9 @@ def _fit(options: argparse.Namespace) -> dict[str, object]:
 
     if min(options.batches) < 2 or options.repeats < 1:
         raise TrainError("--batches: 2 or more samples each, since batch norm rejects one; --repeats: at least 1")
-    if options.device == "cuda" and not torch.cuda.is_available():
+    found = torch.cuda.device_count() if options.device != "cpu" else 0
+    if options.device == "cuda" and not found:
         raise TrainError("--device cuda: torch sees no GPU")
-    cuda = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
-    device = torch.device("cuda" if cuda else "cpu")
+    device = torch.device("cuda" if found else "cpu")
     timings = measure(options.arch, options.classes, options.image_size, options.batches, options.repeats, device)
     return asdict(fit(timings)) | {"timings": [asdict(timing) for timing in timings]}

@@ -45,7 +45,10 @@ def make_step(config: Config, world: World, precision: Precision, model: nn.Modu
         from train.parallel.fsdp import ShardedStep
 
         return ShardedStep(config, world, precision, model)
-    callee = cast(nn.Module, torch.compile(model)) if config.compile else model
+    callee = model
+    if config.compile:
+        # one graph per batch size: after the smaller last batch of an epoch, torch's default would be one for any size
+        callee = cast(nn.Module, torch.compile(model, dynamic=False))
     if kind == "dp":
         wrapped = dp.wrap(InContext(callee, precision, world.device), world, config)
     else:

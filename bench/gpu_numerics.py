@@ -1,0 +1,149 @@
+"""Checks of bench/gpu.py: what a GPU computes equals what it should, by references in torch and by formulas."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bench.gpu_scale import Figures, Scale, group, relative
+from train.config import Config
+from train.data.batch import Batch
+from train.models import make_model
+from train.parallel.ddp import distributed
+from train.parallel.fsdp import ShardedStep
+from train.parallel.methods import make_step
+from train.parallel.world import World
+from train.precision import choose_precision
+from train.step import Plan, Step
+from train.syncbn import SyncBatchNorm
+
+LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # largest error of synchronised batch norm
+SIDE = 16
+
+
+def syncbn(scale: Scale) -> Figures:
+    """Our synchronised batch norm, its all-reduces over NCCL, equals torch's batch norm in both layouts."""
+    device = group(scale).device
+    errors = {}
+    for kind, offset in ((torch.float32, 0), (torch.float32, 100), (torch.bfloat16, 0), (torch.float16, 0)):
+        for layout in (torch.contiguous_format, torch.channels_last):
+            torch.manual_seed(0)
+            x, incoming = (torch.randn(64, 32, 14, 14, device=device) for _ in range(2))
+            x, incoming = (value.to(kind).contiguous(memory_format=layout) for value in (x + offset, incoming))
+            ours, oracle = SyncBatchNorm(32).to(device), nn.BatchNorm2d(32).to(device).double()
+            mine, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
+            out, expected = ours(mine), oracle(theirs)
+            out.backward(incoming)
+            expected.backward(incoming.double())
+            pairs = [(out, expected), (mine.grad, theirs.grad), (ours.weight.grad, oracle.weight.grad)]
+            worst = max(relative(a, b) for a, b in [*pairs, (ours.running_var, oracle.running_var)])
+            errors[kind] = max(worst, errors.get(kind, 0.0))
+            assert out.is_contiguous(memory_format=layout), "the layout changed"
+    empty = SyncBatchNorm(32).to(device)(torch.empty(0, 32, 14, 14, device=device, requires_grad=True))
+    empty.sum().backward()
+    dist.destroy_process_group()
+    ok = all(error < LIMITS[kind] for kind, error in errors.items())
+    return {"ok": ok, **{f"{str(kind).removeprefix('torch.')} error": f"{errors[kind]:.1e}" for kind in errors}}
+
+
+def ddp(scale: Scale) -> Figures:
+    """DDP's gradients, in fp64 and compressed to bf16, equal the bare model's."""
+    world = group(scale)
+    torch.manual_seed(0)
+    bare = make_model("smallcnn", 10).to(world.device, torch.float64)
+    x = torch.randn(16, 3, SIDE, SIDE, device=world.device, dtype=torch.float64)
+    bare(x).square().sum().backward()
+    errors = {}
+    for kind in ("none", "bf16"):
+        model = copy.deepcopy(bare)
+        model.zero_grad(set_to_none=True)
+        wrapped = distributed(model, world, Config(data="", gradient_compression=kind))
+        wrapped(x).square().sum().backward()
+        pairs = zip(model.parameters(), bare.parameters(), strict=True)
+        errors[kind] = max(relative(ours.grad, theirs.grad) for ours, theirs in pairs)
+    dist.destroy_process_group()
+    ok = errors["none"] < 1e-10 < errors["bf16"] < 1e-2  # in between: the gradients have been through bf16
+    return {"ok": ok, "fp64 error": f"{errors['none']:.1e}", "bf16 error": f"{errors['bf16']:.1e}"}
+
+
+def new_step(config: Config, world: World, arch: str = "smallcnn") -> Step:
+    """As `setup.prepare` makes it, in the layout and precision that the options select on this device."""
+    torch.manual_seed(0)
+    precision = choose_precision(config, world.device)
+    home = torch.device("cpu") if config.parallel == "fsdp" else world.device
+    model = precision.cast(make_model(arch, 10), home)
+    if config.parallel == "fsdp":
+        return ShardedStep(config, world, precision, model)
+    return make_step(config, world, precision, model)
+
+
+def batch(world: World, seed: int, count: int = 16, last: bool = True, total: int = 16) -> Batch:
+    draw = torch.Generator().manual_seed(seed)
+    images = torch.randint(256, (count, SIDE, SIDE, 3), dtype=torch.uint8, generator=draw).to(world.device)
+    labels, weights = torch.arange(count, device=world.device) % 10, torch.ones(count, device=world.device)
+    return Batch(images, labels, weights, total, last)
+
+
+def fsdp(scale: Scale) -> Figures:
+    """A model with convolutions, in the layout that a GPU has by default, trains with FSDP2 as without."""
+    options = {"data": "", "image_size": SIDE, "amp": "none", "tf32": False, "device": "cuda"}
+    world = group(scale, Config(**options))
+    plain = new_step(Config(**options, parallel="single"), world, "cifar_resnet20")
+    divided = new_step(Config(**options, parallel="fsdp"), world, "cifar_resnet20")
+    for update in range(5):
+        for step in (plain, divided):
+            for last in (False, True):
+                step.accumulate(batch(world, 2 * update + last, last=last, total=32), Plan(0.05, update))
+            step.update(Plan(0.05, update))
+    pairs = zip(divided.model.parameters(), plain.model.parameters(), strict=True)
+    error = max(relative(ours.full_tensor(), theirs) for ours, theirs in pairs)  # type: ignore[attr-defined]  # a DTensor
+    layout = str(divided.precision.layout).removeprefix("torch.")
+    dist.destroy_process_group()
+    return {"ok": error < 1e-3 and layout == "channels_last", "error": f"{error:.1e}", "layout": layout}
+
+
+def fp16(scale: Scale) -> Figures:
+    """A step that overflows is skipped, leaves the weights and halves the loss scale; the next one goes on."""
+    config = Config(data="", image_size=SIDE, amp="fp16", device="cuda")
+    world = scale.world(config)
+    step, losses = new_step(config, world), []
+
+    def advance(overflow: bool = False) -> bool:
+        images = batch(world, 0)
+        if overflow:
+            images.weights[0] = float("inf")
+        losses.append(float(step.accumulate(images, Plan(0.02, 0))[0]))
+        return step.update(Plan(0.02, 0))
+
+    applied = [advance() for _ in range(20)]  # the first ones may overflow, too, until the scale fits
+    before, kept = step.scale.value, [parameter.detach().clone() for parameter in step.parameters]
+    skipped = not advance(overflow=True)
+    halved = step.scale.value == before / 2
+    still = all(torch.equal(a, b) for a, b in zip(kept, step.parameters, strict=True))
+    ok = all(applied[-5:]) and skipped and halved and still and advance() and losses[-1] < losses[0]
+    return {"ok": ok, "scale": step.scale.value, "loss": f"{losses[0]:.1f} to {losses[-1]:.1f}"}
+
+
+def ema(scale: Scale) -> Figures:
+    """The averages follow their formula: of fp32 weights, and of the fp32 masters of fp16 weights."""
+    errors = {}
+    for amp in ("none", "O2"):
+        config = Config(data="", image_size=SIDE, amp=amp, ema_decay=0.9, tf32=False, device="cuda")
+        world = scale.world(config)
+        step = new_step(config, world, "cifar_resnet20")
+        assert step.ema
+        names = [name for name, parameter in step.model.named_parameters() if parameter.requires_grad]
+        expected = [parameter.detach().double() for parameter in step.parameters]
+        for update in range(10):
+            step.accumulate(batch(world, update), Plan(0.05, update))
+            step.update(Plan(0.05, update))
+            decay = min(0.9, (1 + update) / (10 + update))
+            now = [parameter.detach().double() for parameter in step.parameters]
+            expected = [decay * old + (1 - decay) * new for old, new in zip(expected, now, strict=True)]
+        pairs = zip(names, expected, strict=True)
+        errors[amp] = max(relative(step.ema.averages[name], value) for name, value in pairs)
+        assert int(step.ema.averages["1.num_batches_tracked"]) == 10
+    return {"ok": max(errors.values()) < 1e-5, **{f"{amp} error": f"{error:.1e}" for amp, error in errors.items()}}

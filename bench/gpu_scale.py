@@ -1,0 +1,45 @@
+"""What the checks of bench/gpu.py share: the sizes on a GPU and on a CPU that pretends to be one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
+
+from train.config import Config, parse
+from train.parallel.world import World, start
+
+Figures = dict[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The real numbers of steps and images on a GPU; dry: the same with a small model on tiny images."""
+
+    dry: bool
+
+    def world(self, config: Config | None = None) -> World:
+        return start(config or Config(data="", device="cuda"))
+
+    def options(self, text: str) -> Config:
+        """ResNet-50 at its usual size, or a small model, at the same batch."""
+        model = self.pick("--arch resnet50 --image-size 224", "--arch smallcnn --image-size 8 --val-resize 8")
+        return parse(f"--batch-size 256 --device cuda {model} {text}".split())
+
+    def pick(self, real: T, dry: T) -> T:
+        return dry if self.dry else real
+
+
+def group(scale: Scale, config: Config | None = None) -> World:
+    """A process group of this process alone, over NCCL."""
+    world = scale.world(config)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
+    return world
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    """The largest difference, as a share of the largest value."""
+    return float((a.detach().double() - b.detach().double()).abs().max() / b.detach().double().abs().max())

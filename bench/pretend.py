@@ -1,0 +1,250 @@
+"""A CPU that pretends to be a GPU: a stand-in for every CUDA-only call of the trainer.
+
+    with pretend.gpu():
+        world = start(Config(data="", device="cuda"))    # cuda:0
+
+Tensors stay on the CPU; a device `cuda` becomes `cpu` where torch allocates. So the trainer decides as on a GPU
+(layout, mixed precision, streams, pinned memory, fused kernels, figures that are read late), and all of it runs here.
+Copies on a stream happen in order on a thread, `lag` seconds late each.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
+
+GARBAGE = 255  # in memory that a copy has not reached
+NAME = "NVIDIA A100-SXM4-80GB"
+
+
+class Event:
+    """As torch.cuda.Event. What computes is the caller's thread, so a stream that waits is the caller that waits."""
+
+    def __init__(self) -> None:
+        self._happened = threading.Event()
+        self._happened.set()
+
+    def record(self, stream: Stream | None = None) -> None:
+        if stream is not None:
+            self._happened.clear()
+            stream.put(self._happened.set)
+
+    def wait(self, stream: object = None) -> None:
+        self._happened.wait()
+
+    def synchronize(self) -> None:
+        self._happened.wait()
+
+
+class Stream:
+    """As torch.cuda.Stream: what is queued happens in order, later."""
+
+    def __init__(self, lag: float) -> None:
+        self._lag = lag
+        self._work: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def put(self, work: Callable[[], object]) -> None:
+        self._work.put(work)
+
+    def copy(self, source: Tensor) -> Tensor:
+        """A tensor that has the source's content later: whatever it is by then."""
+        target = torch.full_like(source, GARBAGE)
+
+        def late() -> None:
+            time.sleep(self._lag)
+            target.copy_(source)
+
+        self.put(late)
+        return target
+
+    def record_event(self) -> Event:
+        event = Event()
+        event.record(self)
+        return event
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
+
+
+class _OnTheCpu(TorchFunctionMode):
+    """Calls that name a CUDA device or pinned memory, on the CPU."""
+
+    def __init__(self) -> None:
+        self.stream: Stream | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is Tensor.pin_memory:
+            return args[0]
+        if func is Tensor.to and self.stream and kwargs.get("non_blocking"):
+            return self.stream.copy(args[0])
+        if "pin_memory" in kwargs:
+            kwargs["pin_memory"] = False
+        return func(*(_here(value) for value in args), **{name: _here(value) for name, value in kwargs.items()})
+
+
+def _needs_no_stream(tensor: Tensor, stream: object) -> None:
+    """Memory here is not used again before its last reader is done."""
+
+
+def _here(value: Any) -> Any:
+    return torch.device("cpu") if isinstance(value, torch.device) and value.type == "cuda" else value
+
+
+@contextmanager
+def gpu(count: int = 1, capability: tuple[int, int] = (8, 0), lag: float = 0.0) -> Iterator[None]:
+    """In this block torch has `count` GPUs of that compute capability."""
+    mode, streams = _OnTheCpu(), list[Stream]()
+
+    @contextmanager
+    def current(stream: Stream) -> Iterator[None]:
+        mode.stream, before = stream, mode.stream
+        try:
+            yield
+        finally:
+            mode.stream = before
+
+    def sleep(cycles: int) -> None:
+        if mode.stream:
+            mode.stream.put(partial(time.sleep, cycles / 2e9))
+
+    properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xFF, pci_device_id=0x1F)
+    cuda = {
+        "device_count": lambda: count,
+        "set_device": lambda device: None,
+        "get_device_capability": lambda device=None: capability,
+        "get_device_name": lambda device=None: NAME,
+        "get_device_properties": lambda device=None: properties,
+        "max_memory_allocated": lambda device=None: 1,
+        "synchronize": lambda device=None: [stream.record_event().wait() for stream in streams],
+        "Stream": lambda device=None: streams.append(Stream(lag)) or streams[-1],
+        "Event": Event,
+        "stream": current,
+        "current_stream": lambda device=None: None,
+        "_sleep": sleep,
+    }
+    with ExitStack() as stack:
+        for name, stand_in in cuda.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, stand_in))
+        stack.enter_context(mock.patch.object(Tensor, "record_stream", _needs_no_stream))
+        for name, stand_in in KERNELS.items():
+            stack.enter_context(mock.patch.object(torch, name, stand_in))
+        for place, stand_in in _patches().items():
+            stack.enter_context(mock.patch(place, stand_in))
+        settings = {"matmul": torch.backends.cuda.matmul.allow_tf32, "cudnn": torch.backends.cudnn.allow_tf32}
+        benchmark = torch.backends.cudnn.benchmark
+        stack.enter_context(mode)
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = settings["matmul"]
+            torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = settings["cudnn"], benchmark
+
+
+def _patches() -> dict[str, Any]:
+    class Autocast(torch.autocast):
+        def __init__(self, device_type: str, *arguments: Any, **named: Any) -> None:
+            super().__init__("cpu", *arguments, **named)
+
+    class OnCpu(DistributedDataParallel):
+        @wraps(DistributedDataParallel.__init__)
+        def __init__(self, module: nn.Module, device_ids: Any = None, **named: Any) -> None:
+            assert len(device_ids) == 1, "one GPU a process"
+            super().__init__(module, **named)
+
+    join, mesh, compiled = dist.init_process_group, dist.device_mesh.init_device_mesh, torch.compile
+    return {
+        "torch.autocast": Autocast,
+        "torch.compile": partial(compiled, backend="eager"),  # the CPU's backend needs a C++ compiler and half a minute
+        "torch.distributed.init_process_group": lambda backend, **named: join("gloo", **named),
+        "train.parallel.ddp.DistributedDataParallel": OnCpu,
+        "train.parallel.fsdp.init_device_mesh": lambda device, shape: mesh("cpu", shape),
+        "train.optim.has_fused_kernel": lambda parameter: True,  # torch has them for CPUs, too
+        "train.syncbn.has_kernels": lambda x: x.numel() > 0,
+    }
+
+
+# the kernels of torch's SyncBatchNorm, which it has on GPUs only, by their definition in torch.nn.modules._functions
+
+
+def _axes(x: Tensor) -> list[int]:
+    return [0, *range(2, x.ndim)]
+
+
+def _over_channels(values: Tensor, x: Tensor) -> Tensor:
+    return values.view(1, -1, *[1] * (x.ndim - 2))
+
+
+def _checked(x: Tensor) -> Tensor:
+    """As wide as the kernels compute. They take both layouts, and no empty tensor."""
+    nhwc = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    assert x.numel()
+    assert nhwc or x.is_contiguous()
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and 1/sqrt(variance + eps) per channel."""
+    variance, mean = torch.var_mean(_checked(x), _axes(x), correction=0)
+    return mean, (variance + eps).rsqrt()
+
+
+def _elemt(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, scale: Tensor, eps: float) -> Tensor:
+    wide = _checked(x)
+    assert mean.dtype == scale.dtype == wide.dtype
+    out = (wide - _over_channels(mean, x)) * _over_channels(scale, x)
+    out = out if weight is None else out * _over_channels(weight, x)
+    return (out if bias is None else out + _over_channels(bias, x)).to(x.dtype)
+
+
+def _backward_reduce(
+    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, for_x: bool, for_w: bool, for_b: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Sums of g and of g*(x - mean)."""
+    assert g.dtype == x.dtype
+    assert g.stride() == x.stride()
+    wide = _checked(g)
+    products = wide * (_checked(x) - _over_channels(mean, x))
+    return wide.sum(_axes(x)), products.sum(_axes(x)), None, None
+
+
+def _backward_elemt(
+    g: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    scale: Tensor,
+    weight: Tensor | None,
+    of_g: Tensor,
+    of_products: Tensor,
+    count: Tensor,
+) -> Tensor:
+    assert count.dtype == torch.int32
+    assert count.ndim == 1
+    total, wide = count.sum(), _checked(x)
+    dx = _checked(g) - _over_channels(of_g / total, x)
+    dx = dx - (wide - _over_channels(mean, x)) * _over_channels(scale.square() * of_products / total, x)
+    dx = dx * _over_channels(scale if weight is None else scale * weight, x)
+    return dx.to(x.dtype)
+
+
+KERNELS = {
+    "batch_norm_stats": _stats,
+    "batch_norm_elemt": _elemt,
+    "batch_norm_backward_reduce": _backward_reduce,
+    "batch_norm_backward_elemt": _backward_elemt,
+}

@@ -1,0 +1,277 @@
+"""Whatever the trainer does on a GPU only, on a CPU that pretends to be one (bench/pretend.py)."""
+
+import ast
+import json
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bench import pretend
+from tests.train.runs import ROOT, digit_tree, run
+from tests.train.test_combinations import problem
+from train import syncbn
+from train.config import Config, parse
+from train.dual_batch import cli
+from train.errors import TrainError
+from train.hardware import device_name, near_cores, peak_memory
+from train.loop import train
+from train.metrics import Meter, read_late
+from train.models import SmallCNN
+from train.optim import has_fused_kernel, make_optimizer
+from train.parallel import dp
+from train.parallel.world import StopSignal, World, choose_device, start
+from train.precision import choose_precision
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+ALONE = World(0, 1, 0, 1, GPU, "none")
+
+# function that does something else on a GPU -> the test that takes the GPU's side of it
+BRANCHES = {
+    "train.combinations._problems": "test_options_of_a_gpu",
+    "train.data.batch.take": "test_a_run_equals_that_on_a_cpu",
+    "train.data.batch.__init__": "test_a_run_equals_that_on_a_cpu",
+    "train.data.batch.start": "test_a_run_equals_that_on_a_cpu",
+    "train.data.loader.__init__": "test_a_run_equals_that_on_a_cpu",
+    "train.dual_batch.cli._fit": "test_costs_are_measured_on_a_gpu",
+    "train.dual_batch.fit.step": "test_costs_are_measured_on_a_gpu",
+    "train.hardware.device_name": "test_the_machine",
+    "train.hardware.near_cores": "test_the_machine",
+    "train.hardware.peak_memory": "test_the_machine",
+    "train.metrics.__init__": "test_figures_that_are_read_late_are_the_same",
+    "train.metrics.read_late": "test_figures_that_are_read_late_are_the_same",
+    "train.optim.has_fused_kernel": "test_the_optimiser_is_fused",
+    "train.parallel.ddp.distributed": "test_two_processes",
+    "train.parallel.dp.devices": "test_data_parallel",
+    "train.parallel.dp.wrap": "test_data_parallel",
+    "train.parallel.world.choose_device": "test_the_device",
+    "train.parallel.world.start": "test_two_processes",
+    "train.precision.choose_precision": "test_precision_and_layout",
+    "train.precision.context": "test_a_run_equals_that_on_a_cpu",
+    "train.setup.prepare": "test_a_run_equals_that_on_a_cpu",
+    "train.syncbn.has_kernels": "test_synchronised_batch_norm_by_kernels",
+}
+# option with a value `auto` -> the test in which a machine with a GPU chooses
+AUTO = {
+    "decoder": "",  # chosen by what is installed, on any device
+    "resume": "",  # by what is in the folder
+    "parallel": "test_two_processes",
+    "amp": "test_precision_and_layout",
+    "memory_format": "test_precision_and_layout",
+    "device": "test_the_device",
+}
+
+
+def branches() -> Iterator[str]:
+    """Functions that ask whether a device is a GPU, or call torch.cuda."""
+    for path in (ROOT / "train").rglob("*.py"):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef) and _asks(function):
+                yield f"{module}.{function.name}"
+
+
+def _asks(function: ast.FunctionDef) -> bool:
+    inner = [node for node in ast.walk(function) if isinstance(node, ast.FunctionDef) and node is not function]
+    own = [node for node in ast.walk(function) if not any(node in ast.walk(other) for other in inner)]
+    for node in own:
+        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute) and node.left.attr == "type":
+            return True
+        if isinstance(node, ast.Attribute) and node.attr == "is_cuda":
+            return True
+        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch.cuda.") and node.attr != "Stream":
+            return True
+        if isinstance(node, ast.keyword) and node.arg == "pin_memory":
+            return True
+        if isinstance(node, ast.Compare) and ast.unparse(node) in ("device == 'cpu'", "device == 'cuda'"):
+            return True
+    return False
+
+
+def test_every_branch_on_the_device_has_a_test() -> None:
+    assert set(branches()) == set(BRANCHES)
+    assert set(BRANCHES.values()) <= {name for name in globals() if name.startswith("test_")}
+
+
+def test_every_option_that_chooses_by_itself_has_a_test() -> None:
+    found = {item.name for item in fields(Config) if "auto" in (item.default, *item.metadata.get("choices", ()))}
+    assert found == set(AUTO)
+    assert {name for name in AUTO.values() if name} <= {name for name in globals() if name.startswith("test_")}
+
+
+def test_the_device() -> None:
+    config = Config(data="")
+    with pretend.gpu(2):
+        assert [choose_device(config, rank, 2) for rank in range(2)] == [GPU, torch.device("cuda", 1)]
+        assert choose_device(replace(config, device="cpu"), 0, 2) == CPU
+        assert torch.backends.cuda.matmul.allow_tf32
+        assert torch.backends.cudnn.benchmark
+        choose_device(replace(config, tf32=False), 0, 1)
+        assert not torch.backends.cudnn.allow_tf32
+        with pytest.raises(TrainError, match="3 processes here but 2 GPUs"):
+            choose_device(config, 0, 3)
+    with pretend.gpu(0), pytest.raises(TrainError, match="torch sees no GPU"):
+        choose_device(replace(config, device="cuda"), 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("capability", "name", "scaled"), [((7, 5), "fp16", True), ((8, 0), "bf16", False), ((9, 0), "bf16", False)]
+)
+def test_precision_and_layout(capability: tuple[int, int], name: str, scaled: bool) -> None:
+    with pretend.gpu(capability=capability):
+        found = choose_precision(Config(data=""), GPU)
+        assert (found.name, found.scaled, found.weights) == (name, scaled, torch.float32)
+        assert found.layout == found.weights_layout == torch.channels_last
+        divided = choose_precision(Config(data="", parallel="fsdp"), GPU)
+        assert (divided.layout, divided.weights_layout) == (torch.channels_last, torch.contiguous_format)
+        assert choose_precision(Config(data="", dtype="float64"), GPU).name == "none"
+        assert choose_precision(Config(data="", memory_format="contiguous"), GPU).layout == torch.contiguous_format
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_the_optimiser_is_fused(kind: str) -> None:
+    """And computes the same. Not for divided weights, nor for fp64, for which not every GPU's torch has a kernel."""
+    assert not has_fused_kernel(nn.Parameter(torch.ones(1)))
+    config = Config(data="", optimizer=kind, nesterov=kind == "sgd")
+    models = [SmallCNN(10) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    with pretend.gpu():
+        assert not make_optimizer(replace(config, parallel="fsdp"), list(models[0].parameters())).defaults["fused"]
+        assert not make_optimizer(config, list(SmallCNN(10).double().parameters())).defaults["fused"]
+        fused = make_optimizer(config, list(models[0].parameters()))
+    plain = make_optimizer(config, list(models[1].parameters()))
+    assert (fused.defaults["fused"], plain.defaults["fused"]) == (True, False)
+    images = torch.randn(4, 3, 8, 8)
+    for _ in range(3):
+        for model, optimizer in zip(models, (fused, plain), strict=True):
+            optimizer.zero_grad()
+            model(images).square().sum().backward()
+            optimizer.step()
+    for ours, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_data_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One replica a GPU; torch's own DataParallel makes them."""
+    monkeypatch.setattr(nn, "DataParallel", lambda model, devices: (model, devices))
+    with pretend.gpu(4):
+        assert dp.devices(Config(data=""), ALONE) == 4
+        assert dp.devices(Config(data="", replicas=2), ALONE) == 2
+        with pytest.raises(TrainError, match="--replicas 5: there are 4 GPUs"):
+            dp.devices(Config(data="", replicas=5), ALONE)
+        model = SmallCNN(10)
+        assert dp.wrap(model, ALONE, Config(data="")) == (model, [0, 1, 2, 3])
+
+
+def test_options_of_a_gpu() -> None:
+    assert problem("--syncbn library", device="cuda") == ""
+
+
+def test_the_machine() -> None:
+    with pretend.gpu():
+        assert device_name(GPU) == pretend.NAME
+        assert peak_memory(GPU) == 1e-6
+        assert near_cores(0) == frozenset()
+
+
+def test_costs_are_measured_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["fit", "--arch", "smallcnn", "--image-size", "8", "--batches", "2", "256", "--repeats", "2", "--json"]
+    with pretend.gpu():
+        cli.main(options)
+    assert len(json.loads(capsys.readouterr().out)["timings"]) == 2
+    with pretend.gpu(0), pytest.raises(TrainError, match="torch sees no GPU"):
+        cli.main([*options, "--device", "cuda"])
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_synchronised_batch_norm_by_kernels(layout: torch.memory_format, kind: torch.dtype) -> None:
+    """Passes that are single kernels on a GPU equal the others, at a mean of 100 too; an empty batch is no error."""
+    assert not syncbn.has_kernels(torch.ones(1))
+    torch.manual_seed(0)
+    x = (torch.randn(9, 4, 5, 5) * 3 + (100 if kind is torch.float32 else 0)).to(kind).contiguous(memory_format=layout)
+    incoming = torch.randn(9, 4, 5, 5).to(kind)
+    found: list[list[torch.Tensor]] = []
+    for gpu in (False, True):
+        layer, mine = syncbn.SyncBatchNorm(4), x.clone().requires_grad_()
+        with torch.no_grad():
+            layer.weight.copy_(torch.linspace(0.5, 2, 4))
+        with pretend.gpu() if gpu else nullcontext():
+            out = layer(mine)
+            out.backward(incoming)
+            empty = syncbn.SyncBatchNorm(4)(torch.empty(0, 4, 5, 5, requires_grad=True))
+        assert empty.shape == (0, 4, 5, 5)
+        assert out.is_contiguous(memory_format=layout)
+        assert mine.grad is not None
+        parts = [out, mine.grad, layer.weight.grad, layer.bias.grad, layer.running_mean, layer.running_var]
+        found.append([part.detach().float() for part in parts if part is not None])
+    for ours, theirs in zip(*found, strict=True):
+        assert float((ours - theirs).abs().max() / theirs.abs().max()) < (1e-5 if kind is torch.float32 else 1e-2)
+
+
+def told(device: torch.device) -> list[Any]:
+    """What a meter reports, and when: seven steps in intervals of two, with a checkpoint after the fifth."""
+    seen: list[Any] = []
+    with pretend.gpu():
+        meter = Meter(replace(ALONE, device=device))
+        for step in range(1, 8):
+            meter.add(torch.full((4,), 0.1 * step, dtype=torch.float64))
+            if step == 5:
+                meter.reduce()
+                seen.append(("saved", meter.epoch.tolist(), meter.interval.tolist()))
+            if step % 2 == 0:
+                meter.close_interval(step, lambda sums, waited: seen.append((sums.tolist(), waited)))
+                seen.append("closed")
+        meter.flush()
+    return [*seen, meter.epoch.tolist(), meter.interval.tolist()]
+
+
+def test_figures_that_are_read_late_are_the_same() -> None:
+    """On a GPU an interval is reported when the next one ends, before a checkpoint, or at the end; with equal sums."""
+    assert not read_late(CPU)
+    at_once, late = told(CPU), told(GPU)
+    assert at_once[:2] == [([0.1 + 0.2] * 4, 2.0), "closed"]
+    assert late[0] == "closed"
+    assert [line for line in at_once if line != "closed"] == [line for line in late if line != "closed"]
+
+
+def metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == kind]
+
+
+def test_a_run_equals_that_on_a_cpu(tmp_path: Path) -> None:
+    """One process: layout, bf16, late copies in their own stream, fused updates, figures that are read late."""
+    data = digit_tree(tmp_path / "data", 90, 20)
+    options = (
+        f"--data {data} --arch smallcnn --image-size 16 --batch-size 16 --epochs 2 --log-every 2 --lr 0.5 --workers 1"
+    )
+    for name, explicit in (("cpu", "--device cpu --amp bf16 --memory-format channels_last"), ("gpu", "")):
+        config = parse(f"{options} {explicit} --output {tmp_path / name}".split())
+        with pretend.gpu(lag=0.002) if name == "gpu" else nullcontext():
+            world = start(config)
+            assert world.device.type == ("cuda" if name == "gpu" else "cpu")
+            train(config, world, StopSignal(world))
+    ours, theirs = (metrics(tmp_path / name, "step") for name in ("gpu", "cpu"))
+    assert [line["step"] for line in ours] == [line["step"] for line in theirs] == [2, 4, 6, 8, 10, 12]
+    assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in theirs], rel=0.02)
+    assert metrics(tmp_path / "gpu", "epoch")[-1]["val"]["images"] == 20
+    (begun,) = metrics(tmp_path / "gpu", "start")
+    assert (begun["amp"], begun["device"]) == ("bf16", pretend.NAME)
+
+
+@pytest.mark.parametrize("parallel", ["auto", "fsdp"])
+def test_two_processes(parallel: str, tmp_path: Path) -> None:
+    """As `jobs/imagenet_vit_fsdp.yaml` has it: a model with convolutions, in the layout of a GPU; and DDP."""
+    data = digit_tree(tmp_path / "data", 64, 16)
+    common = f"--data {data} --arch smallcnn --image-size 16 --batch-size 8 --lr 0.1 --workers 1 --parallel {parallel}"
+    options = f"{common} --checkpoints {tmp_path / 'checkpoints'} --epochs 2"
+    ranks = run(tmp_path, 2, *options.split(), program=("-m", "tests.train.pretending"))
+    assert "train: 2 processes, cuda, backend cpu:gloo,cuda:nccl" in ranks[0].text
+    assert "amp bf16" in ranks[0].text
+    assert len(ranks[0].metrics("epoch")) == 2

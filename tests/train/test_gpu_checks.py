@@ -1,0 +1,68 @@
+"""The checks of bench/gpu.py run on a CPU that pretends to be a GPU: with a GPU, only the GPU may be why they fail."""
+
+import signal
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from bench import gpu, gpu_checks, gpu_numerics
+from bench.gpu import LIMITS
+from bench.gpu_scale import Scale
+from bench.pretend import Event
+
+LONG = {"amp", "overlap", "data", "launcher", "options", "compile"}
+
+
+def test_every_check_has_a_limit() -> None:
+    assert set(gpu_checks.CHECKS) == set(LIMITS)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in LIMITS]
+)
+def test_a_check_passes(name: str) -> None:
+    found = gpu_checks.check(name, dry=True)
+    assert found["ok"] in (True, None), found
+    assert gpu.row({name: found | {"seconds": 1.0}}).count("\n") == 2
+
+
+def test_slots_fails_if_events_do_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the loader did not wait for the copies: the check is able to fail."""
+    monkeypatch.setattr(Event, "synchronize", lambda self: None)
+    monkeypatch.setattr(gpu_checks, "LATE", gpu_checks.VERY_LATE)
+    found = gpu_checks.check("slots", dry=True)
+    assert not found["ok"]
+    assert found["memory used again"] > 0
+
+
+def test_fsdp_fails_in_the_layout_that_fully_shard_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = gpu_numerics.choose_precision
+
+    def old(*arguments: Any) -> Any:
+        precision = chosen(*arguments)
+        return type(precision)(**vars(precision) | {"weights_layout": precision.layout})
+
+    monkeypatch.setattr(gpu_numerics, "choose_precision", old)
+    with pytest.raises(NotImplementedError, match="non-contiguous"):
+        gpu_checks.check("fsdp", dry=True)
+
+
+def test_a_check_that_hangs_ends_after_its_limit_and_one_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "LIMITS", {"slots": 1.0, "syncbn": 60.0})
+    monkeypatch.setattr(gpu, "GRACE", 0.2)
+    program = f"import signal, sys, time; signal.signal({int(signal.SIGTERM)}, signal.SIG_IGN)\n"
+    program += "if 'slots' in sys.argv: time.sleep(600)\nraise ValueError('the reason')"
+    monkeypatch.setattr(gpu, "CHECK", (sys.executable, "-c", program))
+    begun = time.monotonic()
+    assert gpu.run("slots") == {"ok": False, "seconds": 1.0, "why": "not done after 1 s"}
+    assert time.monotonic() - begun < 60
+    found = gpu.run("syncbn")
+    assert (found["ok"], found["why"]) == (False, "ValueError: the reason")
+
+
+def test_dry_has_the_real_numbers() -> None:
+    real, dry = (Scale(dry).options("--data unused") for dry in (False, True))
+    assert (real.batch_size, real.memory_format, real.amp) == (dry.batch_size, dry.memory_format, dry.amp)
+    assert real.device == dry.device == "cuda"
