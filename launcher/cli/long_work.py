@@ -25,13 +25,13 @@ from launcher.cli.terminal import Reporter, interactive
 from launcher.model.progress import Step
 from launcher.node.parallel import uninterrupted
 
-EVERY = 30.0  # seconds between two lines of a place, where nobody watches
+EVERY = 30.0  # seconds between two lines of a node, if stderr is no terminal
 BAR = 20  # columns
 
 
 @dataclass
-class _Told:
-    """What a place said first, and when a line of it was printed last."""
+class _Reported:
+    """The first report of a node, and when its last line was printed."""
 
     since: float
     sent: int
@@ -42,7 +42,7 @@ class _Told:
 class LongWork(Reporter):
     """Messages, and how far long work is: `log` and `progress` may be called by several threads.
 
-    On a terminal, a bar with bytes, rate and time left for each node, and below the bars the last Step of each place;
+    On a terminal, a bar with bytes, rate and time left for each node, and below the bars the last Step of each node;
     else a line of each of them every 30 s, and one when a transfer that took longer than that is over.
     """
 
@@ -50,14 +50,16 @@ class LongWork(Reporter):
         self._now = now
         self._bars: _Bars | None = None  # from the first byte or Step on: most starts have none
         self._tasks: dict[str, TaskID] = {}
-        self._told: dict[str, _Told] = {}
+        self._reported: dict[str, _Reported] = {}
         self._lock = threading.RLock()
+        self._over = False  # threads may still report then, after a Ctrl-C; messages are shown all along
 
     def __enter__(self) -> LongWork:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         with self._lock:
+            self._over = True
             if self._bars is not None:
                 uninterrupted(self._bars.stop)
 
@@ -67,21 +69,25 @@ class LongWork(Reporter):
                 if self._bars is not None:
                     self._bars.steps.clear()
                 super().log(text)
+            elif self._over:
+                return
             elif interactive():
-                self._live().steps[text.place] = text
-            elif self._due(text.place + " step", 0) is not None:
+                self._live().steps[text.node] = text
+            elif self._due(text.node + " step", 0) is not None:
                 super().log(text)
 
     def progress(self, node: str, sent: int, total: int) -> None:
         """As model.progress.OnProgress."""
         with self._lock:
+            if self._over:
+                return
             if interactive():
                 bars = self._live()
                 if node not in self._tasks:
                     self._tasks[node] = bars.add_task(node, total=total)
                 bars.update(self._tasks[node], completed=sent, total=total)
-            elif told := self._due(node, sent, over=sent >= total):
-                super().log(_line(node, sent, total, told, self._now()))
+            elif reported := self._due(node, sent, over=sent >= total):
+                super().log(_line(node, sent, total, reported, self._now()))
 
     def _live(self) -> _Bars:
         if self._bars is None:
@@ -89,18 +95,18 @@ class LongWork(Reporter):
             uninterrupted(self._bars.start)
         return self._bars
 
-    def _due(self, place: str, sent: int, *, over: bool = False) -> _Told | None:
-        """What the place said before, if a line is to be printed now."""
+    def _due(self, node: str, sent: int, *, over: bool = False) -> _Reported | None:
+        """Its first report, if a line is to be printed now."""
         now = self._now()
-        told = self._told.setdefault(place, _Told(now, sent, now))
-        if now - told.last < EVERY and not (over and told.lines):
+        reported = self._reported.setdefault(node, _Reported(now, sent, now))
+        if now - reported.last < EVERY and not (over and reported.lines):
             return None
-        told.last, told.lines = now, 0 if over else told.lines + 1  # the end is said once
-        return told
+        reported.last, reported.lines = now, 0 if over else reported.lines + 1  # the end is said once
+        return reported
 
 
 class _Bars(Progress):
-    """With a line for each place below the bars."""
+    """With a line for each node below the bars."""
 
     def __init__(self, console: Console) -> None:
         self.steps: dict[str, Step] = {}
@@ -114,9 +120,9 @@ class _Bars(Progress):
             yield Text(step, style="dim", no_wrap=True, overflow="ellipsis")
 
 
-def _line(node: str, sent: int, total: int, told: _Told, now: float) -> str:
-    seconds = now - told.since
-    rate = (sent - told.sent) / seconds if seconds > 0 else 0.0
+def _line(node: str, sent: int, total: int, reported: _Reported, now: float) -> str:
+    seconds = now - reported.since
+    rate = (sent - reported.sent) / seconds if seconds > 0 else 0.0
     if sent >= total:
         return f"{node}: {decimal(sent)} in {_duration(seconds)}"
     left = f", {_duration((total - sent) / rate)} left" if rate else ""

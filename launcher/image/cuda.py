@@ -36,7 +36,7 @@ class Verdict:
 
     runs: bool = True
     what: str = ""
-    cure: str = ""
+    fix: str = ""
 
 
 def verdict(node: NodeFacts, cuda: str, image: str) -> Verdict:
@@ -48,19 +48,19 @@ def verdict(node: NodeFacts, cuda: str, image: str) -> Verdict:
     if not _runs(driver, wanted):
         if not _listed(driver, image):
             return _too_old(node, cuda, image)
-        return Verdict(what=f"{has} runs image {image} on data center GPUs only", cure="on others, update the driver")
+        return Verdict(what=f"{has} runs image {image} on data center GPUs only", fix="on others, update the driver")
     if own and own[:1] == wanted[:1] and own[:2] < wanted[:2]:
         what = f"{has} is older than the CUDA {cuda} of image {image}, and runs it by minor-version compatibility"
-        return Verdict(what=what, cure="kernels compiled while it runs may fail: then update the driver")
+        return Verdict(what=what, fix="kernels compiled while it runs may fail: then update the driver")
     return Verdict()
 
 
 def check(nodes: Sequence[NodeFacts], cuda: str, image: str) -> list[str]:
     """Notes on these nodes. Raises NodesFailed with every node whose driver is too old."""
     found = [(node, verdict(node, cuda, image)) for node in nodes]
-    if errors := [NodeUnfit(f"node {node.name}", each.what, each.cure) for node, each in found if not each.runs]:
+    if errors := [NodeUnfit(f"node {node.name}", each.what, each.fix) for node, each in found if not each.runs]:
         raise NodesFailed(errors, of=len(nodes))
-    return [f"{node.name}: {each.what}; {each.cure}" for node, each in found if each.what]
+    return [f"{node.name}: {each.what}; {each.fix}" for node, each in found if each.what]
 
 
 def of_name(image: str) -> str:
@@ -82,7 +82,7 @@ def explained(engine: Engine, image: str) -> Iterator[None]:
         found = verdict(node, required[1], image)
         if found.runs:  # within the family: the image itself refuses it on this GPU
             found = _too_old(node, required[1], image)
-        raise NodeUnfit(error.where, found.what, found.cure) from error
+        raise NodeUnfit(error.where, found.what, found.fix) from error
 
 
 def _driver(node: NodeFacts) -> str:
@@ -100,7 +100,7 @@ def _too_old(node: NodeFacts, cuda: str, image: str) -> Verdict:
         tag = _newest(driver, (own[0], own[1] + 1))
     what = f"{_driver(node)} is too old for image {image} with CUDA {cuda}, which needs {needs}"
     other = f", or use {NGC}:{tag}, the newest of NVIDIA's that it runs" if tag else ""
-    return Verdict(runs=False, what=what, cure=f"update the driver{other}")
+    return Verdict(runs=False, what=what, fix=f"update the driver{other}")
 
 
 def _runs(driver: str, cuda: Numbers) -> bool:

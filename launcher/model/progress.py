@@ -9,13 +9,13 @@ OnProgress = Callable[[str, int, int], None]  # node, bytes sent, an estimate of
 
 
 class Step(str):
-    """A line for a person that says what a long step does now; the next Step of the same place takes its place."""
+    """A line for a person that says what a long step does now; the next Step of the same node replaces it."""
 
-    place: str  # a node
+    node: str
 
-    def __new__(cls, place: str, what: str) -> Step:
-        step = super().__new__(cls, f"{place}: {what}")
-        step.place = place
+    def __new__(cls, node: str, what: str) -> Step:
+        step = super().__new__(cls, f"{node}: {what}")
+        step.node = node
         return step
 
 

@@ -118,7 +118,7 @@ def _describe(evidence: Evidence) -> Failure:
     else:
         log = evidence.rank_logs.get(rank, evidence.log) if rank is not None else evidence.log
         if known := known_cause(words, log, evidence.node.name):
-            what, cure = f"{what}: {known.what}", known.cure
+            what, cure = f"{what}: {known.what}", known.fix
     what = f"{what}; {evidence.over}" if evidence.over else what
     return Failure(evidence.node.name, rank, state.exit_code, what, cure, words)
 

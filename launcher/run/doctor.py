@@ -7,8 +7,10 @@ from functools import partial
 
 from launcher import errors
 from launcher.errors import LauncherError, NodeUnfit
+from launcher.image import cuda
+from launcher.image.image_locations import image_store
 from launcher.job.models import Job
-from launcher.model.facts import NodeFacts, Probe, Reach
+from launcher.model.facts import ImageInfo, NodeFacts, Probe, Reach
 from launcher.model.plan import Rendezvous
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
@@ -86,6 +88,7 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFacts]:
     yield from _peers(usable)
     if job is not None:
         yield from _mounts(job, [engine for engine, _ in usable])
+        yield from _image(job, usable)
     if len(facts) > 1:
         yield from checks.alike(facts)
         yield from gpu_checks.alike(wanting)
@@ -101,6 +104,23 @@ def _peers(usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Check]:
     for engine, printed in zip(several, _everywhere(several, _PEERS), strict=True):
         if (check := gpu_checks.peers(engine.node, printed)) is not None:
             yield check
+
+
+def _image(job: Job, usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Check]:
+    """The CUDA of the job's image, as far as it is known without a container, against the nodes' drivers."""
+    wanted = {entry.name for entry in job.machines if job.gpus_of(entry) != "none"}
+    users = [(engine, node) for engine, node in usable if node.gpus and engine.node in wanted]
+    if job.image is None or not users:
+        return
+    name = job.image.base or job.image.ref or ""
+    seen = run_all_settled([partial(image_store(engine).inspect, name) for engine, _ in users])
+    own = (info.cuda for info in seen if isinstance(info, ImageInfo) and info.cuda)
+    if version := next(own, "") or cuda.of_name(name):
+        for _, node in users:
+            found = cuda.verdict(node, version, name)
+            level = Level.FAIL if not found.runs else Level.WARN if found.what else Level.OK
+            what = found.what or f"driver {node.nvidia.driver} runs the CUDA {version} of image {name}"
+            yield Check(node.name, "image", level, what, found.fix)
 
 
 def _mounts(job: Job, engines: Sequence[Engine]) -> Iterator[Check]:

@@ -1,4 +1,4 @@
-"""Known causes of a failure: what the words of a program, of CUDA or of NCCL mean, and the fix.
+"""Known causes of a failure: what the messages of a program, of CUDA or of NCCL mean, and the fix.
 
 docs/gpu.md has the table for GPUs; tests/unit/test_gpu_words.py has a recorded text for each rule, and its source.
 """
@@ -14,7 +14,7 @@ _SHM = "shared memory (/dev/shm) is full"
 _SHM_FIX = "keep docker.ipc: host and enlarge the node's: mount -o remount,size=16g /dev/shm"
 _USERS = "`launcher status --nodes {node}` shows who uses its GPUs"
 
-# (pattern in the output, its meaning, its cure), the most specific first; {node}: the failing node's name
+# (pattern in the output, its meaning, its fix), the most specific first; {node}: the failing node's name
 _GPU: tuple[tuple[str, str, str], ...] = (
     (r"CUDA out of memory|torch\.OutOfMemoryError", "the GPU's memory is full", "a smaller batch size, or more nodes"),
     (
@@ -144,26 +144,26 @@ _TOO_OLD_GPU = "no longer supports this GPU because it is too old"
 @dataclass(frozen=True)
 class Cause:
     what: str
-    cure: str
+    fix: str
 
 
-def known_cause(words: str, log: str, node: str) -> Cause | None:
-    """What the failing rank's words mean; None if they are not known.
+def known_cause(message: str, log: str, node: str) -> Cause | None:
+    """What the failing rank's message means; None if it is not known.
 
-    words: its traceback, or the end of its log. log: the end of its whole log, in which NCCL and CUDA say more than the
+    message: its traceback, or the end of its log. log: more of its log, in which NCCL and CUDA say more than the
     exception does; it counts only if the exception is theirs, or there is none.
     """
-    theirs = "" if TRACEBACK in words and not _OF_GPUS.search(words) else _lines_of_gpus(log)
-    if _NO_KERNEL in words or _NO_KERNEL in theirs:
-        return _no_kernel(f"{words}\n{log}")
-    if "out of memory" in words and (others := _other_processes(words)):
-        what = f"the GPU's memory is full, of which other processes have some: {', '.join(others)}"
+    theirs = "" if TRACEBACK in message and not _OF_GPUS.search(message) else _lines_of_gpus(log)
+    if _NO_KERNEL in message or _NO_KERNEL in theirs:
+        return _no_kernel(f"{message}\n{log}")
+    if "out of memory" in message and (others := _other_processes(message)):
+        what = f"the GPU's memory is full, and other processes use it: {', '.join(others)}"
         return Cause(what, f"{_USERS}; `gpus: N` takes idle ones".format(node=node))
     *specific, system_error = _GPU
-    for rules, text in ((specific, words), (specific, theirs), ([system_error], words), (_OTHER, words)):
-        for pattern, what, cure in rules:
+    for rules, text in ((specific, message), (specific, theirs), ([system_error], message), (_OTHER, message)):
+        for pattern, what, fix in rules:
             if re.search(pattern, text):
-                return Cause(what, cure.format(node=node))
+                return Cause(what, fix.format(node=node))
     return None
 
 
@@ -172,13 +172,13 @@ def _lines_of_gpus(log: str) -> str:
     return "\n".join(line for line in log.splitlines() if _OF_GPUS.search(line) and "NCCL INFO" not in line)
 
 
-def _other_processes(words: str) -> list[str]:
+def _other_processes(message: str) -> list[str]:
     """`process 7 has 60.00 GiB`, for each other process that torch's message names.
 
     In a container, torch does not know which of them it is itself: then it is the one whose memory is nearest to what
     its allocator has.
     """
-    last = words[words.rfind("out of memory") :]
+    last = message[message.rfind("out of memory") :]
     found = [(pid, float(size) * _KIB[unit], f"{size} {unit}iB") for pid, size, unit in _PROCESS.findall(last)]
     if found and "this process has" not in last:
         own = sum(float(size) * _KIB[unit] for size, unit in _OWN.findall(last))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -55,6 +56,10 @@ def test_a_driver_too_old_for_the_image_is_refused_before_anything_is_created(
     assert "525.60.13 or newer" in refused
     assert "nvcr.io/nvidia/pytorch:22.12-py3" in refused
     assert bed.docker(gpu_node, "ps", "-aq") == before == ""
+    checked = bed_cli("doctor", one_node(bed_cli), "--json", code=3)
+    [image] = [check for check in json.loads(checked.stdout)["checks"] if check["name"] == "image"]
+    assert (image["node"], image["level"]) == ("node1", "fail")
+    assert "470.82.01 (CUDA 11.4) is too old" in image["what"]
     bed_cli("up", one_node(bed_cli), "--set", "gpus=none")
     bed_cli("down", "--all")
 

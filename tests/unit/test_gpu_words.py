@@ -102,7 +102,7 @@ RECORDED = [
         "this process has 9.25 GiB memory in use. Of the allocated memory 8.27 GiB is allocated by PyTorch, and 500.38 "
         "MiB is reserved by PyTorch but unallocated.",
         "",
-        "other processes have some: process 4078482 has 11.29 GiB",
+        "other processes use it: process 4078482 has 11.29 GiB",
         "launcher status --nodes n0",
     ),
     (

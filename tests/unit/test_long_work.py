@@ -114,7 +114,11 @@ def test_in_a_pipe_nothing_is_said_of_short_work(capfd: pytest.CaptureFixture[st
             work.progress("gpu-a", second * MB, 5 * MB)
             work.log(Step("gpu-a", "unpacking"))
         work.log("a message")
-    assert capfd.readouterr().err == "launcher: a message\n"
+    clock.now = 1000
+    work.progress("gpu-a", 6 * MB, 7 * MB)
+    work.log(Step("gpu-a", "unpacking"))
+    work.log("a later message")
+    assert capfd.readouterr().err == "launcher: a message\nlauncher: a later message\n"
 
 
 @pytest.fixture

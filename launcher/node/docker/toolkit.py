@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 _CONFIG = "/etc/nvidia-container-runtime/config.toml"
-# (pattern in the engine's words, what happened on the node, the fix), the most specific first
+# (pattern in the engine's message, what happened on the node, the fix), the most specific first
 _ERRORS: tuple[tuple[str, str, str], ...] = (
     (
         r"could not select device driver",
@@ -59,6 +59,6 @@ _ERRORS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def gpu_error(words: str) -> tuple[str, str] | None:
+def gpu_error(message: str) -> tuple[str, str] | None:
     """What an engine's message means for the GPUs of a container, and the fix; None for one about something else."""
-    return next(((what, fix) for pattern, what, fix in _ERRORS if re.search(pattern, words)), None)
+    return next(((what, fix) for pattern, what, fix in _ERRORS if re.search(pattern, message)), None)
