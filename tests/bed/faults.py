@@ -300,7 +300,7 @@ def fake_gpus(bed: Bed, node: Node, count: int = 2) -> Iterator[list[str]]:
     Enough to test the assignment of GPUs to runs; nothing can compute on them.
     """
     uuids = [f"GPU-{node.index:08x}-0000-0000-0000-{place:012x}" for place in range(count)]
-    lines = "".join(f"{place}, {uuid}, Fake GPU, 16000, 550.54\\n" for place, uuid in enumerate(uuids))
+    lines = "".join(f"{place}, {uuid}, Fake GPU, 16000, 580.95.05\\n" for place, uuid in enumerate(uuids))
     hook = "nvidia-container-runtime-hook"
     bed.sh(
         node,
