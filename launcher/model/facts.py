@@ -136,7 +136,7 @@ class NodeFacts:
     listening: tuple[int, ...] = ()  # TCP ports with a listener
     gpus: tuple[Gpu, ...] = ()
     nvidia: NvidiaFacts = NvidiaFacts()
-    claims: tuple[GpuClaim, ...] = ()  # where they were asked for (run.claims.held)
+    claims: tuple[GpuClaim, ...] = ()  # where they were asked for (run.claims.claimed_gpus)
     infiniband: bool = False  # /dev/infiniband exists
     python: str = ""  # the interpreter that runs plain processes; empty for docker
     engine: EngineFacts | None = None  # None for plain processes

@@ -1,7 +1,7 @@
 # One look at a node, for launcher.node.facts. POSIX sh and coreutils; whatever else is missing leaves its section empty.
 # Sections begin with "@@name". Nothing is written anywhere.
-# nvidia-smi takes seconds where the driver is not kept loaded, and may hang for ever: it runs beside all else, and
-# holds none of this script's own streams.
+# nvidia-smi takes seconds when the driver is not kept loaded, and may hang indefinitely: it runs in parallel, and holds
+# none of this script's own streams.
 LC_ALL=C
 export LC_ALL
 section() { printf '\n@@%s\n' "$1"; }

@@ -1,4 +1,4 @@
-"""What the facts script tells of a machine's NVIDIA GPUs. No text of nvidia-smi can break it, whatever its version."""
+"""Parser of what the facts script prints about NVIDIA GPUs. No output of nvidia-smi, of any version, breaks it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def gpus(sections: Sections) -> tuple[Gpu, ...]:
     for cells in _rows(sections.get("gpus", "")):
         index, bus = int(cells[0]), address(_cell(cells, 6))
         memory, used = cells[3], _cell(cells, 5)
-        told = (memory, used, _cell(cells, 9))
-        faults = [cell.strip("[]") for cell in told if cell.startswith("[") and cell.lower() not in _NO_FAULT]
+        values = (memory, used, _cell(cells, 9))
+        faults = [cell.strip("[]") for cell in values if cell.startswith("[") and cell.lower() not in _NO_FAULT]
         found.append(
             Gpu(
                 index=index,
@@ -142,8 +142,8 @@ def _minors(sections: Sections) -> dict[str, int]:
     return {address(bus): int(minor) for bus, minor in found}
 
 
-def _cell(cells: Sequence[str], place: int) -> str:
-    return cells[place] if len(cells) > place else ""
+def _cell(cells: Sequence[str], index: int) -> str:
+    return cells[index] if len(cells) > index else ""
 
 
 def _integer(text: str) -> int:

@@ -16,7 +16,7 @@ NCCL_AND_MIG = (
     "each worker sees its own MIG instance, as CUDA device 0; instances have no peer access and NCCL refuses two ranks "
     "on one GPU, so the workers must use the backend gloo, as `train` does"
 )
-_PEERS = re.compile(r"^\s*GPU\d+((?:\s+(?:X|OK|[A-Z]{1,4}))+)\s*$", re.MULTILINE)
+_PEERS = re.compile(r"^[ \t]*GPU\d+((?:[ \t]+[A-Z]{1,4})+)[ \t]*$", re.MULTILINE)
 
 
 def of_node(node: NodeFacts, wanted: Gpus, *, docker: bool) -> Iterator[Check]:
@@ -33,22 +33,22 @@ def of_node(node: NodeFacts, wanted: Gpus, *, docker: bool) -> Iterator[Check]:
         problem = fault(node)
         if problem is not None:
             level = Level.OK if wanted == "none" else Level.WARN
-            yield Check(node.name, "gpus", level, problem.what, problem.cure)
+            yield Check(node.name, "gpus", level, problem.what, problem.fix)
     if node.gpus and wanted != "none":
         yield from _machine(node)
     if chosen and docker:
         yield _toolkit(node, chosen)
         if lost := gpus.lost_at_reload(node):
             what = f"with {lost}, containers lose their GPUs when systemd reloads; a run's do not, others' do"
-            cure = "install 1.18 or newer there, or use CDI: docs/gpu.md"
-            yield Check(node.name, "systemd reload", Level.WARN, what, cure)
+            fix = "install 1.18 or newer there, or use CDI: docs/gpu.md"
+            yield Check(node.name, "systemd reload", Level.WARN, what, fix)
 
 
 def warnings(node: NodeFacts, wanted: Gpus, chosen: Sequence[str]) -> Iterator[str]:
-    """What `up` says of the GPUs that it takes all the same."""
+    """What `up` warns of in GPUs that it takes anyway."""
     problem = fault(node)
     if problem is not None and wanted != "none":
-        yield f"{node.name}: {problem.what}. {problem.cure}"
+        yield f"{node.name}: {problem.what}. {problem.fix}"
     taken = [device for device in gpus.devices(node) if device.uuid in chosen]
     for line in gpus.in_use(node, taken):
         yield f"{node.name}: {line}"
@@ -77,8 +77,8 @@ def alike(nodes: Sequence[NodeFacts]) -> list[Check]:
     found = []
     if with_gpus and len(with_gpus) < len(nodes):
         names = ", ".join(node.name for node in nodes if not node.gpus)
-        cure = "name the nodes that a job is to use; gpus: none for these"
-        found.append(Check("all", "gpus differ", Level.WARN, f"no GPU: {names}", cure))
+        fix = "name the nodes that a job is to use; gpus: none for these"
+        found.append(Check("all", "gpus differ", Level.WARN, f"no GPU: {names}", fix))
     if differ := differences(nodes):
         found.append(Check("all", "gpus differ", Level.WARN, differ, "the slowest sets the pace"))
     return found
@@ -104,16 +104,16 @@ def _machine(node: NodeFacts) -> Iterator[Check]:
     cuda = f", runs CUDA up to {seen.cuda}" if seen.cuda else ""
     yield Check(node.name, "gpu driver", Level.OK, f"{seen.driver}{cuda}")
     if any(gpu.persistence is False for gpu in node.gpus):
-        what = "persistence mode is off: the driver starts anew, for seconds, with each first process on a GPU"
-        cure = "sudo systemctl enable --now nvidia-persistenced, or sudo nvidia-smi -pm 1"
-        yield Check(node.name, "persistence", Level.WARN, what, cure)
+        what = "persistence mode is off: each first process on a GPU waits seconds for the driver"
+        fix = "sudo systemctl enable --now nvidia-persistenced, or sudo nvidia-smi -pm 1"
+        yield Check(node.name, "persistence", Level.WARN, what, fix)
     elif any(gpu.persistence for gpu in node.gpus):
         yield Check(node.name, "persistence", Level.OK, "persistence mode is on")
     if seen.switches and seen.fabric_manager != "active":
         what = f"it has {seen.switches} NVSwitches and nvidia-fabricmanager is {seen.fabric_manager or 'not known'}: "
         what += "CUDA fails with error 802, system not yet initialized"
-        cure = "sudo systemctl enable --now nvidia-fabricmanager, of the same version as the driver"
-        yield Check(node.name, "fabric manager", Level.FAIL if seen.fabric_manager else Level.WARN, what, cure)
+        fix = "sudo systemctl enable --now nvidia-fabricmanager, of the same version as the driver"
+        yield Check(node.name, "fabric manager", Level.FAIL if seen.fabric_manager else Level.WARN, what, fix)
     elif seen.switches:
         yield Check(node.name, "fabric manager", Level.OK, f"active, for {seen.switches} NVSwitches")
     for device_name, instances in ((f"GPU {gpu.index}", gpu.instances) for gpu in node.gpus if gpu.mig):

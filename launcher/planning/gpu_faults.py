@@ -1,7 +1,7 @@
-"""Why GPUs that a machine has cannot be used, in nvidia-smi's own words, and what to do. Pure.
+"""Why GPUs that a machine has cannot be used, as nvidia-smi reports it, and the fix. Pure.
 
-A machine has no GPU where none is on its PCI bus, it has no /dev/nvidia0 and no nvidia-smi. Everything else that keeps
-a GPU from being used is a fault, and never "no GPU".
+A machine without a GPU has none on its PCI bus, no /dev/nvidia0 and no nvidia-smi. Everything else that keeps a GPU
+from being used is a fault, and never "no GPU".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from launcher.model.facts import Gpu, NodeFacts, PciGpu
 
 _LOOK = "`sudo dmesg | grep -iE 'nvrm|xid'` there says why"
 _INSTALL = "install NVIDIA's driver there (on Ubuntu: sudo ubuntu-drivers install --gpgpu) and reboot it"
-_LOST = f"reboot it; {_LOOK}. If it comes back, look at the GPU's power, cooling and seat"
+_LOST = f"reboot it; {_LOOK}. If it comes back, check the GPU's power, cooling and seat"
 # what nvidia-smi says: what that means, and the fix
 _SAID = (
     (
@@ -38,7 +38,7 @@ _SAID = (
     (
         "Insufficient Permissions|Permission denied",
         "the user may not use the GPUs' device files",
-        "look at the groups of `ls -l /dev/nvidia*` there and add the user to them",
+        "add the user to the group of the device files: ls -l /dev/nvidia*",
     ),
     (
         "NVML: Unknown Error",
@@ -56,7 +56,7 @@ class Fault:
     """
 
     what: str
-    cure: str
+    fix: str
     partial: bool = False
     complete: bool = False
     missing: tuple[str, ...] = ()  # PCI addresses of GPUs that are not listed
@@ -78,7 +78,7 @@ def fault(node: NodeFacts) -> Fault | None:
 
 
 def broken(gpu: Gpu) -> str:
-    """Why this GPU cannot be used, though nvidia-smi lists it; "" where it can."""
+    """Why this GPU cannot be used, though nvidia-smi lists it; "" if it can."""
     if gpu.compute_mode == "Prohibited":
         return "its compute mode is Prohibited"
     return f'nvidia-smi says "{gpu.fault}"' if gpu.fault else ""
@@ -105,14 +105,14 @@ def _explained(node: NodeFacts) -> Fault:
     said += f" (exit code {seen.smi_exit})" if seen.smi_exit else ""
     unknown = ("", "", f"correct what it says: run nvidia-smi there; {_LOOK}")
     known = (row for row in _SAID if re.search(row[0], seen.smi_error, re.IGNORECASE))
-    _, meaning, cure = next(known, unknown)
+    _, meaning, fix = next(known, unknown)
     if meaning.startswith("the driver was") and seen.module:
         meaning += f" ({seen.module})"
     if "module is not loaded" in meaning and (others := {gpu.driver for gpu in seen.pci} - {"", "nvidia"}):
         meaning += f": {_places(seen.pci)} has the driver {', '.join(sorted(others))}"
     if not seen.pci and "/dev/nvidia0" not in seen.device_files:
-        cure += ". No NVIDIA GPU is on its PCI bus: without one, uninstall nvidia-smi"
-    return Fault(f"{said}: {meaning}" if meaning else said, cure)
+        fix += ". No NVIDIA GPU is on its PCI bus: without one, uninstall nvidia-smi"
+    return Fault(f"{said}: {meaning}" if meaning else said, fix)
 
 
 def _of_some(node: NodeFacts) -> Fault | None:
@@ -121,32 +121,32 @@ def _of_some(node: NodeFacts) -> Fault | None:
     listed = {gpu.bus for gpu in node.gpus}
     missing = [gpu for gpu in seen.pci if gpu.address not in listed and gpu.driver != "vfio-pci"]
     files = sum(bool(re.fullmatch(r"/dev/nvidia\d+", name)) for name in seen.device_files)
-    if "" in listed or files == len(node.gpus):  # a driver that tells no address; a container with some of the GPUs
+    if "" in listed or files == len(node.gpus):  # no addresses reported; a container with some of the GPUs
         missing = [gpu for gpu in missing if gpu.driver != "nvidia" and "" not in listed]
-    found, cures = [], []
+    found, fixes = [], []
     if missing:
         said = f' ("{seen.smi_error}")' if seen.smi_error else ""
         what = f"nvidia-smi lists {len(node.gpus)} of {len(node.gpus) + len(missing)} GPUs: "
         found.append(f"{what}{_places(missing)} has fallen off the bus or has no driver{said}")
-        cures.append(_LOST)
+        fixes.append(_LOST)
     elif re.search("Unable to determine the device handle|GPU is lost", seen.smi_error):
         found.append(f'nvidia-smi says "{seen.smi_error}"')
-        cures.append(_LOST)
+        fixes.append(_LOST)
     for gpu in node.gpus:
         if why := broken(gpu):
             found.append(f"GPU {gpu.index} ({gpu.bus or gpu.uuid}) cannot be used, {why}")
-            cures.append(_cure_of(gpu))
+            fixes.append(_fix_of(gpu))
     if not found and seen.smi_exit:  # such as 14: "WARNING: infoROM is corrupted at gpu 0000:07:00.0"
         what = f'nvidia-smi says "{seen.smi_error}" (exit code {seen.smi_exit})'
-        return Fault(what, f"look at it: nvidia-smi -q; {_LOOK}", partial=True, complete=True)
+        return Fault(what, f"inspect it: nvidia-smi -q; {_LOOK}", partial=True, complete=True)
     if not found:
         return None
     every = all(broken(gpu) for gpu in node.gpus)
     places = tuple(gpu.address for gpu in missing)
-    return Fault("; ".join(found), "; ".join(dict.fromkeys(cures)), partial=not every, missing=places)
+    return Fault("; ".join(found), "; ".join(dict.fromkeys(fixes)), partial=not every, missing=places)
 
 
-def _cure_of(gpu: Gpu) -> str:
+def _fix_of(gpu: Gpu) -> str:
     if gpu.compute_mode == "Prohibited":
         return f"sudo nvidia-smi -i {gpu.index} -c DEFAULT"
     if "lost" in gpu.fault.lower():

@@ -62,8 +62,8 @@ def select(node: NodeFacts, request: Gpus) -> tuple[str, ...]:
     found = devices(node)
     if request == "all":
         if node.gpus and not found:
-            cure = f"make instances there (sudo nvidia-smi mig -cgi PROFILE -C), leave MIG mode, or {WITHOUT}"
-            raise NodeUnfit(f"node {node.name}", "its GPUs are in MIG mode and have no instances", cure)
+            fix = f"make instances there (sudo nvidia-smi mig -cgi PROFILE -C), leave MIG mode, or {WITHOUT}"
+            raise NodeUnfit(f"node {node.name}", "its GPUs are in MIG mode and have no instances", fix)
         return tuple(device.uuid for device in found)
     if isinstance(request, int):
         return _idle(node, request, found, problem)
@@ -86,18 +86,18 @@ def _idle(node: NodeFacts, count: int, found: Sequence[Device], problem: Fault |
     idle = [device.uuid for device in found if not user(node, device)]
     if len(idle) < count:
         what = f"{count} GPUs are asked for, {len(idle)} of {len(found)} are idle: {'; '.join(in_use(node, found))}"
-        cure = "wait for them: --wait; share those that no run has by naming them: gpus: [0, 1]; or choose another node"
-        raise InUse(f"node {node.name}", what, cure)
+        fix = "wait for them: --wait; share those that no run has by naming them: gpus: [0, 1]; or choose another node"
+        raise InUse(f"node {node.name}", what, fix)
     return tuple(idle[:count])
 
 
 def in_use(node: NodeFacts, among: Sequence[Device]) -> list[str]:
-    """For each of these devices that somebody uses: `GPU 0: 59.6 GiB by erin, python3 (pid 4242) for 3:00:00`."""
+    """For each of these devices that is in use: `GPU 0: 59.6 GiB by erin, python3 (pid 4242) for 3:00:00`."""
     return [f"{device.name}: {who}" for device in among if (who := user(node, device))]
 
 
 def user(node: NodeFacts, device: Device) -> str:
-    """Who uses it, how much of its memory and for how long; "" where it is idle.
+    """Who uses it, how much of its memory and for how long; "" if it is idle.
 
     Which of its instances a GPU's processes are in is not known, so none of them counts as idle then.
     """
@@ -127,8 +127,8 @@ def driver(node: NodeFacts, uuids: Sequence[str]) -> str:
         return "nvidia"
     if any(name.startswith(CDI) for name in engine.cdi_devices):
         what = "has GPUs, but its CDI specification does not name them by UUID"
-        cure = "sudo nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml"
-        raise NodeUnfit(f"node {node.name}", what, f"on the node: {cure}")
+        fix = "sudo nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml"
+        raise NodeUnfit(f"node {node.name}", what, f"on the node: {fix}")
     if engine.kind == "podman":
         what = "has GPUs, but podman's Docker API does not give them to a container"
         raise NodeUnfit(f"node {node.name}", what, "use Docker there, or run without GPUs: gpus: none")
@@ -168,14 +168,14 @@ def share(uuids: Sequence[str], parts: int, place: int) -> tuple[str, ...]:
 
 
 def has_none(node: NodeFacts) -> NodeUnfit:
-    """Of a node without a GPU beside others that have some."""
-    cure = "leave it out, or let it work on its processors: nodes: [{host: " + node.host + ", gpus: none}]"
-    return NodeUnfit(f"node {node.name}", "it has no GPU, and other nodes of the job have", cure)
+    """The error of a node without a GPU, in a job whose other nodes have some."""
+    fix = "leave it out, or let it work on its processors: nodes: [{host: " + node.host + ", gpus: none}]"
+    return NodeUnfit(f"node {node.name}", "it has no GPU, and other nodes of the job have", fix)
 
 
 def _faulty(node: NodeFacts, problem: Fault, more: str = "") -> NodeUnfit:
     return NodeUnfit(
-        f"node {node.name}", f"its GPUs cannot be used: {problem.what}", f"{problem.cure}; or {WITHOUT}{more}"
+        f"node {node.name}", f"its GPUs cannot be used: {problem.what}", f"{problem.fix}; or {WITHOUT}{more}"
     )
 
 
@@ -183,7 +183,7 @@ def _lacks(node: NodeFacts, what: str, problem: Fault | None) -> NodeUnfit:
     have = ", ".join(f"{d.gpu.index}: {d.gpu.name if not d.instance else d.name} {d.uuid}" for d in devices(node))
     what = f"{what}, it has: {have or 'none'}"
     if problem is not None:
-        return NodeUnfit(f"node {node.name}", f"{what}; {problem.what}", problem.cure)
+        return NodeUnfit(f"node {node.name}", f"{what}; {problem.what}", problem.fix)
     divided = [str(gpu.index) for gpu in node.gpus if gpu.mig]
-    cure = f"; GPU {', '.join(divided)} is in MIG mode: name its instances by UUID" if divided else ""
-    return NodeUnfit(f"node {node.name}", what, f"change `gpus` for this node or choose another node{cure}")
+    fix = f"; GPU {', '.join(divided)} is in MIG mode: name its instances by UUID" if divided else ""
+    return NodeUnfit(f"node {node.name}", what, f"change `gpus` for this node or choose another node{fix}")

@@ -17,7 +17,6 @@ from launcher.model.labels import RunLabels
 from launcher.model.plan import NodePlan, Plan
 from launcher.node.engine import Engine
 
-_GPU = "gpu-"  # begins the name of a GPU's claim
 ABANDONED = 600.0  # seconds after which a container that was created and never started counts as forgotten
 
 
@@ -32,7 +31,7 @@ def claim_all(engine: Engine, plan: Plan) -> None:
     if planned.container.labels[labels.PURPOSE] == "shell":
         return
     for uuid in sorted(planned.container.gpus):  # in one order everywhere: of two runs one gets the first
-        _claim(engine, planned, f"{_GPU}{uuid}", f"GPU {uuid} is in use", "choose others: gpus")
+        _claim(engine, planned, _name(uuid), f"GPU {uuid} is in use", "choose others: gpus")
     if plan.min_nodes and plan.runtime == "process":
         port += planned.rank  # on one machine, each node has a port of its own
     if plan.min_nodes or (planned.rank == 0 and len(plan.nodes) > 1):
@@ -40,19 +39,25 @@ def claim_all(engine: Engine, plan: Plan) -> None:
         _claim(engine, planned, f"port-{port}", what, f"choose another: --set port={port + 1}")
 
 
-def held(engine: Engine) -> tuple[GpuClaim, ...]:
+def claimed_gpus(engine: Engine) -> tuple[GpuClaim, ...]:
     """The GPUs of this node that runs have. Raises NodeUnreachable and the like."""
     found, alive = [], dict[str, bool]()
     for state in engine.list({labels.PURPOSE: "claim"}):
-        name = state.name.removeprefix("launcher-")
         with suppress(ValueError):  # no labels of ours: `up` names it when it wants that GPU
-            told = labels.read(state.labels)
-            if name.startswith(_GPU) and told.run not in alive:
-                alive[told.run] = _alive(engine, told)
-            if name.startswith(_GPU) and alive[told.run]:
-                age = max(0.0, time.time() - told.created)
-                found.append(GpuClaim(name.removeprefix(_GPU), told.run, told.owner, age))
+            run = labels.read(state.labels)
+            for uuid in run.gpus:
+                if state.name != f"launcher-{_name(uuid)}":  # the claim of another one, or of a port
+                    continue
+                if run.run not in alive:
+                    alive[run.run] = _alive(engine, run)
+                if alive[run.run]:
+                    found.append(GpuClaim(uuid, run.run, run.owner, max(0.0, time.time() - run.created)))
     return tuple(found)
+
+
+def _name(uuid: str) -> str:
+    """Of the claim of a GPU; an old driver writes an instance's UUID as MIG-GPU-<uuid>/<GI>/<CI>."""
+    return f"gpu-{uuid.replace('/', '-')}"
 
 
 def _claim(engine: Engine, planned: NodePlan, name: str, what: str, other: str) -> None:

@@ -110,7 +110,7 @@ def _image(job: Job, usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Che
     """The CUDA of the job's image, as far as it is known without a container, against the nodes' drivers."""
     wanted = {entry.name for entry in job.machines if job.gpus_of(entry) != "none"}
     users = [(engine, node) for engine, node in usable if node.gpus and engine.node in wanted]
-    if job.image is None or not users:
+    if job.image is None or job.runtime != "docker" or not users:
         return
     name = job.image.base or job.image.ref or ""
     seen = run_all_settled([partial(image_store(engine).inspect, name) for engine, _ in users])

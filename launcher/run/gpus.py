@@ -13,7 +13,7 @@ from launcher.model.progress import Log
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.planning.build import choose_gpus
-from launcher.run.claims import held
+from launcher.run.claims import claimed_gpus
 
 PAUSE = 3.0  # seconds between two tries
 
@@ -21,7 +21,7 @@ PAUSE = 3.0  # seconds between two tries
 def with_claims(engine: Engine) -> NodeFacts:
     """The node's facts, with the GPUs that runs of the launcher have. Raises NodeUnreachable, NodeUnfit, ..."""
     node = engine.facts()
-    return replace(node, claims=held(engine)) if node.gpus else node
+    return replace(node, claims=claimed_gpus(engine)) if node.gpus else node
 
 
 def job_facts(job: Job, fleet: Fleet) -> list[NodeFacts]:

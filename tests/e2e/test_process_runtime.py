@@ -331,7 +331,8 @@ def test_a_command_that_a_signal_killed_is_named_with_the_signal(home_cli: Cli) 
 @pytest.mark.parametrize("redirected", ["", "2>&1"])
 def test_output_that_is_not_read_to_its_end_detaches(home_cli: Cli, redirected: str) -> None:
     script = home_cli.program("ticks.py")
-    job = home_cli.job("ticks", **process_job(nodes=["local"], run={"command": ["python3", script, "600"]}))
+    command = ["python3", script, "600"]
+    job = home_cli.job("ticks", **process_job(nodes=["local"], gpus="none", run={"command": command}))
     pipeline = f'"$@" {redirected} | head -1; echo "exit ${{PIPESTATUS[0]}}"'
     done = subprocess.run(
         ["bash", "-c", pipeline, "bash", sys.executable, "-m", "launcher", "up", str(job)],

@@ -26,6 +26,7 @@ from launcher.node.docker.errors import SDK_ERRORS
 from launcher.node.docker.values import container_state, engine_facts, image_info
 from launcher.node.facts import parse as parse_facts
 from launcher.node.files import parse_scan
+from launcher.planning import gpu_checks
 from launcher.records import generations
 from launcher.records.measured import top1, training_progress
 from launcher.records.paths import RunPaths
@@ -139,6 +140,7 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "generations": generation,
     "worlds": attempts.parse_worlds,
     "hang report": hang,
+    "peer access": lambda data: gpu_checks.peers("a", data.decode("utf-8", "replace")),
 }
 WORDS = [
     *(
@@ -154,6 +156,7 @@ WORDS = [
         b"\0",
         b"\n",
     ),
+    *(b"@@pci\n", b"@@processes\n", b"@@owners\n", b"@@mig\n", b"GPU 0: ", b"@exit ", b", Enabled\n", b"Process ID : "),
     *(b"@@user\n", b"@@gpus\n", b"@@addresses\n", b"0, GPU-1, x, 9", b"\xff", b"9" * 40, b"9" * 5000, b"-1", b"1e999"),
     *(
         b"\x1b[31m",

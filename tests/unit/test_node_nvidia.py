@@ -125,6 +125,17 @@ def test_addresses_are_written_as_the_kernel_does() -> None:
     assert address("GPU1: Unknown Error") == ""
 
 
+def test_any_part_of_an_answer_is_handled() -> None:
+    machine = Machine([TRAINING, Card("07:00.0", nvidia.MIG_UUIDS[0], mig="Enabled")], complaint=nvidia.HANDLE_OF_ONE)
+    text = machine.told()
+    lines = text.splitlines()
+    for cut in range(0, len(text), 41):
+        parse(text[:cut].encode())
+    for line in range(len(lines)):
+        parse("\n".join(lines[:line] + lines[line + 1 :]).encode())
+        parse("\n".join([*lines[:line], lines[line].replace(":", ","), *lines[line + 1 :]]).encode())
+
+
 def test_the_script_makes_two_calls_for_eight_gpus(tmp_path: Path) -> None:
     text, _, calls = run(tmp_path, Machine(cards(8, running=[Process(os.getpid(), 61000)])))
     assert len(calls) == 2
