@@ -13,15 +13,18 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.errors import JobInvalid
+from launcher.errors import JobInvalid, NodeUnfit
 from launcher.job.loader import parse_job
 from launcher.model import labels
 from launcher.model.container import Phase
+from launcher.node.machine import LocalMachine
+from launcher.node.slurm.engine import SlurmEngine
 from launcher.node.slurm.queue import ASK, RunInQueue, parse
 from launcher.planning.cluster import build
 from launcher.records.store import NodeOfRun
 from launcher.run.diagnose import first_failure
 from launcher.run.evidence import gather
+from launcher.run.exec_shell import execute
 from tests.unit.test_export import CPU, GPU, HPC, import_step, sbatch
 
 RUN = "job-20260101-000000-abcd"
@@ -201,3 +204,11 @@ def test_an_enroot_that_cannot_import_by_digest_says_so(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", step], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 69
     assert "enroot 3.5.0 cannot import an image by its digest: 4.0 or newer" in done.stdout
+
+
+def test_a_hint_for_a_cluster_names_no_command_that_knows_none() -> None:
+    node = NodeOfRun("node-0", "slurm:hpc", 0, "", "/out", range(1))
+    with pytest.raises(NodeUnfit) as caught:
+        execute(SlurmEngine("slurm:hpc", HPC, LocalMachine("slurm:hpc", "me")), node, None, ["true"])
+    assert "launcher status" in str(caught.value)
+    assert "launcher shell" not in str(caught.value)

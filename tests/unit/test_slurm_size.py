@@ -60,6 +60,7 @@ def test_a_command_asks_once_however_many_nodes_there_are(nodes: int, cluster: C
 
     file = cluster.job(runtime="process", nodes=nodes, gpus="none", run={"command": ["true"]})
     assert f"--nodes={nodes}" in run(0, "export", file, "--to", "slurm", "--on", "hpc")
+    assert run(0, "plan", file, "--on", "hpc") == run(0, "export", file, "--to", "slurm", "--on", "hpc")
     run(4, "up", file, "-d", "--on", "hpc")
     output = next((tmp_path / "shared" / ".launcher").iterdir())
     (output / "state" / "node-1.attempts").write_text("start 1700000000\n")
