@@ -37,10 +37,16 @@ def plan(
     offline_: Annotated[bool, typer.Option("--offline", help="Touch no node; assume what nodes would answer.")] = False,
     docker: Annotated[bool, typer.Option("--docker", help="As `docker run` commands, one a node.")] = False,
     json: options.Json = False,
+    on: Annotated[str | None, typer.Option(metavar="CLUSTER", help="What `up --on` submits to this cluster.")] = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
     """Nothing is started, built or sent; without --offline the nodes are examined."""
     loaded = launcher.load(job, set=sets or [], nodes=options.hosts(nodes))
+    if on is not None:
+        if docker or json:
+            raise UsageError(f"--on {on}", "on a cluster the plan is an sbatch script", "leave --docker and --json out")
+        typer.echo(_sbatch(loaded, on), nl=False)
+        return
     if docker and loaded.runtime != "docker":
         raise UsageError("--docker", f"the job has runtime: {loaded.runtime}", "leave it out: `launcher plan JOB`")
     made = launcher.plan(loaded, offline=offline_, log=terminal.Reporter().log, ssh_config=ssh_config)
@@ -117,19 +123,24 @@ def export(
     """Nothing is touched. What the target cannot carry is refused with its line in the job file."""
     loaded = launcher.load(job, set=sets or [], nodes=options.hosts(nodes))
     if to == "slurm":
-        cluster = slurm.ANY if on is None else read_settings(os.environ).cluster(on)
-        slurm.check(loaded, cluster.container)
         _note_trainer(loaded)
-        planned = build(loaded, cluster.python, cluster.gpus)
-        for warning in planned.warnings:
-            terminal.Reporter().warn(warning)
-        typer.echo(slurm.render(planned, cluster), nl=False)
+        typer.echo(_sbatch(loaded, on), nl=False)
         return
     settings = kubernetes.ANY if on is None else read_settings(os.environ).kubernetes(on)
     kubernetes.check(loaded, jobset=to == "jobset", image=image)
     planned, target = build(loaded, "python3"), kubernetes.Target(image or "", new_run_id(loaded.name), settings)
     made = (kubernetes.jobset if to == "jobset" else kubernetes.indexed_job)(planned, target)
     typer.echo(kubernetes.text(planned, target, made), nl=False)
+
+
+def _sbatch(job: Job, on: str | None) -> str:
+    """The script. Raises JobInvalid, UsageError."""
+    cluster = slurm.ANY if on is None else read_settings(os.environ).cluster(on)
+    slurm.check(job, cluster.container)
+    planned = build(job, cluster.python, cluster.gpus)
+    for warning in planned.warnings:
+        terminal.Reporter().warn(warning)
+    return slurm.render(planned, cluster)
 
 
 def _note_trainer(job: Job) -> None:

@@ -177,13 +177,14 @@ def _ask_all(attached: Attached, nodes: Sequence[NodeOfRun], ends: Mapping[str, 
     ask = partial(_print_node if alone else print_cluster, attached, nodes)
     listed, printed = run_both(lambda: engine.list(wanted), ask)
     by_id = {state.id: state for state in listed}
-    by_node = {state.labels.get(labels.NODE): state for state in reversed(listed)}
+    unseen = (
+        [] if all(node.name in attached.states for node in nodes) else [s for s in listed if labels.readable(s.labels)]
+    )
+    by_node = {state.labels[labels.NODE]: state for state in reversed(unseen)}
     answers = []
     for node in nodes:
         seen = attached.states.get(node.name)
         state = by_id.get(seen.id) if seen else by_node.get(node.name)
-        if seen is None and state is not None and not labels.readable(state.labels):
-            state = None
         answers.append(_answer(node, state, printed.get(node.name, Printed()), ends.get(node.name, {})))
     return answers
 

@@ -176,6 +176,12 @@ def test_what_a_target_cannot_carry_is_refused_with_its_line(
     assert words in message
 
 
+def test_of_min_nodes_only_that_key_is_refused_and_not_its_default_of_restarts() -> None:
+    message = refused(COMMAND, "job", min_nodes=2)
+    assert "min_nodes: a cluster has its own way" in message
+    assert "restarts:" not in message
+
+
 def test_kubernetes_needs_an_image_with_the_code() -> None:
     with pytest.raises(UsageError, match="pods get the code with their image"):
         kubernetes.check(job({**GPU, "restarts": 0}), jobset=False, image=None)

@@ -15,8 +15,10 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 
+from launcher.errors import UsageError
 from launcher.export import kubernetes
 from launcher.job.models import Job
+from launcher.job.settings import Settings
 from launcher.planning.cluster import ClusterPlan, build
 from tests.bed.fixtures import unavailable
 from tests.bed.settings import BedUnavailable
@@ -249,3 +251,13 @@ def test_the_clusters_settings_are_merged_into_the_manifest() -> None:
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
     assert container["resources"]["requests"]["memory"] == str(64 << 30)
     assert found["terminationGracePeriodSeconds"] == 45
+
+
+def test_a_cluster_that_is_kubernetes_is_for_export_alone() -> None:
+    hpc = {"kind": "slurm", "login": "local", "workdir": "/shared"}
+    known = Settings.model_validate({"clusters": {"k8s": {"kind": "kubernetes", "namespace": "team"}, "hpc": hpc}})
+    assert known.kubernetes("k8s").namespace == "team"
+    with pytest.raises(UsageError, match=r"(?s)only writes manifests.*export JOB --to jobset --on k8s"):
+        known.cluster("k8s")
+    with pytest.raises(UsageError, match="is a Slurm cluster"):
+        known.kubernetes("hpc")

@@ -13,15 +13,21 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.errors import JobInvalid
+from launcher.errors import JobInvalid, NodeUnfit
 from launcher.job.loader import parse_job
 from launcher.model import labels
 from launcher.model.container import Phase
+from launcher.node.connect import Fleet
+from launcher.node.machine import LocalMachine
+from launcher.node.slurm.engine import SlurmEngine
 from launcher.node.slurm.queue import ASK, RunInQueue, parse
+from launcher.planning.checks import Level
 from launcher.planning.cluster import build
 from launcher.records.store import NodeOfRun
+from launcher.run.cluster import examine_on
 from launcher.run.diagnose import first_failure
 from launcher.run.evidence import gather
+from launcher.run.exec_shell import execute
 from tests.unit.test_export import CPU, GPU, HPC, import_step, sbatch
 
 RUN = "job-20260101-000000-abcd"
@@ -104,6 +110,12 @@ def test_how_slurm_ended_a_job_is_the_first_line(
 def test_a_job_that_failed_by_itself_is_not_blamed_on_slurm(tmp_path: Path) -> None:
     run = ended(tmp_path, f"12|FAILED|NonZeroExitCode|launcher {RUN}", end="7 1700000009 ", codes=(0, 7))
     assert [(state.exit_code, state.error) for state in run.states()] == [(0, ""), (7, "")]
+
+
+def test_what_slurm_did_to_an_earlier_start_is_no_end(tmp_path: Path) -> None:
+    log = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT x DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***\n"
+    run = ended(tmp_path, "", log=log, end="0 1700000009 ")
+    assert [(state.exit_code, state.error) for state in run.states()] == [(0, ""), (0, "")]
 
 
 def run_script(tmp_path: Path, script: str, **env: str) -> subprocess.Popen[str]:
@@ -201,3 +213,32 @@ def test_an_enroot_that_cannot_import_by_digest_says_so(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", step], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 69
     assert "enroot 3.5.0 cannot import an image by its digest: 4.0 or newer" in done.stdout
+
+
+def test_a_hint_for_a_cluster_names_no_command_that_knows_none() -> None:
+    node = NodeOfRun("node-0", "slurm:hpc", 0, "", "/out", range(1))
+    with pytest.raises(NodeUnfit) as caught:
+        execute(SlurmEngine("slurm:hpc", HPC, LocalMachine("slurm:hpc", "me")), node, None, ["true"])
+    assert "launcher status" in str(caught.value)
+    assert "launcher shell" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("srun", "level", "words"),
+    [
+        ('while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"', Level.FAIL, "enroot 3.5.0"),
+        ("echo 'srun: error: Unable to allocate resources: Requested nodes are busy' >&2; exit 1", Level.WARN, "free"),
+    ],
+)
+def test_doctor_asks_a_node_for_its_enroot(
+    srun: str, level: Level, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, script in {"sinfo": "echo slurm", "sbatch": "cat", "enroot": "echo 3.5.0", "srun": srun}.items():
+        program(tmp_path / "bin", name, script)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    here = HPC.model_copy(update={"workdir": str(tmp_path)})
+    engine = SlurmEngine("slurm:hpc", here, LocalMachine("slurm:hpc", "me"))
+    job = parse_job(yaml.safe_dump({**GPU, "secrets": []}), "job.yaml")
+    *_, last = examine_on(job, here, Fleet([engine], {}, None))
+    assert (last.name, last.level) == ("enroot", level)
+    assert words in last.what

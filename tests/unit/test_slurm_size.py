@@ -21,7 +21,8 @@ def cluster(tmp_path: Path) -> Cli:
     here, programs = tmp_path, tmp_path / "bin"
     program(programs, "sinfo", "echo slurm 22.05.8")
     comment = 'for a; do case $a in --comment=*) echo "${a#--comment=}" >%s/comment;; esac; done'
-    program(programs, "sbatch", f"{comment % here}; echo RUNNING >{here}/state; echo 12")
+    told = f'echo "$*" >{here}/submitted; echo RUNNING >{here}/state; echo 12'
+    program(programs, "sbatch", f"{comment % here}; {told}")
     job = f'[ ! -e {here}/state ] || echo "12|$(cat {here}/state)|None|$(cat {here}/comment)"'
     steps = "case $* in *--steps*) echo 12.0; exit;; *root) exit;; esac"
     program(programs, "squeue", f"{steps}; echo . >>{here}/asked; {job}")
@@ -30,7 +31,7 @@ def cluster(tmp_path: Path) -> Cli:
     program(programs, "sacct", "exit 1")
     settings = here / "config" / "launcher" / "settings.yaml"
     settings.parent.mkdir(parents=True)
-    hpc = {"kind": "slurm", "login": "local", "workdir": str(here / "shared"), "gpus": 0}
+    hpc = {"kind": "slurm", "login": "local", "workdir": str(here / "shared"), "gpus": 0, "at_once": 2}
     settings.write_text(json.dumps({"clusters": {"hpc": hpc}}))
     settings.chmod(0o600)
     (here / "shared").mkdir()
@@ -60,6 +61,7 @@ def test_a_command_asks_once_however_many_nodes_there_are(nodes: int, cluster: C
 
     file = cluster.job(runtime="process", nodes=nodes, gpus="none", run={"command": ["true"]})
     assert f"--nodes={nodes}" in run(0, "export", file, "--to", "slurm", "--on", "hpc")
+    assert run(0, "plan", file, "--on", "hpc") == run(0, "export", file, "--to", "slurm", "--on", "hpc")
     run(4, "up", file, "-d", "--on", "hpc")
     output = next((tmp_path / "shared" / ".launcher").iterdir())
     (output / "state" / "node-1.attempts").write_text("start 1700000000\n")
@@ -77,3 +79,10 @@ def test_a_command_asks_once_however_many_nodes_there_are(nodes: int, cluster: C
     assert nodes < 250 or "9800 running: launcher status --json shows all" in shown[-1]
     run(8, "down")
     assert "--batch --signal=TERM 12" in (tmp_path / "cancelled").read_text()
+
+
+def test_a_sweep_has_no_more_variants_at_once_than_the_settings_allow(cluster: Cli, tmp_path: Path) -> None:
+    run = {"command": ["echo"]}
+    file = cluster.job(runtime="process", nodes=1, gpus="none", run=run, sweep=[["1"], ["2"], ["3"]])
+    cluster("up", file, "-d", "--on", "hpc")
+    assert "--array=0-2%2 " in (tmp_path / "submitted").read_text()

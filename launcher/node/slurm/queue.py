@@ -119,7 +119,7 @@ class RunInQueue:
         """One of _BY_SLURM, or ""."""
         if self.job is not None and not self.job.ended:
             return ""
-        logged = (name for words, name in _IN_ITS_LOG.items() if f"DUE TO {words}" in self.over)
+        logged = [name for words, name in _IN_ITS_LOG.items() if f"DUE TO {words}" in self.over and self.end is None]
         known = [self.job.state] if self.job else [self.over.partition(" ")[0].partition("\n")[0], *logged]
         foreseen = self.end[2] if self.end else ""
         return next((state for state in (*known, foreseen) if state in _BY_SLURM), "")
