@@ -121,11 +121,12 @@ def _load(path: Path) -> Any:
     torch.serialization.add_safe_globals(HARMLESS)
     try:
         check_regular(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise TrainError(f"{path}: no such file on this machine") from None
     except OSError as error:
         raise TrainError(f"{path}: cannot be read: {error.strerror or error}") from error
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged zip or pickle can raise any exception
         if unsafe := re.search(r"Unsupported global: GLOBAL (\S+)", str(error)):
             raise TrainError(
