@@ -169,18 +169,23 @@ def read(path: Path) -> State:
     """
     try:
         check_regular(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise TrainError(f"{path}: no such checkpoint") from None
     except OSError as error:
         raise TrainError(f"{path}: cannot be read: {error.strerror or error}") from error
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged zip or pickle can raise any exception
-        raise TrainError(f"{path}: damaged ({type(error).__name__}: {str(error).splitlines()[0]})") from error
+        raise TrainError(f"{path}: damaged ({type(error).__name__}: {_first_line(error)})") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise TrainError(f"{path}: not a checkpoint of this trainer (format {FORMAT})")
     if state.pop("sha256", None) != digest(state):
         raise TrainError(f"{path}: damaged (its content does not match its SHA-256)")
     return state
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")
 
 
 def find(resume: str, folder: Path) -> Loaded | None:

@@ -83,10 +83,11 @@ class Weights:
 
     def _last_layer(self, model: nn.Module) -> list[str]:
         """The parameters of the classifier: what a model of timm says, else the last linear or convolutional layer."""
-        known: Any = getattr(model, "get_classifier", tuple)()
-        known = known if isinstance(known, tuple) else (known,)
         layers = [name for name, part in model.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)][-1:]
-        layers = [name for name, part in model.named_modules() if any(part is head for head in known)] or layers
+        if type(model).__module__.startswith("timm."):
+            known: Any = model.get_classifier()  # type: ignore[operator]  # a method, which nn.Module's stub cannot know
+            heads = known if isinstance(known, tuple) else (known,)
+            layers = [name for name, part in model.named_modules() if any(part is head for head in heads)]
         return [name for name in model.state_dict() if name.rpartition(".")[0] in layers]
 
 
@@ -121,11 +122,12 @@ def _load(path: Path) -> Any:
     torch.serialization.add_safe_globals(HARMLESS)
     try:
         check_regular(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise TrainError(f"{path}: no such file on this machine") from None
     except OSError as error:
         raise TrainError(f"{path}: cannot be read: {error.strerror or error}") from error
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged zip or pickle can raise any exception
         if unsafe := re.search(r"Unsupported global: GLOBAL (\S+)", str(error)):
             raise TrainError(

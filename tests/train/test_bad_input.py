@@ -223,10 +223,11 @@ def test_a_checkpoint_of_a_dual_batch_run_is_left_alone(
 def test_a_checkpoint_of_another_program_is_refused(
     data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "mine.pt").write_bytes(b"PK something")
     arguments = ["--data", str(data), "--output", str(tmp_path / "o"), *QUICK, "--resume", str(tmp_path / "mine.pt")]
-    assert main(arguments) == 2
-    assert "mine.pt: damaged" in capfd.readouterr().err
+    for content in (b"PK something", b""):
+        (tmp_path / "mine.pt").write_bytes(content)
+        assert main(arguments) == 2
+        assert "mine.pt: damaged" in capfd.readouterr().err
 
 
 def test_data_missing_on_one_rank_ends_both_and_names_the_rank(data: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from tests.train.runs import digit_tree, finish, start
 from train.__main__ import main
-from train.checkpoint import digest
+from train.checkpoint import Saver, digest, read
 from train.data.contents import Contents, Listed
 from train.data.open import open_dataset
 from train.errors import TrainError
@@ -85,7 +85,13 @@ def test_other_data_with_as_many_images_is_noticed_when_a_run_goes_on(
     assert main(options) == 0
     file = next((data / "train" / "3").iterdir())
     file.rename(file.with_name("other.jpg"))
-    capfd.readouterr()
+    inside = read(tmp_path / "out" / "checkpoints" / "last.pt")
+    inside["progress"] |= {"step": 1}
+    saver = Saver(tmp_path / "inside" / "checkpoints", keep=0)
+    saver.save(inside)
+    saver.close()
+    assert main([*options, "--epochs", "2", "--output", str(tmp_path / "inside")]) == 2
+    assert "the order of images has changed since: other images (names," in capfd.readouterr().err
     assert main([*options, "--epochs", "2"]) == 0
     assert "saved: other images (names, order or classes)\n" in capfd.readouterr().out
 

@@ -61,14 +61,17 @@ def run(config: Config) -> None:
     stop = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
+        who = f"rank {rank} on {socket.gethostname()}"
         if rank == 0:
-            Server(config, world, dataset, plan, stop).run(size)
+            server = Server(config, world, dataset, plan, stop)
+            with ends_after_sigterm(who, server.stopping):
+                server.run(size)
             return
         join(rank, size)
         remote = Remote(rank - 1, config.timeout)
         remote.agree_on_data(config.data, Contents.of(dataset))
         remote.start_heartbeats()
-        with ends_after_sigterm(f"rank {rank} on {socket.gethostname()}", threading.Event()):
+        with ends_after_sigterm(who, threading.Event()):
             work(config, world, plan.shares[rank - 1], remote, stop)
         disconnect()
     finally:
@@ -82,6 +85,7 @@ class Server:
         self, config: Config, world: World, dataset: Dataset, plan: DualBatchPlan, stop: threading.Event
     ) -> None:
         self._config, self._world, self._dataset, self._plan, self._stop = config, world, dataset, plan, stop
+        self.stopping = threading.Event()  # set when it stops as asked
         self._precision: Precision = choose_precision(config, world.device)
         self._model = configured_model(config, len(dataset.classes))
         check_sides(self._model, config.arch, config.sides(), len(dataset.classes))
@@ -136,6 +140,7 @@ class Server:
                 self._await((done // workers + 1) * workers)
                 done, scores = self._finish_round()
         except Stopped:
+            self.stopping.set()
             self._server.close()
             self._wait_until_workers_left()
             self._save(*self._server.state()[:2], best=False)
