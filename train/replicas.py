@@ -18,9 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from train.checkpoint import Loaded, find, map_tensors
+from train.checkpoint import Loaded, find
 from train.config import Config
 from train.errors import TrainError
+from train.host_copy import map_tensors
 from train.parallel.world import World
 from train.step import EMA
 
