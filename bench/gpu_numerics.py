@@ -102,7 +102,7 @@ def fsdp(scale: Scale) -> Figures:
     error = max(relative(ours.full_tensor(), theirs) for ours, theirs in pairs)  # type: ignore[attr-defined]  # a DTensor
     layout = str(divided.precision.layout).removeprefix("torch.")
     dist.destroy_process_group()
-    return {"ok": error < 1e-3 and layout == "channels_last", "error": f"{error:.1e}", "layout": layout}
+    return {"ok": error < 1e-2 and layout == "channels_last", "error": f"{error:.1e}", "layout": layout}
 
 
 def fp16(scale: Scale) -> Figures:
