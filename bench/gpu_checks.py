@@ -240,7 +240,7 @@ def compiled(scale: Scale) -> Figures:
 
 def pictures(scale: Scale, folder: Path) -> Path:
     """A data set of JPEGs of 500 x 375 pixels, as ImageNet's on average: some different ones, linked many times."""
-    different, copies, size = 256, 32, scale.pick((500, 375), (48, 36))
+    different, copies, size = 256, 48, scale.pick((500, 375), (48, 36))
 
     def write(number: int) -> None:
         random = np.random.default_rng(number)

@@ -62,7 +62,10 @@ class Stream:
 
     def copy(self, source: Tensor) -> Tensor:
         """A tensor that has the source's content later: whatever it is by then."""
-        target = torch.full_like(source, GARBAGE)
+        return self.fill(torch.full_like(source, GARBAGE), source)
+
+    def fill(self, target: Tensor, source: Tensor) -> Tensor:
+        """Copies it, later."""
 
         def late() -> None:
             time.sleep(self._lag)
@@ -70,6 +73,9 @@ class Stream:
 
         self.put(late)
         return target
+
+    def wait_stream(self, stream: object) -> None:
+        """What computes is done when it returns to its caller."""
 
     def record_event(self) -> Event:
         event = Event()
@@ -93,6 +99,8 @@ class _OnTheCpu(TorchFunctionMode):
             return args[0]
         if func is Tensor.to and self.stream and kwargs.get("non_blocking"):
             return self.stream.copy(args[0])
+        if func is Tensor.copy_ and self.stream and kwargs.get("non_blocking"):
+            return self.stream.fill(args[0], args[1])
         if "pin_memory" in kwargs:
             kwargs["pin_memory"] = False
         return func(*(_here(value) for value in args), **{name: _here(value) for name, value in kwargs.items()})

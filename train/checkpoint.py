@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from train.errors import TrainError
 from train.files import check_regular
+from train.host_copy import HostCopy, map_tensors
 
+CPU = torch.device("cpu")
 State = dict[str, Any]
 FORMAT = 1
 
@@ -61,14 +63,6 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def map_tensors(value: Any, change: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: map_tensors(item, change) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map_tensors(item, change) for item in value)
-    return change(value) if isinstance(value, Tensor) else value
-
-
 def snapshot(state: State) -> State:
     """A copy on the CPU, unaffected by later steps."""
     copied: State = map_tensors(state, lambda tensor: tensor.detach().to("cpu", copy=True))
@@ -76,10 +70,14 @@ def snapshot(state: State) -> State:
 
 
 class Saver:
-    """The writer of a folder: one file at a time, on a thread, so that training waits only for the copy in memory."""
+    """The writer of a folder: one file at a time, on a thread, so that training waits only for the copy in memory.
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self._folder, self._keep = folder, keep
+    A save begins when the one before has been written, so no two copies wait.
+    """
+
+    def __init__(self, folder: Path, keep: int, device: torch.device = CPU) -> None:
+        """`device`: that of the state."""
+        self._folder, self._keep, self._copy = folder, keep, HostCopy(device)
         self._pool = ThreadPoolExecutor(1, "checkpoint")
         self._last: Future[None] | None = None
 
@@ -90,7 +88,7 @@ class Saver:
             OSError: the previous checkpoint could not be written.
         """
         self.wait()
-        self._last = self._pool.submit(self._write, snapshot(state), best, epoch)
+        self._last = self._pool.submit(self._write, self._copy.take(state), best, epoch)
 
     def wait(self) -> None:
         """Waits until everything is on disk.
@@ -107,6 +105,7 @@ class Saver:
         self._pool.shutdown()
 
     def _write(self, state: State, best: bool, epoch: int | None) -> None:
+        self._copy.wait()
         self._folder.mkdir(parents=True, exist_ok=True)
         last, fresh = self._folder / "last.pt", self._folder / "last.pt.tmp"
         with fresh.open("wb") as file:
@@ -114,9 +113,9 @@ class Saver:
             file.flush()
             os.fsync(file.fileno())
         if best:
-            self._copy(fresh, "best.pt")
+            self._duplicate(fresh, "best.pt")
         if self._keep and epoch is not None:
-            self._copy(fresh, f"epoch-{epoch:04d}.pt")
+            self._duplicate(fresh, f"epoch-{epoch:04d}.pt")
             for old in sorted(self._folder.glob("epoch-*.pt"))[: -self._keep]:
                 old.unlink()
         if last.exists():
@@ -124,7 +123,7 @@ class Saver:
         fresh.replace(last)
         _sync_folder(self._folder)
 
-    def _copy(self, source: Path, name: str) -> None:
+    def _duplicate(self, source: Path, name: str) -> None:
         copy = self._folder / f"{name}.tmp"
         shutil.copyfile(source, copy)
         with copy.open("rb") as file:

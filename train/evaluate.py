@@ -7,7 +7,6 @@ from functools import partial
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from train.data.batch import Batch, Request
@@ -15,7 +14,7 @@ from train.data.loader import Loader
 from train.data.source import Pixels
 from train.errors import Stopped
 from train.metrics import Meter, Scores, validation_indices
-from train.parallel.world import World
+from train.parallel.world import World, broadcast_together
 from train.step import Objective
 
 SHOWN = 32  # misclassified images that are returned, at most
@@ -40,8 +39,7 @@ def evaluate(
     """
     config, count, size = objective.config, len(loader.source.labels), loader.batch_size
     if world.data_shards > 1:  # batch norm's running statistics: every rank validates and saves those of rank 0
-        for buffer in model.buffers():
-            dist.broadcast(buffer, 0)
+        broadcast_together(list(model.buffers()))
     mine = validation_indices(config.metrics, count, world)
     total = -(-count // world.data_shards // size)  # batches of the largest shard: the same number on every rank
     pieces = (mine[start : start + size] for start in range(0, total * size, size))

@@ -18,10 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from train.checkpoint import Loaded, find, map_tensors
+from train.checkpoint import Loaded, find
 from train.config import Config
 from train.errors import TrainError
-from train.parallel.world import World
+from train.host_copy import map_tensors
+from train.parallel.world import World, broadcast_together
 from train.step import EMA
 
 
@@ -59,10 +60,8 @@ def _touch(file: Path) -> None:
 def share_statistics(model: nn.Module, ema: EMA | None) -> None:
     """Gives every rank rank 0's running statistics. Those of the others are never used, but would be written."""
     averages = ema.averages if ema else {}
-    for name, buffer in model.named_buffers():
-        for value in (buffer, averages.get(name)):
-            if value is not None:
-                dist.broadcast(value, 0)
+    found = [(buffer, averages.get(name)) for name, buffer in model.named_buffers()]
+    broadcast_together([value for pair in found for value in pair if value is not None])
 
 
 def load(config: Config, world: World) -> Loaded | None:

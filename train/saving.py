@@ -24,7 +24,7 @@ def make_saver(run: Run) -> AnySaver | None:
         from train.sharded import ShardedSaver  # imports torch.distributed.checkpoint, which takes a second
 
         return ShardedSaver(folder, keep, run.world, run.model)
-    return Saver(folder, keep) if replicas.writes(run.config, run.world) else None
+    return Saver(folder, keep, run.world.device) if replicas.writes(run.config, run.world) else None
 
 
 def save(run: Run, watch: Silent, saver: AnySaver | None, best: bool = False, epoch: int | None = None) -> None:

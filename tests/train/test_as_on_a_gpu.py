@@ -16,10 +16,12 @@ from bench import pretend
 from tests.train.runs import ROOT, digit_tree, run
 from tests.train.test_combinations import problem
 from train import syncbn
+from train.checkpoint import Saver, read
 from train.config import Config, parse
 from train.dual_batch import cli
 from train.errors import TrainError
 from train.hardware import device_name, near_cores, peak_memory
+from train.host_copy import HostCopy
 from train.loop import train
 from train.metrics import Meter, read_late
 from train.models import SmallCNN
@@ -41,6 +43,9 @@ BRANCHES = {
     "train.dual_batch.cli._fit": "test_costs_are_measured_on_a_gpu",
     "train.dual_batch.fit.step": "test_costs_are_measured_on_a_gpu",
     "train.hardware.device_name": "test_the_machine",
+    "train.host_copy.__init__": "test_a_checkpoint_is_of_its_moment",
+    "train.host_copy.take": "test_a_checkpoint_is_of_its_moment",
+    "train.host_copy.copy": "test_a_checkpoint_is_of_its_moment",
     "train.hardware.near_cores": "test_the_machine",
     "train.hardware.peak_memory": "test_the_machine",
     "train.metrics.__init__": "test_figures_that_are_read_late_are_the_same",
@@ -238,6 +243,45 @@ def test_figures_that_are_read_late_are_the_same() -> None:
     assert at_once[:2] == [([0.1 + 0.2] * 4, 2.0), "closed"]
     assert late[0] == "closed"
     assert [line for line in at_once if line != "closed"] == [line for line in late if line != "closed"]
+
+
+def test_a_checkpoint_is_of_its_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step changes the weights at once, while they are copied; it waits for that on the device."""
+
+    def saved(folder: Path) -> list[bool]:
+        weights = {name: torch.zeros(1000, 4) for name in ("a", "b")}
+        right = []
+        with pretend.gpu(lag=0.05):
+            saver = Saver(folder, 0, GPU)
+            for number in range(3):
+                for weight in weights.values():
+                    weight.fill_(number)
+                saver.save({"format": 1, "number": number, "model": dict(weights)})
+                for weight in weights.values():
+                    weight.fill_(-1)
+                saver.wait()
+                found = read(folder / "last.pt")
+                right.append(all(bool((value == number).all()) for value in found["model"].values()))
+            saver.close()
+        return right
+
+    assert saved(tmp_path / "right") == [True] * 3
+    monkeypatch.setattr(pretend.Event, "wait", lambda self, stream=None: None)
+    assert saved(tmp_path / "wrong") != [True] * 3, "the test cannot see a step that does not wait"
+
+
+def test_the_memory_of_a_copy_is_used_again() -> None:
+    copy, state = HostCopy(CPU), {"a": torch.ones(3), "b": [torch.zeros(2, 2), "text"], "c": torch.ones(2, 3, 4, 4)}
+    first = copy.take(state)
+    state["a"] += 1
+    assert first["a"].tolist() == [1, 1, 1]
+    places = [first["a"].data_ptr(), first["b"][0].data_ptr()]
+    state["c"] = torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    second = copy.take(state)
+    assert [second["a"].data_ptr(), second["b"][0].data_ptr()] == places
+    assert second["a"].tolist() == [2, 2, 2]
+    assert second["c"].is_contiguous(memory_format=torch.channels_last)
+    assert second["b"][1] == "text"
 
 
 def metrics(folder: Path, kind: str) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from train.config import Config
 from train.errors import TrainError
+from train.foreach import copy_
 from train.hardware import bind_to_gpu, near_cores
 
 T = TypeVar("T")
@@ -161,6 +162,21 @@ def choose_device(config: Config, local_rank: int, local_size: int) -> torch.dev
     torch.backends.cudnn.allow_tf32 = config.tf32
     torch.backends.cudnn.benchmark = not config.deterministic
     return torch.device("cuda", local_rank)
+
+
+def broadcast_together(tensors: Sequence[Tensor]) -> None:
+    """Rank 0's values on every rank, in one collective per type of number."""
+    alike: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        alike.setdefault(tensor.dtype, []).append(tensor)
+    for kept in alike.values():
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in kept])
+        dist.broadcast(flat, 0)
+        parts = flat.split([tensor.numel() for tensor in kept])
+        copy_(
+            [tensor.detach() for tensor in kept],
+            [part.view_as(tensor) for part, tensor in zip(parts, kept, strict=True)],
+        )
 
 
 class Agreed(NamedTuple):
