@@ -24,7 +24,7 @@ _MARGIN = 300  # seconds that Slurm leaves the entry script to enforce the time 
 _WARNING = 90  # seconds before Slurm's own time limit, for a checkpoint; Slurm counts them to a minute
 _PROCESSORS = ("--exclusive", "--cpus-per-", "--cores-per-", "--ntasks-per-core", "--threads-per-core")
 _MIB = 1 << 20
-_TIMEOUT = 124  # as of the entry script at its own time limit
+_TIMEOUT, _STOPPED = 124, 143  # as of the entry script at its own time limit; and of a program that SIGTERM has ended
 _ENROOT = (
     "    case $(enroot version) in [0-3].*)",
     '        echo "launcher: enroot $(enroot version) cannot import an image by its digest: 4.0 or newer is needed"',
@@ -148,22 +148,24 @@ def _batch(plan: ClusterPlan, setup: Sequence[str]) -> list[str]:
         "",
         "# --- the end: its exit code is kept for when Slurm has forgotten the job",
         "stopped='' limit=''",
-        "trap 'stopped=yes' TERM # the nodes get it too, and are waited for",
+        "stopping=$LAUNCHER_OUTPUT/state/slurm.stopping",
+        "trap 'stopped=yes; : >\"$stopping\"' TERM # the nodes get it too, and are waited for",
         "near_limit() { # told by Slurm (--signal)",
-        "    limit=TIMEOUT",
+        '    limit=TIMEOUT; : >"$stopping"',
         '    echo "launcher: the time limit of Slurm is near: the nodes are told to stop"',
         '    scancel --signal=TERM "$SLURM_JOB_ID" # its nodes, and not srun, which would kill them',
         "}",
         "trap near_limit USR1",
         "finish() {",
         "    code=$?",
+        f'    [ -z "$stopped" ] || [ "$code" -ne 0 ] || code={_STOPPED}',
         f'    [ -z "$limit" ] || code={_TIMEOUT}',
         *(again if job.restarts else ()),
         '    echo "$code $(date +%s) $limit" >"$LAUNCHER_OUTPUT/state/slurm.end"',
         '    exit "$code"',
         "}",
         "trap finish EXIT",
-        'rm -f "$LAUNCHER_OUTPUT/state/slurm.end"',
+        'rm -f "$LAUNCHER_OUTPUT/state/slurm.end" "$stopping"',
         *(too_often if job.restarts else ()),
         "",
         *(("# --- the site's own lines, by `setup` of the cluster", *setup, "") if setup else ()),
@@ -217,7 +219,23 @@ def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
             f"set -- {shlex.quote(cluster.python)} -m torch.distributed.run {options} \\",
             '    ${kit:+--log_dir "$kit/torchrun"} --no_python "$@"',
         ]
-    body += ['[ -z "$kit" ] || set -- sh "$kit/entry.sh" "$@"', 'exec "$@"']
+    body += [
+        '[ -z "$kit" ] || set -- sh "$kit/entry.sh" "$@"',
+        "# srun kills all nodes as soon as one fails; while they are being stopped, others may write a checkpoint",
+        "child='' told=''",
+        'trap \'told=yes; [ -z "$child" ] || kill -s TERM "$child"\' TERM # some Slurms signal this shell only',
+        '"$@" <&0 &',
+        "child=$!",
+        '[ -z "$told" ] || kill -s TERM "$child"',
+        'wait "$child"',
+        "code=$?",
+        'while kill -0 "$child" 2>/dev/null; do',
+        '    wait "$child"',
+        "    code=$?",
+        "done",
+        '[ ! -e "$LAUNCHER_OUTPUT/state/slurm.stopping" ] || code=0',
+        'exit "$code"',
+    ]
     lines, end = "\n".join(body).split("\n"), "END"
     while end in lines:
         end += "_"
