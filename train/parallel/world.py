@@ -161,7 +161,7 @@ def broadcast_together(tensors: Sequence[Tensor]) -> None:
     for kept in alike.values():
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in kept])
         dist.broadcast(flat, 0)
-        parts = flat.split([tensor.numel() for tensor in kept])
+        parts = torch.split(flat, [tensor.numel() for tensor in kept])
         copy_(
             [tensor.detach() for tensor in kept],
             [part.view_as(tensor) for part, tensor in zip(parts, kept, strict=True)],
