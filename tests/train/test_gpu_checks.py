@@ -10,9 +10,10 @@ import pytest
 from bench import gpu, gpu_checks, gpu_numerics
 from bench.gpu import LIMITS
 from bench.gpu_scale import Scale
-from bench.pretend import Event
+from train.data.open import open_dataset
+from train.data.sampler import steps_per_epoch
 
-LONG = {"amp", "overlap", "data", "launcher", "options", "compile"}
+LONG = {"step", "amp", "overlap", "data", "launcher", "options", "compile"}
 
 
 def test_every_check_has_a_limit() -> None:
@@ -26,15 +27,6 @@ def test_a_check_passes(name: str) -> None:
     found = gpu_checks.check(name, dry=True)
     assert found["ok"] in (True, None), found
     assert gpu.row({name: found | {"seconds": 1.0}}).count("\n") == 2
-
-
-def test_slots_fails_if_events_do_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the loader did not wait for the copies: the check is able to fail."""
-    monkeypatch.setattr(Event, "synchronize", lambda self: None)
-    monkeypatch.setattr(gpu_checks, "LATE", gpu_checks.VERY_LATE)
-    found = gpu_checks.check("slots", dry=True)
-    assert not found["ok"]
-    assert found["memory used again"] > 0
 
 
 def test_fsdp_fails_in_the_layout_that_fully_shard_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +52,13 @@ def test_a_check_that_hangs_ends_after_its_limit_and_one_that_fails_says_why(mon
     assert time.monotonic() - begun < 60
     found = gpu.run("syncbn")
     assert (found["ok"], found["why"]) == (False, "ValueError: the reason")
+
+
+def test_there_are_batches_enough_for_every_step() -> None:
+    """Synthetic data has ImageNet's number of images: more steps in an epoch than the warm-up and all turns take."""
+    config = Scale(dry=False).options("--data synthetic")
+    images = len(open_dataset(config.data, 8).train.labels)
+    assert steps_per_epoch(images, config.batch_size, keep_last=False) > 20 * (5 + 1)
 
 
 def test_dry_has_the_real_numbers() -> None:
