@@ -158,7 +158,6 @@ def test_a_second_ctrl_c_gives_every_node_the_time_for_a_checkpoint(slurm: Slurm
 def test_before_slurms_time_limit_every_node_has_the_time_for_a_checkpoint(slurm: SlurmBed, cli: Cli) -> None:
     """Slurm looks at time limits every half minute, and counts in minutes."""
     done = cli("up", job(cli, SAVES, cluster={"time": "2m"}), "--on", "hpc", code=1)
-    print(done.stdout, done.stderr, (folder(slurm, cli) / "logs" / "slurm.log").read_text())
     assert saved(slurm, cli) == ["saved-0", "saved-1"]
     assert re.search(r"failed node-0 was ended by Slurm: job \d+: TIMEOUT, at its time limit", done.stderr)
 
