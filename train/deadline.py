@@ -30,22 +30,24 @@ def ends_after_sigterm(who: str, over: threading.Event) -> Iterator[None]:
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=_watch, args=(ours, over, who), name="deadline", daemon=True).start()
+    watch = threading.Thread(target=_watch, args=(ours, over, who), name="deadline", daemon=True)
+    watch.start()
     try:
         yield
     finally:
         over.set()
         signal.set_wakeup_fd(before)
         theirs.close()
+        watch.join()
+        ours.close()  # not earlier: further signals are written to it
 
 
 def _watch(signals: socket.socket, over: threading.Event, who: str) -> None:
-    with signals:
-        while numbers := signals.recv(16):
-            if signal.SIGTERM in numbers:
-                break
-        else:
-            return
+    while numbers := signals.recv(16):
+        if signal.SIGTERM in numbers:
+            break
+    else:
+        return
     if over.wait(SECONDS):
         return
     found = reading.longest()
