@@ -50,7 +50,7 @@ def pytest_sessionfinish() -> None:
 def lane(item: pytest.Item) -> int:
     folder, file = item.path.parent.name, item.path.stem
     if "bed" in getattr(item, "fixturenames", ()) or item.get_closest_marker("bed"):
-        return 0 if "image" in file else 1  # each with a bed of its own
+        return 0 if folder == "bed" or "image" in file else 1  # each with a bed of its own
     if folder in ("e2e", "bed"):
         return 3 if file.startswith(OWN_PORTS) else 2  # plain processes share this machine's port 29500
     return 3 if folder in ("process", "slurm") else 4
