@@ -148,10 +148,9 @@ def _batch(plan: ClusterPlan, setup: Sequence[str]) -> list[str]:
         "",
         "# --- the end: its exit code is kept for when Slurm has forgotten the job",
         "stopped='' limit=''",
-        "stopping=$LAUNCHER_OUTPUT/state/slurm.stopping",
-        "trap 'stopped=yes; : >\"$stopping\"' TERM # the nodes get it too, and are waited for",
+        "trap 'stopped=yes' TERM # the nodes get it too, and are waited for",
         "near_limit() { # told by Slurm (--signal)",
-        '    limit=TIMEOUT; : >"$stopping"',
+        "    limit=TIMEOUT",
         '    echo "launcher: the time limit of Slurm is near: the nodes are told to stop"',
         '    scancel --signal=TERM "$SLURM_JOB_ID" # its nodes, and not srun, which would kill them',
         "}",
@@ -165,7 +164,7 @@ def _batch(plan: ClusterPlan, setup: Sequence[str]) -> list[str]:
         '    exit "$code"',
         "}",
         "trap finish EXIT",
-        'rm -f "$LAUNCHER_OUTPUT/state/slurm.end" "$stopping"',
+        'rm -f "$LAUNCHER_OUTPUT/state/slurm.end"',
         *(too_often if job.restarts else ()),
         "",
         *(("# --- the site's own lines, by `setup` of the cluster", *setup, "") if setup else ()),
@@ -221,7 +220,7 @@ def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         ]
     body += [
         '[ -z "$kit" ] || set -- sh "$kit/entry.sh" "$@"',
-        "# srun kills all nodes as soon as one fails; while they are being stopped, others may write a checkpoint",
+        "# srun kills all nodes as soon as one fails: one that is told to stop does not, as others may write a checkpoint",
         "child='' told=''",
         'trap \'told=yes; [ -z "$child" ] || kill -s TERM "$child"\' TERM # some Slurms signal this shell only',
         '"$@" <&0 &',
@@ -233,7 +232,7 @@ def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         '    wait "$child"',
         "    code=$?",
         "done",
-        '[ ! -e "$LAUNCHER_OUTPUT/state/slurm.stopping" ] || code=0',
+        '[ -z "$told" ] || code=0',
         'exit "$code"',
     ]
     lines, end = "\n".join(body).split("\n"), "END"

@@ -190,6 +190,9 @@ def test_a_suspended_rank_is_reported_when_the_program_is_stopped(box: Box) -> N
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.kill(int(text), signal.SIGSTOP)
+    while " T " not in Path("/proc", text.strip(), "stat").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     out = process.communicate(timeout=60)[0]
     os.kill(int(text), signal.SIGKILL)
