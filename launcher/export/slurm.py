@@ -220,7 +220,7 @@ def _node(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         ]
     body += [
         '[ -z "$kit" ] || set -- sh "$kit/entry.sh" "$@"',
-        "# srun kills all nodes as soon as one fails: one that is told to stop does not, as others may write a checkpoint",
+        "# srun kills all nodes as soon as one fails: one that is told to stop does not, as others may need time",
         "child='' told=''",
         'trap \'told=yes; [ -z "$child" ] || kill -s TERM "$child"\' TERM # some Slurms signal this shell only',
         '"$@" <&0 &',

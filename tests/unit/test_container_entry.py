@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -190,7 +191,7 @@ def test_a_suspended_rank_is_reported_when_the_program_is_stopped(box: Box) -> N
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.kill(int(text), signal.SIGSTOP)
-    while " T " not in Path("/proc", text.strip(), "stat").read_text():
+    while " T " not in Path(f"/proc/{int(text)}/stat").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
