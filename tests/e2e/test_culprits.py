@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.bed.bed import Bed
@@ -14,10 +16,10 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
     ("how", "keys", "words"),
     [
         pytest.param("quit", {"leaver": 0}, "left with exit code 0 while others still waited", id="master"),
-        pytest.param(
+        pytest.param(  # torch may abort such a program at its end: "terminate called without an active exception"
             "plain",
             {"processes": 2, "leaver": 3},
-            "left with exit code 0 while others still waited",
+            "left with exit code 0 while others still waited|was killed by SIGABRT",
             id="undestroyed",
             marks=pytest.mark.slow,
         ),
@@ -45,6 +47,6 @@ def test_the_rank_that_the_others_waited_for_is_named(
     failure = bed_cli.result()["failure"]
     print(failure)
     assert failure["rank"] == leaver, failed.stderr
-    assert words in failure["what"]
+    assert re.search(words, failure["what"])
     assert f"failed rank {leaver} on node" in failed.stderr
     assert bed.wait_clean() == []
