@@ -23,10 +23,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 WORKER_NUMBER = int(WORKER.removeprefix("gw") or 0)
-SECOND_BED = 1  # the lane that has it
+FURTHER_BEDS = (1, 2)  # the lanes that have them
 OWN_PORTS = ("test_elastic", "test_input")
-if WORKER_NUMBER == SECOND_BED:
-    os.environ["LAUNCHER_BED_NAME"] = os.environ.get("LAUNCHER_BED_NAME", "launcher-bed") + "-2"
+if WORKER_NUMBER in FURTHER_BEDS:
+    os.environ["LAUNCHER_BED_NAME"] = f"{os.environ.get('LAUNCHER_BED_NAME', 'launcher-bed')}-{WORKER_NUMBER + 1}"
 
 # On a busy machine an example may take seconds.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -35,7 +35,7 @@ settings.load_profile("untimed")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `-n 5`, five lanes, most of which wait most of the time. pytest-xdist (`--dist each`) lets each process run
+    """With `-n 6`, six lanes, most of which wait most of the time. pytest-xdist (`--dist each`) lets each process run
     what it has collected."""
     if WORKER:
         count = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
@@ -43,14 +43,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    if WORKER_NUMBER == SECOND_BED:
+    if WORKER_NUMBER in FURTHER_BEDS:
         cluster.down(Settings.from_environment())
 
 
 def lane(item: pytest.Item) -> int:
     folder, file = item.path.parent.name, item.path.stem
     if "bed" in getattr(item, "fixturenames", ()) or item.get_closest_marker("bed"):
-        return 0 if folder == "bed" or "image" in file else 1  # each with a bed of its own
+        on_first = folder == "bed" or "image" in file
+        return 0 if on_first else 1 if file < "test_f" else 2  # each with a bed of its own
     if folder in ("e2e", "bed"):
-        return 3 if file.startswith(OWN_PORTS) else 2  # plain processes share this machine's port 29500
-    return 3 if folder in ("process", "slurm") else 4
+        return 4 if file.startswith(OWN_PORTS) else 3  # plain processes share this machine's port 29500
+    return 4 if folder in ("process", "slurm") else 5

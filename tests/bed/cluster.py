@@ -31,6 +31,7 @@ from tests.bed.settings import (
 from tests.bed.shell import CommandFailed, run, succeeds
 from tests.bed.sshfiles import SshFiles
 
+SHARED = "shared"  # the lock of what all beds have: the engine, images, addresses
 BENCHMARKING_RANGE = ipaddress.ip_network("198.18.0.0/15")  # RFC 2544: never routed, so traffic stays on this machine
 LABEL = "launcher-bed"  # without the prefix `launcher.`, by which leftover checks find the launcher's containers
 FINGERPRINT = "launcher-bed.fingerprint"
@@ -69,15 +70,15 @@ def up(
             f"{settings.venv} has no {CONTAINER_PYTHON} site-packages, which the bed's Debian 12 containers need"
         )
     with locked(settings):
-        if install:
-            host.ensure(settings)
-        else:
-            host.require_engine()
-        say("engine answers")
-        with _lock(settings, "images"):  # all beds have the same
+        with _lock(settings, SHARED):
+            if install:
+                host.ensure(settings)
+            else:
+                host.require_engine()
+            say("engine answers")
             images.ensure(settings)
-        say("images ready")
-        addresses = _network(settings)
+            say("images ready")
+            addresses = _network(settings)
         indices = sorted({*range(1, nodes + 1), *existing(settings)})
         files = SshFiles(settings.state)
         files.make_keys(indices)
@@ -98,8 +99,9 @@ def down(settings: Settings, *, purge: bool = False, stop_engine: bool = False) 
             containers = docker("ps", "-aq", "--filter", f"label={LABEL}={settings.name}").split()
             if containers:
                 docker("rm", "-f", "-v", *containers)
-            if succeeds(["docker", "network", "inspect", settings.name]):
-                docker("network", "rm", settings.name)
+            with _lock(settings, SHARED):
+                if succeeds(["docker", "network", "inspect", settings.name]):
+                    docker("network", "rm", settings.name)
             if purge:
                 images.purge(settings)
         run(["rm", "-rf", "--", str(settings.state)])

@@ -114,7 +114,7 @@ def test_the_two_commands_install_what_the_project_declares() -> None:
     """The commands themselves are run by hand and by CI, since each installs some gigabytes."""
     lines = [line for _, kind, body in FENCE.findall(README) if kind == "sh" for line in body.splitlines()]
     jobs = [line for line in lines if line.endswith(".venv/bin/launcher up jobs/quickstart.yaml")]
-    tests = [line for line in lines if line.endswith(".venv/bin/python -m pytest -n 5")]
+    tests = [line for line in lines if line.endswith(".venv/bin/python -m pytest -n 6")]
     assert len(jobs) == len(tests) == 1
     for line in (*jobs, *tests):
         assert line.startswith("python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e ")
