@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher.api.jobs import JobLike, chosen_config, load
 from launcher.api.run import Run
-from launcher.errors import InUse, LauncherError, NodesFailed, StoppedByUser, UsageError
+from launcher.errors import LauncherError, NodesFailed, StoppedByUser, UsageError
 from launcher.image.lock import path_beside
 from launcher.job.dump import dump_job
 from launcher.job.files import check_files, read_secrets
@@ -32,7 +32,7 @@ from launcher.records.snapshot import Snapshot, pack
 from launcher.records.store import Record, find
 from launcher.run.cluster import plan_on
 from launcher.run.earlier import checkpoints_of
-from launcher.run.gpus import counts, pause, settle
+from launcher.run.gpus import counts, pause, settle, waiting
 from launcher.run.locate import attach
 from launcher.run.prepare import prepare
 from launcher.run.start import start
@@ -172,9 +172,7 @@ def _start(plan: Plan, record: Record, fleet: Fleet, inputs: _Inputs, how: How) 
                 try:
                     return start(plan, fleet, code, inputs.secrets, record.event, fill)
                 except NodesFailed as error:
-                    if not how.wait or not all(isinstance(each, InUse) for each in error.errors):
-                        raise
-                    how.log("waiting: " + "; ".join(f"{each.where}: {each.what}" for each in error.errors))
+                    how.log(waiting(error, wait=how.wait))
                     pause()
     except LauncherError as error:
         record.finish({"state": "failed", "exit_code": error.exit_code, "why": str(error)})

@@ -45,16 +45,20 @@ def settle(job: Job, fleet: Fleet, *, wait: bool, log: Log) -> list[NodeFacts]:
         try:
             chosen = choose_gpus(job, facts)
         except NodesFailed as error:
-            if not wait or not all(isinstance(each, InUse) for each in error.errors):
-                raise
-            line = "waiting: " + "; ".join(f"{each.where}: {each.what}" for each in error.errors)
-            if line != said:
+            if (line := waiting(error, wait=wait)) != said:
                 log(said := line)
             pause()
             continue
         if not any(chosen) and any(job.gpus_of(entry) == "all" for entry in job.machines):
             log("warning: NO GPU: no node has one, so this runs on processors. Without this line: gpus: none")
         return facts
+
+
+def waiting(error: NodesFailed, *, wait: bool) -> str:
+    """The line to show before the next try. Raises `error` unless `wait` is set and each node's GPUs are in use."""
+    if not wait or not all(isinstance(each, InUse) for each in error.errors):
+        raise error
+    return "waiting: " + "; ".join(f"{each.where}: {each.what}" for each in error.errors)
 
 
 def pause() -> None:

@@ -8,7 +8,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -97,3 +98,14 @@ def bed_job(**keys: Any) -> dict[str, Any]:
         "env": {"PYTHONPATH": f"/opt/venv/lib/{python}/site-packages", "OMP_NUM_THREADS": "1"},
         **keys,
     }
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """A new folder, with room for 256 KiB."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "launcher-test", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)

@@ -8,14 +8,12 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.bed.bed import Bed
-from tests.e2e.cli import ROOT, Cli, bed_job
+from tests.e2e.cli import ROOT, Cli, bed_job, small_disk
 from tests.e2e.terminal import Person
 
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
@@ -88,20 +86,10 @@ def test_an_attached_run_with_such_files_ends_well(bed_cli: Cli, bed: Bed) -> No
     assert bed.wait_clean(bed.nodes[:1]) == []
 
 
-@contextmanager
-def small(folder: Path) -> Iterator[None]:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "launcher-test", folder], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
 def test_a_full_disk_here_leaves_nothing_on_the_nodes(bed_cli: Cli, bed: Bed) -> None:
-    (bed_cli.cwd / "runs").mkdir()
     chatty = "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo ready"
-    with small(bed_cli.cwd / "runs"):
+    with small_disk(bed_cli.cwd / "runs"):
         done = bed_cli("up", one_node(bed_cli, "full", chatty))
         assert "No space left" in no_traceback(done)
         bed_cli("down")

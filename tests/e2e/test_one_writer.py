@@ -6,15 +6,12 @@ Plain processes on this machine; with lost connections, and with nodes that are 
 from __future__ import annotations
 
 import os
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.cli import Cli
+from tests.e2e.cli import Cli, small_disk
 from tests.e2e.drill import Drill
 from tests.e2e.test_process_runtime import process_job
 
@@ -42,16 +39,6 @@ def here(cli: Cli) -> bytes:
 
 def shown(drill: Drill) -> list[str]:
     return [line for _, line in drill.lines]
-
-
-@contextmanager
-def small_disk(folder: Path) -> Iterator[None]:
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "launcher-test", folder], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
