@@ -29,8 +29,9 @@ from train.__main__ import leave
 from train.config import parse
 from train.host_copy import map_tensors
 from train.parallel.world import start
-from train.saving import make_saver, save
-from train.setup import Run, prepare
+from train.run import Run
+from train.saving import save
+from train.setup import prepare
 from train.step import Plan
 from train.watch import Silent
 
@@ -66,19 +67,19 @@ def measure(arch: str, method: str, rounds: int, output: str) -> dict[str, Any]:
 
     run.step.accumulate(next(run.train_loader.batches(requests(run), 0)), Plan(1e-6, 0))
     run.step.update(Plan(1e-6, 0))  # the optimiser has its state from now on
-    saver, watch, before = make_saver(run), Silent(), peak()
+    run.store.open()
+    watch, before = Silent(), peak()
     kept = [tensor.detach().clone() for tensor in tensors_of(run)]  # the memory of the bare copies, faulted in
     size = sum(tensor.nbytes for tensor in kept) / 1e6
     before = max(before, peak())
     blocked, copied = [], []
     for _ in range(rounds + 1):
-        blocked.append(timed(lambda: save(run, watch, saver)))
-        if saver:
-            saver.wait()
+        blocked.append(timed(lambda: save(run, watch)))
+        run.store.wait()
         world.sum(torch.zeros(1))
-        copied.append(timed(lambda: [a.copy_(b.detach()) for a, b in zip(kept, tensors_of(run), strict=True)]))
-    if saver:
-        saver.close()
+        now = [tensor.detach() for tensor in tensors_of(run)]
+        copied.append(timed(lambda now=now: [a.copy_(b) for a, b in zip(kept, now, strict=True)]))
+    run.store.close()
     run.train_loader.close()
     run.val_loader.close()
     ratios = [ours / bare for ours, bare in zip(blocked[1:], copied[1:], strict=True)]

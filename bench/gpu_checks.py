@@ -40,7 +40,8 @@ from train.hardware import device_name, ideal_seconds, peak_memory
 from train.loop import train
 from train.models import make_model
 from train.parallel.world import StopSignal, start
-from train.setup import Run, prepare
+from train.run import Run
+from train.setup import prepare
 from train.step import Plan
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.loader import make_images, pack
+from bench.loader import make_images
 
 SERVER = Path(__file__).parent / "programs" / "loader_serve.py"
 NAMES = ("ours, compiled", "ours, compiled, packed JPEG <= 400 px")
@@ -27,15 +27,25 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--images", type=int, default=256)
     call = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        root = Path(name)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        root = Path(folder)
         make_images(root / "images", call.images)
-        side = ["--max-side", "400", "--quality", "90"]
-        pack.main([str(root / "images"), str(root / "jpeg400.pack"), *side])
-        pack.main([str(root / "images"), str(root / "raw256.pack"), "--raw", "256"])
+        trees = {"here": Path.cwd(), "there": call.tree}
+        for name, tree in trees.items():
+            pack(tree, root / name, root / "images")
         for loader in NAMES:
-            show(loader, [start(tree, root, loader) for tree in (Path.cwd(), call.tree)], call.rounds)
+            show(loader, [start(tree, root / name, loader) for name, tree in trees.items()], call.rounds)
     return 0
+
+
+def pack(tree: Path, folder: Path, images: Path) -> None:
+    """By the tree's own command, since the format may have changed."""
+    folder.mkdir()
+    (folder / "images").symlink_to(images)
+    for name, options in (("jpeg400", ["--max-side", "400", "--quality", "90"]), ("raw256", ["--raw", "256"])):
+        command = [sys.executable, "-m", "train", "pack", str(images), str(folder / f"{name}.pack"), *options]
+        environment = {**os.environ, "PYTHONPATH": str(tree.resolve())}
+        subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
 def start(tree: Path, root: Path, loader: str) -> subprocess.Popen[str]:

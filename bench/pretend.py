@@ -33,14 +33,24 @@ NAME = "NVIDIA A100-SXM4-80GB"
 class Event:
     """As torch.cuda.Event. What computes is the caller's thread, so a stream that waits is the caller that waits."""
 
-    def __init__(self) -> None:
-        self._happened = threading.Event()
+    def __init__(self, enable_timing: bool = False) -> None:
+        self._happened, self._timed, self._time = threading.Event(), enable_timing, 0.0
         self._happened.set()
 
     def record(self, stream: Stream | None = None) -> None:
+        self._time = time.perf_counter()
         if stream is not None:
             self._happened.clear()
             stream.put(self._happened.set)
+
+    def query(self) -> bool:
+        return self._happened.is_set()
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds."""
+        assert self._timed
+        assert end.query(), "torch raises here, because the event has not happened"
+        return 1000 * (end._time - self._time)
 
     def wait(self, stream: object = None) -> None:
         self._happened.wait()

@@ -109,6 +109,10 @@ class NameTaken(EngineFailed):
     """The node has a container of that name already."""
 
 
+class DataFailed(NodeError):
+    """Data did not reach a node, or its copy there is damaged."""
+
+
 class ImageError(LauncherError):
     """The image cannot be used."""
 

@@ -50,7 +50,7 @@ def pytest_sessionfinish() -> None:
 def lane(item: pytest.Item) -> int:
     folder, file = item.path.parent.name, item.path.stem
     if "bed" in getattr(item, "fixturenames", ()) or item.get_closest_marker("bed"):
-        on_first = folder == "bed" or "image" in file
+        on_first = folder == "bed" or "image" in file or file > "test_r"
         return 0 if on_first else 1 if file < "test_f" else 2  # each with a bed of its own
     if folder in ("e2e", "bed"):
         return 4 if file.startswith(OWN_PORTS) else 3  # plain processes share this machine's port 29500

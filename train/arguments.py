@@ -10,7 +10,7 @@ from train.errors import TrainError
 
 
 def option(group: str, text: str, default: Any, **limits: Any) -> Any:
-    """A field that is also a command-line option; `limits` are keywords of argparse, plus `above` and `least`."""
+    """A field that is also a command-line option; `limits`: keywords of argparse, and `above`, `least`, `most`."""
     return field(default=default, metadata={"group": group, "help": text, **limits})
 
 
@@ -18,7 +18,6 @@ def parsed(declared: Any, argv: list[str], prog: str, description: str) -> tuple
     """The value of every option of the dataclass `declared`, by the name of its field; and which are in `argv`.
 
     Raises:
-        TrainError: a value is outside its limits.
         SystemExit: 2, from argparse, for unknown options.
     """
     defaults = {item.name: item.default for item in fields(declared)}
@@ -27,10 +26,7 @@ def parsed(declared: Any, argv: list[str], prog: str, description: str) -> tuple
     given = {
         key: tuple(value) if isinstance(value, list) else value for key, value in found.items() if value is not MISSING
     }
-    values = defaults | given
-    for item in fields(declared):
-        _check_limits(item.name, values[item.name], item.metadata)
-    return values, frozenset(given)
+    return defaults | given, frozenset(given)
 
 
 def _parser(declared: Any, prog: str, description: str) -> argparse.ArgumentParser:
@@ -61,8 +57,16 @@ def _argument(default: Any, meta: dict[str, Any]) -> dict[str, Any]:
     return keywords | {"type": kind, "default": default}
 
 
+def check_limits(options: Any) -> None:
+    """Raises TrainError: a value of this dataclass is outside its limits."""
+    for item in fields(options):
+        _check_limits(item.name, getattr(options, item.name), item.metadata)
+
+
 def _check_limits(name: str, value: Any, meta: Any) -> None:
     if "above" in meta and not value > meta["above"]:
         raise TrainError(f"--{name.replace('_', '-')} {value}: must be above {meta['above']}")
     if "least" in meta and value < meta["least"]:
         raise TrainError(f"--{name.replace('_', '-')} {value}: must be at least {meta['least']}")
+    if "most" in meta and not value <= meta["most"]:
+        raise TrainError(f"--{name.replace('_', '-')} {value}: must be at most {meta['most']}")

@@ -1,4 +1,4 @@
-"""Checkpoint files: written atomically in the background, verified by a digest. `train.replicas` says by whom.
+"""Checkpoint files: written atomically in the background, verified by a digest. `train.store` says where and by whom.
 
 A file is either complete or absent: temporary name, fsync, rename. It contains the SHA-256 of its content, so that
 damage is detected, and `previous.pt` is used instead. Every file is a plain `torch.load` file.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +69,27 @@ def snapshot(state: State) -> State:
     return copied
 
 
+class Background:
+    """One task after the other, on a thread."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "checkpoint")
+        self._last: Future[None] | None = None
+
+    def start(self, task: Callable[[], None]) -> None:
+        self._last = self._pool.submit(task)
+
+    def wait(self) -> None:
+        """Returns when the last task is done. Raises what it raised."""
+        if self._last is not None:
+            self._last.result()
+
+    def close(self) -> None:
+        """Waits, and ends the thread."""
+        self.wait()
+        self._pool.shutdown()
+
+
 class Saver:
     """The writer of a folder: one file at a time, on a thread, so that training waits only for the copy in memory.
 
@@ -78,8 +99,7 @@ class Saver:
     def __init__(self, folder: Path, keep: int, device: torch.device = CPU) -> None:
         """`device`: that of the state."""
         self._folder, self._keep, self._copy = folder, keep, HostCopy(device)
-        self._pool = ThreadPoolExecutor(1, "checkpoint")
-        self._last: Future[None] | None = None
+        self._background = Background()
 
     def save(self, state: State, best: bool = False, epoch: int | None = None) -> None:
         """Starts writing last.pt (the old one becomes previous.pt), best.pt if `best`, and the epoch's file if `keep`.
@@ -88,7 +108,8 @@ class Saver:
             OSError: the previous checkpoint could not be written.
         """
         self.wait()
-        self._last = self._pool.submit(self._write, self._copy.take(state), best, epoch)
+        copied = self._copy.take(state)
+        self._background.start(lambda: self._write(copied, best, epoch))
 
     def wait(self) -> None:
         """Waits until everything is on disk.
@@ -96,22 +117,17 @@ class Saver:
         Raises:
             OSError: the checkpoint could not be written.
         """
-        if self._last is not None:
-            self._last.result()
+        self._background.wait()
 
     def close(self) -> None:
         """Waits, and ends the thread."""
-        self.wait()
-        self._pool.shutdown()
+        self._background.close()
 
     def _write(self, state: State, best: bool, epoch: int | None) -> None:
         self._copy.wait()
         self._folder.mkdir(parents=True, exist_ok=True)
         last, fresh = self._folder / "last.pt", self._folder / "last.pt.tmp"
-        with fresh.open("wb") as file:
-            torch.save({**state, "sha256": digest(state)}, file)
-            file.flush()
-            os.fsync(file.fileno())
+        _dump(fresh, state)
         if best:
             self._duplicate(fresh, "best.pt")
         if self._keep and epoch is not None:
@@ -129,6 +145,20 @@ class Saver:
         with copy.open("rb") as file:
             os.fsync(file.fileno())
         copy.replace(self._folder / name)
+
+
+def write(path: Path, state: State) -> None:
+    """One file, complete or absent, with its digest."""
+    fresh = path.with_name(path.name + ".tmp")
+    _dump(fresh, state)
+    fresh.replace(path)
+
+
+def _dump(path: Path, state: State) -> None:
+    with path.open("wb") as file:
+        torch.save({**state, "sha256": digest(state)}, file)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:
@@ -187,25 +217,28 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "")
 
 
-def find(resume: str, folder: Path) -> Loaded | None:
-    """The checkpoint that `--resume` selects, or None to start from scratch.
+def select(
+    resume: str, folder: Path, names: tuple[str, str], read_one: Callable[[Path], State] = read
+) -> Loaded | None:
+    """The checkpoint that `--resume` selects, or None to start from scratch. `names`: of the last, and the one before.
 
     Raises:
         TrainError: the given checkpoint or all in the folder are unusable, or `none` would overwrite existing ones.
     """
-    candidates = [path for name in ("last.pt", "previous.pt") if (path := folder / name).exists()]
+    candidates = [path for name in names if (path := folder / name).exists()]
     if resume == "none":
         if candidates:
             raise TrainError(f"--resume none: {candidates[0]} would be overwritten; use another --output, or remove it")
         return None
     if resume != "auto":
         path = Path(resume)
-        path = path / "last.pt" if path.is_dir() else path
-        return Loaded(read(path), path)
+        if path.is_dir() and path.suffix != Path(names[0]).suffix:
+            path = path / names[0]
+        return Loaded(read_one(path), path)
     failures: list[str] = []
     for path in candidates:
         try:
-            return Loaded(read(path), path, failures[0] if failures else None)
+            return Loaded(read_one(path), path, failures[0] if failures else None)
         except TrainError as error:
             failures.append(str(error))
     if failures:

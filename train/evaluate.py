@@ -49,24 +49,39 @@ def evaluate(
     meter = Meter(world)
     mistaken = Mistaken()
 
-    def show(done: int, now: Tensor, _waited: float) -> None:
+    def show(done: int, now: Tensor, _figures: Tensor) -> None:
         report(done, total, Scores.of(now), Scores.of(meter.epoch))
 
     model.eval()
+    classify = Mirrored(model) if config.val_flip else model
     for done in range(1, total + 1):
         if stopped():
             raise Stopped
         batch = next(batches)
         with torch.inference_mode():
-            output = objective.forward_loss(model, batch)
+            output = objective.forward_loss(classify, batch)
         meter.add(output.counts)
         if output.logits is not None and world.local_rank == 0:
             mistaken.add(batch, output.logits)
         if done % config.log_every == 0 and done < total:
-            meter.close_interval(0.0, partial(show, done))
-    meter.close_interval(0.0)
+            meter.close_interval(partial(show, done))
+    meter.close_interval()
     meter.flush()
     return meter.epoch, mistaken.images(config.image_size)
+
+
+class Mirrored(nn.Module):
+    """The mean of a model's logits of an image and of its mirror image. Stages without logits give a token."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(n, 3, H, W) -> (n, classes), in at least fp32."""
+        found: list[Tensor] = [self.model(each) for each in (images, images.flip(3))]
+        wide = torch.promote_types(found[0].dtype, torch.float32)
+        return (found[0].to(wide) + found[1].to(wide)) / 2
 
 
 class Mistaken:

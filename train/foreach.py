@@ -7,6 +7,8 @@ per step, instead of a handful. tests/train/test_step.py compares them with that
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
@@ -37,14 +39,34 @@ def zero_(tensors: list[Tensor]) -> None:
         torch._foreach_zero_(tensors)
 
 
-def sums(tensors: list[Tensor], others: list[Tensor], factor: float) -> list[Tensor]:
-    """Each tensor plus `factor` times the other."""
-    return list(torch._foreach_add(tensors, others, alpha=factor))
+class Scaled:
+    """Memory for values of as many tensors, in which each is multiplied by a factor of its own with one kernel.
 
+    torch's `_foreach_mul` with a factor per tensor that is on the device starts a kernel per tensor. Here each tensor
+    begins in a row of its own of a matrix, so all factors are a column by which the matrix is multiplied.
+    """
 
-def scaled(tensors: list[Tensor], factors: Tensor) -> list[Tensor]:
-    """Each tensor times its own factor; (n,)."""
-    return list(torch._foreach_mul(tensors, factors.unbind()))
+    ROW = 1024  # numbers; what is left of a tensor's last row is not used
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        """As large as these, with their strides; all of one type and on one device."""
+        rows = [-(-tensor.numel() // self.ROW) for tensor in tensors]
+        first = tensors[0]
+        self._rows = torch.zeros(sum(rows), self.ROW, dtype=first.dtype, device=first.device)
+        starts = [self.ROW * row for row in accumulate(rows, initial=0)]
+        self.values = [
+            self._rows.as_strided(tensor.shape, tensor.stride(), start)
+            for tensor, start in zip(tensors, starts, strict=False)
+        ]
+        self._owner = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows)).to(first.device)
+
+    def fits(self, tensors: list[Tensor]) -> bool:
+        mine, theirs = ([(each.shape, each.dtype) for each in several] for several in (self.values, tensors))
+        return mine == theirs
+
+    def multiply_(self, factors: Tensor) -> None:
+        """Each tensor's values times its factor; (n,), on the device."""
+        self._rows.mul_(factors[self._owner, None])
 
 
 def norms(tensors: list[Tensor]) -> Tensor:

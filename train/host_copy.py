@@ -34,6 +34,7 @@ class HostCopy:
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's stub
 
+    @torch.no_grad()
     def take(self, state: Any) -> Any:
         """The state with its tensors here, where they are complete when `wait` returns; overwrites the copy before."""
         if self._stream is None:
@@ -60,6 +61,6 @@ class HostCopy:
             if kept is None or (kept.dtype, kept.shape, kept.stride()) != (tensor.dtype, tensor.shape, tensor.stride()):
                 kept = torch.empty_like(tensor, device="cpu", pin_memory=self._stream is not None)
             self._memory.append(kept)
-            return kept.copy_(tensor.detach(), non_blocking=self._stream is not None)
+            return kept.copy_(tensor, non_blocking=self._stream is not None)
 
         return map_tensors(state, copy)

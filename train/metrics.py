@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,7 +79,8 @@ def check_finite(scores: Scores, where: str) -> None:
         )
 
 
-Report = Callable[[Tensor, float], None]
+Report = Callable[[Tensor, Tensor], None]
+Figures = Callable[[], Sequence[float]]  # as many on every rank
 
 
 def read_late(device: torch.device) -> bool:
@@ -116,19 +117,20 @@ class Meter:
         self.epoch = _nothing() if epoch is None else epoch
         self.interval = _nothing() if interval is None else interval  # as of the last `reduce`
         self._mine: Tensor | None = None
-        self._pending: tuple[Reading, float, Report] | None = None
+        self._pending: tuple[Reading, Figures, Report] | None = None
 
     def add(self, sums: Tensor) -> None:
         """One step's `counts` of this rank, on the device."""
         self._mine = sums if self._mine is None else self._mine + sums
 
-    def close_interval(self, waited: float, report: Report = lambda *_: None) -> None:
-        """Ends an interval; `report` gets its sums and `waited` seconds, both over all ranks.
+    def close_interval(self, report: Report = lambda *_: None, figures: Figures = tuple) -> None:
+        """Ends an interval; `report` gets its sums over all ranks, and (ranks, n) `figures`, gathered with the sums.
 
-        On a CPU it is called at once; on a GPU when the next interval ends, or by `flush`.
+        On a CPU both are called at once; on a GPU when the next interval ends, or by `flush`: then the device has
+        computed the interval.
         """
         self.flush()
-        self._pending = self._take(), waited, report
+        self._pending = self._take(), figures, report
         if not self._late:
             self.flush()
 
@@ -136,11 +138,11 @@ class Meter:
         """Reports the interval that was ended last, if that has not been done."""
         if self._pending is None:
             return
-        (reading, waited, report), self._pending = self._pending, None
-        waited = self._add_up(reading, waited)
+        (reading, figures, report), self._pending = self._pending, None
+        gathered = self._add_up(reading, figures)
         sums, self.interval = self.interval, _nothing()
         self.epoch = self.epoch + sums
-        report(sums, waited)
+        report(sums, gathered)
 
     def reduce(self) -> None:
         """Adds what was added since the last interval or call to `interval`, for a checkpoint inside an interval.
@@ -148,7 +150,7 @@ class Meter:
         A run resumed from it then adds the same numbers in the same order.
         """
         self.flush()
-        self._add_up(self._take(), 0.0)
+        self._add_up(self._take())
 
     def wait(self) -> None:
         """Returns when the device has computed all that was added."""
@@ -159,10 +161,14 @@ class Meter:
         mine, self._mine = self._mine, None
         return Reading(_nothing() if mine is None else mine, self._late)
 
-    def _add_up(self, reading: Reading, waited: float) -> float:
-        both = self._world.sum(torch.cat([reading.value(), torch.tensor([waited], dtype=torch.float64)]))
+    def _add_up(self, reading: Reading, figures: Figures = tuple) -> Tensor:
+        """Figures are gathered by the sums' collective: each rank adds its own to the zeros of the others."""
+        sums, own = reading.value(), torch.tensor(figures(), dtype=torch.float64)
+        gathered = torch.zeros(self._world.size, len(own), dtype=torch.float64)
+        gathered[self._world.rank] = own
+        both = self._world.sum(torch.cat([sums, gathered.flatten()]))
         self.interval = self.interval + both[:4]
-        return float(both[4])
+        return both[4:].view(gathered.shape)
 
 
 def _nothing() -> Tensor:

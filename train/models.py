@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from train import foreign
+from train import drop_path, foreign
+from train.blurpool import with_blurred_strides
 from train.cifar_models import cifar_mobilenet_v2, cifar_mobilenet_v2_nobn, cifar_vgg16
 from train.config import Config
 from train.errors import TrainError
@@ -94,18 +95,27 @@ OWN: dict[str, Callable[[int], nn.Module]] = {
 
 
 def make_model(
-    arch: str, num_classes: int, zero_init: bool = True, options: Mapping[str, Any] | None = None
+    arch: str,
+    num_classes: int,
+    zero_init: bool = True,
+    options: Mapping[str, Any] | None = None,
+    depth_rate: float = drop_path.OWN,
 ) -> nn.Module:
     """The architecture `arch`, initialised from torch's global generator.
 
     `zero_init`: torchvision's ResNets begin with residual branches of zero. `options`: for the model's constructor.
+    `depth_rate`: that of `drop_path`.
 
     Raises:
         TrainError: there is no such architecture, in which case the message names the closest ones, or no such option.
     """
+    name = drop_path.keyword(arch) if depth_rate != drop_path.OWN else None
+    given: dict[str, Any] = {"num_classes": num_classes} | ({name: depth_rate} if name else {})
     if foreign.is_foreign(arch):
-        return _built(foreign.builder(arch), arch, {"num_classes": num_classes}, options)
+        return _built(foreign.builder(arch), arch, given, options)
     if arch in OWN:
+        if depth_rate != drop_path.OWN:
+            raise TrainError(f"--drop-path {depth_rate}: --arch {arch} has no stochastic depth")
         if options:
             raise TrainError(f"--model-kwargs {' '.join(options)}: --arch {arch} has no options; torchvision's have")
         return OWN[arch](num_classes)
@@ -116,12 +126,15 @@ def make_model(
         near = difflib.get_close_matches(arch, [*OWN, *names], n=3, cutoff=0.4)
         raise TrainError(f"--arch {arch}: no such architecture; closest: {', '.join(near or ['resnet50'])}")
     build = models.get_model_builder(arch)
-    keywords: dict[str, Any] = {"weights": None, "num_classes": num_classes}
+    keywords = given | {"weights": None}
     if arch in ("googlenet", "inception_v3"):  # their auxiliary heads return tuples; train only the main head
         keywords |= {"aux_logits": False, "init_weights": True}
     if arch.startswith(("resnet", "resnext", "wide_resnet")):  # large batches need it: Goyal et al., section 5.1
         keywords["zero_init_residual"] = zero_init
-    return _built(build, arch, keywords, options)
+    model = _built(build, arch, keywords, options)
+    if depth_rate != drop_path.OWN and name is None:
+        drop_path.set_rate(model, arch, depth_rate)
+    return model
 
 
 def _built(
@@ -130,6 +143,8 @@ def _built(
     try:
         return build(**keywords | dict(options or {}))
     except (TypeError, ValueError) as error:
+        if "drop_path_rate" in str(error):
+            raise TrainError(f"--drop-path: --arch {arch} has no stochastic depth: {error}") from error
         if not options:
             raise
         raise TrainError(f"--model-kwargs {' '.join(options)}: {arch} does not accept them: {error}") from error
@@ -151,6 +166,16 @@ def check_sides(model: nn.Module, arch: str, sides: Iterable[int], classes: int)
     model.train()
 
 
+def last_layer(model: nn.Module) -> list[str]:
+    """The parameters of the classifier: what a model of timm says, else the last linear or convolutional layer."""
+    layers = [name for name, part in model.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)][-1:]
+    if type(model).__module__.startswith("timm."):
+        known: Any = model.get_classifier()  # type: ignore[operator]  # a method, which nn.Module's stub cannot know
+        heads = known if isinstance(known, tuple) else (known,)
+        layers = [name for name, part in model.named_modules() if any(part is head for head in heads)]
+    return [name for name in model.state_dict() if name.rpartition(".")[0] in layers]
+
+
 def has_batch_norm(model: nn.Module) -> bool:
     """Whether the model has torch's batch norm, so that outputs depend on the batch's statistics."""
     return any(isinstance(module, BATCH_NORMS) for module in model.modules())
@@ -163,4 +188,6 @@ def parameter_count(model: nn.Module) -> int:
 def configured_model(config: Config, num_classes: int) -> nn.Module:
     """The model that the options name, with the same weights on every rank."""
     torch.manual_seed(config.seed)
-    return make_model(config.arch, num_classes, config.zero_init_residual, config.model_options())
+    options = config.model_options()
+    model = make_model(config.arch, num_classes, config.zero_init_residual, options, config.drop_path)
+    return with_blurred_strides(model, config.arch) if config.blurpool else model

@@ -1,8 +1,8 @@
-"""Optimisers by name, without weight decay on biases and norms; LARS is our own."""
+"""Optimisers by name, over the groups of `groups`; LARS is our own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,8 @@ from torch import nn
 
 from train import foreach
 from train.config import Config
+from train.groups import parameter_groups
+from train.muon import MuonAdamW
 
 
 class LARS(torch.optim.Optimizer):
@@ -23,26 +25,34 @@ class LARS(torch.optim.Optimizer):
         self, params: Iterable[Any], lr: float, momentum: float = 0.9, weight_decay: float = 0.0, eta: float = 1e-3
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "eta": eta})
+        self._scaled: dict[int, foreach.Scaled] = {}  # by the number of the group
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure, so no loss to return
         assert closure is None, "LARS takes no closure"
-        for group in self.param_groups:
+        for number, group in enumerate(self.param_groups):
             used = [parameter for parameter in group["params"] if parameter.grad is not None]
             for matrices in (True, False):
-                self._update([parameter for parameter in used if (parameter.ndim > 1) == matrices], group, matrices)
+                chosen = [parameter for parameter in used if (parameter.ndim > 1) == matrices]
+                self._update(chosen, group, number if matrices else None)
 
-    def _update(self, parameters: list[torch.Tensor], group: dict[str, Any], matrices: bool) -> None:
+    def _update(self, parameters: list[torch.Tensor], group: dict[str, Any], matrices: int | None) -> None:
+        """`matrices`: the number of their group, or None if they have one dimension."""
         if not parameters:
             return
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         rate = group["lr"]
-        if matrices:
+        if matrices is not None:
             decay, weights, slopes = group["weight_decay"], foreach.norms(parameters), foreach.norms(gradients)
             local = group["eta"] * weights / (slopes + decay * weights)
-            # stays on the device: one kernel per matrix is queued, which costs less than to wait for the norms
-            rates = torch.where((weights > 0) & (slopes > 0), rate * local, rate)
-            gradients, rate = foreach.scaled(foreach.sums(gradients, parameters, decay), rates), 1.0
+            rates = torch.where((weights > 0) & (slopes > 0), rate * local, rate)  # not read: this would wait for them
+            scaled = self._scaled.get(matrices)
+            if scaled is None or not scaled.fits(parameters):
+                scaled = self._scaled[matrices] = foreach.Scaled(parameters)
+            foreach.copy_(scaled.values, gradients)
+            foreach.add_(scaled.values, parameters, decay)
+            scaled.multiply_(rates)
+            gradients, rate = scaled.values, 1.0
         for parameter in parameters:
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -52,12 +62,16 @@ class LARS(torch.optim.Optimizer):
         foreach.add_(parameters, velocities, -1.0)
 
 
-def make_optimizer(config: Config, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimiser over `parameters`, in one group with weight decay and one without."""
-    decayed = [p for p in parameters if p.ndim > 1 or config.decay == "all"]
-    others = [p for p in parameters if not (p.ndim > 1 or config.decay == "all")]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    groups = [group for group in groups if group["params"]]
+def make_optimizer(
+    config: Config, model: nn.Module, parameters: Sequence[nn.Parameter] | None = None
+) -> torch.optim.Optimizer:
+    """The optimiser over the model's trainable parameters, or over their fp32 masters `parameters`, in the same order.
+
+    Raises:
+        TrainError: muon, where torch has none or the model no matrices for it.
+    """
+    parameters = parameters or [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = parameter_groups(config, model, parameters)
     # torch has no fused SGD for divided weights
     fused = config.parallel != "fsdp" and all(p.dtype == torch.float32 and has_fused_kernel(p) for p in parameters)
     make: dict[str, Callable[[], torch.optim.Optimizer]] = {
@@ -68,6 +82,7 @@ def make_optimizer(config: Config, parameters: list[nn.Parameter]) -> torch.opti
         "adamw": lambda: torch.optim.AdamW(
             groups, lr=config.lr, betas=(config.momentum, config.adam_beta2), fused=fused
         ),
+        "muon": lambda: MuonAdamW(groups, config.lr, config.muon_momentum, (config.momentum, config.adam_beta2), fused),
     }
     return make[config.optimizer]()
 
@@ -84,8 +99,8 @@ def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float, momentum: float | None = None) -> None:
-    """Sets the rate of the next step in every parameter group, and its momentum unless that is None."""
+    """Sets the rate of the next step in every group, times its `lr_scale`, and the momentum unless that is None."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("lr_scale", 1.0)
         if momentum is not None:
             group["momentum"] = momentum

@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from train.checkpoint import Loaded, find
+from train.checkpoint import Loaded, select
 from train.config import Config
 from train.errors import TrainError
 from train.host_copy import map_tensors
-from train.parallel.world import World, broadcast_together
-from train.step import EMA
+from train.parallel.world import World
 
 
 def reads(config: Config, world: World) -> bool:
@@ -57,25 +56,18 @@ def _touch(file: Path) -> None:
         raise TrainError(f"{file.parent}: cannot be written: {error.strerror}") from error
 
 
-def share_statistics(model: nn.Module, ema: EMA | None) -> None:
-    """Gives every rank rank 0's running statistics. Those of the others are never used, but would be written."""
-    averages = ema.averages if ema else {}
-    found = [(buffer, averages.get(name)) for name, buffer in model.named_buffers()]
-    broadcast_together([value for pair in found for value in pair if value is not None])
-
-
 def load(config: Config, world: World) -> Loaded | None:
     """The newest whole checkpoint that a rank has which `reads`, on every rank; None to start from scratch.
 
     Raises:
-        TrainError: as `train.checkpoint.find`, on a rank that found none, if no other has one.
+        TrainError: as `train.checkpoint.select`, on a rank that found none, if no other has one.
         SystemExit: another rank raised it.
     """
     mine: Loaded | None = None
     failure = ""
     if reads(config, world):
         try:
-            mine = find(config.resume, config.checkpoint_folder)
+            mine = select(config.resume, config.checkpoint_folder, ("last.pt", "previous.pt"))
         except TrainError as error:
             failure = str(error)
     if world.size == 1:

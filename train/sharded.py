@@ -8,24 +8,163 @@ complete or absent. All ranks must see the same folder.
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import shutil
 import uuid
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 
-from train.checkpoint import Loaded, State, digest, read
+from train.checkpoint import Background, Loaded, State, read, select, write
+from train.config import Config
 from train.errors import TrainError
+from train.host_copy import HostCopy, map_tensors
 from train.parallel.world import World
 
+T = TypeVar("T")
 LAST, PREVIOUS, RUN = "last.sharded", "previous.sharded", "run.pt"
 PARTS = ("model", "optimizer")  # of a checkpoint's state: what is divided over the ranks
+PIECE = 1 << 20  # bytes that are read at once
+
+
+class Shards:
+    """Every rank copies its part; while the training goes on, a thread of each writes it, in a group of their own."""
+
+    def __init__(self, config: Config, world: World) -> None:
+        self._config, self._world, self._folder = config, world, config.checkpoint_folder
+        self._background, self._copy = Background(), HostCopy(world.device)
+        self._group: Any = None
+        self._alone: Any = None  # of rank 0
+
+    def find(self) -> Loaded | None:
+        """The checkpoint that --resume selects, its parts verified but not yet read; None to start from scratch.
+
+        Raises:
+            TrainError: as `checkpoint.select`; or ranks do not share the folder, or it has checkpoints in one file.
+        """
+        self._world.all_ranks_or_exit(lambda: check_shared(self._folder, self._world))
+        return self._world.all_ranks_or_exit(self._select)
+
+    def _select(self) -> Loaded | None:
+        if self._config.resume != "none" and (whole := self._folder / "last.pt").exists():
+            raise TrainError(f"{whole} was made without --parallel fsdp; use another --output")
+        return select(self._config.resume, self._folder, (LAST, PREVIOUS), lambda path: _verified(path, self._world))
+
+    def open(self) -> None:
+        """The default group's collectives belong to the training, which may use NCCL."""
+        limit = timedelta(seconds=self._config.timeout)
+        self._group = dist.new_group(backend="gloo", timeout=limit)
+        self._alone = dist.new_group([0], backend="gloo", timeout=limit)
+
+    @torch.no_grad()
+    def save(self, state: Callable[[], State], best: bool = False, epoch: int | None = None) -> None:
+        """Starts writing last.sharded (the old one becomes previous.sharded), the epoch's folder if `keep`, best.pt.
+
+        best.pt is one file with the weights, without the optimiser's state.
+
+        Raises:
+            OSError: the previous checkpoint could not be written.
+        """
+        self.wait()
+        content, tensors = state(), list[Tensor]()
+
+        def take(tensor: Tensor) -> Tensor:
+            tensors.append(tensor)
+            return tensor
+
+        parts = {name: map_tensors(content.pop(name), take) for name in PARTS}
+        rest = map_tensors(content, Tensor.clone)
+        copied = self._copy.take([each.to_local() if isinstance(each, DTensor) else each for each in tensors])
+        copies = {id(tensor): copy for tensor, copy in zip(tensors, copied, strict=True)}
+        self._background.start(lambda: self._write(parts, copies, rest, best, epoch))
+
+    def wait(self) -> None:
+        self._background.wait()
+
+    def close(self) -> None:
+        self._background.close()
+        for group in (self._group, self._alone) if self._world.first else (self._group,):
+            if group is not None:
+                dist.destroy_process_group(group)
+        self._group = self._alone = None
+
+    def _write(self, parts: State, copies: Mapping[int, Tensor], rest: State, best: bool, epoch: int | None) -> None:
+        self._copy.wait()
+        fresh = self._folder / f"{LAST}.tmp"
+        self._together(lambda: shutil.rmtree(fresh, ignore_errors=True) if self._world.first else None)
+        try:
+            save(parts, checkpoint_id=fresh, planner=Copied(copies), process_group=self._group)
+        except CheckpointException as error:  # on every rank
+            rank, (why, _) = next(iter(error.failures.items()))
+            raise OSError(f"{fresh}: rank {rank}: {why}") from error
+        mine = fresh.glob(f"__{self._world.rank}_*.distcp")
+        found = self._together(lambda: {path.name: _sum(path) for path in mine})
+        sums = {name: value for part in found for name, value in part.items()}
+        self._together(lambda: self._finish(fresh, parts, rest, sums, best, epoch) if self._world.first else None)
+
+    def _together(self, what: Callable[[], T]) -> list[T]:
+        """The results of all ranks. Raises OSError on all, if it does on one."""
+        outcome: T | OSError
+        try:
+            outcome = what()
+        except OSError as error:
+            outcome = error
+        outcomes: list[Any] = [None] * self._world.size
+        dist.all_gather_object(outcomes, outcome, group=self._group)
+        for rank, each in enumerate(outcomes):
+            if isinstance(each, OSError):
+                raise OSError(f"the checkpoint could not be written: {each} (rank {rank})") from each
+        return outcomes
+
+    def _finish(
+        self, fresh: Path, parts: State, rest: State, sums: Mapping[str, str], best: bool, epoch: int | None
+    ) -> None:
+        """On rank 0."""
+        if best:
+            write(self._folder / "best.pt", rest | {"model": self._whole(fresh, parts["model"])})
+        write(fresh / RUN, rest | {"parts": sums})
+        keep = self._config.keep
+        if keep and epoch is not None:
+            kept = self._folder / f"epoch-{epoch:04d}.sharded"
+            shutil.rmtree(kept, ignore_errors=True)  # of the epoch's first attempt
+            shutil.copytree(fresh, kept, copy_function=os.link)
+            for old in sorted(self._folder.glob("epoch-*.sharded"))[:-keep]:
+                shutil.rmtree(old)
+        last, previous = self._folder / LAST, self._folder / PREVIOUS
+        if last.exists():
+            shutil.rmtree(previous, ignore_errors=True)
+            last.rename(previous)
+        fresh.rename(last)
+
+    def _whole(self, folder: Path, model: Mapping[str, Tensor]) -> State:
+        """The weights of a checkpoint, not divided."""
+        weights = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in model.items()}
+        load({"model": weights}, checkpoint_id=folder, process_group=self._alone)
+        return weights
+
+
+class Copied(DefaultSavePlanner):
+    """Plans by the tensors of the model, which the next steps change, and writes their copies."""
+
+    def __init__(self, copies: Mapping[int, Tensor]) -> None:
+        """`copies`: by the id of the tensor; of a divided one this rank's part."""
+        super().__init__()
+        self._copies = copies
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        found = self._copies.get(id(self.state_dict[index.fqn]))
+        return super().lookup_object(index) if found is None else found
 
 
 def check_shared(folder: Path, world: World) -> None:
@@ -46,108 +185,26 @@ def check_shared(folder: Path, world: World) -> None:
         )
 
 
-class ShardedSaver:
-    """Writes checkpoints; every rank calls the same methods in the same order. Training waits."""
-
-    def __init__(self, folder: Path, keep: int, world: World, model: nn.Module) -> None:
-        self._folder, self._keep, self._world, self._model = folder, keep, world, model
-
-    def save(self, state: State, best: bool = False, epoch: int | None = None) -> None:
-        """Writes last.sharded (the old one becomes previous.sharded), the epoch's folder if `keep`, best.pt if `best`.
-
-        best.pt is one file with the weights, without the optimiser's state.
-        """
-        fresh = self._folder / f"{LAST}.tmp"
-        if self._world.first:
-            shutil.rmtree(fresh, ignore_errors=True)
-        self._world.sum(torch.zeros(1))
-        save({name: state[name] for name in PARTS}, checkpoint_id=fresh)
-        sums = _sums(fresh, [path.name for path in fresh.glob(f"__{self._world.rank}_*.distcp")], self._world)
-        whole = {}
-        if best:
-            whole = get_model_state_dict(self._model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-        if self._world.first:
-            rest = {name: value for name, value in state.items() if name not in PARTS}
-            _write(fresh / RUN, rest | {"parts": sums})
-            if best:
-                _write(self._folder / "best.pt", rest | {"model": whole})
-            if self._keep and epoch is not None:
-                kept = self._folder / f"epoch-{epoch:04d}.sharded"
-                shutil.rmtree(kept, ignore_errors=True)  # of the epoch's first attempt
-                shutil.copytree(fresh, kept, copy_function=os.link)
-                for old in sorted(self._folder.glob("epoch-*.sharded"))[: -self._keep]:
-                    shutil.rmtree(old)
-            last, previous = self._folder / LAST, self._folder / PREVIOUS
-            if last.exists():
-                shutil.rmtree(previous, ignore_errors=True)
-                last.rename(previous)
-            fresh.rename(last)
-        self._world.sum(torch.zeros(1))
-
-    def wait(self) -> None:
-        """Nothing is written in the background."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-def _write(path: Path, state: State) -> None:
-    """As `Saver` writes a file: under a temporary name, synchronised, with its digest."""
-    fresh = path.with_name(path.name + ".tmp")
-    with fresh.open("wb") as file:
-        torch.save({**state, "sha256": digest(state)}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-
-
-def _sums(folder: Path, mine: list[str], world: World) -> dict[str, str]:
-    """File -> SHA-256, over all ranks; this rank reads `mine`."""
-    sums = {}
-    for name in mine:
-        with (folder / name).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            sums[name] = hashlib.sha256(content).hexdigest()
-    every: list[dict[str, str]] = [{}] * world.size
-    dist.all_gather_object(every, sums)
-    return {name: value for part in every for name, value in part.items()}
-
-
-def find(resume: str, folder: Path, world: World) -> Loaded | None:
-    """The checkpoint that `--resume` selects, its parts verified but not yet read; None to start from scratch.
-
-    Raises:
-        TrainError: as `checkpoint.find`, or the folder has checkpoints in one file.
-    """
-    candidates = [path for name in (LAST, PREVIOUS) if (path := folder / name).exists()]
-    if resume == "none":
-        if candidates:
-            raise TrainError(f"--resume none: {candidates[0]} would be overwritten; use other --checkpoints")
-        return None
-    if (folder / "last.pt").exists():
-        raise TrainError(f"{folder / 'last.pt'} was made without --parallel fsdp; use another --output")
-    if resume != "auto":
-        candidates = [path if (path := Path(resume)).suffix == ".sharded" else path / LAST]
-    failures: list[str] = []
-    for path in candidates:
-        try:
-            state = _verified(path, world) | {"optimizer": {"shards": str(path)}}
-            return Loaded(state, path, failures[0] if failures else None)
-        except TrainError as error:
-            failures.append(str(error))
-    if failures:
-        raise TrainError(f"no usable checkpoint: {'; '.join(failures)}; start over with another --output")
-    return None
+def _sum(path: Path) -> str:
+    """SHA-256, in pieces: a file as a whole would be as large as this rank's copy."""
+    total, piece = hashlib.sha256(), bytearray(PIECE)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            total.update(memoryview(piece)[:count])
+    return total.hexdigest()
 
 
 def _verified(path: Path, world: World) -> State:
+    """A checkpoint's run.pt; its parts are the same to the bit as when they were written. The same on every rank."""
     state, problem = world.broadcast_object(_read(path) if world.first else ({}, ""))
     if problem:
         raise TrainError(problem)
     there = state.pop("parts")
-    here = _sums(path, sorted(there)[world.rank :: world.size], world)
+    mine = {name: _sum(path / name) for name in sorted(there)[world.rank :: world.size]}
+    here = {name: value for part in world.gather(mine) for name, value in part.items()}
     if damaged := [name for name in there if there[name] != here[name]]:
         raise TrainError(f"{path / damaged[0]}: damaged (its content does not match its SHA-256)")
-    return state
+    return state | {"optimizer": {"shards": str(path)}}
 
 
 def _read(path: Path) -> tuple[State, str]:

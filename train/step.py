@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from train.errors import TrainError
 from train.foreach import copy_
 from train.metrics import counts
 from train.optim import load_state, make_optimizer, set_rate
-from train.parallel.world import World
+from train.parallel.world import World, broadcast_together
 from train.precision import LossScale, Masters, Precision
 
 
@@ -142,10 +142,15 @@ class Plan:
     momentum: float | None = None  # None: as the optimiser was made
 
 
+def _nothing() -> None:
+    """Nobody measures."""
+
+
 class Step:
     """Updates the model, identically on every rank; gradients are reduced once, with the last micro-batch."""
 
     sharded = False  # every rank has only a part of each weight
+    forward_waits = True  # whether the forward pass may wait for other ranks
 
     def __init__(
         self, config: Config, world: World, precision: Precision, model: nn.Module, wrapped: nn.Module
@@ -155,10 +160,11 @@ class Step:
         self.masters = Masters(model) if precision.masters else None
         own = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.parameters = self.masters.parameters if self.masters else own
-        self.optimizer = make_optimizer(config, self.parameters)
+        self.optimizer = make_optimizer(config, model, self.parameters)
         self.scale = LossScale(precision.scaled)
         self.ema = EMA(model, config.ema_decay, self.parameters) if config.ema_decay else None
         self.objective = Objective(config, precision, world)
+        self.computed: Callable[[], None] = _nothing  # called after each forward pass
 
     def accumulate(self, batch: Batch, plan: Plan) -> Tensor:
         """Adds a micro-batch's gradients; returns its `counts` on the device."""
@@ -168,6 +174,7 @@ class Step:
         with self.wrapped.no_sync() if local else nullcontext():  # type: ignore[operator]  # DDP, so it has one
             config = self.config
             output = self.objective.forward_loss(self.wrapped, batch, plan.mix, config.loss, config.label_smoothing)
+            self.computed()
             (output.loss * self.scale.value).backward()  # type: ignore[no-untyped-call]  # torch's stub
         if self.masters and not batch.last:
             self.masters.set_aside()
@@ -196,19 +203,52 @@ class Step:
         """The model to validate: the averaged weights if there are any."""
         return self.ema.model if self.ema else self.model
 
-    def gather_to_rank0(self) -> None:
-        """Sends rank 0 the parts of the model that it lacks; called on every rank before a checkpoint. Here: none."""
+    def before_checkpoint(self) -> None:
+        """Called on every rank: the ranks that write a checkpoint get what it has and they lack.
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """The optimiser's state for a checkpoint; call after `gather_to_rank0`."""
+        Here: with --replicate rank 0's running statistics; those of the others are never used, but would be written.
+        """
+        if self.config.replicated and self.world.size > 1:
+            averages = self.ema.averages if self.ema else {}
+            found = [(buffer, averages.get(name)) for name, buffer in self.model.named_buffers()]
+            broadcast_together([value for pair in found for value in pair if value is not None])
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint has of the model and its training; call after `before_checkpoint`."""
+        return {
+            "model": self._model_state(),
+            "optimizer": self._optimizer_state(),
+            "scale": self.scale.state_dict(),
+            "ema": self.ema.averages if self.ema else None,
+            "masters": [p.detach() for p in self.masters.parameters] if self.masters else None,
+        }
+
+    def _model_state(self) -> dict[str, Any]:
+        return self.model.state_dict()
+
+    def _optimizer_state(self) -> dict[str, Any]:
         return self.optimizer.state_dict()
 
-    def load_optimizer(self, state: dict[str, Any]) -> None:
-        """Restores the optimiser's state, but not its settings.
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state` gave, but not the optimiser's settings; the model has its weights already.
 
         Raises:
-            TrainError: the state is that of a model cut into stages, or the other way round.
+            TrainError: the state is of another kind of step, or was made with other options; "the checkpoint ...".
         """
+        self._load_optimizer(state["optimizer"])
+        self.scale.load_state_dict(state["scale"])
+        parts = ("--ema-decay", self.ema, state["ema"]), ("--amp O2", self.masters, state["masters"])
+        for option, own, saved in parts:
+            if (own is None) != (saved is None):
+                how = "without" if saved is None else "with"
+                raise TrainError(f"the checkpoint was made {how} {option}; use the same")
+        if self.ema:
+            self.ema.load(state["ema"])
+        if self.masters:
+            for ours, theirs in zip(self.masters.parameters, state["masters"], strict=True):
+                ours.data.copy_(theirs)
+
+    def _load_optimizer(self, state: dict[str, Any]) -> None:
         if "stages" in state:
             raise TrainError(f"the checkpoint has {len(state['stages'])} stages; use the same --parallel")
         load_state(self.optimizer, state)

@@ -18,6 +18,7 @@ import numpy as np
 
 from train.data.source import Pixels
 from train.metrics import Scores
+from train.stragglers import Slow
 
 CLEAR_LINE = "\x1b[K"  # right of the cursor
 GRID = 8  # images per row
@@ -52,6 +53,8 @@ class Interval:
     mfu: float | None  # fraction of the operations that the GPUs can do in that time; None if that is unknown
     loss_scale: float
     skipped: int  # steps, of the run
+    slowest: Slow | None = None  # the rank with the most own work
+    slow: str = ""  # who is persistently slow, and how: "rank 5 on gpu-c: 1.31x the median, data wait"
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,7 @@ class Writer(Silent):
             lr=now.lr,
             loss_scale=now.loss_scale,
             skipped=now.skipped,
+            **({"slow": now.slow} if now.slow else {}),
         )
         scalars = {
             "Loss/train": cur.loss,
@@ -165,6 +169,10 @@ class Writer(Silent):
         }
         if self._amp:
             scalars |= {"AMP/loss_scale": now.loss_scale, "AMP/skipped": float(now.skipped)}
+        if now.slowest:
+            scalars |= {"Ranks/slowest": float(now.slowest.rank), "Ranks/slowest_over_median": now.slowest.ratio}
+        if now.slow and self._board is not None:
+            self._board.add_text("Ranks/persistently_slow", now.slow, now.step)
         self._scalars(scalars, now.step)
 
     def validating(self, epoch: int, batch: int, batches: int, now: Scores, so_far: Scores) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from train import checkpoint
 from train.errors import TrainError
 from train.files import check_regular
+from train.models import last_layer
 
 # torchvision's auxiliary heads, which this trainer leaves out, and the names of DenseNet's layers in its older files
 AUXILIARY = re.compile(r"(AuxLogits|aux1|aux2)\.")
@@ -45,7 +46,7 @@ class Weights:
             TrainError: the file is of another architecture.
         """
         own = model.state_dict()
-        fresh = [name for name in self._last_layer(model) if other_classes and self._differs(name, own[name])]
+        fresh = [name for name in last_layer(model) if other_classes and self._differs(name, own[name])]
         given = {name: value for name, value in self.tensors.items() if name not in fresh}
         wrong = [name for name in own if name not in fresh and self._differs(name, own[name])]
         unknown = [name for name in given if name not in own]
@@ -80,15 +81,6 @@ class Weights:
         if name.endswith("num_batches_tracked"):  # only counts; old files lack it
             return False
         return name not in self.tensors or self.tensors[name].shape != own.shape
-
-    def _last_layer(self, model: nn.Module) -> list[str]:
-        """The parameters of the classifier: what a model of timm says, else the last linear or convolutional layer."""
-        layers = [name for name, part in model.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)][-1:]
-        if type(model).__module__.startswith("timm."):
-            known: Any = model.get_classifier()  # type: ignore[operator]  # a method, which nn.Module's stub cannot know
-            heads = known if isinstance(known, tuple) else (known,)
-            layers = [name for name, part in model.named_modules() if any(part is head for head in heads)]
-        return [name for name in model.state_dict() if name.rpartition(".")[0] in layers]
 
 
 def read_weights(path: Path) -> Weights:

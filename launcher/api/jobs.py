@@ -12,6 +12,7 @@ from typing import Any
 from launcher.job.files import check_files
 from launcher.job.loader import job_from, load_job
 from launcher.job.models import Job
+from launcher.job.overrides import of_one_run
 from launcher.model.plan import Plan
 from launcher.model.progress import Log
 from launcher.node.connect import connect
@@ -51,7 +52,7 @@ def plan(
     offline: connect to no node, and assume what nodes would answer. Otherwise they are examined; nothing is built,
     pulled or sent. log: called with each line of text. Raises JobInvalid, PlanInvalid, NodesFailed.
     """
-    loaded = load(job)
+    loaded = of_one_run(load(job))
     check_files(loaded, Path.cwd(), os.environ)
     code = pack(loaded, Path.cwd(), log)
     if offline:

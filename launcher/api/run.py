@@ -16,6 +16,7 @@ from launcher.errors import NodesFailed, UsageError
 from launcher.job.settings import Notify, read_settings
 from launcher.logs.lines import Lines
 from launcher.model.container import ContainerState
+from launcher.model.forward import parse_forward
 from launcher.model.host import cluster_host
 from launcher.model.plan import Membership, Plan, RunId
 from launcher.node.connect import connect
@@ -197,18 +198,18 @@ class Run:
         """
         return fetch_files(self._now(), Path(to) if to else self.folder, checkpoints=checkpoints)
 
-    def exec(self, argv: Sequence[str], node: str | None = None) -> int:
+    def exec(
+        self, argv: Sequence[str], node: str | None = None, *, rank: int | None = None, ports: Sequence[str] = ()
+    ) -> int:
         """Run a command in a running container, with the variables of the job's processes; its exit code.
 
-        It is joined to this process's stdin, stdout and stderr. node: its name or host; default: the first. Raises
-        NodeUnfit where no container runs there.
+        It is joined to this process's stdin, stdout and stderr. node: its name or host; default: the first. rank:
+        where it runs, with the variables of its process (RANK, MASTER_ADDR, ...) instead. ports: of the node, forwarded
+        to this machine meanwhile: "8888", or "9000:8888" where the port here is 9000. Raises UsageError, NodeUnfit
+        where no container runs.
         """
-        attached = self._now()
-        attached.require_any()
-        chosen = attached.nodes[0] if node is None else attached.node(node)
-        if node is None and chosen.rank:
-            attached.require_all()  # the first node does not answer
-        return exec_shell.execute(attached.engines[chosen.name], chosen, attached.states.get(chosen.name), argv)
+        forwards = [parse_forward(text) for text in ports]
+        return exec_shell.execute(self._now(), argv, node, rank, forwards, self._log)
 
     def down(self, *, purge: bool = False, any_owner: bool = False, own_only: bool = False) -> list[Removed]:
         """Stop the run and remove its containers: SIGTERM, 45 s for a checkpoint, SIGKILL; logs are fetched first.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
 from launcher.api.jobs import JobLike, chosen_config, load
 from launcher.errors import UsageError
 from launcher.job.files import check_files, read_secrets
+from launcher.model.forward import parse_forward
 from launcher.model.progress import Log
 from launcher.node.connect import connect
 from launcher.records.snapshot import pack
@@ -16,12 +18,19 @@ from launcher.run.exec_shell import shell
 
 
 def open_shell(
-    job: JobLike, node: str | None = None, *, log: Log = print, ssh_config: str | PathLike[str] | None = None
+    job: JobLike,
+    node: str | None = None,
+    *,
+    ports: Sequence[str] = (),
+    log: Log = print,
+    ssh_config: str | PathLike[str] | None = None,
 ) -> int:
     """A shell in a new container with the job's image, code, mounts, GPUs, variables and secrets; its exit code.
 
-    node: by name or host; default: the first. The container is removed when the shell ends.
+    node: by name or host; default: the first. ports: of the node, as for Run.exec. The container is removed when the
+    shell ends.
     """
+    forwards = [parse_forward(text) for text in ports]
     loaded = load(job)
     entry = next((each for each in loaded.machines if node in (None, each.name, each.host)), None)
     if entry is None:
@@ -32,4 +41,4 @@ def open_shell(
     with connect(
         [pair for pair in loaded.hosts() if pair[0] == entry.name], loaded.runtime, chosen_config(ssh_config)
     ) as fleet:
-        return shell(loaded, entry, fleet, code, secrets, log)
+        return shell(loaded, entry, fleet, code, secrets, forwards, log)

@@ -32,7 +32,7 @@ from launcher.records.snapshot import Snapshot, pack
 from launcher.records.store import Record, find
 from launcher.run.cluster import plan_on
 from launcher.run.earlier import checkpoints_of
-from launcher.run.gpus import counts, pause, settle, waiting
+from launcher.run.gpus import Waiting, counts, settle
 from launcher.run.locate import attach
 from launcher.run.prepare import prepare
 from launcher.run.start import start
@@ -47,6 +47,7 @@ class How:
     """What the caller chose about a start. log: called with each line for a person; progress: as for `up`."""
 
     resume: RunId | None = None  # an earlier run, whose checkpoints it begins with
+    fresh_without: bool = False  # if that has left no checkpoint, begin without
     wait: bool = False  # for GPUs that others use
     log: Log = print
     progress: OnProgress = no_progress
@@ -83,25 +84,31 @@ def up(
     to. May be called in several threads at once. Raises the errors of launcher.errors; whatever goes wrong, and on
     Ctrl-C, nothing of the run is left on any node.
     """
-    how = How(_earlier(resume), wait, log, progress, chosen_config(ssh_config))
-    with until_started(how.started), ExitStack() as on_error:
+    how = How(_earlier(resume), False, wait, log, progress, chosen_config(ssh_config))
+    with until_started(how.started):
         loaded = _without_sweep(load(job))
         if on is not None:
             return _submit([(loaded, group)], on, how)[0]
-        inputs = _inputs(loaded, log)
-        fleet = on_error.enter_context(connect(loaded.hosts(), loaded.runtime, how.ssh_config, ping=False))
-        facts, looked = settle(loaded, fleet, wait=wait, log=log), time.monotonic()
+        return start_run(loaded, inputs_of(loaded, log), group, how)
+
+
+def start_run(job: Job, inputs: Inputs, group: Membership | None, how: How) -> Run:
+    """Start a run of a job on its own machines: connect, facts, image and plan, record, start."""
+    with ExitStack() as on_error:
+        waiting = Waiting(how.log, wait=how.wait)
+        fleet = on_error.enter_context(connect(job.hosts(), job.runtime, how.ssh_config, ping=False))
+        facts, looked = settle(job, fleet, waiting), time.monotonic()
         code = inputs.code()
-        lock = path_beside(loaded.file) if loaded.file else None
-        plan = prepare(loaded, fleet, facts, code.digest, log, progress, lock)
-        if counts(loaded) and time.monotonic() - looked > STALE:
-            facts = settle(loaded, fleet, wait=wait, log=log)
-            plan = prepare(loaded, fleet, facts, code.digest, log, progress, lock)
-        record = _record(loaded, plan, inputs, group, how)
-        _start(plan, record, fleet, inputs, how)
+        lock = path_beside(job.file) if job.file else None
+        plan = prepare(job, fleet, facts, code.digest, how.log, how.progress, lock)
+        if counts(job) and time.monotonic() - looked > STALE:
+            facts = settle(job, fleet, waiting)
+            plan = prepare(job, fleet, facts, code.digest, how.log, how.progress, lock)
+        record = _record(job, plan, inputs, group, how)
+        _start(plan, record, fleet, inputs, how, waiting)
         how.started.set()
         on_error.pop_all()
-        return Run(record, how.ssh_config, log, attach(record, fleet), plan)
+        return Run(record, how.ssh_config, how.log, attach(record, fleet), plan)
 
 
 def _without_sweep(job: Job) -> Job:
@@ -129,18 +136,18 @@ def up_array(
 
 
 @dataclass(frozen=True)
-class _Inputs:
+class Inputs:
     """What a run needs from the caller's machine. code: packed while the nodes connect; `code()` waits for it."""
 
     secrets: Mapping[str, str] = field(repr=False)
     code: Future[Snapshot]
 
 
-def _inputs(job: Job, log: Log) -> _Inputs:
+def inputs_of(job: Job, log: Log) -> Inputs:
     """Raises JobInvalid where a file that the job names is missing."""
     here = Path.cwd()
     check_files(job, here, os.environ)
-    return _Inputs(read_secrets(job, here, os.environ), in_background(partial(pack, job, here, log)))
+    return Inputs(read_secrets(job, here, os.environ), in_background(partial(pack, job, here, log)))
 
 
 def _earlier(resume: str | None) -> RunId | None:
@@ -148,7 +155,7 @@ def _earlier(resume: str | None) -> RunId | None:
     return resume if resume is None or is_run_id(resume) else find(resume).run
 
 
-def _record(job: Job, plan: Plan, inputs: _Inputs, group: Membership | None, how: How) -> Record:
+def _record(job: Job, plan: Plan, inputs: Inputs, group: Membership | None, how: How) -> Record:
     """runs/<run id>/, with what is known before anything starts."""
     for warning in plan.warnings:
         how.log(f"warning: {warning}")
@@ -160,20 +167,21 @@ def _record(job: Job, plan: Plan, inputs: _Inputs, group: Membership | None, how
     return record
 
 
-def _start(plan: Plan, record: Record, fleet: Fleet, inputs: _Inputs, how: How) -> None:
-    """Start it, with `wait` as soon as its GPUs are free. The record of a run that never started says why."""
+def _start(plan: Plan, record: Record, fleet: Fleet, inputs: Inputs, how: How, waiting: Waiting) -> None:
+    """Start it, where it may wait as soon as its GPUs are free. The record of a run that never started says why."""
     code = inputs.code().archive
     try:
         with ExitStack() as held:
             fill = None
             if how.resume is not None:
-                fill = held.enter_context(checkpoints_of(how.resume, plan, fleet, how.ssh_config, how.log))
+                required = not how.fresh_without
+                found = checkpoints_of(how.resume, plan, fleet, how.ssh_config, how.log, required=required)
+                fill = held.enter_context(found)
             while True:
                 try:
                     return start(plan, fleet, code, inputs.secrets, record.event, fill)
                 except NodesFailed as error:
-                    how.log(waiting(error, wait=how.wait))
-                    pause()
+                    waiting.after(error)
     except LauncherError as error:
         record.finish({"state": "failed", "exit_code": error.exit_code, "why": str(error)})
         raise
@@ -191,11 +199,11 @@ def _submit(jobs: Sequence[tuple[Job, Membership | None]], on: str, how: How) ->
         fleet = on_error.enter_context(connect([(host, host)], None, how.ssh_config, ping=False))
         try:
             for (job, group), run in zip(jobs, ids, strict=True):
-                inputs = _inputs(job, how.log)
+                inputs = inputs_of(job, how.log)
                 plan = plan_on(job, cluster, fleet.engines[0], inputs.code().digest, run, array)
                 plans.append(plan)
                 made.append(_record(job, plan, inputs, group, how))
-                _start(plan, made[-1], fleet, inputs, how)
+                _start(plan, made[-1], fleet, inputs, how, Waiting(how.log, wait=False))
         except BaseException as error:
             _undo(made, fleet, error)
             raise

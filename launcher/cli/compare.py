@@ -5,27 +5,29 @@ from __future__ import annotations
 import json as json_
 import shutil
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from launcher.cli import options, terminal
-from launcher.errors import UsageError
+from launcher.errors import RunUnknown, UsageError
 from launcher.local_files import write_atomic
+from launcher.records.compare import Unmeasured, markdown, page
 from launcher.records.compare import compare as compare_
-from launcher.records.compare import markdown, page
 from launcher.records.groups import labels, select
-from launcher.records.measured import read
+from launcher.records.measured import Measured, read
 from launcher.records.plot import draw
-from launcher.records.store import find
+from launcher.records.store import Record, find, job_of
 
 
 def compare(
     runs: Annotated[
-        list[str],
-        typer.Argument(metavar="RUN...|GROUP", help="Runs, or the name of a job whose latest run was a sweep."),
-    ],
+        list[str] | None,
+        typer.Argument(metavar="[RUN...|GROUP]", help="Runs, or a sweep; without any, the latest sweep or job."),
+    ] = None,
     baseline: Annotated[str | None, typer.Option(metavar="RUN", help="Measure all against this run.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture: .png or .svg.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="One self-contained page.")] = None,
@@ -34,8 +36,8 @@ def compare(
     """A Markdown table. Each run is measured against the one with the fewest devices at its model and global batch."""
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise UsageError(str(plot), "unsupported image format", "call it something.png or something.svg")
-    chosen = select(runs)
-    measured = [read(record.paths, label) for (record, _), label in zip(chosen, labels(chosen), strict=True)]
+    chosen = select(runs or [])
+    measured, others = _read(chosen, labels(chosen))
     base = None
     if baseline is not None:
         base = find(baseline).run
@@ -43,11 +45,25 @@ def compare(
             raise UsageError(base, "is not among the runs that are compared", "name it among them too")
     rows = compare_(measured, base)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    table = json_.dumps([row.to_dict() for row in rows], indent=2) if json else markdown(rows, width)
+    found = [row.to_dict() for row in rows] + [asdict(other) for other in others]
+    table = json_.dumps(found, indent=2) if json else markdown(rows, width, others)
     typer.echo(terminal.escaped(table))  # it has words of a program's metrics
     if plot is not None:
         write_atomic(plot, draw(rows, plot.suffix.lower()[1:]))
         typer.echo(f"wrote {plot}", err=True)
     if html is not None:
-        write_atomic(html, page(rows, "Comparison: " + ", ".join(runs)).encode())
+        write_atomic(html, page(rows, "Comparison: " + ", ".join(runs or [job_of(chosen[-1][0].run)]), others).encode())
         typer.echo(f"wrote {html}", err=True)
+
+
+def _read(chosen: Sequence[tuple[Record, str | None]], names: Sequence[str]) -> tuple[list[Measured], list[Unmeasured]]:
+    """What each run measured; of a sweep, also its variants that measured nothing. Raises RunUnknown for other runs."""
+    measured, others = list[Measured](), list[Unmeasured]()
+    for (record, variant), name in zip(chosen, names, strict=True):
+        try:
+            measured.append(read(record.paths, name))
+        except RunUnknown:
+            if variant is None:
+                raise
+            others.append(Unmeasured(record.run, name, str((record.result() or {}).get("state", "no result yet"))))
+    return measured, others

@@ -105,6 +105,7 @@ class Screen(Reporter):
         self._live: Live | None = None
         self._held = TracebackBuffer()
         self._first = FirstOutput()
+        self._complete = True  # its files could be brought here
         self.unread = False  # nothing reads stdout any more (`| head`)
         self.silent: dict[str, str] = {}  # nodes that do not answer now, and since when
 
@@ -144,7 +145,7 @@ class Screen(Reporter):
         if outcome.failure is None:
             self._write(late)
         self._hide()
-        print_outcome(self.err, outcome, self.mask)
+        print_outcome(self.err, outcome, self.mask, complete=self._complete)
         if outcome.failure is not None and not sys.stdout.isatty():
             self._write(late)
 
@@ -196,6 +197,7 @@ class Screen(Reporter):
                 self.silent.pop(node, None)
                 self.log(f"{node}: connected again")
             case messages.NotCollected(reason):
+                self._complete = False
                 self.warn(f"not brought here: {reason}")
             case messages.Warned(reason):
                 self.warn(reason)
@@ -265,8 +267,13 @@ def shorten(line: str, width: int) -> str:
     return text.plain.replace("\n", " ")
 
 
-def print_outcome(console: Console, outcome: Outcome, mask: Callable[[str], str]) -> None:
-    """The first failure: who, its own words without secrets, what it means, what to do. Or that all is well."""
+def print_outcome(console: Console, outcome: Outcome, mask: Callable[[str], str], *, complete: bool = True) -> None:
+    """The first failure: who, its own words without secrets, what it means, what to do. Or that all is well.
+
+    complete: all that it has written is here.
+    """
+    logs, everything = f"runs/{outcome.run}/logs/", f"logs and curves in runs/{outcome.run}/"
+    incomplete = f"not all of its logs and curves are in runs/{outcome.run}/, as the warning says"
     if failure := outcome.failure:
         who = failure.node if failure.rank is None else f"rank {failure.rank} on {failure.node}"
         if failure.words:
@@ -277,7 +284,7 @@ def print_outcome(console: Console, outcome: Outcome, mask: Callable[[str], str]
         victims = [node.node for node in outcome.nodes if node.victim]
         if victims:
             console.print(f"[dim]terminated as a consequence: {escape(', '.join(victims))}[/]")
-        console.print(f"[dim]everything that was printed: runs/{outcome.run}/logs/[/]")
+        console.print(f"[dim]{f'everything that was printed: {logs}' if complete else incomplete}[/]")
     if outcome.stopped_by is not None:
         console.print(f"[bold]stopped[/] {outcome.run} by {escape(outcome.stopped_by)} in another terminal")
     if outcome.state is RunState.DONE:
@@ -285,4 +292,4 @@ def print_outcome(console: Console, outcome: Outcome, mask: Callable[[str], str]
         extra = "" if accuracy is None else f", validation top-1 {accuracy:.2f} %"
         lost = [node.node for node in outcome.nodes if node.exit_code != 0]  # with min_nodes
         extra += f" without {escape(', '.join(lost))}" if lost else ""
-        console.print(f"[bold green]done[/] {outcome.run}{extra}; logs and curves in runs/{outcome.run}/")
+        console.print(f"[bold green]done[/] {outcome.run}{extra}; {everything if complete else incomplete}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_
 import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import wrap
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from launcher.cli import gpus, options, terminal
+from launcher.cli.bench import show_bench
 from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, UsageError
 from launcher.job.files import check_files
@@ -24,9 +26,10 @@ from launcher.model.facts import NodeFacts
 from launcher.model.plan import plain
 from launcher.node.connect import connect
 from launcher.planning.checks import Check, Level
+from launcher.run.bench import Examined
+from launcher.run.bench import bench as measured
 from launcher.run.cluster import examine_on
 from launcher.run.doctor import examine
-from launcher.run.measure import measure as between
 
 _SIGNS = {Level.OK: "[green]ok  [/]", Level.WARN: "[yellow]warn[/]", Level.FAIL: "[bold red]FAIL[/]"}
 
@@ -35,9 +38,11 @@ def doctor(
     targets: Annotated[list[str], typer.Argument(metavar="JOB|NODE...", help="A job file, or nodes.")],
     sets: options.Sets = None,
     nodes: options.JobNodes = None,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Latency, bandwidth and all-reduce between the job's nodes, in its image.")
+    bench: Annotated[
+        bool,
+        typer.Option("--bench", help="Measure every part of the job's nodes, in its image, and name what is slow."),
     ] = False,
+    minutes: Annotated[float, typer.Option(min=0.1, max=60.0, help="For --bench: how long it may take.")] = 2.0,
     on: options.On = None,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
@@ -45,16 +50,20 @@ def doctor(
     """With a job file also what the job needs: its mounts, its data, its port, connections between its nodes.
     On a cluster: whether Slurm would take the job.
 
-    Exit code: 0 with nothing worse than a warning, 3 where something would fail.
+    Exit code: 0 with nothing worse than a warning, 3 where something would fail or, with --bench, is slow.
     """
     job = _job(targets, sets or [], options.hosts(nodes))
-    if on is not None and (job is None or measure):
+    if bench and job is None:
+        raise UsageError("--bench", "takes a job file: its image and its nodes are what is measured")
+    if on is not None and (job is None or bench):
         raise UsageError(f"--on {on}", "takes a job file, and cannot measure", f"launcher doctor JOB --on {on}")
     named = targets if on is None else options.hosts(None, on) or ()
     hosts = job.hosts() if job and on is None else [(host, host) for host in named]
     console = terminal.console()
     seen: list[Check] = []
     with_gpus: list[NodeFacts] = []
+    examined: Examined | None = None
+    began = time.monotonic()
     with connect(hosts, job.runtime if job else "docker", ssh_config, allow_failures=True) as fleet:
 
         def checks() -> Iterator[Check | NodeFacts]:
@@ -62,8 +71,6 @@ def doctor(
                 yield from examine(job, fleet)
             else:
                 yield from examine_on(job, read_settings(os.environ).cluster(on), fleet)
-            if measure and job is not None and not any(check.level is Level.FAIL for check in seen):
-                yield from between(job, fleet, Reporter().log)
 
         for check in checks():
             if isinstance(check, NodeFacts):
@@ -72,16 +79,29 @@ def doctor(
             seen.append(check)
             if not json:
                 _show(console, check)
+        if bench and job is not None:
+            left = max(60 * minutes - (time.monotonic() - began), 0.0)
+            unfit = {check.node: f"{check.name}: {check.what}" for check in seen if check.level is Level.FAIL}
+            examined = measured(job, fleet, left, unfit, Reporter().log)
+    _conclude(console, seen, with_gpus, examined, json=json)
+
+
+def _conclude(
+    console: Console, seen: Sequence[Check], with_gpus: Sequence[NodeFacts], examined: Examined | None, *, json: bool
+) -> None:
+    """Print the rest, or all of it as JSON. Raises typer.Exit."""
     count = {level: sum(check.level is level for check in seen) for level in Level}
     worst = next((level for level in reversed(Level) if count[level]), Level.OK)
     if json:
-        told = {"level": worst.value, "checks": [plain(check) for check in seen]}
-        typer.echo(json_.dumps(told | {"gpus": gpus.rows(with_gpus)}, indent=2))
+        told = {"level": worst.value, "checks": [plain(check) for check in seen], "gpus": gpus.rows(with_gpus)}
+        typer.echo(json_.dumps(told | ({"bench": plain(examined)} if examined else {}), indent=2))
     else:
         if with_gpus:
             terminal.console(soft_wrap=False).print(gpus.table(with_gpus))
         console.print(f"{count[Level.OK]} ok, {count[Level.WARN]} warnings, {count[Level.FAIL]} failures")
-    if worst is Level.FAIL:
+        if examined:
+            show_bench(console, examined)
+    if worst is Level.FAIL or (examined and (examined.findings or not examined.nodes)):
         raise typer.Exit(3)
 
 

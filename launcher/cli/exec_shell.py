@@ -27,6 +27,11 @@ class WithTail(TyperCommand):
         return rest
 
 
+_Ports = Annotated[
+    list[str] | None,
+    typer.Option("-L", metavar="PORT", help="Forward a port of the node to this machine; 9000:8888 to another port."),
+]
+
 exec_ = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -35,6 +40,8 @@ def _exec(
     ctx: typer.Context,
     run: options.Run = None,
     node: Annotated[str | None, typer.Option(help="In the container on this node; default: the master.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Where this rank runs, with its own variables.")] = None,
+    ports: _Ports = None,
     nodes: options.Nodes = None,
     on: options.On = None,
     ssh_config: options.SshConfig = None,
@@ -45,15 +52,16 @@ def _exec(
     """
     command: list[str] = ctx.meta[_TAIL]
     if not command:
-        raise UsageError("exec", "no command", "launcher exec [RUN] [--node X] -- nvidia-smi")
+        raise UsageError("exec", "no command", "launcher exec [RUN] [--node X | --rank N] -- nvidia-smi")
     with options.find(run, nodes, on, ssh_config) as found:
-        code = found.exec(command, node)
+        code = found.exec(command, node, rank=rank, ports=ports or ())
     sys.exit(code)
 
 
 def shell(
     job: options.JobFile,
     node: Annotated[str | None, typer.Option(help="On this node of the job; default: the first.")] = None,
+    ports: _Ports = None,
     sets: options.Sets = None,
     nodes: options.JobNodes = None,
     on: options.NotOn = None,
@@ -66,4 +74,4 @@ def shell(
     cure = "in a run that goes on there: launcher exec --on CLUSTER -- bash; else on its login machine: srun --pty bash"
     options.refuse_cluster(on, "a cluster has no containers just for looking", cure)
     loaded = launcher.load(job, set=sets or [], nodes=options.hosts(nodes))
-    sys.exit(open_shell(loaded, node, log=Reporter().log, ssh_config=ssh_config))
+    sys.exit(open_shell(loaded, node, ports=ports or (), log=Reporter().log, ssh_config=ssh_config))

@@ -21,14 +21,12 @@ def table(nodes: Sequence[NodeFacts]) -> Table:
         found.add_column(name, no_wrap=True, overflow="ellipsis")
     found.add_column("in use by", overflow="fold")
     for node in nodes:
-        for device in devices(node):
-            gpu = device.gpu
-            used = f"{gpu.used_mib / 1024:.1f}/{gpu.memory_mib / 1024:.0f} GiB"
-            cells = (device.name.removeprefix("GPU "), gpu.name.removeprefix("NVIDIA "), used, user(node, device))
-            found.add_row(*map(Text, (node.name, *cells)))
-        for gpu in node.gpus:
-            if why := broken(gpu):
-                found.add_row(*map(Text, (node.name, str(gpu.index), gpu.name.removeprefix("NVIDIA "), "", why)))
+        usable = devices(node)
+        for gpu in sorted(node.gpus, key=lambda gpu: gpu.index):
+            model, used = gpu.name.removeprefix("NVIDIA "), f"{gpu.used_mib / 1024:.1f}/{gpu.memory_mib / 1024:.0f} GiB"
+            parts = [(device.name.removeprefix("GPU "), user(node, device)) for device in usable if device.gpu is gpu]
+            for name, who in parts or [(str(gpu.index), broken(gpu) or "MIG mode, without instances")]:
+                found.add_row(*map(Text, (node.name, name, model, used, who)))
     return found
 
 

@@ -24,6 +24,7 @@ from launcher.image.lock import path_beside
 from launcher.image.names import OCI_BASE_NAME, RECIPE
 from launcher.image.repair import Verdict, tried
 from launcher.image.versions import Release, release, releases
+from launcher.job.files import check_code
 from launcher.job.loader import load_job
 from launcher.job.models import Job
 from launcher.node.connect import caller_engine, connect
@@ -48,6 +49,8 @@ def build(
 ) -> None:
     """Build the job's image: on this machine's engine, without one on the first node."""
     loaded = load_job(job, sets or [])
+    if with_code:
+        check_code(loaded, Path.cwd())  # before minutes of building
     to = None if push is None else registry_place(push, loaded.name)
     with caller_engine() as local, ExitStack() as stack:
         engine = local or stack.enter_context(connect(loaded.hosts()[:1], ssh_config=ssh_config)).engines[0]

@@ -43,7 +43,8 @@ class LongWork(Reporter):
     """Messages, and how far long work is: `log` and `progress` may be called by several threads.
 
     On a terminal, a bar with bytes, rate and time left for each node, and below the bars the last Step of each node;
-    else a line of each of them every 30 s, and one when a transfer that took longer than that is over.
+    else a line of each of them every 30 s, of a Step that is due at once each time, and one when a transfer that took
+    longer than that is over.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -73,7 +74,7 @@ class LongWork(Reporter):
                 return
             elif interactive():
                 self._live().steps[text.node] = text
-            elif self._due(text.node + " step", 0) is not None:
+            elif text.at_once or self._due(text.node + " step", 0) is not None:
                 super().log(text)
 
     def progress(self, node: str, sent: int, total: int) -> None:

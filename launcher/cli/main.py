@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "down": ("launcher.cli.down", "down", "Stop a run on every node and remove what it left there."),
     "clean": ("launcher.cli.clean", "clean", "List, then remove what old runs left on nodes."),
     "image": ("launcher.cli.image", "image", "Build, verify, ship and list images."),
+    "data": ("launcher.cli.data", "data", "Copy data to nodes, list, verify and remove it."),
     "schema": ("launcher.cli.plan", "schema", "Print the JSON Schema of the job file."),
 }
 

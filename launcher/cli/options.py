@@ -31,6 +31,10 @@ SshConfig = Annotated[
     Path | None,
     typer.Option(metavar="FILE", envvar="LAUNCHER_SSH_CONFIG", help="Use this ssh config instead of ~/.ssh/config."),
 ]
+Resume = Annotated[
+    str | None,
+    typer.Option(metavar="RUN|GROUP", help="Begin with an earlier run's newest checkpoint, or finish a sweep."),
+]
 Raw = Annotated[
     bool, typer.Option("--raw", help="Pass all terminal sequences of the output, not only its colours: trust it.")
 ]

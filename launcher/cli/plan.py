@@ -40,7 +40,10 @@ def plan(
     on: Annotated[str | None, typer.Option(metavar="CLUSTER", help="What `up --on` submits to this cluster.")] = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """Nothing is started, built or sent; without --offline the nodes are examined."""
+    """Nothing is started, built or sent; without --offline the nodes are examined.
+
+    If `up` would have to wait for GPUs that others use, a warning names them and the exit code is still 0.
+    """
     loaded = launcher.load(job, set=sets or [], nodes=options.hosts(nodes))
     if on is not None:
         if docker or json:

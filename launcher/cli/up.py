@@ -10,11 +10,13 @@ import typer
 
 import launcher
 from launcher import Run
+from launcher.api.sweep import is_sweep
 from launcher.api.up import until_started, up_array, variants
 from launcher.cli import options
 from launcher.cli.console import Screen
 from launcher.cli.foreground import follow, leave_or_stop, stop_now
 from launcher.cli.long_work import LongWork
+from launcher.cli.sweep import run_sweep
 from launcher.cli.terminal import Reporter
 from launcher.errors import StoppedByUser, UsageError
 
@@ -26,16 +28,17 @@ def up(
     detach: Annotated[
         bool, typer.Option("-d", "--detach", help="Start it and return; `launcher logs` follows.")
     ] = False,
-    resume: Annotated[
-        str | None,
-        typer.Option(metavar="RUN", help="Begin with an earlier run's newest checkpoint, on a node or fetched here."),
-    ] = None,
+    resume: options.Resume = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for GPUs that others use.")] = False,
     raw: options.Raw = False,
+    most: Annotated[
+        int | None, typer.Option("--max-parallel", metavar="N", min=1, help="Of a pool: at most N variants at once.")
+    ] = None,
     on: options.On = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """Ctrl-C leaves the run going and prints how to come back; a second one stops it.
+    """Ctrl-C leaves the run going and prints how to come back; a second one stops it. A sweep's variants run one after
+    another, and with a pool of machines as many at once as fit; --resume GROUP runs those without a result.
 
     In the background of a script (nohup launcher up JOB &) Ctrl-C is ignored. SIGTERM ends the launcher only: a run
     that has started continues, and `launcher down` stops it.
@@ -49,14 +52,15 @@ def up(
     if loaded.sweep and on is not None:
         with ExitStack() as held:
             runs = [*map(held.enter_context, up_array(loaded, on, resume=resume, log=log, ssh_config=ssh_config))]
-            log(f"{len(runs)} variants are submitted as one job array; the results: launcher compare {_group(runs)}")
-            sys.exit(0 if detach else _follow_each(runs, raw=raw))
+            sys.exit(_follow_array(runs, detach=detach, raw=raw))
     if loaded.sweep and detach:
         raise UsageError(
             f"{job}: sweep",
             "its variants run one after another, and with -d nothing would start the next",
             "leave -d out; to go on without a terminal: nohup launcher up JOB &",
         )
+    if loaded.sweep and (loaded.each or is_sweep(resume)):
+        sys.exit(run_sweep(loaded, resume=resume, most=most, ssh_config=ssh_config))
     code = 0
     for variant, group in variants(loaded):
         with LongWork() as work:
@@ -91,10 +95,13 @@ def _attend(run: Run, *, detach: bool, raw: bool) -> int | None:
         return follow(run, screen)
 
 
-def _follow_each(runs: list[Run], *, raw: bool) -> int:
+def _follow_array(runs: list[Run], *, detach: bool, raw: bool) -> int:
     """One after another until each ends; the worst exit code. Leaving one leaves all, stopping one stops the rest."""
+    group = runs[0].group
+    name = group.group if group else runs[0].id
+    Reporter().log(f"{len(runs)} variants are submitted as one job array; the results: launcher compare {name}")
     code = 0
-    for run in runs:
+    for run in [] if detach else runs:
         with Screen(run.mask, raw=raw) as screen:
             if code == StoppedByUser.exit_code:
                 stop_now(run, screen)
@@ -105,11 +112,6 @@ def _follow_each(runs: list[Run], *, raw: bool) -> int:
             return 0
         code = max(code, ended)
     return code
-
-
-def _group(runs: list[Run]) -> str:
-    group = runs[0].group
-    return group.group if group else runs[0].id
 
 
 def _where(run: Run) -> str:

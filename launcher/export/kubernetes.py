@@ -29,6 +29,7 @@ _LONGEST = 63  # of a pod's name, which is the job's and a number, and of its ho
 _RANDOM = "-abcde"  # ends a pod's name
 _UID = 1000  # with which pods run that need no root; `pod` of the settings changes it
 _GRACE = 45  # seconds from SIGTERM to SIGKILL, as of `launcher down`
+_LATE = 10  # seconds by which a pod that has failed ends later than its program
 _FAILED_WRITE, _TIMEOUT = 73, 124  # exit codes, as of the entry script on other nodes
 _RANK = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 # getent is glibc's and musl's, nslookup busybox's. After ten minutes the program itself says what it does not find.
@@ -47,7 +48,23 @@ if [ -n "$LAUNCHER_TIMEOUT" ]; then # since the first start of this node, over r
     [ $left -gt 0 ] || exit {_TIMEOUT}
     set -- timeout -k 30 $left "$@"
 fi
-exec "$@"
+child='' told=''
+trap 'told=yes; [ -z "$child" ] || kill -s TERM "$child" 2>/dev/null' TERM
+"$@" <&0 &
+child=$!
+[ -z "$told" ] || kill -s TERM "$child"
+wait "$child"
+code=$?
+while kill -0 "$child" 2>/dev/null; do # a signal ends `wait`, not the program
+    wait "$child"
+    code=$?
+done
+# The peers of a pod that is drained fail with it: its own end has to be seen first, which is not counted as a restart.
+case $code$told in
+    0 | {_TIMEOUT} | *yes) ;;
+    *) sleep "${{LAUNCHER_LATE:-0}}" ;;
+esac
+exit "$code"
 """
 _PLAIN = re.compile("[A-Za-z]{3}[A-Za-z0-9./-]*")  # a key that no reader takes for a number
 _WORDS = ("yes", "off", "true", "false", "null", "nan", "inf")  # ... or for one of these
@@ -118,11 +135,13 @@ class Target:
 def jobset(plan: ClusterPlan, target: Target) -> list[Manifest]:
     """One manifest. The run is restarted as a whole."""
     name = plan.job.name
-    pods = {"spec": _job_spec(plan, target, f"{_pod_name(name, 0, jobset=True)}.{name}")}
-    failure: dict[str, Any] = {"maxRestarts": plan.job.restarts}
+    pods = {"spec": _job_spec(plan, target, f"{_pod_name(name, 0, jobset=True)}.{name}", drained="FailJob")}
+    by_policy = ["PodFailurePolicy"]  # of _job_spec; any other failure counts as a restart
+    rules = [{"name": "drained", "action": "RestartJobSetAndIgnoreMaxRestarts", "onJobFailureReasons": by_policy}]
     if plan.job.timeout is not None:  # which is for all of its starts together
-        reasons = ["PodFailurePolicy", "DeadlineExceeded"]
-        failure["rules"] = [{"name": "timelimit", "action": "FailJobSet", "onJobFailureReasons": reasons}]
+        ended = {"onJobFailureReasons": by_policy, "onJobFailureMessagePatterns": [f"exit code {_TIMEOUT} "]}
+        rules.insert(0, {"name": "timelimit", "action": "FailJobSet", **ended})  # the patterns need JobSet 0.10
+    failure = {"maxRestarts": plan.job.restarts, "rules": rules}
     spec: dict[str, Any] = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "failurePolicy": failure,
@@ -135,7 +154,7 @@ def jobset(plan: ClusterPlan, target: Target) -> list[Manifest]:
 def indexed_job(plan: ClusterPlan, target: Target) -> list[Manifest]:
     """Two manifests: the Service that gives the pods their names, and the Job."""
     name, settings = plan.job.name, target.settings
-    spec = _job_spec(plan, target, f"{_pod_name(name, 0, jobset=False)}.{name}")
+    spec = _job_spec(plan, target, f"{_pod_name(name, 0, jobset=False)}.{name}", drained="Ignore")
     spec["template"]["spec"]["subdomain"] = name
     port = {"name": "rendezvous", "port": plan.job.port}
     selector = {"batch.kubernetes.io/job-name": name}
@@ -152,15 +171,17 @@ def _named(job: str, settings: Kubernetes, *, queued: bool = False) -> dict[str,
     return {"name": job, **namespace, "labels": {"app.kubernetes.io/managed-by": "launcher", **queue}}
 
 
-def _job_spec(plan: ClusterPlan, target: Target, master: str) -> dict[str, Any]:
+def _job_spec(plan: ClusterPlan, target: Target, master: str, *, drained: str) -> dict[str, Any]:
     """A failed pod is not replaced: its peers have lost it, so the run ends, or is restarted as a whole.
 
-    One that a drain or a preemption has ended is replaced and not counted. The time limit ends the job for good.
+    drained: what follows where a drain or a preemption has ended a pod. FailJob: the set is restarted, which is not
+    counted. Ignore: a Job alone can only replace the pod.
     """
-    rules: list[dict[str, Any]] = [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}]
+    rules: list[dict[str, Any]] = []
     if plan.job.timeout is not None:
         codes = {"containerName": "node", "operator": "In", "values": [_TIMEOUT]}
         rules.append({"action": "FailJob", "onExitCodes": codes})
+    rules.append({"action": drained, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]})
     return {
         "completionMode": "Indexed",
         "completions": plan.nodes,
@@ -223,8 +244,10 @@ def _pod(plan: ClusterPlan, target: Target, master: str) -> dict[str, Any]:
         ids = {"runAsUser": _UID, "runAsGroup": _UID, "fsGroup": _UID}
         pod["securityContext"] = {"runAsNonRoot": True, **ids, "seccompProfile": {"type": "RuntimeDefault"}}
         container["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    elif docker.cap_add:
-        container["securityContext"] = {"capabilities": {"add": list(docker.cap_add)}}
+    else:  # as the image's user, who may write the claim by its group
+        pod["securityContext"] = {"fsGroup": _UID}
+        if docker.cap_add:
+            container["securityContext"] = {"capabilities": {"add": list(docker.cap_add)}}
     pod |= {"containers": [container], "volumes": volumes}
     if _host_ipc(plan.job):
         pod["hostIPC"] = True
@@ -257,6 +280,8 @@ def _env(plan: ClusterPlan, run: RunId, master: str) -> list[dict[str, Any]]:
         "MASTER_ADDR": master,
         "MASTER_PORT": str(plan.job.port),
     }
+    if plan.nodes > 1:
+        ours["LAUNCHER_LATE"] = str(_LATE)
     if plan.job.timeout is not None:
         ours["LAUNCHER_TIMEOUT"] = str(plan.job.timeout)
     if not not_restricted(plan.job):  # a user that the image does not know: it has no home, and no name

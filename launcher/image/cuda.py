@@ -40,7 +40,10 @@ class Verdict:
 
 
 def verdict(node: NodeFacts, cuda: str, image: str) -> Verdict:
-    """cuda: the image's, "" if it has none or it is not known; then, and if the driver is not known, all is well."""
+    """cuda: the image's, "" if it has none or it is not known; then, and if the driver is not known, all is well.
+
+    image: "" for plain processes: `cuda` is then that of the torch which the node's Python has.
+    """
     driver, wanted = node.nvidia.driver, _numbers(cuda)
     if not driver or not wanted:
         return Verdict()
@@ -50,9 +53,15 @@ def verdict(node: NodeFacts, cuda: str, image: str) -> Verdict:
             return _too_old(node, cuda, image)
         return Verdict(what=f"{has} runs image {image} on data center GPUs only", fix="on others, update the driver")
     if own and own[:1] == wanted[:1] and own[:2] < wanted[:2]:
-        what = f"{has} is older than the CUDA {cuda} of image {image}, and runs it by minor-version compatibility"
+        what = f"{has} is older than the CUDA {cuda} of {subject(node, image)}"
+        what += ", and runs it by minor-version compatibility"
         return Verdict(what=what, fix="kernels compiled while it runs may fail: then update the driver")
     return Verdict()
+
+
+def subject(node: NodeFacts, image: str) -> str:
+    """What the CUDA belongs to, for people."""
+    return f"image {image}" if image else f"the torch of {node.python}"
 
 
 def check(nodes: Sequence[NodeFacts], cuda: str, image: str) -> list[str]:
@@ -98,8 +107,10 @@ def _too_old(node: NodeFacts, cuda: str, image: str) -> Verdict:
         needs = f"{least} or newer"
     elif own := _numbers(node.nvidia.cuda):
         tag = _newest(driver, (own[0], own[1] + 1))
-    what = f"{_driver(node)} is too old for image {image} with CUDA {cuda}, which needs {needs}"
+    what = f"{_driver(node)} is too old for {subject(node, image)} with CUDA {cuda}, which needs {needs}"
     other = f", or use {NGC}:{tag}, the newest of NVIDIA's that it runs" if tag else ""
+    if not image:
+        other = ", or install a torch for an older CUDA: pytorch.org/get-started/previous-versions"
     return Verdict(runs=False, what=what, fix=f"update the driver{other}")
 
 

@@ -25,7 +25,13 @@ def json_schema() -> dict[str, Any]:
     for listed in (named, properties["spares"]["anyOf"][0]):
         listed["items"] = {"anyOf": [{"type": "string"}, listed["items"]]}
     number = {"type": "integer", "minimum": 1}
-    properties["nodes"] = {"description": named.pop("description"), "anyOf": [number, named]}
+    pool = {"type": "object", "required": ["pool"], "additionalProperties": False}
+    pool["properties"] = {"pool": {key: value for key, value in named.items() if key != "description"}, "each": number}
+    properties["nodes"] = {"description": named.pop("description"), "anyOf": [number, named, pool]}
+    grid = {"type": "object", "minProperties": 1, "additionalProperties": {"type": "array", "minItems": 1}}
+    listed = {key: properties["sweep"].pop(key) for key in ("type", "items")}
+    combinations = {"type": "object", "required": ["grid"], "properties": {"grid": grid}, "additionalProperties": False}
+    properties["sweep"]["anyOf"] = [listed, combinations]
     file = {"type": "object", "additionalProperties": {"type": "string"}, "minProperties": 1, "maxProperties": 1}
     properties["secrets"]["items"] = {"anyOf": [{"type": "string"}, file]}
     schema["$defs"].pop("Secret")

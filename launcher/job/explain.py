@@ -126,6 +126,7 @@ def _conflicts(job: Job) -> Iterator[Conflict]:
     else:
         yield from _process(job)
     yield from _nodes(job)
+    yield from _pool(job)
     yield from _elastic(job)
     yield from _variables(job)
 
@@ -151,11 +152,23 @@ def _path_of(job: Job, rank: int) -> Path:
     return ("nodes", rank) if spare < 0 else ("spares", spare)
 
 
+def _pool(job: Job) -> Iterator[Conflict]:
+    if job.each is None:
+        return
+    if not job.sweep:
+        yield ("nodes",), "a pool is for the variants of a sweep: add one, or list the nodes: [a, b]", {"nodes", "each"}
+    if job.each > len(job.nodes):
+        yield ("each",), f"the pool has {len(job.nodes)} nodes", {"nodes", "each"}
+    if job.min_nodes is not None:
+        message = "a variant that loses a node is started on others: leave min_nodes and spares out"
+        yield ("min_nodes",), message, {"min_nodes", "each"}
+
+
 def _elastic(job: Job) -> Iterator[Conflict]:
     least, nodes, spares = job.min_nodes, len(job.nodes), len(job.spares or ())
     if least is None:
         for key in ("spares", "lost_after"):
-            if getattr(job, key):
+            if getattr(job, key) and not (key == "lost_after" and job.each):
                 yield (key,), "needs min_nodes, the number of nodes with which the run goes on", {key, "min_nodes"}
         return
     if least > nodes:
@@ -195,12 +208,18 @@ def _process(job: Job) -> Iterator[Conflict]:
         elif node.address is not None:
             message = "runtime process meets on this machine's own address; leave it out"
             yield (*_path_of(job, rank), "address"), message, {"nodes", "spares", "runtime"}
+    on_cluster = all(node.host == ANY for node in job.machines)  # which keeps the limits of a plain process too
     for part in ("docker", "resources"):
         settings = getattr(job, part)
         for key, field in type(settings).model_fields.items():
-            if getattr(settings, key) != field.default:
+            if getattr(settings, key) != field.default and not (on_cluster and key in ("cpus", "memory")):
                 message = "has no effect without containers; leave it out, or set runtime: docker"
+                if key in ("cpus", "memory"):
+                    message += f". For a cluster (--on) give the nodes by number: nodes: {len(job.nodes)}"
                 yield (part, key), message, {part, "runtime"}
+    for data in job.data:
+        message = "plain processes see files where they are: leave it out, or set runtime: docker"
+        yield ("data", data.name), message, {"data", "runtime"}
     for mount in job.mounts:
         if mount.source != mount.target:
             source = printable(mount.source)
@@ -218,6 +237,12 @@ def _docker(job: Job) -> Iterator[Conflict]:
         if mount.target == job.output:
             message = f"{mount.target} is the run's output folder; mount elsewhere, or set output"
             yield ("mounts", mount.source), message, {"mounts", "output", "runtime"}
+    taken = {job.output: "is the run's output folder", **{m.target: f"has {m.source} already" for m in job.mounts}}
+    for data in job.data:
+        twice = f"{data.at} {taken[data.at]}; choose another path" if data.at in taken else ""
+        if message := _in_the_way(data.at) or twice:
+            yield ("data", data.name, "at"), message, {"data", "mounts", "output", "runtime"}
+        taken[data.at] = f"has {data.name} already"
     if message := _in_the_way(job.output):
         yield ("output",), message, {"output", "runtime"}
     if job.resources.shm is not None and job.docker.ipc not in ("private", "shareable"):

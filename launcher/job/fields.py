@@ -12,11 +12,12 @@ from launcher.job import scalars
 from launcher.job.problems import BadValueError, LocatedError, Path, show
 from launcher.job.scalars import Args, ArgValue, Gpus, Word, parse_path, parse_text, whole
 from launcher.model.checked import NODE_NAME
-from launcher.model.container import Mount
+from launcher.model.container import DataSet, Mount
 
 Result = TypeVar("Result")
 
 _TRUTH = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+_DATA_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 _OPTION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -39,6 +40,38 @@ def parse_mounts(value: Any) -> tuple[Mount, ...]:
         return mount
 
     return tuple(each(value.items(), parse))
+
+
+def parse_data(value: Any) -> tuple[DataSet, ...]:
+    """`{name: {from: source, at: /target}}`, in the order written."""
+    if isinstance(value, (list, tuple)) and all(isinstance(item, DataSet) for item in value):
+        return tuple(value)
+    if not isinstance(value, Mapping):
+        raise BadValueError(f"expected a mapping such as {{pets: {{from: ./pets, at: /data/pets}}}}, not {show(value)}")
+
+    def parse(name: Any, item: Any) -> DataSet:
+        if not isinstance(name, str) or not re.fullmatch(_DATA_NAME, name):
+            raise BadValueError("expected a short name of letters, digits, . _ and -")
+        if not isinstance(item, Mapping) or set(item) != {"from", "at"}:
+            raise BadValueError(f"expected {{from: SOURCE, at: /path}}, not {show(item)}")
+        keys = [("from", item["from"]), ("at", item["at"])]
+        source, at = each(keys, lambda key, text: _from(text) if key == "from" else parse_path(text))
+        return DataSet(str(name), source, at)
+
+    return tuple(each(value.items(), parse))
+
+
+def _from(value: Any) -> str:
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise BadValueError(f"expected host:/path, or a path of this machine, not {show(value)}")
+    host, colon, path = value.partition(":")
+    if colon and "/" not in host and not path.startswith(("/", "~/")):
+        raise BadValueError(f"expected an absolute path behind the host, such as {host}:/data, not {show(value)}")
+    return str(value)
+
+
+def _show_data(sets: tuple[DataSet, ...]) -> dict[str, dict[str, str]]:
+    return {data.name: {"from": data.source, "at": data.at} for data in sets}
 
 
 def _show_mounts(mounts: tuple[Mount, ...]) -> dict[str, str]:
@@ -157,6 +190,18 @@ Mounts = Annotated[
     PlainValidator(parse_mounts),
     PlainSerializer(_show_mounts),
     schema(type="object", additionalProperties={"type": "string", "pattern": "^/"}),
+]
+_SOURCE_AND_TARGET = {
+    "type": "object",
+    "properties": {"from": {"type": "string", "minLength": 1}, "at": {"type": "string", "pattern": "^/"}},
+    "required": ["from", "at"],
+    "additionalProperties": False,
+}
+DataSets = Annotated[
+    tuple[DataSet, ...],
+    PlainValidator(parse_data),
+    PlainSerializer(_show_data),
+    schema(type="object", propertyNames={"pattern": f"^{_DATA_NAME}$"}, additionalProperties=_SOURCE_AND_TARGET),
 ]
 ModuleName = Annotated[str, matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "a Python module such as train")]
 Argv = Annotated[

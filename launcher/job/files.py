@@ -20,6 +20,7 @@ Found = tuple[KeyPath, str]  # a key and what is wrong with it, or with the file
 # Bytes. Linux gives all arguments and variables of a process 2 MiB, by the usual limit of its stack (execve(2)); the
 # image's own, or the caller's, are among them.
 MOST_PASSED = 3 << 19
+_FROM_HERE = "relative paths count from the directory you call from"
 
 
 def check_files(job: Job, cwd: Path, environ: Mapping[str, str]) -> None:
@@ -29,6 +30,11 @@ def check_files(job: Job, cwd: Path, environ: Mapping[str, str]) -> None:
     """
     values, wrong = _secrets(job, cwd, environ)
     job.refuse([*_missing(job, cwd), *wrong, *_too_much(job, values)])
+
+
+def check_code(job: Job, cwd: Path) -> None:
+    """Of check_files, what the code folder needs. Raises JobInvalid."""
+    job.refuse(_no_code(job, cwd))
 
 
 def read_secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> dict[str, str]:
@@ -42,6 +48,12 @@ def known_secrets(job: Job, cwd: Path, environ: Mapping[str, str]) -> tuple[list
     """The values that this caller has, and the names of the others: in another shell, some may be missing."""
     values, _ = _secrets(job, cwd, environ)
     return list(values.values()), [secret.name for secret in job.secrets if secret.name not in values]
+
+
+def is_here(source: str) -> bool:
+    """Whether a data set's source is of this machine, not `host:/path`."""
+    host, colon, _ = source.partition(":")
+    return not colon or "/" in host
 
 
 def code_folder(job: Job, cwd: Path) -> Path:
@@ -68,22 +80,32 @@ def _expanded(path: str) -> Path:
         raise BadValueError(f"{user} cannot be expanded: this machine has no user {user[1:]}") from None
 
 
-def _missing(job: Job, cwd: Path) -> Iterator[Found]:
-    """Of the code, the script, and this machine's mounts: preflight checks the other nodes."""
-    code, here = code_folder(job, cwd), "relative paths count from the directory you call from"
+def _no_code(job: Job, cwd: Path) -> Iterator[Found]:
+    code = code_folder(job, cwd)
     if not code.is_dir():
-        yield ("code",), f"{'is a file; expected a folder' if code.exists() else 'no such folder'}: {code}; {here}"
+        what = "is a file; expected a folder" if code.exists() else "no such folder"
+        yield ("code",), f"{what}: {code}; {_FROM_HERE}"
     elif not os.access(code, os.R_OK | os.X_OK):
         yield ("code",), f"you may not read {code}"
+
+
+def _missing(job: Job, cwd: Path) -> Iterator[Found]:
+    """Of the code, the script, and this machine's mounts: preflight checks the other nodes."""
+    code = code_folder(job, cwd)
+    yield from _no_code(job, cwd)
     if job.run.script is not None:
         path = ("run", "script")
         script = _place(job, path, job.run.script, cwd)
         beside = code / job.run.script
         if not script.is_file():
             hint = f"; did you mean {os.path.relpath(beside, cwd)}?" if beside.is_file() else ""
-            yield path, f"{'is no file' if script.exists() else 'no such file'}: {script}; {here}{hint}"
+            yield path, f"{'is no file' if script.exists() else 'no such file'}: {script}; {_FROM_HERE}{hint}"
         elif not script.is_relative_to(code):
             yield path, f"lies outside the code folder {code}, the only one that is put into the containers; see `code`"
+    for data in job.data:
+        key: KeyPath = ("data", data.name, "from")
+        if is_here(data.source) and not (place := _place(job, key, data.source, cwd)).exists():
+            yield key, f"no such file or folder: {place}; {_FROM_HERE}; another machine's are host:/path"
     if any(node.host == LOCAL for node in job.machines):
         for mount in job.mounts:
             if not Path(mount.source).exists():

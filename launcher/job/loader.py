@@ -13,7 +13,7 @@ from launcher.errors import JobInvalid
 from launcher.job.document import Node, compose
 from launcher.job.explain import check
 from launcher.job.models import Job
-from launcher.job.overrides import apply_nodes, apply_set
+from launcher.job.overrides import apply_nodes, apply_pool, apply_set
 from launcher.job.problems import Origin, Problem, refusal, show
 
 LARGEST = 1_000_000  # bytes
@@ -61,6 +61,7 @@ def _job(
     for assignment in sets:
         root, more = apply_set(root, assignment)
         problems += more
+    root = apply_pool(root)
     if nodes is not None:
         root = apply_nodes(root, nodes)
     origin = Origin(root.marks(), source.file)

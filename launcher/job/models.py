@@ -5,6 +5,8 @@ Every validator takes the form that a user writes and its own normal form. Keys 
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
@@ -15,9 +17,10 @@ from pydantic.functional_serializers import PlainSerializer, model_serializer
 
 from launcher.job import fields
 from launcher.job.problems import BadValueError, LocatedError, Mark, Origin, Path, Problem, refusal, show
-from launcher.job.scalars import ANY, Gpus, names_of
+from launcher.job.scalars import ANY, Gpus, names_of, whole
 
 MOST_NODES = 100_000
+MOST_VARIANTS = 10_000
 ELASTIC = {"restarts": 10, "lost_after": "15s"}  # defaults with min_nodes
 
 
@@ -93,6 +96,25 @@ def _by_number(nodes: Any) -> Any:
     if not 1 <= nodes <= MOST_NODES:
         raise BadValueError(f"expected a number of nodes from 1 to {MOST_NODES}, or their names, not {nodes}")
     return [{"name": f"node-{rank}", "host": ANY} for rank in range(nodes)]
+
+
+def _every_combination(sweep: Any) -> Any:
+    """`{grid: {lr: [0.1, 0.4], batch_size: [128, 256]}}` is a variant for each combination; the last option varies
+    first.
+    """
+    if not isinstance(sweep, Mapping):
+        return sweep
+    if set(sweep) != {"grid"}:
+        raise BadValueError(f"expected a list of variants, or {{grid: {{lr: [0.1, 0.4]}}}}, not {show(sweep)}")
+    grid = sweep["grid"]
+    if not isinstance(grid, Mapping) or not grid:
+        raise LocatedError([(("grid",), f"expected a mapping of options to lists of values, not {show(grid)}")])
+    wrong = [key for key, values in grid.items() if not isinstance(values, (list, tuple)) or not values]
+    if wrong:
+        raise LocatedError([(("grid", key), f"expected a list of values, not {show(grid[key])}") for key in wrong])
+    if (size := math.prod(map(len, grid.values()))) > MOST_VARIANTS:
+        raise LocatedError([(("grid",), f"has {size:,} combinations; expected {MOST_VARIANTS:,} at most")])
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def _with_names(nodes: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
@@ -224,7 +246,8 @@ class Job(Part):
     nodes: Annotated[Nodes, BeforeValidator(_by_number)] = Field(
         json_schema_extra={"minItems": 1},
         description="The machines; the first is the master and has rank 0. Each once; only local may repeat, under "
-        "runtime process. For a cluster (--on) their number is enough.",
+        "runtime process. For a cluster (--on) their number is enough. {pool: [a, b, c, d], each: 1}: machines for the "
+        "variants of a sweep, each on so many of them.",
     )
     gpus: fields.GpusField = Field(
         default="all", description="GPUs of each node: all, none, how many (idle ones), or a list of indices or UUIDs."
@@ -234,6 +257,11 @@ class Job(Part):
     mounts: fields.Mounts = Field(
         default=(),
         description="Folders of the node in the container: {/on/node: /in/container:ro}; :rw is the default.",
+    )
+    data: fields.DataSets = Field(
+        default=(),
+        description="Data that every node has before the start, read-only: {name: {from: ./here or host:/path, "
+        "at: /in/container}}. A node gets a verified copy; on the node that it comes from it is used in place.",
     )
     env: fields.Env = Field(default={}, description="Environment variables, passed on as written.")
     secrets: tuple[Secret, ...] = Field(
@@ -255,7 +283,9 @@ class Job(Part):
         default=None, description="Machines that wait, ready, and take the place of a lost one."
     )
     lost_after: fields.Duration | None = Field(
-        default=None, description="With min_nodes: a node that has been silent for so long is lost. Default: 15s."
+        default=None,
+        description="A node that has been silent for so long is lost. With min_nodes, default 15s: the others go on. "
+        "With a pool, default 5m: another one runs its variant.",
     )
     port: fields.Port = Field(default=29500, description="The port of the rendezvous, on the first node.")
     timeout: fields.Duration | None = Field(
@@ -269,8 +299,15 @@ class Job(Part):
     cluster: ClusterOptions = Field(
         default_factory=ClusterOptions, description="With --on a Slurm cluster: what this job asks of it."
     )
-    sweep: tuple[fields.ArgsField, ...] = Field(
-        default=(), description="Variants of run.args, run one after another as one group."
+    sweep: Annotated[tuple[fields.ArgsField, ...], BeforeValidator(_every_combination)] = Field(
+        default=(),
+        description="Variants of run.args, run as one group: a list, or {grid: {lr: [0.1, 0.4], batch_size: [128, "
+        "256]}} for every combination.",
+    )
+    each: Annotated[int, BeforeValidator(whole("a number of nodes", 1, MOST_NODES))] | None = Field(
+        default=None,
+        description="With a sweep: `nodes` is a pool, and a variant runs on so many of them. nodes: {pool: [...], "
+        "each: 1} says the same.",
     )
 
     _origin: Origin = PrivateAttr(default_factory=Origin)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from launcher.errors import JobInvalid
 from launcher.job.document import Node, compose
-from launcher.job.models import Job
+from launcher.job.models import Job, NodeEntry
 from launcher.job.problems import Mark, Path, Problem, dotted, printable, refusal
 from launcher.job.scalars import Args, argv_of, names_of
 
@@ -64,10 +64,36 @@ def apply_nodes(root: Node, nodes: Sequence[str]) -> Node:
     return replace(root, value={**root.value, "nodes": Node(mark, chosen)})
 
 
+def apply_pool(root: Node) -> Node:
+    """`nodes: {pool: [a, b], each: 1}` as `nodes: [a, b]` and `each: 1`. Raises JobInvalid."""
+    nodes = root.value.get("nodes")
+    if nodes is None or not isinstance(nodes.value, dict) or "pool" not in nodes.value:
+        return root
+    unknown = [key for key in nodes.value if key not in ("pool", "each")]
+    if unknown:
+        what = "unknown key; expected one of pool, each"
+        raise refusal([Problem(nodes.value[key].mark, ("nodes", key), what) for key in unknown])
+    each = nodes.value.get("each") or Node(nodes.mark, 1)
+    return replace(root, value={**root.value, "nodes": nodes.value["pool"], "each": each})
+
+
+def on_nodes(job: Job, nodes: Sequence[NodeEntry], port: int | None = None) -> Job:
+    """The job of a pool on these of its machines, which meet at that port (default: the job's)."""
+    return job.model_copy(update={"nodes": tuple(nodes), "each": None, "lost_after": None, "port": port or job.port})
+
+
+def of_one_run(job: Job) -> Job:
+    """The job as one run of it is planned: of a pool, on the first machines."""
+    return job if job.each is None else on_nodes(job, job.nodes[: job.each])
+
+
 def expand_sweep(job: Job) -> list[Job]:
-    """One job a variant, in order, without a sweep of its own; the job itself if it has none."""
+    """One job a variant, in order, without a sweep of its own, and of a pool on the first machines; the job itself if
+    it has none.
+    """
     if not job.sweep:
         return [job]
+    job = of_one_run(job)
     return [
         job.model_copy(update={"sweep": (), "run": job.run.model_copy(update={"args": _merged(job.run.args, variant)})})
         for variant in job.sweep

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from launcher.errors import UsageError
 from launcher.job.fields import Duration, SbatchOption, SbatchWord, Size
+from launcher.job.problems import nearest
 from launcher.model.limits import DEFAULT_LIMITS, settings_file
 
 _FOR_ALL = stat.S_IWGRP | stat.S_IWOTH
@@ -38,6 +39,7 @@ class Limits(_Section):
     wait: Duration = int(DEFAULT_LIMITS.seconds)  # seconds for such an answer
 
 
+Folder = Annotated[str, Field(pattern="^(/[^\x00-\x1f]*)?$")]
 _DNS = "^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$"
 ClusterName = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]{0,62}$")]
 
@@ -78,6 +80,12 @@ class Settings(_Section):
     notify: Notify = Field(default_factory=Notify.model_construct)
     limits: Limits = Field(default_factory=Limits.model_construct)
     clusters: Mapping[ClusterName, Annotated[Cluster | Kubernetes, Field(discriminator="kind")]] = Field(default={})
+    # Where nodes keep copies of data, instead of ~/.launcher/data: one folder for all, or by host
+    data_root: Folder | Mapping[str, Folder] = ""
+
+    def data_root_of(self, host: str) -> str:
+        """ "" for the default."""
+        return self.data_root if isinstance(self.data_root, str) else self.data_root.get(host, "")
 
     def cluster(self, name: str) -> Cluster:
         """Raises UsageError for a name that the file does not have, or that is no Slurm."""
@@ -134,7 +142,21 @@ def _read_file(file: Path) -> Settings:
     except yaml.YAMLError as error:
         raise UsageError(str(file), f"is not YAML: {error}", "correct it, or remove it") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        cure = "it knows notify.command, notify.webhook, clusters, and file, collect, answer and wait of limits"
-        raise UsageError(f"{file}: {place}", first["msg"], cure) from error
+        where, what, cure = _explained(error)
+        raise UsageError(f"{file}: {where}", what, cure) from error
+
+
+def _explained(error: ValidationError) -> tuple[str, str, str]:
+    """Where the first mistake is, what it is, and what is known there."""
+    first = error.errors()[0]
+    where, what = list(first["loc"]), first["msg"]
+    cure = "it knows notify.command, notify.webhook, clusters, and file, collect, answer and wait of limits"
+    if where[:1] == ["clusters"] and len(where) == 2:
+        what, cure = "kind is missing, or is none that is known", "kind: slurm, or kind: kubernetes"
+    elif where[:1] == ["clusters"] and len(where) > 2:
+        kind = where.pop(2)
+        known = (Cluster if kind == "slurm" else Kubernetes).model_fields
+        cure = f"a cluster of kind {kind} has {', '.join(known)}"
+        if first["type"] == "extra_forbidden":
+            what = f"unknown key{nearest(str(where[-1]), known)}"
+    return ".".join(map(str, where)), what, cure

@@ -21,6 +21,15 @@ class Mount:
 
 
 @dataclass(frozen=True)
+class DataSet:
+    """Data that every node of a job gets: where it comes from, and where a container has it."""
+
+    name: str
+    source: str  # host:/path, or a path of the caller's machine
+    at: str
+
+
+@dataclass(frozen=True)
 class Layout:
     """The folders of a run's processes: paths inside the container, or on this machine for plain processes."""
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from launcher.model.container import Mount
+
 
 @dataclass(frozen=True)
 class GpuProcess:
@@ -41,6 +43,7 @@ class Gpu:
     instances: tuple[MigInstance, ...] = ()
     processes: tuple[GpuProcess, ...] = ()
     minor: int = -1  # of its device file /dev/nvidia<minor>
+    instance_files: tuple[str, ...] = ()  # device files of all its instances: /dev/nvidia-caps/nvidia-cap12, ...
     fault: str = ""  # nvidia-smi's words where it answers for the other GPUs only: "GPU requires reset"
 
 
@@ -144,6 +147,7 @@ class NodeFacts:
     ssh_port: int = 0  # of its sshd as the node itself sees it, which other nodes reach; 0 where ssh is not used
     ulimits: tuple[tuple[str, int], ...] = ()
     image: str = ""  # id of the job's image in this node's store, if known
+    data: tuple[Mount, ...] = ()  # where the job's data is on this node
 
 
 class Launch(str, Enum):

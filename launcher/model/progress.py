@@ -9,13 +9,17 @@ OnProgress = Callable[[str, int, int], None]  # node, bytes sent, an estimate of
 
 
 class Step(str):
-    """A line for a person that says what a long step does now; the next Step of the same node replaces it."""
+    """A line for a person that says what a long step does now; the next Step of the same node replaces it.
+
+    at_once: where lines cannot be replaced it is printed all the same, not now and then.
+    """
 
     node: str
+    at_once: bool
 
-    def __new__(cls, node: str, what: str) -> Step:
+    def __new__(cls, node: str, what: str, *, at_once: bool = False) -> Step:
         step = super().__new__(cls, f"{node}: {what}")
-        step.node = node
+        step.node, step.at_once = node, at_once
         return step
 
 

@@ -43,6 +43,8 @@ class Fleet:
     `failed`: why a node is not among `engines`, by its name; always empty unless connect() was to allow failures.
     """
 
+    ssh_config: str | None = None
+
     def __init__(self, engines: Sequence[Engine], failed: Mapping[str, LauncherError], pool: SshPool | None) -> None:
         self.engines = tuple(engines)
         self.failed = dict(failed)
@@ -56,6 +58,10 @@ class Fleet:
     def facts(self) -> list[NodeFacts]:
         """Raises NodesFailed."""
         return self.each(lambda engine: engine.facts())
+
+    def only(self, nodes: Sequence[str]) -> Fleet:
+        """These nodes, over the same connections, which end with this one."""
+        return Fleet([engine for engine in self.engines if engine.node in nodes], {}, None)
 
     def close(self) -> None:
         if self._closed:  # runs of one job array share it
@@ -118,6 +124,7 @@ def connect(
     }
     engines = [engine for outcome in outcomes if not isinstance(outcome, LauncherError) for engine in outcome]
     fleet = Fleet(engines, failed, pool)
+    fleet.ssh_config = config
     if failed and not allow_failures:
         fleet.close()
         raise NodesFailed(list(failed.values()), of=len(hosts))

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
+from launcher.model.forward import Forward
 from launcher.node.machine import Machine, kill_on_disconnect, shell
 
 MARK = "LAUNCHER_EXEC"
@@ -43,7 +44,7 @@ done
 """
 
 
-def run(machine: Machine, container: str, argv: Sequence[str], *, terminal: bool) -> int:
+def run(machine: Machine, container: str, argv: Sequence[str], *, terminal: bool, ports: Sequence[Forward] = ()) -> int:
     """Run a command in the container to its end; its exit code, 126 or 127 where it could not be started.
 
     Ctrl-C reaches it: as a key of its terminal, or as SIGINT where it has none. When the caller is killed or the
@@ -55,7 +56,7 @@ def run(machine: Machine, container: str, argv: Sequence[str], *, terminal: bool
         options += ["--tty", "--env", f"TERM={os.environ.get('TERM', 'xterm')}"]
     command = ["docker", "exec", *options, container, *argv]
     with kill_on_disconnect(machine, shell(_SIGNALLER, container, token, _SIGNAL)) as send:
-        code = machine.interact(command, terminal=terminal, interrupt=lambda: send("INT"))
+        code = machine.interact(command, terminal=terminal, interrupt=lambda: send("INT"), ports=ports)
         if code in _CLIENT_GONE:
             send("HUP")
         return code

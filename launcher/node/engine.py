@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from launcher.errors import EngineFailed, NodeUnfit
 from launcher.model.container import ContainerSpec, ContainerState
 from launcher.model.facts import NodeFacts
+from launcher.model.forward import Forward
 from launcher.node import facts as node_facts
 from launcher.node.files import Files
 from launcher.node.machine import Machine, run_script
@@ -116,11 +117,12 @@ class Engine(Protocol):
     def logs(self, container: str, tail: int = 200) -> bytes:
         """The engine's own log of it, for when the entry script never ran."""
 
-    def interact(self, container: str, argv: Sequence[str], *, terminal: bool) -> int:
+    def interact(self, container: str, argv: Sequence[str], *, terminal: bool, ports: Sequence[Forward] = ()) -> int:
         """Run a command in a running container, joined to the caller's stdin, stdout and stderr; its exit code.
 
         It has the variables of the job's own processes, by the kit's within.sh.
-        terminal: with a terminal of its own there, of the caller's size. Ctrl-C reaches it either way.
+        terminal: with a terminal of its own there, of the caller's size. Ctrl-C reaches it either way. ports: forwarded
+        meanwhile, where the node is not this machine; containers share its network.
         """
 
     def guard(self, container: str) -> AbstractContextManager[object]:

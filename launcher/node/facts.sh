@@ -71,9 +71,12 @@ grep -ls 0x10de /sys/bus/pci/devices/*/vendor | while read -r file; do
   driver=$(readlink "$device/driver")
   echo "${device##*/} $(cat "$device/class") ${driver##*/}"
 done
-if [ -e /proc/driver/nvidia ] || command -v nvidia-smi >/dev/null; then
+if [ -e /proc/driver/nvidia ] || [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null; then
   section nvidia_files
-  ls -d /dev/nvidia*
+  ls -d /dev/nvidia* /dev/nvidia-caps/*
+  section nvidia_capabilities
+  grep -Hs DeviceFileMinor /proc/driver/nvidia/capabilities/gpu*/mig/gi*/access \
+    /proc/driver/nvidia/capabilities/gpu*/mig/gi*/ci*/access
   section nvidia_module
   cat /proc/driver/nvidia/version
   cat /proc/driver/nvidia/gpus/*/information

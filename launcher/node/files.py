@@ -8,9 +8,12 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from launcher.errors import LauncherError, NodeUnfit, NodeUnreachable
 from launcher.node.follower import Follower
@@ -19,7 +22,7 @@ from launcher.node.machine import CommandStream, Done, Machine, shell
 _COPY_TIMEOUT = 3600.0  # checkpoints may be large, and a disk slow
 _LONGEST_LINE = 1 << 16  # of these scripts' own
 _ENDS = "\0\n"  # of an argument, of a line
-_AT_ONCE = 500  # spans a request: their list fits into what ssh takes without an answer
+_FEW = 40  # spans for which the shell starts its three programs each
 
 _PREFACE = "LC_ALL=C; export LC_ALL; umask 077; "  # messages are looked at below
 _MAKE_DIR = 'mkdir -p -- "$1"'
@@ -31,10 +34,11 @@ _SCAN = 'find "$1/" -type f -printf "%s %T@ %P\\0"'
 _COPY = 'mkdir -p -- "$2" && cp -RPp -- "$1/." "$2"'
 _READ = 'tail -c "+$2" -- "$1" | head -c "$3"'
 # $1: a mark. stdin: lines `<offset> <length> <path>`. Prints the mark, then for each how many bytes follow, the bytes
-# and the mark again.
+# and the mark again. It reads all lines first: who asks sends them without reading an answer.
 _SPANS = r"""
+asked=$(cat)
 echo "$1"
-while read -r offset length path; do
+printf '%s\n' "$asked" | while read -r offset length path; do
   size=$(wc -c 2>/dev/null <"$path") || size=0
   left=$((size - offset))
   [ $left -le "$length" ] || left=$length
@@ -130,20 +134,21 @@ class Files:
         A span ends early where its file has become shorter, is missing, or may not be read. Raises NodeUnreachable,
         NodeUnfit when a file was cut off while it was read.
         """
-        for start in range(0, len(spans), _AT_ONCE):
-            some, mark = spans[start : start + _AT_ONCE], secrets.token_hex(16)
-            asked = "".join(f"{span.offset} {span.length} {_absolute(span.path, never=_ENDS)}\n" for span in some)
-            with contextlib.closing(self._machine.open(_sh(_SPANS, mark))) as stream:
-                stream.send(asked.encode("utf-8", "surrogateescape"))
-                stream.end_input()
-                output = _Output(stream, self._machine)
-                while output.line() != mark.encode():
-                    pass  # a login shell's own output
-                for span in some:
-                    for piece in output.exactly(output.number(span.length)):
-                        yield span, piece
-                    if output.line() != mark.encode():
-                        raise NodeUnfit(self._machine.node, f"{span.path} was cut off while it was read", "try again")
+        mark, script = secrets.token_hex(16), _SPANS if len(spans) <= _FEW else _many_spans()
+        asked = "".join(f"{span.offset} {span.length} {_absolute(span.path, never=_ENDS)}\n" for span in spans)
+        if not asked:
+            return
+        with contextlib.closing(self._machine.open(_sh(script, mark))) as stream:
+            stream.send(asked.encode("utf-8", "surrogateescape"))
+            stream.end_input()
+            output = _Output(stream, self._machine)
+            while output.line() != mark.encode():
+                pass  # a login shell's own output
+            for span in spans:
+                for piece in output.exactly(output.number(span.length)):
+                    yield span, piece
+                if output.line() != mark.encode():
+                    raise NodeUnfit(self._machine.node, f"{span.path} was cut off while it was read", "try again")
 
     def follow(self, path: str, offset: int, lines: Mapping[str, int]) -> Follower:
         """See Follower. Raises NodeUnreachable."""
@@ -238,6 +243,13 @@ def parse_scan(listing: bytes) -> list[FileEntry]:
             size, mtime, path = match.groups()
             found.append(FileEntry(path.decode("utf-8", "surrogateescape"), int(size), float(mtime)))
     return found
+
+
+@cache
+def _many_spans() -> str:
+    """_SPANS by one Python, where the node has one: a cluster's output folder may have the files of 10,000 nodes."""
+    program = Path(__file__).with_name("print_spans.py").read_text(encoding="utf-8")
+    return f'python3 -ISc "" 2>/dev/null && exec python3 -ISc {shlex.quote(program)} "$1"\n{_SPANS}'
 
 
 def _sh(script: str, *arguments: str) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from launcher.errors import NodeUnfit, NodeUnreachable
 from launcher.model.facts import Reach
+from launcher.model.forward import Forward
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
 from launcher.node import terminal as terminals
 from launcher.node.parallel import in_background
@@ -75,6 +76,16 @@ class CommandStream(Protocol):
         """Close its streams: a script that reads its stdin, or writes to its stdout, ends then."""
 
 
+class Tunnel(Protocol):
+    """A connection as a socket has it."""
+
+    def recv(self, nbytes: int, /) -> bytes: ...
+
+    def sendall(self, data: bytes, /) -> None: ...
+
+    def shutdown(self, how: int, /) -> None: ...
+
+
 class Machine(Protocol):
     """Commands on a node, connections from it. To be inherited from."""
 
@@ -131,10 +142,13 @@ class Machine(Protocol):
                 raise NodeUnreachable(self.node, f"`{words}` did not end in {seconds:.0f} s", cure)
         return Done(stream.exit_code(), bytes(out), bytes(err), began, first or time.time())
 
-    def interact(self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None]) -> int:
+    def interact(
+        self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None], ports: Sequence[Forward] = ()
+    ) -> int:
         """Run a command joined to the caller's terminal or pipes; its exit code.
 
-        terminal: with one of its own. Without one, Ctrl-C calls `interrupt` instead of ending this.
+        terminal: with one of its own. Without one, Ctrl-C calls `interrupt` instead of ending this. ports: forwarded
+        meanwhile to a machine that is not this one.
         """
 
     def reach(self, address: str, port: int, timeout: float) -> Reach:
@@ -145,6 +159,10 @@ class Machine(Protocol):
 
     def has_host_key(self, address: str, port: int, host_key: str, timeout: float) -> bool | None:
         """Whether the sshd at this address, seen from the node, proves that ssh host key (base64); None: not known."""
+
+    def tunnel(self, port: int) -> Tunnel:
+        """A connection to a port of the node's own loopback interface. Raises NodeUnreachable where none is made."""
+        raise NodeUnreachable(self.node, f"has no ssh connection that could lead to its port {port}")
 
     def host_key(self) -> str | None:
         """The ssh host key that this node proved (base64); None where it is not reached over ssh."""
@@ -280,7 +298,14 @@ class LocalMachine(Machine):
             stream.end_input()
         return stream
 
-    def interact(self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None]) -> int:
+    def interact(
+        self,
+        argv: Sequence[str],
+        *,
+        terminal: bool,
+        interrupt: Callable[[], None],
+        ports: Sequence[Forward] = (),  # noqa: ARG002 - they are here
+    ) -> int:
         """Raises NodeUnfit when it cannot be started."""
         try:
             return terminals.here(argv, terminal=terminal, interrupt=interrupt)

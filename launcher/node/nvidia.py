@@ -44,6 +44,7 @@ def gpus(sections: Sections) -> tuple[Gpu, ...]:
                 instances=tuple(divided.get(index, ())),
                 processes=tuple(running.get(bus, ())) if bus else (),
                 minor=minors.get(bus, -1),
+                instance_files=_instance_files(sections, minors.get(bus, -1)),
                 fault=faults[0] if faults else "",
             )
         )
@@ -60,7 +61,7 @@ def facts(sections: Sections) -> NvidiaFacts:
     return NvidiaFacts(
         pci=tuple(PciGpu(address(where), driver) for where, kind, driver in on_bus if kind.startswith(_DISPLAY)),
         switches=sum(kind.startswith(_SWITCH) for _, kind, _ in on_bus),
-        device_files=tuple(re.findall(r"^/dev/nvidia[a-z0-9-]*$", sections.get("nvidia_files", ""), re.MULTILINE)),
+        device_files=tuple(re.findall(r"^/dev/nvidia[a-z0-9/-]*$", sections.get("nvidia_files", ""), re.MULTILINE)),
         smi="gpus" in sections,
         smi_exit=None if code in _CUT_OFF else code,
         smi_error=_complaint(answer),
@@ -140,6 +141,13 @@ def _minors(sections: Sections) -> dict[str, int]:
         r"^Bus Location:\s*(\S+)$[^:]*^Device Minor:\s*(\d{1,4})$", sections.get("nvidia_module", ""), re.MULTILINE
     )
     return {address(bus): int(minor) for bus, minor in found}
+
+
+def _instance_files(sections: Sections, minor: int) -> tuple[str, ...]:
+    """Of the GPU with this minor number: docs.nvidia.com/datacenter/tesla/mig-user-guide, device nodes."""
+    pattern = rf"^/proc/driver/nvidia/capabilities/gpu{minor}/mig/\S+:DeviceFileMinor: (\d{{1,5}})$"
+    numbers = re.findall(pattern, sections.get("nvidia_capabilities", ""), re.ASCII | re.MULTILINE)
+    return tuple(f"/dev/nvidia-caps/nvidia-cap{number}" for number in numbers)
 
 
 def _cell(cells: Sequence[str], index: int) -> str:

@@ -68,6 +68,9 @@ def _not_on_a_cluster(job: Job, gpus_of_a_node: int | None) -> Refused:
     if job.min_nodes is not None:
         what = "a cluster has its own way to lose nodes: leave it out, with spares and lost_after; restarts starts anew"
         yield ("min_nodes",), what
+    for data in job.data:
+        what = "the nodes of a cluster share a file system: put it there, and use mounts: {/shared/data: /data:ro}"
+        yield ("data", data.name), what
     image = job.image
     if image is not None and image.base is not None and job.runtime == "docker":
         what = "no image is built or checked on a cluster: build it first (launcher image build), and give it"

@@ -11,7 +11,7 @@ from launcher import __version__
 from launcher.job.models import Job, NodeEntry
 from launcher.model import labels
 from launcher.model.checked import OUTPUT_ROOT
-from launcher.model.container import CODE, KIT, ContainerSpec, Layout
+from launcher.model.container import CODE, KIT, ContainerSpec, Layout, Mount
 from launcher.model.facts import NodeFacts
 from launcher.model.plan import RunId, plain
 from launcher.planning import command, gpus
@@ -23,6 +23,12 @@ INFINIBAND = "/dev/infiniband"
 def output_dir(home: str, run: RunId) -> str:
     """The run's output folder on a node, the same for both runtimes."""
     return posixpath.join(home, OUTPUT_ROOT, run)
+
+
+def assumed_data(job: Job, home: str) -> tuple[Mount, ...]:
+    """Where a node would have the job's data: `up` names the copies by their content."""
+    root = posixpath.join(home, OUTPUT_ROOT, "data", "copies")
+    return tuple(Mount(posixpath.join(root, data.name), data.at, read_only=True) for data in job.data)
 
 
 def layout(job: Job, node: NodeFacts, run: RunId) -> Layout:
@@ -55,7 +61,7 @@ def container(
         output_dir=output_dir(node.home, context.run),
         user=("0:0" if rootless else f"{node.uid}:{node.gid}") if docker else "",
         groups=() if rootless or not docker else tuple(g for g in node.groups if g != node.gid),
-        mounts=job.mounts if docker else (),
+        mounts=(*job.mounts, *node.data) if docker else (),
         gpus=uuids,
         gpu_driver=gpu_driver,
         ipc=job.docker.ipc,

@@ -48,7 +48,7 @@ def warnings(node: NodeFacts, wanted: Gpus, chosen: Sequence[str]) -> Iterator[s
     """What `up` warns of in GPUs that it takes anyway."""
     problem = fault(node)
     if problem is not None and wanted != "none":
-        yield f"{node.name}: {problem.what}. {problem.fix}"
+        yield f"{node.name}: {problem.what}; {problem.fix}"
     taken = [device for device in gpus.devices(node) if device.uuid in chosen]
     for line in gpus.in_use(node, taken):
         yield f"{node.name}: {line}"
@@ -95,7 +95,7 @@ def peers(node: str, printed: str) -> Check | None:
         f"{cells.count('OK')} of {len(cells)} pairs of GPUs read each other's memory; the others go through the host's"
     )
     return Check(
-        node, "peer access", Level.WARN, what, "what it costs: launcher doctor JOB --measure; nvidia-smi topo -m"
+        node, "peer access", Level.WARN, what, "what it costs: launcher doctor JOB --bench; nvidia-smi topo -m"
     )
 
 

@@ -134,7 +134,7 @@ def _of_some(node: NodeFacts) -> Fault | None:
         fixes.append(_LOST)
     for gpu in node.gpus:
         if why := broken(gpu):
-            found.append(f"GPU {gpu.index} ({gpu.bus or gpu.uuid}) cannot be used, {why}")
+            found.append(f"GPU {gpu.index} ({gpu.bus or gpu.uuid}): {why}")
             fixes.append(_fix_of(gpu))
     if not found and seen.smi_exit:  # such as 14: "WARNING: infoROM is corrupted at gpu 0000:07:00.0"
         what = f'nvidia-smi says "{seen.smi_error}" (exit code {seen.smi_exit})'

@@ -148,6 +148,9 @@ def device_files(node: NodeFacts, uuids: Sequence[str]) -> tuple[str, ...]:
     """
     chosen = [gpu for gpu in node.gpus if {gpu.uuid, *(instance.uuid for instance in gpu.instances)} & set(uuids)]
     wanted = [f"/dev/nvidia{gpu.minor}" for gpu in chosen] + [f"/dev/nvidia{name}" for name in _OF_THE_DRIVER]
+    for gpu in chosen:  # which file is whose is not known, and CUDA takes the first instance that it may open
+        if {instance.uuid for instance in gpu.instances} <= set(uuids):
+            wanted += gpu.instance_files
     return tuple(file for file in wanted if file in node.nvidia.device_files)
 
 
@@ -174,9 +177,10 @@ def has_none(node: NodeFacts) -> NodeUnfit:
 
 
 def _faulty(node: NodeFacts, problem: Fault, more: str = "") -> NodeUnfit:
-    return NodeUnfit(
-        f"node {node.name}", f"its GPUs cannot be used: {problem.what}", f"{problem.fix}; or {WITHOUT}{more}"
-    )
+    whose, others = "its GPUs cannot be used", ""
+    if problem.partial and (left := len(devices(node))):
+        whose, others = "not all of its GPUs can be used", f"; or take those that work: gpus: {left}"
+    return NodeUnfit(f"node {node.name}", f"{whose}: {problem.what}", f"{problem.fix}{others}; or {WITHOUT}{more}")
 
 
 def _lacks(node: NodeFacts, what: str, problem: Fault | None) -> NodeUnfit:

@@ -10,6 +10,7 @@ from launcher.model.container import WANTED_ULIMITS
 from launcher.model.facts import Gpu, ImageFacts, Interface, Launch, NodeFacts, Route
 from launcher.model.plan import Plan, Rendezvous
 from launcher.planning import build
+from launcher.planning.containers import assumed_data
 from launcher.planning.rendezvous import on_one_machine
 
 _NETWORK = "192.0.2"  # TEST-NET-1 (RFC 5737): no machine has these addresses
@@ -30,6 +31,7 @@ def offline(job: Job, code: str) -> Plan:
     notes = ["offline: addresses, interfaces, users, GPUs and the image's abilities are assumed, no node was asked"]
     if unknown := [entry.name for entry in job.machines if job.gpus_of(entry) == "all"]:
         notes.append(f"gpus: all is taken for {GPUS} GPUs a machine ({', '.join(unknown)})")
+    notes += [f"data {data.name}: its copies are named by their content, which up finds out" for data in job.data]
     return dataclasses.replace(plan, warnings=(*notes, *plan.warnings))
 
 
@@ -75,4 +77,5 @@ def _node(job: Job, rank: int) -> NodeFacts:
         gpus=_gpus(job.gpus_of(entry)),
         python="" if docker else "python3",
         ulimits=WANTED_ULIMITS if docker else (),
+        data=assumed_data(job, "/home/user"),
     )

@@ -157,7 +157,6 @@ def _copy(
                 for now, group in itertools.groupby(_timed(pieces, until, folder.node), key=itemgetter(0)):
                     unread.discard(now)
                     try:
-                        fetches[now].target.parent.mkdir(parents=True, exist_ok=True)
                         moved += fetches[now].write((piece for _, piece in group), mask)
                     except (FileExistsError, NotADirectoryError, IsADirectoryError):
                         continue  # another node has a folder of this name, or a file where this one has a folder

@@ -33,6 +33,18 @@ class Row:
         return {**measured, "seconds_per_batch": self.measured.seconds_per_batch, **row}
 
 
+@dataclass(frozen=True)
+class Unmeasured:
+    """A run that has ended, or not begun, without a step in its metrics."""
+
+    run: str
+    label: str
+    state: str
+
+    def cells(self) -> tuple[str, ...]:
+        return (f"{self.label} ({self.state})", *("-" for _ in range(len(COLUMNS) - 1)))
+
+
 def amdahl(speed: float, devices: float) -> float | None:
     """Share p of the work that runs in parallel if `devices` times the devices give that speed-up: S = 1/(1 - p + p/n).
 
@@ -100,17 +112,18 @@ EXPENDABLE = (
 )
 
 
-def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+def cells(rows: Sequence[Row], others: Sequence[Unmeasured] = ()) -> list[tuple[str, ...]]:
     """The table as text, head first. A speed-up between different batches is marked with ~."""
-    return [tuple(COLUMNS), *(tuple(show(row) for show in COLUMNS.values()) for row in rows)]
+    measured = [tuple(show(row) for show in COLUMNS.values()) for row in rows]
+    return [tuple(COLUMNS), *measured, *(other.cells() for other in others)]
 
 
-def markdown(rows: Sequence[Row], width: int | None = None) -> str:
+def markdown(rows: Sequence[Row], width: int | None = None, others: Sequence[Unmeasured] = ()) -> str:
     """A table that is readable as it is and in any Markdown viewer; numbers to the right.
 
     width: of a terminal, in which it must fit; then the least important columns are left out and named below.
     """
-    table = [[cell.replace("|", "\\|") for cell in line] for line in cells(rows)]
+    table = [[cell.replace("|", "\\|") for cell in line] for line in cells(rows, others)]
     names, widths = list(COLUMNS), [max(map(len, column)) for column in zip(*table, strict=True)]
     kept = list(range(len(names)))
     for name in EXPENDABLE:
@@ -132,9 +145,9 @@ def markdown(rows: Sequence[Row], width: int | None = None) -> str:
     return text
 
 
-def page(rows: Sequence[Row], title: str) -> str:
+def page(rows: Sequence[Row], title: str, others: Sequence[Unmeasured] = ()) -> str:
     """One self-contained HTML page, to share: page.html with the table, which needs no script, and figures to draw."""
-    head, *body = cells(rows)
+    head, *body = cells(rows, others)
     runs = "".join(
         f"<li>{html.escape(row.measured.label)}: <code>{html.escape(row.measured.run)}</code>"
         f"{', against <code>' + html.escape(row.against) + '</code>' if row.against else ''}</li>"

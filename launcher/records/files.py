@@ -15,13 +15,18 @@ WRITE = os.O_RDWR | os.O_CREAT
 
 
 def open_regular(path: Path | str, flags: int = os.O_RDONLY) -> BinaryIO:
-    """A regular file, or what a link to one leads to; a new one has mode 0600.
+    """A regular file, or what a link to one leads to; a new one has mode 0600. Raises OSError."""
+    return os.fdopen(descriptor_of(path, flags), "rb" if flags == os.O_RDONLY else "r+b")
 
-    Opening a FIFO would wait for its other end, and a device may have no end. Raises OSError.
+
+def descriptor_of(path: Path | str, flags: int) -> int:
+    """As open_regular.
+
+    Opening a FIFO would wait for its other end, and a device may have no end.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o600)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):  # of the open file: the file checked is the file used
-        return os.fdopen(descriptor, "rb" if flags == os.O_RDONLY else "r+b")
+        return descriptor
     os.close(descriptor)
     raise OSError(errno.EINVAL, "not a regular file", str(path))
 

@@ -25,21 +25,33 @@ def membership(record: Record) -> Membership | None:
     return next((Membership(str(line.get("group")), str(line.get("variant"))) for line in grouped), None)
 
 
+def latest_of(group: str, runs: Path = RUNS) -> dict[str, Record]:
+    """The latest run of each variant of a group, by its name; {} where there is no such group here."""
+    known = [(record, membership(record)) for record in records(runs)]
+    return {place.variant: record for record, place in known if place and place.group == group}
+
+
 def select(wanted: Sequence[str], runs: Path = RUNS) -> list[tuple[Record, str | None]]:
     """The runs meant, each once, with what sets it apart in its group.
 
     A run id or a unique prefix of one means that run; a group's id, or a job's name whose latest run belongs to a
-    group, all runs of the group, the earliest first. Raises RunUnknown.
+    group, the latest run of each variant of the group, the earliest first. Nothing means the latest run's group, else
+    all runs of its job. Raises RunUnknown.
     """
     known = [(record, membership(record)) for record in records(runs)]
+    if not wanted:
+        latest = find(None, runs).run
+        of_job = [record.run for record, _ in known if job_of(record.run) == job_of(latest)]
+        wanted = [place.group for record, place in known if record.run == latest and place] or of_job
     groups = {place.group: place.group for _, place in known if place}
     groups |= {job_of(record.run): place.group if place else "" for record, place in known}  # of each job's latest run
+    last = {place: record.run for record, place in known if place}
     chosen: dict[str, tuple[Record, str | None]] = {}
     for text in wanted:
         group = groups.get(text)
         only = None if group else find(text, runs).run
         for record, place in known:
-            if record.run == only or (group and place and place.group == group):
+            if record.run == only or (group and place and place.group == group and last[place] == record.run):
                 chosen.setdefault(record.run, (record, place.variant if place else None))
     return list(chosen.values())
 

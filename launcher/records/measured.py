@@ -59,6 +59,12 @@ class TrainingProgress:
             return None
         return (time - first_time) / (step - first_step) * max(0.0, steps - step)
 
+    @property
+    def slow(self) -> str:
+        """The rank that is persistently slow, with node and kind; "" if none is, or the program does not say it."""
+        text = self.last.get("slow")
+        return "".join(char for char in text[:200] if char.isprintable()) if isinstance(text, str) else ""
+
     def parts(self) -> list[str]:
         """What a person is shown of it: `epoch 2/6`, `step 7/9`, `910 images/s`, `ETA 0:12`, ..."""
         speed, loss, wait = (number(self.last.get(key)) for key in ("images_per_s", "loss", "data_wait"))

@@ -175,6 +175,15 @@ class Record:
         """How many of the last nodes wait, and take the place of one that is lost."""
         return self._number("spares")
 
+    @property
+    def port(self) -> int:
+        """Where its ranks meet on the first node; 0 where the plan is not here."""
+        meeting = self._plan.get("rendezvous")
+        try:
+            return checked.number(meeting["port"], 65535) if isinstance(meeting, dict) else 0
+        except (LookupError, ValueError):
+            return 0
+
     def _number(self, key: str) -> int:
         try:
             return checked.number(self._plan.get(key, 0), 10**5)
@@ -244,7 +253,9 @@ def resolve(text: str | None, known: list[RunId], where: str) -> RunId:
         return fitting[0]
     if fitting:
         raise RunUnknown(text, f"fits {len(fitting)} runs: " + ", ".join(fitting[-5:]), "type more of the id")
-    raise RunUnknown(text, f"no such run in {where}", "`launcher runs` lists them; or name its nodes: --nodes a,b")
+    raise RunUnknown(
+        text, f"no such run; searched: {where}", "list them: launcher runs; or name its nodes: --nodes a,b"
+    )
 
 
 def _node_to_json(node: NodeOfRun) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from launcher.records.files import WRITE, open_regular
+from launcher.records.files import WRITE, descriptor_of
 from launcher.records.masking import Masker
 
 NO_MASK = Masker()
@@ -27,9 +27,16 @@ ABANDONED = 3600.0  # seconds without a write, after which a temporary file was 
 @contextmanager
 def locked(file: Path) -> Iterator[int]:
     """The file's descriptor, to be read and written, while no other has it. It is made where it is missing."""
-    with open_regular(file, WRITE) as opened:
+    try:
+        opened = descriptor_of(file, WRITE)
+    except FileNotFoundError:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        opened = descriptor_of(file, WRITE)
+    try:
         fcntl.flock(opened, fcntl.LOCK_EX)
-        yield opened.fileno()
+        yield opened
+    finally:
+        os.close(opened)
 
 
 def append(file: Path, offset: int, data: bytes, mask: Masker = NO_MASK) -> bool:
@@ -38,7 +45,6 @@ def append(file: Path, offset: int, data: bytes, mask: Masker = NO_MASK) -> bool
     A secret may begin in what is here already: so much of it is masked with what comes. False, and nothing is written,
     where bytes before `offset` are missing here. Raises OSError; the file is then as long as it was.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
     with locked(file) as here:
         end = os.fstat(here).st_size
         if end < offset:

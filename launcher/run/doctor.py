@@ -9,6 +9,7 @@ from launcher import errors
 from launcher.errors import LauncherError, NodeUnfit
 from launcher.image import cuda
 from launcher.image.image_locations import image_store
+from launcher.image.probe import ANY_CONTAINER, image_facts
 from launcher.job.models import Job
 from launcher.model.facts import ImageInfo, NodeFacts, Probe, Reach
 from launcher.model.plan import Rendezvous
@@ -18,6 +19,7 @@ from launcher.node.parallel import run_all, run_all_settled
 from launcher.planning import checks, gpu_checks
 from launcher.planning.checks import Check, Level
 from launcher.planning.rendezvous import choose
+from launcher.run.data import examine_data
 from launcher.run.gpus import with_claims
 from launcher.run.reachability import probe_master, reach_node
 
@@ -97,6 +99,8 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFacts]:
         if job.runtime == "docker" and len(facts) > 1:
             yield from _between(job, fleet, facts)
         yield from _same_data(job, fleet)
+    if job is not None and job.data:
+        yield from examine_data(job, [engine for engine, _ in usable])
 
 
 def _peers(usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Check]:
@@ -107,19 +111,25 @@ def _peers(usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Check]:
 
 
 def _image(job: Job, usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Check]:
-    """The CUDA of the job's image, as far as it is known without a container, against the nodes' drivers."""
+    """The CUDA of the job's image, as far as it is known without a container, against the nodes' drivers; of plain
+    processes, that of torch."""
     wanted = {entry.name for entry in job.machines if job.gpus_of(entry) != "none"}
     users = [(engine, node) for engine, node in usable if node.gpus and engine.node in wanted]
-    if job.image is None or job.runtime != "docker" or not users:
+    if not users:
         return
-    name = job.image.base or job.image.ref or ""
-    seen = run_all_settled([partial(image_store(engine).inspect, name) for engine, _ in users])
-    own = (info.cuda for info in seen if isinstance(info, ImageInfo) and info.cuda)
-    if version := next(own, "") or cuda.of_name(name):
+    name, version = "", ""
+    if job.runtime == "docker" and job.image is not None:
+        name = job.image.base or job.image.ref or ""
+        seen = run_all_settled([partial(image_store(engine).inspect, name) for engine, _ in users])
+        own = (info.cuda for info in seen if isinstance(info, ImageInfo) and info.cuda)
+        version = next(own, "") or cuda.of_name(name)
+    elif job.run.command is None:
+        version = image_facts(users[0][0], "", None, ANY_CONTAINER).cuda
+    if version:
         for _, node in users:
             found = cuda.verdict(node, version, name)
             level = Level.FAIL if not found.runs else Level.WARN if found.what else Level.OK
-            what = found.what or f"driver {node.nvidia.driver} runs the CUDA {version} of image {name}"
+            what = found.what or f"driver {node.nvidia.driver} runs the CUDA {version} of {cuda.subject(node, name)}"
             yield Check(node.name, "image", level, what, found.fix)
 
 

@@ -42,13 +42,13 @@ class Place:
 
 @contextmanager
 def checkpoints_of(
-    run: RunId, plan: Plan, fleet: Fleet, ssh_config: Path | None, log: Callable[[str], None]
+    run: RunId, plan: Plan, fleet: Fleet, ssh_config: Path | None, log: Callable[[str], None], *, required: bool = True
 ) -> Iterator[Copy]:
     """A function that puts the run's checkpoints into a new node's output folder, before it starts.
 
     Each node copies its own; the first one, which loads them, gets the newest of all. Its nodes are those of the new
     run and those on record here; one that does not answer is left out.
-    Raises NodeUnfit where there is no checkpoint of it.
+    Raises NodeUnfit where a checkpoint of it is required and there is none.
     """
     old = Record(RunPaths(RUNS / run))
     here = {engine.host for engine in fleet.engines}
@@ -64,7 +64,7 @@ def checkpoints_of(
         found = dict(zip([engine.node for engine in others.engines], run_all_settled(looks), strict=True))
         places = [*own.values(), *(place for place in found.values() if isinstance(place, Place))]
         newest = max([*places, _fetched(old)], key=lambda place: place.newest)
-        if not newest.entries:
+        if required and not newest.entries:
             failed = sorted([*others.failed, *(node for node, place in found.items() if not isinstance(place, Place))])
             silent = f"; no answer from {', '.join(failed)}" if failed else ""
             raise NodeUnfit(

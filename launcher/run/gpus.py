@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from launcher.errors import InUse, NodesFailed
 from launcher.job.models import Job
 from launcher.model.facts import NodeFacts
-from launcher.model.progress import Log
+from launcher.model.progress import Log, Step
 from launcher.node.connect import Fleet
 from launcher.node.engine import Engine
 from launcher.planning.build import choose_gpus
@@ -34,33 +35,61 @@ def counts(job: Job) -> bool:
     return any(isinstance(job.gpus_of(entry), int) for entry in job.machines)
 
 
-def settle(job: Job, fleet: Fleet, *, wait: bool, log: Log) -> list[NodeFacts]:
-    """The facts of the job's nodes, whose GPUs are enough for the job; with `wait` as soon as they are.
+def settle(job: Job, fleet: Fleet, waiting: Waiting) -> list[NodeFacts]:
+    """The facts of the job's nodes, whose GPUs are enough for the job; as soon as they are where it may wait.
 
     Raises NodesFailed with every node whose GPUs cannot be used, are too few or in use.
     """
-    said = ""
     while True:
         facts = job_facts(job, fleet)
         try:
             chosen = choose_gpus(job, facts)
         except NodesFailed as error:
-            if (line := waiting(error, wait=wait)) != said:
-                log(said := line)
-            pause()
+            waiting.after(error)
             continue
         if not any(chosen) and any(job.gpus_of(entry) == "all" for entry in job.machines):
-            log("warning: NO GPU: no node has one, so this runs on processors. Without this line: gpus: none")
+            waiting.log("warning: NO GPU: no node has one, so this runs on processors. Without this line: gpus: none")
         return facts
 
 
-def waiting(error: NodesFailed, *, wait: bool) -> str:
-    """The line to show before the next try. Raises `error` unless `wait` is set and each node's GPUs are in use."""
-    if not wait or not all(isinstance(each, InUse) for each in error.errors):
+def as_if_idle(job: Job, facts: Sequence[NodeFacts]) -> tuple[Sequence[NodeFacts], tuple[str, ...]]:
+    """For a plan that is only shown: where the job has to wait for GPUs, the facts without their users, and a note.
+
+    Raises NodesFailed where waiting does not help.
+    """
+    try:
+        choose_gpus(job, facts)
+    except NodesFailed as error:
+        rule = "`up` refuses this now and `up --wait` waits; this plan shows each node's first GPUs"
+        idle = [
+            replace(node, claims=(), gpus=tuple(replace(gpu, used_mib=0, processes=()) for gpu in node.gpus))
+            for node in facts
+        ]
+        return idle, (f"{_in_use(error)}. {rule}",)
+    return facts, ()
+
+
+def _in_use(error: NodesFailed) -> str:
+    """Who has what on each node. Raises `error` unless each node's GPUs are in use, and that is all."""
+    if not all(isinstance(each, InUse) for each in error.errors):
         raise error
-    return "waiting: " + "; ".join(f"{each.where}: {each.what}" for each in error.errors)
+    return "; ".join(f"{each.where}: {each.what}" for each in error.errors)
 
 
-def pause() -> None:
-    """Between two tries to get GPUs."""
-    time.sleep(PAUSE + random.random())  # noqa: S311 - two that wait must not keep in step
+class Waiting:
+    """Waits for GPUs that others use, and says for which; the same words once, as it may try for hours."""
+
+    def __init__(self, log: Log, *, wait: bool) -> None:
+        self.log = log
+        self._wait = wait
+        self._said = ""
+
+    def after(self, error: NodesFailed) -> None:
+        """Pause until the next try. Raises `error` unless it is to wait and each node's GPUs are in use."""
+        if not self._wait:
+            raise error
+        step = Step("waiting", _in_use(error), at_once=True)
+        if step != self._said:
+            self._said = step
+            self.log(step)
+        time.sleep(PAUSE + random.random())  # noqa: S311 - two that wait must not keep in step

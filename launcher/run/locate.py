@@ -127,7 +127,7 @@ def search(text: str | None, hosts: Sequence[str], ssh_config: Path | None, note
     fleet = connect([(host, host) for host in dict.fromkeys(hosts)], None, ssh_config, allow_failures=True)
     try:
         on_these = _by_run(_list(fleet, None, note, claims=False))
-        found = on_these[_choose(text, on_these, fleet.failed, where="on " + ", ".join(hosts))]
+        found = on_these[_choose(text, on_these, fleet, where="on " + ", ".join(hosts))]
         told, nodes = found[0].labels, tuple(f.node for f in found)
         record = Record.rebuild(
             told.run, told.runtime, nodes, runs, min_nodes=told.min_nodes, spares=told.spares, hosts=told.hosts
@@ -183,14 +183,13 @@ def on_nodes(fleet: Fleet, note: Note) -> dict[RunId, list[Found]]:
     return _by_run(_list(fleet, None, note, claims=False))
 
 
-def _choose(
-    text: str | None, runs: Mapping[RunId, Sequence[Found]], failed: Mapping[str, LauncherError], where: str
-) -> RunId:
+def _choose(text: str | None, runs: Mapping[RunId, Sequence[Found]], fleet: Fleet, where: str) -> RunId:
     """One's own runs are meant first, then those of the same account. Raises RunUnknown; NodesFailed if no run was
     found and nodes do not answer.
     """
-    if not runs and failed:
-        raise NodesFailed(list(failed.values()))
+    if not runs and fleet.failed:
+        answering = {engine.host for engine in fleet.engines}  # `local` may answer with two engines
+        raise NodesFailed(list(fleet.failed.values()), of=len(answering) + len(fleet.failed))
     for most in (Owner.SELF, Owner.ACCOUNT):
         with suppress(RunUnknown):
             nearer = [run for run, found in runs.items() if min(f.owner for f in found) <= most]

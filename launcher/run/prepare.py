@@ -21,9 +21,11 @@ from launcher.node.connect import Fleet, caller_engine
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_both
 from launcher.planning import build
+from launcher.planning.containers import assumed_data
 from launcher.planning.offline import assumed_image
 from launcher.planning.rendezvous import choose, on_one_machine
-from launcher.run.gpus import job_facts
+from launcher.run.data import bring_data
+from launcher.run.gpus import as_if_idle, with_claims
 from launcher.run.locate import caller
 from launcher.run.reachability import probe_master
 
@@ -37,24 +39,28 @@ def prepare(
     on_progress: OnProgress = no_progress,
     lock_file: Path | None = None,
 ) -> Plan:
-    """The plan of a run on the machines as they are now; the image is on every node when this returns.
+    """The plan of a run on the machines as they are now; image and data are on every node when this returns.
 
     code: digest of the code archive. lock_file: pins the job's base image. Raises NodesFailed, ImageUnfit and the like;
-    nothing but the image has been touched then.
+    nothing but the image and the data has been touched then.
     """
-    (image, facts), rendezvous = run_both(
+    (image, ready), rendezvous = run_both(
         partial(make_image, job, fleet, facts, log, on_progress, lock_file),
         partial(choose_rendezvous, job, fleet, facts),
     )
-    return _plan(job, facts, image, rendezvous, code)
+    if job.data:
+        ready = bring_data(job, fleet, ready, log, on_progress)
+    return _plan(job, ready, image, rendezvous, code)
 
 
 def preview(job: Job, fleet: Fleet, code: str) -> Plan:
-    """The plan as `prepare` would make it now, but no image is built, sent or pulled."""
-    facts = job_facts(job, fleet)
-    image, facts, notes = image_as_it_is(job, fleet, facts)
+    """The plan as `prepare` would make it, as soon as its GPUs are idle; no image is built, sent or pulled."""
+    seen, busy = as_if_idle(job, fleet.each(with_claims))
+    image, facts, notes = image_as_it_is(job, fleet, seen)
+    facts = [replace(node, data=assumed_data(job, node.home)) for node in facts]
+    notes += tuple(f"data {data.name}: its copies are named by their content, which up finds out" for data in job.data)
     plan = _plan(job, facts, image, choose_rendezvous(job, fleet, facts), code)
-    return replace(plan, warnings=(*notes, *plan.warnings))
+    return replace(plan, warnings=(*busy, *notes, *plan.warnings))
 
 
 def _plan(job: Job, facts: Sequence[NodeFacts], image: ImageFacts, rendezvous: Rendezvous, code: str) -> Plan:
@@ -76,7 +82,7 @@ def image_as_it_is(
 ) -> tuple[ImageFacts, list[NodeFacts], tuple[str, ...]]:
     """The image as the nodes have it now, and notes on what had to be assumed."""
     if job.runtime == "process" or job.image is None:
-        return image_facts(fleet.engines[0], "", None, _container_like(job, facts[0])), list(facts), ()
+        return _own_python(job, fleet, facts)
     name = job.image.ref or job.image.base or ""
 
     def look(engine: Engine) -> tuple[ImageInfo | None, tuple[tuple[str, int], ...]]:
@@ -94,8 +100,16 @@ def image_as_it_is(
     return found, limited, (*notes, *_check_cuda(job, facts, found.cuda, name))
 
 
+def _own_python(
+    job: Job, fleet: Fleet, facts: Sequence[NodeFacts]
+) -> tuple[ImageFacts, list[NodeFacts], tuple[str, ...]]:
+    """What runs plain processes; notes on its torch and the driver, unless a command of the job's own runs."""
+    found = image_facts(fleet.engines[0], "", None, _container_like(job, facts[0]))
+    return found, list(facts), tuple([] if job.run.command else _check_cuda(job, facts, found.cuda, ""))
+
+
 def _check_cuda(job: Job, facts: Sequence[NodeFacts], version: str, image: str) -> list[str]:
-    """Of the nodes that give GPUs: notes, as cuda.check()."""
+    """Of the nodes that give GPUs: notes, and what it raises, as cuda.check()."""
     users = [node for entry, node in zip(job.machines, facts, strict=True) if job.gpus_of(entry) != "none"]
     return cuda.check([node for node in users if node.gpus], version, image)
 
@@ -112,7 +126,10 @@ def make_image(
 ) -> tuple[ImageFacts, list[NodeFacts]]:
     """The job's image on every node, what it can do, and the facts with the limits that its containers are granted."""
     if job.runtime == "process" or job.image is None:
-        return image_facts(fleet.engines[0], "", None, _container_like(job, facts[0])), list(facts)
+        own, seen, notes = _own_python(job, fleet, facts)
+        for note in notes:
+            log(f"note: {note}")
+        return own, seen
     name = job.image.base or job.image.ref or ""
     _check_cuda(job, facts, cuda.of_name(name), name)  # before it is pulled
     with caller_engine() as local:

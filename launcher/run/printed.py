@@ -20,7 +20,7 @@ from launcher.node.parallel import run_all
 from launcher.records.collect import collect, output_folders
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun
-from launcher.run.attempts import Segment, segments
+from launcher.run.attempts import Segment, World, segments
 from launcher.run.followed import Followed
 from launcher.run.locate import Attached
 from launcher.run.messages import Output
@@ -87,15 +87,10 @@ def read_now(attached: Attached, parts: Parts, *, timestamps: bool = False) -> I
 def _where_ranks_are(attached: Attached, chosen: Selection) -> Parts:
     """In a job with min_nodes ranks move: where rank 0's output was, to be read here, and what to follow."""
     record, rank, tail = attached.record, chosen.rank, chosen.tail
-    collect(output_folders(attached.engines, attached.nodes), record.paths.root, mask=record.mask)
-    found = segments(record)
+    found = _generations(attached)
     world = found[-1].world if found else None
     if rank is not None and world is not None:
-        workers = max(1, len(attached.nodes[0].ranks))
-        place, last = rank // workers, len(world.members) * workers - 1
-        if rank > last:
-            raise UsageError("--rank", f"{rank}: the run has ranks 0 to {last} now", "`launcher status` lists them")
-        node = attached.node(world.members[place])
+        node, place = _rank_of(attached, world, rank)
         files = attached.engines[node.name].files
         path = f"{NodePaths(node.output, node.name).in_generation(world.number, place)}/rank-{rank}.log"
         return Parts([Followed(node, path, last_lines(files, path, tail) if tail is not None else 0)])
@@ -110,6 +105,31 @@ def _where_ranks_are(attached: Attached, chosen: Selection) -> Parts:
     earlier = found[:-1] if tail is None and chosen.since is None else []
     followed = replace(begin, offset=max(begin.offset, found[-1].start), moves=True, world=world)
     return Parts([followed], earlier)
+
+
+def node_of_rank(attached: Attached, rank: int) -> NodeOfRun:
+    """Where this rank runs now. Raises UsageError where the run has no such rank, NodesFailed."""
+    if attached.record.min_nodes and (found := _generations(attached)):
+        return _rank_of(attached, found[-1].world, rank)[0]
+    if not any(rank in node.ranks for node in attached.nodes):
+        attached.require_all()
+    return _nodes(attached, Selection(rank=rank))[0]
+
+
+def _generations(attached: Attached) -> Sequence[Segment]:
+    """Of a job with min_nodes, as all nodes that answer tell them now."""
+    record = attached.record
+    collect(output_folders(attached.engines, attached.nodes), record.paths.root, mask=record.mask)
+    return segments(record)
+
+
+def _rank_of(attached: Attached, world: World, rank: int) -> tuple[NodeOfRun, int]:
+    """The node that has this rank in a generation, and its place there. Raises UsageError."""
+    workers = max(1, len(attached.nodes[0].ranks))
+    place, last = rank // workers, len(world.members) * workers - 1
+    if rank > last:
+        raise UsageError("--rank", f"{rank}: the run has ranks 0 to {last} now", "`launcher status` lists them")
+    return attached.node(world.members[place]), place
 
 
 def _nodes(attached: Attached, chosen: Selection) -> Sequence[NodeOfRun]:

@@ -7,6 +7,7 @@ exec), so that a broken node can still be repaired.
 from __future__ import annotations
 
 import contextlib
+import socket
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ from tests.nvidia import Machine
 DATA_ROOT = "/var/lib/docker"
 CONTAINERD_ROOT = f"{DATA_ROOT}/containerd-store"
 NEWER_ENGINE = "/opt/newer-engine"
+PAUSES = 5  # tries
 
 
 PODMAN_SOCKET = "/run/podman/podman.sock"
@@ -79,7 +81,14 @@ rm -rf {DATA_ROOT}/rootless /run/user/1001 /etc/subuid /etc/subgid
 @contextlib.contextmanager
 def paused(node: Node) -> Iterator[None]:
     """A hung machine: all processes stop, including the containers'; connections stay open, unanswered."""
-    docker("pause", node.container)
+    for left in range(PAUSES, 0, -1):
+        try:
+            docker("pause", node.container)
+            break
+        except CommandFailed:  # on a busy machine the kernel does not freeze a group in time: "unable to freeze"
+            if left == 1:
+                raise
+            time.sleep(1)
     try:
         yield
     finally:
@@ -160,10 +169,21 @@ def heal_network(bed: Bed, node: Node) -> None:
     bed.run(node, "iptables", "-F", "BED_FAULT")
 
 
+def listens(address: str) -> bool:
+    """Whether its sshd, which may be on its way out, still takes connections."""
+    try:
+        socket.create_connection((address, 22), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def without_sshd(bed: Bed, node: Node, *, sessions: bool = True) -> Iterator[None]:
     """sshd is down: new connections are refused, and open ones break too if `sessions`."""
     bed.run(node, "pkill", "-KILL", *(["-x", "sshd"] if sessions else ["-F", "/run/sshd.pid"]))
+    while listens(node.address):
+        time.sleep(0.05)
     try:
         yield
     finally:
@@ -250,6 +270,18 @@ def containerd_store(bed: Bed, *nodes: Node) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def systemd_cgroups(bed: Bed, node: Node) -> Iterator[None]:
+    """The engine says that systemd has its control groups; it starts no container then, as no systemd is there."""
+    with contextlib.ExitStack() as healing:
+        _stop_engine(bed, node)
+        healing.callback(start_engine, bed, node)
+        docker("exec", "-d", node.container, "dockerd", "--exec-opt", "native.cgroupdriver=systemd")
+        healing.callback(_stop_engine, bed, node)
+        bed.wait_ready(node)
+        yield
+
+
+@contextlib.contextmanager
 def podman_engine(bed: Bed, *nodes: Node) -> Iterator[None]:
     """`docker` over ssh reaches podman's socket on these nodes, with an empty image store, until the exit.
 
@@ -294,10 +326,11 @@ def _drop(bed: Bed, node: Node, *match: str) -> None:
 
 
 @contextlib.contextmanager
-def fake_gpus(bed: Bed, node: Node, count: int = 2) -> Iterator[list[str]]:
+def fake_gpus(bed: Bed, node: Node, count: int = 2, *, toolkit: bool = True) -> Iterator[list[str]]:
     """Fake GPUs: an nvidia-smi that lists them and an engine that accepts them; yields their UUIDs.
 
-    Enough to test the assignment of GPUs to runs; nothing can compute on them.
+    Enough to test the assignment of GPUs to runs; nothing can compute on them. toolkit: False for an engine whose
+    settings have the NVIDIA runtime, on a node that has not.
     """
     uuids = [f"GPU-{node.index:08x}-0000-0000-0000-{place:012x}" for place in range(count)]
     lines = "".join(f"{place}, {uuid}, Fake GPU, 16000, 580.95.05\\n" for place, uuid in enumerate(uuids))
@@ -307,6 +340,7 @@ def fake_gpus(bed: Bed, node: Node, count: int = 2) -> Iterator[list[str]]:
         f"printf '#!/bin/sh\\nprintf \"{lines}\"\\n' > /usr/local/bin/nvidia-smi\n"
         f"printf '#!/bin/sh\\nexit 0\\n' > /usr/local/bin/{hook}\n"
         f"chmod 755 /usr/local/bin/nvidia-smi /usr/local/bin/{hook}\n"
+        f"{'' if toolkit else f'rm /usr/local/bin/{hook}'}\n"
         'echo \'{"runtimes": {"nvidia": {"path": "runc"}}}\' > /etc/docker/daemon.json',
     )
     with contextlib.ExitStack() as healing:
@@ -321,16 +355,21 @@ def fake_gpus(bed: Bed, node: Node, count: int = 2) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def nvidia(bed: Bed, node: Node, machine: Machine) -> Iterator[None]:
-    """The node as this machine: its PCI bus, and a stand-in for its nvidia-smi where it has one."""
+    """The node as this machine: its PCI bus and device files, and a stand-in for its nvidia-smi where it has one."""
     smi, bus, tree = "/usr/local/bin/nvidia-smi", "/sys/bus/pci/devices", "/opt/nvidia-test"
+    files = " ".join(machine.files)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as healing:
         machine.tree(Path(folder))
         if machine.smi:
             machine.install(Path(folder))
         Path(folder).chmod(0o755)
-        healing.callback(bed.sh, node, f"umount {bus}; rm -rf {tree} {smi}")
+        healing.callback(bed.sh, node, f"umount {bus}; rm -rf {tree} {smi} {files}")
         docker("cp", folder, f"{node.container}:{tree}")
-        bed.sh(node, f"[ ! -e {tree}/nvidia-smi ] || mv {tree}/nvidia-smi {smi}; mount --bind {tree}/devices {bus}")
+        bed.sh(
+            node,
+            f"set -e; [ ! -e {tree}/nvidia-smi ] || mv {tree}/nvidia-smi {smi}; mount --bind {tree}/devices {bus}; "
+            f"for file in {files}; do mknod -m 666 $file c 1 3; done",
+        )
         yield
 
 

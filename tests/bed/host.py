@@ -98,16 +98,16 @@ def install_plugins() -> None:
         run(["docker", plugin, "version"])
 
 
-def newer_engine(settings: Settings) -> Path:
-    """A folder with the programs of NEWER_SUITE's engine, which supports containerd's image store; cached.
+def newer_engine(settings: Settings, suite: str = NEWER_SUITE) -> Path:
+    """A folder with the programs of this suite's engine, which supports containerd's image store; cached.
 
     Raises BedUnavailable.
     """
     programs = ("dockerd", "docker-proxy", "containerd", "containerd-shim-runc-v2")
     return _kept(
-        settings.cache / f"engine-{NEWER_SUITE}",
+        settings.cache / f"engine-{suite}",
         ["docker.io", "containerd"],
-        NEWER_SUITE,
+        suite,
         {f"usr/*bin/{program}": program for program in programs},
     )
 

@@ -194,7 +194,7 @@ def foreign(scene: Scene) -> str:
     return name
 
 
-@pytest.mark.parametrize("key", ["base", "ref"])
+@pytest.mark.parametrize("key", [pytest.param("base", marks=pytest.mark.slow), "ref"])
 def test_the_callers_image_for_another_architecture_is_not_sent(scene: Scene, foreign: str, key: str) -> None:
     """Where no node can pull it, this is refused before anything is built or sent."""
     image = {"base": foreign, "torchvision": "keep", "packages": ["six"]} if key == "base" else {"ref": foreign}
@@ -209,7 +209,7 @@ def test_the_callers_image_for_another_architecture_is_not_sent(scene: Scene, fo
         assert scene.bed.run(node, "docker", "image", "inspect", foreign, check=False).returncode
 
 
-@pytest.mark.parametrize("key", ["base", "ref"])
+@pytest.mark.parametrize("key", [pytest.param("base", marks=pytest.mark.slow), "ref"])
 def test_nodes_pull_what_the_caller_has_for_another_architecture(scene: Scene, foreign: str, key: str) -> None:
     docker("tag", foreign, scene.base)
     image = {"base": scene.base, "torchvision": "keep"} if key == "base" else {"ref": scene.base}

@@ -233,7 +233,7 @@ def test_a_connection_lost_halfway_is_recovered(clean_bed, engines, local, make)
     assert done.shipped["node1"] > done.shipped["node2"]  # bytes sent in vain are counted too
 
 
-@pytest.mark.parametrize("fault", ["sshd gone", "engine killed"])
+@pytest.mark.parametrize("fault", [pytest.param("sshd gone", marks=pytest.mark.slow), "engine killed"])
 def test_a_lost_node_is_named_keeps_no_partial_image_and_a_retry_succeeds(clean_bed, engines, local, make, fault):
     name = make(60, 60)
     node = clean_bed.nodes[0]

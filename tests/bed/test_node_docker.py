@@ -103,7 +103,8 @@ def test_a_container_from_creation_to_exit(bed: Bed, engine: DockerEngine) -> No
     engine.start(container)
     state = engine.wait(container, 30)
     assert (state.phase, state.exit_code, state.oom_killed, state.error) == (Phase.EXITED, 5, False, "")
-    assert state.finished >= state.started > 1.7e9
+    assert state.started > 1.7e9
+    assert state.finished > state.started - 1  # an engine may note the start of a short one after its end
     assert engine.logs(container).split(b"\n")[:5] == [
         b"1001",
         b"1001 102",

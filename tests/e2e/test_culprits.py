@@ -15,7 +15,13 @@ pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
 @pytest.mark.parametrize(
     ("how", "keys", "words"),
     [
-        pytest.param("quit", {"leaver": 0}, "left with exit code 0 while others still waited", id="master"),
+        pytest.param(
+            "quit",
+            {"leaver": 0},
+            "left with exit code 0 while others still waited",
+            id="master",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(  # torch may abort such a program at its end: "terminate called without an active exception"
             "plain",
             {"processes": 2, "leaver": 3},

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.timeout(400)
             *("shape", 3, {}),
             ("rank 1 on local-1 came to all_reduce number 7, sizes [7]",),
             id="other-shape",
+            marks=pytest.mark.slow,
         ),
         pytest.param(  # more collectives than the recorder keeps
             *("stuck", 1100, {"hang_timeout": "20s"}),

@@ -38,14 +38,16 @@ def job(cli: Cli, **keys: Any) -> object:
 
 
 def test_a_healthy_bed_passes_and_is_measured(bed_cli: Cli, bed: Bed) -> None:
-    seen = examined(bed_cli, job(bed_cli), "--measure", code=0)
+    done = bed_cli("doctor", job(bed_cli), "--bench", "--minutes", "0.3", "--json", code=None)
+    report = json.loads(done.stdout)
+    assert done.returncode == (3 if report["bench"]["findings"] else 0)  # a busy machine may have a slow node
+    assert {measure["node"] for measure in report["bench"]["measures"]} == {node.alias for node in bed.nodes[:2]}
+    seen = {(check["node"], check["name"]): check for check in report["checks"]}
     for node in bed.nodes[:2]:
         for name in ("reachable", "clock", "engine", "disk", "shared memory", "gpus", "mount", "interface", "network"):
             assert seen[node.alias, name]["level"] in ("ok", "warn"), (node.alias, name)
         assert node.address in seen[node.alias, "interface"]["what"]
     assert "the same" in seen["all", "data"]["what"]
-    print(seen["all", "latency"]["what"], "|", seen["all", "all-reduce"]["what"])
-    assert "GB/s" in seen["all", "all-reduce"]["what"]
     assert bed.wait_clean(home=True) == []
 
 

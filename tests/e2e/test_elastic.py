@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -37,7 +38,8 @@ def processes_of(cli: Cli, name: str, words: str = "") -> list[int]:
 def kill_node(cli: Cli, name: str) -> None:
     """At once: nothing starts it again."""
     for pid in processes_of(cli, name):
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it ended when another one did
+            os.kill(pid, signal.SIGKILL)
 
 
 def status(cli: Cli) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ def case(fault: str, victim: int, scene: int, spares: int = 0, kind: str = "scri
 
 
 CASES = [
-    case("paused", 1, 3, kind="command", slow=False),
+    case("paused", 1, 3, kind="command"),
     case("dropped", 2, 3, spares=1, slow=False),  # two nodes and a spare
     *(case(fault, victim, 4) for fault in FAULTS for victim in (1, 2, 3, 4)),
     *(case(fault, victim, 4, spares=1) for fault in FAULTS for victim in (1, 3)),

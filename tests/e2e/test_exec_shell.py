@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +51,18 @@ def pipe(cli: Cli, text: str, *args: object) -> subprocess.CompletedProcess[str]
         timeout=90,
         check=False,
     )
+
+
+def page(port: int) -> str:
+    """What is served there, as soon as it is."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+                return str(answer.read(), "utf-8")
+        except OSError:  # not listening yet, here or on the node
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
 
 
 class TestOnTheBed:
@@ -114,6 +128,22 @@ class TestOnTheBed:
             assert time.monotonic() - began < 60
         print(f"gone {time.monotonic() - began:.1f} s after its launcher was killed")
 
+    def test_a_port_of_a_node_leads_here_while_the_command_runs(self, running: Cli) -> None:
+        server = "import http.server as h; h.test(h.SimpleHTTPRequestHandler, port=8123, bind='127.0.0.1')"
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            busy = pipe(running, "", "exec", "-L", f"{port}:8123", "--", "echo", "not run")
+            assert (busy.returncode, busy.stdout) == (255, "")
+            assert f"cannot listen to port: {port}" in busy.stderr
+        process = running.start("exec", "--node", "node2", "-L", f"{port}:8123", "--", "python3", "-c", server)
+        try:
+            assert "ticks.py" in page(port)
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+
     def test_exec_without_a_running_container_is_an_error(self, running: Cli) -> None:
         running("down")
         refused = running("exec", "--", "true", code=3)
@@ -148,14 +178,14 @@ class TestOnTheBed:
         print(f"gone {time.monotonic() - began:.1f} s after its launcher was killed")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_exec_and_shell_work_for_plain_processes(cli: Cli, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     mine = Cli(cli.cwd, {**cli.env, "HOME": str(home), "PS1": "$ "})  # the prompt is inherited
     mine.program("ticks.py")
     job = mine.job(
-        "plain", runtime="process", nodes=["local", "local"], run={"command": ["python3", "ticks.py", "600"]}
+        "plain", runtime="process", nodes=["local", "local"], run={"command": ["python3", "ticks.py", "3000"]}
     )
     mine("up", "-d", job)
     try:
@@ -163,6 +193,12 @@ def test_exec_and_shell_work_for_plain_processes(cli: Cli, tmp_path: Path) -> No
         assert done.returncode == 6, done.stderr
         assert done.stdout.split()[0] == "local-1"
         assert done.stdout.split()[1].endswith("/.node/local-1/code")
+        ranked = pipe(
+            mine, "", "exec", "--rank", "1", "-L", "8888", "--", "sh", "-c", "echo $RANK $WORLD_SIZE $LAUNCHER_NODE"
+        )
+        assert ranked.stdout == "1 2 local-1\n"
+        assert "nothing is forwarded: the node is this machine, open 127.0.0.1:8888" in ranked.stderr
+        assert "ranks 0 to 1" in mine("exec", "--rank", "2", "--", "true", code=2).stderr
         person = Person(mine, "exec", "--", "sh")
         person.sees(r"[$#] ")
         person.type("sleep 1000\r")

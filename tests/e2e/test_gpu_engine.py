@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -10,13 +11,14 @@ import pytest
 from tests.bed import faults
 from tests.bed.bed import Bed, Node
 from tests.e2e.cli import Cli, bed_job
-from tests.nvidia import Machine, cards
-from tests.unit.test_gpu_containers import UNSATISFIED
+from tests.e2e.drill import Drill
+from tests.gpu_rows import MIG, TOOLKIT, UNSATISFIED
+from tests.nvidia import MIG_LIST, Card, Machine, Process, cards
 
-pytestmark = [pytest.mark.bed, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
 IMAGE = "launcher-test-cuda:1"
-SLOW = pytest.mark.slow  # one run each; the fixes are held by test_gpu_containers
-TOOLKIT = "/usr/local/bin/nvidia-container-runtime-hook"
+SLOW = pytest.mark.slow
+HOOK = "/usr/local/bin/nvidia-container-runtime-hook"
 
 
 @pytest.fixture(scope="module")
@@ -29,21 +31,26 @@ def gpu_node(bed: Bed) -> Iterator[Node]:
         bed.run(node, "docker", "image", "rm", "-f", IMAGE, check=False)
 
 
+def answering(bed: Bed, node: Node, machine: Machine) -> None:
+    """Let the node's nvidia-smi answer as on this machine."""
+    text = f"cat >/usr/local/bin/nvidia-smi <<'STAND_IN'\n{machine.script()}STAND_IN\n"
+    bed.sh(node, f"{text}chmod 755 /usr/local/bin/nvidia-smi")
+
+
 def driven(bed: Bed, node: Node, driver: str, cuda: str) -> None:
     """Let the node's nvidia-smi tell of this driver, for its one GPU."""
-    script = Machine(cards(1, driver=driver), cuda=cuda).script()
-    bed.sh(node, f"cat >/usr/local/bin/nvidia-smi <<'STAND_IN'\n{script}STAND_IN\nchmod 755 /usr/local/bin/nvidia-smi")
+    answering(bed, node, Machine(cards(1, driver=driver), cuda=cuda))
 
 
 def toolkit_says(bed: Bed, node: Node, words: str) -> None:
     """Let the NVIDIA Container Toolkit refuse to give GPUs to a container with these words, or accept: ""."""
     failing = f"cat >&2 <<'WORDS'\n{words}\nWORDS\nexit 1\n" if words else "exit 0\n"
-    bed.sh(node, f"cat >{TOOLKIT} <<'STAND_IN'\n#!/bin/sh\n{failing}STAND_IN\nchmod 755 {TOOLKIT}")
+    bed.sh(node, f"cat >{HOOK} <<'STAND_IN'\n#!/bin/sh\n{failing}STAND_IN\nchmod 755 {HOOK}")
 
 
 def one_node(cli: Cli, command: str = "echo it runs", **keys: object) -> object:
     run = {"command": ["sh", "-c", command]}
-    return cli.job("gpu", **bed_job(nodes=["node1"], image={"ref": IMAGE}, gpus="all", run=run, **keys))
+    return cli.job("gpu", **bed_job(**{"nodes": ["node1"], "image": {"ref": IMAGE}, "gpus": "all", "run": run, **keys}))
 
 
 def test_a_driver_too_old_for_the_image_is_refused_before_anything_is_created(
@@ -72,42 +79,50 @@ def test_a_driver_of_the_same_family_is_noted(bed_cli: Cli, bed: Bed, gpu_node: 
     bed_cli("down", "--all")
 
 
+def refused_by_toolkit(cli: Cli, bed: Bed, node: Node, words: str) -> str:
+    """What `up` says where the toolkit refuses with these words; nothing is left then."""
+    driven(bed, node, "550.54.14", "12.4")
+    toolkit_says(bed, node, words)
+    try:
+        refused = cli("up", one_node(cli), code=3).stderr
+    finally:
+        toolkit_says(bed, node, "")
+    assert bed.docker(node, "ps", "-aq") == ""
+    assert f"{node.alias}: " in refused
+    return refused
+
+
+def test_what_an_image_requires_of_the_driver_is_told_as_ours(bed_cli: Cli, bed: Bed, gpu_node: Node) -> None:
+    refused = refused_by_toolkit(bed_cli, bed, gpu_node, UNSATISFIED)
+    assert f"NVIDIA driver 550.54.14 (CUDA 12.4) is too old for image {IMAGE} with CUDA 12.8" in refused
+    assert "pytorch:24.05-py3" in refused
+
+
 @pytest.mark.parametrize(
-    ("words", "told", "fix"),
+    ("source", "words", "what", "fix"),
     [
-        pytest.param(
-            UNSATISFIED,
-            "NVIDIA driver 550.54.14 (CUDA 12.4) is too old for image",
-            "pytorch:24.05-py3",
-            id="unsatisfied condition",
-        ),
-        pytest.param(
-            "initialization error: nvml error: driver not loaded", "not loaded", "modprobe", id="driver not loaded"
-        ),
-        pytest.param(
-            "ldcache error: process /sbin/ldconfig.real failed", "ldconfig", "config.toml", id="ldcache", marks=SLOW
-        ),
-        pytest.param(
-            "device error: GPU-1: unknown device", "not find the GPU", "nvidia-smi -L", id="unknown", marks=SLOW
-        ),
-        pytest.param(
-            "container error: cgroup subsystem devices not found", "(cgroup)", "1.18", id="cgroup", marks=SLOW
-        ),
+        pytest.param(*row, id=row[0], marks=[] if "driver not loaded" in row[1] else SLOW)
+        for row in TOOLKIT
+        if row[1] != UNSATISFIED
     ],
 )
-def test_the_toolkits_errors_have_their_own_fixes_and_nothing_is_left(
-    words: str, told: str, fix: str, bed_cli: Cli, bed: Bed, gpu_node: Node
+def test_the_toolkits_errors_have_their_own_fixes(
+    source: str, words: str, what: str, fix: str, bed_cli: Cli, bed: Bed, gpu_node: Node
 ) -> None:
-    driven(bed, gpu_node, "550.54.14", "12.4")
-    toolkit_says(bed, gpu_node, words if words is UNSATISFIED else f"nvidia-container-cli: {words}")
-    try:
-        refused = bed_cli("up", one_node(bed_cli), code=3).stderr
-    finally:
-        toolkit_says(bed, gpu_node, "")
-    assert "node1" in refused
-    assert told in refused
+    refused = refused_by_toolkit(bed_cli, bed, gpu_node, words.rpartition("stderr: ")[2])
+    assert what in refused
     assert fix in refused
-    assert bed.docker(gpu_node, "ps", "-aq") == ""
+
+
+@SLOW
+def test_an_engine_without_the_toolkit(bed_cli: Cli, bed: Bed) -> None:
+    """Its settings have the runtime, but its programs are not there: Docker's own words."""
+    node = bed.nodes[1]
+    with faults.fake_gpus(bed, node, 1, toolkit=False):
+        refused = bed_cli("up", bed_cli.job(**bed_job(nodes=[node.alias], run={"command": ["true"]})), code=3).stderr
+    assert f"{node.alias}: " in refused
+    assert "could not select device driver" in refused
+    assert "install the NVIDIA Container Toolkit" in refused
 
 
 def test_a_containers_device_files_come_from_the_engine(bed_cli: Cli, bed: Bed, gpu_node: Node) -> None:
@@ -128,12 +143,86 @@ def test_a_containers_device_files_come_from_the_engine(bed_cli: Cli, bed: Bed, 
     bed_cli("down", "--all")
 
 
-def test_what_cuda_says_on_a_node_is_told_with_the_node_and_the_fix(bed_cli: Cli, clean_bed: Bed) -> None:
-    # https://github.com/jade-hpc-gpu/jade-hpc-gpu.github.io/issues/194
-    words = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
-    command = f'[ "$RANK" = 0 ] && exec sleep 60; echo "Traceback (most recent call last):"; echo "{words}"; exit 1'
-    failed = bed_cli("up", bed_cli.job("ecc", **bed_job(run={"command": ["sh", "-c", command]}, gpus="none")), code=1)
-    assert words in failed.stderr
-    assert "node2 exited with code 1: the GPU's hardware reported an uncorrectable error" in failed.stderr
-    assert "nvidia-smi -q -d ECC" in failed.stderr
+@SLOW
+def test_gpus_that_others_use(bed_cli: Cli, bed: Bed, gpu_node: Node) -> None:
+    pid = int(bed.sh(gpu_node, "sleep 600 >/dev/null 2>&1 & echo $!", user="trainer"))
+    notebook = Process(pid, 61440)
+    machine = Machine([Card("07:00.0", "GPU-a", used=61440, running=[notebook]), Card("0f:00.0", "GPU-b")])
+    answering(bed, gpu_node, machine)
+    who = f"GPU 0: 60.0 GiB by trainer, python3 (pid {pid})"
+    job = one_node(bed_cli, "echo GPUs: $NVIDIA_VISIBLE_DEVICES.")
+    assert "GPUs: GPU-b." in bed_cli("up", job, "--set", "gpus=1").stdout
+    taken = bed_cli("up", job)
+    assert "GPUs: GPU-a,GPU-b." in taken.stdout
+    assert f"warning: node1: {who}" in taken.stderr
+    assert f"warning: node1: {who}" in bed_cli("up", job, "--set", "gpus=[0]").stderr
+    refused = bed_cli("up", job, "--set", "gpus=2", code=3).stderr
+    assert f"node node1: 2 GPUs are asked for, 1 of 2 are idle: {who} for " in refused
+    assert f"1 of 2 are idle: {who}" in bed_cli("plan", job, "--set", "gpus=2").stdout
+    for shown in (bed_cli("status", "--nodes", "node1,node2"), bed_cli("doctor", "node1")):
+        table = " ".join(shown.stdout.split())
+        assert f"node1 0 A100-SXM4-80GB 60.0/80 GiB 60.0 GiB by trainer, python3 (pid {pid})" in table
+        assert "node1 1 A100-SXM4-80GB 0.0/80 GiB" in table
+    waits = Drill.follow(bed_cli, "up", "--wait", job, "--set", "gpus=2")
+    waits.sees("waiting: node node1: 2 GPUs are asked for")
+    bed.sh(gpu_node, f"kill {pid}")
+    answering(bed, gpu_node, Machine([Card("07:00.0", "GPU-a"), Card("0f:00.0", "GPU-b")]))
+    waits.sees("GPUs: GPU-a,GPU-b")
+    waits.end(0)
     bed_cli("down", "--all")
+
+
+@SLOW
+def test_instances_of_gpus_in_mig_mode(bed_cli: Cli, bed: Bed, gpu_node: Node) -> None:
+    answering(bed, gpu_node, Machine(MIG))
+    uuids = re.findall(r"UUID: (MIG-[^)]+)", MIG_LIST)
+    (bed_cli.cwd / "worker.py").write_text('import os\nprint("worker", os.environ["CUDA_VISIBLE_DEVICES"])\n')
+    done = bed_cli("up", one_node(bed_cli, run={"script": "worker.py"}))
+    assert sorted(re.findall("worker (MIG-.*)", done.stdout)) == sorted(uuids)
+    assert "NCCL refuses two ranks on one GPU" in done.stderr
+    one = one_node(bed_cli, "echo GPUs: $NVIDIA_VISIBLE_DEVICES.", gpus=[uuids[2]])
+    assert f"GPUs: {uuids[2]}." in bed_cli("up", one).stdout
+    bed_cli("down", "--all")
+
+
+@SLOW
+def test_machines_that_differ_are_named(bed_cli: Cli, bed: Bed, gpu_node: Node) -> None:
+    other = bed.nodes[1]
+    machines = [
+        Machine(cards(1, driver="580.95.05"), cuda="13.0"),
+        Machine(cards(1, name="NVIDIA H100 80GB HBM3", mib=98304, driver="590.44.01", mode="Exclusive_Process")),
+    ]
+    with faults.fake_gpus(bed, other, 1):
+        for node, machine in zip((gpu_node, other), machines, strict=True):
+            answering(bed, node, machine)
+        file = bed_cli.job(**bed_job(run={"command": ["true"]}))
+        [line] = [line for line in bed_cli("up", file).stderr.splitlines() if "GPUs differ" in line]
+        report = json.loads(bed_cli("doctor", file, "--json").stdout)
+        bed_cli("down", "--all")
+    [check] = [check for check in report["checks"] if check["name"] == "gpus differ"]
+    for words in (
+        "node1 NVIDIA A100-SXM4-80GB, node2 NVIDIA H100 80GB HBM3",
+        "node1 80 GiB, node2 96 GiB",
+        "node1 580, node2 590",
+        "node1 Default, node2 Exclusive_Process",
+    ):
+        assert words in line
+        assert words in check["what"]
+
+
+@SLOW
+def test_doctor_warns_of_a_toolkit_whose_containers_lose_their_gpus(bed_cli: Cli, bed: Bed, gpu_node: Node) -> None:
+    driven(bed, gpu_node, "550.54.14", "12.4")
+    program = "/usr/local/bin/nvidia-ctk"
+    says = "NVIDIA Container Toolkit CLI version 1.17.8"  # github.com/NVIDIA/nvidia-container-toolkit/issues/1066
+    bed.sh(gpu_node, f"printf '#!/bin/sh\necho {says}\n' >{program}; chmod 755 {program}")
+    try:
+        with faults.systemd_cgroups(bed, gpu_node):
+            report = json.loads(bed_cli("doctor", "node1", "--json").stdout)
+    finally:
+        bed.sh(gpu_node, f"rm {program}")
+    found = {check["name"]: check for check in report["checks"]}
+    assert found["systemd reload"]["level"] == "warn"
+    assert "with NVIDIA Container Toolkit 1.17.8, containers lose their GPUs" in found["systemd reload"]["what"]
+    assert "1.18" in found["systemd reload"]["cure"]
+    assert "nvidia, 1.17.8, cgroup driver systemd" in found["container toolkit"]["what"]

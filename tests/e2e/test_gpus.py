@@ -1,4 +1,6 @@
-"""GPUs that cannot be used, and GPUs that others use, through the CLI: plain processes, and machines of the bed."""
+"""GPUs that cannot be used, GPUs that others use and what CUDA and NCCL say, through the CLI: plain processes, and each
+row of tests/gpu_rows.py on the bed.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ import json
 import os
 import signal
 import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,29 +18,20 @@ from tests import nvidia
 from tests.bed import faults
 from tests.bed.bed import Bed
 from tests.e2e.cli import Cli, bed_job
+from tests.gpu_rows import FAULTS, RECORDED, output
 from tests.nvidia import Card, Machine, Process, cards
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(300)
 
-FALLEN = Machine([*cards(7), Card("3f:00.0", listed=False)])
-ROWS = {
-    "mismatch": (Machine(cards(2), nvidia.MISMATCH), "Driver/library version mismatch", "reload the modules"),
-    "lost": (Machine(cards(2), nvidia.LOST), "GPU is lost", "dmesg"),
-    "fallen off the bus": (FALLEN, "lists 7 of 8 GPUs: the GPU at 0000:3f:00.0", "reboot"),
-    "needs a reset": (Machine([Card("07:00.0", temperature=nvidia.RESET)]), "GPU requires reset", "--gpu-reset -i 0"),
-    "no driver": (
-        Machine(cards(1, kernel="nouveau"), smi=False),
-        "has no NVIDIA driver, but nouveau",
-        "install NVIDIA's",
-    ),
-}
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture
 def machine_cli(home_cli: Cli, tmp_path: Path) -> Cli:
     """A machine whose nvidia-smi is the stand-in that tmp_path/bin has."""
     (tmp_path / "bin").mkdir()
-    return Cli(home_cli.cwd, {**home_cli.env, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
+    found_first = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SMI_CALLS": str(tmp_path / "calls")}
+    return Cli(home_cli.cwd, {**home_cli.env, **found_first})
 
 
 def process_job(cli: Cli, **keys: object) -> Path:
@@ -62,6 +57,7 @@ def test_a_number_takes_idle_gpus_and_waits_for_them(machine_cli: Cli, tmp_path:
         Machine([busy, Card("0f:00.0", "GPU-b")]).install(tmp_path / "bin")
         file = process_job(machine_cli)
         assert "GPUs: GPU-b." in machine_cli("up", file, "--set", "gpus=1").stdout
+        assert len((tmp_path / "calls").read_text().splitlines()) == 2  # of nvidia-smi, in all
         taken = machine_cli("up", file)
         assert "GPUs: GPU-a,GPU-b." in taken.stdout
         user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
@@ -69,6 +65,11 @@ def test_a_number_takes_idle_gpus_and_waits_for_them(machine_cli: Cli, tmp_path:
         assert f"warning: local: {who}" in taken.stderr
         refused = machine_cli("up", file, "--set", "gpus=2", code=3).stderr
         assert f"2 GPUs are asked for, 1 of 2 are idle: {who}" in refused
+        shown = machine_cli("plan", file, "--set", "gpus=2", "--json").stdout
+        plan = json.loads(shown)
+        assert plan["nodes"][0]["container"]["gpus"] == ["GPU-a", "GPU-b"]
+        assert f"1 of 2 are idle: {who}" in plan["warnings"][0]
+        assert "`up` refuses this now and `up --wait` waits" in plan["warnings"][0]
         table = machine_cli("status", "--nodes", "local").stdout
         assert "60.0/80 GiB" in table
         assert f"pid {notebook.pid}" in table
@@ -82,18 +83,52 @@ def test_a_number_takes_idle_gpus_and_waits_for_them(machine_cli: Cli, tmp_path:
     assert waits.returncode == 0
 
 
-def refused(cli: Cli, bed: Bed, file: Path, machine: Machine) -> str:
-    """What `up` says where the second of its nodes is this machine."""
-    with faults.nvidia(bed, bed.nodes[1], machine):
-        return cli("up", file, code=3).stderr
+def test_plain_processes_compare_torchs_cuda_with_the_driver(machine_cli: Cli, tmp_path: Path) -> None:
+    machine_cli.program("plain.py")
+    file = process_job(machine_cli, run={"script": "plain.py"})
+    Machine(cards(1), cuda="12.4").install(tmp_path / "bin")  # driver 550, and torch is for CUDA 13
+    words = f"NVIDIA driver 550.54.14 (CUDA 12.4) is too old for the torch of {sys.executable} with CUDA 13."
+    refused = machine_cli("up", file, code=3).stderr
+    assert f"node local: {words}" in refused
+    assert "needs 580.65.06 or newer" in refused
+    assert "install a torch for an older CUDA" in refused
+    report = json.loads(machine_cli("doctor", file, "--json", code=3).stdout)
+    [image] = [check for check in report["checks"] if check["level"] == "fail"]
+    assert words in image["what"]
+    machine_cli("plan", process_job(machine_cli))  # its own program may not use torch
+
+
+def on_both(cli: Cli, file: Path) -> tuple[str, list[dict[str, str]]]:
+    """What `up` says and the failed checks of doctor, where both refuse."""
+    with ThreadPoolExecutor() as pool:
+        refusal = pool.submit(cli, "up", file, code=3)
+        report = pool.submit(cli, "doctor", file, "--json", code=3)
+    checks = json.loads(report.result().stdout)["checks"]
+    return refusal.result().stderr, [check for check in checks if check["level"] == "fail"]
 
 
 @pytest.mark.bed
-def test_a_fault_is_refused_on_its_node_and_no_gpu_is_said(bed_cli: Cli, bed: Bed) -> None:
+@pytest.mark.parametrize("row", [pytest.param(row, marks=[] if row == "nouveau alone" else SLOW) for row in FAULTS])
+def test_a_fault_is_refused_on_its_node_with_its_words_and_the_fix(row: str, bed_cli: Cli, bed: Bed) -> None:
+    (machine, words, cure), node = FAULTS[row], bed.nodes[1]
+    file = bed_cli.job(**bed_job(run={"command": ["true"]}))
+    with faults.nvidia(bed, node, machine):
+        said, failed = on_both(bed_cli, file)
+        bed_cli("plan", file, "--set", "gpus=none")
+    what, fix = said.split("\n  -> ")
+    assert f"node {node.alias}: " in what
+    assert f"node {bed.nodes[0].alias}: " not in what
+    assert words in what
+    assert cure in fix
+    [check] = failed
+    assert (check["node"], check["name"]) == (node.alias, "gpus")
+    assert check["what"] in what
+
+
+@pytest.mark.bed
+def test_all_where_one_node_or_none_has_gpus(bed_cli: Cli, bed: Bed) -> None:
     one, two = bed.nodes[:2]
     file = bed_cli.job(**bed_job(run={"command": ["true"]}))
-    said = refused(bed_cli, bed, file, ROWS["no driver"][0])
-    assert f"node {two.alias}: its GPUs cannot be used: the GPU at 0000:07:00.0 has no NVIDIA driver" in said
     with faults.nvidia(bed, two, Machine(cards(2))):
         said = bed_cli("up", file, code=3).stderr
         assert f"node {one.alias}: it has no GPU, and other nodes of the job have" in said
@@ -106,13 +141,16 @@ def test_a_fault_is_refused_on_its_node_and_no_gpu_is_said(bed_cli: Cli, bed: Be
 
 
 @pytest.mark.bed
-@pytest.mark.slow
-@pytest.mark.parametrize("row", [*ROWS, "hangs"])
-def test_each_fault_is_refused_with_its_words_and_the_fix(bed_cli: Cli, bed: Bed, row: str) -> None:
-    hanging = (Machine(cards(2), hangs=True), "nvidia-smi did not answer within 20 s", "reboot it")
-    machine, words, cure = ROWS.get(row, hanging)
-    said = refused(bed_cli, bed, bed_cli.job(**bed_job(run={"command": ["true"]})), machine)
-    assert f"node {bed.nodes[1].alias}: its GPUs cannot be used: " in said
-    assert words in said
-    assert cure in said
-    assert bed.nodes[0].alias not in said
+@pytest.mark.parametrize(
+    ("source", "words", "log", "cause", "fix"),
+    [pytest.param(*row, id=row[0], marks=[] if "uncorrectable ECC" in row[1] else SLOW) for row in RECORDED],
+)
+def test_what_cuda_and_nccl_say_on_a_node_is_explained(
+    source: str, words: str, log: str, cause: str, fix: str, bed_cli: Cli, clean_bed: Bed
+) -> None:
+    (bed_cli.cwd / "said").write_text(output(words, log))
+    command = '[ "$RANK" = 0 ] && exec sleep 60; cat said; exit 1'
+    failed = bed_cli("up", bed_cli.job("says", **bed_job(run={"command": ["sh", "-c", command]}, gpus="none")), code=1)
+    explained = failed.stderr[failed.stderr.index("node2 exited with code 1: ") :]
+    assert cause in explained
+    assert fix.replace("n0", "node2") in explained

@@ -63,7 +63,8 @@ def test_without_the_trainer_installed_the_job_is_refused_with_its_line(
     cli = Cli(home_cli.cwd, {**home_cli.env, "PYTHONPATH": str(tmp_path / "partly")})
     cli("init")
     refused = cli(command[0], "job.yaml", *command[1:], *PROCESS, code=2)
-    assert "job.yaml:49: run.module" in refused.stderr
+    line = (cli.cwd / "job.yaml").read_text().splitlines().index("  module: train") + 1
+    assert f"job.yaml:{line}: run.module" in refused.stderr
     assert "pip install 'launcher[train]'" in refused.stderr
     assert not cli.runs()
 

@@ -55,6 +55,8 @@ def test_a_full_disk_here_costs_no_output(home_cli: Cli, code: int) -> None:
         missing = [line for line in done.stderr.splitlines() if "not brought here" in line and "/logs/" in line]
         assert len(missing) == done.stderr.count("make room, then: launcher fetch") == 1, done.stderr
         assert "Traceback" not in done.stderr
+        assert "logs and curves in runs/" not in done.stderr
+        assert "not all of its logs and curves are in runs/" in done.stderr
         home_cli("down", code=None)
 
 

@@ -17,7 +17,7 @@ from tests.e2e.cli import ROOT, Cli
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "tests/bed/README.md"]
-JOBS = sorted((ROOT / "jobs").glob("*.yaml"))
+JOBS = sorted((ROOT / "jobs").rglob("*.yaml"))
 FENCE = re.compile(r"(<!-- run -->\n)?```(\w*)\n(.*?)```", re.DOTALL)
 
 

@@ -1,7 +1,7 @@
 """A Slurm of several nodes on this machine: munged, slurmctld and a slurmd a node, in a folder and on ports of its own.
 
-Debian's packages, no systemd, no cgroups. `python -m tests.slurm up|down` for a bed by hand; LAUNCHER_BED_NAME keeps
-beds apart.
+Debian's packages, no systemd, no cgroups; LAUNCHER_SLURM_SUITE takes Slurm from a newer suite. LAUNCHER_BED_NAME keeps
+beds apart; `python -m tests.slurm up|down` for one by hand.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tests.bed.settings import BedUnavailable
 from tests.bed.shell import run
+from tests.slurm import newer
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "openssh-server", "openssh-client")
 NODES = 4
@@ -32,10 +33,12 @@ class SlurmBed:
     """One bed; `folder` is short, as a Unix socket is in it."""
 
     name: str
+    suite: str = ""  # "": this machine's own
 
     @classmethod
     def from_environment(cls) -> SlurmBed:
-        return cls(os.environ.get("LAUNCHER_BED_NAME", "launcher-bed"))
+        suite = os.environ.get("LAUNCHER_SLURM_SUITE", "")
+        return cls(os.environ.get("LAUNCHER_BED_NAME", "launcher-bed"), suite)
 
     @property
     def folder(self) -> Path:
@@ -56,12 +59,16 @@ class SlurmBed:
         if os.geteuid():
             raise BedUnavailable("the Slurm bed needs root")
         install(PACKAGES, _PROGRAMS, allowed=may_install)
+        if self.suite and not may_install:
+            raise BedUnavailable(f"the Slurm of {self.suite} is unpacked with LAUNCHER_BED_REQUIRED only")
         self.down()
         for name in ("log", "state", "shared"):
             (self.folder / name).mkdir(parents=True)
         self.folder.chmod(0o755)
         self.config.write_text(self._configuration(nodes))
         (self.folder / "oci.conf").write_text(self._runtime())
+        if self.suite:
+            (self.folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(1024))
@@ -70,7 +77,7 @@ class SlurmBed:
         run(["munged", "--force", *(f"--{option}={path}" for option, path in kept.items())])
         self("slurmctld")
         for index in range(1, nodes + 1):
-            self("slurmd", "-N", f"n{index}")
+            self("slurmd", "-N", f"n{index}", *(["-d", str(self._newer / "bin/slurmstepd")] if self.suite else []))
         self._login()
         deadline = time.monotonic() + 60
         while len(self("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split()) < nodes:
@@ -89,7 +96,7 @@ class SlurmBed:
         port = self._port + _PORTS - 1
         server = {"Port": port, "ListenAddress": "127.0.0.1", "HostKey": self.folder / "host_key", "UsePAM": "no"}
         server |= {"PidFile": self.folder / "sshd.pid", "AuthorizedKeysFile": self.folder / "key.pub"}
-        server |= {"StrictModes": "no", "PermitRootLogin": "yes", "SetEnv": f"SLURM_CONF={self.config}"}
+        server |= {"StrictModes": "no", "PermitRootLogin": "yes", "SetEnv": self.for_logins}
         (self.folder / "sshd_config").write_text("".join(f"{key} {value}\n" for key, value in server.items()))
         kind, key, *_ = (self.folder / "host_key.pub").read_text().split()
         (self.folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {kind} {key}\n")
@@ -107,7 +114,22 @@ class SlurmBed:
 
     @property
     def env(self) -> dict[str, str]:
-        return {**os.environ, "SLURM_CONF": str(self.config)}
+        return {**os.environ, **self.variables}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What a user of it needs."""
+        path = {"PATH": f"{self._newer}/bin:{os.environ['PATH']}"} if self.suite else {}
+        return {"SLURM_CONF": str(self.config), **path}
+
+    @property
+    def _newer(self) -> Path:
+        return newer.unpacked(self.suite)
+
+    @property
+    def for_logins(self) -> str:
+        """The same for an sshd's SetEnv."""
+        return " ".join(f"{name}={value}" for name, value in self.variables.items())
 
     def jobs(self) -> list[str]:
         """The queue, as `id state name`."""
@@ -169,6 +191,7 @@ class SlurmBed:
             "MpiDefault": "none",
             "KillWait": 5,
             "SlurmdTimeout": 10,
+            **({"PluginDir": self._newer / "plugins"} if self.suite else {}),
         }
         daemons = f"NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{port + 1}-{port + nodes}]"
         return "\n".join(

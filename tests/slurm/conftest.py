@@ -53,7 +53,7 @@ def user(slurm: SlurmBed, folder: Path) -> Cli:
     settings.write_text(yaml.safe_dump({"clusters": {"hpc": hpc, **others}}))
     settings.chmod(0o600)
     own = {"XDG_CONFIG_HOME": str(folder / "config"), "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "200"}
-    return Cli(project, {**own, "SLURM_CONF": str(slurm.config), "LAUNCHER_SSH_CONFIG": str(slurm.ssh_config)})
+    return Cli(project, {**own, **slurm.variables, "LAUNCHER_SSH_CONFIG": str(slurm.ssh_config)})
 
 
 def free_port() -> int:

@@ -45,6 +45,7 @@ def in_containers(pushed: tuple[str, dict[str, str]], cli: Cli) -> tuple[Cli, di
     return Cli(cli.cwd, {**cli.env, **env}), {"image": {"ref": image}, "gpus": "none"}
 
 
+@pytest.mark.slow
 def test_a_job_in_oci_containers(pushed: tuple[str, dict[str, str]], slurm: SlurmBed, cli: Cli, tmp_path: Path) -> None:
     """Each node has its own rank, the code, the output and the mounts; nothing else of the machine can be written."""
     here, keys = in_containers(pushed, cli)

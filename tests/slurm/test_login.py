@@ -61,7 +61,7 @@ def gate(slurm: SlurmBed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     server = {"Port": port, "ListenAddress": "127.0.0.1", "HostKey": slurm.folder / "host_key", "UsePAM": "yes"}
     server |= {"PidFile": folder / "sshd.pid", "AuthorizedKeysFile": slurm.folder / "key.pub", "StrictModes": "no"}
     server |= {"AuthenticationMethods": "publickey,keyboard-interactive", "KbdInteractiveAuthentication": "yes"}
-    server |= {"PermitRootLogin": "yes", "SetEnv": f"SLURM_CONF={slurm.config}"}
+    server |= {"PermitRootLogin": "yes", "SetEnv": slurm.for_logins}
     (folder / "sshd_config").write_text("".join(f"{key} {value}\n" for key, value in server.items()))
     known = f"[127.0.0.1]:{port} {(slurm.folder / 'host_key.pub').read_text()}"
     (folder / "known_hosts").write_text(known)

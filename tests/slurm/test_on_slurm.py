@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -141,17 +140,28 @@ def test_down_gives_every_node_the_time_for_a_checkpoint(slurm: SlurmBed, cli: C
 
 
 def test_a_second_ctrl_c_gives_every_node_the_time_for_a_checkpoint(slurm: SlurmBed, cli: Cli) -> None:
+    stop_by_two_ctrl_c(slurm, cli)
+    assert saved(slurm, cli) == ["saved-0", "saved-1"]
+
+
+def stop_by_two_ctrl_c(slurm: SlurmBed, cli: Cli) -> None:
     up = cli.start("up", job(cli, SAVES), "--on", "hpc")
     assert up.stderr
+    read_until(up, "is submitted to")  # from then on the first one leaves the run
     until_both_are_ready(slurm, cli)
     up.send_signal(signal.SIGINT)
-    for line in up.stderr:
-        if "Ctrl-C again" in line:
-            break
+    read_until(up, "Ctrl-C again")
     up.send_signal(signal.SIGINT)
     _, err = up.communicate(timeout=120)
     assert up.returncode == 5, err
-    assert saved(slurm, cli) == ["saved-0", "saved-1"]
+
+
+def read_until(up: subprocess.Popen[str], words: str) -> None:
+    """Reads lines of its stderr."""
+    assert up.stderr
+    for line in up.stderr:
+        if words in line:
+            return
 
 
 @pytest.mark.slow
@@ -243,12 +253,11 @@ def test_down_while_slurm_is_taking_the_job_leaves_nothing_in_the_queue(
     """An sbatch that takes its time once it has read the script: the run is removed meanwhile."""
     slow, gate = tmp_path / "bin" / "sbatch", tmp_path / "gate"
     slow.parent.mkdir()
+    path = slurm.env["PATH"]
     wait = f'cp "${{@: -1}}" {tmp_path}/script && : >{gate}\nwhile [ -e {gate} ]; do sleep 0.1; done\n'
-    slow.write_text(f'#!/bin/bash\n{wait}exec {shutil.which("sbatch")} "${{@:1:$#-1}}" {tmp_path}/script\n')
+    slow.write_text(f'#!/bin/bash\n{wait}exec {shutil.which("sbatch", path=path)} "${{@:1:$#-1}}" {tmp_path}/script\n')
     slow.chmod(0o755)
-    up = Cli(cli.cwd, {**cli.env, "PATH": f"{slow.parent}:{os.environ['PATH']}"}).start(
-        "up", job(cli, TICKS), "--on", "hpc"
-    )
+    up = Cli(cli.cwd, {**cli.env, "PATH": f"{slow.parent}:{path}"}).start("up", job(cli, TICKS), "--on", "hpc")
     until(gate.exists, "sbatch is not called")
     cli("down")
     gate.unlink()

@@ -5,15 +5,18 @@ Every rank prints JSON.
 
 import json
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
 
+from train import sharded
 from train.__main__ import leave
-from train.checkpoint import digest
+from train.checkpoint import digest, read
 from train.config import Config
 from train.data.batch import Batch
 from train.errors import TrainError
@@ -21,7 +24,7 @@ from train.models import make_model
 from train.parallel.methods import make_step
 from train.parallel.world import World, start
 from train.precision import choose_precision
-from train.sharded import ShardedSaver, check_shared, find
+from train.sharded import Shards, check_shared
 from train.step import Plan, Step
 
 
@@ -56,6 +59,37 @@ def digests(step: Step) -> list[str]:
     ]
 
 
+def saved(step: Step, store: Shards, folder: Path, world: World) -> dict[str, object]:
+    """Two checkpoints; the weights of the second have changed before a byte of it is written. A third one fails."""
+    store.open()
+    store.save(lambda: {"format": 1, **step.state()})
+    work(step, world, 1)
+    store.wait()
+    changed, write = threading.Event(), sharded.save
+
+    def late(*parts: object, **named: object) -> object:
+        changed.wait()
+        return write(*parts, **named)  # type: ignore[arg-type]
+
+    result: dict[str, object] = {"digests": digests(step)}
+    weights = digest(step.model.state_dict())
+    with mock.patch("train.sharded.save", late):
+        store.save(lambda: {"format": 1, **step.state()}, best=True)
+        work(step, world, 1)
+        changed.set()
+        store.wait()
+    result["moved on"] = digest(step.model.state_dict()) != weights
+    result["best is last"] = not world.first or digest(read(folder / "best.pt")["model"]) == weights
+    full = OSError(28, "No space left on device")
+    with mock.patch("train.sharded._sum", side_effect=full if world.rank == 1 else lambda path: ""):
+        store.save(lambda: {"format": 1, **step.state()})
+        try:
+            store.close()
+        except OSError as error:
+            result["failed"] = str(error)
+    return result
+
+
 def main(what: str, folder: Path) -> dict[str, object]:
     config = Config(data="", image_size=8, parallel="fsdp", device="cpu")
     world = start(config)
@@ -67,23 +101,20 @@ def main(what: str, folder: Path) -> dict[str, object]:
     result: dict[str, object] = {"moved": float((weights(ddp) - before).abs().max())}
     result["distance"] = float((weights(ddp) - weights(fsdp)).abs().max())
     step = new(replace(config, amp="bf16", optimizer="adamw"), world, seed=1)
+    store = Shards(replace(config, checkpoints=str(folder)), world)
     if what == "save":
-        saver = ShardedSaver(folder, 0, world, step.model)
-        for best in (False, True):
-            work(step, world, 1)
-            state = {"format": 1, "model": step.model.state_dict(), "optimizer": step.optimizer_state()}
-            saver.save(state, best)
-        return result | {"digests": digests(step)}
-    found = find("auto", folder, world)
+        work(step, world, 1)
+        return result | saved(step, store, folder, world)
+    found = store.find()
     assert found
-    step.load_optimizer(found.state["optimizer"])
+    step.load_state(found.state)
     result |= {"read": found.path.name, "digests": digests(step)}
     world.sum(torch.zeros(1))
     if world.first:
         part = folder / "last.sharded" / "__1_0.distcp"
         part.write_bytes(part.read_bytes()[:-100] + bytes(100))
     world.sum(torch.zeros(1))
-    again = find("auto", folder, world)
+    again = store.find()
     assert again
     result |= {"then": again.path.name, "why": again.damaged}
     try:

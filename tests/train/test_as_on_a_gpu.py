@@ -2,9 +2,11 @@
 
 import ast
 import json
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from train.loop import train
 from train.metrics import Meter, read_late
 from train.models import SmallCNN
 from train.optim import has_fused_kernel, make_optimizer
+from train.own_work import OwnWork
 from train.parallel import dp
 from train.parallel.world import StopSignal, World, choose_device, start
 from train.precision import choose_precision
@@ -50,6 +53,7 @@ BRANCHES = {
     "train.hardware.peak_memory": "test_the_machine",
     "train.metrics.__init__": "test_figures_that_are_read_late_are_the_same",
     "train.metrics.read_late": "test_figures_that_are_read_late_are_the_same",
+    "train.own_work._mark": "test_own_work_is_measured_without_waiting",
     "train.optim.has_fused_kernel": "test_the_optimiser_is_fused",
     "train.parallel.ddp.distributed": "test_two_processes",
     "train.parallel.dp.devices": "test_data_parallel",
@@ -147,10 +151,10 @@ def test_the_optimiser_is_fused(kind: str) -> None:
     models = [SmallCNN(10) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     with pretend.gpu():
-        assert not make_optimizer(replace(config, parallel="fsdp"), list(models[0].parameters())).defaults["fused"]
-        assert not make_optimizer(config, list(SmallCNN(10).double().parameters())).defaults["fused"]
-        fused = make_optimizer(config, list(models[0].parameters()))
-    plain = make_optimizer(config, list(models[1].parameters()))
+        assert not make_optimizer(replace(config, parallel="fsdp"), models[0]).defaults["fused"]
+        assert not make_optimizer(config, SmallCNN(10).double()).defaults["fused"]
+        fused = make_optimizer(config, models[0])
+    plain = make_optimizer(config, models[1])
     assert (fused.defaults["fused"], plain.defaults["fused"]) == (True, False)
     pairs = list(zip(models[0].parameters(), models[1].parameters(), strict=True))
     for _ in range(3):
@@ -232,7 +236,8 @@ def told(device: torch.device) -> list[Any]:
                 meter.reduce()
                 seen.append(("saved", meter.epoch.tolist(), meter.interval.tolist()))
             if step % 2 == 0:
-                meter.close_interval(step, lambda sums, waited: seen.append((sums.tolist(), waited)))
+                report = lambda sums, own: seen.append((sums.tolist(), own.item()))  # noqa: E731
+                meter.close_interval(report, partial(list, [step]))
                 seen.append("closed")
         meter.flush()
     return [*seen, meter.epoch.tolist(), meter.interval.tolist()]
@@ -245,6 +250,40 @@ def test_figures_that_are_read_late_are_the_same() -> None:
     assert at_once[:2] == [([0.1 + 0.2] * 4, 2.0), "closed"]
     assert late[0] == "closed"
     assert [line for line in at_once if line != "closed"] == [line for line in late if line != "closed"]
+
+
+def test_own_work_is_measured_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By events, which are read when they have happened, the last of them when the interval is reported."""
+
+    def batch(own: OwnWork, waited: float) -> None:
+        own.ask()
+        time.sleep(0.02)
+        own.arrive(waited)
+        time.sleep(0.04)
+        own.computed()
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the step waits for the device")
+
+    for call in ("synchronize", "wait"):
+        monkeypatch.setattr(pretend.Event, call, refuse)
+    with pretend.gpu():
+        own = OwnWork(GPU, forward=True)
+        batch(own, waited=0.5)  # on the clock, but for most of that the GPU still computed
+        happened = pretend.Event.query
+        monkeypatch.setattr(pretend.Event, "query", lambda self: False)
+        batch(own, waited=0.0)
+        read = own.restart()
+        monkeypatch.setattr(pretend.Event, "query", happened)
+        batch(own, waited=0.0)
+        data, transfer, forward = read()
+        assert 0.02 <= data < 0.2
+        assert 0.02 <= transfer < 0.2
+        assert 0.08 <= forward < 0.8
+        assert own.restart()()[0] == 0
+        waits = OwnWork(GPU, forward=False)  # for other ranks
+        batch(waits, waited=0.5)
+        assert waits.restart()()[2] == 0
 
 
 def test_a_checkpoint_is_of_its_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,10 +331,14 @@ def metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def test_a_run_equals_that_on_a_cpu(tmp_path: Path) -> None:
-    """One process: layout, bf16, late copies in their own stream, fused updates, figures that are read late."""
+    """One process: layout, bf16, late copies in their own stream, fused updates, figures that are read late.
+
+    And augmentation on the device, of images that have arrived.
+    """
     data = digit_tree(tmp_path / "data", 90, 20)
     options = (
-        f"--data {data} --arch smallcnn --image-size 16 --batch-size 16 --epochs 2 --log-every 2 --lr 0.5 --workers 1"
+        f"--data {data} --arch smallcnn --image-size 16 --batch-size 16 --epochs 2 --log-every 2 --lr 0.5 --workers 1 "
+        f"--auto-augment trivial --random-erase 0.3 --augment-on device"
     )
     for name, explicit in (("cpu", "--device cpu --amp bf16 --memory-format channels_last"), ("gpu", "")):
         config = parse(f"{options} {explicit} --output {tmp_path / name}".split())

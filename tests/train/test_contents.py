@@ -20,7 +20,7 @@ from train.data.open import open_dataset
 from train.errors import TrainError
 from train.parallel.agreement import agree_on_weights, mixed_software
 from train.parallel.world import World
-from train.setup import _changes
+from train.restore import _changes
 
 T = TypeVar("T")
 OPTIONS = "--arch smallcnn --image-size 8 --val-resize 8 --epochs 1 --batch-size 4 --workers 1 --device cpu --threads 1"

@@ -152,6 +152,7 @@ def test_weights_equal_those_of_a_run_that_changes_its_size_at_the_same_step(
     assert digests == {undisturbed[0].digest}
 
 
+@pytest.mark.slow
 def test_a_spare_takes_the_place_of_a_silent_node_which_finds_out_when_it_wakes(
     begin: Callable[..., Engine], data: Path
 ) -> None:

@@ -67,7 +67,11 @@ def test_four_and_two_ranks_equal_ddp_and_read_the_same_bits(tmp_path: Path) -> 
     assert finish(four) == [0] * 4, four[0].text
     two = start(tmp_path, 2, "load", tmp_path / "checkpoints", program=WORKER)
     assert finish(two) == [0] * 2, two[0].text
-    saved, first, second = (json.loads(rank.lines[-1]) for rank in (four[0], *two))
+    every = [json.loads(rank.lines[-1]) for rank in four]
+    saved, first, second = every[0], *(json.loads(rank.lines[-1]) for rank in two)
+    assert saved["moved on"], "the test cannot see a checkpoint of a later moment"
+    assert saved["best is last"]
+    assert all("No space left on device (rank 1)" in each["failed"] for each in every)
     for each in (saved, first):
         assert each["moved"] > 0.01
         assert each["distance"] < 1e-12

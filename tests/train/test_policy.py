@@ -1,5 +1,6 @@
 """Augmentation after the crop: the same operations as torchvision's, reproducible whatever the number of threads."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -13,9 +14,11 @@ from torchvision.transforms import InterpolationMode, v2
 from train.config import Config, parse
 from train.data import sampler
 from train.data.batch import Request, Transfer
+from train.data.changes import BINS, OPERATIONS, Changes, Operation, draw, operation
 from train.data.decode import Pillow
 from train.data.loader import Loader
-from train.data.policy import BINS, OPERATIONS, make_policy
+from train.data.on_device import make_device_policy
+from train.data.policy import make_policy
 from train.data.source import Pixels
 from train.errors import TrainError
 
@@ -46,11 +49,11 @@ def test_the_outcomes_are_exactly_torchvisions(name: str, strengths: tuple[int, 
     """Every image that ours can make, its class makes, and the other way round."""
     policy = make_policy(replace(POLICIES, auto_augment=name))
     assert policy
-    image, column = Image.fromarray(PIXELS), int(name == "trivial")
-    signs: list[Any] = [Sign(0.1), Sign(0.9)]
+    image = Image.fromarray(PIXELS)
+    signs = [Sign(0.1), Sign(0.9)]
     ours = {
-        policy.apply(image, operation, strength, column, sign).tobytes()
-        for operation in OPERATIONS
+        policy.apply(image, operation(kind, strength, name == "trivial", SIDE, sign)).tobytes()
+        for kind in OPERATIONS
         for strength in strengths
         for sign in signs
     }
@@ -124,6 +127,76 @@ def test_images_do_not_depend_on_threads_but_on_epoch_and_copy() -> None:
     copies = loaded(replace(config, workers=0), list(range(8, 16)))  # the same images, as their second copies
     assert sum(map(torch.equal, first, again)) < 4
     assert sum(map(torch.equal, first, copies)) < 4
+
+
+def drawn(kind: str, side: int, strengths: Iterable[int]) -> list[Operation]:
+    """The operation at these strengths, in both directions."""
+    if kind == "hue":
+        return [Operation(kind, strength / BINS - 0.5) for strength in strengths]
+    return [operation(kind, strength, True, side, Sign(sign)) for strength in strengths for sign in (0.1, 0.9)]
+
+
+def device_images(side: int) -> torch.Tensor:
+    """Noise, a smooth image, one of two greys, and a black one."""
+    torch.manual_seed(0)
+    noise = torch.randint(0, 256, (1, 3, side, side), dtype=torch.uint8)
+    smooth = torch.nn.functional.interpolate(torch.rand(1, 3, 4, 4) * 255, (side, side), mode="bilinear").byte()
+    greys = torch.where(torch.arange(side) % 3 > 0, 77, 200).byte().expand(1, 3, side, side)
+    return torch.cat([noise, smooth, greys, torch.zeros(1, 3, side, side, dtype=torch.uint8)])
+
+
+@pytest.mark.parametrize("kind", [name for name in (*OPERATIONS, "hue") if name != "identity"])
+@pytest.mark.parametrize(
+    "side", [32, pytest.param(65, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
+def test_an_operation_on_the_device_equals_torchvisions_on_tensors(kind: str, side: int, request: Any) -> None:
+    """To the bit here; another CPU or a GPU may round a product and its sum once or twice, which is a level of 255."""
+    policies = make_policy(POLICIES), make_device_policy(replace(POLICIES, augment_on="device"))
+    assert policies[0]
+    assert policies[1]
+    images, every = device_images(side), drawn(kind, side, range(0, BINS, 6 if side == 32 else 1))
+    for image in images:
+        found = policies[1].apply(image.expand(len(every), -1, -1, -1), kind, [each.value for each in every])
+        expected = torch.stack([policies[0].apply(image, each) for each in every])
+        distance = (found.int() - expected.int()).abs()
+        assert distance.max() <= 1
+        assert (distance > 0).float().mean() < 1e-3
+
+
+def test_a_batch_on_the_device_gets_each_images_own_changes() -> None:
+    config = replace(POLICIES, auto_augment="rand", augment_on="device", image_size=24)
+    one, many = make_policy(replace(config, augment_on="cpu")), make_device_policy(config)
+    assert one
+    assert many
+    images = torch.randint(0, 256, (40, 24, 24, 3), dtype=torch.uint8)
+    changes = [draw(config, index / 40, 24) for index in range(39)] + [Changes()]
+    found = many(images, changes)
+    assert torch.equal(found[39], images[39])
+    expected = images.permute(0, 3, 1, 2).clone()
+    for index, each in enumerate(changes):
+        for step in each.operations:
+            expected[index] = one.apply(expected[index], step)
+        if each.box:
+            top, left, height, width = each.box
+            colour = torch.tensor([124, 116, 104], dtype=torch.uint8).view(3, 1, 1)
+            expected[index] = v2.functional.erase(expected[index], top, left, height, width, colour)
+    assert sum(each.box is not None for each in changes) > 10
+    distance = (found.permute(0, 3, 1, 2).int() - expected.int()).abs()
+    # a difference of one level may grow where a later operation stretches the levels
+    assert (distance > 0).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("name", ["trivial", "rand"])
+def test_the_device_draws_what_the_cpu_draws(name: str) -> None:
+    """The images differ only as Pillow and torch round, and as Pillow smooths in another order."""
+    config = replace(POLICIES, augment="none", flip=0.0, auto_augment=name, workers=2)
+    there = loaded(replace(config, augment_on="device"), list(range(8)))
+    assert torch.equal(there, loaded(replace(config, augment_on="device", workers=0), list(range(8))))
+    here = loaded(config, list(range(8)))
+    distance = (there.int() - here.int()).abs().float()
+    assert distance.flatten(1).median(1).values.max() <= 2
+    plain = loaded(replace(config, auto_augment="none", color_jitter=(0.0,) * 4, random_erase=0.0), list(range(8)))
+    assert (plain.int() - here.int()).abs().float().flatten(1).median(1).values.max() > 10
 
 
 @pytest.mark.parametrize(("count", "batch", "repeats"), [(1000, 64, 4), (97, 16, 3), (10, 4, 4)])

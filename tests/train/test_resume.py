@@ -201,7 +201,7 @@ def test_a_checkpoint_of_stages_fits_stages_only() -> None:
     cpu, world = torch.device("cpu"), World(0, 1, 0, 1, torch.device("cpu"), "none")
     step = make_step(config, world, choose_precision(config, cpu), make_model("smallcnn", 10))
     with pytest.raises(TrainError, match="has 2 stages; use the same --parallel"):
-        step.load_optimizer({"stages": [{}, {}]})
+        step.load_state({"optimizer": {"stages": [{}, {}]}})
 
 
 def test_a_loss_scale_starts_anew_after_a_run_without() -> None:

@@ -69,7 +69,13 @@ def covering() -> list[dict[str, str]]:
 
 
 # the first rows in every run of the tests, all before an issue is closed
-EXTRA = [{"momentum": "--cycle-momentum"}]
+EXTRA = [
+    {"momentum": "--arch smallcnn --cycle-momentum"},
+    {"images": "--arch smallcnn --auto-augment rand --color-jitter 0.4 0 0 0.1 --augment-on device --random-erase 0.5"},
+    {"rates": "--arch smallcnn --optimizer adamw --lr 0.001 --layer-decay 0.7 --no-decay classifier.*"},
+    {"timm": "--arch timm:test_vit --image-size 160 --drop-path 0.3 --optimizer muon --lr 0.001 --layer-decay 0.7"},
+    {"ffcv": "--arch cifar_resnet20 --blurpool --val-flip"},
+]
 ROWS = [
     pytest.param(row, marks=pytest.mark.slow if place > 2 else ()) for place, row in enumerate([*covering(), *EXTRA])
 ]

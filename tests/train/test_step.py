@@ -322,7 +322,7 @@ def test_norms_and_biases_are_not_decayed_by_default() -> None:
     model = SmallCNN(10)
     for decay, expected in (("weights", {1e-2: {2, 4}, 0.0: {1}}), ("all", {1e-2: {1, 2, 4}})):
         config = Config(data="", decay=decay, weight_decay=1e-2)
-        groups = make_optimizer(config, list(model.parameters())).param_groups
+        groups = make_optimizer(config, model).param_groups
         assert {group["weight_decay"]: {p.ndim for p in group["params"]} for group in groups} == expected
 
 

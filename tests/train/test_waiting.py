@@ -9,6 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from train.config import Config
 from train.data.batch import Batch
+from train.data.changes import JITTER, OPERATIONS, Changes, Operation
+from train.data.on_device import make_device_policy
 from train.evaluate import Mistaken
 from train.models import make_model
 from train.optim import make_optimizer
@@ -65,16 +67,51 @@ def test_masters_are_copied_at_once() -> None:
     assert found[0] == found[1] == (1, 1)
 
 
-def test_only_matrices_have_a_kernel_each_in_lars() -> None:
+def kernels(what: Any) -> int:
+    """As a GPU starts them: an operation on lists is one, unless a tensor of one list has another size in the other."""
+
+    class Started(TorchDispatchMode):
+        number = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            lists = [value for value in args if isinstance(value, list)]
+            alike = len(lists) < 2 or all(len({each.shape for each in row}) == 1 for row in zip(*lists, strict=True))
+            self.number += 1 if alike or not func.overloadpacket.__name__.startswith("_foreach") else len(lists[0])
+            return func(*args, **(kwargs or {}))
+
+    with Started() as started:
+        what()
+    return started.number
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, lambda size: nn.Linear(size, 5)])
+def test_lars_starts_as_many_kernels_for_many_tensors_as_for_few(kind: Any) -> None:
     found = []
     for count in (1, 20):
-        norms = nn.Sequential(*(nn.BatchNorm1d(4) for _ in range(count)))
-        for parameter in norms.parameters():
+        layers = nn.Sequential(*(kind(4 + place) for place in range(count)))
+        for parameter in layers.parameters():
             parameter.grad = torch.ones_like(parameter)
-        optimizer = make_optimizer(Config(data="", optimizer="lars"), list(norms.parameters()))
+        optimizer = make_optimizer(Config(data="", optimizer="lars"), layers)
         optimizer.step()
-        found.append(counted(optimizer.step))
+        found.append(kernels(optimizer.step))
     assert found[0] == found[1]
+
+
+def test_augmentation_on_the_device_does_not_wait_and_has_no_kernels_per_image() -> None:
+    policy = make_device_policy(Config(data="", augment_on="device", auto_augment="trivial", random_erase=1.0))
+    assert policy
+    found = []
+    for count in (1, 9):
+        changes = [
+            Changes((Operation(name, 1.0),), (0, 0, 2, 2)) for name in (*OPERATIONS, *JITTER) for _ in range(count)
+        ]
+        images = torch.zeros(len(changes), 8, 8, 3, dtype=torch.uint8)
+        policy(images, changes)
+        with Operations() as asked:
+            policy(images, changes)
+        found.append(len(asked.names))
+        assert not WAITS & set(asked.names)
+    assert found[1] <= found[0]
 
 
 @pytest.mark.parametrize(

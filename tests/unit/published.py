@@ -1,4 +1,4 @@
-"""What the write-ups of the five experiments publish, as options and keys of our jobs, and where ours differ.
+"""What the write-ups of the five experiments publish, and ffcv for ImageNet, as options and keys of our jobs.
 
 A row of PUBLISHED is one run of a job: an option of the trainer, or `nodes`, `gpus`, `processes`, `image`. What they do
 not publish is not in it. DIFFERENT: what we set otherwise than published. OURS: what a job sets that is not published.
@@ -95,6 +95,35 @@ MOBILENET: Row = {
     "clip_norm": 0.0,
 }
 FOUR: Row = {"gpus": 4, "batch_size": 512, "lr": 0.4, "lr_scaling": "none", "warmup": 0.0}
+# libffcv/ffcv-imagenet: train_imagenet.py and its configurations
+FFCV: Row = {
+    "nodes": 1,
+    "blurpool": True,
+    "zero_init_residual": False,
+    "optimizer": "sgd",
+    "momentum": 0.9,
+    "nesterov": False,
+    "decay": "where the name has no bn",
+    "label_smoothing": 0.1,
+    "lr_scaling": "none",
+    "schedule": "linear",  # "cyclic": up to the peak in 2 epochs, from 1e-4 of it, then down to 0
+    "warmup_start": 1e-4,
+    "last_batch": "drop",
+    "augment": "crop",
+    "crop_scale": 0.08,
+    "flip": 0.5,
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+    "image_size": 256,
+    "val_resize": 293,  # 256 x 256/224
+    "val_flip": True,
+    "val_batch_size": 512,
+    "amp": "fp16",
+    "ema_decay": 0.0,
+    "syncbn": "none",
+}
+FFCV_50: Row = FFCV | {"gpus": 8, "arch": "resnet50", "batch_size": 512, "lr": 1.7, "weight_decay": 1e-4}
+FFCV_18: Row = FFCV | {"gpus": 1, "arch": "resnet18", "batch_size": 1024, "lr": 0.5, "weight_decay": 5e-5}
 
 PUBLISHED: dict[str, tuple[Row, ...]] = {
     "e0_single": rows(SCRIPT | {"gpus": 1, "processes": 1, "workers": 4}, {"batch_size": 256}, {"batch_size": 128}),
@@ -150,15 +179,34 @@ PUBLISHED: dict[str, tuple[Row, ...]] = {
     "e4_dp": rows(MOBILENET | FOUR | {"processes": 1, "parallel": "dp"}, {}),
     # not published; what it adds to e4_model is the micro-batches
     "e4_pipeline": rows(MOBILENET | FOUR | {"processes": 4, "parallel": "pipeline"}, {}, {}),
+    "imagenet_rn50_16": (FFCV_50 | {"epochs": 16, "warmup": 0.125},),
+    "imagenet_rn50_32": (FFCV_50 | {"epochs": 32, "warmup": 0.0625},),
+    "imagenet_rn50_88": (FFCV_50 | {"epochs": 88, "warmup": 0.0227273},),
+    "imagenet_rn18_16": (FFCV_18 | {"epochs": 16, "warmup": 0.125},),
 }
 
 NEWER = "of 2019, its torch is too old for this trainer"
 DIFFERENT: dict[str, dict[str, tuple[object, str]]] = {  # job -> field -> our value, and why
     job: {"image": (OUR_IMAGE, NEWER)} for job in ("e0_single", "e0_dp", "e0_ddp", "vgg16_cifar10")
 }
+FFCV_DIFFERENT: dict[str, tuple[object, str]] = {
+    "decay": ("weights", "theirs decays biases, and the norms whose names lack bn: those of the downsampling"),
+    "lr_scaling": ("linear", "the published rate at the published batch, and valid for other numbers of GPUs"),
+    "amp": ("auto", "bf16, where the GPU has it, needs no loss scale"),
+}
+DIFFERENT |= {
+    job: FFCV_DIFFERENT | {"gpus": ("all", "those of the machine")} if "rn50" in job else FFCV_DIFFERENT
+    for job in PUBLISHED
+    if job.startswith("imagenet")
+}
 
 SMALL_IMAGES = {"image_size": "of CIFAR", "val_resize": "of CIFAR", "augment": "the usual one of CIFAR"}
 OURS: dict[str, dict[str, str]] = {  # job -> option -> why it is set, though it is not published
+    **{
+        job: {"lr_reference_batch": "the published batch", "phases": "compared by itself, epoch by epoch"}
+        for job in PUBLISHED
+        if job.startswith("imagenet")
+    },
     "vgg16_cifar10": {
         **SMALL_IMAGES,
         "epochs": "only the failure is published",

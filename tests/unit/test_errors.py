@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 
+import launcher
 from launcher import errors
 from launcher.errors import AuthFailed, ImageShipFailed, LauncherError, NodesFailed, NodeUnreachable
 
@@ -54,6 +56,18 @@ def test_several_nodes_are_all_listed_with_their_fixes() -> None:
         "  -> add it",
     ]
     assert error.exit_code == 3
+
+
+def test_a_run_that_is_looked_for_on_nodes_says_how_many_of_them_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # where plain processes have their runs
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+    config = tmp_path / "ssh_config"
+    config.write_text("Host gone*\n  HostName 127.0.0.1\n  Port 1\n")
+    with pytest.raises(NodesFailed) as caught:
+        launcher.find("none", nodes=["local", "gone1", "gone2"], runs=tmp_path / "runs", ssh_config=config)
+    assert str(caught.value).startswith("2 of 3 nodes failed:\n")
 
 
 def test_one_node_needs_no_list() -> None:

@@ -214,6 +214,7 @@ RULE = closed(
             ]
         },
     },
+    onJobFailureMessagePatterns={"type": "array", "items": STRING},
 )
 # The fields of jobset.x-k8s.io/v1alpha2; the Job in it is validated by Kubernetes' own schema.
 JOBSET = closed(

@@ -15,6 +15,7 @@ from launcher.model.facts import EngineFacts, Gpu, MigInstance, NodeFacts, Nvidi
 from launcher.node.docker.toolkit import gpu_error
 from launcher.planning import gpu_checks, gpus
 from launcher.planning.checks import Level
+from tests.gpu_rows import TOOLKIT, UNSATISFIED
 from tests.unit.test_plan import job, node, planned
 
 NGC = "nvcr.io/nvidia/pytorch"
@@ -93,15 +94,6 @@ class Engine:
         self.facts = lambda: facts
 
 
-# https://github.com/MauriceNino/dashdot/issues/1226
-UNSATISFIED = (
-    "failed to create task for container: failed to create shim task: OCI runtime create failed: runc create failed: "
-    "unable to start container process: error during container init: error running prestart hook #0: exit status 1, "
-    "stdout: , stderr: Auto-detected mode as 'legacy'\nnvidia-container-cli: requirement error: unsatisfied condition: "
-    "cuda>=12.8, please update your driver to a newer version, or use an earlier cuda container: unknown"
-)
-
-
 @pytest.mark.parametrize(
     ("facts", "needs", "other"),
     [
@@ -117,87 +109,6 @@ def test_the_images_own_requirement_gets_the_same_message(facts: NodeFacts, need
     assert other in str(told.value)
     with pytest.raises(NodeUnfit, match="its disk is full"), cuda.explained(Engine(facts), "x:1"):  # type: ignore[arg-type]
         raise NodeUnfit("gpu-0", "its disk is full")
-
-
-HOOK = "OCI runtime create failed: ... error running hook: exit status 1, stdout: , stderr: "
-# (source, the engine's words, what it means, the fix)
-TOOLKIT = [
-    (
-        "docker run --gpus all without the toolkit, everywhere",
-        'could not select device driver "nvidia" with capabilities: [[gpu]]',
-        "cannot give GPUs",
-        "install the NVIDIA Container Toolkit",
-    ),
-    ("https://github.com/MauriceNino/dashdot/issues/1226", UNSATISFIED, "too old for the image", "update the driver"),
-    (
-        "https://github.com/NVIDIA/nvidia-container-toolkit/issues/260",
-        f"{HOOK}nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown.",
-        "driver is not loaded",
-        "sudo modprobe nvidia",
-    ),
-    (
-        "https://github.com/docker/for-win/issues/13835",
-        f"{HOOK}nvidia-container-cli: initialization error: load library failed: libnvidia-ml.so.1: cannot open shared "
-        "object file: no such file or directory: unknown.",
-        "driver is not loaded",
-        "nvidia-smi",
-    ),
-    (
-        "https://github.com/NVIDIA/nvidia-container-toolkit/issues/394",
-        f"{HOOK}nvidia-container-cli: initialization error: nvml error: driver/library version mismatch: unknown.",
-        "was updated",
-        "reboot",
-    ),
-    (
-        "https://github.com/NVIDIA/nvidia-container-toolkit/issues/183",
-        f"{HOOK}nvidia-container-cli: initialization error: driver error: failed to process request: unknown.",
-        "driver is not loaded",
-        "nvidia-smi",
-    ),
-    (
-        "https://github.com/NVIDIA/nvidia-container-toolkit/issues/147",
-        f"{HOOK}nvidia-container-cli: ldcache error: process /sbin/ldconfig.real failed with error code: 1: unknown.",
-        "cannot run ldconfig",
-        "config.toml",
-    ),
-    (
-        "https://github.com/xerrors/Yuxi/issues/211",
-        f"{HOOK}nvidia-container-cli: device error: 1: unknown device: unknown",
-        "does not find the GPU",
-        "nvidia-smi -L",
-    ),
-    (
-        "https://github.com/NVIDIA/k8s-device-plugin/issues/98",
-        f"{HOOK}nvidia-container-cli: device error: unknown device id: GPU-1",
-        "does not find the GPU",
-        "launcher doctor",
-    ),
-    (
-        "https://github.com/NVIDIA/nvidia-docker/issues/1447",
-        f"{HOOK}nvidia-container-cli: container error: cgroup subsystem devices not found: unknown.",
-        "(cgroup)",
-        "1.18",
-    ),
-    (
-        "https://github.com/NVIDIA/libnvidia-container/issues/154",
-        f"{HOOK}nvidia-container-cli: mount error: failed to add device rules: unable to find any existing device "
-        "filters attached to the cgroup: bpf_prog_query(BPF_CGROUP_DEVICE) failed: operation not permitted: unknown.",
-        "(cgroup)",
-        "no-cgroups = true",
-    ),
-    (
-        "https://github.com/devnen/Chatterbox-TTS-Server/issues/5",
-        "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=all",
-        "CDI specification",
-        "nvidia-ctk cdi generate",
-    ),
-    (
-        "https://github.com/NVIDIA/nvidia-docker/issues/1348",
-        f"{HOOK}nvidia-container-cli: detection error: nvml error: unknown error: unknown.",
-        "Container Toolkit failed",
-        "nvidia-container-cli -k -d /dev/tty info",
-    ),
-]
 
 
 @pytest.mark.parametrize(("source", "words", "what", "fix"), TOOLKIT, ids=[row[0] for row in TOOLKIT])
@@ -250,6 +161,17 @@ def test_the_device_file_of_an_instances_gpu_is_passed() -> None:
     divided = dataclasses.replace(whole.gpus[1], mig=True, instances=(MigInstance("MIG-1", "1g.10gb"),))
     facts = dataclasses.replace(whole, gpus=(whole.gpus[0], divided))
     assert gpus.device_files(facts, ["MIG-1"])[0] == "/dev/nvidia1"
+
+
+def test_the_capability_files_of_a_gpu_are_passed_with_all_of_its_instances() -> None:
+    """Of a part of them they are not: CUDA takes the first instance that it may open."""
+    whole, files = machine(), tuple(f"/dev/nvidia-caps/nvidia-cap{number}" for number in (12, 13, 21, 22))
+    instances = (MigInstance("MIG-1", "1g.10gb"), MigInstance("MIG-2", "1g.10gb"))
+    divided = dataclasses.replace(whole.gpus[1], mig=True, instances=instances, instance_files=files)
+    seen = dataclasses.replace(whole.nvidia, device_files=(*FILES, *files[:3]))  # one has not been made yet
+    facts = dataclasses.replace(whole, gpus=(divided,), nvidia=seen)
+    assert gpus.device_files(facts, ["MIG-1", "MIG-2"])[-3:] == files[:3]
+    assert set(gpus.device_files(facts, ["MIG-2"])) & set(files) == set()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from launcher.job.loader import load_job
@@ -51,11 +52,16 @@ def test_a_recipe_names_its_source_and_its_published_result(name: str) -> None:
 
 
 def test_the_progressive_recipes_grow_and_peak_where_published() -> None:
+    """ffcv interpolates the side between two epochs of its configuration and rounds it to a multiple of 32 px."""
     for name, ramp in (("rn50_16", (11, 13)), ("rn50_32", (23, 27)), ("rn50_88", (65, 76)), ("rn18_16", (11, 13))):
         config = parse(list(argv_of(JOBS[f"imagenet_{name}-0"].run.args)))
-        sides = [config.side(epoch) for epoch in range(config.epochs)]
-        assert sides == [160] * ramp[0] + [176] * (ramp[1] - ramp[0]) + [192] * (config.epochs - ramp[1])
+        published = np.interp(np.arange(config.epochs), ramp, (160, 192))
+        assert [config.side(epoch) for epoch in range(config.epochs)] == (np.round(published / 32) * 32).tolist()
         steps = config.epochs * 100
         rate = make_schedule(config, config.lr_reference_batch, steps)
         assert max(range(steps), key=rate) == pytest.approx(2 * 100, abs=2)
         assert rate(2 * 100) == pytest.approx(config.lr, rel=1e-2)
+        knots = [0, 200, steps], [1e-4 * config.lr, config.lr, 0]  # theirs is a step behind while it rises
+        theirs = np.interp(np.arange(steps), *knots)
+        assert np.abs(theirs[1:] - [rate(step) for step in range(steps - 1)])[:199].max() < 1e-9
+        assert np.abs(theirs[200:] - [rate(step) for step in range(200, steps)]).max() < 1e-3 * config.lr

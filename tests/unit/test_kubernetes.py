@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -196,7 +198,9 @@ def test_what_a_restricted_namespace_refuses_is_said(keys: dict[str, Any], why: 
     text = manifests({**RESTRICTED, **keys}, jobset=True)
     (line,) = [line for line in text.splitlines() if "restricted" in line]
     assert why in line
-    assert [*forbidden(pod(yaml.safe_load(text)))]
+    found = pod(yaml.safe_load(text))
+    assert [*forbidden(found)]
+    assert found["securityContext"] == {"fsGroup": 1000}  # the image's user may write the claim
 
 
 def test_ipc_host_is_the_machines_where_the_job_says_so() -> None:
@@ -208,12 +212,15 @@ def test_ipc_host_is_the_machines_where_the_job_says_so() -> None:
 
 def test_the_time_limit_ends_the_set_for_good_and_does_not_count_the_wait_for_machines(tmp_path: Path) -> None:
     made = made_of({**RESTRICTED, "timeout": "2s"})
-    (rule,) = made["spec"]["failurePolicy"]["rules"]
-    assert (rule["action"], "DeadlineExceeded" in rule["onJobFailureReasons"]) == ("FailJobSet", True)
+    late, drained = made["spec"]["failurePolicy"]["rules"]
+    assert (late["action"], drained["action"]) == ("FailJobSet", "RestartJobSetAndIgnoreMaxRestarts")
+    (pattern,) = late["onJobFailureMessagePatterns"]
+    message = "{} matching FailJob rule at index 0"  # of the Job controller
+    assert re.search(pattern, message.format("Container node for pod a/b failed with exit code 124"))
+    assert not re.search(pattern, message.format("Pod a/b has condition DisruptionTarget"))
     job = made["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert "activeDeadlineSeconds" not in job
-    drained, late = job["podFailurePolicy"]["rules"]
-    assert drained == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+    late, _ = job["podFailurePolicy"]["rules"]
     (container,) = pod(made)["containers"]
     env = {"PATH": os.environ["PATH"], "MASTER_ADDR": "localhost", "LAUNCHER_TIMEOUT": "1", "LAUNCHER_NODE": "node-0"}
     for _ in range(2):  # the second one is a restart: the time is over before it begins
@@ -221,6 +228,39 @@ def test_the_time_limit_ends_the_set_for_good_and_does_not_count_the_wait_for_ma
         done = subprocess.run(argv, env={**env, "LAUNCHER_OUTPUT": str(tmp_path)}, timeout=20, check=False)
         assert [done.returncode] == late["onExitCodes"]["values"]
     assert (tmp_path / "ran").read_text() == ".\n"
+
+
+DRAINED = [{"type": "DisruptionTarget", "status": "True"}]  # a JobSet's schema has no default for the status
+
+
+def test_a_pod_that_is_drained_restarts_the_set_without_counting_and_a_job_replaces_it() -> None:
+    made = made_of(RESTRICTED)
+    (rule,) = made["spec"]["failurePolicy"]["rules"]
+    assert rule["action"] == "RestartJobSetAndIgnoreMaxRestarts"
+    assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
+    policy = made["spec"]["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]
+    assert policy["rules"] == [{"action": "FailJob", "onPodConditions": DRAINED}]
+    alone = made_of(COMMAND, jobset=False)["spec"]["podFailurePolicy"]
+    assert alone["rules"] == [{"action": "Ignore", "onPodConditions": DRAINED}]
+
+
+def test_the_peers_of_a_pod_that_is_drained_end_after_it(tmp_path: Path) -> None:
+    """A pod that has failed waits; one that is told to stop does not, and its program has its time for a checkpoint."""
+    (container,) = pod(made_of(RESTRICTED))["containers"]
+    env = {"PATH": os.environ["PATH"], "MASTER_ADDR": "localhost", "LAUNCHER_OUTPUT": str(tmp_path)}
+    assert {one["name"]: one.get("value") for one in container["env"]}["LAUNCHER_LATE"] == "10"
+    began = time.monotonic()
+    late = {**env, "LAUNCHER_LATE": "0.4"}
+    assert subprocess.run([*container["command"], "sh", "-c", "exit 7"], env=late, check=False).returncode == 7
+    assert time.monotonic() - began > 0.4
+    script = "trap 'sleep 0.2; echo saved; exit 1' TERM; echo ready; while :; do sleep 0.05; done"
+    argv = [*container["command"], "sh", "-c", script]
+    with subprocess.Popen(argv, env={**env, "LAUNCHER_LATE": "60"}, stdout=subprocess.PIPE, text=True) as told:
+        assert told.stdout
+        assert told.stdout.readline() == "ready\n"
+        told.terminate()
+        assert told.stdout.readline() == "saved\n"
+        assert told.wait(20) == 1
 
 
 def test_an_output_that_cannot_be_written_ends_the_pod(tmp_path: Path) -> None:

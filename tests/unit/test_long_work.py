@@ -12,10 +12,12 @@ from rich.console import Console
 
 from launcher.cli import long_work
 from launcher.cli.long_work import LongWork
+from launcher.errors import InUse, NodesFailed, NodeUnfit
 from launcher.image.builder import BuildSteps
 from launcher.model.progress import Step
 from launcher.node.docker.pulling import PullProgress
 from launcher.node.parallel import meanwhile
+from launcher.run import gpus
 
 MB = 1_000_000
 
@@ -119,6 +121,24 @@ def test_in_a_pipe_nothing_is_said_of_short_work(capfd: pytest.CaptureFixture[st
     work.log(Step("gpu-a", "unpacking"))
     work.log("a later message")
     assert capfd.readouterr().err == "launcher: a message\nlauncher: a later message\n"
+
+
+def test_who_waits_for_gpus_reads_for_which_once(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "PAUSE", -1.0)
+    monkeypatch.setattr(gpus.random, "random", lambda: 1.0)
+    with LongWork() as work:
+        waiting = gpus.Waiting(work.log, wait=True)
+        for what in ("GPU 0 is in use", "GPU 0 is in use", "GPU 1 is in use"):
+            waiting.after(NodesFailed([InUse("node gpu-a", what, "wait for it: --wait")]))
+    assert capfd.readouterr().err.splitlines() == [
+        "launcher: waiting: node gpu-a: GPU 0 is in use",
+        "launcher: waiting: node gpu-a: GPU 1 is in use",
+    ]
+    for error, wait in ((InUse("a", "in use"), False), (NodeUnfit("a", "has no GPU"), True)):
+        with pytest.raises(NodesFailed):
+            gpus.Waiting(work.log, wait=wait).after(NodesFailed([error]))
 
 
 @pytest.fixture

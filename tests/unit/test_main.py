@@ -91,3 +91,16 @@ def test_ctrl_c_before_the_start_of_a_run_has_the_exit_code_of_stopped(tmp_path:
     assert up.returncode == StoppedByUser.exit_code, messages
     assert messages == "launcher: stopped; nothing was started, and nothing is left on the nodes\n"
     assert "Traceback" not in messages
+
+
+def test_with_code_and_without_a_code_folder_nothing_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("name: a\nimage: {ref: x}\nnodes: [gpu-a]\ncode: gone\nrun: {module: x}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["launcher", "image", "build", str(job), "--with-code"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 2
+    assert f"{job}:4: code: no such folder: {tmp_path}/gone" in capsys.readouterr().err

@@ -18,13 +18,14 @@ from launcher.node.facts import parse
 from launcher.planning import gpu_checks, gpus
 from launcher.planning.checks import Check, Level
 from launcher.planning.gpu_faults import fault
+from launcher.run.gpus import as_if_idle
 from tests import nvidia
+from tests.gpu_rows import FAULTS, MIG
 from tests.nvidia import Card, Machine, Process, cards
 from tests.unit.test_plan import job, planned
 from tests.unit.test_plan import node as a_node
 
 NOTEBOOK = Card("07:00.0", used=61440, running=[Process(4242, 61440, "erin")])
-MIG = [Card(f"0{7 + place}:00.0", uuid, mig="Enabled") for place, uuid in enumerate(nvidia.MIG_UUIDS)]
 
 
 def on(machine: Machine, rank: int = 0, **changes: Any) -> NodeFacts:
@@ -45,48 +46,6 @@ def checks(node: NodeFacts, wanted: Any = "all") -> dict[str, Check]:
     found = sorted(gpu_checks.of_node(node, wanted, docker=True), key=lambda check: order.index(check.level))
     assert all(check.cure for check in found if check.level is not Level.OK)
     return {check.name: check for check in found}
-
-
-FAULTS = {
-    "mismatch": (Machine(cards(2), nvidia.MISMATCH), "Driver/library version mismatch", "reload the modules"),
-    "module not loaded": (Machine(cards(2, kernel=""), nvidia.NO_DRIVER), "couldn't communicate", "modprobe nvidia"),
-    "nouveau": (
-        Machine(cards(1, kernel="nouveau"), nvidia.NO_DRIVER),
-        "0000:07:00.0 has the driver nouveau",
-        "modprobe",
-    ),
-    "library": (Machine(cards(1), nvidia.NO_LIBRARY), "libnvidia-ml.so", "install NVIDIA's driver"),
-    "lost": (Machine(cards(2), nvidia.LOST), "GPU is lost", "dmesg"),
-    "handle": (Machine(cards(2), nvidia.HANDLE), "GPU 0000:0B:00.0: Unknown Error", "reboot it"),
-    "one of eight": (
-        Machine([*cards(7), Card("3f:00.0", listed=False)]),
-        "lists 7 of 8 GPUs: the GPU at 0000:3f",
-        "dmesg",
-    ),
-    "one handle": (
-        Machine([*cards(3), Card("34:00.0", listed=False)], complaint=nvidia.HANDLE_OF_ONE),
-        '0000:34:00.0 has fallen off the bus or has no driver ("Unable to determine the device handle for GPU1',
-        "reboot it",
-    ),
-    "no devices": (Machine(cards(1), nvidia.NO_DEVICES), "No devices were found", "dmesg"),
-    "unknown error": (Machine(cards(1), nvidia.UNKNOWN), "NVML: Unknown Error", "start the container again"),
-    "other words": (Machine(cards(1), ("segmentation fault\n", 139)), "segmentation fault", "run nvidia-smi there"),
-    "no words": (Machine(cards(1), ("", 1)), "lists no GPU (exit code 1)", "run nvidia-smi there"),
-    "hangs": (Machine(cards(2), hangs=True), "did not answer within 20 s", "reboot it"),
-    "needs a reset": (
-        Machine([*cards(1), Card("0f:00.0", temperature=nvidia.RESET)]),
-        'GPU 1 (0000:0f:00.0) cannot be used, nvidia-smi says "GPU requires reset"',
-        "--gpu-reset -i 1",
-    ),
-    "prohibited": (Machine(cards(1, mode="Prohibited")), "compute mode is Prohibited", "-c DEFAULT"),
-    "no driver": (Machine(cards(2, kernel=""), smi=False, files=()), "0000:0f:00.0 has no NVIDIA driver", "install"),
-    "nouveau alone": (Machine(cards(1, kernel="nouveau"), smi=False, files=()), "but nouveau", "install"),
-    "no nvidia-smi": (Machine(cards(1), smi=False), "no nvidia-smi is in the PATH", "nvidia-utils"),
-    "device file alone": (Machine(smi=False), "/dev/nvidia0 is there", "--gpus all"),
-    "virtual machines": (Machine(cards(1, kernel="vfio-pci"), smi=False, files=()), "vfio-pci", "give it back"),
-    "nvidia-smi alone": (Machine(failure=nvidia.NO_DRIVER, files=()), "couldn't communicate", "uninstall nvidia-smi"),
-    "empty MIG": (Machine(MIG[:1], mig_list=nvidia.MIG_LIST.splitlines()[0]), "have no instances", "mig -cgi"),
-}
 
 
 @pytest.mark.parametrize("row", FAULTS)
@@ -165,6 +124,17 @@ def test_a_number_takes_idle_gpus() -> None:
     assert "--wait" in caught.value.next_step
 
 
+def test_a_plan_that_is_only_shown_says_who_has_the_gpus() -> None:
+    busy, idle = on(Machine([NOTEBOOK, *cards(2)[1:]])), on(Machine(cards(2)), 1)
+    facts, notes = as_if_idle(job(2, gpus=2), [busy, idle])
+    assert [len(each.container.gpus) for each in planned(job(2, gpus=2), facts).nodes] == [2, 2]
+    assert "node gpu-0: 2 GPUs are asked for, 1 of 2 are idle: GPU 0: 60.0 GiB by erin, python3 (pid 4242)" in notes[0]
+    assert "`up --wait` waits" in notes[0]
+    assert as_if_idle(job(2, gpus=1), [busy, idle]) == ([busy, idle], ())
+    with pytest.raises(NodesFailed, match="3 GPUs are asked for, it has: 0: NVIDIA A100"):  # waiting does not help
+        as_if_idle(job(2, gpus=3), [busy, idle])
+
+
 def test_all_and_a_list_take_a_gpu_in_use_with_a_warning() -> None:
     machine = Machine([NOTEBOOK, *cards(2)[1:]])
     for request, warned in (("all", True), ([0], True), ([1], False), (1, False)):
@@ -224,15 +194,22 @@ def test_doctor_tells_driver_toolkit_persistence_fabric_manager_and_peers() -> N
     assert gpu_checks.peers("gpu-0", "Failed to initialize NVML\n") is None
 
 
+def drawn(node: NodeFacts) -> str:
+    """The table in 80 columns."""
+    console = Console(file=io.StringIO(), width=80)
+    console.print(shown.table([node]))
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
 def test_the_table_fits_80_columns() -> None:
     four = [NOTEBOOK, *cards(2)[1:], *MIG[:1], Card("3f:00.0", temperature=nvidia.RESET)]
     node = on(Machine(four, mig_list=nvidia.MIG_LIST.replace("GPU 0", "GPU 2")))
-    console = Console(file=io.StringIO(), width=80)
-    console.print(shown.table([node]))
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    lines = drawn(node).splitlines()
     assert all(len(line.rstrip()) <= 80 for line in lines)
     text = " ".join(" ".join(lines).split())
     for words in ("60.0/80 GiB", "by erin", "pid 4242", "MIG 1g.10gb", "requires reset"):
         assert words in text, text
+    assert [line.split()[1] for line in lines if line.startswith("gpu-0")] == ["0", "1", "2", "2", "3"]
+    assert "MIG mode, without instances" in drawn(on(Machine(MIG[:1], mig_list="")))
     assert [row["index"] for row in shown.rows([node])] == [0, 1, 2, 3]
     assert shown.rows([node])[0]["processes"][0]["user"] == "erin"

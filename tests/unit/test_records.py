@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
+import sys
 import tarfile
 import threading
 import time
@@ -198,6 +200,34 @@ def test_an_unreadable_folder_does_not_block_the_others(tmp_path: Path) -> None:
     results = collect([away, output(tmp_path / "1", logs__a=b"1")], here)
     assert isinstance(results[0], NodeUnreachable)
     assert results[1] == Collected(1)
+
+
+@pytest.mark.parametrize("python", [True, False])
+def test_the_files_of_many_nodes_come_by_one_request_with_and_without_a_python_there(
+    python: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each once and from its offset, with any name and any bytes; what is missing or shorter brings nothing."""
+    programs, folder = tmp_path / "bin", tmp_path / "out"
+    programs.mkdir()
+    folder.mkdir()
+    for name in ("sh", "cat", "wc", "tail", "head"):
+        (programs / name).symlink_to(shutil.which(name) or name)
+    there = programs / "python3"
+    runs = f': >{tmp_path}/used; exec {sys.executable} "$@"' if python else "exit 1"
+    there.write_text(f"#!/bin/sh\n{runs}\n")
+    there.chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    texts = {f"{folder}/it's {n}\x7f\udcff": bytes([n, 0, 255]) * n for n in range(100)}
+    for path, text in texts.items():
+        Path(path).write_bytes(text)
+    spans = [Span(path, 2, 50) for path in texts]
+    spans += [Span(f"{folder}/none", 0, 5), Span(str(folder / "x"), 7, 5)]
+    (folder / "x").write_bytes(b"short")
+    came: dict[str, bytes] = {}
+    for span, piece in Files(LocalMachine("a", "me")).read_spans(spans):
+        came[span.path] = came.get(span.path, b"") + piece
+    assert came == {path: text[2:52] for path, text in texts.items() if len(text) > 2}
+    assert (tmp_path / "used").exists() is python
 
 
 def test_an_interrupted_file_keeps_what_it_had_and_one_that_grows_what_came(tmp_path: Path) -> None:

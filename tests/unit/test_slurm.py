@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.errors import JobInvalid, NodeUnfit
+from launcher.errors import JobInvalid, NodeUnfit, UsageError
 from launcher.job.loader import parse_job
+from launcher.job.settings import read_settings
 from launcher.model import labels
 from launcher.model.container import Phase
 from launcher.node.connect import Fleet
@@ -23,14 +24,16 @@ from launcher.node.slurm.engine import SlurmEngine
 from launcher.node.slurm.queue import ASK, RunInQueue, parse
 from launcher.planning.checks import Level
 from launcher.planning.cluster import build
-from launcher.records.store import NodeOfRun
+from launcher.records.store import NodeOfRun, Record
 from launcher.run.cluster import examine_on
 from launcher.run.diagnose import first_failure
 from launcher.run.evidence import gather
 from launcher.run.exec_shell import execute
+from launcher.run.locate import Attached
 from tests.unit.test_export import CPU, GPU, HPC, import_step, sbatch
 
 RUN = "job-20260101-000000-abcd"
+NOT_BEGUN = -1  # in place of a node's exit code
 
 
 def program(folder: Path, name: str, script: str) -> None:
@@ -61,6 +64,8 @@ def ended(
     if end:
         (own / "state" / "slurm.end").write_text(end)
     for rank, code in enumerate(codes):
+        if code == NOT_BEGUN:
+            continue
         exit_ = "" if code is None else f"exit {code} 1700000009\n"
         (own / "state" / f"node-{rank}.attempts").write_text(f"start 1700000000\n{exit_}")
     program(tmp_path / "bin", "squeue", f"echo '{queue}'")
@@ -107,9 +112,37 @@ def test_how_slurm_ended_a_job_is_the_first_line(
     assert run.states()[0].exit_code
 
 
+def test_a_job_that_has_just_begun_has_its_time_when_it_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the queue told a moment ago is not what it is: plain scancel would kill it at once."""
+    ended(tmp_path, f"12|PENDING|Resources|launcher {RUN}", codes=())
+    state, cancelled = tmp_path / "state", tmp_path / "cancelled"
+    program(tmp_path / "bin", "squeue", f'echo "12|$(cat {state})|None|launcher {RUN}"')
+    program(tmp_path / "bin", "scancel", f'echo "$*" >>{cancelled}; echo CANCELLED >{state}')
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    here = HPC.model_copy(update={"workdir": str(tmp_path)})
+    engine = SlurmEngine("slurm:hpc", here, LocalMachine("slurm:hpc", "me"))
+    state.write_text("PENDING")
+    assert engine.list({labels.RUN: RUN})[0].phase is Phase.CREATED
+    state.write_text("RUNNING")
+    assert engine.stop(f"launcher-{RUN}-0", 5).phase.ended
+    assert cancelled.read_text().startswith("--batch --signal=TERM 12\n")
+
+
 def test_a_job_that_failed_by_itself_is_not_blamed_on_slurm(tmp_path: Path) -> None:
     run = ended(tmp_path, f"12|FAILED|NonZeroExitCode|launcher {RUN}", end="7 1700000009 ", codes=(0, 7))
     assert [(state.exit_code, state.error) for state in run.states()] == [(0, ""), (7, "")]
+
+
+def test_a_node_that_had_not_begun_when_another_failed_is_not_blamed(tmp_path: Path) -> None:
+    """A large image is unpacked on one node while the program on another one ends."""
+    run = ended(tmp_path, f"12|FAILED|NonZeroExitCode|launcher {RUN}", end="7 1700000009 ", codes=(NOT_BEGUN, 7))
+    assert [(state.exit_code, state.error) for state in run.states()] == [(137, ""), (7, "")]
+    nodes = [NodeOfRun(f"node-{rank}", "slurm:hpc", rank, "", str(tmp_path), range(rank, rank + 1)) for rank in (0, 1)]
+    failure = first_failure([gather(tmp_path, node, state) for node, state in zip(nodes, run.states(), strict=True)])
+    assert failure is not None
+    assert (failure.node, failure.what) == ("node-1", "exited with code 7")
 
 
 def test_what_slurm_did_to_an_earlier_start_is_no_end(tmp_path: Path) -> None:
@@ -186,6 +219,19 @@ def test_a_job_has_all_processors_of_its_nodes_or_the_share_of_its_gpus() -> Non
     assert "by the options above" in own
 
 
+def test_a_job_without_containers_has_the_processors_that_it_asks_for_where_a_cluster_keeps_them() -> None:
+    """On machines of its own nothing would keep them."""
+    asked = {**CPU, "nodes": 2, "resources": {"cpus": 4, "memory": "6g"}}
+    every, words = processors(asked)
+    assert every == "#SBATCH --cpus-per-task=4"
+    assert "by resources.cpus" in words
+    assert "#SBATCH --mem=6144M" in sbatch(asked)
+    with pytest.raises(JobInvalid, match=r"resources.cpus: .*give the nodes by number: nodes: 2"):
+        sbatch({**asked, "nodes": ["local", "local"]})
+    with pytest.raises(JobInvalid, match="name it: --on CLUSTER"):
+        parse_job(yaml.safe_dump(asked), "job.yaml").hosts()
+
+
 def test_a_job_that_says_nothing_of_gpus_runs_without_where_the_cluster_says_nothing_either() -> None:
     quiet = {key: value for key, value in CPU.items() if key != "gpus"}
     plan = build(parse_job(yaml.safe_dump(quiet), "job.yaml"), "python3")
@@ -215,10 +261,13 @@ def test_an_enroot_that_cannot_import_by_digest_says_so(tmp_path: Path) -> None:
     assert "enroot 3.5.0 cannot import an image by its digest: 4.0 or newer" in done.stdout
 
 
-def test_a_hint_for_a_cluster_names_no_command_that_knows_none() -> None:
+def test_a_hint_for_a_cluster_names_no_command_that_knows_none(tmp_path: Path) -> None:
     node = NodeOfRun("node-0", "slurm:hpc", 0, "", "/out", range(1))
+    engine = SlurmEngine("slurm:hpc", HPC, LocalMachine("slurm:hpc", "me"))
+    record = Record.rebuild(RUN, "process", [node], tmp_path)
+    attached = Attached(record, (node,), {"node-0": engine}, Fleet([engine], {}, None))
     with pytest.raises(NodeUnfit) as caught:
-        execute(SlurmEngine("slurm:hpc", HPC, LocalMachine("slurm:hpc", "me")), node, None, ["true"])
+        execute(attached, ["true"], None, None, (), lambda message: None)
     assert "launcher status" in str(caught.value)
     assert "launcher shell" not in str(caught.value)
 
@@ -242,3 +291,25 @@ def test_doctor_asks_a_node_for_its_enroot(
     *_, last = examine_on(job, here, Fleet([engine], {}, None))
     assert (last.name, last.level) == ("enroot", level)
     assert words in last.what
+
+
+@pytest.mark.parametrize(
+    ("cluster", "where", "words"),
+    [
+        ({"partion": "gpu"}, "clusters.hpc.partion: unknown key; did you mean 'partition'?", "has kind, login"),
+        ({"kind": "slrum"}, "clusters.hpc: kind is missing, or is none that is known", "kind: slurm, or kind"),
+        ({"time": "soon"}, "clusters.hpc.time: ", "has kind, login, workdir"),
+    ],
+)
+def test_a_mistake_in_a_cluster_of_the_settings_file_says_what_is_known_there(
+    cluster: dict[str, str], where: str, words: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "launcher" / "settings.yaml"
+    file.parent.mkdir()
+    hpc = {"kind": "slurm", "login": "local", "workdir": "/shared", **cluster}
+    file.write_text(yaml.safe_dump({"clusters": {"hpc": hpc}}))
+    file.chmod(0o600)
+    with pytest.raises(UsageError) as caught:
+        read_settings({"XDG_CONFIG_HOME": str(tmp_path)})
+    assert str(caught.value).startswith(f"{file}: {where}")
+    assert words in caught.value.next_step

@@ -77,7 +77,12 @@ def test_a_command_asks_once_however_many_nodes_there_are(nodes: int, cluster: C
     assert len(shown) < 250
     assert "last of node-1" in "".join(shown[:10])
     assert nodes < 250 or "9800 running: launcher status --json shows all" in shown[-1]
+    logs = {f"node-{rank}.log": f"hello of {rank} without an end".encode() for rank in range(nodes)}
+    for name, text in logs.items():
+        (output / "logs" / name).write_bytes(text)
     run(8, "down")
+    here = cluster.runs()[-1] / "logs"
+    assert {name: (here / name).read_bytes() for name in logs} == logs
     assert "--batch --signal=TERM 12" in (tmp_path / "cancelled").read_text()
 
 

@@ -56,6 +56,18 @@ def test_state_comes_first_and_the_last_line_is_shortened(seen: RunStatus, width
             assert "Epoch: [" in row
 
 
+def test_a_slow_rank_is_shown() -> None:
+    text = "rank 1 on gpu-1: 1.31x the median, data wait"
+    slow = TrainingProgress(STEPS.first, {**STEPS.last, "slow": text})
+    assert shown(replace(CPU, progress=slow), 80)[2] == f"slow: {text}"
+
+
+@pytest.mark.parametrize("value", [7, None, ["x"], "", "\x1b[2J\n", "x" * 9999])
+def test_what_another_program_calls_slow(value: object) -> None:
+    text = TrainingProgress(STEPS.first, {**STEPS.last, "slow": value}).slow
+    assert not text or (text.isprintable() and len(text) <= 200)
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_last_line_that_fits_is_shown_in_full(width: int) -> None:
     one = replace(CPU, nodes=(node(0, last="loss is nan"),), progress=None)

@@ -6,6 +6,7 @@ computes with the result waits for it too.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -34,6 +35,14 @@ class Batch:
     weights: Tensor  # (n,) float32: 0 for an unreadable image or a filler
     total: int  # images of the whole step, all ranks together
     last: bool  # the step's last micro-batch
+
+
+def micro_batches(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Those of the next step."""
+    for batch in batches:
+        yield batch
+        if batch.last:
+            return
 
 
 class Event(Protocol):

@@ -10,7 +10,7 @@ import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from torch import Tensor
 from train.config import Config
 from train.data import augment, decode, reading, sampler
 from train.data.batch import Batch, Copy, Event, Request, Transfer
+from train.data.changes import Changes, draw
+from train.data.on_device import make_device_policy
 from train.data.policy import make_policy
 from train.data.source import Pixels, Source
 from train.errors import TrainError
@@ -43,6 +45,7 @@ class Pending:
     batch: Batch
     filler: int
     tasks: list[Future[None]]
+    changes: list[Changes]  # of each image; those that the device computes
     copy: Copy | None = None
 
     def ready(self) -> bool:
@@ -132,6 +135,7 @@ class Loader:
         self._training = decoder is not None
         self._decoder, self._transfer = decoder or decode.Pillow(), transfer
         self._policy = make_policy(config) if self._training else None
+        self._on_device = make_device_policy(config) if self._training else None
         self._damaged, self._stalls = Damaged(config.max_damaged, {}), Stalls(config.timeout)
         workers = config.workers if config.workers >= 0 else max(1, len(os.sched_getaffinity(0)) // core_sharers)
         self._pool = ThreadPoolExecutor(workers, "decode") if workers else None
@@ -156,14 +160,17 @@ class Loader:
                 if not pending:
                     return
                 copy = pending[0].send(self._transfer, self._stalls)
-                slot = pending.popleft().slot
+                sent = pending.popleft()
                 if pending and pending[0].ready():
                     pending[0].send(self._transfer, self._stalls)
-                yield copy.take()
-                free.append(slot)
+                batch = copy.take()
+                if self._on_device:
+                    batch = replace(batch, images=self._on_device(batch.images, sent.changes))
+                yield batch
+                free.append(sent.slot)
         finally:
-            for batch in pending:
-                batch.cancel()
+            for unused in pending:
+                unused.cancel()
 
     def side(self, epoch: int) -> int:
         return self._config.side(epoch) if self._training else self._config.image_size
@@ -181,10 +188,13 @@ class Loader:
         labels = torch.from_numpy(self.source.labels[places])
         numbers = sampler.uniforms(self._config.seed, epoch, request.indices, augment.NUMBERS)
         out, valid = images.numpy(), weights.numpy()
+        changes = [Changes()] * count
 
         def chunk(start: int) -> None:
             for place in range(start, min(start + CHUNK, count)):
                 valid[place] = self._decode(int(places[place]), numbers[place].tolist(), out[place])
+                if self._on_device and valid[place]:
+                    changes[place] = draw(self._config, float(numbers[place, augment.SEED]), side)
 
         batch, tasks = Batch(images, labels, weights, request.total, request.last), []
         for start in range(0, count, CHUNK):
@@ -192,7 +202,7 @@ class Loader:
                 tasks.append(self._pool.submit(chunk, start))
             else:
                 chunk(start)
-        return Pending(slot, batch, request.filler, tasks)
+        return Pending(slot, batch, request.filler, tasks, changes)
 
     def _decode(self, index: int, numbers: list[float], out: Pixels) -> bool:
         def choose(width: int, height: int) -> augment.View:

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from train.config import Config
 from train.dual_batch.plan import Cost, DualBatchPlan, plan_dual_batch
 from train.errors import TrainError
+from train.parallel.abilities import Abilities
+
+
+def problems(config: Config, processes: int) -> Iterator[str]:
+    """Why these options are refused on so many processes."""
+    if processes == 1:
+        yield "--parallel dual_batch: one process serves, the others are workers; start two or more"
+    if config.schedule != "multistep":
+        yield f"--parallel dual_batch needs --schedule multistep, as published, not {config.schedule}"
+
+
+ABILITIES = Abilities(
+    frozenset(
+        {"amp", "accumulate", "ema_decay", "syncbn", "compile", "mixup", "cutmix", "repeats"}
+        | {"checkpoint_every", "replicate", "pretrained", "evaluate"}
+    ),
+    problems,
+)
 
 # how a variant makes sizes whole numbers
 WHOLE: dict[str, Callable[[float], int]] = {"published": int, "follow_up": round}

@@ -28,14 +28,16 @@ from train.dual_batch.server import ParameterServer, Rates
 from train.dual_batch.worker import work
 from train.errors import Stopped, TrainError
 from train.evaluate import evaluate
-from train.hardware import peak_memory
 from train.metrics import Scores, check_finite
 from train.models import check_sides, configured_model, parameter_count
 from train.parallel.world import World, choose_device
 from train.precision import Precision, choose_precision
+from train.reporting import common_facts, conclude, validated
+from train.restore import check_same_model
 from train.schedule import peak_rate
 from train.step import Objective
-from train.watch import Interval, Validated, Writer
+from train.store import make_store
+from train.watch import Interval, Writer
 
 HEARTBEAT_TIMEOUT = 30.0  # seconds without a heartbeat until a worker counts as lost; --timeout if that is less
 POLL = 1.0  # seconds between two checks for lost workers
@@ -90,7 +92,8 @@ class Server:
         self._model = configured_model(config, len(dataset.classes))
         check_sides(self._model, config.arch, config.sides(), len(dataset.classes))
         self._folder = config.checkpoint_folder
-        self._found = checkpoint.find(config.resume, self._folder)
+        self._checkpoints = make_store(config, world, sharded=False)
+        self._found = self._checkpoints.find()
         workers = len(plan.shares)
         self._total, done = config.epochs * workers, 0
         self._best = -1.0
@@ -117,7 +120,7 @@ class Server:
         self._reported: set[int] = set()
         self._since = 0.0  # when the sums of local epochs were last read
         self._watch = Writer(Path(config.output), amp=False)
-        self._saver = checkpoint.Saver(self._folder, config.keep)
+        self._checkpoints.open()
 
     def run(self, size: int) -> None:
         """Serves until all local epochs are finished.
@@ -144,7 +147,7 @@ class Server:
             self._server.close()
             self._wait_until_workers_left()
             self._save(*self._server.state()[:2], best=False)
-            self._saver.close()
+            self._checkpoints.close()
             self._watch.say(f"train: stopped after {self._server.finished} local epochs; the checkpoint is saved")
             self._watch.end({"stopped": True, "step": self._steps(self._server.finished)})
             raise
@@ -156,16 +159,12 @@ class Server:
         finally:
             self._val_loader.close()
         self._wait_until_workers_left()
-        self._saver.close()
-        seconds = time.perf_counter() - started
-        facts = {"top1": scores.top1, "top5": scores.top5, "loss": scores.loss, "best_top1": self._best}
+        self._checkpoints.close()
+        finished = self._server.finished
         lost = [{"rank": worker + 1, "why": why} for worker, why in self._server.lost.items()]
-        grants = {"granted": self._server.granted, "finished": self._server.finished, "lost": lost}
-        self._watch.end({**facts, **grants, "seconds": round(seconds, 3), "step": self._steps(self._total)})
-        self._watch.say(
-            f"train: done in {seconds:.1f} s; {self._server.finished} local epochs, {len(lost)} workers lost; "
-            f"val Acc@1 {scores.top1:.2f} (best {self._best:.2f}) Acc@5 {scores.top5:.2f}"
-        )
+        facts = {"granted": self._server.granted, "finished": finished, "lost": lost, "step": self._steps(self._total)}
+        done_so_far = f"{finished} local epochs, {len(lost)} workers lost; "
+        conclude(self._watch, scores, self._best, time.perf_counter() - started, facts, before=done_so_far)
         disconnect()
 
     def _announce(self) -> None:
@@ -183,20 +182,15 @@ class Server:
 
     def _facts(self, size: int) -> dict[str, object]:
         return {
+            **common_facts(self._config, self._world, self._precision.name),
             "world": size,
             "devices": size - 1,
             "parallel": "dual_batch",
-            "arch": self._config.arch,
-            "device": str(self._world.device),
-            "amp": self._precision.name,
             "backend": "rpc",
             "global_batch": sum(share.batch for share in self._plan.shares),
             "step": self._steps(self._first),
             "steps": self._steps(self._total),
-            "epochs": self._config.epochs,
             "plan": self._plan.to_dict(),
-            "versions": {"torch": torch.__version__},
-            "config": self._config.to_dict(),
         }
 
     def _await(self, goal: int) -> None:
@@ -243,18 +237,8 @@ class Server:
         if not self._config.allow_nan:
             check_finite(scores, f"round {epoch}, validation")
         self._watch.progress(self._interval(epoch, train, seconds))
-        validated = time.perf_counter() - start
-        self._watch.validated(
-            Validated(
-                epoch=epoch,
-                epochs=self._config.epochs,
-                step=self._steps(finished),
-                train=train,
-                val=scores,
-                seconds=validated,
-                memory=peak_memory(self._world.device),
-            )
-        )
+        steps, took = self._steps(finished), time.perf_counter() - start
+        validated(self._watch, self._config, self._world, epoch, steps, train, scores, took)
         best, self._best = scores.top1 > self._best, max(scores.top1, self._best)
         self._save(finished, weights, best)
         return finished, scores
@@ -292,17 +276,11 @@ class Server:
             "dual_batch": {"finished": finished, "workers": len(self._plan.shares), "best": self._best},
             "model": weights,
         }
-        self._saver.save(state, best, finished // len(self._plan.shares))
+        self._checkpoints.save(lambda: state, best, finished // len(self._plan.shares))
 
     def _resume(self, found: checkpoint.Loaded) -> tuple[int, float]:
-        state = found.state
-        if "dual_batch" not in state or state["arch"] != self._config.arch:
-            raise TrainError(f"{found.path} is not from a dual-batch run of {self._config.arch}; use another --output")
-        try:
-            self._model.load_state_dict(state["model"])
-        except RuntimeError as error:
-            raise TrainError(f"{found.path} does not fit the model: {str(error).splitlines()[-1].strip()}") from error
-        progress = state["dual_batch"]
+        check_same_model(found, self._config, self._dataset, self._model, "dual_batch")
+        progress = found.state["dual_batch"]
         # the number of workers, and so of local epochs per round, may have changed: resume at a whole round
         rounds = progress["finished"] // progress["workers"]
         return rounds * len(self._plan.shares), float(progress["best"])

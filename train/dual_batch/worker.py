@@ -59,7 +59,7 @@ def _work(config: Config, world: World, share: Share, server: Remote, stop: thre
     model = precision.cast(model, world.device)
     decoder, transfer = choose_decoder(config.decoder), Transfer(world.device)
     loader = Loader(config, dataset.train, decoder, share.batch, world.core_sharers, transfer)
-    images, fewest = len(dataset.train.labels), 2 if has_batch_norm(model) else 1
+    fewest = 2 if has_batch_norm(model) else 1
     try:
         while (answer := server.pull()) != "done":
             if stop.is_set():
@@ -67,7 +67,7 @@ def _work(config: Config, world: World, share: Share, server: Remote, stop: thre
             if isinstance(answer, Grant):
                 model.load_state_dict({**model.state_dict(), **answer.weights})
                 step = Step(config, world, precision, model, model)  # momentum starts at 0 with the pulled weights
-                sums = train_epoch(config, loader, share, step, answer, server.worker, fewest, images, stop)
+                sums = train_epoch(loader, share, step, answer, server.worker, fewest, stop)
                 weights = {name: value.detach().cpu() for name, value in model.state_dict().items()}
                 server.push(weights, sums)
     finally:
@@ -75,18 +75,11 @@ def _work(config: Config, world: World, share: Share, server: Remote, stop: thre
 
 
 def train_epoch(
-    config: Config,
-    loader: Loader,
-    share: Share,
-    step: Step,
-    grant: Grant,
-    worker: int,
-    fewest: int,
-    images: int,
-    stop: threading.Event,
+    loader: Loader, share: Share, step: Step, grant: Grant, worker: int, fewest: int, stop: threading.Event
 ) -> torch.Tensor:
     """Trains on the share's samples, in a different order for every grant; returns their `counts`."""
     step.model.train()
+    config, images = step.config, len(loader.source.labels)
     order = sampler.order(sampler.fold(config.seed, worker), grant.number, images)
     torch.manual_seed(sampler.fold(config.seed, worker, grant.number))
     sums = torch.zeros(4, dtype=torch.float64, device=step.world.device)

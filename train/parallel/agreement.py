@@ -17,6 +17,21 @@ from train.parallel.world import World
 T = TypeVar("T")
 
 
+def agree(data: str, contents: Contents, weights: str, model: nn.Module, decoder: str, world: World) -> str | None:
+    """The one point where ranks compare what they have: images, and the weights of file `weights`, if not "".
+
+    Returns a warning if they have other software.
+
+    Raises:
+        TrainError: this rank has something else than rank 0.
+        SystemExit: another one has.
+    """
+    agree_on_data(data, contents, world)
+    if weights:
+        agree_on_weights(weights, model, world)
+    return mixed_software(decoder, world)
+
+
 def agree_on_data(data: str, contents: Contents, world: World) -> None:
     """Raises TrainError on a rank whose data set is not rank 0's, SystemExit on the others."""
     if world.size == 1:

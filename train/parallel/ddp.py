@@ -3,15 +3,46 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, cast
 
+import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from train.blurpool import BlurredConv
 from train.config import Config
+from train.parallel.abilities import Abilities
 from train.parallel.world import World
-from train.syncbn import BATCH_NORMS
+from train.precision import Precision
+from train.step import Step
+from train.syncbn import BATCH_NORMS, SyncBatchNorm
+
+
+def problems(config: Config, processes: int) -> Iterator[str]:
+    """Why these options are refused on so many processes."""
+    if config.parallel == "single" and processes > 1:
+        yield f"--parallel single runs one process, not {processes}; use ddp, or set processes to 1"
+
+
+ABILITIES = Abilities(problems=problems)
+
+
+def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
+    """A step of one process, or of several that average their gradients."""
+    step = Step(config, world, precision, model, wrap(compiled(model, config), world, config))
+    synchronised = any(isinstance(part, SyncBatchNorm | nn.SyncBatchNorm) for part in model.modules())
+    step.forward_waits = synchronised or _needed_in_training(model)
+    return step
+
+
+def compiled(model: nn.Module, config: Config) -> nn.Module:
+    """What is called in place of the model: with --compile a graph per batch size.
+
+    torch's default, after the smaller last batch of an epoch, would be one graph for any size.
+    """
+    return cast(nn.Module, torch.compile(model, dynamic=False)) if config.compile else model
 
 
 def wrap(model: nn.Module, world: World, config: Config) -> nn.Module:
@@ -45,6 +76,8 @@ def distributed(model: nn.Module, world: World, config: Config) -> DistributedDa
 def _needed_in_training(model: nn.Module) -> bool:
     """Whether a training step reads buffers, such as spectral norm's, so that all ranks need those of rank 0.
 
-    Batch norm does not read its running statistics; `evaluate` sends out those of rank 0, which are saved too.
+    Batch norm does not read its running statistics; `evaluate` sends out those of rank 0, which are saved too. The
+    filters of BlurPool never change.
     """
-    return any(list(module.buffers(recurse=False)) for module in model.modules() if not isinstance(module, BATCH_NORMS))
+    same = (*BATCH_NORMS, BlurredConv)
+    return any(list(module.buffers(recurse=False)) for module in model.modules() if not isinstance(module, same))

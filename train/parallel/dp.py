@@ -8,6 +8,7 @@ piece; the first replica's running statistics are kept.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -16,7 +17,26 @@ from torch.func import functional_call
 
 from train.config import Config
 from train.errors import TrainError
+from train.parallel.abilities import Abilities
+from train.parallel.ddp import compiled
 from train.parallel.world import World
+from train.precision import InContext, Precision
+from train.step import Step
+
+
+def problems(_config: Config, processes: int) -> Iterator[str]:
+    """Why these options are refused on so many processes."""
+    if processes > 1:
+        yield f"--parallel dp runs one process with all devices, not {processes}; set processes to 1, or use ddp"
+
+
+ABILITIES = Abilities(frozenset({"syncbn"}), problems)  # the replicas do not communicate
+
+
+def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
+    """A step of one process that uses all devices."""
+    callee = InContext(compiled(model, config), precision, world.device)
+    return Step(config, world, precision, model, wrap(callee, world, config))
 
 
 class Replicas(nn.Module):

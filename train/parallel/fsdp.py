@@ -6,7 +6,7 @@ and divided again. The result is DDP's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,10 +20,24 @@ from train.config import Config
 from train.data.batch import Batch
 from train.errors import TrainError
 from train.models import has_batch_norm
+from train.parallel.abilities import Abilities
 from train.parallel.world import World
 from train.precision import Precision
 from train.step import Plan, Step
 
+
+def problems(_config: Config, processes: int) -> Iterator[str]:
+    """Why these options are refused on so many processes."""
+    if processes == 1:
+        yield "--parallel fsdp divides the weights over processes; start two or more (processes: 2)"
+
+
+ABILITIES = Abilities(
+    # an overflow in one part would have to be known to all; averages, LARS's and Muon's updates are of whole tensors
+    frozenset({"amp", "ema_decay", "optimizer", "compile", "static_graph", "replicate"}),
+    problems,
+    divides_weights=True,
+)
 SMALL = 1e-3  # share of all weights below which a block is not worth collectives of its own
 
 
@@ -41,6 +55,11 @@ def _elements(module: nn.Module) -> Iterator[nn.Module]:
             yield child
         else:
             yield from _elements(child)  # a part of the model that has containers, such as a transformer's encoder
+
+
+def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
+    """A step with divided weights."""
+    return ShardedStep(config, world, precision, model)
 
 
 class ShardedStep(Step):
@@ -75,25 +94,38 @@ class ShardedStep(Step):
         self._sharded.set_requires_gradient_sync(batch.last)
         return super().accumulate(batch, plan)
 
-    def gather_to_rank0(self) -> None:
-        """Rank 0 lacks nothing; but a forward pass without a backward leaves some weights gathered, in 16 bits."""
+    def before_checkpoint(self) -> None:
+        """No rank lacks anything; but a forward pass without a backward leaves some weights gathered, in 16 bits."""
         self._sharded.reshard()
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """This rank's part, by the weights' names."""
-        state: dict[str, Any] = get_optimizer_state_dict(self.model, self.optimizer)
-        return state
+    def _model_state(self) -> dict[str, Any]:
+        return self.model.state_dict(keep_vars=True)  # to detach divided tensors takes as long as to copy them
 
-    def load_optimizer(self, state: dict[str, Any]) -> None:
-        """Restores the optimiser's state, but not its settings, and the weights; saved by any number of ranks.
+    def _optimizer_state(self) -> dict[str, Any]:
+        """This rank's part, by the weights' names, as torch's get_optimizer_state_dict gives it, but soon.
+
+        Before the first update there is none yet; torch's function makes it.
+        """
+        state: dict[str, Any]
+        if not self.optimizer.state:
+            state = get_optimizer_state_dict(self.model, self.optimizer)
+            return state
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
+        state = {names[parameter]: values for parameter, values in self.optimizer.state.items()}
+        groups = [group | {"params": [names[p] for p in group["params"]]} for group in self.optimizer.param_groups]
+        return {"state": state, "param_groups": groups}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Reads this rank's part of the weights and of the optimiser's state, saved by any number of ranks.
 
         Raises:
             TrainError: the checkpoint lacks something that this run has.
         """
         model, optimizer = get_state_dict(self.model, self.optimizer)
+        parts = {"model": model, "optimizer": {"state": optimizer["state"]}}
         try:
-            load({"model": model, "optimizer": {"state": optimizer["state"]}}, checkpoint_id=state["shards"])
+            load(parts, checkpoint_id=state["optimizer"]["shards"])
         except CheckpointException as error:
             why = str(next(iter(error.failures.values()))[0]).splitlines()[0]
-            raise TrainError(f"{state['shards']} does not fit this run: {why}") from error
+            raise TrainError(f"the checkpoint does not fit this run: {why}") from error
         set_state_dict(self.model, self.optimizer, model_state_dict=model, optim_state_dict=optimizer)

@@ -1,17 +1,29 @@
-"""--parallel: chooses the kind of training step."""
+"""--parallel: each method is a module with ABILITIES and `make_step`."""
 
 from __future__ import annotations
 
-from typing import cast
+import importlib
+from typing import Any
 
-import torch
 from torch import nn
 
 from train.config import Config
-from train.parallel import ddp, dp
+from train.parallel import dp
+from train.parallel.abilities import Abilities
 from train.parallel.world import World
-from train.precision import InContext, Precision
+from train.precision import Precision
 from train.step import Step
+
+# imported when chosen: some import parts of torch that take a second
+MODULES = {
+    "single": "train.parallel.ddp",
+    "ddp": "train.parallel.ddp",
+    "dp": "train.parallel.dp",
+    "fsdp": "train.parallel.fsdp",
+    "model": "train.parallel.model",
+    "pipeline": "train.parallel.pipeline",
+    "dual_batch": "train.dual_batch.options",  # with ABILITIES alone: its workers make their own steps
+}
 
 
 def method(config: Config, world: World) -> str:
@@ -19,6 +31,12 @@ def method(config: Config, world: World) -> str:
     if config.parallel != "auto":
         return config.parallel
     return "ddp" if world.size > 1 else "single"
+
+
+def abilities(kind: str) -> Abilities:
+    """Of a method, never auto."""
+    found: Abilities = _module(kind).ABILITIES
+    return found
 
 
 def device_count(config: Config, world: World) -> int:
@@ -32,25 +50,9 @@ def make_step(config: Config, world: World, precision: Precision, model: nn.Modu
     Raises:
         TrainError: the model cannot be cut into stages, or there are too few devices.
     """
-    kind = method(config, world)
-    if kind == "model":
-        from train.parallel.model import StageStep
+    step: Step = _module(method(config, world)).make_step(config, world, precision, model)
+    return step
 
-        return StageStep(config, world, precision, model)
-    if kind == "pipeline":
-        from train.parallel.pipeline import PipelineStep
 
-        return PipelineStep(config, world, precision, model)
-    if kind == "fsdp":
-        from train.parallel.fsdp import ShardedStep
-
-        return ShardedStep(config, world, precision, model)
-    callee = model
-    if config.compile:
-        # one graph per batch size: after the smaller last batch of an epoch, torch's default would be one for any size
-        callee = cast(nn.Module, torch.compile(model, dynamic=False))
-    if kind == "dp":
-        wrapped = dp.wrap(InContext(callee, precision, world.device), world, config)
-    else:
-        wrapped = ddp.wrap(callee, world, config)
-    return Step(config, world, precision, model, wrapped)
+def _module(kind: str) -> Any:
+    return importlib.import_module(MODULES[kind])

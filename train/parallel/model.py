@@ -6,6 +6,7 @@ its successor, so there is no deadlock. If a rank dies, its neighbours get an er
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,11 +17,24 @@ from train.checkpoint import snapshot
 from train.config import Config
 from train.errors import TrainError
 from train.optim import load_state, set_rate
+from train.parallel.abilities import Abilities
 from train.parallel.cut import stages
 from train.parallel.world import World
 from train.precision import Precision
 from train.step import Plan, Step
 
+
+def problems(config: Config, processes: int) -> Iterator[str]:
+    """Why these options are refused on so many processes."""
+    if processes == 1:
+        yield f"--parallel {config.parallel} splits the model over processes; start two or more (processes: 2)"
+
+
+ABILITIES = Abilities(
+    # all stages would have to know of an overflow in one, or of the norm of all gradients; a stage has names of its own
+    frozenset({"amp", "clip_norm", "ema_decay", "syncbn", "compile", "replicate", "layer_decay", "no_decay"}),
+    problems,
+)
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 HEADER = 10  # dimensions, type, up to eight sizes
 
@@ -89,6 +103,11 @@ class Stage(nn.Module):
         return token
 
 
+def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
+    """A step of this rank's stage."""
+    return StageStep(config, world, precision, model)
+
+
 class StageStep(Step):
     """A step of one stage. Every rank reads the same batch; the last one has the logits and computes the counts."""
 
@@ -108,7 +127,7 @@ class StageStep(Step):
         self.optimizer.zero_grad(set_to_none=True)
         return True
 
-    def gather_to_rank0(self) -> None:
+    def before_checkpoint(self) -> None:
         """Gathers all stages' weights in rank 0's whole model, and their optimisers' states beside it."""
         own = self.whole.state_dict(keep_vars=True)
         mine = {id(value) for value in self.model.state_dict(keep_vars=True).values()}
@@ -121,16 +140,15 @@ class StageStep(Step):
                 self.whole.load_state_dict(weights, strict=False)
             self._optimizers = [state for _, state in parts]
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """The states of all stages, as gathered by `gather_to_rank0`."""
+    def _model_state(self) -> dict[str, Any]:
+        return self.whole.state_dict()
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        """The states of all stages, as gathered by `before_checkpoint`."""
         return {"stages": self._optimizers}
 
-    def load_optimizer(self, state: dict[str, Any]) -> None:
-        """Restores this stage's state.
-
-        Raises:
-            TrainError: the checkpoint has a different number of stages.
-        """
+    def _load_optimizer(self, state: dict[str, Any]) -> None:
+        """Restores this stage's part."""
         found = len(state.get("stages", []))
         if found != self.world.size:
             raise TrainError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -9,23 +11,47 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from train.config import Config
 from train.data.batch import Batch
 from train.metrics import counts
-from train.parallel.model import StageStep
+from train.parallel import model
+from train.parallel.abilities import Abilities
 from train.parallel.world import World
 from train.precision import InContext, Precision
-from train.step import Plan, losses
+from train.step import Plan, Step, losses
 
+
+def problems(config: Config, processes: int) -> Iterator[str]:
+    """Why these options are refused on so many processes."""
+    yield from model.problems(config, processes)
+    pieces = config.micro_batches or processes
+    if config.batch_size % pieces:
+        yield f"--batch-size {config.batch_size}: not a multiple of the {pieces} micro-batches of a step"
+    if pieces < processes:
+        yield f"--micro-batches {pieces}: must be at least the number of stages ({processes}), to keep them all busy"
+    if config.last_batch != "drop":
+        yield "--parallel pipeline needs --last-batch drop: its schedules have a fixed batch size"
+
+
+ABILITIES = Abilities(
+    # mixing would be within a micro-batch, and its schedules have a fixed image size
+    model.ABILITIES.cannot | {"mixup", "cutmix", "phases"},
+    problems,
+)
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
-class PipelineStep(StageStep):
+def make_step(config: Config, world: World, precision: Precision, whole: nn.Module) -> Step:
+    """A step of this rank's stage."""
+    return PipelineStep(config, world, precision, whole)
+
+
+class PipelineStep(model.StageStep):
     """A step of one stage over --micro-batches pieces; batch norm sees single pieces, as with accumulation.
 
     GPipe: Huang et al., arXiv 1811.06965. 1F1B: Narayanan et al., arXiv 1806.03377 (flushed every step).
     """
 
-    def __init__(self, config: Config, world: World, precision: Precision, model: nn.Module) -> None:
+    def __init__(self, config: Config, world: World, precision: Precision, whole: nn.Module) -> None:
         pieces = config.micro_batches or world.size
-        super().__init__(config, world, precision, model)
+        super().__init__(config, world, precision, whole)
         layers = InContext(self.wrapped.layers, precision, world.device)  # type: ignore[arg-type]  # a Stage
         stage = PipelineStage(layers, world.rank, world.size, world.device)
         self._total = 1

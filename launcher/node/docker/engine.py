@@ -18,6 +18,7 @@ from launcher.errors import ContainerGone, EngineFailed, EngineUnavailable, Name
 from launcher.model import labels as names
 from launcher.model.container import KIT, WANTED_ULIMITS, ContainerSpec, ContainerState, Phase
 from launcher.model.facts import EngineFacts, NodeFacts
+from launcher.model.forward import Forward
 from launcher.node import cache, docker_exec, login_shell
 from launcher.node import facts as node_facts
 from launcher.node.docker.client import Dial, DockerClient, found, ids
@@ -161,9 +162,10 @@ class DockerEngine(Engine):
     def logs(self, container: str, tail: int = 200) -> bytes:
         return self._client.ask(f"read the log of {container}", lambda api: bytes(api.logs(container, tail=tail)))
 
-    def interact(self, container: str, argv: Sequence[str], *, terminal: bool) -> int:
+    def interact(self, container: str, argv: Sequence[str], *, terminal: bool, ports: Sequence[Forward] = ()) -> int:
         """Raises NodeUnreachable, NodeUnfit."""
-        return docker_exec.run(self.machine, container, ("sh", f"{KIT}/within.sh", *argv), terminal=terminal)
+        within = ("sh", f"{KIT}/within.sh", *argv)
+        return docker_exec.run(self.machine, container, within, terminal=terminal, ports=ports)
 
     def guard(self, container: str) -> contextlib.AbstractContextManager[object]:
         return docker_exec.guard(self.machine, container)

@@ -25,6 +25,7 @@ from pathlib import Path
 from launcher.errors import ContainerGone, EngineFailed, NameTaken, NodeUnfit
 from launcher.model.container import ContainerSpec, ContainerState, Phase
 from launcher.model.facts import NodeFacts
+from launcher.model.forward import Forward
 from launcher.model.labels import NODE, PURPOSE, RUN
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
 from launcher.model.plan import plain
@@ -172,7 +173,14 @@ class ProcessEngine(Engine):
         lines = log.read_bytes().splitlines(keepends=True) if log.exists() else []
         return b"".join(lines[-tail:])
 
-    def interact(self, container: str, argv: Sequence[str], *, terminal: bool) -> int:
+    def interact(
+        self,
+        container: str,
+        argv: Sequence[str],
+        *,
+        terminal: bool,
+        ports: Sequence[Forward] = (),  # noqa: ARG002 - they are here
+    ) -> int:
         """It ends with the container. Raises EngineFailed."""
         found = self._get(container)
         within = ("sh", f"{found.spec['layout']['kit']}/within.sh")

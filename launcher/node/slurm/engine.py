@@ -21,6 +21,7 @@ from launcher.job.settings import Cluster
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import BatchSpec, ContainerSpec, ContainerState, Phase
 from launcher.model.facts import NodeFacts
+from launcher.model.forward import Forward
 from launcher.model.labels import RUN
 from launcher.node.engine import Engine
 from launcher.node.files import Files
@@ -146,7 +147,8 @@ class SlurmEngine(Engine):
         else:
             done = run_script(self.machine, _SUBMIT, told.output, run.spec["code"], told.run)
         if done.code:
-            raise EngineFailed(self.node, f"sbatch refused it: {done.complaint}", "look at the cluster's settings")
+            cure = "correct what the job asks for (gpus, resources, cluster), or the cluster's settings"
+            raise EngineFailed(self.node, f"sbatch refused it: {done.complaint}", cure)
         self._forget()
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
@@ -172,6 +174,7 @@ class SlurmEngine(Engine):
 
     def stop(self, container: str, grace: float) -> ContainerState:
         """SIGTERM for all nodes and for the script, which then asks for no restart."""
+        self._forget()  # a job that waited a second ago may run now, and then has its time for a checkpoint
         run = self._get(container)
         if run.job is not None and not run.job.ended:
             if run.phase is Phase.RUNNING and grace:
@@ -208,8 +211,11 @@ class SlurmEngine(Engine):
         path = posixpath.join(self._get(container).told.output, "logs", "slurm.log")
         return run_script(self.machine, 'tail -n "$1" "$2" 2>/dev/null', str(tail), path).out
 
-    def interact(self, container: str, argv: Sequence[str], *, terminal: bool) -> int:
+    def interact(self, container: str, argv: Sequence[str], *, terminal: bool, ports: Sequence[Forward] = ()) -> int:
         """A step beside the job's own, on that node of it. Raises EngineFailed where it does not run."""
+        if ports:
+            cure = "find its name with squeue, then: ssh -L PORT:NODE:PORT LOGIN-MACHINE"
+            raise NodeUnfit(self.node, "the nodes of a cluster are reached by Slurm, which forwards no port", cure)
         run, rank = self._get(container), container.rpartition("-")[2]
         if run.job is None or run.phase is not Phase.RUNNING:
             raise EngineFailed(self.node, f"{container} does not run", "see what it does: launcher status")

@@ -98,9 +98,12 @@ class RunInQueue:
         """A state for each node of the run, by rank; its labels are those of the first, with its own rank."""
         told, phase, ended_by = self.told, self.phase, self.ended_by
         codes = [self._code(rank) for rank in range(told.nodes)]
-        if not any(codes) and (code := self._job_code()):
+        failed = any(code for _, code, _ in self.attempts.values())
+        if failed:  # srun has ended the nodes that had not begun
+            codes = [code if rank in self.attempts else _KILLED for rank, code in enumerate(codes)]
+        elif not any(codes) and (code := self._job_code()):
             codes[0] = code  # the script itself failed, or was ended, and no node tells
-        states = [self._state(phase, rank, code, len(told.ranks)) for rank, code in enumerate(codes)]
+        states = [self._state(phase, rank, code, failed) for rank, code in enumerate(codes)]
         if ended_by and phase.ended:
             states[0] = replace(states[0], error=f"was ended by Slurm: {ended_by}")
         return states
@@ -124,9 +127,11 @@ class RunInQueue:
         foreseen = self.end[2] if self.end else ""
         return next((state for state in (*known, foreseen) if state in _BY_SLURM), "")
 
-    def _state(self, phase: Phase, rank: int, code: int, count: int) -> ContainerState:
+    def _state(self, phase: Phase, rank: int, code: int, failed: bool) -> ContainerState:
+        """failed: whether any node's program has ended with an exit code other than 0."""
         started, _, finished = self.attempts.get(rank, (0.0, None, 0.0))
-        telling = self.job is not None and (self.job.waits or not started)
+        telling = self.job is not None and (self.job.waits or not (started or failed))
+        count = len(self.told.ranks)
         own = {labels.NODE: f"node-{rank}", labels.NODE_RANK: str(rank), labels.RANKS: f"{rank * count}+{count}"}
         name = f"{self.spec['name'].rpartition('-')[0]}-{rank}"
         return ContainerState(

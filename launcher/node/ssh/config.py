@@ -110,8 +110,11 @@ def ssh_argv(spec: HostSpec, ssh_config: str | None, options: Sequence[str]) -> 
 
 
 def open_ssh_argv(alias: str, ssh_config: str | None, command: Sequence[str], *options: str) -> list[str]:
-    """The OpenSSH client, for bulk bytes and terminals: it asks nothing. The remote command is one argument."""
-    return [*ssh_argv(parse_host(alias), ssh_config, [*_CLIENT_OPTIONS, *options]), quote(command)]
+    """The OpenSSH client, for bulk bytes and terminals: it asks nothing. The remote command is one argument.
+
+    options: before ours, as ssh takes the first value of each.
+    """
+    return [*ssh_argv(parse_host(alias), ssh_config, [*options, *_CLIENT_OPTIONS]), quote(command)]
 
 
 def quote(argv: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from launcher.errors import LoginLost, NodeUnfit, NodeUnreachable
+from launcher.model.forward import Forward
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
 from launcher.node.machine import OPEN_TIMEOUT, CommandStream, LocalMachine, LocalStream, first_words
 from launcher.node.ssh.config import CLIENT_FAILED, CONNECT_TIMEOUT, open_ssh_argv, parse_host, resolve, ssh_argv
@@ -164,7 +165,14 @@ class LoginMachine(LocalMachine):
             stream.end_input()
         return stream
 
-    def interact(self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None]) -> int:
+    def interact(
+        self,
+        argv: Sequence[str],
+        *,
+        terminal: bool,
+        interrupt: Callable[[], None],
+        ports: Sequence[Forward] = (),  # noqa: ARG002 - the engine refuses them
+    ) -> int:
         ssh = self.login.argv(argv, *(["-t"] if terminal else []))
         code = super().interact(ssh, terminal=terminal, interrupt=interrupt)
         if code == CLIENT_FAILED:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import paramiko
 
 from launcher.errors import LauncherError, NodeUnreachable
+from launcher.model.forward import Forward
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
 from launcher.node.machine import OPEN_TIMEOUT, PIECE, LocalMachine, Machine, first_words
 from launcher.node.ssh.config import CLIENT_FAILED, open_ssh_argv, quote
@@ -20,6 +21,9 @@ from launcher.node.ssh.handshake import has_ended, open_tunnel, proves
 _EXIT_TIMEOUT = 10.0  # seconds: the exit status comes right behind the end of the output
 _FULL_TIMEOUT = 1.0  # seconds that sshd may take to forget sessions that have ended
 _FULL_PAUSE = 0.05
+# A connection of its own: one that the user's ssh shares would keep the port after the command. ssh ends where it
+# cannot listen here, and says so for each client that it cannot connect there.
+_FORWARDING = ("-S", "none", *("-o", "ClearAllForwardings=no", "-o", "ExitOnForwardFailure=yes", "-o", "LogLevel=INFO"))
 
 
 class SshStream:
@@ -114,11 +118,15 @@ class SshMachine(Machine):
         stream.channel.settimeout(timeout)
         return stream
 
-    def interact(self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None]) -> int:
+    def interact(
+        self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None], ports: Sequence[Forward] = ()
+    ) -> int:
         """By the OpenSSH client, which joins terminals. Raises NodeUnreachable, also when the connection is lost
         meanwhile; NodeUnfit where this machine has no such client.
         """
-        ssh = open_ssh_argv(self.host, self.ssh_config, argv, *(["-t"] if terminal else []))
+        options = [*(["-t"] if terminal else []), *(_FORWARDING if ports else ())]
+        options += [word for port in ports for word in ("-L", port.option)]
+        ssh = open_ssh_argv(self.host, self.ssh_config, argv, *options)
         code = LocalMachine(self.node, self.user).interact(ssh, terminal=terminal, interrupt=interrupt)
         if code == CLIENT_FAILED:
             self.run(["true"])  # does the node still answer? then it is the command's own code
@@ -135,6 +143,14 @@ class SshMachine(Machine):
             raise self.lost(error) from error
         with contextlib.closing(channel):
             return proves(channel, host_key, timeout)
+
+    def tunnel(self, port: int) -> paramiko.Channel:
+        """Through the node's sshd, which may allow none (AllowTcpForwarding no)."""
+        try:
+            return open_tunnel(self._transport(), "127.0.0.1", port, OPEN_TIMEOUT)
+        except (paramiko.SSHException, TimeoutError, EOFError, OSError) as error:
+            what = f"its sshd makes no connection to its port {port}: {error}"
+            raise NodeUnreachable(self.node, what, "set AllowTcpForwarding yes in its sshd_config") from error
 
     def host_key(self) -> str:
         """The key that the node has proven, base64 as in known_hosts."""

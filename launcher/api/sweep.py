@@ -1,0 +1,316 @@
+"""A sweep over a pool of machines: as many variants at once as fit, the next one when machines are free.
+
+A process in the foreground, no queue: what is known of the sweep is in the records of its runs, and `resume` goes on
+from there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import partial
+from os import PathLike
+from typing import Any
+
+from launcher.api.jobs import chosen_config
+from launcher.api.pool import Machines
+from launcher.api.run import Run, find
+from launcher.api.up import How, inputs_of, start_run
+from launcher.errors import LauncherError, NodeError, NodesFailed, NodeUnreachable, UsageError
+from launcher.job.models import Job
+from launcher.job.overrides import expand_sweep, on_nodes, variant_name
+from launcher.job.scalars import duration
+from launcher.model.plan import Membership, RunId, new_run_id
+from launcher.model.progress import Log, OnProgress, no_progress
+from launcher.node.parallel import in_background, run_all, run_all_settled, uninterrupted
+from launcher.planning.pool import Place
+from launcher.records.groups import latest_of
+from launcher.records.measured import TrainingProgress, top1, training_progress
+from launcher.records.store import Record
+from launcher.run import messages
+from launcher.run.outcome import Outcome
+from launcher.run.state import RunState
+
+LOST_AFTER = 300.0  # seconds; the job's lost_after
+TICK = 0.5  # seconds between two looks at what has changed
+
+
+def is_sweep(text: str | None) -> bool:
+    """Whether it is the id of a sweep on record here."""
+    return text is not None and bool(latest_of(text))
+
+
+class State(str, Enum):
+    WAITING = "waiting"
+    STARTING = "starting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+    @property
+    def ended(self) -> bool:
+        return self in (State.DONE, State.FAILED, State.STOPPED)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One variant as it is now. why: of one that has failed."""
+
+    name: str
+    state: State = State.WAITING
+    nodes: tuple[str, ...] = ()
+    run: RunId | None = None
+    progress: TrainingProgress | None = None
+    top1: float | None = None  # percent
+    exit_code: int | None = None
+    why: str = ""
+
+
+@dataclass
+class _Work:
+    """What the sweep itself keeps of a variant."""
+
+    job: Job
+    shown: Variant
+    earlier: RunId | None = None  # whose checkpoint it begins with, if there is one
+    run: Run | None = None
+    silent: dict[str, float] = field(default_factory=dict)  # since when, seconds since the epoch
+
+
+class _LostError(Exception):
+    """Machines of a variant have been silent for too long."""
+
+
+class Sweep:
+    """The variants of a job, on its pool, or one after another on its nodes.
+
+    Made once; `run` ends when each has a result, `leave` earlier.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        resume: str | None = None,
+        most: int | None = None,
+        log: Log = print,
+        progress: OnProgress = no_progress,
+        ssh_config: str | PathLike[str] | None = None,
+    ) -> None:
+        """resume: a group, whose variants without a result are run. most: variants at once.
+
+        log: of a start and of machines; it may be replaced.
+
+        Raises UsageError for a job without a sweep and for an unknown group, NodesFailed where no machine answers.
+        """
+        if not job.sweep:
+            raise UsageError(f"job {job.name}", "has no sweep", "sweep: [{lr: 0.1}, {lr: 0.4}]")
+        self.group = resume or new_run_id(job.name)
+        earlier = latest_of(resume) if resume else {}
+        if resume and not earlier:
+            raise UsageError("--resume", f"{resume} is no sweep on record here", "launcher runs lists the runs")
+        self._most = most or len(job.sweep)
+        self.log = log
+        self._said: set[str] = set()
+        self._how = How(log=self._log, progress=progress, ssh_config=chosen_config(ssh_config))
+        self._lost_after = float(job.lost_after or LOST_AFTER)
+        self._entries = {entry.name: entry for entry in job.nodes}
+        self._given_up: list[RunId] = []
+        self._changed = threading.Condition()
+        self._leaving = False
+        jobs, names = expand_sweep(job), [variant_name(args) for args in job.sweep]
+        self._work = [_Work(each, Variant(name)) for each, name in zip(jobs, names, strict=True)]
+        self._inputs = inputs_of(job, self._log)
+        self._machines = Machines(job, self._how, self._back)
+        for work in self._work:
+            if record := earlier.get(work.shown.name):
+                self._take_over(work, record)
+
+    def variants(self) -> list[Variant]:
+        """As they are now, in the order of the sweep."""
+        with self._changed:
+            return [work.shown for work in self._work]
+
+    def run(self, show: Callable[[Sequence[Variant]], None]) -> int:
+        """Run what has no result; the worst exit code. show: called with all variants, every TICK at least.
+
+        On KeyboardInterrupt what runs goes on; call `leave`. Raises NodesFailed where no machine can run anything.
+        """
+        idle_since: float | None = None
+        while True:
+            with self._changed:
+                uninterrupted(self._begin_what_fits)
+                states = {work.shown.state for work in self._work}
+                if all(state.ended for state in states):
+                    break
+                self._changed.wait(TICK)
+            show(self.variants())
+            nothing_runs = not states & {State.STARTING, State.RUNNING}
+            idle_since = (idle_since or time.monotonic()) if nothing_runs else None
+            if idle_since is not None:
+                self._machines.require_any(time.monotonic() - idle_since, self._lost_after)
+        self._machines.close()
+        show(self.variants())
+        for run in self._given_up:
+            self.log(f"{run} was given up and may still run. Once its machine answers: launcher down {run}")
+        return max(work.shown.exit_code or 0 for work in self._work)
+
+    def leave(self) -> None:
+        """Start nothing more, and end the connections; what runs goes on. Returns when no start is under way."""
+        self._machines.close()
+        with self._changed:
+            self._leaving = True
+            while any(work.shown.state is State.STARTING for work in self._work):
+                self._changed.wait(TICK)
+            running = [work.run for work in self._work if work.run is not None]
+        for run in running:
+            run.close()
+
+    def stop(self) -> None:
+        """After `leave`: stop what runs, on all machines at once. Raises NodesFailed."""
+        running = [work for work in self._work if work.shown.state is State.RUNNING]
+        run_all([partial(self._stop, work) for work in running])
+
+    def _stop(self, work: _Work) -> None:
+        with find(work.shown.run, ssh_config=self._how.ssh_config, log=self._log) as run:
+            run.down()
+        self._show(work, state=State.STOPPED, exit_code=RunState.STOPPED.exit_code)
+
+    def _log(self, text: str) -> None:
+        """Each line once: what is said of a job's start is the same for each variant."""
+        with self._changed:
+            new = text not in self._said
+            self._said.add(text)
+        if new:
+            self.log(text)
+
+    def _show(self, work: _Work, **changes: Any) -> None:
+        with self._changed:
+            work.shown = replace(work.shown, **changes)
+            self._changed.notify_all()
+
+    def _take_over(self, work: _Work, record: Record) -> None:
+        """What the variant's last run has come to: a result stays, and what still runs is followed."""
+        run = Run(record, self._how.ssh_config, self._log)
+        work.earlier = run.id
+        if run.outcome is None:
+            nodes = tuple(node.name for node in record.nodes())
+            place = Place(nodes, record.port)
+            self._machines.occupy(place)
+            work.run = run
+            self._show(work, state=State.RUNNING, nodes=nodes, run=run.id)
+            in_background(partial(self._attend, work, place, lambda: run))
+        elif run.outcome.state is RunState.DONE:
+            self._conclude(work, run.outcome)
+
+    def _begin_what_fits(self) -> None:
+        active = sum(work.shown.state in (State.STARTING, State.RUNNING) for work in self._work)
+        waiting = [work for work in self._work if work.shown.state is State.WAITING]
+        for work in waiting[: 0 if self._leaving else max(0, self._most - active)]:
+            place = self._machines.take()
+            if place is None:
+                return
+            work.shown = replace(work.shown, state=State.STARTING, nodes=place.nodes)
+            in_background(partial(self._attend, work, place, partial(self._start, work, place)))
+
+    def _start(self, work: _Work, place: Place) -> Run:
+        job = on_nodes(work.job, [self._entries[name] for name in place.nodes], place.port)
+        how = replace(self._how, resume=work.earlier, fresh_without=True, started=threading.Event())
+        return start_run(job, self._inputs, Membership(self.group, work.shown.name), how)
+
+    def _attend(self, work: _Work, place: Place, begin: Callable[[], Run]) -> None:
+        """A variant from its start to its end, in a thread of its own."""
+        try:
+            with begin() as run:
+                work.run, work.silent = run, {}
+                self._show(work, state=State.RUNNING, run=run.id)
+                if not self._leaving:
+                    self._conclude(work, run.wait(show=partial(self._note, work)))
+        except Exception as error:  # noqa: BLE001 - shown as the variant's end
+            self._without_result(work, place, error)
+        finally:
+            self._machines.release(place)
+            with self._changed:
+                self._changed.notify_all()
+
+    def _without_result(self, work: _Work, place: Place, error: Exception) -> None:
+        if self._leaving:  # connections are closed, and what runs goes on
+            if work.run is None:
+                self._wait_again(work)
+        elif isinstance(error, _LostError):
+            self._give_up(work, f"for {duration(self._lost_after)}")
+        elif isinstance(error, LauncherError):
+            self._refused(work, place, error)
+        else:
+            self._show(work, state=State.FAILED, exit_code=1, why=f"{type(error).__name__}: {error}")
+
+    def _note(self, work: _Work, message: messages.Message) -> None:
+        """Raises _LostError where a machine has been silent for too long."""
+        match message:
+            case messages.Progress(fields):
+                before = work.shown.progress
+                lines = () if before is None else (before.first, before.last)
+                made = training_progress([*lines, {"time": time.time(), **fields}])
+                self._show(work, progress=made or before, top1=top1(fields) or work.shown.top1)
+            case messages.NodeLost(node, reason, since):
+                work.silent[node] = since
+                self._log(f"{node}: no connection since {messages.clock(since)} ({reason})")
+            case messages.NodeBack(node):
+                work.silent.pop(node, None)
+        if any(time.time() - since > self._lost_after for since in work.silent.values()):
+            raise _LostError
+
+    def _conclude(self, work: _Work, outcome: Outcome) -> None:
+        if outcome.state in (RunState.REMOVED, RunState.LOST, RunState.UNREACHABLE):  # it has left no result
+            self._wait_again(work)
+            return
+        state = {RunState.DONE: State.DONE, RunState.STOPPED: State.STOPPED}.get(outcome.state, State.FAILED)
+        why = "" if outcome.failure is None else f"{outcome.failure.node}: {outcome.failure.what}"
+        self._show(work, state=state, run=outcome.run, exit_code=outcome.exit_code, top1=top1(outcome.last), why=why)
+
+    def _refused(self, work: _Work, place: Place, error: LauncherError) -> None:
+        """A start that failed, or a run whose machines do not answer. Another machine may do if one is to blame."""
+        errors = list(error.errors) if isinstance(error, NodesFailed) else [error]
+        if not all(isinstance(each, NodeError) for each in errors):
+            self._show(work, state=State.FAILED, exit_code=error.exit_code, why=str(error))
+            return
+        self._machines.refused(place, errors)
+        if work.run is None:
+            self._wait_again(work)
+        else:
+            self._give_up(work, "when the sweep was resumed")
+
+    def _wait_again(self, work: _Work) -> None:
+        work.run = None
+        self._show(work, state=State.WAITING, nodes=(), run=None, progress=None)
+
+    def _give_up(self, work: _Work, when: str) -> None:
+        """The variant is started on other machines; what its run does on those that wake up is discarded."""
+        assert work.run is not None
+        run, silent = work.run.id, sorted(work.silent) or list(work.shown.nodes)
+        what = f"{work.shown.name} moves to another machine, and what {run} does there will be discarded"
+        self._log(f"{', '.join(silent)} did not answer {when}: {what}")
+        for node in silent:
+            self._machines.leave_out(node, NodeUnreachable(f"node {node}", f"no answer {when}"))
+        work.earlier = run
+        self._given_up.append(run)
+        in_background(partial(self._discard, run))  # on those of its machines that answer
+        self._wait_again(work)
+
+    def _back(self, node: str) -> None:
+        self.log(f"{node} answers again")
+        run_all_settled([partial(self._discard, run) for run in list(self._given_up)])
+        with self._changed:
+            self._changed.notify_all()
+
+    def _discard(self, run: RunId) -> None:
+        """Stop a run that was given up, and remove it."""
+        with suppress(LauncherError), find(run, ssh_config=self._how.ssh_config, log=self._log) as found:
+            found.down()
+            self._given_up.remove(run)
+            self.log(f"{run}, which ran on a machine that was lost, is removed and its result discarded")

@@ -1,0 +1,34 @@
+"""What `launcher doctor --bench` found, for a person: a table, then a line for each part that is odd."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+
+from launcher.health.measures import ALL_REDUCE
+from launcher.health.table import DIFFERS, ODD, table
+from launcher.health.verdict import figure
+from launcher.run.bench import Examined
+
+
+def show_bench(console: Console, examined: Examined) -> None:
+    for node, why in examined.skipped.items():
+        console.print(f"[yellow]skipped[/] {escape(f'{node}: {why}')}")
+    console.print()
+    for line in table(examined.nodes, examined.measures, examined.findings):
+        console.print(_marked(line))
+    for measure in examined.measures:
+        if measure.kind == ALL_REDUCE:
+            console.print(f"all-reduce over all of them: {figure(measure.value)} {measure.unit} bus bandwidth")
+    for note in examined.notes:
+        console.print(escape(f"note: {note}"))
+    console.print()
+    for finding in examined.findings:
+        console.print(f"[bold red]{ODD}[/] {escape(finding.line)}")
+    if examined.nodes and not examined.findings:
+        console.print("no part is slower than its like")
+
+
+def _marked(line: str) -> str:
+    line = escape(line)
+    return line.replace(ODD, f"[bold red]{ODD}[/]").replace(DIFFERS, f"[yellow]{DIFFERS}[/]")

@@ -1,0 +1,159 @@
+"""`launcher data push | ls | verify | rm`: data sets on nodes, without a job."""
+
+from __future__ import annotations
+
+import json as json_
+import os
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.table import Table
+
+from launcher.cli import options, terminal
+from launcher.cli.long_work import LongWork
+from launcher.cli.terminal import Reporter
+from launcher.data.bring import Node, bring, copy_of
+from launcher.data.places import Copy, copies, named, parse_source, remove, root_of
+from launcher.data.push import verify as verify_copy
+from launcher.errors import DataFailed, LauncherError, NodesFailed, UsageError
+from launcher.image.image_locations import image_store
+from launcher.job.settings import read_settings
+from launcher.node.connect import Fleet, connect
+from launcher.node.engine import Engine
+from launcher.node.parallel import run_all, run_all_settled
+
+data = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Copy data to nodes, list and verify it.")
+
+Nodes = Annotated[str, typer.Option("--nodes", metavar="A,B", help="The nodes, by their ssh aliases.")]
+Image = Annotated[str | None, typer.Option("--image", help="An image with Python on these nodes; it copies the data.")]
+Which = Annotated[
+    str, typer.Argument(metavar="DATA", help="The beginning of its name, or its source, as ls shows them.")
+]
+
+
+@data.command(name="push")
+def push_(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file or a folder, here or on a node: HOST:/PATH.")],
+    nodes: Nodes,
+    image: Annotated[str, typer.Option("--image", help="An image with Python on these nodes; it copies the data.")],
+    json: options.Json = False,
+    ssh_config: options.SshConfig = None,
+) -> None:
+    """Copy data to every node: one copy leaves the source, and only what a node lacks. A job's `data` does the same.
+
+    Whatever fails, the other nodes get it; the next push goes on where this one ended.
+    """
+    parsed = parse_source(source, Path.cwd())
+    with _connected(nodes, ssh_config) as fleet, LongWork() as work:
+        found = run_all([partial(_node, engine, image) for engine in fleet.engines])
+        done = bring(parsed, found, fleet.ssh_config, work.log, work.progress)
+    if json:
+        told = {"content": done.delivered.content, "sent": done.delivered.sent, "received": done.delivered.received}
+        typer.echo(json_.dumps({**told, "paths": dict(done.paths)}, indent=2))
+        return
+    for node, path in done.paths.items():
+        came = done.delivered.received.get(node)
+        words = "used in place" if came is None else f"{decimal(came)} came"
+        typer.echo(terminal.escaped(f"{node}: {path}  {words}"))
+
+
+@data.command(name="ls")
+def list_(nodes: Nodes, json: options.Json = False, ssh_config: options.SshConfig = None) -> None:
+    """Which node has which data: size, last use, whole or partial."""
+    with _connected(nodes, ssh_config, allow_failures=True) as fleet:
+        found = _copies(fleet)
+        if json:
+            every = [{**vars(copy), "whole": copy.whole} for each in found.values() for copy in each]
+            typer.echo(json_.dumps(every, indent=2))
+        else:
+            terminal.console(soft_wrap=False).print(_table(found))
+        if fleet.failed:
+            raise NodesFailed(list(fleet.failed.values()), of=len(fleet.failed) + len(fleet.engines))
+
+
+@data.command(name="verify")
+def verify_(which: Which, nodes: Nodes, image: Image = None, ssh_config: options.SshConfig = None) -> None:
+    """Read every byte of the copies and compare. Exit code 3 names the files that differ; push mends them."""
+    with _connected(nodes, ssh_config) as fleet:
+        chosen = named(_copies(fleet), which)
+        engines = {engine.node: engine for engine in fleet.engines}
+        whole = [copy for copy in chosen if copy.whole]
+        for copy in chosen:
+            if not copy.whole:
+                Reporter().warn(f"{copy.node}: {copy.name[:12]} is partial; launcher data push completes it")
+        steps = [partial(_verify, engines[copy.node], copy, image) for copy in whole]
+        outcomes = run_all_settled(steps)
+    for copy, outcome in zip(whole, outcomes, strict=True):
+        if not isinstance(outcome, LauncherError):
+            typer.echo(f"{copy.node}: {copy.name[:12]} is whole: {copy.files:,} files, {decimal(copy.size)}")
+    failed = [outcome for outcome in outcomes if isinstance(outcome, LauncherError)]
+    if failed:
+        raise NodesFailed(failed, of=len(outcomes))
+
+
+@data.command()
+def rm(which: Which, nodes: Nodes, ssh_config: options.SshConfig = None) -> None:
+    """Remove your copies from these nodes, whole and partial ones, unless a container has them mounted."""
+    settings = read_settings(os.environ)
+    with _connected(nodes, ssh_config) as fleet:
+        chosen = named(_copies(fleet), which)
+        engines = {engine.node: engine for engine in fleet.engines}
+
+        def remove_(copy: Copy) -> None:
+            engine = engines[copy.node]
+            remove(engine, root_of(engine, settings, copies=False), copy)
+            typer.echo(f"{copy.node}: removed {copy.name[:12]}")
+
+        run_all([partial(remove_, copy) for copy in chosen])
+
+
+def _connected(nodes: str, ssh_config: Path | None, *, allow_failures: bool = False) -> Fleet:
+    hosts = options.hosts(nodes) or []
+    if not hosts:
+        raise UsageError("--nodes", "names no node", "--nodes gpu-a,gpu-b")
+    return connect([(host, host) for host in hosts], "docker", ssh_config, allow_failures=allow_failures)
+
+
+def _node(engine: Engine, image: str) -> Node:
+    found = image_store(engine).inspect(image)
+    if found is None:
+        raise DataFailed(engine.node, f"has no image {image}", "name one that it has, or: launcher image ship JOB")
+    return Node(engine, engine.facts(), found.id)
+
+
+def _copies(fleet: Fleet) -> Mapping[str, Sequence[Copy]]:
+    settings = read_settings(os.environ)
+
+    def look(engine: Engine) -> Sequence[Copy]:
+        return copies(engine, root_of(engine, settings, copies=False, make=False))
+
+    return dict(zip([engine.node for engine in fleet.engines], fleet.each(look), strict=True))
+
+
+def _verify(engine: Engine, copy: Copy, image: str | None) -> None:
+    root = root_of(engine, read_settings(os.environ), copies=False)
+    node = copy_of(Node(engine, engine.facts(), image or ""), root, copy.name)
+    damaged = verify_copy(node.place(root), copy.name)
+    if damaged:
+        names = ", ".join(damaged[:10]) + (f" and {len(damaged) - 10} more" if len(damaged) > 10 else "")
+        what = f"{copy.name[:12]} ({copy.source}) differs in {names}"
+        raise DataFailed(engine.node, what, "launcher data push brings these pieces again")
+
+
+def _table(found: Mapping[str, Sequence[Copy]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("node", "data", "source", "size", "files", "last use", "state"):
+        table.add_column(column, overflow="fold")
+    for node, each in found.items():
+        for copy in each:
+            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(copy.used))
+            state = "whole" if copy.whole else f"partial, {decimal(copy.present)} there"
+            cells = (node, copy.name[:12], copy.source, decimal(copy.size), f"{copy.files:,}", used, state)
+            table.add_row(*map(escape, cells))
+    return table

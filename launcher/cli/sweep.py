@@ -1,0 +1,143 @@
+"""A sweep over a pool of machines on the screen: a table of its variants, in a pipe a line for each change."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from launcher.api.sweep import State, Sweep, Variant
+from launcher.api.up import until_started
+from launcher.cli.foreground import SECOND_CTRL_C
+from launcher.cli.long_work import LongWork
+from launcher.cli.status import STYLES
+from launcher.cli.terminal import Reporter, interactive
+from launcher.errors import StoppedByUser
+from launcher.job.models import Job
+from launcher.job.scalars import duration
+from launcher.node.parallel import uninterrupted
+
+_AROUND = 4  # lines of the screen beside the table's rows
+
+
+def run_sweep(job: Job, *, resume: str | None, most: int | None, ssh_config: Path | None) -> int:
+    """Run the variants that have no result; the worst exit code."""
+    with LongWork() as work, until_started():
+        sweep = Sweep(job, resume=resume, most=most, log=work.log, progress=work.progress, ssh_config=ssh_config)
+    screen = SweepScreen()
+    sweep.log = screen.log
+    screen.log(f"{sweep.group}: {len(job.sweep)} variants on {len(job.nodes)} machines")
+    try:
+        with screen.live():
+            code = sweep.run(screen.show)
+    except KeyboardInterrupt:
+        return _leave_or_stop(sweep, screen)
+    screen.log(f"{_counts(sweep.variants())}. Compare them: launcher compare {sweep.group}")
+    return code
+
+
+def _leave_or_stop(sweep: Sweep, screen: SweepScreen) -> int:
+    """After the first Ctrl-C: what runs goes on, unless a second one follows."""
+    try:
+        running = [variant for variant in sweep.variants() if variant.state in (State.STARTING, State.RUNNING)]
+        waiting = [variant.name for variant in sweep.variants() if variant.state is State.WAITING]
+        if running:
+            screen.log(f"left running: {', '.join(f'{v.name} on {_nodes(v)}' for v in running)}")
+        if waiting:
+            screen.log(f"not started: {', '.join(waiting)}")
+        screen.log(f"Go on: launcher up JOB --resume {sweep.group}")
+        if running:
+            screen.log(f"Ctrl-C again within {SECOND_CTRL_C:.0f} s stops what runs")
+        until = time.monotonic() + SECOND_CTRL_C
+        uninterrupted(sweep.leave)
+        time.sleep(max(0.0, until - time.monotonic()) if running else 0)
+    except KeyboardInterrupt:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third one: it is being stopped already
+        try:
+            sweep.leave()
+            screen.log("stopping what runs; trainers may save a checkpoint first")
+            sweep.stop()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        screen.log("stopped; nothing of it is left but the output folders")
+        return StoppedByUser.exit_code
+    return 0
+
+
+class SweepScreen(Reporter):
+    """The variants of a sweep, and messages above them."""
+
+    def __init__(self) -> None:
+        self._live: Live | None = None
+        self._last: dict[str, Variant] = {}
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        if interactive():
+            self._live = Live(console=self.err, refresh_per_second=4)
+            uninterrupted(self._live.start)
+        try:
+            yield
+        finally:
+            if self._live is not None:
+                uninterrupted(self._live.stop)
+                self._live = None
+
+    def show(self, variants: Sequence[Variant]) -> None:
+        if self._live is not None:
+            self._live.update(Group(*_table(variants, self.err.height), Text(_counts(variants), style="dim")))
+            return
+        for variant in variants:
+            before = self._last.get(variant.name)
+            if (before is None or before.state is not variant.state) and (line := _line(variant)):
+                self.log(line)
+            self._last[variant.name] = variant
+
+
+def _table(variants: Sequence[Variant], height: int) -> list[Table]:
+    """All variants; where they do not fit, those that run and those that have failed."""
+    shown = list(variants)
+    if len(shown) + _AROUND > height:
+        shown = [v for v in variants if v.state in (State.STARTING, State.RUNNING, State.FAILED)][: height - _AROUND]
+    table = Table("variant", "nodes", "state", "step", "top-1", "left", box=None, pad_edge=False, header_style="bold")
+    for variant in shown:
+        now = variant.progress
+        step = "" if now is None else f"{now.last.get('step')}/{now.last.get('steps')}"
+        left = duration(now.eta) if now is not None and now.eta and not variant.state.ended else ""
+        accuracy = "" if variant.top1 is None else f"{variant.top1:.2f}"
+        state = Text(variant.state.value, style=STYLES.get(variant.state.value, ""))
+        table.add_row(Text(variant.name), Text(_nodes(variant)), state, Text(step), accuracy, left)
+    return [table] if shown else []
+
+
+def _line(variant: Variant) -> str:
+    """For a pipe; "" for what nobody waits for."""
+    match variant.state:
+        case State.RUNNING:
+            return f"{variant.name}: running on {_nodes(variant)}: launcher logs {variant.run}"
+        case State.DONE:
+            return f"{variant.name}: done" + ("" if variant.top1 is None else f", top-1 {variant.top1:.2f} %")
+        case State.FAILED:
+            told = f": launcher logs {variant.run}" if variant.run else ""
+            return f"{variant.name}: failed, {variant.why}{told}"
+        case State.STOPPED:
+            return f"{variant.name}: stopped"
+        case _:
+            return ""
+
+
+def _nodes(variant: Variant) -> str:
+    return ", ".join(variant.nodes)
+
+
+def _counts(variants: Sequence[Variant]) -> str:
+    counted = Counter(variant.state for variant in variants)
+    return ", ".join(f"{counted[state]} {state.value}" for state in State if counted[state])

@@ -1,0 +1,217 @@
+"""Where data is: its source, and the folder on each node that has the copies."""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from launcher.errors import DataFailed, NodeUnfit, UsageError
+from launcher.job.settings import Settings
+from launcher.model import checked
+from launcher.model.checked import OUTPUT_ROOT
+from launcher.node.engine import Engine
+from launcher.node.parallel import run_all
+
+FOLDER = f"{OUTPUT_ROOT}/data"
+REMOVE_TIMEOUT = 600.0
+LIST_TIMEOUT = 120.0
+# As `stat -f -c %T` names them. fuseblk: any FUSE, sshfs too
+_NETWORK = re.compile(r"nfs.*|cifs|smb.*|afs|ceph|lustre|gpfs|panfs|fhgfs|v9fs|gfs.*|ocfs2|fuseblk")
+# $1: data_root, or nothing, $2: `make` where it is to be made. Marked: a login shell may print lines of its own.
+_ROOT = f"""
+umask 077
+if [ -n "$1" ]; then root="$1/launcher-$(id -u)"; else root="$HOME/{FOLDER}"; fi
+[ "$2" != make ] || mkdir -p -- "$root" || exit
+[ -d "$root" ] || {{ printf '@@root none %s\\n' "$root"; exit; }}
+[ -O "$root" ] || {{ echo "$root belongs to another user" >&2; exit 1; }}
+printf '@@root %s %s\\n' "$(stat -f -c %T -- "$root" | tr -d ' ')" "$(cd -P -- "$root" && pwd)"
+"""
+# Nodes that see each other's marks share the folder. $1: the folder, $2: what all marks begin with, $3: this node's end
+_MARK = 'touch -- "$1/$2-$3"'
+_MARKS = 'cd -- "$1" && for mark in "$2"-*; do printf "@@mark %s\\n" "$mark"; done'
+_UNMARK = 'rm -f -- "$1/$2"-*'
+# $1: the source. Its real path, and whether it is a folder
+_SOURCE = """
+case $1 in "~/"*) path=$HOME/${1#"~/"} ;; *) path=$1 ;; esac
+[ -e "$path" ] || { echo "$1: no such file or folder" >&2; exit 1; }
+[ -d "$path" ] && kind=folder || kind=file
+printf '@@source %s %s\\n' "$kind" "$(readlink -f -- "$path")"
+"""
+_LIST = """
+cd -- "$1" 2>/dev/null || exit 0
+for about in copies/*/about.json partial/*/about.json; do
+  [ -f "$about" ] || continue
+  folder=${about%/about.json}
+  used=$(stat -c %Y -- "$folder/used" 2>/dev/null || stat -c %Y -- "$folder")
+  printf '@@data %s %s %s ' "$folder" "$used" "$(du -sk -- "$folder/files" | cut -f1)"
+  head -c 4096 -- "$about" | tr -d '\\n'
+  echo
+done
+"""
+# $1: the folder of the copies, $2: `copies/...` or `partial/...`. Containers that are not running may be started again.
+_REMOVE = """
+cd -- "$1" || exit
+users() { docker ps -a --filter "volume=$1" --format '{{.Names}}'; }
+single=$(find "$2/files" -maxdepth 1 -type f | head -n 1)
+found=$(users "$1/$2/files" && if [ -n "$single" ]; then users "$1/$single"; fi) || exit
+[ -z "$found" ] || { echo "is mounted in container" $found >&2; exit 3; }
+gone=".removed-$$"
+mv -- "$2" "$gone" 2>/dev/null || [ ! -e "$2" ] || exit
+[ ! -e "$gone" ] || { find "$gone" -type d ! -perm -700 -exec chmod u+rwx {} \\; ; rm -rf -- "$gone"; }
+"""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where data comes from. host: "" is this machine; path: absolute, with ~ for a home on another machine."""
+
+    host: str
+    path: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.host or os.uname().nodename}:{self.path}"
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy, whole or partial, as a node's folder has it."""
+
+    node: str
+    folder: str  # copies/<content> or partial/<signature>
+    source: str
+    size: int  # bytes of the data; 0 where it is not known yet
+    files: int
+    present: int  # bytes on the disk
+    used: int  # seconds since the epoch, by the node's clock
+    image: str
+
+    @property
+    def whole(self) -> bool:
+        return self.folder.startswith("copies/")
+
+    @property
+    def name(self) -> str:
+        return self.folder.partition("/")[2]
+
+
+def parse_source(text: str, cwd: Path) -> Source:
+    """`host:/path`, or a path of this machine. Raises UsageError."""
+    host, colon, path = text.partition(":")
+    if colon and host and "/" not in host:
+        if not path.startswith(("/", "~/")):
+            raise UsageError(text, "expected an absolute path behind the host", f"{host}:/data/NAME")
+        return Source(host, path)
+    place = Path(os.path.normpath(cwd / Path(text).expanduser()))
+    if not place.exists():
+        raise UsageError(text, f"no such file or folder: {place}", "host:/path is for data of another machine")
+    return Source("", str(place.resolve()))
+
+
+def root_of(engine: Engine, settings: Settings, *, copies: bool = True, make: bool = True) -> str:
+    """The folder of this user's copies on a node. copies: it must be a local disk. make: it exists afterwards.
+
+    Raises NodeUnfit, NodeUnreachable.
+    """
+    chosen = settings.data_root_of(engine.host)
+    done = engine.files.run(_ROOT, chosen, "make" if make else "", doing="make the folder for data")
+    found = re.search(r"^@@root (\S+) (/.*)$", done.out.decode(errors="replace"), re.MULTILINE)
+    if found is None:
+        raise NodeUnfit(engine.node, "could not make the folder for data: unexpected output", "look at its login shell")
+    if copies and not chosen and is_network(found[1]):
+        cure = (
+            "name a folder on a local disk in your settings file, data_root: /scratch, or data_root: {HOST: /scratch}"
+        )
+        raise NodeUnfit(engine.node, f"its home is on a network file system ({found[1]})", cure)
+    return found[2]
+
+
+def is_network(kind: str) -> bool:
+    """kind: of a file system, as coreutils' stat names it."""
+    return _NETWORK.fullmatch(kind) is not None
+
+
+def shared(engines: Sequence[Engine], roots: Sequence[str]) -> list[int]:
+    """For each node the first one that has the same folder: itself, unless they share a file system."""
+    if len(engines) == 1:
+        return [0]
+    token = f".same-{secrets.token_hex(8)}"
+    places = list(enumerate(zip(engines, roots, strict=True)))
+
+    def on_all(script: str, *, doing: str) -> list[str]:
+        steps = [partial(e.files.run, script, root, token, str(place), doing=doing) for place, (e, root) in places]
+        return [done.out.decode(errors="replace") for done in run_all(steps)]
+
+    try:
+        on_all(_MARK, doing="mark the folder for data")
+        seen = on_all(_MARKS, doing="list the folder for data")
+    finally:
+        on_all(_UNMARK, doing="clear the folder for data")
+    marks = [re.findall(rf"^@@mark {re.escape(token)}-(\d+)$", printed, re.MULTILINE) for printed in seen]
+    return [min(map(int, each), default=place) for place, each in enumerate(marks)]
+
+
+def real_source(engine: Engine, path: str) -> tuple[str, bool]:
+    """Its real path on a node, and whether it is a folder. Raises NodeUnfit, NodeUnreachable."""
+    done = engine.files.run(_SOURCE, path, doing="find the data")
+    found = re.search(r"^@@source (folder|file) (/.*)$", done.out.decode(errors="replace"), re.MULTILINE)
+    if found is None:
+        raise NodeUnfit(engine.node, f"could not find {path}: unexpected output", "look at its login shell")
+    return found[2], found[1] == "folder"
+
+
+def copies(engine: Engine, root: str) -> list[Copy]:
+    """What a node has of this user's; what is not as we write it is left out. Raises NodeUnfit, NodeUnreachable."""
+    printed = engine.sh(_LIST, root, timeout=LIST_TIMEOUT).decode(errors="replace")
+    form = r"^@@data ((?:copies|partial)/[0-9a-f]{64}) (\d{1,12}) (\d{1,15}) (\{.*\})$"
+    found = []
+    for folder, used, present, about in re.findall(form, printed, re.MULTILINE):
+        try:
+            said = json.loads(about)
+            found.append(
+                Copy(
+                    engine.node,
+                    folder,
+                    str(said["source"])[:1000],
+                    checked.number(said.get("bytes", 0), 1 << 60),
+                    checked.number(said.get("files", 0), 1 << 40),
+                    int(present) << 10,
+                    int(used),
+                    str(said.get("image", ""))[:200],
+                )
+            )
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def remove(engine: Engine, root: str, copy: Copy) -> None:
+    """Raises DataFailed while a container has it mounted; NodeUnfit, NodeUnreachable."""
+    done = engine.files.run(
+        _REMOVE, root, copy.folder, doing="remove data", timeout=REMOVE_TIMEOUT, accept=lambda done: done.code == 3
+    )
+    if done.code:
+        cure = "launcher down RUN removes the container of a run"
+        raise DataFailed(engine.node, f"{copy.name[:12]} ({copy.source}) {done.complaint}", cure)
+
+
+def as_mounted(root: str, content: str, single: str) -> str:
+    """The path of a copy on its node. single: the file's name where the data is one file."""
+    return posixpath.join(root, "copies", content, "files", single)
+
+
+def named(found: Mapping[str, Sequence[Copy]], name: str) -> list[Copy]:
+    """Copies whose content begins with `name`, or that come from it. Raises UsageError."""
+    every = [copy for each in found.values() for copy in each]
+    chosen = [copy for copy in every if copy.name.startswith(name) or copy.source == name]
+    if not chosen or len(name) < 4:
+        known = ", ".join(sorted({copy.name[:12] for copy in every})) or "none"
+        raise UsageError(name, f"no such data on these nodes, which have: {known}", "launcher data ls --nodes A,B")
+    return chosen

@@ -1,0 +1,65 @@
+"""Which machines of a pool the next variant of a sweep gets, and at which port its ranks meet."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import cycle
+
+from launcher.job.models import Job, NodeEntry
+from launcher.job.scalars import LOCAL
+from launcher.model.facts import NodeFacts
+from launcher.planning.gpus import devices
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a variant runs: names of machines, the master first."""
+
+    nodes: tuple[str, ...]
+    port: int
+
+
+PORTS = 1000  # from the job's on
+
+
+class Pool:
+    """Machines and the variants on them.
+
+    Two variants may share a machine, so each has a port of its own; as ports take turns, a variant that found one in
+    use gets another one the next time.
+    """
+
+    def __init__(self, room: Mapping[str, int], each: int, port: int) -> None:
+        """room: how many variants each machine has room for. each: machines of a variant. port: the first."""
+        self._room = dict(room)
+        self._each = each
+        self._ports = cycle(range(port, min(port + PORTS, 65536)))
+        self._taken: list[Place] = []
+
+    def take(self, resting: Collection[str] = ()) -> Place | None:
+        """The machines with the fewest variants, without those that rest; None while too few have room."""
+        load = {node: sum(node in place.nodes for place in self._taken) for node in self._room}
+        free = [node for node, room in self._room.items() if load[node] < room and node not in resting]
+        if len(free) < self._each:
+            return None
+        ports = {place.port for place in self._taken}
+        port = next(port for port in self._ports if port not in ports)
+        place = Place(tuple(sorted(free, key=lambda node: load[node])[: self._each]), port)
+        self.occupy(place)
+        return place
+
+    def occupy(self, place: Place) -> None:
+        """A variant runs there already."""
+        self._taken.append(place)
+
+    def release(self, place: Place) -> None:
+        self._taken.remove(place)
+
+
+def room(job: Job, entry: NodeEntry, node: NodeFacts) -> int:
+    """How many variants the machine has room for: by its GPUs if the job asks for a number of them, else one."""
+    count = job.gpus_of(entry)
+    if not isinstance(count, int) or not count or entry.host == LOCAL:
+        return 1
+    return len(devices(node)) // count

@@ -1,0 +1,129 @@
+"""`launcher doctor --bench`: measures every part of the nodes, names the slow one, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bed import faults
+from tests.e2e.cli import Cli, bed_job
+from tests.e2e.scene import Scene
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def job(cli: Cli, nodes: int) -> Path:
+    local = {"runtime": "process", "nodes": ["local"] * nodes, "gpus": "none", "env": {"OMP_NUM_THREADS": "1"}}
+    return cli.job("bench", **local, port=29571, run={"command": ["true"]})
+
+
+def left(cli: Cli) -> list[Path]:
+    """Output folders; a lock's name, and what is known of this machine, are in hidden ones."""
+    return [path for path in Path(cli.env["HOME"], ".launcher").glob("*") if not path.name.startswith(".")]
+
+
+def kinds(bench: dict[str, Any], node: str) -> set[str]:
+    return {measure["kind"] for measure in bench["measures"] if node in (measure["node"], measure["to"])}
+
+
+def until(happened: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
+    """What it finds at last; the launcher must still run."""
+    deadline = time.monotonic() + 90
+    while not (found := happened()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return found
+
+
+def begun(cli: Cli, node: str) -> Callable[[], bool]:
+    def look() -> bool:
+        logs = Path(cli.env["HOME"], ".launcher").glob(f"*/logs/{node}.log")
+        return any('"begun"' in log.read_text() for log in logs)
+
+    return look
+
+
+def test_two_nodes_are_measured_and_nothing_is_left(home_cli: Cli) -> None:
+    done = home_cli("doctor", job(home_cli, 2), "--bench", "--minutes", "0.1", "--json", code=None)
+    bench = json.loads(done.stdout)["bench"]
+    assert done.returncode == (3 if bench["findings"] else 0)
+    for node in ("local-0", "local-1"):
+        assert kinds(bench, node) >= {"matmul", "memory"}
+    ways = [measure["kind"] for measure in bench["measures"]].count("bandwidth")
+    failed = [found for found in bench["findings"] if found["what"].startswith("failed: ")]
+    assert ways == 2 or failed  # on a busy machine a pair may miss its second
+    assert (bench["lost"], bench["skipped"]) == ({}, {})
+    assert left(home_cli) == []
+
+
+@pytest.mark.slow
+def test_a_lost_node_is_named_and_the_others_are_judged(home_cli: Cli) -> None:
+    process = home_cli.start("doctor", job(home_cli, 3), "--bench", "--minutes", "0.5", "--json")
+    until(begun(home_cli, "local-2"), process)
+    found = subprocess.run(["pgrep", "-f", "bench_node.py"], capture_output=True, text=True, check=True).stdout.split()
+    (lost,) = [pid for pid in found if is_rank(pid, 2, home_cli)]
+    subprocess.run(["kill", "-9", lost], check=True)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 3, err
+    bench = json.loads(out)["bench"]
+    assert list(bench["lost"]) == ["local-2"]
+    assert bench["findings"][0]["nodes"] == ["local-2"]
+    pairs = {(m["node"], m["to"]) for m in bench["measures"] if m["kind"] == "bandwidth"}
+    assert pairs >= {("local-0", "local-1"), ("local-1", "local-0")}
+    assert left(home_cli) == []
+
+
+def is_rank(pid: str, rank: int, cli: Cli) -> bool:
+    """Whether it is the Python of that rank, in this test's home folder."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        program = Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]
+    except OSError:
+        return False
+    ours = any(value.startswith("LAUNCHER_OUTPUT=") and cli.env["HOME"] in value for value in variables)
+    return ours and f"RANK={rank}" in variables and "python" in program and "supervisor" not in program
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_nothing(home_cli: Cli) -> None:
+    process = home_cli.start("doctor", job(home_cli, 2), "--bench", "--minutes", "2")
+    until(begun(home_cli, "local-1"), process)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 5  # of every Ctrl-C
+    assert left(home_cli) == []
+
+
+@pytest.mark.slow
+@pytest.mark.bed
+@pytest.mark.parametrize("scene", [4], indirect=True)
+def test_a_slow_link_and_a_lost_node_on_the_bed(scene: Scene) -> None:
+    """The node whose link is slow is named, also when another one loses its power meanwhile."""
+    bed, cli = scene.bed, scene.cli
+    path = cli.job("bench", **bed_job(nodes=[node.alias for node in scene.nodes], run={"command": ["true"]}))
+    slow, lost = scene.nodes[1], scene.nodes[3]
+    bed.sh(slow, "tc qdisc replace dev eth0 root tbf rate 20mbit burst 64kb latency 50ms")
+    try:
+        bench = json.loads(cli("doctor", path, "--bench", "--minutes", "1", "--json", code=3).stdout)["bench"]
+        assert [slow.alias] in [each["nodes"] for each in bench["findings"] if each["kinds"] == ["sends"]]
+        assert bed.wait_clean(scene.nodes, home=True) == []
+        process = cli.start("doctor", path, "--bench", "--minutes", "1", "--json")
+        log = f"cat /home/*/.launcher/*/logs/{lost.alias}.log 2>/dev/null || true"
+        until(lambda: '"begun"' in bed.sh(lost, log), process)
+        with faults.powered_off(bed, lost):
+            out, err = process.communicate(timeout=240)
+        assert process.returncode == 3, err
+        bench = json.loads(out)["bench"]
+        assert list(bench["lost"]) == [lost.alias]
+        assert slow.alias in [name for each in bench["findings"][1:] for name in each["nodes"]], bench
+        assert bed.wait_clean(scene.nodes[:3], home=True) == []
+    finally:
+        bed.run(slow, "tc", "qdisc", "del", "dev", "eth0", "root", check=False)

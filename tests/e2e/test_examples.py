@@ -1,0 +1,194 @@
+"""jobs/examples/: each program runs as it stands and goes on from its checkpoint; what status and TensorBoard see."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.bed.bed import Bed
+from tests.e2e.cli import ROOT, Cli, bed_job
+from tests.e2e.drill import Drill
+from tests.e2e.test_elastic import kill_node
+
+pytestmark = pytest.mark.timeout(600)
+HERE = "jobs/examples"
+LOCAL = ("--set", "runtime=process", "--nodes", "local,local", "--set", "env={OMP_NUM_THREADS: 1}")
+
+
+@pytest.fixture
+def project(home_cli: Cli) -> Cli:
+    """A project with the examples alone."""
+    shutil.copytree(ROOT / HERE, home_cli.cwd / HERE, ignore=shutil.ignore_patterns("__pycache__"))
+    return home_cli
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    """A folder of images in a folder for each class: handwritten digits."""
+    with tarfile.open(ROOT / "jobs/data/digits.tar") as archive:
+        archive.extractall(tmp_path / "digits", filter="data")
+    return tmp_path / "digits" / "train"
+
+
+def args(**values: object) -> list[str]:
+    """Arguments of the program, over those of its job file."""
+    return [word for name, value in values.items() for word in ("--set", f"run.args.{name}={value}")]
+
+
+def epochs(done: subprocess.CompletedProcess[str]) -> list[int]:
+    """Those that the program says it has trained."""
+    return [int(number) for number in re.findall(r"^epoch (\d+)/", done.stdout, re.MULTILINE)]
+
+
+def last_loss(done: subprocess.CompletedProcess[str]) -> float:
+    return float(re.findall(r"^epoch .* loss ([\d.]+)", done.stdout, re.MULTILINE)[-1])
+
+
+def curve(folder: Path, tag: str = "loss") -> list[int]:
+    """The steps of a curve in a run's TensorBoard files."""
+    files = {path.parent for path in folder.rglob("*.tfevents.*")}
+    boards = [EventAccumulator(str(each), {"scalars": 0}).Reload() for each in files]
+    return sorted(point.step for board in boards if tag in board.Tags()["scalars"] for point in board.Scalars(tag))
+
+
+def test_a_torchrun_script_runs_unchanged_and_goes_on(project: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "stripes"
+    first = project("up", f"{HERE}/torchrun.yaml", *LOCAL, *args(dir=out, epochs=1))
+    assert epochs(first) == [1]
+    again = project("up", f"{HERE}/torchrun.yaml", *LOCAL, *args(dir=out, epochs=3))
+    assert epochs(again) == [2, 3]
+    assert last_loss(again) < last_loss(first)
+    assert curve(out) == [1, 2, 3]
+    assert project.result()["state"] == "done"
+
+
+def survives(cli: Cli, options: list[str], world: int, lost: str = "local-1") -> None:
+    """The example of min_nodes finishes without the lost node, and has one curve."""
+    sets = ["--set", "lost_after=5s", "--set", "port=29790", *args(steps=120, pause=0.1), *options]
+    up = Drill.follow(cli, "up", f"{HERE}/min_nodes.yaml", *sets)
+    up.sees("^step 20: ")
+    kill_node(cli, lost)
+    up.sees(f"^generation 2 begins after step [1-9]0 with {world} ranks")
+    seen = json.loads(cli("status", "--json").stdout)
+    assert lost not in seen["world"]["members"]
+    assert seen["progress"]["steps"] == 120
+    up.end(0)
+    assert any(f"without {lost}" in line for _, line in up.messages), str(up)
+    steps = [int(line.split()[1][:-1]) for _, line in up.lines if line.startswith("step ")]
+    assert steps[-1] == 120
+    run = cli.runs()[-1]
+    wanted = list(range(10, 121, 10))
+    assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == wanted
+    assert curve(run / "tensorboard") == wanted
+    cli("down", code=None)
+
+
+def test_a_spare_takes_the_place_of_a_lost_node(project: Cli) -> None:
+    survives(project, ["--set", "nodes=[local, local]", "--set", "spares=[local]"], world=2)
+
+
+@pytest.mark.slow
+def test_two_of_three_nodes_go_on(project: Cli) -> None:
+    survives(project, [], world=2)
+
+
+@pytest.mark.slow
+def test_the_batch_stays_the_jobs_when_a_rank_is_lost(tmp_path: Path) -> None:
+    """Generation 1 with two ranks, then generation 2 with one, and all of it with one: the same weights."""
+
+    def train(folder: Path, generation: int, ranks: int, steps: int) -> dict[str, Any]:
+        import torch
+
+        own = folder / f"generations/{generation}"
+        own.mkdir(parents=True)
+        variables = {"RUN": "run", "NODE": "gpu-a", "GENERATION": str(generation), "GENERATION_OUTPUT": str(own)}
+        env = {f"LAUNCHER_{name}": value for name, value in variables.items()} | {"LAUNCHER_OUTPUT": str(folder)}
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        program = [str(ROOT / HERE / "elastic.py"), "--steps", str(steps)]
+        subprocess.run([*torchrun, *program], env={**os.environ, **env, "OMP_NUM_THREADS": "1"}, check=True)
+        found: dict[str, Any] = torch.load(folder / "checkpoints/gpu-a.pt")
+        return found
+
+    train(tmp_path / "lost", 1, ranks=2, steps=50)
+    lost = train(tmp_path / "lost", 2, ranks=1, steps=100)
+    whole = train(tmp_path / "whole", 1, ranks=1, steps=100)
+    assert (lost["step"], lost["generation"]) == (100, 2)
+    for name, weights in whole["model"].items():
+        assert (lost["model"][name] - weights).abs().max() < 1e-4, name
+
+
+def learns_and_resumes(cli: Cli, job: str, few: int, more: int) -> None:
+    """As it stands; then from its checkpoint; and what the commands see of it."""
+    first = cli("up", f"{HERE}/{job}.yaml", *args(epochs=few), timeout=300)
+    assert epochs(first) == list(range(1, few + 1)), first.stdout
+    assert re.search(r"^2 processes", first.stdout, re.MULTILINE), "each rank trains a model of its own"
+    progress = json.loads(cli("status", "--json").stdout)["progress"]
+    assert (progress["epoch"], progress["epochs"]) == (few, few)
+    assert 0 < progress["step"] <= progress["steps"]
+    before = cli.runs()[-1]
+    again = cli("up", f"{HERE}/{job}.yaml", *args(epochs=more), "--resume", before.name, timeout=300)
+    assert epochs(again) == list(range(few + 1, more + 1)), again.stdout
+    after = cli.runs()[-1]
+    assert min(curve(after / "tensorboard")) > max(curve(before / "tensorboard"))
+    lines = [json.loads(line) for run in (before, after) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["loss"] < lines[0]["loss"] / 1.3
+    cli("fetch", after.name, "--checkpoints")
+    assert any(path.is_file() for path in (after / "checkpoints").rglob("*"))
+
+
+@pytest.mark.slow
+def test_lightning(project: Cli) -> None:
+    pytest.importorskip("pytorch_lightning", reason="needs pip install -c constraints.txt -e '.[examples]'")
+    learns_and_resumes(project, "lightning", few=3, more=6)
+
+
+@pytest.mark.slow
+def test_accelerate(project: Cli) -> None:
+    pytest.importorskip("accelerate", reason="needs pip install -c constraints.txt -e '.[examples]'")
+    learns_and_resumes(project, "accelerate", few=1, more=3)
+
+
+@pytest.mark.slow
+def test_another_model_and_other_images(project: Cli, tmp_path: Path, digits: Path) -> None:
+    changed = args(dir=tmp_path / "out", data=digits, model="resnet18", epochs=2)
+    done = project("up", f"{HERE}/torchrun.yaml", *LOCAL, *changed, timeout=400)
+    assert epochs(done) == [1, 2]
+    accuracy = float(re.findall(r"accuracy ([\d.]+)%", done.stdout)[-1])
+    assert accuracy > 80, done.stdout
+
+
+@pytest.mark.slow
+def test_another_language_model_and_other_texts(project: Cli) -> None:
+    pytest.importorskip("accelerate", reason="needs pip install -c constraints.txt -e '.[examples]'")
+    shutil.copytree(ROOT / "docs", project.cwd / "docs")
+    done = project("up", f"{HERE}/accelerate.yaml", *args(data="docs", model="qwen2", epochs=1), timeout=400)
+    assert last_loss(done) < 3.5, done.stdout  # 5.5 is that of a guess
+
+
+@pytest.mark.slow
+@pytest.mark.bed
+def test_a_torchrun_script_goes_on_in_containers(bed_cli: Cli, bed: Bed) -> None:
+    """On two machines of their own, of which the first alone has the checkpoint."""
+    shutil.copytree(ROOT / HERE, bed_cli.cwd / HERE, ignore=shutil.ignore_patterns("__pycache__"))
+    keys = bed_job()
+    sets = ["--nodes", ",".join(keys.pop("nodes")), "--set", "gpus=none"]
+    sets += [word for key, value in keys.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    job = f"{HERE}/torchrun.yaml"
+    assert epochs(bed_cli("up", job, *sets, *args(epochs=1), timeout=300)) == [1]
+    first = bed_cli.runs()[-1]
+    assert curve(first / "tensorboard") == [1]
+    bed_cli("down")
+    again = bed_cli("up", job, *sets, *args(epochs=3), "--resume", first.name, timeout=300)
+    assert epochs(again) == [2, 3]
+    assert curve(bed_cli.runs()[-1] / "tensorboard") == [2, 3]
+    bed_cli("down")

@@ -1,0 +1,134 @@
+"""Sweeps over a pool: as many variants at once as fit; failures, a killed launcher and Ctrl-C, and going on."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import Cli
+
+pytestmark = pytest.mark.timeout(200)
+
+# Appends when it begins and ends to a file; variant 3 fails, and the others wait for the file that lets them go on.
+PROGRAM = """
+echo begin $2 >>LOG
+case "$2" in 3) exit 4;; esac
+while [ ! -e GO ]; do sleep 0.05; done
+echo end $2 >>LOG
+"""
+
+
+class Job:
+    def __init__(self, cli: Cli, nodes: list[str], variants: int) -> None:
+        self.log, self.go = cli.cwd / "log.txt", cli.cwd / "go"
+        script = PROGRAM.replace("LOG", str(self.log)).replace("GO", str(self.go))
+        run = {"command": ["sh", "-c", script, "sh"]}
+        sweep = {"grid": {"x": list(range(1, variants + 1))}}
+        self.file = cli.job("pool", runtime="process", nodes={"pool": nodes}, run=run, sweep=sweep)
+
+    def lines(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+    def wait_for(self, begun: int) -> None:
+        deadline = time.monotonic() + 60
+        while sum(line.startswith("begin") for line in self.lines()) < begun:
+            assert time.monotonic() < deadline, self.lines()
+            time.sleep(0.05)
+
+
+def group_of(cli: Cli) -> str:
+    events = [json.loads(line) for line in (cli.runs()[-1] / "events.jsonl").read_text().splitlines()]
+    return next(str(event["group"]) for event in events if event["event"] == "group")
+
+
+def states(cli: Cli, group: str) -> dict[str, str]:
+    return {row["label"]: row["state"] for row in json.loads(cli("compare", group, "--json").stdout)}
+
+
+def test_as_many_variants_run_at_once_as_there_are_machines(home_cli: Cli) -> None:
+    job = Job(home_cli, ["local"] * 3, variants=6)
+    up = home_cli.start("up", job.file)
+    job.wait_for(begun=4)  # the one that fails makes room for the next
+    time.sleep(1)
+    assert len(job.lines()) == 4, job.lines()
+    assert all(line.startswith("begin ") for line in job.lines())
+    job.go.touch()
+    _, messages = up.communicate(timeout=60)
+    assert up.returncode == 1, messages
+    assert Counter(job.lines()) == Counter([f"begin {x}" for x in range(1, 7)] + [f"end {x}" for x in (1, 2, 4, 5, 6)])
+    assert "x=3: failed, local-" in messages
+    assert "5 done, 1 failed" in messages
+    assert set(re.findall("running on (.*?):", messages)) == {"local-0", "local-1", "local-2"}
+    done = states(home_cli, group_of(home_cli))
+    assert done == {f"x={x}": "failed" if x == 3 else "done" for x in range(1, 7)}
+    assert json.loads(home_cli("compare", "--json").stdout) == json.loads(
+        home_cli("compare", group_of(home_cli), "--json").stdout
+    )  # the latest sweep
+
+
+def test_at_most_as_many_as_asked(home_cli: Cli) -> None:
+    job = Job(home_cli, ["local"] * 3, variants=2)
+    up = home_cli.start("up", job.file, "--max-parallel", 1)
+    job.wait_for(begun=1)
+    time.sleep(1)
+    assert job.lines() == ["begin 1"]
+    job.go.touch()
+    assert up.wait(60) == 0
+    assert job.lines() == ["begin 1", "end 1", "begin 2", "end 2"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "left"])
+def test_a_sweep_goes_on_without_doing_anything_twice(home_cli: Cli, how: signal.Signals) -> None:
+    job = Job(home_cli, ["local"] * 2, variants=5)
+    job.go.touch()
+    home_cli("up", job.file, "--set", "sweep=[{x: 1}]")
+    job.go.unlink()
+    group = group_of(home_cli)
+    up = home_cli.start("up", job.file, "--resume", group)  # 1 has a result already
+    job.wait_for(begun=4)  # 1, and now 2, then 3, which fails, and 4
+    up.send_signal(how)
+    _, messages = up.communicate(timeout=60)
+    if how is signal.SIGINT:
+        assert up.returncode == 0
+        assert "left running: x=2 on local-0, x=4 on local-1" in messages
+        assert "not started: x=5" in messages
+        assert f"launcher up JOB --resume {group}" in messages
+    again = home_cli.start("up", job.file, "--resume", group)
+    time.sleep(1)
+    job.go.touch()
+    _, messages = again.communicate(timeout=60)
+    assert again.returncode == 1, messages
+    assert Counter(job.lines()) == Counter(
+        [*(f"begin {x}" for x in range(1, 6)), *(f"end {x}" for x in (1, 2, 4, 5)), "begin 3"]
+    )  # what has failed is tried again
+
+
+def test_a_second_ctrl_c_stops_what_runs(home_cli: Cli) -> None:
+    job = Job(home_cli, ["local"] * 2, variants=5)
+    up = home_cli.start("up", job.file)
+    assert up.stderr
+    job.wait_for(begun=2)
+    up.send_signal(signal.SIGINT)
+    for line in up.stderr:
+        if "Ctrl-C again" in line:
+            break
+    up.send_signal(signal.SIGINT)
+    messages = up.stderr.read()
+    assert up.wait(60) == 5, messages
+    assert not subprocess.run(["pgrep", "-f", str(job.log)], capture_output=True, check=False).stdout
+    assert Counter(states(home_cli, group_of(home_cli)).values()) == {"stopped": 2}
+
+
+def test_what_is_no_sweep_here_is_refused(home_cli: Cli, tmp_path: Path) -> None:
+    job = Job(home_cli, ["local"], variants=2)
+    refused = home_cli("up", "-d", job.file, code=2)
+    assert "nohup launcher up" in refused.stderr
+    refused = home_cli("up", job.file, "--resume", "pool-20260101-000000-0000", code=2)
+    assert "no sweep on record here" in refused.stderr

@@ -1,0 +1,74 @@
+"""Flat InfiniBand ports, in a folder as Linux has it (train/infiniband.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.train.runs import digit_tree
+from train import infiniband, setup
+from train.config import parse
+from train.infiniband import LITTLE, Ports, flat, read, warning
+from train.loop import train
+from train.parallel.world import StopSignal, World
+
+
+def port(root: Path, name: str, moved: int, state: str = "4: ACTIVE", layer: str = "InfiniBand") -> None:
+    device, number = name.split(":")
+    folder = root / device / "ports" / number
+    (folder / "counters").mkdir(parents=True, exist_ok=True)
+    (folder / "state").write_text(f"{state}\n")
+    (folder / "link_layer").write_text(f"{layer}\n")
+    (folder / "counters" / "port_xmit_data").write_text(f"{moved}\n")
+    (folder / "counters" / "port_rcv_data").write_text("7\n")
+
+
+def test_only_active_infiniband_ports_that_count_are_read(tmp_path: Path) -> None:
+    port(tmp_path, "mlx5_0:1", 5)
+    port(tmp_path, "mlx5_1:1", 5, state="1: DOWN")
+    port(tmp_path, "mlx5_2:1", 5, layer="Ethernet")
+    port(tmp_path, "mlx4_0:2", infiniband.FULL)
+    port(tmp_path, "mlx5_3:1", 5)
+    (tmp_path / "mlx5_3/ports/1/counters/port_rcv_data").write_text("N/A (no PMA)\n")
+    assert read(tmp_path) == {"mlx5_0:1": 12}
+    assert read(tmp_path / "none") == {}
+
+
+def test_a_port_is_flat_when_it_carried_next_to_nothing() -> None:
+    before = {"a:1": 100, "b:1": 100, "gone:1": 1, "reset:1": 10**9}
+    assert flat(before, {"a:1": 100 + LITTLE, "b:1": 99 + LITTLE, "reset:1": 0}) == 1
+
+
+def test_ports_are_looked_at_once_after_the_first_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    port(tmp_path, "mlx5_0:1", 5)
+    port(tmp_path, "mlx5_1:1", 5)
+    watched, other = Ports(True, tmp_path), Ports(False, tmp_path)
+    port(tmp_path, "mlx5_1:1", 5 + LITTLE)
+    assert watched.look() == (0.0, 0.0)
+    monkeypatch.setattr(infiniband, "AFTER", 0.0)
+    assert watched.look() == (1.0, 2.0)
+    assert watched.look() == other.look() == (0.0, 0.0)
+
+
+def test_one_line_says_where() -> None:
+    nodes = ["gpu-a", "gpu-a", "gpu-b", "gpu-b"]
+    assert warning(nodes, [(0.0, 2.0), (0.0, 0.0), (0.0, 2.0), (0.0, 0.0)]) == ""
+    text = warning(nodes, [(2.0, 2.0), (0.0, 0.0), (1.0, 2.0), (0.0, 0.0)])
+    assert text.startswith("3 of 4 active InfiniBand ports carried nothing in the first minute (on gpu-a, gpu-b); ")
+
+
+def test_a_run_says_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "infiniband"
+    port(root, "mlx5_0:1", 5)
+    monkeypatch.setattr(infiniband, "AFTER", 0.0)
+    monkeypatch.setattr(setup, "Ports", lambda watched: Ports(True, root))
+    monkeypatch.setenv("LAUNCHER_NODE", "gpu-a")
+    data = digit_tree(tmp_path / "data", 40, 10)
+    options = f"--data {data} --arch smallcnn --image-size 8 --batch-size 10 --epochs 1 --log-every 1 --device cpu"
+    world = World(0, 1, 0, 1, torch.device("cpu"), "none")
+    train(parse([*options.split(), "--workers", "1", "--output", str(tmp_path)]), world, StopSignal(world))
+    assert capsys.readouterr().out.count("1 of 1 active InfiniBand ports carried nothing in the first minute") == 1

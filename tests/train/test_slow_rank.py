@@ -1,0 +1,102 @@
+"""Of four ranks one is slow, by its data or by a limit of its processor: it is named. Slowness that wanders is not."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.train.runs import Rank, digit_tree, finish, start
+from train.stragglers import WINDOW
+
+RANKS, PART, INTERVALS = 4, 16, 11  # the second: of a rank, in an interval
+IMAGES = RANKS * PART * INTERVALS
+SHARE = 0.1  # of a processor, for the rank that has little of it
+ANY = "data wait|forward"  # its loader is slow, too
+PIECE = 0.002  # seconds of a processor after which it is stopped
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return digit_tree(tmp_path_factory.mktemp("digits"), IMAGES, 16, across=True)
+
+
+def trained(data: Path, output: Path, slow: str, seed: int = 0, throttled: int | None = None) -> Rank:
+    """Rank 0 of a run of INTERVALS intervals; `throttled`: the rank with less processor time."""
+    batch = 8 if throttled is None else 4  # more steps: each is stopped at moments of its own
+    every = PART // batch
+    options = f"--data {data} --arch smallcnn --image-size 24 --batch-size {batch} --epochs 1 --log-every {every}"
+    env = {"SLOW": slow, "SEED": str(seed), "TRAINING": str(IMAGES), "IN_AN_INTERVAL": str(PART)}
+    more = f"--lr 0.1 --workers 1 --checkpoints {output / 'checkpoints'}"
+    ranks = start(output, RANKS, *options.split(), *more.split(), program=("-m", "tests.train.slow_rank"), env=env)
+    ended = threading.Event()
+    try:
+        if throttled is not None:
+            ranks[0].wait_for("images to train on")  # printed before the first step
+            threading.Thread(target=_throttle, args=(ranks[throttled], ended)).start()
+        assert finish(ranks) == [0] * RANKS, "\n\n".join(rank.text for rank in ranks)
+    finally:
+        ended.set()
+    return ranks[0]
+
+
+def _throttle(rank: Rank, ended: threading.Event) -> None:
+    """Stops it after each PIECE of processor time that it used, as a processor limit does; waiting costs it nothing."""
+    processor = (~rank.process.pid << 3) | 2  # its clock: clock_getcpuclockid(3), which Python lacks
+    used = time.clock_gettime(processor)
+    with suppress(OSError):  # it has ended
+        while not ended.wait(PIECE):
+            before, used = used, time.clock_gettime(processor)
+            if used - before >= PIECE:
+                rank.process.send_signal(signal.SIGSTOP)
+                ended.wait((used - before) * (1 / SHARE - 1))
+                rank.process.send_signal(signal.SIGCONT)
+            else:
+                used = before
+
+
+def check_named(first: Rank, rank: int, kind: str) -> None:
+    steps = first.metrics("step")
+    assert len(steps) == INTERVALS
+    said = [step.get("slow", "") for step in steps[:WINDOW]]
+    assert any(text.startswith(f"rank {rank} on gpu-{'abcd'[rank]}: ") for text in said), f"{said}\n{first.text}"
+    named = next(text for text in said if text)
+    assert re.search(rf"x the median, ({kind})$", named)
+    assert f"train: slow: {named}" in first.text
+    end = rf"^train: slow: rank {rank} on gpu-{'abcd'[rank]}: .*, slow at the end of \d+ of {INTERVALS - 1} intervals"
+    assert re.search(end, first.text, re.MULTILINE), first.text
+    assert first.metrics("end")[-1]["slow"].startswith(f"rank {rank} on ")
+    assert not any(text and not text.startswith(f"rank {rank} on ") for text in said)
+
+
+def check_nobody_named(first: Rank) -> None:
+    assert not [step for step in first.metrics("step") if "slow" in step], first.text
+    assert "the data loader or the collective is the limit" in first.text
+    assert first.metrics("end")[-1]["slow"].startswith("the slowest rank takes ")
+
+
+def test_a_rank_with_slow_data_is_named(data: Path, tmp_path: Path) -> None:
+    check_named(trained(data, tmp_path, "2"), 2, "data wait")
+
+
+def test_a_rank_with_little_processor_time_is_named(data: Path, tmp_path: Path) -> None:
+    check_named(trained(data, tmp_path, "none", throttled=1), 1, ANY)
+
+
+def test_slowness_that_wanders_is_nobodys(data: Path, tmp_path: Path) -> None:
+    check_nobody_named(trained(data, tmp_path, "wander"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_again(data: Path, tmp_path: Path, seed: int) -> None:
+    """Every kind ten times, each rank in turn, and wandering in another order."""
+    rank = seed % RANKS
+    check_named(trained(data, tmp_path / "data", str(rank)), rank, "data wait")
+    check_named(trained(data, tmp_path / "cpu", "none", throttled=rank), rank, ANY)
+    check_nobody_named(trained(data, tmp_path / "wander", "wander", seed))

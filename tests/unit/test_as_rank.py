@@ -1,0 +1,79 @@
+"""`launcher exec --rank`: the command gets the variables of the rank's own process, whatever is in them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import launcher.run
+from launcher.errors import UsageError
+from launcher.model.forward import Forward, parse_forward
+
+SCRIPT = (Path(launcher.run.__file__).parent / "as_rank.sh").read_text()
+SHELLS = [name for name in ("dash", "bash", "busybox") if shutil.which(name)]
+STRANGE = {
+    "QUOTED": """it's "$HOME" `x` \\1 &""",
+    "LINES": "a\n\nb\n",
+    "BYTES": "\udcff\u00e9",
+    "a.b": "no name",
+    "UID": "7",
+}
+RUN = "as-rank-20261123-000000-0000"
+
+
+@pytest.fixture
+def rank() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of rank 3, and one of its children with another view of the world."""
+    env = {**os.environ, **STRANGE, "LAUNCHER_JOB": f"{RUN}/gpu-a", "RANK": "3"}
+    child = "import os, subprocess; subprocess.run(['sleep', '60'], env={**os.environ, 'LINES': 'the child'})"
+    script = 'LAUNCHER_WORKER=$$ && export LAUNCHER_WORKER && exec "$@"'
+    process = subprocess.Popen(["sh", "-c", script, "sh", sys.executable, "-c", child], env=env, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 30
+        while b"LAUNCHER_WORKER" not in Path(f"/proc/{process.pid}/environ").read_bytes():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield process
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
+
+
+def enter(shell: str, number: int, *command: str) -> subprocess.CompletedProcess[bytes]:
+    env = {"PATH": os.environ["PATH"], "TERM": "mine", "LAUNCHER_RUN": RUN, "LAUNCHER_NODE": "gpu-a"}
+    argv = [shutil.which(shell) or "", *(["sh"] if shell == "busybox" else []), "-c", SCRIPT, "sh", str(number)]
+    return subprocess.run([*argv, *command], env=env, capture_output=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_command_gets_the_ranks_variables_to_the_byte(shell: str, rank: subprocess.Popen[bytes]) -> None:
+    done = enter(shell, 3, "env", "-0")
+    assert done.returncode == 0, done.stderr
+    found = dict(os.fsdecode(line).split("=", 1) for line in done.stdout.split(b"\0") if line)
+    for name in ("QUOTED", "LINES", "BYTES"):
+        assert found[name] == STRANGE[name]
+    assert (found["RANK"], found["TERM"]) == ("3", "mine")
+    assert not found.keys() & {"LAUNCHER_JOB", "LAUNCHER_WORKER"}  # or the run's end would take it for a worker
+    assert enter(shell, 3, "sh", "-c", 'exit "$1"', "sh", "7").returncode == 7
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_rank_that_does_not_run_is_an_error(shell: str, rank: subprocess.Popen[bytes]) -> None:
+    done = enter(shell, 4, "true")
+    assert done.returncode == 3
+    assert b"no process of rank 4 runs on node gpu-a" in done.stderr
+
+
+def test_a_port_is_written_as_for_ssh() -> None:
+    assert parse_forward("8888") == Forward(8888, 8888)
+    assert parse_forward("9000:8888").option == "127.0.0.1:9000:127.0.0.1:8888"
+    for text in ("", "0", "65536", "8888:", ":8888", "a:8888", "1:2:3", "8888 ", "host:1:2"):
+        with pytest.raises(UsageError, match="-L"):
+            parse_forward(text)

@@ -1,0 +1,486 @@
+"""A chain of real processes on the loopback interface: data copied over TLS, cut, mended; strangers on its ports."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import container_scripts
+from launcher.data import worker
+from launcher.data.certificates import certificates
+from launcher.errors import LauncherError
+from launcher.node.machine import LocalMachine
+
+sys.path.insert(0, str(Path(container_scripts.__file__).parent))  # as its modules find one another on a node
+import data_node as node
+import data_store as store
+import data_tree as tree
+import data_wire as wire
+
+MIB = 1 << 20
+SIZE = 96 * MIB
+MOST_TWICE = 10 * MIB  # 2 % of 512 MiB
+
+
+class Chain:
+    """A source and some sinks, each with a folder of its own."""
+
+    def __init__(self, folder: Path, sinks: int) -> None:
+        self.folder = folder
+        self.names = [f"node-{rank}" for rank in range(sinks + 1)]
+        self.roots = [folder / name for name in self.names]
+        for root in self.roots:
+            root.mkdir(parents=True)
+        self.through: Callable[[int, int], int] = lambda place, port: port  # what stands before a node's port
+
+    def start(self, source: Path, meanwhile: Callable[[], object] = lambda: None) -> list[worker.Worker]:
+        """meanwhile: is called when the source has listed its files, and nothing was sent yet."""
+        keys = self.keys = certificates(self.names)
+        common: dict[str, Any] = {"label": f"test:{source}", "about": {"source": f"test:{source}", "image": ""}}
+        workers = []
+        for rank, (name, root) in enumerate(zip(self.names, self.roots, strict=True)):
+            role = (
+                {"role": "sink", "upstream": self.names[rank - 1]} if rank else {"role": "source", "path": str(source)}
+            )
+            order = {**common, **role, "root": str(root), "tls": keys[name]}
+            workers.append(worker.Worker(LocalMachine(name, "me"), worker.here(), order))
+        workers[0].until("bytes")
+        meanwhile()
+        ports = [self.through(place, each.until("port")) for place, each in enumerate(workers[1:])]
+        following = [
+            {"addresses": [["127.0.0.1", port]], "name": name} for port, name in zip(ports, self.names[1:], strict=True)
+        ]
+        for each, order in zip(workers, [*following, None], strict=True):
+            each.send(order)
+        return workers
+
+    def run(self, source: Path) -> list[dict[str, Any]]:
+        """The last words of all."""
+        workers = self.start(source)
+        ends = [last(each) for each in workers]
+        self.received = [each.counted["received"] for each in workers[1:]]
+        for each in workers:
+            each.close()
+        return ends
+
+    def copies(self) -> list[Path]:
+        return [path for root in self.roots[1:] for path in (root / "copies").glob("*/files")]
+
+
+def last(each: worker.Worker) -> dict[str, Any]:
+    while True:
+        said = each.report(60)
+        assert said is not None
+        if "end" in said:
+            return dict(said)
+
+
+def equal(one: Path, other: Path) -> bool:
+    return subprocess.run(["diff", "-r", "--no-dereference", one, other], check=False).returncode == 0
+
+
+def fill(folder: Path, seed: int = 0) -> Path:
+    """Files of all kinds that there are: large, empty, small, with any bytes in their names; links."""
+    rand = random.Random(seed)
+    (folder / "a" / "deep").mkdir(parents=True)
+    (folder / "empty folder").mkdir()
+    (folder / "big").write_bytes(rand.randbytes(3 * MIB + 17))
+    (folder / "zeros").write_bytes(bytes(2 * MIB))
+    (folder / "empty").touch()
+    for number in range(50):
+        (folder / "a" / f"{number}.jpg").write_bytes(rand.randbytes(rand.randrange(20000)))
+    Path(os.fsdecode(bytes(folder / "a") + b"/\xff\n\x01 name")).write_bytes(b"odd")
+    (folder / "a" / "link").symlink_to("../big")
+    (folder / "a" / "deep" / "run").write_bytes(b"#!/bin/sh\n")
+    (folder / "a" / "deep" / "run").chmod(0o755)
+    return folder
+
+
+def test_all_nodes_get_the_very_files_and_a_second_push_sends_nothing(tmp_path: Path) -> None:
+    source = fill(tmp_path / "source")
+    chain = Chain(tmp_path / "nodes", 3)
+    ends = chain.run(source)
+    assert [end["end"] for end in ends] == ["whole"] * 4, ends
+    assert len({end["content"] for end in ends}) == 1
+    assert len(chain.copies()) == 3
+    assert all(equal(source, copy) for copy in chain.copies())
+    assert (chain.copies()[0] / "a/deep/run").stat().st_mode & 0o777 == 0o755
+    assert all(3 * MIB < each < 5 * MIB for each in chain.received), "the zeros do not travel"
+    assert [end["end"] for end in chain.run(source)] == ["whole"] * 4
+    assert chain.received == [0, 0, 0]
+
+
+def test_only_what_was_changed_travels(tmp_path: Path) -> None:
+    source = fill(tmp_path / "source")
+    chain = Chain(tmp_path / "nodes", 2)
+    chain.run(source)
+    (source / "a" / "7.jpg").write_bytes(b"new" * 1000)
+    shutil.rmtree(source / "empty folder")
+    ends = chain.run(source)
+    assert [end["end"] for end in ends] == ["whole"] * 3, ends
+    assert chain.received == [3000 + 4, 3000 + 4]
+    newest = [root / "copies" / ends[0]["content"] / "files" for root in chain.roots[1:]]
+    assert all(equal(source, copy) for copy in newest)
+    assert len(chain.copies()) == 4, "the older copies stay until they are removed"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("victim", ["source", "between", "last", "launcher"])
+def test_a_kill_at_any_moment_costs_only_what_was_on_its_way(tmp_path: Path, victim: str) -> None:
+    """At ten moments each. What is sent twice does not depend on the size: it is what connections and queues hold."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "big").write_bytes(random.Random(1).randbytes(SIZE * 3 // 4))
+    for number in range(200):
+        (source / f"{number:03d}").write_bytes(random.Random(number).randbytes(SIZE // 800))
+    whole = sum(path.stat().st_size for path in source.iterdir())
+    for moment in range(1, 11):
+        chain = Chain(tmp_path / "nodes", 2)
+        with metered(chain) as sent:
+            kill_at(chain.start(source), victim, moment * whole // 11)
+            assert [end["end"] for end in chain.run(source)] == ["whole"] * 3
+        assert all(equal(source, copy) for copy in chain.copies())
+        assert max(sent) - whole <= MOST_TWICE, f"{victim}, moment {moment}: {sent} of {whole}"
+        shutil.rmtree(tmp_path / "nodes")
+
+
+def kill_at(workers: list[worker.Worker], victim: str, done: int) -> None:
+    """When the last node has so many bytes."""
+    while (said := workers[2].report(30)) is not None and said.get("done", 0) < done and "end" not in said:
+        pass
+    victims = {"source": workers[:1], "between": workers[1:2], "last": workers[2:], "launcher": workers}[victim]
+    for each in victims:
+        each._stream._process.kill()  # type: ignore[attr-defined]  # noqa: SLF001
+    for each in workers:
+        with contextlib.suppress(LauncherError):
+            while (said := each.report(1.0)) is not None and "end" not in said:
+                pass
+        each.close()
+
+
+@contextlib.contextmanager
+def metered(chain: Chain) -> Iterator[list[int]]:
+    """Counts the bytes that go to each node, on the way there."""
+    sent = [0] * len(chain.names[1:])
+
+    def through(place: int, port: int) -> int:
+        listener = socket.create_server(("127.0.0.1", 0))
+
+        def serve() -> None:
+            near = listener.accept()[0]
+            far = socket.create_connection(("127.0.0.1", port))
+            back = threading.Thread(target=pump, args=(far, near, lambda _: None), daemon=True)
+            back.start()
+
+            def count(size: int) -> None:
+                sent[place] += size
+
+            pump(near, far, count)
+            back.join(30)
+            near.close()
+            far.close()
+            listener.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        return int(listener.getsockname()[1])
+
+    chain.through = through
+    yield sent
+    chain.through = lambda place, port: port
+
+
+def pump(source: socket.socket, target: socket.socket, count: Callable[[int], None]) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            count(len(data))
+            target.sendall(data)
+    for each, how in ((source, socket.SHUT_RD), (target, socket.SHUT_WR)):
+        with contextlib.suppress(OSError):
+            each.shutdown(how)
+
+
+def test_after_a_reboot_the_journal_is_not_believed_but_compared(tmp_path: Path) -> None:
+    source = fill(tmp_path / "source")
+    entries = tree.walk(os.fsencode(source))
+    pieces = tree.Pieces(entries)
+    partial = store.Partial(tmp_path / "root", "0" * 64, entries, {"source": "test"})
+    files = store.Files(os.fsencode(source), pieces)
+    for number, place, offset, size in pieces:
+        partial.put(number, place, offset, files.read(place, offset, size))
+    partial.flush()
+    os.close(partial._lock)  # noqa: SLF001 - as the end of its process does
+    (partial.folder / "boot").write_bytes(b"another boot")
+    with (partial.folder / "files" / "big").open("r+b") as file:
+        file.seek(2 * MIB)
+        file.write(bytes(8))
+    again = store.Partial(tmp_path / "root", "0" * 64, entries, {"source": "test"})
+    lost = [number for number in range(pieces.count) if not again.has(number)]
+    assert [pieces.files[place].path for number, place, *_ in pieces if number in lost] == [b"big"]
+
+
+def test_a_kill_while_a_copy_gets_its_place_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = fill(tmp_path / "source")
+    entries = tree.walk(os.fsencode(source))
+    pieces, digests = tree.Pieces(entries), b""
+    partial = store.Partial(tmp_path / "root", "0" * 64, entries, {"source": "test"})
+    files = store.Files(os.fsencode(source), pieces)
+    for number, place, offset, size in pieces:
+        partial.put(number, place, offset, files.read(place, offset, size))
+        digests += partial.digest(number)
+    monkeypatch.setattr(os, "sync", interrupted)
+    with pytest.raises(InterruptedError):
+        partial.finish(digests)
+    monkeypatch.undo()
+    os.close(partial._lock)  # noqa: SLF001 - as the end of its process does
+    again = store.Partial(tmp_path / "root", "0" * 64, entries, {"source": "test"})
+    assert all(again.has(number) for number in range(pieces.count))
+    assert again.finish(digests) == 0
+    assert equal(source, tmp_path / "root" / "copies" / tree.content(entries, digests) / "files")
+
+
+def interrupted() -> None:
+    raise InterruptedError
+
+
+def test_a_damaged_file_is_named_and_mended_and_the_cache_is_not_asked(tmp_path: Path) -> None:
+    source = fill(tmp_path / "source")
+    chain = Chain(tmp_path / "nodes", 1)
+    content = chain.run(source)[1]["content"]
+    folder = chain.roots[1] / "copies" / content
+    assert list(store.damages(folder)) == []
+    before = (folder / "files" / "big").stat()
+    with (folder / "files" / "big").open("r+b") as file:
+        file.write(b"?")
+    os.utime(folder / "files" / "big", ns=(before.st_atime_ns, before.st_mtime_ns))
+    (folder / "files" / "a" / "new").write_text("of somebody else")
+    (folder / "files" / "a" / "link").unlink()
+    damaged = dict(store.damages(folder))
+    assert set(damaged) == {"big", "a/new (not of the data)", "a/link"}
+    store.demote(chain.roots[1], folder, {0, *(number for numbers in damaged.values() for number in numbers)})
+    assert chain.run(source)[1]["end"] == "whole"
+    assert chain.received[0] < 2 * MIB
+    assert equal(source, folder / "files")
+
+
+@pytest.mark.parametrize("change", ["append", "replace", "remove", "add"])
+def test_a_source_that_changes_is_refused_with_the_files_name(tmp_path: Path, change: str) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("a", "b", "c"):
+        (source / name).write_bytes(random.Random(name).randbytes(MIB))
+    changes: dict[str, Callable[[], object]] = {
+        "append": lambda: (source / "b").open("ab").write(b"x"),
+        "replace": lambda: (source / "a").write_bytes(bytes(MIB)),
+        "remove": (source / "c").unlink,
+        "add": (source / "d").touch,
+    }
+    chain = Chain(tmp_path / "nodes", 1)
+    workers = chain.start(source, changes[change])
+    end = last(workers[0])
+    for each in workers:
+        each.close()
+    name = {"append": "b", "replace": "a", "remove": "c", "add": "d"}[change]
+    assert (end["end"], end["why"][:2]) == ("changed", f"{name} "), end
+    assert chain.copies() == [], "nothing is visible"
+
+
+def test_a_stranger_gets_nothing_and_holds_nobody_up(tmp_path: Path) -> None:
+    """Silent ones, noise without an end, TLS without a certificate, with another authority's, and of another name."""
+    source = fill(tmp_path / "source")
+    chain = Chain(tmp_path / "nodes", 1)
+    chain.names.append("node-2")  # a certificate of the same transfer, but not the neighbour's
+    chain.roots.append(tmp_path / "nodes" / "node-2")
+    chain.roots[2].mkdir()
+    keys, others = certificates(chain.names), certificates(chain.names)
+    order = {"label": "test", "about": {"source": "test", "image": ""}, "role": "sink", "upstream": "node-0"}
+    sink = worker.Worker(
+        LocalMachine("node-1", "me"), worker.here(), {**order, "root": str(chain.roots[1]), "tls": keys["node-1"]}
+    )
+    port = sink.until("port")
+    sink.send(None)
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
+    noisy = socket.create_connection(("127.0.0.1", port))
+    noisy.settimeout(10)
+    noise = bytes(1 << 26)
+    with pytest.raises(ConnectionError):
+        noisy.sendall(noise)
+    bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
+    false = ({**others["node-0"], "authority": keys["node-0"]["authority"]}, keys["node-2"])
+    certified = [wire.context({**tls, "private": str(tmp_path)}, server=False) for tls in false]
+    assert [answer(port, secure) for secure in (bare, *certified)] == [b""] * 3, "sent away without a word"
+    true = wire.dial(
+        [["127.0.0.1", port]], wire.context({**keys["node-0"], "private": str(tmp_path)}, server=False), "node-1"
+    )
+    send_all(true, tree.walk(os.fsencode(source)), source)
+    assert last(sink)["end"] == "whole"
+    for connection in (*silent, noisy):
+        connection.close()
+    sink.close()
+
+
+def answer(port: int, secure: ssl.SSLContext) -> bytes:
+    """What a client with these certificates hears."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as plain, contextlib.suppress(OSError):
+        secured = secure.wrap_socket(plain)
+        secured.sendall(b"x" * 100)
+        return secured.recv(100)
+    return b""
+
+
+def send_all(link: wire.Link, entries: list[tree.Entry], source: Path) -> None:
+    """As an honest source does."""
+    pieces = tree.Pieces(entries)
+    files = store.Files(os.fsencode(source), pieces)
+    link.send(wire.LIST, json.dumps(tree.rows(entries)).encode())
+    link.send(wire.KNOWN, bytes(pieces.count * tree.DIGEST))
+    link.send(wire.START)
+    while link.receive(wire.NEED, wire.ALL_NEED)[0] != wire.ALL_NEED:
+        pass
+    digests = b""
+    for number, place, offset, size in pieces:
+        data = files.read(place, offset, size)
+        digests += store.digest(data)
+        link.send(wire.DATA, struct.pack(">I", number) + data)
+    link.send(wire.DIGESTS, digests)
+    link.send(wire.END)
+    link.receive(wire.DONE)
+
+
+def row(path: str, kind: str = "f", size: int = 4, target: str = "") -> list[Any]:
+    return [path, kind, 0o600, size, target, 0, 0]
+
+
+LIST, KNOWN, START, DATA, END = wire.LIST, wire.KNOWN, wire.START, wire.DATA, wire.END
+FOUR = struct.pack(">I", 0) + b"data"
+ONE = json.dumps([row("a")]).encode()
+OPEN = [(KNOWN, bytes(32)), (START, b"")]
+HOSTILE: dict[str, list[tuple[int, bytes]]] = {
+    "parent": [(LIST, json.dumps([row("../out")]).encode()), *OPEN, (DATA, FOUR)],
+    "absolute": [(LIST, json.dumps([row("/tmp/launcher-out")]).encode()), *OPEN],
+    "link": [(LIST, json.dumps([row("a", "l", 0, "/etc"), row("a/b")]).encode()), *OPEN],
+    "device": [(LIST, json.dumps([row("a", "c")]).encode()), *OPEN],
+    "no JSON": [(LIST, b"[[")],
+    "no list": [(LIST, b'{"a": 1}')],
+    "negative": [(LIST, json.dumps([row("a", "f", -1)]).encode())],
+    "hashes without an end": [(LIST, ONE), *[(KNOWN, bytes(32))] * 3],
+    "another piece": [(LIST, ONE), *OPEN, (DATA, b"\0\0\0\7data")],
+    "a longer piece": [(LIST, ONE), *OPEN, (DATA, FOUR + b"more")],
+    "a piece twice": [(LIST, ONE), *OPEN, (DATA, FOUR), (DATA, FOUR)],
+    "the end at once": [(END, b"")],
+    "an unknown kind": [(77, b"")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("messages", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_source_writes_nothing_outside(tmp_path: Path, messages: list[tuple[int, bytes]]) -> None:
+    """One with the right certificate: a node that was taken over. In this process, so that it costs little."""
+    keys = certificates(["node-0", "node-1"])
+    tls = {name: {**key, "private": str(tmp_path)} for name, key in keys.items()}
+    root = tmp_path / "nodes" / "root"
+    root.mkdir(parents=True)
+    listener = wire.listen()
+    port = listener.getsockname()[1]
+    errors: list[Exception] = []
+
+    def receive() -> None:
+        try:
+            link = wire.accept(listener, wire.context(tls["node-1"], server=True), "node-0")
+            node.Sink({"root": str(root), "label": "x", "about": {"source": "x"}}, Quiet()).run(link, None)
+        except Exception as error:  # noqa: BLE001 - looked at below
+            errors.append(error)
+
+    sink = threading.Thread(target=receive)
+    sink.start()
+    link = wire.dial([["127.0.0.1", port]], wire.context(tls["node-0"], server=False), "node-1")
+    for kind, data in messages:
+        link.send(kind, data)
+    link.close()
+    link._connection.shutdown(socket.SHUT_RDWR)  # noqa: SLF001 - the node is gone
+    sink.join(30)
+    assert [type(error) for error in errors] == [tree.RefusedError], errors
+    assert not list(root.glob("copies/*"))
+    assert {path.name for path in tmp_path.iterdir()} == {"nodes"}
+    assert [path.name for path in (tmp_path / "nodes").iterdir()] == ["root"]
+
+
+class Quiet:
+    """Stands for Progress, which would write to this process's stdout."""
+
+    done = total = received = 0
+    down = None
+
+
+def test_a_message_that_is_too_long_ends_the_connection(tmp_path: Path) -> None:
+    one, other = socket.socketpair()
+    reader = wire.Link(other, "upstream")  # type: ignore[arg-type]
+    one.sendall(struct.pack(">BI", wire.LIST, wire.LONGEST + 1))
+    with pytest.raises(tree.RefusedError):
+        reader.receive(wire.LIST)
+    one.sendall(struct.pack(">BI", wire.LIST, 100) + b"half")
+    one.close()
+    with pytest.raises(wire.LostError):
+        reader.receive(wire.LIST)
+
+
+def test_a_disk_without_room_is_named_before_the_first_byte(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    with (source / "huge").open("wb") as file:
+        file.truncate(1 << 40)
+    chain = Chain(tmp_path / "nodes", 1)
+    workers = chain.start(source)
+    end = last(workers[1])
+    for each in workers:
+        each.close()
+    assert end["end"] == "room"
+    assert "MiB free" in end["why"]
+    assert workers[1].counted["received"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_large_file_takes_little_memory(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    with (source / "sparse").open("wb") as file:
+        file.truncate(4 << 30)
+        file.seek(3 << 30)
+        file.write(os.urandom(40 * MIB))
+    chain = Chain(tmp_path / "nodes", 2)
+    workers = chain.start(source)
+    assert [until_end(each) for each in workers] == ["whole"] * 3
+    copy = chain.copies()[0] / "sparse"
+    assert copy.stat().st_size == 4 << 30
+    assert copy.stat().st_blocks * 512 < 50 * MIB, "what is a hole stays one"
+    for each in workers:
+        each.close()
+
+
+def until_end(each: worker.Worker) -> str:
+    """Its end; its memory must stay small."""
+    status = Path(f"/proc/{each._stream._process.pid}/status")  # type: ignore[attr-defined]  # noqa: SLF001
+    most = 0
+    while (said := each.report(60)) is not None and "end" not in said:
+        found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
+        most = max(most, int(found[1]) << 10 if found else 0)
+    assert said is not None
+    assert 10 * MIB < most < 200 * MIB, most
+    print(f"{most >> 20} MiB")
+    return str(said["end"])

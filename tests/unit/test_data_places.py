@@ -1,0 +1,153 @@
+"""Where data comes from and where its copies are: sources, folders of nodes, what doctor says of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from launcher.data.places import Copy, Source, copies, is_network, named, parse_source, remove, root_of, shared
+from launcher.errors import DataFailed, JobInvalid, NodeUnfit, UsageError
+from launcher.job.dump import dump_job
+from launcher.job.loader import parse_job
+from launcher.job.settings import Settings
+from launcher.model.container import DataSet
+from launcher.model.limits import DEFAULT_LIMITS
+from launcher.node.engine import Engine
+from launcher.node.process.engine import ProcessEngine
+from launcher.planning.checks import Level
+from launcher.planning.offline import offline
+from launcher.run.data import examine_one
+
+JOB = "name: x\nimage: {ref: y}\nnodes: [a, b]\nrun: {module: train}\n"
+
+
+def test_a_source_is_here_or_on_a_machine(tmp_path: Path) -> None:
+    (tmp_path / "pets").mkdir()
+    assert parse_source("gpu-a:/data/x", tmp_path) == Source("gpu-a", "/data/x")
+    assert parse_source("./pets", tmp_path) == Source("", str(tmp_path / "pets"))
+    for wrong in ("gpu-a:data", "./cats"):
+        with pytest.raises(UsageError):
+            parse_source(wrong, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("data", "line", "words"),
+    [
+        ("data: ./pets", 5, "expected a mapping"),
+        ("data:\n  pets: ./pets", 6, "expected {from: SOURCE, at: /path}"),
+        ("data:\n  pets: {from: ./pets, to: /pets}", 6, "expected {from: SOURCE, at: /path}"),
+        ("data:\n  pets: {from: 'a:b', at: /pets}", 6, "absolute path behind the host"),
+        ("data:\n  pets: {from: ./pets, at: pets}", 6, "pets"),
+        ("data:\n  ../x: {from: ./pets, at: /pets}", 6, "short name"),
+        ("data:\n  pets: {from: ./pets, at: /output}", 6, "is the run's output folder"),
+        ("data:\n  pets: {from: ./pets, at: /d}\n  cats: {from: ./cats, at: /d}", 7, "has pets already"),
+        ("mounts: {/x: /d}\ndata:\n  pets: {from: ./pets, at: /d}", 7, "has /x already"),
+        ("data:\n  pets: {from: ./pets, at: /workspace}", 6, "would hide the code"),
+    ],
+)
+def test_a_wrong_data_key_is_refused_with_its_line(data: str, line: int, words: str) -> None:
+    with pytest.raises(JobInvalid) as refused:
+        parse_job(JOB + data + "\n", "job.yaml")
+    assert f"job.yaml:{line}" in str(refused.value)
+    assert words in str(refused.value)
+
+
+def test_data_is_written_as_it_is_read_and_mounted_read_only() -> None:
+    job = parse_job(JOB + "data: {pets: {from: 'gpu-a:/pets', at: /data/pets}}\n", "job.yaml")
+    assert job.data == (DataSet("pets", "gpu-a:/pets", "/data/pets"),)
+    assert parse_job(dump_job(job), "again.yaml").data == job.data
+    mount = offline(job, "code").nodes[1].container.mounts[-1]
+    assert (mount.target, mount.read_only) == ("/data/pets", True)
+
+
+@pytest.mark.parametrize(("kind", "network"), [("ext2/ext3", False), ("xfs", False), ("nfs4", True), ("fuseblk", True)])
+def test_file_systems_of_a_network_are_known(kind: str, network: bool) -> None:
+    assert is_network(kind) is network
+
+
+def engine(name: str) -> Engine:
+    return ProcessEngine(name, DEFAULT_LIMITS)
+
+
+def test_nodes_that_share_a_folder_are_found(tmp_path: Path) -> None:
+    engines = [engine(name) for name in "abc"]
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    assert shared(engines, [str(one), str(other), str(one)]) == [0, 1, 0]
+    assert list(one.iterdir()) == []
+
+
+def test_the_folder_is_the_users_own_and_is_made_only_for_copies(tmp_path: Path) -> None:
+    settings = Settings(data_root={"local": str(tmp_path / "disk")})
+    root = Path(root_of(engine("a"), settings, make=False))
+    assert not root.exists()
+    assert Path(root_of(engine("a"), settings)) == root
+    assert root.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_home_on_a_network_needs_a_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stat").write_text("#!/bin/sh\necho nfs\n")
+    (tmp_path / "stat").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(NodeUnfit, match="network file system"):
+        root_of(engine("a"), Settings())
+    assert root_of(engine("a"), Settings(data_root=str(tmp_path / "disk"))).startswith(str(tmp_path / "disk"))
+
+
+def write_copy(root: Path, folder: str, **about: Any) -> None:
+    place = root / folder
+    (place / "files").mkdir(parents=True)
+    (place / "files" / "x").write_bytes(b"x" * 5000)
+    (place / "about.json").write_text(json.dumps({"source": "gpu-a:/x", "bytes": 5000, "files": 1, **about}))
+
+
+def test_copies_are_listed_and_removed_unless_the_engine_cannot_say_who_uses_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_copy(tmp_path, "copies/" + "a" * 64)
+    write_copy(tmp_path, "partial/" + "b" * 64)
+    write_copy(tmp_path, "copies/not-ours")
+    write_copy(tmp_path, "copies/" + "c" * 64, bytes="many")
+    found = copies(engine("node"), str(tmp_path))
+    assert [(copy.name[0], copy.whole, copy.size) for copy in found] == [("a", True, 5000), ("b", False, 5000)]
+    assert named({"node": found}, "aaaa") == found[:1]
+    assert named({"node": found}, "gpu-a:/x") == found
+    with pytest.raises(UsageError):
+        named({"node": found}, "dddd")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    docker = tools / "docker"
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    for script, error in (("exit 1", NodeUnfit), ("echo run-1", DataFailed)):
+        docker.write_text(f"#!/bin/sh\n{script}\n")
+        docker.chmod(0o755)
+        with pytest.raises(error):
+            remove(engine("node"), str(tmp_path), found[0])
+        assert (tmp_path / found[0].folder).exists()
+    docker.write_text("#!/bin/sh\n")
+    remove(engine("node"), str(tmp_path), found[0])
+    assert not (tmp_path / found[0].folder).exists()
+    assert not list(tmp_path.glob(".removed*"))
+
+
+def test_doctor_compares_what_the_nodes_have() -> None:
+    engines = [cast(Engine, SimpleNamespace(node=name, host=name)) for name in ("gpu-a", "gpu-b", "gpu-c")]
+
+    def copy(node: str, name: str, files: int = 7) -> Copy:
+        return Copy(node, f"copies/{name * 64}", "gpu-a:/x", 1, files, 1, 1, "")
+
+    def levels(*seen: list[Copy]) -> list[tuple[Level, str]]:
+        checks = examine_one(DataSet("x", "gpu-a:/x", "/x"), engines, [[], *seen])
+        return [(check.level, check.what) for check in checks]
+
+    assert levels([copy("gpu-b", "a")], [copy("gpu-c", "a")]) == [(Level.OK, "x: the same 7 files on every node")]
+    assert levels([copy("gpu-b", "a")], []) == [(Level.WARN, "x is not on gpu-c yet")]
+    assert levels([copy("gpu-b", "a")], [copy("gpu-c", "b")]) == [(Level.WARN, "x is not the same everywhere")]
+    many = levels([copy("gpu-b", "a", 10**6)], [copy("gpu-c", "a", 10**6)])
+    assert [level for level, _ in many] == [Level.OK, Level.WARN]

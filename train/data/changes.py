@@ -1,0 +1,132 @@
+"""Which changes a training image gets after its crop and flip, drawn from the image's own seed.
+
+TrivialAugment (Mueller and Hutter, arXiv 2103.10158, wide), RandAugment (Cubuk et al., arXiv 1909.13719), colour jitter
+and random erasing (Zhong et al., arXiv 1708.04896), as torchvision's classes, which draw from one generator for all
+threads, so that a resumed run would see other images. `policy` and `on_device` compute the changes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from train.config import Config
+
+BINS = 31  # strengths, from none to the strongest
+# name: strongest RandAugment and TrivialAugment (wide); those with a sign go either way
+SIGNED = {
+    "shear_x": (0.3, 0.99),
+    "shear_y": (0.3, 0.99),
+    "translate_x": (150 / 331, 32.0),  # RandAugment: of the side; TrivialAugment: pixels
+    "translate_y": (150 / 331, 32.0),
+    "rotate": (30.0, 135.0),
+    "brightness": (0.9, 0.99),
+    "saturation": (0.9, 0.99),
+    "contrast": (0.9, 0.99),
+    "sharpness": (0.9, 0.99),
+}
+UNSIGNED = {"posterize": (4.0, 6.0), "solarize": (255.0, 255.0), "autocontrast": None, "equalize": None}
+OPERATIONS = ("identity", *SIGNED, *UNSIGNED)
+JITTER = ("brightness", "contrast", "saturation", "hue")
+ERASED_AREA, ERASED_RATIO, TRIES = (0.02, 0.33), (0.3, 3.3), 10
+
+
+@dataclass(frozen=True)
+class Operation:
+    """`value` is what torchvision's function of that name gets.
+
+    A factor for brightness, contrast, saturation and sharpness, a shift for hue, degrees for shears and the rotation,
+    pixels for translations, bits for posterize, a threshold for solarize.
+    """
+
+    name: str
+    value: float = 0.0
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Operations in order, then the box that is erased: top, left, height, width."""
+
+    operations: tuple[Operation, ...] = ()
+    box: tuple[int, int, int, int] | None = None
+
+
+class Coin(Protocol):
+    """What decides on a sign."""
+
+    def random(self) -> float:
+        """A uniform number in [0, 1)."""
+
+
+def asked(config: Config) -> bool:
+    """Whether the options ask for any change."""
+    return config.auto_augment != "none" or any(config.color_jitter) or config.random_erase > 0
+
+
+def draw(config: Config, seed: float, side: int) -> Changes:
+    """The changes of an image of `side` pixels, by random numbers from `seed` in [0, 1)."""
+    numbers = np.random.Generator(np.random.Philox(int(seed * 2**53)))
+    operations: list[Operation] = []
+    if config.auto_augment == "trivial":
+        name = OPERATIONS[numbers.integers(len(OPERATIONS))]
+        operations.append(operation(name, int(numbers.integers(BINS)), True, side, numbers))
+    elif config.auto_augment == "rand":
+        for _ in range(config.rand_operations):
+            name = OPERATIONS[numbers.integers(len(OPERATIONS))]
+            operations.append(operation(name, config.rand_magnitude, False, side, numbers))
+    if any(config.color_jitter):
+        operations += _jitter(config, numbers)
+    box = _box(side, numbers) if numbers.random() < config.random_erase else None
+    return Changes(tuple(operations), box)
+
+
+def operation(name: str, strength: int, wide: bool, side: int, coin: Coin) -> Operation:
+    """One operation at a strength of 0 to BINS - 1; `wide`: TrivialAugment's, else RandAugment's."""
+    value = 0.0
+    if strongest := SIGNED.get(name) or UNSIGNED.get(name):
+        value = strongest[wide] * strength / (BINS - 1)
+    if name in SIGNED and coin.random() < 0.5:
+        value = -value
+    if name.startswith("translate"):
+        value = int(value if wide else value * side)
+    elif name.startswith("shear"):
+        value = math.degrees(math.atan(value))
+    elif name in ("brightness", "saturation", "contrast", "sharpness"):
+        value = 1 + value
+    elif name == "posterize":
+        value = 8 - round(value)
+    elif name == "solarize":
+        value = 255 - value
+    return Operation(name, value)
+
+
+def _jitter(config: Config, numbers: np.random.Generator) -> list[Operation]:
+    """Brightness, contrast and saturation by factors in 1 +- x, hue by a shift in +- x, in random order."""
+    found = []
+    for index in numbers.permutation(len(JITTER)):
+        if reach := config.color_jitter[index]:
+            name = JITTER[index]
+            least, middle = (0.0, 1.0) if name != "hue" else (-0.5, 0.0)
+            found.append(Operation(name, numbers.uniform(max(middle - reach, least), middle + reach)))
+    return found
+
+
+def _box(side: int, numbers: np.random.Generator) -> tuple[int, int, int, int] | None:
+    """Of 2 to 33 % of the area."""
+    for _ in range(TRIES):
+        area = numbers.uniform(*ERASED_AREA) * side**2
+        ratio = math.exp(numbers.uniform(math.log(ERASED_RATIO[0]), math.log(ERASED_RATIO[1])))
+        height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if height < side and width < side:
+            top, left = numbers.integers(side - height + 1), numbers.integers(side - width + 1)
+            return int(top), int(left), height, width
+    return None
+
+
+def erased_colour(config: Config) -> tuple[int, int, int]:
+    """The mean colour, which is 0 once normalised."""
+    red, green, blue = (round(255 * mean) for mean in config.mean)
+    return red, green, blue

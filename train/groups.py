@@ -1,0 +1,90 @@
+"""Parameter groups: which parameters have weight decay, which rate each layer has, and which are Muon's.
+
+As timm.optim's param_groups_weight_decay and param_groups_layer_decay, which fine-tuning recipes refer to (BEiT, Bao et
+al., arXiv 2106.08254; Clark et al., arXiv 2003.10555, section 3.3). `lr_scale` is a group's factor of the rate.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
+from typing import Any
+
+from torch import nn
+
+from train.config import Config
+from train.models import last_layer
+
+Group = dict[str, Any]
+CONTAINERS = (nn.Sequential, nn.ModuleList)
+
+
+def parameter_groups(config: Config, model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[Group]:
+    """The groups of `parameters`: the model's trainable ones or their fp32 masters, in the model's order."""
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    layer = layers(model) if config.layer_decay < 1 else {name: 0 for name, _ in named}
+    top, matrices = max(layer.values(), default=0), hidden_matrices(model) if config.optimizer == "muon" else set()
+    exempt = _exempt(config, model)
+    found: dict[tuple[bool, int, bool], Group] = {}
+    for (name, own), parameter in zip(named, parameters, strict=True):
+        decayed = config.decay == "all" or not (own.ndim <= 1 or name.endswith(".bias"))
+        decayed = decayed and not any(fnmatch(name, pattern) for pattern in exempt)
+        key = (name not in matrices, layer[name], not decayed)
+        group: Group = found.setdefault(key, {"params": [], "weight_decay": config.weight_decay if decayed else 0.0})
+        group["params"].append(parameter)
+        if config.layer_decay < 1:
+            group["lr_scale"] = config.layer_decay ** (top - layer[name])
+        if config.optimizer == "muon":
+            group["muon"] = name in matrices
+    return [found[key] for key in sorted(found)]
+
+
+def _exempt(config: Config, model: nn.Module) -> list[str]:
+    """Names and patterns of parameters without decay; timm's models name theirs, such as position embeddings."""
+    own: Any = getattr(model, "no_weight_decay", None)
+    return [*config.no_decay, *(own() if own and config.decay == "weights" else ())]
+
+
+def hidden_matrices(model: nn.Module) -> set[str]:
+    """The names of the weights of linear layers, but of the classifier; embeddings are no matrices in this sense."""
+    outside = {name for name, part in model.named_modules() if isinstance(part, nn.Embedding)}
+    return {
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.ndim == 2 and name.endswith("weight") and name.rpartition(".")[0] not in outside
+    } - set(last_layer(model))
+
+
+def layers(model: nn.Module) -> dict[str, int]:
+    """Parameter -> the number of its layer, from the input on; what timm's models say, else their blocks.
+
+    A block is an element of a container, at any depth, that has a matrix. What comes before the first block is a layer,
+    and so is each matrix after it that is in none. Norms and biases in none belong to the layer before them.
+    """
+    matcher: Any = getattr(model, "group_matcher", None)
+    if matcher:
+        known: dict[str, int] = importlib.import_module("timm.models").group_parameters(
+            model, matcher(coarse=False), reverse=True
+        )
+        return known
+    matrices = [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
+    blocks = [f"{block}." for block in _blocks(model)]
+    blocks = [block for block in blocks if any(name.startswith(block) for name in matrices)]
+    found: dict[str, int] = {}
+    number, current = 0, ""
+    for name, parameter in model.named_parameters():
+        block = next((each for each in blocks if name.startswith(each)), "")
+        if block != current if block else number and parameter.ndim > 1:
+            number, current = number + 1, block
+        found[name] = number
+    return found
+
+
+def _blocks(module: nn.Module, prefix: str = "") -> Iterator[str]:
+    for name, child in module.named_children():
+        path = f"{prefix}{name}"
+        if isinstance(module, CONTAINERS) and not isinstance(child, CONTAINERS):
+            yield path
+        else:
+            yield from _blocks(child, f"{path}.")

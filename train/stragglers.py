@@ -1,0 +1,103 @@
+"""Which rank is slow: a pure decision from the seconds that each rank has spent on its own work in each interval.
+
+A rank is persistently slow when it was the slowest in SLOWEST of the last WINDOW intervals, and its mean over them is
+at least RATIO times the median of all ranks' means. Where intervals have a slow rank, but each time another, no rank is
+to blame: the data loader or the collective is the limit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+KINDS = ("data wait", "transfer", "forward")  # of own work, in the order in which a rank's figures have them
+WINDOW, SLOWEST, RATIO = 8, 6, 1.15
+WORTH = 0.01  # of an interval: what a rank takes longer than the median by less than this delays nobody
+NAMED = 3  # ranks at the end of a run
+
+Own = Sequence[Sequence[float]]  # rank -> seconds of each of KINDS, in one interval
+
+
+@dataclass(frozen=True)
+class Slow:
+    """The rank with the most own work: `ratio` times the ranks' median, and most of the excess by `kind`."""
+
+    rank: int
+    ratio: float
+    kind: str  # of KINDS
+    excess: float  # seconds more than the median
+
+    def matters(self, seconds: float) -> bool:
+        """Whether it is slow, in an interval of `seconds`."""
+        return self.ratio >= RATIO and self.excess >= WORTH * seconds
+
+
+def slowest(own: Own) -> Slow | None:
+    """None if the ranks did no work."""
+    totals = [sum(parts) for parts in own]
+    middle = median(totals)
+    if middle <= 0:
+        return None
+    rank = totals.index(max(totals))
+    excess = [mine - median(all_ranks) for mine, all_ranks in zip(own[rank], zip(*own, strict=True), strict=True)]
+    return Slow(rank, totals[rank] / middle, KINDS[excess.index(max(excess))], totals[rank] - middle)
+
+
+def persistent(window: Sequence[Own], seconds: Sequence[float]) -> Slow | None:
+    """The rank that is persistently slow in these intervals, WINDOW of them at most; `seconds`: how long each was."""
+    if len(window) < SLOWEST:
+        return None
+    means = [[fmean(parts) for parts in zip(*of_rank, strict=True)] for of_rank in zip(*window, strict=True)]
+    found = slowest(means)
+    if found is None or not found.matters(fmean(seconds)):
+        return None
+    times = sum(1 for each in map(slowest, window) if each and each.rank == found.rank)
+    return found if times >= SLOWEST else None
+
+
+class Stragglers:
+    """The intervals of a run so far; every rank has the same, because the figures are gathered on all."""
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        """`nodes`: rank -> the name of its node. With fewer than two ranks none is ever slow."""
+        self._nodes = nodes
+        self._window = deque[Own](maxlen=WINDOW)
+        self._seconds = deque[float](maxlen=WINDOW)
+        self._intervals = -1  # the first pays for warming up: it does not count
+        self._uneven: list[float] = []  # the ratios of intervals with a slow rank
+        self._named: dict[int, tuple[int, Slow]] = {}  # rank -> in how many intervals it was named, and how at last
+        self.last: Slow | None = None  # the slowest rank of the last interval, by however little
+        self.now: Slow | None = None  # the persistently slow rank
+
+    def add(self, own: Own, seconds: float) -> None:
+        """An interval of `seconds`."""
+        self._intervals += 1
+        if len(self._nodes) < 2 or not self._intervals:
+            return
+        self._window.append(own)
+        self._seconds.append(seconds)
+        self.last, self.now = slowest(own), persistent(self._window, self._seconds)
+        if self.last and self.last.matters(seconds):
+            self._uneven.append(self.last.ratio)
+        if self.now:
+            times = self._named.get(self.now.rank, (0, self.now))[0]
+            self._named[self.now.rank] = (times + 1, self.now)
+
+    def name(self, slow: Slow) -> str:
+        """`rank 5 on gpu-c: 1.31x the median, data wait`."""
+        return f"rank {slow.rank} on {self._nodes[slow.rank]}: {slow.ratio:.2f}x the median, {slow.kind}"
+
+    def conclusion(self) -> str:
+        """What the end of the run says; "" if the ranks were about as fast as one another, or there is too little."""
+        counted = f"of {self._intervals} intervals"
+        if self._named:
+            often = sorted(self._named.values(), key=lambda named: -named[0])[:NAMED]
+            return "; ".join(f"{self.name(slow)}, slow at the end of {times} {counted}" for times, slow in often)
+        if self._intervals < WINDOW or 2 * len(self._uneven) < self._intervals:
+            return ""
+        return (
+            f"the slowest rank takes {median(self._uneven):.2f}x the median in {len(self._uneven)} {counted}, but it "
+            f"is not always the same rank: the data loader or the collective is the limit"
+        )
