@@ -1,6 +1,7 @@
 """Whatever the trainer does on a GPU only, on a CPU that pretends to be one (bench/pretend.py)."""
 
 import ast
+import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -190,11 +192,15 @@ def test_the_machine() -> None:
         assert near_cores(0) == frozenset()
 
 
-def test_costs_are_measured_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_costs_are_measured_on_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     options = ["fit", "--arch", "smallcnn", "--image-size", "8", "--batches", "2", "256", "--repeats", "2", "--json"]
+    # Steps of 2 and of 256 samples in turn, timed at their start and end: each takes 1 s and 1 s per 256 samples.
+    times = itertools.accumulate(itertools.cycle([1, 1 + 2 / 256, 1, 2]))
+    monkeypatch.setattr("train.dual_batch.fit.time", SimpleNamespace(perf_counter=lambda: next(times)))
     with pretend.gpu():
         cli.main(options)
-    assert len(json.loads(capsys.readouterr().out)["timings"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert (found["a"], found["b"]) == (pytest.approx(1 / 256), pytest.approx(1))
     with pretend.gpu(0), pytest.raises(TrainError, match="torch sees no GPU"):
         cli.main([*options, "--device", "cuda"])
 
