@@ -115,7 +115,7 @@ def test_values_that_are_too_large_together_are_refused(home_cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("home", [None, "", "relative", "/proc/../proc"])
-@pytest.mark.parametrize("words", [["up", "job.yaml"], ["doctor", "local"]])
+@pytest.mark.parametrize("words", [["up", "job.yaml"], ["doctor", "job.yaml"]])
 def test_a_home_that_is_none_is_named(cli: Cli, words: list[str], home: str | None) -> None:
     cli.job(**process_job())
     done = with_home(cli, home, *words)
