@@ -8,15 +8,20 @@ Python 3.8 without packages.
 from __future__ import annotations
 
 import contextlib
+import io
 import queue
+import select
 import socket
 import ssl
 import struct
 import tempfile
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from launcher.container_scripts.data_tree import PIECE, RefusedError
 else:
     from data_tree import PIECE, RefusedError
@@ -83,7 +88,6 @@ def accept(listener: socket.socket, secure: ssl.SSLContext, name: str) -> Link:
             connection.settimeout(HANDSHAKE_TIMEOUT)
             secured = secure.wrap_socket(connection, server_side=True)
             if _is(secured, name):
-                secured.settimeout(None)
                 found.put(secured)
                 return
             secured.close()
@@ -126,19 +130,54 @@ def dial(addresses: list[list[Any]], secure: ssl.SSLContext, name: str) -> Link:
             why = f"{address} port {port}: {error}"
             continue
         if _is(secured, name):
-            secured.settimeout(None)
             return Link(secured, "downstream")
         why = f"{address} port {port}: another machine answers"
         secured.close()
     raise LostError("downstream", why)
 
 
+class _Duplex(io.RawIOBase):
+    """A TLS connection that is read by one thread and written by another.
+
+    OpenSSL takes one call at a time: the tickets that follow a handshake are read while the first message is written,
+    and where both happened at once the connection hung. So no call waits, and each is made under a lock.
+    """
+
+    def __init__(self, connection: ssl.SSLSocket) -> None:
+        connection.setblocking(False)
+        self._connection, self._lock = connection, threading.Lock()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._when_ready(partial(self._connection.recv_into, buffer))
+
+    def sendall(self, data: bytes | bytearray) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._when_ready(partial(self._connection.send, rest)) :]
+
+    def _when_ready(self, call: Callable[[], int]) -> int:
+        while True:
+            try:
+                with self._lock:
+                    return call()
+            except ssl.SSLWantReadError:
+                waited_for = select.POLLIN
+            except ssl.SSLWantWriteError:
+                waited_for = select.POLLOUT
+            poller = select.poll()
+            poller.register(self._connection, waited_for)
+            poller.poll()
+
+
 class Link:
     """Messages to and from a neighbour. What is sent goes out by a thread of its own, small ones together."""
 
     def __init__(self, connection: ssl.SSLSocket, where: str) -> None:
-        self._connection, self.where = connection, where
-        self._input = connection.makefile("rb", buffering=1 << 18)
+        self._connection, self.where = _Duplex(connection), where
+        self._input = io.BufferedReader(self._connection, 1 << 18)
         self._output: queue.Queue[tuple[int, bytes] | None] = queue.Queue(_QUEUED)
         self._error: Exception | None = None
         self.sent = 0  # bytes of messages

@@ -412,7 +412,7 @@ def test_a_hostile_source_writes_nothing_outside(tmp_path: Path, messages: list[
     for kind, data in messages:
         link.send(kind, data)
     link.close()
-    link._connection.shutdown(socket.SHUT_RDWR)  # noqa: SLF001 - the node is gone
+    link._connection._connection.shutdown(socket.SHUT_RDWR)  # noqa: SLF001 - the node is gone
     sink.join(30)
     assert [type(error) for error in errors] == [tree.RefusedError], errors
     assert not list(root.glob("copies/*"))
@@ -427,16 +427,58 @@ class Quiet:
     down = None
 
 
-def test_a_message_that_is_too_long_ends_the_connection(tmp_path: Path) -> None:
-    one, other = socket.socketpair()
-    reader = wire.Link(other, "upstream")  # type: ignore[arg-type]
-    one.sendall(struct.pack(">BI", wire.LIST, wire.LONGEST + 1))
+Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
+
+
+@pytest.fixture
+def contexts(tmp_path: Path) -> Contexts:
+    """Of node-0, which dials, and of node-1."""
+    keys = certificates(["node-0", "node-1"])
+    tls = [{**keys[name], "private": str(tmp_path)} for name in ("node-0", "node-1")]
+    return wire.context(tls[0], server=False), wire.context(tls[1], server=True)
+
+
+def neighbours(contexts: Contexts) -> tuple[wire.Link, wire.Link]:
+    """Two nodes that have just met: the first one and the one that is downstream of it."""
+    listener, accepted = wire.listen(), list[wire.Link]()
+    thread = threading.Thread(target=lambda: accepted.append(wire.accept(listener, contexts[1], "node-0")))
+    thread.start()
+    dialled = wire.dial([["127.0.0.1", listener.getsockname()[1]]], contexts[0], "node-1")
+    thread.join(30)
+    return dialled, accepted[0]
+
+
+def test_a_message_that_is_too_long_ends_the_connection(contexts: Contexts) -> None:
+    one, reader = neighbours(contexts)
+    one._connection.sendall(struct.pack(">BI", wire.LIST, wire.LONGEST + 1))  # noqa: SLF001
     with pytest.raises(tree.RefusedError):
         reader.receive(wire.LIST)
-    one.sendall(struct.pack(">BI", wire.LIST, 100) + b"half")
-    one.close()
+    one._connection.sendall(struct.pack(">BI", wire.LIST, 100) + b"half")  # noqa: SLF001
+    one._connection._connection.close()  # noqa: SLF001
     with pytest.raises(wire.LostError):
         reader.receive(wire.LIST)
+
+
+def test_a_node_hears_and_speaks_at_once(contexts: Contexts) -> None:
+    """As a source does. With its two threads in OpenSSL at the same time one connection of seven hung at its begin."""
+    for number in range(60):
+        listener, heard = wire.listen(), list[int]()
+
+        def sink(listener: socket.socket = listener, heard: list[int] = heard) -> None:
+            link = wire.accept(listener, contexts[1], "node-0")
+            heard.extend(len(link.receive(wire.LIST)[1]) for _ in range(3))
+            link.send(wire.NEED, bytes(10))
+            link.close()
+
+        thread = threading.Thread(target=sink, daemon=True)
+        thread.start()
+        link = wire.dial([["127.0.0.1", listener.getsockname()[1]]], contexts[0], "node-1")
+        for _ in range(3):
+            link.send(wire.LIST, bytes(50))
+        link.receive(wire.NEED)
+        thread.join(30)
+        assert heard == [50, 50, 50], f"hung at connection {number}"
+        link.close()
 
 
 def test_a_disk_without_room_is_named_before_the_first_byte(tmp_path: Path) -> None:
