@@ -128,7 +128,7 @@ def _batch(plan: ClusterPlan, setup: Sequence[str]) -> list[str]:
     job = plan.job
     again = [
         f'    if [ "$code" -ne 0 ] && [ -z "$stopped" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.restarts} ]; then',
-        '        scontrol requeue "$SLURM_JOB_ID" && sleep 60 # Slurm ends this script meanwhile',
+        '        scontrol requeue "$job" && sleep 60 # Slurm ends this script meanwhile',
         "    fi",
     ]
     too_often = [
@@ -147,12 +147,14 @@ def _batch(plan: ClusterPlan, setup: Sequence[str]) -> list[str]:
         *_secrets(job),
         "",
         "# --- the end: its exit code is kept for when Slurm has forgotten the job",
-        "stopped='' limit=''",
+        "stopped='' limit='' job=$SLURM_JOB_ID",
+        "# One task of an array has the array's own id, which by itself means all of them.",
+        '[ "$job" != "$SLURM_ARRAY_JOB_ID" ] || job=${job}_$SLURM_ARRAY_TASK_ID',
         "trap 'stopped=yes' TERM # the nodes get it too, and are waited for",
         "near_limit() { # told by Slurm (--signal)",
         "    limit=TIMEOUT",
         '    echo "launcher: the time limit of Slurm is near: the nodes are told to stop"',
-        '    scancel --signal=TERM "$SLURM_JOB_ID" # its nodes, and not srun, which would kill them',
+        '    scancel --signal=TERM "$job" # its nodes, and not srun, which would kill them',
         "}",
         "trap near_limit USR1",
         "finish() {",

@@ -160,7 +160,7 @@ def run_script(tmp_path: Path, script: str, **env: str) -> subprocess.Popen[str]
         f'setsid bash -c \'trap "sleep 0.3; echo saved; exit 0" TERM; : >{tmp_path}/runs; '
         f"while :; do sleep 0.05; done' & echo $! >{tmp_path}/step; wait $!",
     )
-    program(own, "scancel", f"kill -TERM $(cat {tmp_path}/step)")
+    program(own, "scancel", f"echo $* >>{tmp_path}/scancel; kill -TERM $(cat {tmp_path}/step)")
     program(own, "scontrol", f"echo $* >>{tmp_path}/scontrol; echo NodeAddr=127.0.0.1")
     (tmp_path / "job.sh").write_text(script)
     known = {**os.environ, "PATH": f"{own}:{os.environ['PATH']}", "SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n1"}
@@ -186,6 +186,19 @@ def test_before_slurms_time_limit_the_nodes_are_told_and_waited_for_and_the_job_
     assert running.returncode == 124
     assert (tmp_path / "out" / "state" / "slurm.end").read_text().split()[::2] == ["124", "TIMEOUT"]
     assert "requeue 12" in (tmp_path / "scontrol").read_text()
+
+
+@pytest.mark.parametrize(("number", "own"), [("12", "12_3"), ("11", "12")])
+def test_a_task_of_an_array_ends_and_requeues_itself_alone(number: str, own: str, tmp_path: Path) -> None:
+    """The last task that Slurm starts has the array's own id, by which scancel and scontrol mean all tasks."""
+    script, task = sbatch({**CPU, "restarts": 1}).replace("sleep 60", "sleep 0"), {"SLURM_ARRAY_TASK_ID": "3"}
+    running = run_script(tmp_path, script, SLURM_ARRAY_JOB_ID=number, **task)
+    while not (tmp_path / "runs").exists():
+        time.sleep(0.02)
+    running.send_signal(signal.SIGUSR1)
+    running.communicate(timeout=20)
+    assert (tmp_path / "scancel").read_text() == f"--signal=TERM {own}\n"
+    assert f"requeue {own}\n" in (tmp_path / "scontrol").read_text()
 
 
 def test_a_time_limit_of_a_minute_is_not_over_when_it_begins() -> None:
