@@ -25,6 +25,7 @@ _WARNING = 90  # seconds before Slurm's own time limit, for a checkpoint; Slurm 
 _PROCESSORS = ("--exclusive", "--cpus-per-", "--cores-per-", "--ntasks-per-core", "--threads-per-core")
 _MIB = 1 << 20
 _TIMEOUT, _STOPPED = 124, 143  # as of the entry script at its own time limit; and of a program that SIGTERM has ended
+_UNLESS_STOPPED = f'[ -z "$stopped" ] || exit {_STOPPED} # scancel has ended what ran here, and not this script'
 _ENROOT = (
     "    case $(enroot version) in [0-3].*)",
     '        echo "launcher: enroot $(enroot version) cannot import an image by its digest: 4.0 or newer is needed"',
@@ -263,6 +264,7 @@ def _container(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         f"image={shlex.quote(image)}",
         'mkdir -p "${image%/*}" || exit 73',
         'exec 9>"$image.lock" && flock 9 # another job may be importing it',
+        _UNLESS_STOPPED,
         'if [ ! -e "$image" ]; then',
         *(_ENROOT if cluster.container == "pyxis" else ()),
         '    rm -rf "$image.part"*',
@@ -313,6 +315,7 @@ def _run(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         step.append(f'"$image" sh {shlex.quote(plan.job.output)}/state/node.sh')
     return [
         "# --- all nodes; the first that fails ends the others",
+        _UNLESS_STOPPED,
         " \\\n    ".join(step) + " &",
         "wait $!",
         "code=$?",
