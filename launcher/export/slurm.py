@@ -298,7 +298,8 @@ def _places(plan: ClusterPlan) -> list[str]:
 
 def _run(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     places = _places(plan)
-    step = ["srun --mpi=none --kill-on-bad-exit=1 --wait=60"]  # mpi: a site's own default of pmix breaks torchrun
+    # mpi: a site's own default of pmix breaks torchrun. wait: else the others end soon after one that has ended well.
+    step = ["srun --mpi=none --kill-on-bad-exit=1 --wait=0"]
     step.append(
         '${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}'
     )  # since 22.05 srun does not take it over

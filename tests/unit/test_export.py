@@ -305,6 +305,12 @@ def test_pitfall_2_the_sites_default_of_mpi_does_not_count() -> None:
         assert "srun --mpi=none " in text
 
 
+def test_a_node_that_has_ended_well_leaves_the_others_their_time() -> None:
+    """As on other nodes, also for a checkpoint. srun's own option ends them all, so many seconds after the first."""
+    for text in (sbatch(CPU), sbatch(GPU, HPC), sbatch(GPU, APPTAINER), sbatch(GPU, OCI)):
+        assert "--kill-on-bad-exit=1 --wait=0 " in text
+
+
 def test_pitfall_3_the_image_is_an_option_of_srun_not_of_sbatch() -> None:
     directives = [line for line in sbatch(GPU, HPC).splitlines() if line.startswith("#SBATCH")]
     assert not [line for line in directives if "container" in line]
