@@ -113,6 +113,11 @@ def _refused(job: Job, *, jobset: bool) -> Refused:
         yield ("restarts",), "a Job restarts single pods, not the run: --to jobset"
     if job.docker.ipc not in ("host", "private"):
         yield ("docker", "ipc"), "pods have a /dev/shm of their own: expected host or private"
+    for name, ip in job.docker.extra_hosts.items():
+        if ip == "host-gateway":
+            yield ("docker", "extra_hosts", name), "pods know no host-gateway: give an IP address"
+        if not re.fullmatch("[a-z0-9]([a-z0-9.-]*[a-z0-9])?", name):
+            yield ("docker", "extra_hosts", name), "the host names of pods have small letters, digits, - and . only"
     for mount in job.mounts:
         if mount.target == SHM:
             yield ("mounts", mount.source), f"pods have a {SHM} of their own: leave it out"
@@ -247,7 +252,7 @@ def _pod(plan: ClusterPlan, target: Target, master: str) -> dict[str, Any]:
     else:  # as the image's user, who may write the claim by its group
         pod["securityContext"] = {"fsGroup": _UID}
         if docker.cap_add:
-            container["securityContext"] = {"capabilities": {"add": list(docker.cap_add)}}
+            container["securityContext"] = {"capabilities": {"add": [c.removeprefix("CAP_") for c in docker.cap_add]}}
     pod |= {"containers": [container], "volumes": volumes}
     if _host_ipc(plan.job):
         pod["hostIPC"] = True

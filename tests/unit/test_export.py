@@ -164,6 +164,8 @@ def refused(data: dict[str, Any], target: str, **keys: Any) -> str:
         ("jobset", GPU, {"hang_timeout": "15m"}, "hang_timeout: Kubernetes does not notice"),
         ("jobset", GPU, {"docker": {"ipc": "shareable"}}, "docker.ipc: pods have a /dev/shm"),
         ("jobset", GPU, {"mounts": {"/a": "/dev/shm"}}, "mounts./a: pods have"),
+        ("jobset", GPU, {"docker": {"extra_hosts": {"a": "host-gateway"}}}, "extra_hosts.a: pods know no host-gateway"),
+        ("jobset", GPU, {"docker": {"extra_hosts": {"A_1": "::1"}}}, "extra_hosts.A_1: the host names of pods"),
         ("job", GPU, {}, "restarts: a Job restarts single pods"),
     ],
 )

@@ -203,6 +203,12 @@ def test_what_a_restricted_namespace_refuses_is_said(keys: dict[str, Any], why: 
     assert found["securityContext"] == {"fsGroup": 1000}  # the image's user may write the claim
 
 
+def test_a_capability_has_its_name_of_kubernetes() -> None:
+    """Which leaves the CAP_ out; docker takes both."""
+    (container,) = pod(made_of({**RESTRICTED, "docker": {"cap_add": ["CAP_SYS_PTRACE", "IPC_LOCK"]}}))["containers"]
+    assert container["securityContext"]["capabilities"]["add"] == ["SYS_PTRACE", "IPC_LOCK"]
+
+
 def test_ipc_host_is_the_machines_where_the_job_says_so() -> None:
     asked, default = (pod(made_of({**RESTRICTED, **keys})) for keys in ({"docker": {"ipc": "host"}}, {}))
     assert asked["hostIPC"] is True
