@@ -59,6 +59,10 @@ while kill -0 "$child" 2>/dev/null; do # a signal ends `wait`, not the program
     wait "$child"
     code=$?
 done
+if [ "$code" -eq 137 ] && [ -n "$LAUNCHER_TIMEOUT" ] &&
+    [ $(($(date +%s) - $(cat "$began"))) -ge "$LAUNCHER_TIMEOUT" ]; then
+    code={_TIMEOUT} # it did not end by SIGTERM
+fi
 # The peers of a pod that is drained fail with it: its own end has to be seen first, which is not counted as a restart.
 case $code$told in
     0 | {_TIMEOUT} | *yes) ;;
