@@ -59,6 +59,10 @@ while kill -0 "$child" 2>/dev/null; do # a signal ends `wait`, not the program
     wait "$child"
     code=$?
 done
+if [ "$code" -eq 137 ] && [ -n "$LAUNCHER_TIMEOUT" ] &&
+    [ $(($(date +%s) - $(cat "$began"))) -ge "$LAUNCHER_TIMEOUT" ]; then
+    code={_TIMEOUT} # it did not end by SIGTERM
+fi
 # The peers of a pod that is drained fail with it: its own end has to be seen first, which is not counted as a restart.
 case $code$told in
     0 | {_TIMEOUT} | *yes) ;;
@@ -113,6 +117,11 @@ def _refused(job: Job, *, jobset: bool) -> Refused:
         yield ("restarts",), "a Job restarts single pods, not the run: --to jobset"
     if job.docker.ipc not in ("host", "private"):
         yield ("docker", "ipc"), "pods have a /dev/shm of their own: expected host or private"
+    for name, ip in job.docker.extra_hosts.items():
+        if ip == "host-gateway":
+            yield ("docker", "extra_hosts", name), "pods know no host-gateway: give an IP address"
+        if not re.fullmatch("[a-z0-9]([a-z0-9.-]*[a-z0-9])?", name):
+            yield ("docker", "extra_hosts", name), "the host names of pods have small letters, digits, - and . only"
     for mount in job.mounts:
         if mount.target == SHM:
             yield ("mounts", mount.source), f"pods have a {SHM} of their own: leave it out"
@@ -247,7 +256,7 @@ def _pod(plan: ClusterPlan, target: Target, master: str) -> dict[str, Any]:
     else:  # as the image's user, who may write the claim by its group
         pod["securityContext"] = {"fsGroup": _UID}
         if docker.cap_add:
-            container["securityContext"] = {"capabilities": {"add": list(docker.cap_add)}}
+            container["securityContext"] = {"capabilities": {"add": [c.removeprefix("CAP_") for c in docker.cap_add]}}
     pod |= {"containers": [container], "volumes": volumes}
     if _host_ipc(plan.job):
         pod["hostIPC"] = True

@@ -25,6 +25,7 @@ _WARNING = 90  # seconds before Slurm's own time limit, for a checkpoint; Slurm 
 _PROCESSORS = ("--exclusive", "--cpus-per-", "--cores-per-", "--ntasks-per-core", "--threads-per-core")
 _MIB = 1 << 20
 _TIMEOUT, _STOPPED = 124, 143  # as of the entry script at its own time limit; and of a program that SIGTERM has ended
+_UNLESS_STOPPED = f'[ -z "$stopped" ] || exit {_STOPPED} # scancel has ended what ran here, and not this script'
 _ENROOT = (
     "    case $(enroot version) in [0-3].*)",
     '        echo "launcher: enroot $(enroot version) cannot import an image by its digest: 4.0 or newer is needed"',
@@ -128,7 +129,7 @@ def _batch(plan: ClusterPlan, setup: Sequence[str]) -> list[str]:
     job = plan.job
     again = [
         f'    if [ "$code" -ne 0 ] && [ -z "$stopped" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.restarts} ]; then',
-        '        scontrol requeue "$SLURM_JOB_ID" && sleep 60 # Slurm ends this script meanwhile',
+        '        scontrol requeue "$job" && sleep 60 # Slurm ends this script meanwhile',
         "    fi",
     ]
     too_often = [
@@ -147,12 +148,14 @@ def _batch(plan: ClusterPlan, setup: Sequence[str]) -> list[str]:
         *_secrets(job),
         "",
         "# --- the end: its exit code is kept for when Slurm has forgotten the job",
-        "stopped='' limit=''",
+        "stopped='' limit='' job=$SLURM_JOB_ID",
+        "# One task of an array has the array's own id, which by itself means all of them.",
+        '[ "$job" != "$SLURM_ARRAY_JOB_ID" ] || job=${job}_$SLURM_ARRAY_TASK_ID',
         "trap 'stopped=yes' TERM # the nodes get it too, and are waited for",
         "near_limit() { # told by Slurm (--signal)",
         "    limit=TIMEOUT",
         '    echo "launcher: the time limit of Slurm is near: the nodes are told to stop"',
-        '    scancel --signal=TERM "$SLURM_JOB_ID" # its nodes, and not srun, which would kill them',
+        '    scancel --signal=TERM "$job" # its nodes, and not srun, which would kill them',
         "}",
         "trap near_limit USR1",
         "finish() {",
@@ -261,6 +264,7 @@ def _container(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         f"image={shlex.quote(image)}",
         'mkdir -p "${image%/*}" || exit 73',
         'exec 9>"$image.lock" && flock 9 # another job may be importing it',
+        _UNLESS_STOPPED,
         'if [ ! -e "$image" ]; then',
         *(_ENROOT if cluster.container == "pyxis" else ()),
         '    rm -rf "$image.part"*',
@@ -294,7 +298,8 @@ def _places(plan: ClusterPlan) -> list[str]:
 
 def _run(plan: ClusterPlan, cluster: Cluster) -> list[str]:
     places = _places(plan)
-    step = ["srun --mpi=none --kill-on-bad-exit=1 --wait=60"]  # mpi: a site's own default of pmix breaks torchrun
+    # mpi: a site's own default of pmix breaks torchrun. wait: else the others end soon after one that has ended well.
+    step = ["srun --mpi=none --kill-on-bad-exit=1 --wait=0"]
     step.append(
         '${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}'
     )  # since 22.05 srun does not take it over
@@ -311,6 +316,7 @@ def _run(plan: ClusterPlan, cluster: Cluster) -> list[str]:
         step.append(f'"$image" sh {shlex.quote(plan.job.output)}/state/node.sh')
     return [
         "# --- all nodes; the first that fails ends the others",
+        _UNLESS_STOPPED,
         " \\\n    ".join(step) + " &",
         "wait $!",
         "code=$?",

@@ -164,6 +164,8 @@ def refused(data: dict[str, Any], target: str, **keys: Any) -> str:
         ("jobset", GPU, {"hang_timeout": "15m"}, "hang_timeout: Kubernetes does not notice"),
         ("jobset", GPU, {"docker": {"ipc": "shareable"}}, "docker.ipc: pods have a /dev/shm"),
         ("jobset", GPU, {"mounts": {"/a": "/dev/shm"}}, "mounts./a: pods have"),
+        ("jobset", GPU, {"docker": {"extra_hosts": {"a": "host-gateway"}}}, "extra_hosts.a: pods know no host-gateway"),
+        ("jobset", GPU, {"docker": {"extra_hosts": {"A_1": "::1"}}}, "extra_hosts.A_1: the host names of pods"),
         ("job", GPU, {}, "restarts: a Job restarts single pods"),
     ],
 )
@@ -303,6 +305,12 @@ def test_pitfall_1_pyxis_is_not_assumed() -> None:
 def test_pitfall_2_the_sites_default_of_mpi_does_not_count() -> None:
     for text in (sbatch(CPU), sbatch(GPU, HPC), sbatch(GPU, APPTAINER)):
         assert "srun --mpi=none " in text
+
+
+def test_a_node_that_has_ended_well_leaves_the_others_their_time() -> None:
+    """As on other nodes, also for a checkpoint. srun's own option ends them all, so many seconds after the first."""
+    for text in (sbatch(CPU), sbatch(GPU, HPC), sbatch(GPU, APPTAINER), sbatch(GPU, OCI)):
+        assert "--kill-on-bad-exit=1 --wait=0 " in text
 
 
 def test_pitfall_3_the_image_is_an_option_of_srun_not_of_sbatch() -> None:

@@ -203,6 +203,12 @@ def test_what_a_restricted_namespace_refuses_is_said(keys: dict[str, Any], why: 
     assert found["securityContext"] == {"fsGroup": 1000}  # the image's user may write the claim
 
 
+def test_a_capability_has_its_name_of_kubernetes() -> None:
+    """Which leaves the CAP_ out; docker takes both."""
+    (container,) = pod(made_of({**RESTRICTED, "docker": {"cap_add": ["CAP_SYS_PTRACE", "IPC_LOCK"]}}))["containers"]
+    assert container["securityContext"]["capabilities"]["add"] == ["SYS_PTRACE", "IPC_LOCK"]
+
+
 def test_ipc_host_is_the_machines_where_the_job_says_so() -> None:
     asked, default = (pod(made_of({**RESTRICTED, **keys})) for keys in ({"docker": {"ipc": "host"}}, {}))
     assert asked["hostIPC"] is True
@@ -228,6 +234,19 @@ def test_the_time_limit_ends_the_set_for_good_and_does_not_count_the_wait_for_ma
         done = subprocess.run(argv, env={**env, "LAUNCHER_OUTPUT": str(tmp_path)}, timeout=20, check=False)
         assert [done.returncode] == late["onExitCodes"]["values"]
     assert (tmp_path / "ran").read_text() == ".\n"
+
+
+@pytest.mark.parametrize(("limit", "code"), [(1, 124), (600, 137)])
+def test_a_program_that_outlives_its_time_limits_sigterm_is_no_failure_that_restarts(
+    limit: int, code: int, tmp_path: Path
+) -> None:
+    """`timeout` tells 137 of what its SIGKILL has ended, half a minute later; so does a program without memory."""
+    (container,) = pod(made_of({**RESTRICTED, "timeout": "2s"}))["containers"]
+    (tmp_path / "timeout").write_text("#!/bin/sh\nsleep 1.1; exit 137\n")
+    (tmp_path / "timeout").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MASTER_ADDR": "localhost", "LAUNCHER_NODE": "node-0"}
+    env |= {"LAUNCHER_TIMEOUT": str(limit), "LAUNCHER_OUTPUT": str(tmp_path)}
+    assert subprocess.run([*container["command"], "true"], env=env, timeout=20, check=False).returncode == code
 
 
 DRAINED = [{"type": "DisruptionTarget", "status": "True"}]  # a JobSet's schema has no default for the status

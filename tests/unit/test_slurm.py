@@ -30,7 +30,7 @@ from launcher.run.diagnose import first_failure
 from launcher.run.evidence import gather
 from launcher.run.exec_shell import execute
 from launcher.run.locate import Attached
-from tests.unit.test_export import CPU, GPU, HPC, import_step, sbatch
+from tests.unit.test_export import CPU, DIGEST, GPU, HPC, import_step, sbatch
 
 RUN = "job-20260101-000000-abcd"
 NOT_BEGUN = -1  # in place of a node's exit code
@@ -151,6 +151,10 @@ def test_what_slurm_did_to_an_earlier_start_is_no_end(tmp_path: Path) -> None:
     assert [(state.exit_code, state.error) for state in run.states()] == [(0, ""), (0, "")]
 
 
+def text_of(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
+
+
 def run_script(tmp_path: Path, script: str, **env: str) -> subprocess.Popen[str]:
     """The script with a Slurm of one node: its step is in a session of its own, and scancel reaches that."""
     own = tmp_path / "bin"
@@ -160,7 +164,7 @@ def run_script(tmp_path: Path, script: str, **env: str) -> subprocess.Popen[str]
         f'setsid bash -c \'trap "sleep 0.3; echo saved; exit 0" TERM; : >{tmp_path}/runs; '
         f"while :; do sleep 0.05; done' & echo $! >{tmp_path}/step; wait $!",
     )
-    program(own, "scancel", f"kill -TERM $(cat {tmp_path}/step)")
+    program(own, "scancel", f"echo $* >>{tmp_path}/scancel; kill -TERM $(cat {tmp_path}/step)")
     program(own, "scontrol", f"echo $* >>{tmp_path}/scontrol; echo NodeAddr=127.0.0.1")
     (tmp_path / "job.sh").write_text(script)
     known = {**os.environ, "PATH": f"{own}:{os.environ['PATH']}", "SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n1"}
@@ -188,8 +192,45 @@ def test_before_slurms_time_limit_the_nodes_are_told_and_waited_for_and_the_job_
     assert "requeue 12" in (tmp_path / "scontrol").read_text()
 
 
+@pytest.mark.parametrize(("number", "own"), [("12", "12_3"), ("11", "12")])
+def test_a_task_of_an_array_ends_and_requeues_itself_alone(number: str, own: str, tmp_path: Path) -> None:
+    """The last task that Slurm starts has the array's own id, by which scancel and scontrol mean all tasks."""
+    script, task = sbatch({**CPU, "restarts": 1}).replace("sleep 60", "sleep 0"), {"SLURM_ARRAY_TASK_ID": "3"}
+    running = run_script(tmp_path, script, SLURM_ARRAY_JOB_ID=number, **task)
+    while not (tmp_path / "runs").exists():
+        time.sleep(0.02)
+    running.send_signal(signal.SIGUSR1)
+    running.communicate(timeout=20)
+    assert (tmp_path / "scancel").read_text() == f"--signal=TERM {own}\n"
+    assert f"requeue {own}\n" in (tmp_path / "scontrol").read_text()
+
+
 def test_a_time_limit_of_a_minute_is_not_over_when_it_begins() -> None:
     assert "--signal=B:USR1@15" in sbatch({**CPU, "cluster": {"time": "1m"}})
+
+
+@pytest.mark.parametrize(("data", "where"), [(GPU, "flock"), (CPU, "prepare")])
+def test_a_job_that_is_cancelled_before_its_nodes_run_starts_none(
+    data: dict[str, Any], where: str, tmp_path: Path
+) -> None:
+    """It waits for another job's import of the image, which it leaves alone, or runs the site's own lines."""
+    here = HPC.model_copy(update={"workdir": str(tmp_path), "setup": ("prepare",)})
+    program(tmp_path / "bin", "prepare", "true")
+    program(tmp_path / "bin", where, f"echo $$ >{tmp_path}/waits; exec sleep 60")
+    program(tmp_path / "bin", "enroot", "echo 4.0.1")
+    script = sbatch({**data, "secrets": []}, here)
+    imported = tmp_path / ".launcher" / "images" / f"{DIGEST.replace(':', '-')}.sqsh.part"
+    imported.parent.mkdir(parents=True)
+    imported.touch()
+    running = run_script(tmp_path, script)
+    while not text_of(tmp_path / "waits"):
+        time.sleep(0.02)
+    running.terminate()
+    os.kill(int(text_of(tmp_path / "waits")), signal.SIGTERM)
+    said, _ = running.communicate(timeout=20)
+    assert running.returncode == 143, said
+    assert not (tmp_path / "runs").exists()
+    assert imported.exists()
 
 
 def test_a_missing_secret_stops_a_script_that_is_submitted_by_hand(tmp_path: Path) -> None:
