@@ -27,9 +27,13 @@ AWAY = 30.0  # seconds between two looks at a machine that does not answer
 
 @dataclass(frozen=True)
 class Examined:
-    """What the machines of a pool answered: how many variants each has room for, and who did not answer."""
+    """What the machines of a pool answered: how many variants each has room for, and who did not answer.
+
+    listening: ports at which programs listen on any of them.
+    """
 
     room: Mapping[str, int]
+    listening: frozenset[int]
     failed: Mapping[str, LauncherError]
 
 
@@ -55,7 +59,8 @@ def examine(job: Job, how: How) -> Examined:
         if not rooms[entry.name]:
             what = f"it has too few GPUs: a variant needs {job.gpus_of(entry)}"
             failed[entry.name] = NodeUnfit(f"node {entry.name}", what, "take it out of the pool, or change gpus")
-    return Examined(rooms, failed)
+    listening = frozenset(port for node in facts.values() for port in node.listening)
+    return Examined(rooms, listening, failed)
 
 
 class Machines:
@@ -65,7 +70,7 @@ class Machines:
         """changed: called with a machine that answers again. Raises NodesFailed where none answers now."""
         examined = examine(job, how)
         self._each = job.each or len(job.nodes)
-        self._pool = Pool(examined.room, self._each, job.port)
+        self._pool = Pool(examined.room, self._each, job.port, examined.listening)
         self._hosts = {entry.name: entry.host for entry in job.nodes}
         self._how = how
         self._changed = changed

@@ -30,11 +30,14 @@ class Pool:
     use gets another one the next time.
     """
 
-    def __init__(self, room: Mapping[str, int], each: int, port: int) -> None:
-        """room: how many variants each machine has room for. each: machines of a variant. port: the first."""
+    def __init__(self, room: Mapping[str, int], each: int, port: int, used: Collection[int] = ()) -> None:
+        """room: how many variants each machine has room for. each: machines of a variant. port: the first.
+
+        used: ports at which other programs listen.
+        """
         self._room = dict(room)
         self._each = each
-        self._ports = cycle(range(port, min(port + PORTS, 65536)))
+        self._ports = cycle([each for each in range(port, min(port + PORTS, 65536)) if each not in used])
         self._taken: list[Place] = []
 
     def take(self, resting: Collection[str] = ()) -> Place | None:

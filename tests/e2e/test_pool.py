@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections import Counter
@@ -82,6 +84,23 @@ def test_at_most_as_many_as_asked(home_cli: Cli) -> None:
     job.go.touch()
     assert up.wait(60) == 0
     assert job.lines() == ["begin 1", "end 1", "begin 2", "end 2"]
+
+
+def test_a_port_in_use_keeps_no_variant_waiting(home_cli: Cli) -> None:
+    job = Job(home_cli, ["local"], variants=2)
+    job.go.touch()
+    port = 20000 + os.getpid() % 10000  # no port of a client
+    with socket.create_server(("127.0.0.1", port)), socket.socket() as later:
+        up = home_cli.start("up", job.file, "--set", f"port={port}")
+        assert up.stderr
+        while " variants on " not in up.stderr.readline():  # from now on the sweep knows of the first one
+            assert up.poll() is None
+        later.bind(("127.0.0.1", port + 2))  # of the second variant
+        later.listen()
+        messages = up.communicate(timeout=60)[1]
+    assert up.returncode == 0, messages
+    assert f"waiting: local: port {port + 2}, where the ranks would meet, is in use" in messages
+    assert "is left out" not in messages
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "left"])
