@@ -127,9 +127,8 @@ class Sweep:
         self._work = [_Work(each, Variant(name)) for each, name in zip(jobs, names, strict=True)]
         self._inputs = inputs_of(job, self._log)
         self._machines = Machines(job, self._how, self._back)
-        for work in self._work:
-            if record := earlier.get(work.shown.name):
-                self._take_over(work, record)
+        known = [(work, earlier[work.shown.name]) for work in self._work if work.shown.name in earlier]
+        run_all_settled([partial(self._take_over, work, record) for work, record in known])
 
     def variants(self) -> list[Variant]:
         """As they are now, in the order of the sweep."""
@@ -197,8 +196,10 @@ class Sweep:
     def _take_over(self, work: _Work, record: Record) -> None:
         """What the variant's last run has come to: a result stays, and what still runs is followed."""
         run = Run(record, self._how.ssh_config, self._log)
-        work.earlier = run.id
-        if run.outcome is None:
+        work.earlier = run.id if record.started else record.resumes
+        if run.outcome is None and not record.started:
+            self._remove_unstarted(run)
+        elif run.outcome is None:
             nodes = tuple(node.name for node in record.nodes())
             place = Place(nodes, record.port)
             self._machines.occupy(place)
@@ -207,6 +208,15 @@ class Sweep:
             in_background(partial(self._attend, work, place, lambda: run))
         elif run.outcome.state is RunState.DONE:
             self._conclude(work, run.outcome)
+
+    def _remove_unstarted(self, run: Run) -> None:
+        """Its launcher was killed while it started this: what was created is removed, as it would never end."""
+        try:
+            with run:
+                run.down()
+        except LauncherError as error:
+            self._log(f"{run.id}, whose start was cut off, is not removed: {error}")
+            self._given_up.append(run.id)
 
     def _begin_what_fits(self) -> None:
         active = sum(work.shown.state in (State.STARTING, State.RUNNING) for work in self._work)

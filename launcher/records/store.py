@@ -139,6 +139,17 @@ class Record:
         return found if found and isinstance(found.get("state"), str) and found["state"] != "lost" else None
 
     @property
+    def started(self) -> bool:
+        """Whether every container was started, and not undone."""
+        return any(line.get("event") == "started" for line in read_json_lines(self.paths.events))
+
+    @property
+    def resumes(self) -> RunId | None:
+        """The earlier run whose checkpoints it began with."""
+        named = (line.get("earlier") for line in read_json_lines(self.paths.events) if line.get("event") == "resumes")
+        return next((run for run in named if isinstance(run, str) and is_run_id(run)), None)
+
+    @property
     def taken_down(self) -> bool:
         """Whether `down` has ended it, if not on every node."""
         return any(line.get("event") == "down" for line in read_json_lines(self.paths.events))

@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -127,6 +128,21 @@ def test_a_sweep_goes_on_without_doing_anything_twice(home_cli: Cli, how: signal
     assert Counter(job.lines()) == Counter(
         [*(f"begin {x}" for x in range(1, 6)), *(f"end {x}" for x in (1, 2, 4, 5)), "begin 3"]
     )  # what has failed is tried again
+
+
+@pytest.mark.parametrize("name", ["create", "start"])
+def test_a_variant_whose_start_was_cut_off_is_started_again(home_cli: Cli, name: str) -> None:
+    job = Job(home_cli, ["local"] * 2, variants=2)
+    job.go.touch()
+    killed = (sys.executable, "-m", "tests.e2e.killed", f"before:{name}_process:2")
+    Cli(home_cli.cwd, home_cli.env, killed)("up", job.file, "--max-parallel", 1, code=-signal.SIGKILL)
+    group = group_of(home_cli)
+    done = home_cli("up", job.file, "--resume", group)
+    assert job.lines() == ["begin 1", "end 1", "begin 2", "end 2"]
+    assert "2 done" in done.stderr
+    assert states(home_cli, group) == {"x=1": "done", "x=2": "done"}
+    ended = json.loads(home_cli("status", home_cli.runs()[1].name, "--json").stdout)
+    assert ended["state"] == "stopped", ended
 
 
 def test_a_second_ctrl_c_stops_what_runs(home_cli: Cli) -> None:
