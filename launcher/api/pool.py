@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +19,7 @@ from launcher.model.facts import NodeFacts
 from launcher.node.connect import connect
 from launcher.node.parallel import in_background, run_all_settled
 from launcher.planning.pool import Place, Pool, room
-from launcher.run.gpus import with_claims
+from launcher.run.gpus import counts, with_claims
 from launcher.run.prepare import make_image
 
 BUSY = 5.0  # seconds for which a machine whose GPUs others use is left alone
@@ -78,6 +79,8 @@ class Machines:
         self._away: dict[str, LauncherError] = {}
         self._lock = threading.RLock()
         self._over = threading.Event()
+        hosts = set(self._hosts.values()) if counts(job) else ()
+        self._turns = {host: threading.Lock() for host in sorted(hosts)}
         for node, error in examined.failed.items():
             self.leave_out(node, error, for_good=not examined.room[node])
 
@@ -94,6 +97,16 @@ class Machines:
     def release(self, place: Place) -> None:
         with self._lock:
             self._pool.release(place)
+
+    @contextmanager
+    def turn(self, place: Place) -> Iterator[None]:
+        """One start at a time on each machine where idle GPUs are chosen: two would choose the same ones."""
+        hosts = {self._hosts[node] for node in place.nodes}
+        with ExitStack() as held:
+            for host, turn in self._turns.items():  # in one order everywhere
+                if host in hosts:
+                    held.enter_context(turn)
+            yield
 
     def refused(self, place: Place, errors: list[LauncherError]) -> None:
         """A variant could not be started there: others use its GPUs, or it does not answer."""

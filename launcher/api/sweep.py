@@ -231,7 +231,8 @@ class Sweep:
     def _start(self, work: _Work, place: Place) -> Run:
         job = on_nodes(work.job, [self._entries[name] for name in place.nodes], place.port)
         how = replace(self._how, resume=work.earlier, fresh_without=True, started=threading.Event())
-        return start_run(job, self._inputs, Membership(self.group, work.shown.name), how)
+        with self._machines.turn(place):
+            return start_run(job, self._inputs, Membership(self.group, work.shown.name), how)
 
     def _attend(self, work: _Work, place: Place, begin: Callable[[], Run]) -> None:
         """A variant from its start to its end, in a thread of its own."""

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cli import Cli
+from tests.nvidia import Machine, cards
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -102,6 +103,23 @@ def test_a_port_in_use_keeps_no_variant_waiting(home_cli: Cli) -> None:
     assert up.returncode == 0, messages
     assert f"waiting: local: port {port + 2}, where the ranks would meet, is in use" in messages
     assert "is left out" not in messages
+
+
+def test_each_variant_has_idle_gpus_of_its_own(home_cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    Machine(cards(4)).install(tmp_path / "bin")
+    path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SMI_CALLS": str(tmp_path / "calls")}
+    cli = Cli(home_cli.cwd, {**home_cli.env, **path})
+    job = Job(cli, ["local"] * 2, variants=2)
+    up = cli.start("up", job.file, "--set", "gpus=2")
+    job.wait_for(begun=2)
+    job.go.touch()
+    messages = up.communicate(timeout=60)[1]
+    assert up.returncode == 0, messages
+    assert "waiting" not in messages
+    plans = [json.loads((run / "plan.json").read_text()) for run in cli.runs()]
+    assert len({gpu for plan in plans for gpu in plan["nodes"][0]["container"]["gpus"]}) == 4
+    assert len(plans) == 2
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "left"])
