@@ -230,7 +230,7 @@ class Sweep:
 
     def _start(self, work: _Work, place: Place) -> Run:
         job = on_nodes(work.job, [self._entries[name] for name in place.nodes], place.port)
-        how = replace(self._how, resume=work.earlier, fresh_without=True, started=threading.Event())
+        how = replace(self._how, resume=work.earlier, fresh_without=True, tries_again=True, started=threading.Event())
         with self._machines.turn(place):
             return start_run(job, self._inputs, Membership(self.group, work.shown.name), how)
 

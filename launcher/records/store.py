@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -132,6 +133,10 @@ class Record:
         except OSError as error:
             return f"{self.paths.result} was not written: {error.strerror}; make room, then: launcher logs {self.run}"
         return ""
+
+    def remove(self) -> None:
+        """Of a run that was never there; what cannot be removed stays."""
+        shutil.rmtree(self.paths.root, ignore_errors=True)
 
     def result(self) -> dict[str, Any] | None:
         """None while the run has not been seen to end: a node that was lost may come back."""

@@ -105,21 +105,43 @@ def test_a_port_in_use_keeps_no_variant_waiting(home_cli: Cli) -> None:
     assert "is left out" not in messages
 
 
-def test_each_variant_has_idle_gpus_of_its_own(home_cli: Cli, tmp_path: Path) -> None:
+@pytest.fixture
+def machine(home_cli: Cli, tmp_path: Path) -> Cli:
+    """This machine, with a stand-in for nvidia-smi that shows four idle GPUs."""
     (tmp_path / "bin").mkdir()
     Machine(cards(4)).install(tmp_path / "bin")
     path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SMI_CALLS": str(tmp_path / "calls")}
-    cli = Cli(home_cli.cwd, {**home_cli.env, **path})
-    job = Job(cli, ["local"] * 2, variants=2)
-    up = cli.start("up", job.file, "--set", "gpus=2")
+    return Cli(home_cli.cwd, {**home_cli.env, **path})
+
+
+def test_each_variant_has_idle_gpus_of_its_own(machine: Cli) -> None:
+    job = Job(machine, ["local"] * 2, variants=2)
+    up = machine.start("up", job.file, "--set", "gpus=2")
     job.wait_for(begun=2)
     job.go.touch()
     messages = up.communicate(timeout=60)[1]
     assert up.returncode == 0, messages
     assert "waiting" not in messages
-    plans = [json.loads((run / "plan.json").read_text()) for run in cli.runs()]
+    plans = [json.loads((run / "plan.json").read_text()) for run in machine.runs()]
     assert len({gpu for plan in plans for gpu in plan["nodes"][0]["container"]["gpus"]}) == 4
     assert len(plans) == 2
+
+
+def test_tries_while_a_gpu_is_in_use_leave_no_runs(machine: Cli) -> None:
+    job = Job(machine, ["local"] * 2, variants=2)
+    up = machine.start("up", job.file)  # each of them takes all GPUs
+    assert up.stderr
+    seen = []
+    while not any("waiting" in line for line in seen):
+        seen.append(up.stderr.readline())
+        assert up.poll() is None, seen
+    job.wait_for(begun=1)
+    time.sleep(1)  # by then the other one is undone
+    assert len(machine.runs()) == 1
+    job.go.touch()
+    messages = up.communicate(timeout=60)[1]
+    assert up.returncode == 0, messages
+    assert len(machine.runs()) == 2
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "left"])
