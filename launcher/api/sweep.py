@@ -155,8 +155,7 @@ class Sweep:
                 self._machines.require_any(time.monotonic() - idle_since, self._lost_after)
         self._machines.close()
         show(self.variants())
-        for run in self._given_up:
-            self.log(f"{run} was given up and may still run. Once its machine answers: launcher down {run}")
+        self._name_given_up()
         return max(work.shown.exit_code or 0 for work in self._work)
 
     def leave(self) -> None:
@@ -169,6 +168,11 @@ class Sweep:
             running = [work.run for work in self._work if work.run is not None]
         for run in running:
             run.close()
+        self._name_given_up()
+
+    def _name_given_up(self) -> None:
+        for run in self._given_up:
+            self.log(f"{run} was given up and may still run. Once its machine answers: launcher down {run}")
 
     def stop(self) -> None:
         """After `leave`: stop what runs, on all machines at once. Raises NodesFailed."""
@@ -269,7 +273,7 @@ class Sweep:
                 made = training_progress([*lines, {"time": time.time(), **fields}])
                 self._show(work, progress=made or before, top1=top1(fields) or work.shown.top1)
             case messages.NodeLost(node, reason, since):
-                work.silent[node] = since
+                work.silent[node] = time.time()  # not `since`: a node that answers is asked every 30 s only
                 self._log(f"{node}: no connection since {messages.clock(since)} ({reason})")
             case messages.NodeBack(node):
                 work.silent.pop(node, None)
@@ -279,6 +283,9 @@ class Sweep:
     def _conclude(self, work: _Work, outcome: Outcome) -> None:
         if outcome.state in (RunState.REMOVED, RunState.LOST, RunState.UNREACHABLE):  # it has left no result
             self._wait_again(work)
+            return
+        if outcome.state is RunState.FAILED and outcome.failure and outcome.failure.node in work.silent:
+            self._give_up(work, "any more")  # and its other machines failed without it
             return
         state = {RunState.DONE: State.DONE, RunState.STOPPED: State.STOPPED}.get(outcome.state, State.FAILED)
         why = "" if outcome.failure is None else f"{outcome.failure.node}: {outcome.failure.what}"
