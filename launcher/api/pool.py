@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +19,7 @@ from launcher.model.facts import NodeFacts
 from launcher.node.connect import connect
 from launcher.node.parallel import in_background, run_all_settled
 from launcher.planning.pool import Place, Pool, room
-from launcher.run.gpus import with_claims
+from launcher.run.gpus import counts, with_claims
 from launcher.run.prepare import make_image
 
 BUSY = 5.0  # seconds for which a machine whose GPUs others use is left alone
@@ -27,9 +28,13 @@ AWAY = 30.0  # seconds between two looks at a machine that does not answer
 
 @dataclass(frozen=True)
 class Examined:
-    """What the machines of a pool answered: how many variants each has room for, and who did not answer."""
+    """What the machines of a pool answered: how many variants each has room for, and who did not answer.
+
+    listening: ports at which programs listen on any of them.
+    """
 
     room: Mapping[str, int]
+    listening: frozenset[int]
     failed: Mapping[str, LauncherError]
 
 
@@ -55,7 +60,8 @@ def examine(job: Job, how: How) -> Examined:
         if not rooms[entry.name]:
             what = f"it has too few GPUs: a variant needs {job.gpus_of(entry)}"
             failed[entry.name] = NodeUnfit(f"node {entry.name}", what, "take it out of the pool, or change gpus")
-    return Examined(rooms, failed)
+    listening = frozenset(port for node in facts.values() for port in node.listening)
+    return Examined(rooms, listening, failed)
 
 
 class Machines:
@@ -65,7 +71,7 @@ class Machines:
         """changed: called with a machine that answers again. Raises NodesFailed where none answers now."""
         examined = examine(job, how)
         self._each = job.each or len(job.nodes)
-        self._pool = Pool(examined.room, self._each, job.port)
+        self._pool = Pool(examined.room, self._each, job.port, examined.listening)
         self._hosts = {entry.name: entry.host for entry in job.nodes}
         self._how = how
         self._changed = changed
@@ -73,6 +79,8 @@ class Machines:
         self._away: dict[str, LauncherError] = {}
         self._lock = threading.RLock()
         self._over = threading.Event()
+        hosts = set(self._hosts.values()) if counts(job) else ()
+        self._turns = {host: threading.Lock() for host in sorted(hosts)}
         for node, error in examined.failed.items():
             self.leave_out(node, error, for_good=not examined.room[node])
 
@@ -89,6 +97,16 @@ class Machines:
     def release(self, place: Place) -> None:
         with self._lock:
             self._pool.release(place)
+
+    @contextmanager
+    def turn(self, place: Place) -> Iterator[None]:
+        """One start at a time on each machine where idle GPUs are chosen: two would choose the same ones."""
+        hosts = {self._hosts[node] for node in place.nodes}
+        with ExitStack() as held:
+            for host, turn in self._turns.items():  # in one order everywhere
+                if host in hosts:
+                    held.enter_context(turn)
+            yield
 
     def refused(self, place: Place, errors: list[LauncherError]) -> None:
         """A variant could not be started there: others use its GPUs, or it does not answer."""

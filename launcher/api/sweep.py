@@ -127,9 +127,8 @@ class Sweep:
         self._work = [_Work(each, Variant(name)) for each, name in zip(jobs, names, strict=True)]
         self._inputs = inputs_of(job, self._log)
         self._machines = Machines(job, self._how, self._back)
-        for work in self._work:
-            if record := earlier.get(work.shown.name):
-                self._take_over(work, record)
+        known = [(work, earlier[work.shown.name]) for work in self._work if work.shown.name in earlier]
+        run_all_settled([partial(self._take_over, work, record) for work, record in known])
 
     def variants(self) -> list[Variant]:
         """As they are now, in the order of the sweep."""
@@ -156,8 +155,7 @@ class Sweep:
                 self._machines.require_any(time.monotonic() - idle_since, self._lost_after)
         self._machines.close()
         show(self.variants())
-        for run in self._given_up:
-            self.log(f"{run} was given up and may still run. Once its machine answers: launcher down {run}")
+        self._name_given_up()
         return max(work.shown.exit_code or 0 for work in self._work)
 
     def leave(self) -> None:
@@ -170,6 +168,11 @@ class Sweep:
             running = [work.run for work in self._work if work.run is not None]
         for run in running:
             run.close()
+        self._name_given_up()
+
+    def _name_given_up(self) -> None:
+        for run in self._given_up:
+            self.log(f"{run} was given up and may still run. Once its machine answers: launcher down {run}")
 
     def stop(self) -> None:
         """After `leave`: stop what runs, on all machines at once. Raises NodesFailed."""
@@ -197,8 +200,10 @@ class Sweep:
     def _take_over(self, work: _Work, record: Record) -> None:
         """What the variant's last run has come to: a result stays, and what still runs is followed."""
         run = Run(record, self._how.ssh_config, self._log)
-        work.earlier = run.id
-        if run.outcome is None:
+        work.earlier = run.id if record.started else record.resumes
+        if run.outcome is None and not record.started:
+            self._remove_unstarted(run)
+        elif run.outcome is None:
             nodes = tuple(node.name for node in record.nodes())
             place = Place(nodes, record.port)
             self._machines.occupy(place)
@@ -207,6 +212,15 @@ class Sweep:
             in_background(partial(self._attend, work, place, lambda: run))
         elif run.outcome.state is RunState.DONE:
             self._conclude(work, run.outcome)
+
+    def _remove_unstarted(self, run: Run) -> None:
+        """Its launcher was killed while it started this: what was created is removed, as it would never end."""
+        try:
+            with run:
+                run.down()
+        except LauncherError as error:
+            self._log(f"{run.id}, whose start was cut off, is not removed: {error}")
+            self._given_up.append(run.id)
 
     def _begin_what_fits(self) -> None:
         active = sum(work.shown.state in (State.STARTING, State.RUNNING) for work in self._work)
@@ -220,8 +234,9 @@ class Sweep:
 
     def _start(self, work: _Work, place: Place) -> Run:
         job = on_nodes(work.job, [self._entries[name] for name in place.nodes], place.port)
-        how = replace(self._how, resume=work.earlier, fresh_without=True, started=threading.Event())
-        return start_run(job, self._inputs, Membership(self.group, work.shown.name), how)
+        how = replace(self._how, resume=work.earlier, fresh_without=True, tries_again=True, started=threading.Event())
+        with self._machines.turn(place):
+            return start_run(job, self._inputs, Membership(self.group, work.shown.name), how)
 
     def _attend(self, work: _Work, place: Place, begin: Callable[[], Run]) -> None:
         """A variant from its start to its end, in a thread of its own."""
@@ -258,7 +273,7 @@ class Sweep:
                 made = training_progress([*lines, {"time": time.time(), **fields}])
                 self._show(work, progress=made or before, top1=top1(fields) or work.shown.top1)
             case messages.NodeLost(node, reason, since):
-                work.silent[node] = since
+                work.silent[node] = time.time()  # not `since`: a node that answers is asked every 30 s only
                 self._log(f"{node}: no connection since {messages.clock(since)} ({reason})")
             case messages.NodeBack(node):
                 work.silent.pop(node, None)
@@ -268,6 +283,9 @@ class Sweep:
     def _conclude(self, work: _Work, outcome: Outcome) -> None:
         if outcome.state in (RunState.REMOVED, RunState.LOST, RunState.UNREACHABLE):  # it has left no result
             self._wait_again(work)
+            return
+        if outcome.state is RunState.FAILED and outcome.failure and outcome.failure.node in work.silent:
+            self._give_up(work, "any more")  # and its other machines failed without it
             return
         state = {RunState.DONE: State.DONE, RunState.STOPPED: State.STOPPED}.get(outcome.state, State.FAILED)
         why = "" if outcome.failure is None else f"{outcome.failure.node}: {outcome.failure.what}"

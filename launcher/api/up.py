@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher.api.jobs import JobLike, chosen_config, load
 from launcher.api.run import Run
-from launcher.errors import LauncherError, NodesFailed, StoppedByUser, UsageError
+from launcher.errors import InUse, LauncherError, NodesFailed, StoppedByUser, UsageError
 from launcher.image.lock import path_beside
 from launcher.job.dump import dump_job
 from launcher.job.files import check_files, read_secrets
@@ -53,6 +53,7 @@ class How:
     progress: OnProgress = no_progress
     ssh_config: Path | None = None
     started: threading.Event = field(default_factory=threading.Event)  # every container runs
+    tries_again: bool = False  # the caller, where something is in use: such a try leaves no record
 
 
 @contextmanager
@@ -183,7 +184,10 @@ def _start(plan: Plan, record: Record, fleet: Fleet, inputs: Inputs, how: How, w
                 except NodesFailed as error:
                     waiting.after(error)
     except LauncherError as error:
-        record.finish({"state": "failed", "exit_code": error.exit_code, "why": str(error)})
+        if how.tries_again and isinstance(error, NodesFailed) and all(isinstance(e, InUse) for e in error.errors):
+            record.remove()
+        else:
+            record.finish({"state": "failed", "exit_code": error.exit_code, "why": str(error)})
         raise
     except KeyboardInterrupt:
         record.finish({"state": "stopped", "exit_code": StoppedByUser.exit_code, "why": "Ctrl-C before it started"})

@@ -28,7 +28,8 @@ def clean(
 ) -> None:
     """Images that launcher built and nothing uses, and output folders (checkpoints too) of runs without a container.
 
-    Also what has come back of a run that `down` has ended while the node did not answer.
+    Also what has come back of a run that `down` has ended while the node did not answer, and what a doctor --bench or
+    a shell that was killed has left.
 
     Default nodes: those of the runs recorded here. Without a terminal and without --yes it only lists.
     """

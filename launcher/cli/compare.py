@@ -37,7 +37,7 @@ def compare(
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise UsageError(str(plot), "unsupported image format", "call it something.png or something.svg")
     chosen = select(runs or [])
-    measured, others = _read(chosen, labels(chosen))
+    measured, others = _read(chosen, labels(chosen), named=bool(runs))
     base = None
     if baseline is not None:
         base = find(baseline).run
@@ -56,14 +56,18 @@ def compare(
         typer.echo(f"wrote {html}", err=True)
 
 
-def _read(chosen: Sequence[tuple[Record, str | None]], names: Sequence[str]) -> tuple[list[Measured], list[Unmeasured]]:
-    """What each run measured; of a sweep, also its variants that measured nothing. Raises RunUnknown for other runs."""
+def _read(
+    chosen: Sequence[tuple[Record, str | None]], names: Sequence[str], *, named: bool
+) -> tuple[list[Measured], list[Unmeasured]]:
+    """What each run measured, and those that measured nothing. named: by the user, who hears of one outside a sweep
+    as an error: RunUnknown.
+    """
     measured, others = list[Measured](), list[Unmeasured]()
     for (record, variant), name in zip(chosen, names, strict=True):
         try:
             measured.append(read(record.paths, name))
         except RunUnknown:
-            if variant is None:
+            if named and variant is None:
                 raise
             others.append(Unmeasured(record.run, name, str((record.result() or {}).get("state", "no result yet"))))
     return measured, others

@@ -82,7 +82,13 @@ def _gpu(index: int) -> dict[str, Any]:
     return {"part": f"GPU {index}", "of": seen.name, "uuid": str(getattr(seen, "uuid", ""))}
 
 
-def _matmul(index: int, until: float, precision: str, tell: Tell) -> None:
+def computed_in(wanted: str, capability: tuple[int, int]) -> str:
+    """The precision on a GPU of that compute capability: before 8.0 bf16 is emulated, and the trainer takes fp16."""
+    return "fp16" if wanted == "bf16" and capability < (8, 0) else wanted
+
+
+def _matmul(index: int, until: float, wanted: str, tell: Tell) -> None:
+    precision = computed_in(wanted, torch.cuda.get_device_capability(index))
     dtype = _PRECISIONS.get(precision, torch.bfloat16)
     size = 8192
     one = torch.randn(size, size, device=f"cuda:{index}").to(dtype)

@@ -88,7 +88,8 @@ def _failures(said: Sequence[Said], known: Set[str]) -> Iterator[Finding]:
                 pairs.setdefault((min(each.node, to), max(each.node, to)), why)
     for each in said:
         for part, to, why in each.failed:
-            if not to and each.node not in known and not (part == "all-reduce" and (known or pairs)):
+            first_is_lost = part == "meeting" and said[0].node in known
+            if not to and each.node not in known and not (first_is_lost or (part == "all-reduce" and (known or pairs))):
                 yield Finding((each.node,), part, (), f"failed: {plain(why, 160)}", "", _FIXES["failed"])
     good = {node for each in said for m in each.measures if m.kind == BANDWIDTH for node in (m.node, m.to)}
     alone = {node for pair in pairs for node in pair if sum(node in other for other in pairs) > 1} - good

@@ -27,7 +27,7 @@ VERSION = "launcher.version"
 RUNTIME = "launcher.runtime"  # docker | process
 MIN_NODES = "launcher.min_nodes"  # with how many nodes the run goes on, where that is not all
 SPARES = "launcher.spares"  # then: how many of its last nodes wait for one to be lost
-PURPOSE = "launcher.purpose"  # run | shell | claim | probe: any launcher that finds a probe removes it
+PURPOSE = "launcher.purpose"  # run | shell | bench | claim | probe: any launcher that finds a probe removes it
 SPLIT = ","
 NO_HOST = "-"  # in NODES: a cluster chooses the machine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from launcher.errors import LauncherError, NodesFailed, NodeUnfit, PlanInvalid
+from launcher.errors import InUse, LauncherError, NodesFailed, NodeUnfit, PlanInvalid
 from launcher.job.models import Job
 from launcher.model.container import WANTED_ULIMITS
 from launcher.model.facts import ImageFacts, NodeFacts
@@ -77,7 +77,8 @@ def _check(job: Job, facts: Sequence[NodeFacts]) -> None:
     engines = [checks.engine(node, job) for node in facts if node.engine]
     for check in (*ports, *engines):
         if check.level is checks.Level.FAIL:
-            raise NodeUnfit(f"node {check.node}", check.what, check.cure)
+            error = InUse if check in ports else NodeUnfit
+            raise error(f"node {check.node}", check.what, check.cure)
 
 
 def choose_gpus(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice
 
 from launcher.job.models import Job, NodeEntry
 from launcher.job.scalars import LOCAL
@@ -30,21 +30,28 @@ class Pool:
     use gets another one the next time.
     """
 
-    def __init__(self, room: Mapping[str, int], each: int, port: int) -> None:
-        """room: how many variants each machine has room for. each: machines of a variant. port: the first."""
+    def __init__(self, room: Mapping[str, int], each: int, port: int, used: Collection[int] = ()) -> None:
+        """room: how many variants each machine has room for. each: machines of a variant. port: the first.
+
+        used: ports at which other programs listen.
+        """
         self._room = dict(room)
         self._each = each
-        self._ports = cycle(range(port, min(port + PORTS, 65536)))
+        self._ports = cycle([each for each in range(port, min(port + PORTS, 65536)) if each not in used])
         self._taken: list[Place] = []
 
     def take(self, resting: Collection[str] = ()) -> Place | None:
-        """The machines with the fewest variants, without those that rest; None while too few have room."""
+        """The machines with the fewest variants, without those that rest; None while too few have room, or all ports
+        are taken.
+        """
         load = {node: sum(node in place.nodes for place in self._taken) for node in self._room}
         free = [node for node, room in self._room.items() if load[node] < room and node not in resting]
         if len(free) < self._each:
             return None
         ports = {place.port for place in self._taken}
-        port = next(port for port in self._ports if port not in ports)
+        port = next((port for port in islice(self._ports, PORTS) if port not in ports), None)
+        if port is None:
+            return None
         place = Place(tuple(sorted(free, key=lambda node: load[node])[: self._each]), port)
         self.occupy(place)
         return place

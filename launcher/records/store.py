@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -133,10 +134,25 @@ class Record:
             return f"{self.paths.result} was not written: {error.strerror}; make room, then: launcher logs {self.run}"
         return ""
 
+    def remove(self) -> None:
+        """Of a run that was never there; what cannot be removed stays."""
+        shutil.rmtree(self.paths.root, ignore_errors=True)
+
     def result(self) -> dict[str, Any] | None:
         """None while the run has not been seen to end: a node that was lost may come back."""
         found = read_json(self.paths.result)
         return found if found and isinstance(found.get("state"), str) and found["state"] != "lost" else None
+
+    @property
+    def started(self) -> bool:
+        """Whether every container was started, and not undone."""
+        return any(line.get("event") == "started" for line in read_json_lines(self.paths.events))
+
+    @property
+    def resumes(self) -> RunId | None:
+        """The earlier run whose checkpoints it began with."""
+        named = (line.get("earlier") for line in read_json_lines(self.paths.events) if line.get("event") == "resumes")
+        return next((run for run in named if isinstance(run, str) and is_run_id(run)), None)
 
     @property
     def taken_down(self) -> bool:

@@ -42,6 +42,7 @@ _PROGRAMS = ("bench_node.py", "bench_links.py", "bench_parts.py")
 _POLL = 2.0  # seconds between two looks at a node
 _TO_BEGIN = 5.0  # seconds that the checks before it may take of the time that was given
 _LATE = 20.0  # seconds after its timetable until a node counts as lost
+_SILENT = 10.0  # seconds without an answer until those that have not ended are not waited for
 _MACHINE = 40.0  # seconds that a machine may take to tell of itself; nvidia-smi gets 20 of them
 _BEGUN = b'{"kind": "begun"'
 _LONGEST = 8 << 20  # bytes of a node's log
@@ -70,6 +71,7 @@ class _Heard:
     ended: bool = False
     code: int = 0
     problem: str = ""  # why it could not be asked last time
+    silent_since: float = math.inf  # of time.monotonic()
 
 
 def bench(job: Job, fleet: Fleet, seconds: float, unfit: Mapping[str, str], log: Log) -> Examined:
@@ -183,7 +185,7 @@ def _follow(fleet: Fleet, plan: Plan, heard: Mapping[str, _Heard], limit: float)
             for thread in threads:
                 if thread.wait(0):
                     thread()  # raises what it has ended with
-            if all(each.problem for each in heard.values() if not each.ended):
+            if all(time.monotonic() - each.silent_since > _SILENT for each in heard.values() if not each.ended):
                 break
             time.sleep(0.5)
     finally:
@@ -203,10 +205,10 @@ def _listen(engine: Engine, plan: Plan, heard: _Heard, over: threading.Event) ->
                 pass  # it begins
             if not heard.busy.complete and _BEGUN in heard.text:
                 heard.busy = _machine(engine, plan.rendezvous.interfaces[planned.rank])
-            heard.problem, heard.code = "", state.exit_code or 0
+            heard.problem, heard.silent_since, heard.code = "", math.inf, state.exit_code or 0
             heard.ended = state.phase.ended
         except LauncherError as error:
-            heard.problem = error.what
+            heard.problem, heard.silent_since = error.what, min(heard.silent_since, time.monotonic())
             over.wait(_POLL)
 
 

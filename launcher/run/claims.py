@@ -83,6 +83,6 @@ def _alive(engine: Engine, held: RunLabels) -> bool:
     age = time.time() - held.created
     return any(
         not state.phase.ended and not (state.phase is Phase.CREATED and age > ABANDONED)
-        for state in engine.list({labels.RUN: held.run})
+        for state in engine.list({labels.RUN: held.run, labels.NODE: None})  # on a machine with several, any node
         if state.labels.get(labels.PURPOSE) != "claim"
     )

@@ -1,6 +1,6 @@
 """What old runs left on a node: images that we built and nothing uses, output folders of runs without a container.
 
-And containers of runs that `down` has ended while the node did not answer.
+And containers of runs that `down` has ended while the node did not answer, and those of commands that were killed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ def find_leftovers(engine: Engine, sources: Sequence[ImageInfo] = (), taken_down
     alive = {state.labels.get(labels.RUN) for state in listed}
     own = [state for state in listed if state.labels.get(labels.UID) == str(engine.uid())]
     idle = [state for state in own if state.phase.ended or state.phase is Phase.CREATED]
-    back = [state for state in idle if state.labels.get(labels.RUN) in taken_down]
+    # Those of doctor --bench and shell are removed when they end, where nobody has killed these commands.
+    short = [state for state in own if state.phase.ended and state.labels.get(labels.PURPOSE) in ("bench", "shell")]
+    ended = {*taken_down, *(state.labels.get(labels.RUN) for state in short)}
+    back = [state for state in idle if state.labels.get(labels.RUN) in ended]
     found: dict[str, list[int]] = {}
     marked = set()
     unread: list[LauncherError] = []

@@ -15,9 +15,11 @@ from typing import Any
 from launcher.cli.main import main
 from launcher.node.docker.engine import DockerEngine
 from launcher.node.docker.images import DockerImages
+from launcher.node.process.engine import ProcessEngine
 from launcher.node.ssh.machine import SshMachine
 
 PLACES = {"connect": (SshMachine, "_transport"), "name_image": (DockerImages, "tag")}
+PLACES |= {f"{name}_process": (ProcessEngine, name) for name in ("create", "start")}
 
 
 def place(name: str) -> tuple[type, str]:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from launcher.node.process.engine import ProcessEngine
+from launcher.run.leftovers import find_leftovers, remove_leftovers
 from tests.bed import faults
 from tests.e2e.cli import Cli, bed_job
 from tests.e2e.scene import Scene
@@ -99,6 +101,23 @@ def test_ctrl_c_leaves_nothing(home_cli: Cli) -> None:
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 5  # of every Ctrl-C
+    assert left(home_cli) == []
+
+
+@pytest.mark.slow
+def test_what_a_killed_doctor_leaves_is_for_clean(home_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = home_cli.start("doctor", job(home_cli, 2), "--bench", "--minutes", "0.1")
+    until(begun(home_cli, "local-1"), process)
+    process.kill()
+    process.communicate()
+    monkeypatch.setenv("HOME", home_cli.env["HOME"])
+    engine, deadline = ProcessEngine("local"), time.monotonic() + 90
+    assert not find_leftovers(engine).containers  # they run
+    while len(find_leftovers(engine).containers) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(1)
+    for _ in range(2):  # the output folder when its containers are gone
+        remove_leftovers(find_leftovers(engine))
     assert left(home_cli) == []
 
 

@@ -83,6 +83,14 @@ def test_a_number_takes_idle_gpus_and_waits_for_them(machine_cli: Cli, tmp_path:
     assert waits.returncode == 0
 
 
+def test_a_run_on_another_node_of_this_machine_keeps_its_gpu(machine_cli: Cli, tmp_path: Path) -> None:
+    Machine([Card("07:00.0", "GPU-a"), Card("0f:00.0", "GPU-b")]).install(tmp_path / "bin")
+    sleeps = process_job(machine_cli, name="sleeps", gpus=1, port=29554, run={"command": ["sleep", "300"]})
+    machine_cli("up", "-d", sleeps)
+    file = process_job(machine_cli, nodes=["local", "local"], gpus=1, port=29555)
+    assert "GPUs: GPU-b." in machine_cli("up", file).stdout
+
+
 def test_plain_processes_compare_torchs_cuda_with_the_driver(machine_cli: Cli, tmp_path: Path) -> None:
     machine_cli.program("plain.py")
     file = process_job(machine_cli, run={"script": "plain.py"})

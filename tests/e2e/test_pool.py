@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import socket
 import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cli import Cli
+from tests.nvidia import Machine, cards
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -84,6 +88,62 @@ def test_at_most_as_many_as_asked(home_cli: Cli) -> None:
     assert job.lines() == ["begin 1", "end 1", "begin 2", "end 2"]
 
 
+def test_a_port_in_use_keeps_no_variant_waiting(home_cli: Cli) -> None:
+    job = Job(home_cli, ["local"], variants=2)
+    job.go.touch()
+    port = 20000 + os.getpid() % 10000  # no port of a client
+    with socket.create_server(("127.0.0.1", port)), socket.socket() as later:
+        up = home_cli.start("up", job.file, "--set", f"port={port}")
+        assert up.stderr
+        while " variants on " not in up.stderr.readline():  # from now on the sweep knows of the first one
+            assert up.poll() is None
+        later.bind(("127.0.0.1", port + 2))  # of the second variant
+        later.listen()
+        messages = up.communicate(timeout=60)[1]
+    assert up.returncode == 0, messages
+    assert f"waiting: local: port {port + 2}, where the ranks would meet, is in use" in messages
+    assert "is left out" not in messages
+
+
+@pytest.fixture
+def machine(home_cli: Cli, tmp_path: Path) -> Cli:
+    """This machine, with a stand-in for nvidia-smi that shows four idle GPUs."""
+    (tmp_path / "bin").mkdir()
+    Machine(cards(4)).install(tmp_path / "bin")
+    path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SMI_CALLS": str(tmp_path / "calls")}
+    return Cli(home_cli.cwd, {**home_cli.env, **path})
+
+
+def test_each_variant_has_idle_gpus_of_its_own(machine: Cli) -> None:
+    job = Job(machine, ["local"] * 2, variants=2)
+    up = machine.start("up", job.file, "--set", "gpus=2")
+    job.wait_for(begun=2)
+    job.go.touch()
+    messages = up.communicate(timeout=60)[1]
+    assert up.returncode == 0, messages
+    assert "waiting" not in messages
+    plans = [json.loads((run / "plan.json").read_text()) for run in machine.runs()]
+    assert len({gpu for plan in plans for gpu in plan["nodes"][0]["container"]["gpus"]}) == 4
+    assert len(plans) == 2
+
+
+def test_tries_while_a_gpu_is_in_use_leave_no_runs(machine: Cli) -> None:
+    job = Job(machine, ["local"] * 2, variants=2)
+    up = machine.start("up", job.file)  # each of them takes all GPUs
+    assert up.stderr
+    seen = []
+    while not any("waiting" in line for line in seen):
+        seen.append(up.stderr.readline())
+        assert up.poll() is None, seen
+    job.wait_for(begun=1)
+    time.sleep(1)  # by then the other one is undone
+    assert len(machine.runs()) == 1
+    job.go.touch()
+    messages = up.communicate(timeout=60)[1]
+    assert up.returncode == 0, messages
+    assert len(machine.runs()) == 2
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "left"])
 def test_a_sweep_goes_on_without_doing_anything_twice(home_cli: Cli, how: signal.Signals) -> None:
     job = Job(home_cli, ["local"] * 2, variants=5)
@@ -108,6 +168,21 @@ def test_a_sweep_goes_on_without_doing_anything_twice(home_cli: Cli, how: signal
     assert Counter(job.lines()) == Counter(
         [*(f"begin {x}" for x in range(1, 6)), *(f"end {x}" for x in (1, 2, 4, 5)), "begin 3"]
     )  # what has failed is tried again
+
+
+@pytest.mark.parametrize("name", ["create", "start"])
+def test_a_variant_whose_start_was_cut_off_is_started_again(home_cli: Cli, name: str) -> None:
+    job = Job(home_cli, ["local"] * 2, variants=2)
+    job.go.touch()
+    killed = (sys.executable, "-m", "tests.e2e.killed", f"before:{name}_process:2")
+    Cli(home_cli.cwd, home_cli.env, killed)("up", job.file, "--max-parallel", 1, code=-signal.SIGKILL)
+    group = group_of(home_cli)
+    done = home_cli("up", job.file, "--resume", group)
+    assert job.lines() == ["begin 1", "end 1", "begin 2", "end 2"]
+    assert "2 done" in done.stderr
+    assert states(home_cli, group) == {"x=1": "done", "x=2": "done"}
+    ended = json.loads(home_cli("status", home_cli.runs()[1].name, "--json").stdout)
+    assert ended["state"] == "stopped", ended
 
 
 def test_a_second_ctrl_c_stops_what_runs(home_cli: Cli) -> None:

@@ -65,3 +65,23 @@ def test_all_variants_become_one_group(sweep: tuple[Cli, Path]) -> None:
     groups = [json.loads((run / "events.jsonl").read_text().splitlines()[0]) for run in cli.runs()]
     assert [group["variant"] for group in groups] == ["2", "3"]
     assert len({group["group"] for group in groups}) == 1
+
+
+def test_compare_without_an_argument_has_a_row_for_a_run_that_failed_at_once(sweep: tuple[Cli, Path]) -> None:
+    cli, _ = sweep
+    failed, good = "a-20260101-120000-0000", "a-20260101-130000-0000"
+    for run in (failed, good):
+        output = f"/home/me/.launcher/{run}"
+        container = {"name": f"{run}-0", "output_dir": output}
+        node = {"node": "n", "host": "n", "rank": 0, "first_rank": 0, "processes": 1, "container": container}
+        folder = cli.cwd / "runs" / run
+        folder.mkdir(parents=True)
+        (folder / "plan.json").write_text(json.dumps({"nodes": [node]}))
+    (cli.cwd / "runs" / failed / "result.json").write_text('{"state": "failed"}')
+    start = {"kind": "start", "time": 0, "world": 1, "global_batch": 8, "step": 0, "config": {}}
+    steps = [{"kind": "step", "time": at, "step": at, "images_per_s": 100.0, "loss": 1.0} for at in (1, 2, 3)]
+    (cli.cwd / "runs" / good / "metrics.jsonl").write_text("\n".join(map(json.dumps, [start, *steps])))
+    rows = json.loads(cli("compare", "--json").stdout)
+    assert {row["run"]: row.get("state") for row in rows} == {good: None, failed: "failed"}
+    assert "failed" in cli("compare").stdout
+    assert "has no metrics.jsonl" in cli("compare", failed, code=2).stderr

@@ -118,6 +118,21 @@ def test_a_port_that_was_in_use_is_not_tried_again_at_once() -> None:
     assert ports == [29500, 29501, 29502]
 
 
+def test_a_port_at_which_another_program_listens_is_passed_over() -> None:
+    place = Pool({"a": 1}, 1, 29500, {29500, 29501}).take()
+    assert place is not None
+    assert place.port == 29502
+
+
+def test_without_a_port_that_is_left_a_variant_waits() -> None:
+    pool = Pool({"a": 2}, 1, 65535)
+    first = pool.take()
+    assert first is not None
+    assert pool.take() is None
+    pool.release(first)
+    assert pool.take() == first
+
+
 def test_room_is_by_gpus_where_a_number_of_them_is_asked_for() -> None:
     without = _node(job("nodes: [a]\ngpus: none\n"), 0)
     eight = dataclasses.replace(without, gpus=tuple(Gpu(i, f"GPU-{i}", "", 0, "") for i in range(8)))

@@ -1,0 +1,67 @@
+"""A sweep over a pool: what becomes of a variant whose machine does not answer."""
+
+# ruff: noqa: SLF001 - machines that are silent are made by the bed, which takes minutes
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.api.jobs import load
+from launcher.api.run import Run
+from launcher.api.sweep import State, Sweep, _LostError
+from launcher.records.paths import RunPaths
+from launcher.records.store import Record
+from launcher.run import messages
+from launcher.run.diagnose import Failure
+from launcher.run.outcome import Outcome
+from launcher.run.state import RunState
+
+RUN = "job-20260101-000000-000a"
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Iterator[Sweep]:
+    """Its only variant runs on both of its machines."""
+    monkeypatch.chdir(tmp_path)
+    pool = {"pool": ["local", "local"], "each": 2}
+    keys = {"name": "job", "runtime": "process", "nodes": pool, "run": {"command": ["true"]}}
+    made = Sweep(load({**keys, "sweep": [{"lr": 1}], "lost_after": "5s"}), log=said.append)
+    (work,) = made._work
+    work.run = Run(Record(RunPaths(tmp_path / "runs" / RUN)))
+    made._show(work, state=State.RUNNING, nodes=("local-0", "local-1"), run=RUN)
+    yield made
+    made._machines.close()
+
+
+def test_a_cut_connection_is_not_yet_a_silent_machine(sweep: Sweep) -> None:
+    (work,) = sweep._work
+    sweep._note(work, messages.NodeLost("local-1", "cut", time.time() - 29))  # when it last said that it runs
+    assert work.silent.keys() == {"local-1"}
+    work.silent["local-1"] -= 5.1
+    with pytest.raises(_LostError):
+        sweep._note(work, messages.Tick())
+    sweep._note(work, messages.NodeBack("local-1"))
+    sweep._note(work, messages.Tick())
+
+
+@pytest.mark.parametrize(("failed", "moves"), [("local-1", True), ("local-0", False)])
+def test_a_variant_that_failed_with_its_lost_machine_moves(
+    sweep: Sweep, said: list[str], failed: str, moves: bool
+) -> None:
+    (work,) = sweep._work
+    sweep._note(work, messages.NodeLost("local-1", "cut", time.time()))
+    failure = Failure(failed, None, None, "did not answer any more", "", "")
+    sweep._conclude(work, Outcome(RUN, RunState.FAILED, failure))
+    assert sweep.variants()[0].state is (State.WAITING if moves else State.FAILED)
+    assert (work.earlier == RUN) is moves
+    assert any(line.startswith("local-1 did not answer any more: lr=1 moves") for line in said) is moves
+    sweep.leave()
+    assert any(f"launcher down {RUN}" in line for line in said) is moves
