@@ -49,6 +49,8 @@ def test_a_driver_that_does_not_answer_is_no_machine_without_gpus(machine_cli: C
     report = json.loads(machine_cli("doctor", file, "--json", code=3).stdout)
     assert [check["name"] for check in report["checks"] if check["level"] == "fail"] == ["gpus"]
     assert "GPUs: ." in machine_cli("up", file, "--set", "gpus=none").stdout
+    shown = machine_cli("status", "--nodes", "local", code=None).stderr
+    assert 'warning: local: nvidia-smi says "Failed to initialize NVML: Driver/library version mismatch' in shown
 
 
 def test_a_number_takes_idle_gpus_and_waits_for_them(machine_cli: Cli, tmp_path: Path) -> None:
