@@ -1,7 +1,7 @@
 """What goes wrong on machines with GPUs, a row each: a recorded text with its source, and what is to be said of it.
 
 The same rows are read by the tests of the parsers and rules (tests/unit) and tried through the CLI on the bed
-(tests/e2e/test_gpu_rows.py). None was seen on hardware of ours.
+(tests/e2e/test_gpus.py, test_gpu_engine.py). None was seen on hardware of ours.
 """
 
 from __future__ import annotations
@@ -136,6 +136,13 @@ TOOLKIT = [
         "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=all",
         "CDI specification",
         "nvidia-ctk cdi generate",
+    ),
+    (
+        "https://github.com/VERT-sh/vertd/issues/39; NVIDIA/nvidia-container-toolkit issue 1537 has the cause",
+        "OCI runtime create failed: could not apply required modification to OCI specification: error modifying OCI "
+        "spec: failed to inject CDI devices: unresolvable CDI devices runtime.nvidia.com/gpu=all",
+        "does not find the GPU or its driver",
+        "nvidia-ctk cdi generate >/dev/null shows",
     ),
     (
         "https://github.com/NVIDIA/nvidia-docker/issues/1348",

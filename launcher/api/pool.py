@@ -11,14 +11,14 @@ from functools import partial
 
 from launcher.api.machines import machines
 from launcher.api.up import How
-from launcher.errors import InUse, LauncherError, NodesFailed, NodeUnfit, NodeUnreachable
+from launcher.errors import InUse, LauncherError, NodesFailed, NodeUnreachable
 from launcher.image.lock import path_beside
 from launcher.job.models import Job
 from launcher.job.overrides import on_nodes
 from launcher.model.facts import NodeFacts
 from launcher.node.connect import connect
 from launcher.node.parallel import in_background, run_all_settled
-from launcher.planning.pool import Place, Pool, room
+from launcher.planning.pool import Place, Pool, no_room, room
 from launcher.run.gpus import counts, with_claims
 from launcher.run.prepare import make_image
 
@@ -55,11 +55,12 @@ def examine(job: Job, how: How) -> Examined:
         lock = path_beside(job.file) if job.file else None
         part = fleet.only([entry.name for entry in answered])
         make_image(on_nodes(job, answered), part, list(facts.values()), how.log, how.progress, lock)
-    rooms = {entry.name: room(job, entry, facts[entry.name]) if entry.name in facts else 1 for entry in job.nodes}
-    for entry in job.nodes:
-        if not rooms[entry.name]:
-            what = f"it has too few GPUs: a variant needs {job.gpus_of(entry)}"
-            failed[entry.name] = NodeUnfit(f"node {entry.name}", what, "take it out of the pool, or change gpus")
+    some = any(node.gpus for node in facts.values())
+    rooms = {
+        entry.name: room(job, entry, facts[entry.name], others=some) if entry.name in facts else 1
+        for entry in job.nodes
+    }
+    failed |= {entry.name: no_room(job, entry, facts[entry.name]) for entry in job.nodes if not rooms[entry.name]}
     listening = frozenset(port for node in facts.values() for port in node.listening)
     return Examined(rooms, listening, failed)
 
@@ -126,7 +127,8 @@ class Machines:
             if node in self._away:
                 return
             self._away[node] = error
-        self._how.log(f"{node} is left out{'' if for_good else ' until it answers again'}: {error.what}")
+        fix = f"; {error.next_step}" if error.next_step else ""
+        self._how.log(f"{node} is left out{'' if for_good else ' until it answers again'}: {error.what}{fix}")
         if not for_good:
             in_background(partial(self._look_again, node))
 

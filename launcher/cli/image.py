@@ -157,7 +157,8 @@ def _ensure(job: Job, file: Path, nodes: Sequence[Engine], local: Engine | None)
     if job.image is None:
         raise UsageError(f"job {job.name}", "has no image: runtime process uses this machine's Python", "")
     with LongWork() as work:
-        locations = ImageLocations(nodes, local, work.log, work.progress)
+        gpus = any(job.gpus_of(entry) != "none" for entry in job.machines)
+        locations = ImageLocations(nodes, local, work.log, work.progress, gpus)
         return ensure(job.image, locations, job=job.name, mounted=bool(job.mounts), lock_file=path_beside(file))
 
 

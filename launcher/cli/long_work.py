@@ -37,6 +37,7 @@ class _Reported:
     sent: int
     last: float
     lines: int = 0
+    over: bool = False
 
 
 class LongWork(Reporter):
@@ -100,9 +101,12 @@ class LongWork(Reporter):
         """Its first report, if a line is to be printed now."""
         now = self._now()
         reported = self._reported.setdefault(node, _Reported(now, sent, now))
+        before, reported.over = reported.over, over
+        if before and over:  # the end is said once, and an engine that unpacks goes on reporting it
+            return None
         if now - reported.last < EVERY and not (over and reported.lines):
             return None
-        reported.last, reported.lines = now, 0 if over else reported.lines + 1  # the end is said once
+        reported.last, reported.lines = now, reported.lines + 1
         return reported
 
 

@@ -19,9 +19,11 @@ from rich.text import Text
 
 from launcher.api.machines import machines
 from launcher.cli import gpus, options, terminal
+from launcher.cli.terminal import Reporter
 from launcher.errors import NodesFailed, RunUnknown
 from launcher.job.scalars import duration
 from launcher.model.facts import NodeFacts
+from launcher.planning.gpu_faults import fault
 from launcher.run.status import NodeStatus, RunStatus, Utilization
 
 REFRESH = 2.0
@@ -67,10 +69,13 @@ def status(
 
 
 def _machines(nodes: str | None, ssh_config: Path | None) -> tuple[list[NodeFacts], list[str]]:
-    """Those of the nodes that have GPUs, and why others could not be asked."""
+    """Those of the nodes that have GPUs, and why others could not be asked; warns of GPUs that cannot be used."""
     if (hosts := options.hosts(nodes)) is None:
         return [], []
     found, errors = machines(hosts, ssh_config=ssh_config)
+    for node, problem in ((node, fault(node)) for node in found):
+        if problem is not None:
+            Reporter().warn(f"{node.name}: {problem.what}; {problem.fix}")
     return [node for node in found if node.gpus], [str(error) for error in errors]
 
 

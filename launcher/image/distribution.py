@@ -5,6 +5,7 @@ And its way into a registry, for clusters that get their images there.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from launcher.node.docker.pulling import PullProgress
 
 UNREACHABLE_MAX_AGE = 3600.0  # seconds
+UNPACKING_EVERY = 5.0  # seconds
 
 
 def provide(name: str, locations: ImageLocations) -> ImageOnNodes:
@@ -146,14 +148,15 @@ def pull(name: str, engines: Sequence[Engine], locations: ImageLocations) -> Ima
 
 
 def _pull_shown(engine: Engine, pinned: str, login: Mapping[str, str] | None, locations: ImageLocations) -> None:
-    said = ""
+    said, at = "", 0.0
 
     def show(progress: PullProgress) -> None:
-        nonlocal said
+        nonlocal said, at
         if progress.total:
             locations.on_progress(engine.node, progress.received, progress.total)
-        if progress.unpacking and progress.unpacking != said:
-            said = progress.unpacking
+        now = time.monotonic()
+        if progress.unpacking and (progress.unpacking != said or now - at >= UNPACKING_EVERY):
+            said, at = progress.unpacking, now
             locations.log(Step(engine.node, said))
 
     image_store(engine).pull(pinned, login, show)

@@ -42,12 +42,16 @@ class ImageOnNodes:
 
 @dataclass(frozen=True)
 class ImageLocations:
-    """The nodes' engines in the job's order and the caller's own Docker, if any; it may be a node too."""
+    """The nodes' engines in the job's order and the caller's own Docker, if any; it may be a node too.
+
+    gpus: the job uses some, so that an image is tried on one of them as well.
+    """
 
     nodes: Sequence[Engine]
     local: Engine | None
     log: Log
     on_progress: OnProgress = no_progress
+    gpus: bool = True
 
     def describe(self, *engines: Engine) -> str:
         return ", ".join("this machine" if engine is self.local else engine.node for engine in engines)

@@ -19,7 +19,7 @@ from launcher.model.container import ContainerSpec
 from launcher.model.facts import ImageFacts, ImageInfo, Launch
 from launcher.node import cache
 from launcher.node.engine import Engine
-from launcher.planning import gpus
+from launcher.planning.gpus import devices, driver, user
 
 MARK = "LAUNCHER-PROBE "  # images/probe.py prints it in front of its JSON
 MOUNTED_MAX_AGE = 600.0  # seconds: what lies under a mount may change without the image changing
@@ -58,26 +58,30 @@ def image_facts(engine: Engine, reference: str, info: ImageInfo | None, like: Co
     return ImageFacts(reference, image, found.python, launch, found.flags, found.torch, entrypoint, cuda)
 
 
-def full_report(engine: Engine, info: ImageInfo, reference: str) -> Report:
-    """Everything, with torch and torchvision imported and tried, on a GPU too if the node has one.
+def full_report(engine: Engine, info: ImageInfo, reference: str, *, gpus: bool = True) -> Report:
+    """Everything, with torch and torchvision imported and tried, on an idle GPU too if the node has one.
+
+    gpus: False for a job without GPUs, which runs where theirs cannot be used.
 
     A warm call costs nothing. Raises ImageUnfit if nothing can be run in the image.
     """
-    name = cache.key(info.id, engine.host, asset("probe.py"))
+    name = cache.key(info.id, engine.host, asset("probe.py"), gpus)
     kept = cache.get("full", name)
     if kept is None:
-        kept = run(engine, info.id, reference, _argv("full"), _with_a_gpu(engine), FULL_TIMEOUT)
+        like = _with_a_gpu(engine) if gpus else ANY_CONTAINER
+        kept = run(engine, info.id, reference, _argv("full"), like, FULL_TIMEOUT)
         cache.put("full", name, kept)
     return Report.from_json(kept)
 
 
 def _with_a_gpu(engine: Engine) -> ContainerSpec:
-    """One of the node's GPUs, none if it has none."""
+    """One of the node's GPUs, none if it has no idle one: on another one the image might fail for want of memory."""
     node = engine.facts()
     with contextlib.suppress(NodeUnfit):  # an engine without the NVIDIA Container Toolkit: the CPU alone is tried
-        if (found := gpus.devices(node)) and node.engine is not None:
-            uuids = (found[0].uuid,)
-            return replace(ANY_CONTAINER, gpus=uuids, gpu_driver=gpus.driver(node, uuids))
+        idle = [device for device in devices(node) if not user(node, device)]
+        if idle and node.engine is not None:
+            uuids = (idle[0].uuid,)
+            return replace(ANY_CONTAINER, gpus=uuids, gpu_driver=driver(node, uuids))
     return ANY_CONTAINER
 
 

@@ -39,13 +39,16 @@ def plan_repair(
     assert image.base is not None, "an image given by ref is not built"
     builder, info = _find_base(image.base, locations, locked)
     if locked is None:
-        return Repair(builder, info, _decide(image, image.base, builder, info, mounted, locations.log))
+        return Repair(builder, info, _decide(image, image.base, builder, info, mounted, locations))
     base_digest = _digest(image.base, info)
     return Repair(builder, info, replace(locked, base_id=info.id, base_digest=base_digest, user=info.user))
 
 
-def _decide(image: Image, base: str, builder: Engine, info: ImageInfo, mounted: bool, log: Log) -> Lock:
-    report = Report(python="") if image.torchvision == KEEP else tried(builder, info, base, log)
+def _decide(
+    image: Image, base: str, builder: Engine, info: ImageInfo, mounted: bool, locations: ImageLocations
+) -> Lock:
+    keep = image.torchvision == KEEP
+    report = Report(python="") if keep else tried(builder, info, base, locations.log, gpus=locations.gpus)
     decision = decide(image.torchvision, report, base, mounted)
     return Lock(
         base=base,
@@ -77,22 +80,23 @@ def carry_out(repair: Repair, tag: str, job: str, locations: ImageLocations) -> 
     log(f"image {tag}: building on {locations.describe(builder)} from {base}: {repair.lock.why}")
     built = build(repair, tag, job, local=builder.host == LOCAL, log=log)
     if repair.lock.torch:
-        verdict = Verdict(tag, tried(builder, built, tag, log), tried(builder, repair.info, base, log))
-        for what, before, after in verdict.rows():
-            if before != after:
-                log(f"image {tag}: {what}: {before} -> {after}")
+        after = tried(builder, built, tag, log, gpus=locations.gpus)
+        verdict = Verdict(tag, after, tried(builder, repair.info, base, log, gpus=locations.gpus))
+        for what, before, now in verdict.rows():
+            if before != now:
+                log(f"image {tag}: {what}: {before} -> {now}")
         verdict.check()
     return built
 
 
-def tried(engine: Engine, info: ImageInfo, name: str, log: Log) -> Report:
+def tried(engine: Engine, info: ImageInfo, name: str, log: Log, *, gpus: bool = True) -> Report:
     """As full_report(); says meanwhile that it goes on: the first import from a cold disk takes minutes."""
 
     def tell(seconds: float) -> None:
         log(Step(engine.node, f"still importing torch from image {name} ({seconds:.0f} s)"))
 
     with meanwhile(tell, IMPORTING_EVERY):
-        return full_report(engine, info, name)
+        return full_report(engine, info, name, gpus=gpus)
 
 
 def _find_base(base: str, locations: ImageLocations, locked: Lock | None) -> tuple[Engine, ImageInfo]:

@@ -10,9 +10,8 @@ smi() {
   printf '\n@exit %s\n' "$?"
 }
 gpus() {
-  fields=index,uuid,name,memory.total,driver_version
-  more=memory.used,pci.bus_id,compute_mode,persistence_mode,temperature.gpu,mig.mode.current
-  found=$(smi "--query-gpu=$fields,$more" --format=csv,noheader,nounits)
+  fields=index,uuid,name,memory.total,driver_version,memory.used,pci.bus_id,compute_mode,persistence_mode,temperature.gpu
+  found=$(smi "--query-gpu=$fields,mig.mode.current" --format=csv,noheader,nounits)
   case $found in
     *"not a valid field"*) found=$(smi "--query-gpu=$fields" --format=csv,noheader,nounits) ;; # a driver before 450
   esac

@@ -83,7 +83,7 @@ def address(text: str) -> str:
 
 
 def _rows(answer: str) -> Iterator[list[str]]:
-    """The lines of nvidia-smi's csv that are about a GPU; an old driver, or a stand-in, gives the first five cells."""
+    """The lines of nvidia-smi's csv that are about a GPU; a driver before 450 omits the MIG mode, a stand-in more."""
     for line in answer.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) >= 5 and re.fullmatch("[0-9]{1,5}", cells[0], re.ASCII) and cells[1].startswith("GPU-"):

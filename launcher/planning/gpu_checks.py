@@ -71,14 +71,15 @@ def differences(nodes: Sequence[NodeFacts]) -> str:
     return "; ".join(found)
 
 
-def alike(nodes: Sequence[NodeFacts]) -> list[Check]:
-    """What should be the same on all nodes."""
+def alike(nodes: Sequence[NodeFacts], *, job: bool) -> list[Check]:
+    """What should be the same on all nodes. job: of a job that wants GPUs of each; `up` refuses one without."""
     with_gpus = [node for node in nodes if node.gpus]
+    without = [node for node in nodes if not node.gpus and fault(node) is None]
     found = []
-    if with_gpus and len(with_gpus) < len(nodes):
-        names = ", ".join(node.name for node in nodes if not node.gpus)
+    if with_gpus and without:
+        names = ", ".join(node.name for node in without)
         fix = "name the nodes that a job is to use; gpus: none for these"
-        found.append(Check("all", "gpus differ", Level.WARN, f"no GPU: {names}", fix))
+        found.append(Check("all", "gpus differ", Level.FAIL if job else Level.WARN, f"no GPU: {names}", fix))
     if differ := differences(nodes):
         found.append(Check("all", "gpus differ", Level.WARN, differ, "the slowest sets the pace"))
     return found

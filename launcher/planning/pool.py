@@ -6,10 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import cycle, islice
 
+from launcher.errors import NodeUnfit
 from launcher.job.models import Job, NodeEntry
 from launcher.job.scalars import LOCAL
 from launcher.model.facts import NodeFacts
-from launcher.planning.gpus import devices
+from launcher.planning.gpu_faults import fault
+from launcher.planning.gpus import devices, has_none, select
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,23 @@ class Pool:
         self._taken.remove(place)
 
 
-def room(job: Job, entry: NodeEntry, node: NodeFacts) -> int:
-    """How many variants the machine has room for: by its GPUs if the job asks for a number of them, else one."""
+def room(job: Job, entry: NodeEntry, node: NodeFacts, *, others: bool = False) -> int:
+    """How many variants the machine has room for: by its GPUs if the job asks for a number of them, else one.
+
+    others: machines of the pool have GPUs, and then one without has no room for `all`.
+    """
     count = job.gpus_of(entry)
+    if count == "all" and others and not node.gpus and fault(node) is None:
+        return 0
     if not isinstance(count, int) or not count or entry.host == LOCAL:
         return 1
     return len(devices(node)) // count
+
+
+def no_room(job: Job, entry: NodeEntry, node: NodeFacts) -> NodeUnfit:
+    """Why it has room for none."""
+    try:
+        select(node, job.gpus_of(entry))
+    except NodeUnfit as error:
+        return error
+    return has_none(node)

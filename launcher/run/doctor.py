@@ -93,7 +93,7 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFacts]:
         yield from _image(job, usable)
     if len(facts) > 1:
         yield from checks.alike(facts)
-        yield from gpu_checks.alike(wanting)
+        yield from gpu_checks.alike(wanting, job=job is not None and job.each is None)
     if job is not None and facts and not fleet.failed and len(facts) == len(job.machines):
         yield checks.master_port(job, facts[0])
         if job.runtime == "docker" and len(facts) > 1:

@@ -6,12 +6,15 @@ Texts were recorded by others, the source beside each; none was seen on hardware
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from launcher.errors import NodesFailed, NodeUnfit
 from launcher.image import cuda
-from launcher.model.facts import EngineFacts, Gpu, MigInstance, NodeFacts, NvidiaFacts
+from launcher.image.probe import MARK, full_report
+from launcher.model.container import ContainerSpec
+from launcher.model.facts import EngineFacts, Gpu, ImageInfo, MigInstance, NodeFacts, NvidiaFacts
 from launcher.node.docker.toolkit import gpu_error
 from launcher.planning import gpu_checks, gpus
 from launcher.planning.checks import Level
@@ -109,6 +112,29 @@ def test_the_images_own_requirement_gets_the_same_message(facts: NodeFacts, need
     assert other in str(told.value)
     with pytest.raises(NodeUnfit, match="its disk is full"), cuda.explained(Engine(facts), "x:1"):  # type: ignore[arg-type]
         raise NodeUnfit("gpu-0", "its disk is full")
+
+
+def test_an_image_is_tried_on_an_idle_gpu_and_on_none_for_a_job_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU that a colleague has, torchvision's operators fail: no memory, or exclusive mode."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    used = Gpu(0, "GPU-0", "Tesla T4", 15360, "535.54", 15000)
+    facts = dataclasses.replace(node(0, engine=LEGACY), gpus=(used, Gpu(1, "GPU-1", "Tesla T4", 15360, "535.54")))
+    tried: list[tuple[str, ...]] = []
+
+    class Prober(Engine):
+        host = "gpu-0"
+
+        def run_probe(self, spec: ContainerSpec, timeout: float) -> tuple[int, bytes]:
+            tried.append(spec.gpus)
+            return 0, f'{MARK}{{"python": "python3"}}'.encode()
+
+    image = ImageInfo("sha256:1", (), (), "amd64", (), {}, (), 1)
+    for engine, gpus_ in ((Prober(facts), True), (Prober(facts), False)):
+        full_report(engine, image, "x:1", gpus=gpus_)  # type: ignore[arg-type]
+    full_report(Prober(dataclasses.replace(facts, gpus=(used,))), dataclasses.replace(image, id="2"), "x:2")  # type: ignore[arg-type]
+    assert tried == [("GPU-1",), (), ()]
 
 
 @pytest.mark.parametrize(("source", "words", "what", "fix"), TOOLKIT, ids=[row[0] for row in TOOLKIT])

@@ -14,6 +14,8 @@ from launcher.cli import long_work
 from launcher.cli.long_work import LongWork
 from launcher.errors import InUse, NodesFailed, NodeUnfit
 from launcher.image.builder import BuildSteps
+from launcher.image.distribution import _pull_shown
+from launcher.image.image_locations import ImageLocations
 from launcher.model.progress import Step
 from launcher.node.docker.pulling import PullProgress
 from launcher.node.parallel import meanwhile
@@ -106,6 +108,41 @@ def test_in_a_pipe_there_is_a_line_every_30_s_and_one_at_the_end(capfd: pytest.C
         "launcher: gpu-b: building: Step 2/7 : RUN x | line 90",
         "launcher: gpu-a: 20.0 GB in 2 min",
     ]
+
+
+def test_in_a_pipe_the_end_of_a_pull_is_said_once_while_the_engine_unpacks(capfd: pytest.CaptureFixture[str]) -> None:
+    """A layer of many GB: the engine reports for minutes, and the bytes stay what they are."""
+    clock, progress = Clock(), PullProgress()
+    log: list[Step] = []
+
+    def pull(reference: str, login: object, report: Callable[[PullProgress], object]) -> None:
+        for second in range(200):
+            clock.now = second
+            size = 20_000 * MB
+            done = min(second * 200 * MB, size)
+            progress.take(event("aaa", "Downloading" if done < size else "Extracting", done, size))
+            report(progress)
+
+    class Engine:
+        node = "gpu-a"
+        images = type("Store", (), {"pull": staticmethod(pull)})
+
+    with LongWork(clock) as work, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("launcher.image.distribution.time.monotonic", clock)
+
+        def both(text: str) -> None:
+            log.append(text)  # type: ignore[arg-type]
+            work.log(text)
+
+        places = ImageLocations((), None, both, work.progress)
+        _pull_shown(Engine(), "x:1", None, places)  # type: ignore[arg-type]
+    assert capfd.readouterr().err.splitlines()[3:] == [
+        "launcher: gpu-a: 20.0 GB in 2 min",
+        "launcher: gpu-a: unpacking, 0 of 1 layers done",
+        "launcher: gpu-a: unpacking, 0 of 1 layers done",
+        "launcher: gpu-a: unpacking, 0 of 1 layers done",
+    ]
+    assert len(log) == 20  # every 5 s
 
 
 def test_in_a_pipe_nothing_is_said_of_short_work(capfd: pytest.CaptureFixture[str]) -> None:

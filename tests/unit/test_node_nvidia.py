@@ -166,6 +166,21 @@ def test_the_two_calls_and_the_rest_of_the_script_run_at_once(tmp_path: Path) ->
     assert (len(node.gpus), node.nvidia.smi_exit, node.cpus) == (8, 0, 64)  # each has waited for the two others
 
 
+def test_a_driver_before_450_tells_all_but_the_mig_mode(tmp_path: Path) -> None:
+    """Driver 418 is what CUDA 10.1 needs; its GPUs have users, too, and may fall off the bus."""
+    machine = Machine([Card("07:00.0", used=60000, running=[Process(os.getpid(), 59000)])], cuda="10.1")
+    refuses = 'case "$*" in *mig*) echo \'Field "mig.mode.current" is not a valid field to query.\'; exit 2 ;; esac'
+    cut = 'cut -d, -f "1-$(($(printf %s "$1" | tr -cd , | wc -c) + 1))"'  # the fields that are asked for
+    (tmp_path / "new").mkdir()
+    machine.install(tmp_path / "new")
+    (tmp_path / "nvidia-smi").write_text(f'#!/bin/sh\n{refuses}\n{tmp_path}/new/nvidia-smi "$@" | {cut}\n')
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    text, _ = run(tmp_path, dataclasses.replace(machine, smi=False))
+    [gpu] = parse(text.encode()).node.gpus
+    assert (gpu.used_mib, gpu.bus, gpu.compute_mode, gpu.mig) == (60000, "0000:07:00.0", "Default", False)
+    assert [process.pid for process in gpu.processes] == [os.getpid()]
+
+
 def test_the_script_lists_instances_only_in_mig_mode(tmp_path: Path) -> None:
     text, calls = run(tmp_path, Machine([Card("07:00.0", nvidia.MIG_UUIDS[0], mig="Enabled")]))
     assert len(calls) == 3

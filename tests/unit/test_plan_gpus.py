@@ -172,7 +172,10 @@ def test_machines_that_differ_are_named_in_one_warning() -> None:
     for words in ("gpu-0 NVIDIA A100-SXM4-80GB, gpu-b NVIDIA H100", "gpu-0 550, gpu-b 535", "gpu-b Exclusive_Process"):
         assert words in warning
     assert gpu_checks.differences([on(Machine(cards(2, driver="550.90.07"))), nodes[0]]) == ""  # the same branch
-    assert gpu_checks.alike([nodes[0], a_node(1)])[0].what == "no GPU: gpu-1"
+    for for_a_job, level in ((False, Level.WARN), (True, Level.FAIL)):  # which `up` refuses
+        [check] = gpu_checks.alike([nodes[0], a_node(1)], job=for_a_job)
+        assert (check.what, check.level) == ("no GPU: gpu-1", level)
+    assert gpu_checks.alike([nodes[0], on(Machine(failure=nvidia.MISMATCH), 1)], job=True) == []  # that has a fault
 
 
 def test_doctor_tells_driver_toolkit_persistence_fabric_manager_and_peers() -> None:

@@ -15,8 +15,10 @@ from launcher.job.loader import parse_job
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep, on_nodes
 from launcher.model.facts import Gpu
+from launcher.node.facts import parse
 from launcher.planning.offline import _node
-from launcher.planning.pool import Place, Pool, room
+from launcher.planning.pool import Place, Pool, no_room, room
+from tests.nvidia import MISMATCH, Machine, cards
 
 HEAD = "name: job\nimage: {ref: img}\nrun: {module: train}\n"
 
@@ -142,3 +144,19 @@ def test_room_is_by_gpus_where_a_number_of_them_is_asked_for() -> None:
         assert room(found, found.nodes[0], eight) == expected
     two = job("nodes: {pool: [a]}\nsweep: [{lr: 1}]\ngpus: 2\n")
     assert room(two, two.nodes[0], without) == 0
+
+
+def test_a_machine_whose_gpus_cannot_be_used_or_that_has_none_is_left_out_with_the_reason() -> None:
+    seen = parse(Machine(cards(2), MISMATCH).told().encode()).node
+    two = job("nodes: {pool: [a, b]}\nsweep: [{lr: 1}]\ngpus: 2\n")
+    broken = dataclasses.replace(_node(two, 0), gpus=seen.gpus, nvidia=seen.nvidia)
+    assert room(two, two.nodes[0], broken) == 0
+    error = no_room(two, two.nodes[0], broken)
+    assert "Driver/library version mismatch" in error.what
+    assert "reboot it" in error.next_step
+    every = job("nodes: {pool: [a, b]}\nsweep: [{lr: 1}]\ngpus: all\n")
+    without = dataclasses.replace(_node(every, 0), gpus=())
+    assert room(every, every.nodes[0], without, others=True) == 0  # it would train on processors
+    assert "it has no GPU, and other nodes of the job have" in no_room(every, every.nodes[0], without).what
+    assert room(every, every.nodes[0], without) == 1
+    assert room(every, every.nodes[0], broken, others=True) == 1  # the start says what is wrong, and it is asked again

@@ -47,6 +47,11 @@ _ERRORS: tuple[tuple[str, str, str], ...] = (
         f"install version 1.18 or newer there; for a rootless engine, set no-cgroups = true in {_CONFIG}",
     ),
     (
+        r"unresolvable CDI devices runtime\.nvidia\.com",  # its own, which it makes at each start since 1.18
+        "its NVIDIA Container Toolkit does not find the GPU or its driver",
+        "`nvidia-smi` must list the GPU there; sudo nvidia-ctk cdi generate >/dev/null shows what is missing",
+    ),
+    (
         r"unresolvable CDI devices|CDI device injection failed",
         "its CDI specification does not have the GPU",
         "write it again there: sudo nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml",
