@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -114,7 +114,8 @@ def bench(job: Job, fleet: Fleet, seconds: float, unfit: Mapping[str, str], log:
     late = [name for name in names if name not in ready | set(lost)]
     notes += [f"{name} was not ready in time, and was measured without the others" for name in late]
     negotiated = {name: each.busy.link.speed / 1000 for name, each in heard.items() if each.busy.link.speed}
-    found = verdict.judge(said, _troubles(heard), Network(interfaces, negotiated), lost)
+    troubles = _troubles(heard, dict(zip(names, seen, strict=True)))
+    found = verdict.judge(said, troubles, Network(interfaces, negotiated), lost)
     every = tuple(measure for each in said for measure in each.measures)
     return Examined(tuple(names), time.monotonic() - began, every, tuple(found), skipped, lost, tuple(notes))
 
@@ -217,13 +218,19 @@ def _machine(engine: Engine, interface: str = "") -> MachineState:
     return machine.parse(engine.sh(machine.script(), interface, "", timeout=_MACHINE).decode(errors="replace"))
 
 
-def _troubles(heard: Mapping[str, _Heard]) -> list[Trouble]:
-    """What the machines say of themselves, each once."""
+def _troubles(heard: Mapping[str, _Heard], measured: Mapping[str, tuple[NodeFacts, tuple[str, ...]]]) -> list[Trouble]:
+    """What the machines say of themselves, each once. measured: by node, its facts and the GPUs that count."""
     found: list[Trouble] = []
-    for node, each in heard.items():
-        found += machine.troubles(node, each.idle, busy=False)
-        found += machine.troubles(node, each.busy, busy=True)
-    found += machine.between({node: each.busy for node, each in heard.items() if each.busy.complete})
+    busy = dict[str, MachineState]()
+    for name, (node, chosen) in measured.items():
+        own = {device.gpu.uuid for device in gpus.devices(node) if device.uuid in chosen}
+        idle, busy[name] = (
+            replace(state, gpus=tuple(gpu for gpu in state.gpus if gpu.uuid in own))
+            for state in (heard[name].idle, heard[name].busy)
+        )
+        found += machine.troubles(name, idle, busy=False)
+        found += machine.troubles(name, busy[name], busy=True)
+    found += machine.between({name: state for name, state in busy.items() if state.complete})
     return list(dict.fromkeys(found))
 
 

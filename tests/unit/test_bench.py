@@ -10,8 +10,10 @@ import pytest
 
 from launcher.container_scripts.bench_parts import computed_in
 from launcher.errors import NodeUnreachable
+from launcher.health.gpu import GpuState, Process
 from launcher.health.machine import MachineState
 from launcher.model.container import ContainerState, Phase
+from launcher.model.facts import Gpu
 from launcher.run import bench
 
 ENDED = ContainerState("c", "c", "", {}, Phase.EXITED, exit_code=0)
@@ -55,3 +57,13 @@ def test_a_node_that_misses_a_question_or_two_is_not_lost(
 )
 def test_bf16_is_not_measured_where_it_is_emulated(wanted: str, capability: tuple[int, int], expected: str) -> None:
     assert computed_in(wanted, capability) == expected
+
+
+def test_who_uses_a_gpu_that_is_not_measured_is_no_fault() -> None:
+    users = (Process(42, "python3", 9000),)
+    states = tuple(GpuState(index, f"GPU-{index}", processes=users) for index in range(2))
+    node: Any = SimpleNamespace(gpus=tuple(Gpu(index, f"GPU-{index}", "", 0, "") for index in range(2)))
+    heard = {"gpu-a": bench._Heard(MachineState(gpus=states))}
+    (found,) = bench._troubles(heard, {"gpu-a": (node, ("GPU-1",))})
+    assert (found.part, found.what) == ("GPU 1", "in use by python3 (pid 42, 9000 MiB)")
+    assert bench._troubles(heard, {"gpu-a": (node, ())}) == []
