@@ -142,6 +142,7 @@ def test_precision_and_layout(capability: tuple[int, int], name: str, scaled: bo
         assert found.layout == found.weights_layout == torch.channels_last
         divided = choose_precision(Config(data="", parallel="fsdp"), GPU)
         assert (divided.layout, divided.weights_layout) == (torch.channels_last, torch.contiguous_format)
+        assert choose_precision(Config(data="", parallel="pipeline"), GPU).layout == torch.contiguous_format
         assert choose_precision(Config(data="", dtype="float64"), GPU).name == "none"
         assert choose_precision(Config(data="", memory_format="contiguous"), GPU).layout == torch.contiguous_format
 
@@ -388,7 +389,7 @@ def test_a_run_equals_that_on_a_cpu(tmp_path: Path) -> None:
     assert (begun["amp"], begun["device"]) == ("bf16", pretend.NAME)
 
 
-@pytest.mark.parametrize("parallel", ["auto", "fsdp", "model"])
+@pytest.mark.parametrize("parallel", ["auto", "fsdp", "model", "pipeline"])
 def test_two_processes(parallel: str, tmp_path: Path) -> None:
     """A model with convolutions, in the layout that a GPU has by default, by each method, stopped and resumed."""
     data = digit_tree(tmp_path / "data", 64, 16)

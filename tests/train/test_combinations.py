@@ -35,6 +35,7 @@ def problem(options: str, processes: int = 2, amp: str | None = None, device: st
         (2, "--parallel pipeline --batch-size 8 --micro-batches 3", "not a multiple of the 3"),
         (3, "--parallel pipeline --batch-size 8 --micro-batches 2", "at least the number of stages (3)"),
         (2, "--parallel pipeline", "--last-batch drop"),
+        (2, "--parallel pipeline --last-batch drop --memory-format channels_last", "--memory-format channels_last"),
         (2, "--parallel pipeline --mixup 0.2 --phases 8@0", "does not support --mixup 0.2, --phases"),
         (1, "--parallel fsdp", "start two or more"),
         (2, "--parallel fsdp --ema-decay 0.9 --compile", "does not support --ema-decay 0.9, --compile"),
