@@ -30,6 +30,7 @@ def problem(options: str, processes: int = 2, amp: str | None = None, device: st
         (2, "--parallel single", "one process, not 2"),
         (2, "--parallel dp", "one process with all devices"),
         (1, "--parallel dp --syncbn custom", "does not support --syncbn custom"),
+        (1, "--parallel dp --compile", "does not support --compile"),
         (2, "--parallel model --ema-decay 0.9 --clip-norm 1", "does not support --clip-norm 1.0, --ema-decay 0.9"),
         (2, "--parallel model --amp O2", "does not support --amp O2"),
         (2, "--parallel pipeline --batch-size 8 --micro-batches 3", "not a multiple of the 3"),
