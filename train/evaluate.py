@@ -58,7 +58,7 @@ def evaluate(
         if stopped():
             raise Stopped
         batch = next(batches)
-        with torch.inference_mode():
+        with torch.no_grad():  # not inference_mode: fully_shard would keep what it gathers, and not train with it
             output = objective.forward_loss(classify, batch)
         meter.add(output.counts)
         if output.logits is not None and world.local_rank == 0:

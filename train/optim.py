@@ -93,9 +93,17 @@ def has_fused_kernel(parameter: nn.Parameter) -> bool:
 
 
 def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Restores momenta and such; the settings stay those of `optimizer`, which `load_state_dict` would replace."""
+    """Restores momenta and such; the settings stay those of `optimizer`, which `load_state_dict` would replace.
+
+    In the memory layout of the parameters, which the fused kernels need: on GPUs they refuse another one, on CPUs they
+    compute wrongly.
+    """
     settings = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state["state"], "param_groups": settings})
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                values[name] = torch.empty_like(parameter).copy_(value)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float, momentum: float | None = None) -> None:

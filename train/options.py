@@ -60,7 +60,10 @@ class PrecisionOptions:
     )
     tf32: bool = option("precision", "fp32 products of a GPU in TF32, with 10 bits of mantissa", True)
     memory_format: str = option(
-        "precision", "auto: channels_last on a GPU", "auto", choices=("auto", "channels_last", "contiguous")
+        "precision",
+        "auto: channels_last on a GPU, but for pipelines",
+        "auto",
+        choices=("auto", "channels_last", "contiguous"),
     )
 
 

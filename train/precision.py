@@ -88,7 +88,8 @@ def choose_precision(config: Config, device: torch.device) -> Precision:
     elif name == "auto":
         # before Ampere bf16 is emulated and slower than fp32, so check the capability, not is_bf16_supported()
         name = "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp16"
-    nhwc = config.memory_format == "channels_last" or (config.memory_format == "auto" and device.type == "cuda")
+    auto = device.type == "cuda" and config.parallel != "pipeline"  # whose stages send and receive contiguous tensors
+    nhwc = config.memory_format == "channels_last" or (config.memory_format == "auto" and auto)
     layout = torch.channels_last if nhwc else torch.contiguous_format
     return Precision(
         name,

@@ -18,8 +18,11 @@ from train import sharded
 from train.__main__ import leave
 from train.checkpoint import digest, read
 from train.config import Config
-from train.data.batch import Batch
+from train.data.batch import Batch, Transfer
+from train.data.loader import Loader
+from train.data.repeat import synthetic
 from train.errors import TrainError
+from train.evaluate import evaluate
 from train.models import make_model
 from train.parallel.methods import make_step
 from train.parallel.world import World, start
@@ -109,6 +112,10 @@ def main(what: str, folder: Path) -> dict[str, object]:
     assert found
     step.load_state(found.state)
     result |= {"read": found.path.name, "digests": digests(step)}
+    loader = Loader(config, synthetic(10, 8).val, None, 8, 1, Transfer(world.device))
+    evaluate(step.evaluated, loader, step.objective, world)  # as a run that was stopped in its validation goes on
+    loader.close()
+    work(step, world, 1)
     world.sum(torch.zeros(1))
     if world.first:
         part = folder / "last.sharded" / "__1_0.distcp"

@@ -3,6 +3,7 @@
 import ast
 import itertools
 import json
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 
 from bench import pretend
-from tests.train.runs import ROOT, digit_tree, run
+from tests.train.runs import ROOT, digit_tree, finish, run, start
 from tests.train.test_combinations import problem
 from train import syncbn
 from train.checkpoint import Saver, read
@@ -25,14 +26,15 @@ from train.config import Config, parse
 from train.dual_batch import cli
 from train.errors import TrainError
 from train.hardware import device_name, near_cores, peak_memory
-from train.host_copy import HostCopy
+from train.host_copy import HostCopy, map_tensors
 from train.loop import train
 from train.metrics import Meter, read_late
 from train.models import SmallCNN
-from train.optim import has_fused_kernel, make_optimizer
+from train.optim import has_fused_kernel, load_state, make_optimizer
 from train.own_work import OwnWork
 from train.parallel import dp
-from train.parallel.world import StopSignal, World, choose_device, start
+from train.parallel.world import StopSignal, World, choose_device
+from train.parallel.world import start as join
 from train.precision import choose_precision
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -140,6 +142,7 @@ def test_precision_and_layout(capability: tuple[int, int], name: str, scaled: bo
         assert found.layout == found.weights_layout == torch.channels_last
         divided = choose_precision(Config(data="", parallel="fsdp"), GPU)
         assert (divided.layout, divided.weights_layout) == (torch.channels_last, torch.contiguous_format)
+        assert choose_precision(Config(data="", parallel="pipeline"), GPU).layout == torch.contiguous_format
         assert choose_precision(Config(data="", dtype="float64"), GPU).name == "none"
         assert choose_precision(Config(data="", memory_format="contiguous"), GPU).layout == torch.contiguous_format
 
@@ -167,6 +170,32 @@ def test_the_optimiser_is_fused(kind: str) -> None:
             optimizer.step()
     for ours, theirs in pairs:
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "lars"])
+def test_a_resumed_optimiser_has_the_layout_of_its_weights(kind: str) -> None:
+    """Rank 0's momenta arrive contiguous, and a checkpoint may be of another layout: fused kernels do not look."""
+    config, found = Config(data="", optimizer=kind), list[list[torch.Tensor]]()
+
+    def advance(optimizer: torch.optim.Optimizer, model: nn.Module, seed: int) -> None:
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.grad = torch.empty_like(parameter).copy_(torch.randn(parameter.shape))
+        optimizer.step()
+
+    for resumed in (False, True):
+        torch.manual_seed(0)
+        model = SmallCNN(10).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        with pretend.gpu():
+            optimizer = make_optimizer(config, model)
+            advance(optimizer, model, 1)
+            if resumed:
+                state = map_tensors(optimizer.state_dict(), lambda tensor: tensor.contiguous().clone())
+                optimizer = make_optimizer(config, model)
+                load_state(optimizer, state)
+            advance(optimizer, model, 2)
+        found.append([parameter.detach().clone() for parameter in model.parameters()])
+    assert all(map(torch.equal, *found))
 
 
 def test_data_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +378,7 @@ def test_a_run_equals_that_on_a_cpu(tmp_path: Path) -> None:
     for name, explicit in (("cpu", "--device cpu --amp bf16 --memory-format channels_last"), ("gpu", "")):
         config = parse(f"{options} {explicit} --output {tmp_path / name}".split())
         with pretend.gpu(lag=0.002) if name == "gpu" else nullcontext():
-            world = start(config)
+            world = join(config)
             assert world.device.type == ("cuda" if name == "gpu" else "cpu")
             train(config, world, StopSignal(world))
     ours, theirs = (metrics(tmp_path / name, "step") for name in ("gpu", "cpu"))
@@ -360,13 +389,23 @@ def test_a_run_equals_that_on_a_cpu(tmp_path: Path) -> None:
     assert (begun["amp"], begun["device"]) == ("bf16", pretend.NAME)
 
 
-@pytest.mark.parametrize("parallel", ["auto", "fsdp"])
+@pytest.mark.parametrize("parallel", ["auto", "fsdp", "model", "pipeline"])
 def test_two_processes(parallel: str, tmp_path: Path) -> None:
-    """As `jobs/imagenet_vit_fsdp.yaml` has it: a model with convolutions, in the layout of a GPU; and DDP."""
+    """A model with convolutions, in the layout that a GPU has by default, by each method, stopped and resumed."""
     data = digit_tree(tmp_path / "data", 64, 16)
-    common = f"--data {data} --arch smallcnn --image-size 16 --batch-size 8 --lr 0.1 --workers 1 --parallel {parallel}"
-    options = f"{common} --checkpoints {tmp_path / 'checkpoints'} --epochs 2"
-    ranks = run(tmp_path, 2, *options.split(), program=("-m", "tests.train.pretending"))
-    assert "train: 2 processes, cuda, backend cpu:gloo,cuda:nccl" in ranks[0].text
-    assert "amp bf16" in ranks[0].text
-    assert len(ranks[0].metrics("epoch")) == 2
+    options = (
+        f"--data {data} --arch smallcnn --image-size 16 --batch-size 8 --lr 0.1 --workers 1 --parallel {parallel} "
+        f"--epochs 2 --log-every 1 --last-batch drop --print-digest"
+    ).split()
+    program = ("-m", "tests.train.pretending")
+    whole = run(tmp_path / "whole", 2, *options, "--checkpoints", tmp_path / "a", program=program)
+    assert "train: 2 processes, cuda, backend cpu:gloo,cuda:nccl" in whole[0].text
+    assert "amp bf16" in whole[0].text
+    assert len(whole[0].metrics("epoch")) == 2
+    parts = start(tmp_path / "parts", 2, *options, "--checkpoints", tmp_path / "b", program=program)
+    parts[0].wait_for("Epoch: [1][1/")
+    parts[1].process.send_signal(signal.SIGTERM)
+    assert finish(parts) == [143, 143], parts[0].text
+    again = run(tmp_path / "parts", 2, *options, "--checkpoints", tmp_path / "b", program=program)
+    assert "resumed" in again[0].text
+    assert again[0].digest == whole[0].digest

@@ -18,7 +18,6 @@ from torch.func import functional_call
 from train.config import Config
 from train.errors import TrainError
 from train.parallel.abilities import Abilities
-from train.parallel.ddp import compiled
 from train.parallel.world import World
 from train.precision import InContext, Precision
 from train.step import Step
@@ -30,12 +29,13 @@ def problems(_config: Config, processes: int) -> Iterator[str]:
         yield f"--parallel dp runs one process with all devices, not {processes}; set processes to 1, or use ddp"
 
 
-ABILITIES = Abilities(frozenset({"syncbn"}), problems)  # the replicas do not communicate
+# the replicas do not communicate; nn.DataParallel cannot replicate a compiled module
+ABILITIES = Abilities(frozenset({"syncbn", "compile"}), problems)
 
 
 def make_step(config: Config, world: World, precision: Precision, model: nn.Module) -> Step:
     """A step of one process that uses all devices."""
-    callee = InContext(compiled(model, config), precision, world.device)
+    callee = InContext(model, precision, world.device)
     return Step(config, world, precision, model, wrap(callee, world, config))
 
 

@@ -28,6 +28,8 @@ def problems(config: Config, processes: int) -> Iterator[str]:
         yield f"--micro-batches {pieces}: must be at least the number of stages ({processes}), to keep them all busy"
     if config.last_batch != "drop":
         yield "--parallel pipeline needs --last-batch drop: its schedules have a fixed batch size"
+    if config.memory_format == "channels_last":
+        yield "--parallel pipeline does not support --memory-format channels_last: its stages send contiguous tensors"
 
 
 ABILITIES = Abilities(
