@@ -237,7 +237,7 @@ def test_from_the_original_error_to_a_trained_vgg(clean_bed, local, tmp_path, fa
     assert "from this machine to" not in again.stderr
     cli("down", "bed-vgg16")
     for node in clean_bed.nodes[:2]:
-        for name in (faulty, "launcher/bed-vgg16"):
+        for name in ("launcher/bed-vgg16", faulty):  # the second is the base of the first
             clean_bed.sh(node, f"docker images -q {name} | sort -u | xargs -r docker image rm -f")
 
 

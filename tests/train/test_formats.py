@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import pickle
 import statistics
 import tarfile
@@ -122,6 +123,16 @@ def test_a_damaged_record_of_a_packed_file_is_noticed(
             assert "its checksum does not match" in str(error)  # noqa: PT017 - some records are whole
     assert main(["--data", str(packed), "--output", str(tmp_path / "o"), *QUICK]) == 2
     assert "its checksum does not match: the packed file is damaged; repair" in capfd.readouterr().err
+
+
+def test_a_packed_file_that_is_cut_while_it_is_read_is_noticed(folder: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "digits.pack"
+    assert main(["pack", str(folder), str(packed)]) == 0
+    source = open_dataset(str(packed)).train
+    source.read(0)
+    os.truncate(packed, HEADER.size + 1)
+    with pytest.raises(OSError, match="checksum"):
+        source.read(len(source.labels) - 1)
 
 
 def test_a_packed_file_of_the_first_version_can_be_read(folder: Path, tmp_path: Path) -> None:

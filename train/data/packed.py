@@ -15,13 +15,14 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import os
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,8 @@ class PackedSource:
     """One split of a packed file; reads from the page cache, without a lock. A record's checksum is verified once."""
 
     path: Path
-    memory: mmap.mmap
+    file: BinaryIO
+    memory: mmap.mmap  # the same file, for raw pixels
     offsets: NDArray[np.int64]  # (n + 1,)
     labels: NDArray[np.int64]
     shapes: NDArray[np.int32]  # (n, 2): height and width of raw pixels, 0 for a file
@@ -61,14 +63,16 @@ class PackedSource:
             OSError: it is not what was written.
         """
         start, end = int(self.offsets[index]), int(self.offsets[index + 1])
+        height, width = self.shapes[index]
+        # A file that is not in memory makes a copy out of the mapping wait for the disk with the interpreter locked.
+        data = memoryview(self.memory)[start:end] if height else os.pread(self.file.fileno(), end - start, start)
         if self.checksums is not None and not self.verified[index]:
-            if zlib.crc32(memoryview(self.memory)[start:end]) != self.checksums[index]:
+            if zlib.crc32(data) != self.checksums[index]:
                 raise OSError("its checksum does not match: the packed file is damaged")
             self.verified[index] = True
-        height, width = self.shapes[index]
-        if not height:
-            return self.memory[start:end]
-        return np.frombuffer(self.memory, np.uint8, end - start, start).reshape(height, width, 3)
+        if isinstance(data, bytes):
+            return data
+        return np.frombuffer(data, np.uint8).reshape(height, width, 3)
 
 
 def is_packed(path: Path) -> bool:
@@ -83,8 +87,8 @@ def open_packed(path: Path) -> Dataset:
     Raises:
         TrainError: the file is truncated or damaged.
     """
-    with path.open("rb") as file:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    file = path.open("rb")  # stays open, as long as the data set
+    memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     magic, start, length, digest = HEADER.unpack(memory[: HEADER.size].ljust(HEADER.size, b"\0"))
     index = memory[start : start + length]
     if not start or hashlib.sha256(index).digest() != digest:
@@ -105,6 +109,7 @@ def open_packed(path: Path) -> Dataset:
         part = slice(first, first + count)
         sources[split] = PackedSource(
             path,
+            file,
             memory,
             offsets=offsets[first : first + count + 1],
             labels=labels[part].astype(np.int64),
