@@ -220,7 +220,8 @@ def test_from_the_original_error_to_a_trained_vgg(clean_bed, local, tmp_path, fa
     for name in ("bed_vgg16.yaml", "data/digits.tar"):
         (tmp_path / "jobs" / name).write_bytes((ROOT / "jobs" / name).read_bytes())
     shutil.copytree(ROOT / "train", tmp_path / "train", ignore=shutil.ignore_patterns("__pycache__"))
-    for made in local.images.list({names.JOB: "bed-vgg16"}):  # left by an earlier test run
+    remove(clean_bed, "launcher/bed-vgg16")  # left by an earlier test run
+    for made in local.images.list({names.JOB: "bed-vgg16"}):
         docker("image", "rm", "-f", made.id)
     done = cli("up", "jobs/bed_vgg16.yaml", timeout=1500)
     assert "building on node1 from launcher-bed-faulty: VGG without adaptive pool" in done.stderr
@@ -236,9 +237,13 @@ def test_from_the_original_error_to_a_trained_vgg(clean_bed, local, tmp_path, fa
     assert "building" not in again.stderr
     assert "from this machine to" not in again.stderr
     cli("down", "bed-vgg16")
-    for node in clean_bed.nodes[:2]:
-        for name in ("launcher/bed-vgg16", faulty):  # the second is the base of the first
-            clean_bed.sh(node, f"docker images -q {name} | sort -u | xargs -r docker image rm -f")
+    remove(clean_bed, "launcher/bed-vgg16", faulty)  # the second is the base of the first
+
+
+def remove(bed, *images):
+    for node in bed.nodes[:2]:
+        for name in images:
+            bed.sh(node, f"docker images -q {name} | sort -u | xargs -r docker image rm -f")
 
 
 def test_a_replaced_torch_is_detected_by_its_build_string(local):

@@ -88,9 +88,11 @@ class Watched:
     def goes_on(self, without: Node, world: str) -> int:
         """Waits for the first step without that node; the step after which it has begun."""
         others = [node for node in self.scene.nodes if node != without]
-        said, _ = self.until(rf"rank 0 is now on (\w+), world {world}: {without.alias} lost at \d\d:\d\d UTC$", others)
+        news = f"world {world}: {without.alias} lost at \\d\\d:\\d\\d UTC\n"  # two nodes may say two minutes
+        said, _ = self.until(rf"rank 0 is now on (\w+), {news}", others)
         first = next(node for node in others if node.alias == said[1])
-        begun, _ = self.until(rf"{re.escape(said[0])}\n(?s:.*)^rank 0 begins after step (\d+)$(?s:.*?)^step ", [first])
+        after = rf"rank 0 is now on {first.alias}, {news}(?s:.*)^rank 0 begins after step (\d+)$(?s:.*?)^step "
+        begun, _ = self.until(after, [first])
         return int(begun[1])
 
     def last_step(self) -> int:

@@ -90,14 +90,17 @@ ESCAPES = {
 
 @pytest.mark.parametrize("program", ESCAPES.values(), ids=ESCAPES.keys())
 @pytest.mark.parametrize("how", ["stop", "end"])
-def test_no_descendant_outlives_the_container(machine: Machine, program: str, how: str) -> None:
+def test_no_descendant_outlives_the_container(machine: Machine, program: str, how: str, tmp_path: Path) -> None:
+    end = tmp_path / "end"
     if how == "end":
-        program = program.replace("; wait", "; sleep 0.3").replace("ready; sleep 300", "ready; sleep 0.3")
+        until = f"until [ -e {end} ]; do sleep 0.05; done"
+        program = program.replace("; wait", f"; {until}").replace("ready; sleep 300", f"ready; {until}")
     engine, name = machine.start(machine.spec(program, entry=False))
     machine.until(lambda: b"ready" in engine.logs(name))
     time.sleep(0.2)
     everything = supervisor.processes(name, machine.supervisor())
     assert len(everything) >= 2
+    end.touch()
     engine.stop(name, 0.5) if how == "stop" else engine.wait(name, 60)
     machine.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in everything))
 

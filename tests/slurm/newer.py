@@ -1,6 +1,6 @@
 """Slurm of a newer Debian suite on this machine: its programs with their own C library, unpacked beside the system's.
 
-Only Slurm's own programs run so; jobs are the machine's as ever. By hand: LAUNCHER_SLURM_SUITE=forky pytest tests/slurm
+Only Slurm's own programs run so; jobs are the machine's as ever. See test_newest.py.
 """
 
 from __future__ import annotations

@@ -389,7 +389,7 @@ def test_a_run_equals_that_on_a_cpu(tmp_path: Path) -> None:
     assert (begun["amp"], begun["device"]) == ("bf16", pretend.NAME)
 
 
-@pytest.mark.parametrize("parallel", ["auto", "fsdp", "model", "pipeline"])
+@pytest.mark.parametrize("parallel", ["auto", "fsdp", pytest.param("model", marks=pytest.mark.slow), "pipeline"])
 def test_two_processes(parallel: str, tmp_path: Path) -> None:
     """A model with convolutions, in the layout that a GPU has by default, by each method, stopped and resumed."""
     data = digit_tree(tmp_path / "data", 64, 16)
