@@ -41,6 +41,8 @@ AT_LEAST = {"loop": 3.0, "at_once": 2.0, "nc": 0.7}  # their seconds by ours
 AT_MOST = {"one": 1.3, "bytes": 1.05, "tar": 1.3}
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 NC_PORT = 7000
+RSYNC = ("loop", "at_once")
+WAYS = ("ours", "ours_one", *RSYNC)
 COPY = "/home/trainer/copy"
 
 
@@ -51,6 +53,7 @@ def main() -> int:
     parser.add_argument("--size", type=_size, default="512MiB")
     parser.add_argument("--files", type=int, default=0, help=f"so many files of {SMALL} bytes, to one node")
     parser.add_argument("--rate", default="100mbit", help="of every link, as tc has it; none: not shaped")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="of a large file to several nodes")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write all values there")
     call = parser.parse_args()
@@ -63,12 +66,12 @@ def main() -> int:
         data = (
             make_files(Path(folder) / "data", call.files) if call.files else make_file(Path(folder) / "data", call.size)
         )
-        for name in () if call.files else ("nc",) if count == 1 else ("rsync",):
+        for name in () if call.files else ("nc",) if count == 1 else ("rsync",) if {*RSYNC} & {*call.ways} else ():
             lend(name, bench.nodes)
         result: dict[str, Any] = {"machine": report.machine(), "nodes": count, "bytes": size_of(data), "rounds": []}
         with shaped(bed, bench.nodes, call.rate):
             for _ in range(call.repeat):
-                result["rounds"].append(bench.small(data) if call.files else bench.large(data))
+                result["rounds"].append(bench.small(data) if call.files else bench.large(data, call.ways))
                 print(json.dumps(result["rounds"][-1]), flush=True)
         result["ratios"] = ratios(result)
     good = True
@@ -88,18 +91,19 @@ class Bench:
         self.bed, self.nodes, self._folder = bed, nodes, folder
         self._bridge = Path("/sys/class/net") / bridge(bed) / "statistics" / "tx_bytes"
 
-    def large(self, data: Path) -> dict[str, Any]:
+    def large(self, data: Path, ways: Sequence[str]) -> dict[str, Any]:
         if len(self.nodes) == 1:
             return {
                 "ours": self._timed(lambda: self._push(data, self.nodes)),
                 "nc": self._timed(lambda: self._nc(data)),
             }
-        return {
-            "ours": self._timed(lambda: self._push(data, self.nodes)),
-            "ours_one": self._timed(lambda: self._push(data, self.nodes[:1])),
-            "loop": self._timed(lambda: [self._rsync(data, node) for node in self.nodes]),
-            "at_once": self._timed(lambda: self._rsync_all(data)),
+        actions: dict[str, Callable[[], Any]] = {
+            "ours": lambda: self._push(data, self.nodes),
+            "ours_one": lambda: self._push(data, self.nodes[:1]),
+            "loop": lambda: [self._rsync(data, node) for node in self.nodes],
+            "at_once": lambda: self._rsync_all(data),
         }
+        return {way: self._timed(actions[way]) for way in WAYS if way in {"ours", *ways}}
 
     def small(self, data: Path) -> dict[str, Any]:
         return {
@@ -162,9 +166,8 @@ def ratios(result: dict[str, Any]) -> dict[str, float]:
     if "tar" in rounds[0]:
         return {**found, "tar": seconds("ours") / seconds("tar")}
     compared = {way: seconds(way) / seconds("ours") for way in AT_LEAST if way in rounds[0]}
-    if "nc" in compared:
-        return {**found, **compared}
-    return {**found, **compared, "one": seconds("ours") / seconds("ours_one")}
+    one = {"one": seconds("ours") / seconds("ours_one")} if "ours_one" in rounds[0] else {}
+    return {**found, **compared, **one}
 
 
 def make_file(folder: Path, size: int) -> Path:
