@@ -66,8 +66,8 @@ def main() -> int:
         data = (
             make_files(Path(folder) / "data", call.files) if call.files else make_file(Path(folder) / "data", call.size)
         )
-        for name in () if call.files else ("nc",) if count == 1 else ("rsync",) if {*RSYNC} & {*call.ways} else ():
-            lend(name, bench.nodes)
+        if not call.files and (count == 1 or {*RSYNC} & {*call.ways}):
+            lend("nc" if count == 1 else "rsync", bench.nodes)
         result: dict[str, Any] = {"machine": report.machine(), "nodes": count, "bytes": size_of(data), "rounds": []}
         with shaped(bed, bench.nodes, call.rate):
             for _ in range(call.repeat):

@@ -157,8 +157,7 @@ def _ensure(job: Job, file: Path, nodes: Sequence[Engine], local: Engine | None)
     if job.image is None:
         raise UsageError(f"job {job.name}", "has no image: runtime process uses this machine's Python", "")
     with LongWork() as work:
-        gpus = any(job.gpus_of(entry) != "none" for entry in job.machines)
-        locations = ImageLocations(nodes, local, work.log, work.progress, gpus)
+        locations = ImageLocations(nodes, local, work.log, work.progress, job.uses_gpus)
         return ensure(job.image, locations, job=job.name, mounted=bool(job.mounts), lock_file=path_beside(file))
 
 

@@ -12,7 +12,7 @@ from launcher.job.overrides import variant_name
 from launcher.job.scalars import Args, ArgValue
 from launcher.model.plan import Membership
 from launcher.records.paths import RUNS
-from launcher.records.store import Record, created, find, job_of, read_json_lines, records
+from launcher.records.store import Record, created, find, job_of, records
 
 GROUPED = "group"  # the event with the fields of Membership
 _MOST = 3  # settings in a label
@@ -21,7 +21,7 @@ _LONGEST = 24  # characters of a setting's value
 
 def membership(record: Record) -> Membership | None:
     """None for a run of its own."""
-    grouped = (line for line in read_json_lines(record.paths.events) if line.get("event") == GROUPED)
+    grouped = record.events(GROUPED)
     return next((Membership(str(line.get("group")), str(line.get("variant"))) for line in grouped), None)
 
 

@@ -125,6 +125,10 @@ class Record:
         with suppress(OSError), open_regular(self.paths.events, APPEND) as file:
             file.write(f"{line}\n".encode())
 
+    def events(self, kind: str) -> Iterator[dict[str, Any]]:
+        """Those of one kind on record, each with its fields."""
+        return (line for line in read_json_lines(self.paths.events) if line.get("event") == kind)
+
     def finish(self, result: dict[str, Any]) -> str:
         """Write result.json; why it could not be written, "" where it was."""
         known = self.mask.deep(plain({"run": self.run, **result}))
@@ -146,18 +150,18 @@ class Record:
     @property
     def started(self) -> bool:
         """Whether every container was started, and not undone."""
-        return any(line.get("event") == "started" for line in read_json_lines(self.paths.events))
+        return any(self.events("started"))
 
     @property
     def resumes(self) -> RunId | None:
         """The earlier run whose checkpoints it began with."""
-        named = (line.get("earlier") for line in read_json_lines(self.paths.events) if line.get("event") == "resumes")
+        named = (line.get("earlier") for line in self.events("resumes"))
         return next((run for run in named if isinstance(run, str) and is_run_id(run)), None)
 
     @property
     def taken_down(self) -> bool:
         """Whether `down` has ended it, if not on every node."""
-        return any(line.get("event") == "down" for line in read_json_lines(self.paths.events))
+        return any(self.events("down"))
 
     def nodes(self) -> tuple[NodeOfRun, ...]:
         """By rank; () where the plan is not as we write it."""

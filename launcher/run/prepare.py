@@ -133,8 +133,7 @@ def make_image(
     name = job.image.base or job.image.ref or ""
     _check_cuda(job, facts, cuda.of_name(name), name)  # before it is pulled
     with caller_engine() as local:
-        gpus = any(job.gpus_of(entry) != "none" for entry in job.machines)
-        locations = ImageLocations(fleet.engines, local, log, on_progress, gpus)
+        locations = ImageLocations(fleet.engines, local, log, on_progress, job.uses_gpus)
         image = ensure(job.image, locations, job=job.name, mounted=bool(job.mounts), lock_file=lock_file)
     master = fleet.engines[0]
     _check_cuda(job, facts, image.images[master.node].cuda, name)  # before the first container
