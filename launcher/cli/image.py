@@ -30,6 +30,7 @@ from launcher.job.models import Job
 from launcher.node.connect import caller_engine, connect
 from launcher.node.engine import Engine
 from launcher.records.snapshot import pack, repack
+from launcher.run.gpus import uses_gpus
 
 image = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Build, verify, ship and list images.")
 
@@ -157,7 +158,7 @@ def _ensure(job: Job, file: Path, nodes: Sequence[Engine], local: Engine | None)
     if job.image is None:
         raise UsageError(f"job {job.name}", "has no image: runtime process uses this machine's Python", "")
     with LongWork() as work:
-        locations = ImageLocations(nodes, local, work.log, work.progress, job.uses_gpus)
+        locations = ImageLocations(nodes, local, work.log, work.progress, uses_gpus(job))
         return ensure(job.image, locations, job=job.name, mounted=bool(job.mounts), lock_file=path_beside(file))
 
 

@@ -332,10 +332,6 @@ class Job(Part):
     def gpus_of(self, node: NodeEntry) -> Gpus:
         return self.gpus if node.gpus is None else node.gpus
 
-    @property
-    def uses_gpus(self) -> bool:
-        return any(self.gpus_of(entry) != "none" for entry in self.machines)
-
     def env_of(self, node: NodeEntry) -> dict[str, str]:
         return {**self.env, **node.env}
 

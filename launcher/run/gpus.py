@@ -35,6 +35,11 @@ def counts(job: Job) -> bool:
     return any(isinstance(job.gpus_of(entry), int) for entry in job.machines)
 
 
+def uses_gpus(job: Job) -> bool:
+    """Whether it asks for GPUs on any node."""
+    return any(job.gpus_of(entry) != "none" for entry in job.machines)
+
+
 def settle(job: Job, fleet: Fleet, waiting: Waiting) -> list[NodeFacts]:
     """The facts of the job's nodes, whose GPUs are enough for the job; as soon as they are where it may wait.
 

@@ -25,7 +25,7 @@ from launcher.planning.containers import assumed_data
 from launcher.planning.offline import assumed_image
 from launcher.planning.rendezvous import choose, on_one_machine
 from launcher.run.data import bring_data
-from launcher.run.gpus import as_if_idle, with_claims
+from launcher.run.gpus import as_if_idle, uses_gpus, with_claims
 from launcher.run.locate import caller
 from launcher.run.reachability import probe_master
 
@@ -133,7 +133,7 @@ def make_image(
     name = job.image.base or job.image.ref or ""
     _check_cuda(job, facts, cuda.of_name(name), name)  # before it is pulled
     with caller_engine() as local:
-        locations = ImageLocations(fleet.engines, local, log, on_progress, job.uses_gpus)
+        locations = ImageLocations(fleet.engines, local, log, on_progress, uses_gpus(job))
         image = ensure(job.image, locations, job=job.name, mounted=bool(job.mounts), lock_file=lock_file)
     master = fleet.engines[0]
     _check_cuda(job, facts, image.images[master.node].cuda, name)  # before the first container
