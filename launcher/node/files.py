@@ -31,7 +31,12 @@ _RECEIVE = """
 mkdir -p -- "${2%/*}" && cat >"$1" && [ "$(wc -c <"$1")" -eq "$3" ] && mv -f -- "$1" "$2" && echo "$4" || rm -f -- "$1"
 """
 _SCAN = 'find "$1/" -type f -printf "%s %T@ %P\\0"'
-_COPY = 'mkdir -p -- "$2" && cp -RPp -- "$1/." "$2"'
+# Nodes that share the folder copy at the same time: the first one to be done gives the copy its name.
+_COPY = """
+part=$2.$(uname -n).$$
+{ mkdir -p -- "$part" && cp -RPp -- "$1/." "$part"; } || { rm -rf -- "$part"; exit 1; }
+mv -T -- "$part" "$2" || { rm -rf -- "$part"; [ -d "$2" ]; }
+"""
 _READ = 'tail -c "+$2" -- "$1" | head -c "$3"'
 # $1: a mark. stdin: lines `<offset> <length> <path>`. Prints the mark, then for each how many bytes follow, the bytes
 # and the mark again. It reads all lines first: who asks sends them without reading an answer.
@@ -155,7 +160,7 @@ class Files:
         return Follower(self._machine, path, offset, lines)
 
     def copy_tree(self, source: str, target: str) -> None:
-        """Copy a folder with all in it, beside what `target` has already.
+        """Copy a folder with all in it to `target`; one that has files already stays as it is.
 
         Raises NodeUnfit, also where there is no room for it; NodeUnreachable.
         """
