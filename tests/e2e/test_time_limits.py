@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,17 @@ from tests.e2e.drill import Drill
 pytestmark = [pytest.mark.bed, pytest.mark.timeout(300)]
 
 
+def _hangs(cli: Cli, rank: int) -> dict[str, Any]:
+    cli.program("hangs.py")
+    cli.program("sitecustomize.py")
+    keys = bed_job(run={"script": "hangs.py", "args": [str(rank)]})
+    keys["env"]["PYTHONPATH"] += ":."
+    return keys
+
+
 @pytest.mark.parametrize("rank", [1, 0], ids=["a-worker-lags", "the-master-lags"])
 def test_a_hang_is_a_failure_that_names_the_lagging_rank_and_its_stack(bed_cli: Cli, bed: Bed, rank: int) -> None:
-    bed_cli.program("hangs.py")
-    job = bed_cli.job("hang", **bed_job(run={"script": "hangs.py", "args": [str(rank)]}, hang_timeout="8s"))
+    job = bed_cli.job("hang", **_hangs(bed_cli, rank), hang_timeout="8s")
     drill = Drill.follow(bed_cli, "up", job)
     last = drill.sees("^step 3$")
     noticed = drill.sees("no output and no step for 8 s") - last
@@ -65,8 +73,7 @@ def test_the_time_limit_holds_without_the_launcher(bed_cli: Cli, bed: Bed) -> No
 @pytest.mark.slow
 def test_a_stuck_worker_ends_after_its_master_without_the_launcher(bed_cli: Cli, bed: Bed) -> None:
     """The worker is not in a collective, so torch cannot end it; its stack is in its own log."""
-    bed_cli.program("hangs.py")
-    job = bed_cli.job("stuck", **bed_job(run={"script": "hangs.py", "args": ["1"]}, hang_timeout="10s"))
+    job = bed_cli.job("stuck", **_hangs(bed_cli, 1), hang_timeout="10s")
     bed_cli("up", "-d", job)
     bed_cli.until_logged("no output and no step for 10 s")
     noticed = time.monotonic()
