@@ -1,4 +1,4 @@
-"""`launcher doctor --bench`: how the nodes are followed, and in what precision a GPU is measured."""
+"""`launcher doctor --bench`: how the nodes are followed, a GPU's precision, and a processor with a quota."""
 
 # ruff: noqa: SLF001 - how nodes are followed, without the minutes that a bench takes
 from __future__ import annotations
@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from launcher.container_scripts.bench_parts import computed_in
+from launcher.container_scripts import bench_parts
 from launcher.errors import NodeUnreachable
 from launcher.health.gpu import GpuState, Process
 from launcher.health.machine import MachineState
@@ -56,7 +57,7 @@ def test_a_node_that_misses_a_question_or_two_is_not_lost(
     [("bf16", (7, 0), "fp16"), ("bf16", (7, 5), "fp16"), ("bf16", (8, 0), "bf16"), ("none", (7, 0), "none")],
 )
 def test_bf16_is_not_measured_where_it_is_emulated(wanted: str, capability: tuple[int, int], expected: str) -> None:
-    assert computed_in(wanted, capability) == expected
+    assert bench_parts.computed_in(wanted, capability) == expected
 
 
 def test_who_uses_a_gpu_that_is_not_measured_is_no_fault() -> None:
@@ -67,3 +68,31 @@ def test_who_uses_a_gpu_that_is_not_measured_is_no_fault() -> None:
     (found,) = bench._troubles(heard, {"gpu-a": (node, ("GPU-1",))})
     assert (found.part, found.what) == ("GPU 1", "in use by python3 (pid 42, 9000 MiB)")
     assert bench._troubles(heard, {"gpu-a": (node, ())}) == []
+
+
+class Quota:
+    """The clock of a container with 0.4 processors: after 40 ms of work it stands still until the next 100 ms."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def work(self, *_: Any, **__: Any) -> None:
+        self.now += 0.003
+        if self.now % 0.1 > 0.04:
+            self.now += 0.1 - self.now % 0.1
+
+
+@pytest.mark.parametrize("phase", [0.0, 0.02, 0.035, 0.037, 0.039])
+def test_a_processor_under_a_quota_is_as_fast_as_the_quota(monkeypatch: pytest.MonkeyPatch, phase: float) -> None:
+    clock, said = Quota(1000.0 + phase), []
+    monkeypatch.setattr(bench_parts, "time", clock)
+    monkeypatch.setattr(torch, "mm", clock.work)
+    monkeypatch.setattr(torch.Tensor, "copy_", clock.work)
+    bench_parts.processor(4.0, lambda **measure: said.append(measure))
+    matmul, memory = (measure["value"] for measure in said)
+    # 14 operations in 100 ms
+    assert matmul == pytest.approx(2 * 768**3 * 140 / 1e9, rel=0.05)
+    assert memory == pytest.approx(8 * (16 << 20) * 140 / 1e9, rel=0.05)
