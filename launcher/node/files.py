@@ -35,7 +35,7 @@ _SCAN = 'find "$1/" -type f -printf "%s %T@ %P\\0"'
 _COPY = """
 part=$2.$(uname -n).$$
 { mkdir -p -- "$part" && cp -RPp -- "$1/." "$part"; } || { rm -rf -- "$part"; exit 1; }
-mv -T -- "$part" "$2" || { rm -rf -- "$part"; [ -d "$2" ]; }
+mv -T -- "$part" "$2" || { rm -rf -- "$part"; [ -n "$(ls -A -- "$2")" ]; }
 """
 _READ = 'tail -c "+$2" -- "$1" | head -c "$3"'
 # $1: a mark. stdin: lines `<offset> <length> <path>`. Prints the mark, then for each how many bytes follow, the bytes

@@ -61,7 +61,8 @@ def test_two_nodes_are_measured_and_nothing_is_left(home_cli: Cli) -> None:
         assert kinds(bench, node) >= {"matmul", "memory"}
     ways = [measure["kind"] for measure in bench["measures"]].count("bandwidth")
     # On a busy machine a pair may miss its second: it failed, or one node's processor was found slow and excuses it.
-    assert ways == 2 or bench["findings"]
+    why = [each for each in bench["findings"] if each["what"].startswith("failed: ") or each["part"] == "processor"]
+    assert ways == 2 or why
     assert (bench["lost"], bench["skipped"]) == ({}, {})
     assert left(home_cli) == []
 

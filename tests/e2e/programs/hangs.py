@@ -1,4 +1,4 @@
-"""After a few steps one rank stops taking part; the others wait. Until the first step sitecustomize.py speaks."""
+"""After a few steps one rank stops taking part; the others wait. Until the first step sitecustomize.py prints."""
 
 import os
 import sys

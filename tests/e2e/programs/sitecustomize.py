@@ -1,4 +1,4 @@
-"""Beside hangs.py: from the first moment of torchrun until a rank's first step it says each second that it is alive.
+"""For hangs.py: prints a line each second, from the start of torchrun until the first step of a rank.
 
 A busy machine needs longer than a test's hang timeout to load torch, and torchrun prints nothing meanwhile.
 """
