@@ -132,7 +132,7 @@ def _report(
 def check_loss(run: Run, sums: torch.Tensor, where: str) -> None:
     """Ends all ranks if the loss is inf or nan. They have the same sums, so they decide the same.
 
-    A loss scale that can still be halved may cure it: such steps are skipped.
+    A loss scale that can still be halved may fix it: such steps are skipped.
     """
     if not (run.config.allow_nan or run.step.scale.value > 1 or sums.isfinite().all()):
         at = f"epoch {run.progress.epoch + (where != 'validation')}, {where}"

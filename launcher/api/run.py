@@ -307,8 +307,8 @@ class Run:
         try:
             stop(self._connected().fleet, self.id)
         except NodesFailed as left:
-            cure = f"Cleanup is incomplete. Once the node is reachable again, run: launcher down {self.id}"
-            show(messages.Warned(f"{cure}\n{left}"))
+            fix = f"Cleanup is incomplete. Once the node is reachable again, run: launcher down {self.id}"
+            show(messages.Warned(f"{fix}\n{left}"))
 
 
 def find(

@@ -1,4 +1,4 @@
-"""`launcher doctor`: every check of every node, with the cure; exit code 3 where something would fail."""
+"""`launcher doctor`: every check of every node, with the fix; exit code 3 where something would fail."""
 
 from __future__ import annotations
 
@@ -128,5 +128,5 @@ def _show(console: Console, check: Check) -> None:
 
     first, *more = cut(f"{check.node:12} {check.name:18} {check.what}", 5)
     console.print("\n".join([f"{_SIGNS[check.level]} {first}", *(f"{'':5}{line}" for line in more)]))
-    for line in cut(f"-> {check.cure}", 15) if check.cure else ():
+    for line in cut(f"-> {check.fix}", 15) if check.fix else ():
         console.print(f"{'':{15 if console.is_terminal else 18}}{line}")

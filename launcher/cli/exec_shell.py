@@ -71,7 +71,7 @@ def shell(
 
     Without a terminal the shell reads its commands from stdin. Exit code: that of the shell.
     """
-    cure = "in a run that goes on there: launcher exec --on CLUSTER -- bash; else on its login machine: srun --pty bash"
-    options.refuse_cluster(on, "a cluster has no containers just for looking", cure)
+    fix = "in a run that goes on there: launcher exec --on CLUSTER -- bash; else on its login machine: srun --pty bash"
+    options.refuse_cluster(on, "a cluster has no containers just for looking", fix)
     loaded = launcher.load(job, set=sets or [], nodes=options.hosts(nodes))
     sys.exit(open_shell(loaded, node, ports=ports or (), log=Reporter().log, ssh_config=ssh_config))

@@ -39,10 +39,10 @@ def follow(run: Run, screen: Screen) -> int | None:
 
 def raise_silent(screen: Screen, run: Run) -> None:
     """Raises NodesFailed where nodes of a run that is being left do not answer."""
-    cure = f"It may still be running there. Check with: launcher status {run.id}; stop it with: launcher down {run.id}"
+    fix = f"It may still be running there. Check with: launcher status {run.id}; stop it with: launcher down {run.id}"
     silent = screen.silent.items()
     if silent:
-        raise NodesFailed([NodeUnreachable(f"node {node}", f"no answer since {since}", cure) for node, since in silent])
+        raise NodesFailed([NodeUnreachable(f"node {node}", f"no answer since {since}", fix) for node, since in silent])
 
 
 def leave_or_stop(run: Run, screen: Screen) -> int | None:

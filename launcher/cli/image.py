@@ -77,8 +77,8 @@ def ship(
     ssh_config: options.SshConfig = None,
 ) -> None:
     """Send the job's image to every node, built if it must be: only layers that a node lacks are sent."""
-    cure = "push it: launcher image build JOB --push REGISTRY; and give what it prints as image.ref"
-    options.refuse_cluster(on, "a cluster imports images from a registry by its own tool", cure)
+    fix = "push it: launcher image build JOB --push REGISTRY; and give what it prints as image.ref"
+    options.refuse_cluster(on, "a cluster imports images from a registry by its own tool", fix)
     loaded = load_job(job, sets or [], options.hosts(nodes))
     with connect(loaded.hosts(), ssh_config=ssh_config) as fleet, caller_engine() as local:
         _report(_ensure(loaded, job, fleet.engines, local))
@@ -97,8 +97,8 @@ def verify_(
         if node is not None:
             engine = stack.enter_context(connect([(node, node)], ssh_config=ssh_config)).engines[0]
         elif not (engine := stack.enter_context(caller_engine())):
-            cure = "name a node that has one: --node gpu-a"
-            raise UsageError("launcher image", "this machine has no Docker engine", cure)
+            fix = "name a node that has one: --node gpu-a"
+            raise UsageError("launcher image", "this machine has no Docker engine", fix)
         is_job = tag.endswith((".yaml", ".yml")) and Path(tag).exists()
         name = _ensure(load_job(tag), Path(tag), [engine], engine).reference if is_job else tag
         info = image_store(engine).inspect(name)

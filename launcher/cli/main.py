@@ -21,7 +21,7 @@ NOTHING_STARTED = "nothing was started"
 # name -> (module, attribute, help). The order is the order of a day's work.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "init": ("launcher.cli.plan", "init", "Write a commented job file to start from."),
-    "doctor": ("launcher.cli.doctor", "doctor", "Check every node: ok, warn or fail, with the cure."),
+    "doctor": ("launcher.cli.doctor", "doctor", "Check every node and suggest fixes."),
     "plan": ("launcher.cli.plan", "plan", "Print a job's exact containers, variables and commands; start nothing."),
     "up": ("launcher.cli.up", "up", "Run a job: image, containers, output of the master. Ctrl-C detaches."),
     "logs": ("launcher.cli.logs", "logs", "Stream the master's output until the run ends."),
@@ -150,5 +150,5 @@ def _unexpected(error: Exception) -> LauncherError:
         return NodeUnfit("this machine", f"{error.strerror}{where}", "see that there is room and that you may use it")
     frame = traceback.extract_tb(error.__traceback__)[-1]
     what = f"unexpected {type(error).__name__}: {str(error)[:500]} ({Path(frame.filename).name}:{frame.lineno})"
-    cure = "a defect of the launcher: report it with the version and what `launcher --debug COMMAND ...` prints"
-    return LauncherError(f"launcher {__version__}", what, cure)
+    fix = "a defect of the launcher: report it with the version and what `launcher --debug COMMAND ...` prints"
+    return LauncherError(f"launcher {__version__}", what, fix)

@@ -53,7 +53,7 @@ def find(run: str | None, nodes: str | None, on: str | None, ssh_config: Path | 
     return launcher.find(run, nodes=hosts(nodes), cluster=on, ssh_config=ssh_config, log=Reporter().log)
 
 
-def refuse_cluster(on: str | None, what: str, cure: str) -> None:
+def refuse_cluster(on: str | None, what: str, fix: str) -> None:
     """Raises UsageError where a cluster is named to a command that knows none."""
     if on is not None:
-        raise UsageError(f"--on {on}", what, cure)
+        raise UsageError(f"--on {on}", what, fix)

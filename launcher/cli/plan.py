@@ -170,8 +170,8 @@ def init(
     try:
         write_atomic(path.resolve(), resources.files("launcher.job").joinpath("template.yaml").read_bytes())
     except OSError as error:
-        cure = "make room there, or choose another path"
-        raise NodeUnfit(str(path), f"could not be written: {error.strerror}", cure) from error
+        fix = "make room there, or choose another path"
+        raise NodeUnfit(str(path), f"could not be written: {error.strerror}", fix) from error
     typer.echo(f"wrote {path}; look at what it would do: launcher plan {path} --offline")
 
 

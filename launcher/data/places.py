@@ -126,10 +126,8 @@ def root_of(engine: Engine, settings: Settings, *, copies: bool = True, make: bo
     if found is None:
         raise NodeUnfit(engine.node, "could not make the folder for data: unexpected output", "look at its login shell")
     if copies and not chosen and is_network(found[1]):
-        cure = (
-            "name a folder on a local disk in your settings file, data_root: /scratch, or data_root: {HOST: /scratch}"
-        )
-        raise NodeUnfit(engine.node, f"its home is on a network file system ({found[1]})", cure)
+        fix = "name a folder on a local disk in your settings file, data_root: /scratch, or data_root: {HOST: /scratch}"
+        raise NodeUnfit(engine.node, f"its home is on a network file system ({found[1]})", fix)
     return found[2]
 
 
@@ -198,8 +196,8 @@ def remove(engine: Engine, root: str, copy: Copy) -> None:
         _REMOVE, root, copy.folder, doing="remove data", timeout=REMOVE_TIMEOUT, accept=lambda done: done.code == 3
     )
     if done.code:
-        cure = "launcher down RUN removes the container of a run"
-        raise DataFailed(engine.node, f"{copy.name[:12]} ({copy.source}) {done.complaint}", cure)
+        fix = "launcher down RUN removes the container of a run"
+        raise DataFailed(engine.node, f"{copy.name[:12]} ({copy.source}) {done.complaint}", fix)
 
 
 def as_mounted(root: str, content: str, single: str) -> str:

@@ -120,9 +120,9 @@ class Worker:
 def failure(node: str, said: Mapping[str, Any]) -> DataFailed:
     """The error that a process reported as its end."""
     why = str(said.get("why", "it ended early"))[:600]
-    cures = {
+    fixes = {
         "room": "make room there: launcher data rm, or set data_root in your settings file",
         "changed": "let nothing write to the data, then try again: what was sent is kept",
         "lost": "open the ephemeral TCP ports between the nodes: firewall, security group",
     }
-    return DataFailed(node, why, cures.get(str(said.get("end")), ""))
+    return DataFailed(node, why, fixes.get(str(said.get("end")), ""))

@@ -64,8 +64,8 @@ def provide_from(
         theirs = on_each(nodes, partial(find_same, info=info))
     missing = [engine.node for engine in nodes if theirs[engine] is None]
     if missing:
-        cure = "another program may be removing images on the node; try again"
-        raise ImageUnfit(", ".join(missing), f"does not have image {info.id[:19]} after it was sent", cure)
+        fix = "another program may be removing images on the node; try again"
+        raise ImageUnfit(", ".join(missing), f"does not have image {info.id[:19]} after it was sent", fix)
     proven = having(theirs)
     run_all([partial(image_store(node).tag, image.id, name) for node, image in proven if not _is_named(name, image)])
     return ImageOnNodes(name, {engine.node: image for engine, image in proven}, shipped=sent)
@@ -166,15 +166,15 @@ def _in_registry(name: str, locations: ImageLocations) -> names.Reference:
     """Raises ImageUnfit for a name that no registry has."""
     wanted = names.parse(name)
     if wanted is None or not names.in_registry(name):
-        cure = "check its spelling in the job file; `docker images` on a node lists what it has"
-        raise ImageUnfit(f"image {name}", f"{_nowhere(locations)}, and no registry has such a name", cure)
+        fix = "check its spelling in the job file; `docker images` on a node lists what it has"
+        raise ImageUnfit(f"image {name}", f"{_nowhere(locations)}, and no registry has such a name", fix)
     return wanted
 
 
 def _not_answered(name: str, engine: Engine, error: LauncherError, locations: ImageLocations) -> ImageUnfit:
     what = f"{_nowhere(locations)}, and {locations.describe(engine)} cannot get it from its registry: {error.what}"
-    cure = "check its spelling, the network to the registry, and `docker login` on this machine"
-    return ImageUnfit(f"image {name}", what, cure)
+    fix = "check its spelling, the network to the registry, and `docker login` on this machine"
+    return ImageUnfit(f"image {name}", what, fix)
 
 
 def _nowhere(locations: ImageLocations) -> str:
@@ -241,6 +241,6 @@ def registry_login(wanted: names.Reference) -> Mapping[str, str] | None:
         found = auth.load_config().resolve_authconfig(wanted.registry or None)
     except DockerException as error:
         what = f"this machine's Docker login for {wanted.registry or 'Docker Hub'} cannot be read: {error}"
-        cure = "check credsStore and credHelpers in ~/.docker/config.json"
-        raise ImageUnfit(f"image {wanted.repository}", what, cure) from error
+        fix = "check credsStore and credHelpers in ~/.docker/config.json"
+        raise ImageUnfit(f"image {wanted.repository}", what, fix) from error
     return {str(key): str(value) for key, value in found.items() if value} if found else None

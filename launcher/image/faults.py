@@ -188,8 +188,8 @@ def decide(asked: str, report: Report, image: str, mounted: bool = False) -> Dec
     notes = tuple(find_notes(report))
     for fault in faults:
         if fault.part != "torchvision" and not (mounted and fault.part == "torch" and not fault.error):
-            cure = "choose a base with a torch that works, or set image.torchvision to keep if the job needs none"
-            raise ImageUnfit(f"image {image}", fault.with_error, cure)
+            fix = "choose a base with a torch that works, or set image.torchvision to keep if the job needs none"
+            raise ImageUnfit(f"image {image}", fault.with_error, fix)
     if not report.torch_folder:
         return Decision(KEEP, "torch is not in the image: the job's mounts are used as they are")
     if asked == "auto" and faults:

@@ -50,16 +50,16 @@ def path_beside(job_file: Path) -> Path:
 
 def read(path: Path) -> Lock | None:
     """None if there is none. Raises JobInvalid for a file that is not a lock file."""
-    cure = "remove it: the next start writes a new one"
+    fix = "remove it: the next start writes a new one"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         locked = Lock(**{**found, "packages": tuple(found["packages"]), "notes": tuple(found.get("notes", ()))})
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, OSError) as error:
-        raise JobInvalid(str(path), f"is not a lock file of this launcher: {error}", cure) from error
+        raise JobInvalid(str(path), f"is not a lock file of this launcher: {error}", fix) from error
     if locked.format != FORMAT:
-        raise JobInvalid(str(path), f"has format {locked.format}, this launcher writes {FORMAT}", cure)
+        raise JobInvalid(str(path), f"has format {locked.format}, this launcher writes {FORMAT}", fix)
     return locked
 
 

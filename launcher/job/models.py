@@ -65,8 +65,8 @@ class Image(Part):
         for index, requirement in enumerate(self.packages):
             name = re.split(r"[^A-Za-z0-9._-]", requirement)[0].lower().replace("_", "-")
             if name in ("torch", "torchvision"):
-                cure = "set image.torchvision" if name == "torchvision" else "choose another base"
-                raise LocatedError([(("packages", index), f"{name} is not installed as a package; {cure}")])
+                fix = "set image.torchvision" if name == "torchvision" else "choose another base"
+                raise LocatedError([(("packages", index), f"{name} is not installed as a package; {fix}")])
         return self
 
 

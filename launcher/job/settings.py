@@ -91,8 +91,8 @@ class Settings(_Section):
         """Raises UsageError for a name that the file does not have, or that is no Slurm."""
         found = self._named(name)
         if not isinstance(found, Cluster):
-            cure = f"launcher export JOB --to jobset --on {name} --image REGISTRY/NAME@sha256:..."
-            raise UsageError(f"--on {name}", "is Kubernetes, for which the launcher only writes manifests", cure)
+            fix = f"launcher export JOB --to jobset --on {name} --image REGISTRY/NAME@sha256:..."
+            raise UsageError(f"--on {name}", "is Kubernetes, for which the launcher only writes manifests", fix)
         return found
 
     def kubernetes(self, name: str) -> Kubernetes:
@@ -142,21 +142,21 @@ def _read_file(file: Path) -> Settings:
     except yaml.YAMLError as error:
         raise UsageError(str(file), f"is not YAML: {error}", "correct it, or remove it") from error
     except ValidationError as error:
-        where, what, cure = _explained(error)
-        raise UsageError(f"{file}: {where}", what, cure) from error
+        where, what, fix = _explained(error)
+        raise UsageError(f"{file}: {where}", what, fix) from error
 
 
 def _explained(error: ValidationError) -> tuple[str, str, str]:
     """Where the first mistake is, what it is, and what is known there."""
     first = error.errors()[0]
     where, what = list(first["loc"]), first["msg"]
-    cure = "it knows notify.command, notify.webhook, clusters, and file, collect, answer and wait of limits"
+    fix = "it knows notify.command, notify.webhook, clusters, and file, collect, answer and wait of limits"
     if where[:1] == ["clusters"] and len(where) == 2:
-        what, cure = "kind is missing, or is none that is known", "kind: slurm, or kind: kubernetes"
+        what, fix = "kind is missing, or is none that is known", "kind: slurm, or kind: kubernetes"
     elif where[:1] == ["clusters"] and len(where) > 2:
         kind = where.pop(2)
         known = (Cluster if kind == "slurm" else Kubernetes).model_fields
-        cure = f"a cluster of kind {kind} has {', '.join(known)}"
+        fix = f"a cluster of kind {kind} has {', '.join(known)}"
         if first["type"] == "extra_forbidden":
             what = f"unknown key{nearest(str(where[-1]), known)}"
-    return ".".join(map(str, where)), what, cure
+    return ".".join(map(str, where)), what, fix

@@ -176,8 +176,8 @@ def _open(
 ) -> list[Engine]:
     if host == LOCAL and runtime is not None and sys.platform != "linux":
         system = "macOS" if sys.platform == "darwin" else sys.platform
-        cure = "name machines that run Linux, such as nodes: [gpu-a, gpu-b]"
-        raise NodeUnfit(node, f"this machine runs {system}, and nodes must run Linux", cure)
+        fix = "name machines that run Linux, such as nodes: [gpu-a, gpu-b]"
+        raise NodeUnfit(node, f"this machine runs {system}, and nodes must run Linux", fix)
     if host == LOCAL and runtime != "docker":
         processes: Engine = ProcessEngine(node, limits)
         containers = None if runtime == "process" else _local_docker(node, limits)

@@ -186,12 +186,12 @@ class Files:
 
     def _failed(self, doing: str, done: Done) -> NodeUnfit:
         words = done.complaint
-        cure = ""
+        fix = ""
         if "No space left" in words or "Disk quota" in words:
-            cure = "make room there: launcher clean"
+            fix = "make room there: launcher clean"
         elif "Permission denied" in words or "Operation not permitted" in words:
-            cure = f"user {self._machine.user} must own it and have access to it: look with ls -l there"
-        return NodeUnfit(self._machine.node, f"could not {doing}: {words or f'exit code {done.code}'}", cure)
+            fix = f"user {self._machine.user} must own it and have access to it: look with ls -l there"
+        return NodeUnfit(self._machine.node, f"could not {doing}: {words or f'exit code {done.code}'}", fix)
 
 
 class _Output:

@@ -57,10 +57,10 @@ def _fault(machine: Machine, host: str) -> NodeUnfit | None:
         return NodeUnfit(machine.node, what, f"{_FOR_TERMINALS}. `ssh {host} true` must print nothing")
     if not works:
         what = f"it does not run our commands: to `echo` it says {words[:300]!r} (exit code {done.code})"
-        cure = (
+        fix = (
             f"give {machine.user} a login shell there (usermod -s /bin/sh) and neither ForceCommand nor command= for it"
         )
-        return NodeUnfit(machine.node, what, f"{cure}. `ssh {host} echo works` must print works")
+        return NodeUnfit(machine.node, what, f"{fix}. `ssh {host} echo works` must print works")
     return None
 
 

@@ -135,11 +135,11 @@ class Machine(Protocol):
             if any(found):
                 first = first or time.time()
             if len(out) + len(err) > self.limits.size:
-                cure = "look at its login shell and its output folder, or raise limits.answer of your settings file"
-                raise NodeUnfit(self.node, f"`{words}` printed over {self.limits.size >> 20} MiB", cure)
+                fix = "look at its login shell and its output folder, or raise limits.answer of your settings file"
+                raise NodeUnfit(self.node, f"`{words}` printed over {self.limits.size >> 20} MiB", fix)
             if time.monotonic() >= deadline:  # also where something still comes, a byte a second
-                cure = "is the node overloaded, or its disk? or raise limits.wait of your settings file"
-                raise NodeUnreachable(self.node, f"`{words}` did not end in {seconds:.0f} s", cure)
+                fix = "is the node overloaded, or its disk? or raise limits.wait of your settings file"
+                raise NodeUnreachable(self.node, f"`{words}` did not end in {seconds:.0f} s", fix)
         return Done(stream.exit_code(), bytes(out), bytes(err), began, first or time.time())
 
     def interact(

@@ -78,7 +78,7 @@ def _check(job: Job, facts: Sequence[NodeFacts]) -> None:
     for check in (*ports, *engines):
         if check.level is checks.Level.FAIL:
             error = InUse if check in ports else NodeUnfit
-            raise error(f"node {check.node}", check.what, check.cure)
+            raise error(f"node {check.node}", check.what, check.fix)
 
 
 def choose_gpus(job: Job, facts: Sequence[NodeFacts]) -> list[tuple[str, ...]]:
@@ -117,7 +117,7 @@ def _warnings(job: Job, facts: Sequence[NodeFacts], rendezvous: Rendezvous, node
                 f"{node.name}: the engine does not grant ulimit {', '.join(missing)}; the node's own limit stays"
             )
         found += [
-            f"{check.node}: {check.what}. {check.cure}"
+            f"{check.node}: {check.what}. {check.fix}"
             for check in checks.of_node(node, job)
             if check.level is checks.Level.WARN and check.name in _WARNED
         ]

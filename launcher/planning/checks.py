@@ -1,4 +1,4 @@
-"""What a node's facts say of it: fit, questionable or unfit, and the cure. Pure.
+"""What a node's facts say of it: fit, questionable or unfit, and the fix. Pure.
 
 `launcher doctor` prints all of it; `up` refuses FAIL and warns of WARN, by the same rules.
 """
@@ -32,13 +32,13 @@ class Level(str, Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check. `cure`: what to do, for everything but OK."""
+    """The result of one check. `fix`: what to do, for everything but OK."""
 
     node: str
     name: str
     level: Level
     what: str
-    cure: str = ""
+    fix: str = ""
 
 
 def of_node(node: NodeFacts, job: Job | None = None) -> list[Check]:
@@ -54,8 +54,8 @@ def master_port(job: Job, master: NodeFacts) -> Check:
     if job.port not in master.listening:
         return Check(master.name, "port", Level.OK, f"{job.port} is free for the rendezvous")
     what = f"port {job.port}, where the ranks would meet, is in use"
-    cure = "stop what listens there (another run? `launcher runs`), or choose another: --set port=29501"
-    return Check(master.name, "port", Level.FAIL, what, cure)
+    fix = "stop what listens there (another run? `launcher runs`), or choose another: --set port=29501"
+    return Check(master.name, "port", Level.FAIL, what, fix)
 
 
 def engine(node: NodeFacts, job: Job | None = None) -> Check:
@@ -110,6 +110,6 @@ def _disk(node: NodeFacts) -> Check:
     what = f"{free / (1 << 30):.1f} GiB free in {place}, where images go"
     if free < 0:
         return Check(node.name, "disk", Level.WARN, f"free space of {place} is not known", f"look there: df -h {place}")
-    cure = "make room: launcher clean, docker system df"
+    fix = "make room: launcher clean, docker system df"
     level = Level.FAIL if free < NO_DISK else Level.WARN if free < LITTLE_DISK else Level.OK
-    return Check(node.name, "disk", level, what, "" if level is Level.OK else cure)
+    return Check(node.name, "disk", level, what, "" if level is Level.OK else fix)

@@ -43,8 +43,8 @@ def readable(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        cure = "make it readable for you, or name it in .dockerignore"
-        raise JobInvalid(f"code {error.filename or folder}", f"cannot be read: {error.strerror}", cure) from error
+        fix = "make it readable for you, or name it in .dockerignore"
+        raise JobInvalid(f"code {error.filename or folder}", f"cannot be read: {error.strerror}", fix) from error
 
 
 def code_files(folder: Path) -> Iterator[CodeFile]:

@@ -133,8 +133,8 @@ def _plan(
             continue
         if entry.size > most:
             what = f"{folder.path}/{entry.path} has {entry.size:,} bytes and was left there"
-            cure = "limits.file of your settings file" if not checkpoints else "make room here"
-            problems.append(NodeUnfit(folder.node, what, f"the limit is {most:,}: {cure}"))
+            fix = "limits.file of your settings file" if not checkpoints else "make room here"
+            problems.append(NodeUnfit(folder.node, what, f"the limit is {most:,}: {fix}"))
         else:
             fetches.append(_Fetch(entry, target, max(0, size) if wanted.grows else 0, wanted))
     return fetches, problems
@@ -180,8 +180,8 @@ def _timed(pieces: Iterable[tuple[Span, bytes]], until: float, node: str) -> Ite
     for piece in pieces:
         yield piece
         if time.monotonic() > until:
-            cure = "is its network or disk slow? raise limits.collect of your settings file"
-            raise NodeUnreachable(node, "its files did not come in time", cure)
+            fix = "is its network or disk slow? raise limits.collect of your settings file"
+            raise NodeUnreachable(node, "its files did not come in time", fix)
 
 
 def _no_room(target: Path, error: OSError) -> NoRoomHere:

@@ -44,5 +44,5 @@ def require_folder(path: Path) -> None:
     """Raises UsageError where something else has its place; that it is missing is no error."""
     if what := not_a_folder(path):
         linked = path.is_symlink()
-        cure = "mount or make that folder, or remove the link" if linked else "move it: records of runs go there"
-        raise UsageError(str(path), what, cure)
+        fix = "mount or make that folder, or remove the link" if linked else "move it: records of runs go there"
+        raise UsageError(str(path), what, fix)

@@ -31,6 +31,6 @@ def needed_trainer(job: Job, folder: Path, files: Iterable[CodeFile]) -> Path | 
         problem = f"{lacks} {folder / TRAINER} takes the name of the launcher's own; rename it"
         job.refuse([(("run", "module"), problem)])
     if not (installed / "__main__.py").is_file():
-        cure = "correct `code`, or run: pip install 'launcher[train]'"
-        job.refuse([(("run", "module"), f"{lacks} the launcher's own is not installed; {cure}")])
+        fix = "correct `code`, or run: pip install 'launcher[train]'"
+        job.refuse([(("run", "module"), f"{lacks} the launcher's own is not installed; {fix}")])
     return installed

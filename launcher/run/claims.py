@@ -73,8 +73,8 @@ def _claim(engine: Engine, planned: NodePlan, name: str, what: str, other: str) 
         if held.run == spec.labels[labels.RUN]:
             return
         if _alive(engine, held):
-            cure = f"wait for it: --wait; {other}; or end that run: launcher down {held.run} --nodes {engine.host}"
-            raise InUse(f"node {planned.node}", f"{what} by the run {held.run} of {held.owner}", cure)
+            fix = f"wait for it: --wait; {other}; or end that run: launcher down {held.run} --nodes {engine.host}"
+            raise InUse(f"node {planned.node}", f"{what} by the run {held.run} of {held.owner}", fix)
         engine.remove(holder.id)  # by its id: never a new claim of another run
 
 

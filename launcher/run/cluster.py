@@ -73,27 +73,25 @@ def examine_on(job: Job, cluster: Cluster, fleet: Fleet) -> Iterator[Check]:
     for engine in fleet.engines:
         yield Check(engine.node, "slurm", Level.OK, engine.sh("sinfo --version").decode(errors="replace").strip())
         made = run_script(engine.machine, 'mkdir -p "$1" && [ -w "$1" ]', posixpath.join(cluster.workdir, OUTPUT_ROOT))
-        cure = "name a folder that you may write: workdir of the cluster, in the settings file"
-        yield _check(engine.node, "workdir", made, f"{cluster.workdir} can be written", cure)
+        fix = "name a folder that you may write: workdir of the cluster, in the settings file"
+        yield _check(engine.node, "workdir", made, f"{cluster.workdir} can be written", fix)
         planned, script = _script(expand_sweep(job)[0], cluster)  # variants differ in the program's arguments only
         taken = engine.machine.run(["sbatch", "--test-only"], script.encode())
-        cure = "correct partition, account, qos, time or options of the cluster in the settings file, or the job"
-        yield _check(engine.node, "sbatch", taken, taken.complaint.removeprefix("sbatch: "), cure)
+        fix = "correct partition, account, qos, time or options of the cluster in the settings file, or the job"
+        yield _check(engine.node, "sbatch", taken, taken.complaint.removeprefix("sbatch: "), fix)
         if taken.code == 0:
             yield from _try_on_a_node(engine, planned, cluster)
 
 
 def _try_on_a_node(engine: Engine, planned: ClusterPlan, cluster: Cluster) -> Iterator[Check]:
     """What the job needs of a machine, tried on one of them, if one is free now."""
-    what, argv, cure = "", [""], ""
+    what, argv, fix = "", [""], ""
     if not planned.image and planned.torchrun:
         what, argv = "python", [cluster.python, "-c", "import torch; print('torch', torch.__version__)"]
-        cure = (
-            "set `python` of the cluster, or `setup`, in the settings file; how to make an environment: docs/slurm.md"
-        )
+        fix = "set `python` of the cluster, or `setup`, in the settings file; how to make an environment: docs/slurm.md"
     elif planned.image and cluster.container == "pyxis":
         what, argv = "enroot", ["sh", "-c", 'v=$(enroot version) && echo "enroot $v" && [ "${v%%.*}" -ge 4 ]']
-        cure = "images are imported by digest, which needs enroot 4.0 or newer (August 2025): ask the site for it"
+        fix = "images are imported by digest, which needs enroot 4.0 or newer (August 2025): ask the site for it"
     if not what:
         return
     asked = slurm.chosen(planned, cluster)
@@ -107,11 +105,11 @@ def _try_on_a_node(engine: Engine, planned: ClusterPlan, cluster: Cluster) -> It
         )
     else:
         said = done.out.decode(errors="replace").strip()
-        yield _check(engine.node, what, done, f"{argv[0]}: {said}" if what == "python" else said, cure)
+        yield _check(engine.node, what, done, f"{argv[0]}: {said}" if what == "python" else said, fix)
 
 
-def _check(node: str, name: str, done: Done, what: str, cure: str) -> Check:
-    return Check(node, name, Level.FAIL, done.complaint, cure) if done.code else Check(node, name, Level.OK, what)
+def _check(node: str, name: str, done: Done, what: str, fix: str) -> Check:
+    return Check(node, name, Level.FAIL, done.complaint, fix) if done.code else Check(node, name, Level.OK, what)
 
 
 def _script(job: Job, cluster: Cluster) -> tuple[ClusterPlan, str]:

@@ -1,4 +1,4 @@
-"""Which rank failed first, and why: its own words, a known cause with its cure; victims are not blamed."""
+"""Which rank failed first, and why: its own words, a known cause with its fix; victims are not blamed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WAITING = re.compile(r"torch/(distributed|autograd|cuda|nn/parallel)/")
 
 _RESUME = "go on from its last checkpoint: launcher up JOB --resume RUN"
 _AGAIN = f"{_RESUME}; with `restarts` Slurm begins such a job again by itself"
-_BY_SLURM = {  # what it calls the end of a job, and the cure
+_BY_SLURM = {  # what it calls the end of a job, and the fix
     "TIMEOUT": f"raise `time` of the cluster, or `timeout` of the job; {_RESUME}",
     "DEADLINE": _RESUME,
     "CANCELLED": _RESUME,
@@ -48,7 +48,7 @@ class Failure:
     rank: int | None  # global rank of the worker; None where it is the node's container as a whole
     exit_code: int | None
     what: str
-    cure: str
+    cure: str  # what to do about it; named as in result.json
     words: str
 
 
@@ -79,8 +79,8 @@ def _left(victim: Evidence, evidence: Sequence[Evidence]) -> Failure | None:
         if ranks:
             who = "" if len(ranks) == 1 else f"ended: its ranks {', '.join(map(str, ranks))} "
             what = f"{who}left with exit code 0 while others still waited for them"
-            cure = "all ranks must take part in the same collectives: has one fewer batches than the others?"
-            return Failure(each.node.name, None if who else ranks[0], 0, what, cure, _words(victim))
+            fix = "all ranks must take part in the same collectives: has one fewer batches than the others?"
+            return Failure(each.node.name, None if who else ranks[0], 0, what, fix, _words(victim))
     return None
 
 
@@ -115,37 +115,37 @@ def _order(evidence: Evidence) -> tuple[int, float, int]:
 
 def _describe(evidence: Evidence) -> Failure:
     state, words, rank = evidence.state, _words(evidence), _failing_rank(evidence)
-    what, cure = _ending(evidence)
+    what, fix = _ending(evidence)
     if halted := evidence.last.halted:
         words = last_stack(evidence.rank_logs.get(min(halted), ""))
         what = "was suspended (SIGSTOP, or a debugger) while the others waited for it"
-        cure = "who stopped it? `kill -CONT` lets such a process go on"
+        fix = "who stopped it? `kill -CONT` lets such a process go on"
     elif by_slurm := re.match(r"was ended by Slurm: job \S+ (\w+)", state.error):
-        what, cure = state.error, _BY_SLURM.get(by_slurm[1], "")
+        what, fix = state.error, _BY_SLURM.get(by_slurm[1], "")
         rank, words = None, ""  # what the program printed when it was ended is no reason
     elif state.oom_killed:
-        what, cure = "was killed: the node's memory is full", "fewer loader workers, or resources.memory"
+        what, fix = "was killed: the node's memory is full", "fewer loader workers, or resources.memory"
     elif state.exit_code == TIMEOUT_CODE:
-        what, cure = "reached the job's time limit", "raise `timeout`"
+        what, fix = "reached the job's time limit", "raise `timeout`"
     elif state.error:
         what = f"could not be started: {state.error}"
-        cure = (gpu_error(state.error) or ("", cure))[1]
+        fix = (gpu_error(state.error) or ("", fix))[1]
     else:
         log = evidence.rank_logs.get(rank, evidence.log) if rank is not None else evidence.log
         if known := known_cause(words, log, evidence.node.name):
-            what, cure = f"{what}: {known.what}", known.fix
+            what, fix = f"{what}: {known.what}", known.fix
     what = f"{what}; {evidence.over}" if evidence.over else what
-    return Failure(evidence.node.name, rank, state.exit_code, what, cure, words)
+    return Failure(evidence.node.name, rank, state.exit_code, what, fix, words)
 
 
 def _ending(evidence: Evidence) -> tuple[str, str]:
-    """What its failing rank, else its program, ended with, and a cure for that."""
+    """What its failing rank, else its program, ended with, and a fix for that."""
     code, (_, reported) = evidence.state.exit_code or 0, _root_cause(evidence)
     number = -reported or code - 128
     if number not in _SIGNALS:
         return f"exited with code {code}", ""
-    cure = "was its memory full? see `dmesg` on the node" if _SIGNALS[number] == "SIGKILL" else ""
-    return f"was killed by {_SIGNALS[number]}" + ("" if reported else f" (exit code {code})"), cure
+    fix = "was its memory full? see `dmesg` on the node" if _SIGNALS[number] == "SIGKILL" else ""
+    return f"was killed by {_SIGNALS[number]}" + ("" if reported else f" (exit code {code})"), fix
 
 
 def _words(evidence: Evidence) -> str:
@@ -176,10 +176,10 @@ def _hang(first: Evidence, evidence: Sequence[Evidence]) -> Failure:
     if lagging:
         what += f"; {OTHERS_WAIT} " + ", ".join(f"rank {rank} on {nodes[rank]}" for rank in lagging)
     words = "\n".join(f"rank {rank} on {nodes[rank]}: {stack}" for rank, stack in stacks.items())
-    cure = "see above where the ranks stood; raise `hang_timeout` if such a pause is normal"
+    fix = "see above where the ranks stood; raise `hang_timeout` if such a pause is normal"
     if stacks and all(_IMPORTING in stack for stack in stacks.values()):
-        what, cure = f"{what}; its ranks were still importing", "raise `hang_timeout`: a cold disk takes minutes"
-    return Failure(first.node.name, None, HANG_CODE, what, cure, words)
+        what, fix = f"{what}; its ranks were still importing", "raise `hang_timeout`: a cold disk takes minutes"
+    return Failure(first.node.name, None, HANG_CODE, what, fix, words)
 
 
 def last_stack(text: str) -> str:

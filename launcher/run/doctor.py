@@ -75,8 +75,8 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFacts]:
         yield Check(engine.node, "reachable", Level.OK, what)
         if isinstance(sessions, int):  # all works, over further connections that each take a while to make
             what = f"its sshd runs {sessions} commands at once on a connection, fewer than a run needs"
-            cure = "set MaxSessions to 10, its default, in sshd_config"
-            yield Check(engine.node, "ssh sessions", Level.WARN, what, cure)
+            fix = "set MaxSessions to 10, its default, in sshd_config"
+            yield Check(engine.node, "ssh sessions", Level.WARN, what, fix)
         entry = next((e for e in job.machines if e.name == engine.node), None) if job else None
         wanted = "all" if job is None or entry is None else job.gpus_of(entry)
         docker = job is None or job.runtime == "docker"
@@ -137,14 +137,14 @@ def _mounts(job: Job, engines: Sequence[Engine]) -> Iterator[Check]:
     for mount in job.mounts if job.runtime == "docker" else ():
         path = mount.source
         for engine, found in zip(engines, _everywhere(engines, _READABLE, path), strict=True):
-            level, what, cure = Level.FAIL, f"{path} may not be read by the ssh user", ""
+            level, what, fix = Level.FAIL, f"{path} may not be read by the ssh user", ""
             if found.strip() == "ok":
                 level, what = Level.OK, f"{path} can be read"
             elif found.strip() == "missing":
-                what, cure = f"{path} is not there", "create it, or change `mounts`"
+                what, fix = f"{path} is not there", "create it, or change `mounts`"
             else:
-                cure = f"look at its owner and mode: ssh {engine.host} ls -ld {path}"
-            yield Check(engine.node, "mount", level, what, cure)
+                fix = f"look at its owner and mode: ssh {engine.host} ls -ld {path}"
+            yield Check(engine.node, "mount", level, what, fix)
 
 
 def _between(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Iterator[Check]:
@@ -169,18 +169,18 @@ def _between(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Iterator[Che
 
 def _connection(probe: Probe) -> Check:
     target = f"{probe.target} at {probe.address}:{probe.port}"
-    level, what, cure = Level.FAIL, f"no answer from {target}", ""
+    level, what, fix = Level.FAIL, f"no answer from {target}", ""
     if probe.reach.reached:
         level, what = Level.OK, f"{target} can be reached"
     elif probe.reach is Reach.UNKNOWN:
         level, what = Level.WARN, f"could not test the connection to {target}: bash or timeout is missing on the node"
-        cure = "install bash and coreutils there"
+        fix = "install bash and coreutils there"
     elif probe.reach is Reach.OTHER:
         what = f"another machine answers for {target}"
-        cure = f"name {probe.target}'s address in the job file: nodes: [{{host: ..., address: ...}}]"
+        fix = f"name {probe.target}'s address in the job file: nodes: [{{host: ..., address: ...}}]"
     else:
-        cure = f"open TCP {probe.port} and the ephemeral ports between the nodes: firewall, security group, routing"
-    return Check(probe.source, "network", level, what, cure)
+        fix = f"open TCP {probe.port} and the ephemeral ports between the nodes: firewall, security group, routing"
+    return Check(probe.source, "network", level, what, fix)
 
 
 def _interfaces(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -> Iterator[Check]:
@@ -191,8 +191,8 @@ def _interfaces(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -
         words = f"{name} with {address}, MTU {mtu}" + (", InfiniBand" if node.infiniband else "")
         yield Check(engine.node, "interface", Level.OK, words)
     if len(set(sizes)) > 1:
-        cure = "the same MTU on all: sudo ip link set dev IFACE mtu N, and on the switch"
-        yield Check("all", "mtu", Level.WARN, f"not the same everywhere: {', '.join(sizes)}", cure)
+        fix = "the same MTU on all: sudo ip link set dev IFACE mtu N, and on the switch"
+        yield Check("all", "mtu", Level.WARN, f"not the same everywhere: {', '.join(sizes)}", fix)
 
 
 def _ring(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -> Iterator[Check]:
@@ -224,8 +224,8 @@ def _same_data(job: Job, fleet: Fleet) -> Iterator[Check]:
         else:
             each = zip([engine.node for engine in fleet.engines], seen, strict=True)
             what = "; ".join(f"{node}: {found.strip() or 'not read'}" for node, found in each)
-            cure = f"make it the same: rsync -a --checksum {mount.source}/ OTHER:{mount.source}/"
-            yield Check("all", "data", Level.WARN, f"{mount.source} is not the same everywhere ({what})", cure)
+            fix = f"make it the same: rsync -a --checksum {mount.source}/ OTHER:{mount.source}/"
+            yield Check("all", "data", Level.WARN, f"{mount.source} is not the same everywhere ({what})", fix)
 
 
 def _everywhere(engines: Sequence[Engine], script: str, *arguments: str, timeout: float = 60) -> list[str]:

@@ -49,8 +49,8 @@ def execute(
     if state is None or state.phase is not Phase.RUNNING:
         what = f"no container of the run is running there ({state.phase.value if state else 'removed'})"
         alike = "for a container of the same kind: launcher shell JOB"
-        cure = alike if cluster_name(node.host) is None else "see what its job does: launcher status"
-        raise NodeUnfit(f"node {node.name}", what, cure)
+        fix = alike if cluster_name(node.host) is None else "see what its job does: launcher status"
+        raise NodeUnfit(f"node {node.name}", what, fix)
     if rank is not None:
         argv = ("sh", "-c", _AS_RANK.read_text(encoding="utf-8"), "sh", str(rank), *argv)
     _say_what_is_here(node.host, ports, log)

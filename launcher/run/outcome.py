@@ -87,14 +87,14 @@ def lost_node(message: messages.NodeGone | messages.NodeRemoved) -> Failure:
     """What a node that is missing at the end means for the run."""
     if isinstance(message, messages.NodeRemoved) and message.folder:
         what = f"lost its output folder {message.folder}: it was removed or locked while the run used it"
-        cure = "by the program itself? it must leave the folder as it is; start again: launcher up"
-        return Failure(message.node, None, None, what, cure, "")
+        fix = "by the program itself? it must leave the folder as it is; start again: launcher up"
+        return Failure(message.node, None, None, what, fix, "")
     if isinstance(message, messages.NodeRemoved):
-        what, cure = "lost its container: it was removed from outside", "by `docker rm -f`? start again: launcher up"
-        return Failure(message.node, None, None, what, cure, "")
+        what, fix = "lost its container: it was removed from outside", "by `docker rm -f`? start again: launcher up"
+        return Failure(message.node, None, None, what, fix, "")
     what = f"did not answer any more: no connection since {messages.clock(message.since)}"
-    cure = "see that it is up; then end what is left there: launcher down"
-    return Failure(message.node, None, None, what, cure, message.reason)
+    fix = "see that it is up; then end what is left there: launcher down"
+    return Failure(message.node, None, None, what, fix, message.reason)
 
 
 def uncollected(node: str, error: LauncherError) -> Failure:
@@ -110,8 +110,8 @@ def conclude(
     stopped_by: who stopped the run from elsewhere; then no end of a container is a failure.
     """
     record = attached.record
-    cure = "when it is back, end what is left there: launcher down"
-    silent = {n: Failure(n, None, None, "does not answer", cure, str(e)) for n, e in attached.unreachable.items()}
+    fix = "when it is back, end what is left there: launcher down"
+    silent = {n: Failure(n, None, None, "does not answer", fix, str(e)) for n, e in attached.unreachable.items()}
     lost = silent | dict(missing)
     ended = [node for node in attached.nodes if node.name not in lost and node.name in states]
     gathered = run_all_settled([partial(_gather, attached, node, states[node.name]) for node in ended])

@@ -154,7 +154,7 @@ def not_confirmed(removed: Sequence[Removed], errors: Sequence[LauncherError]) -
     """The error for nodes on which a run, or several, could not be ended."""
     words = "not every node confirmed:\n" + str(NodesFailed(errors))
     kinds = {type(error) for error in errors}
-    cure = "repeat it when they are back"
+    fix = "repeat it when they are back"
     if kinds <= {NotConfirmed, NodeUnfit}:
-        cure = "" if kinds == {NotConfirmed} else "mend that, then repeat it"
-    return NotConfirmed("down", words, cure, removed=removed, errors=errors)
+        fix = "" if kinds == {NotConfirmed} else "mend that, then repeat it"
+    return NotConfirmed("down", words, fix, removed=removed, errors=errors)

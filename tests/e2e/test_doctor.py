@@ -25,7 +25,7 @@ def examined(cli: Cli, *args: object, code: int) -> Checks:
     assert (report["level"] == "fail") == (code == 3)
     found: Checks = {}
     for check in sorted(report["checks"], key=lambda c: order.index(c["level"])):
-        assert check["level"] == "ok" or check["cure"], check
+        assert check["level"] == "ok" or check["fix"], check
         found[check["node"], check["name"]] = check
     return found
 
@@ -97,7 +97,7 @@ def test_a_firewall_between_the_nodes_is_found(bed_cli: Cli, bed: Bed) -> None:
     with faults.blocked_port(bed, bed.nodes[0], 29500):
         seen = examined(bed_cli, job(bed_cli), code=3)
     assert "198.18" in seen["node2", "network"]["what"]
-    assert "firewall" in seen["node2", "network"]["cure"]
+    assert "firewall" in seen["node2", "network"]["fix"]
     with faults.partition(bed, *bed.nodes[:2]):
         seen = examined(bed_cli, job(bed_cli), code=3)
     assert seen["node2", "network"]["level"] == "fail"

@@ -224,5 +224,5 @@ def test_doctor_warns_of_a_toolkit_whose_containers_lose_their_gpus(bed_cli: Cli
     found = {check["name"]: check for check in report["checks"]}
     assert found["systemd reload"]["level"] == "warn"
     assert "with NVIDIA Container Toolkit 1.17.8, containers lose their GPUs" in found["systemd reload"]["what"]
-    assert "1.18" in found["systemd reload"]["cure"]
+    assert "1.18" in found["systemd reload"]["fix"]
     assert "nvidia, 1.17.8, cgroup driver systemd" in found["container toolkit"]["what"]

@@ -120,7 +120,7 @@ def on_both(cli: Cli, file: Path) -> tuple[str, list[dict[str, str]]]:
 @pytest.mark.bed
 @pytest.mark.parametrize("row", [pytest.param(row, marks=[] if row == "nouveau alone" else SLOW) for row in FAULTS])
 def test_a_fault_is_refused_on_its_node_with_its_words_and_the_fix(row: str, bed_cli: Cli, bed: Bed) -> None:
-    (machine, words, cure), node = FAULTS[row], bed.nodes[1]
+    (machine, words, expected), node = FAULTS[row], bed.nodes[1]
     file = bed_cli.job(**bed_job(run={"command": ["true"]}))
     with faults.nvidia(bed, node, machine):
         said, failed = on_both(bed_cli, file)
@@ -129,7 +129,7 @@ def test_a_fault_is_refused_on_its_node_with_its_words_and_the_fix(row: str, bed
     assert f"node {node.alias}: " in what
     assert f"node {bed.nodes[0].alias}: " not in what
     assert words in what
-    assert cure in fix
+    assert expected in fix
     [check] = [check for check in failed if check["node"] != "all"]  # "gpus differ": the other node has no GPU
     assert (check["node"], check["name"]) == (node.alias, "gpus")
     assert check["what"] in what

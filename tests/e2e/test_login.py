@@ -1,4 +1,4 @@
-"""What sshd and the login shell of a node may do to our commands: named with its cure, or harmless."""
+"""What sshd and the login shell of a node may do to our commands: named with its fix, or harmless."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def bashrc(bed: Bed, node: Node, line: str) -> Iterator[None]:
         bed.sh(node, "rm /home/trainer/.bashrc")
 
 
-# what is wrong with the node's login; what the message says of it, its cure
+# what is wrong with the node's login; what the message says of it, its fix
 BROKEN = {
     "bashrc": (bashrc, "echo Welcome, $USER", "prints 'Welcome, trainer'", "in ~/.bashrc"),
     "nologin": (faults.login_shell, "/usr/sbin/nologin", "'This account is currently not available.'", "login shell"),
@@ -54,15 +54,15 @@ BROKEN = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_login_that_spoils_our_commands_is_named_with_its_cure(bed_cli: Cli, bed: Bed, case: str) -> None:
-    fault, argument, words, cure = BROKEN[case]
+    fault, argument, words, fix = BROKEN[case]
     bed_cli.program("plain.py")
     with fault(bed, bed.nodes[0], argument):
         seen = examined(bed_cli, "node1", code=3)["node1", "login shell"]
         failed = bed_cli("up", bed_cli.job("spoilt", **bed_job(run={"script": "plain.py"})), code=3).stderr
     assert words in seen["what"]
-    assert cure in seen["cure"]
+    assert fix in seen["fix"]
     assert words in failed
-    assert cure in failed
+    assert fix in failed
     assert not bed_cli.runs()
 
 

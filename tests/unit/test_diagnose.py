@@ -55,7 +55,7 @@ def test_out_of_memory_takes_precedence_over_tracebacks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "meaning", "cure"),
+    ("words", "meaning", "fix"),
     [
         ("RuntimeError: [gloo/transport/tcp/x.cc:81] Timed out waiting 20000ms for recv operation", "silent", "doctor"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried", "GPU's memory", "batch size"),
@@ -71,11 +71,11 @@ def test_out_of_memory_takes_precedence_over_tracebacks() -> None:
         ("exec /bin/sh: exec format error", "architecture", "build"),
     ],
 )
-def test_known_causes_come_with_a_fix(words: str, meaning: str, cure: str) -> None:
+def test_known_causes_come_with_a_fix(words: str, meaning: str, fix: str) -> None:
     found = first_failure([evidence(0, words)])
     assert found is not None
     assert meaning in found.what
-    assert cure in found.cure
+    assert fix in found.cure
 
 
 def test_a_timeout_is_reported_as_a_timeout() -> None:

@@ -44,20 +44,20 @@ def checks(node: NodeFacts, wanted: Any = "all") -> dict[str, Check]:
     """The worst of each name."""
     order = [Level.OK, Level.WARN, Level.FAIL]
     found = sorted(gpu_checks.of_node(node, wanted, docker=True), key=lambda check: order.index(check.level))
-    assert all(check.cure for check in found if check.level is not Level.OK)
+    assert all(check.fix for check in found if check.level is not Level.OK)
     return {check.name: check for check in found}
 
 
 @pytest.mark.parametrize("row", FAULTS)
 def test_a_gpu_that_cannot_be_used_is_never_no_gpu(row: str) -> None:
-    machine, words, cure = FAULTS[row]
+    machine, words, expected = FAULTS[row]
     for request in ("all", max(2, len(machine.cards)), [0, 1]):
         text = refused(machine, request)
         assert "gpu-0" in text, (row, request)
     text = refused(machine)
     what, fix = text.split("\n  -> ")
     assert words in what
-    assert cure in fix
+    assert expected in fix
     assert "gpus: none" in fix
     check = checks(on(machine))["gpus"]
     assert (check.level, check.what in what) == (Level.FAIL, True)

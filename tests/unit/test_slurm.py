@@ -86,7 +86,7 @@ def first_line(run: RunInQueue, root: Path) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("state", "more", "what", "cure"),
+    ("state", "more", "what", "fix"),
     [
         ("TIMEOUT", {}, "TIMEOUT, at its time limit", "raise `time`"),
         ("CANCELLED", {"accounting": "CANCELLED by 0"}, "CANCELLED, by root", "--resume"),
@@ -101,14 +101,14 @@ def first_line(run: RunInQueue, root: Path) -> tuple[str, str]:
     ],
 )
 def test_how_slurm_ended_a_job_is_the_first_line(
-    state: str, more: dict[str, Any], what: str, cure: str, tmp_path: Path
+    state: str, more: dict[str, Any], what: str, fix: str, tmp_path: Path
 ) -> None:
     """Also where every node ended well when it was told to, and where Slurm has forgotten the job."""
     run = ended(tmp_path, f"12|{state}|None|launcher {RUN}" if state else "", **more)
     assert run.phase is Phase.EXITED
     found = first_line(run, tmp_path)
     assert found[0].startswith(f"was ended by Slurm: job 12: {what}")
-    assert cure in found[1]
+    assert fix in found[1]
     assert run.states()[0].exit_code
 
 

@@ -174,8 +174,8 @@ def dial_local(node: str) -> Connection:
     """
     host = os.environ.get("DOCKER_HOST", "")
     if host.startswith("ssh://"):
-        cure = f"name the node {host[6:]} instead"
-        raise EngineUnavailable(node, f"DOCKER_HOST is {host}, but `local` means this machine's own engine", cure)
+        fix = f"name the node {host[6:]} instead"
+        raise EngineUnavailable(node, f"DOCKER_HOST is {host}, but `local` means this machine's own engine", fix)
     if host.startswith(_UNIX):
         return _unix_socket(host.removeprefix(_UNIX))
     context = os.environ.get("DOCKER_CONTEXT") or get_current_context_name()

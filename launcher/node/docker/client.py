@@ -83,11 +83,11 @@ class DockerClient:
 
     @contextmanager
     def transfer(
-        self, doing: str, failure: Callable[[str, str, str], LauncherError], cure: str = "", longest: float = 0
+        self, doing: str, failure: Callable[[str, str, str], LauncherError], fix: str = "", longest: float = 0
     ) -> Iterator[APIClient]:
         """For a whole image, which takes its time: a connection of its own, which ends with the block, and no retry.
 
-        What the engine refuses is raised as `failure`, with `cure` where its words tell none. longest: bytes of an
+        What the engine refuses is raised as `failure`, with `fix` where its words tell none. longest: bytes of an
         answer, 0 for the usual limit.
         """
         connections: list[Connection] = []
@@ -103,7 +103,7 @@ class DockerClient:
         except SDK_ERRORS as error:
             ours = self._explain(doing, error)
             if isinstance(ours, (EngineFailed, NodeUnfit)):
-                raise failure(ours.where, ours.what, ours.next_step or cure) from error
+                raise failure(ours.where, ours.what, ours.next_step or fix) from error
             raise ours from error
         finally:
             for connection in connections:
@@ -156,8 +156,8 @@ def _api_client(node: str, version: str, adapter: HTTPAdapter, timeout: float) -
     try:
         api = APIClient(base_url=_URL, version=version, timeout=cast(int, timeout))
     except (docker.errors.InvalidConfigFile, AttributeError, TypeError) as error:
-        cure = "correct ~/.docker/config.json (or that of DOCKER_CONFIG) on this machine"
-        raise EngineFailed(node, f"docker's own settings are wrong: {error}", cure) from error
+        fix = "correct ~/.docker/config.json (or that of DOCKER_CONFIG) on this machine"
+        raise EngineFailed(node, f"docker's own settings are wrong: {error}", fix) from error
     return _mount(api, adapter)
 
 

@@ -1,4 +1,4 @@
-"""What an engine's failure means for a person: our error, which node, the cure. Matches Docker's own messages."""
+"""What an engine's failure means for a person: our error, which node, the fix. Matches Docker's own messages."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def explain(node: str, user: str, doing: str, error: Exception) -> LauncherError
         return _refused(node, doing, error)
     if isinstance(error, _MALFORMED):
         what = f"could not {doing}: unexpected response from the Docker API ({type(error).__name__}: {error})"
-        cure = "is it Docker's own engine, without a proxy in between? on the node: docker version"
-        return EngineFailed(node, what, cure)
+        fix = "is it Docker's own engine, without a proxy in between? on the node: docker version"
+        return EngineFailed(node, what, fix)
     if isinstance(error, docker.errors.DockerException):
         return EngineFailed(node, f"could not {doing}: {error}")
     if isinstance(error, TimeoutError):
@@ -86,12 +86,12 @@ def _causes(error: BaseException) -> list[BaseException]:
 def _no_engine(node: str, user: str, error: OSError) -> LauncherError:
     words = str(error)
     if _FORBIDDEN.search(words):
-        cure = f"on the node: sudo usermod -aG docker {user}; it counts from the next login on"
-        return EngineForbidden(node, f"user {user} may not use its container engine ({words})", cure)
+        fix = f"on the node: sudo usermod -aG docker {user}; it counts from the next login on"
+        return EngineForbidden(node, f"user {user} may not use its container engine ({words})", fix)
     no_command = isinstance(error, DialFailed) and (error.code == 127 or _NO_COMMAND.search(words))
     if no_command and not _ABSENT.search(words):
-        cure = "install Docker Engine 20.10 or newer, so that `docker version` works over ssh"
-        return EngineUnavailable(node, f"no usable docker command there ({words or 'exit code 127'})", cure)
+        fix = "install Docker Engine 20.10 or newer, so that `docker version` works over ssh"
+        return EngineUnavailable(node, f"no usable docker command there ({words or 'exit code 127'})", fix)
     what = f"its container engine does not answer ({words or 'no reason given'})"
     return EngineUnavailable(node, what, "on the node: sudo systemctl start docker")
 

@@ -51,8 +51,8 @@ class DockerImages:
         login: username, password (or identitytoken), serveraddress; sent with this one request and kept nowhere on the
         node.
         """
-        cure = "check its spelling, the node's way to the registry, and `docker login` on this machine"
-        with self._client.transfer(f"pull {reference}", ImageUnfit, cure) as api:
+        fix = "check its spelling, the node's way to the registry, and `docker login` on this machine"
+        with self._client.transfer(f"pull {reference}", ImageUnfit, fix) as api:
             # without auth_config docker-py looks for a login of its own: {} says that there is none
             progress = PullProgress()
             for event in _read(api.pull(reference, stream=True, decode=True, auth_config=dict(login or {}))):
@@ -66,8 +66,8 @@ class DockerImages:
 
     def push(self, reference: str, login: Mapping[str, str] | None = None) -> str:
         """Let the engine push it; the digest that its registry gives it. Raises ImageShipFailed with their words."""
-        cure = "check the registry's name, and `docker login` on this machine"
-        with self._client.transfer(f"push {reference}", ImageShipFailed, cure, math.inf) as api:
+        fix = "check the registry's name, and `docker login` on this machine"
+        with self._client.transfer(f"push {reference}", ImageShipFailed, fix, math.inf) as api:
             events = _read(api.push(reference, stream=True, decode=True, auth_config=dict(login or {})))
             told = [aux for event in events if isinstance(aux := event.get("aux"), Mapping) and aux.get("Digest")]
             if not told:
@@ -119,8 +119,8 @@ class DockerImages:
 
     def load(self, pieces: Iterable[bytes]) -> None:
         """Take in a `docker save` archive, whole or not at all. Raises ImageShipFailed; whatever `pieces` raises."""
-        cure = "see whether `docker load` works there by hand"
-        with self._client.transfer("load the image", _not_loaded, cure) as api:
+        fix = "see whether `docker load` works there by hand"
+        with self._client.transfer("load the image", _not_loaded, fix) as api:
             if self._ssh is not None and shutil.which("ssh"):
                 _load_by_command(open_ssh_argv(*self._ssh, ["docker", "load", "--quiet"]), pieces)
             else:
@@ -158,9 +158,9 @@ def _load_by_command(argv: Sequence[str], pieces: Iterable[bytes]) -> None:
         raise _failure(words or f"`docker load` ended with exit code {process.returncode}")
 
 
-def _not_loaded(node: str, what: str, cure: str) -> ImageShipFailed:
+def _not_loaded(node: str, what: str, fix: str) -> ImageShipFailed:
     full = "no space left on device" in what.lower()  # the engine has no code for it
-    return (NoRoom if full else ImageShipFailed)(node, what, cure)
+    return (NoRoom if full else ImageShipFailed)(node, what, fix)
 
 
 def _read(answer: Iterable[Any], lines: Iterable[str] = ()) -> Iterator[Mapping[str, Any]]:

@@ -147,8 +147,8 @@ class SlurmEngine(Engine):
         else:
             done = run_script(self.machine, _SUBMIT, told.output, run.spec["code"], told.run)
         if done.code:
-            cure = "correct what the job asks for (gpus, resources, cluster), or the cluster's settings"
-            raise EngineFailed(self.node, f"sbatch refused it: {done.complaint}", cure)
+            fix = "correct what the job asks for (gpus, resources, cluster), or the cluster's settings"
+            raise EngineFailed(self.node, f"sbatch refused it: {done.complaint}", fix)
         self._forget()
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
@@ -214,8 +214,8 @@ class SlurmEngine(Engine):
     def interact(self, container: str, argv: Sequence[str], *, terminal: bool, ports: Sequence[Forward] = ()) -> int:
         """A step beside the job's own, on that node of it. Raises EngineFailed where it does not run."""
         if ports:
-            cure = "find its name with squeue, then: ssh -L PORT:NODE:PORT LOGIN-MACHINE"
-            raise NodeUnfit(self.node, "the nodes of a cluster are reached by Slurm, which forwards no port", cure)
+            fix = "find its name with squeue, then: ssh -L PORT:NODE:PORT LOGIN-MACHINE"
+            raise NodeUnfit(self.node, "the nodes of a cluster are reached by Slurm, which forwards no port", fix)
         run, rank = self._get(container), container.rpartition("-")[2]
         if run.job is None or run.phase is not Phase.RUNNING:
             raise EngineFailed(self.node, f"{container} does not run", "see what it does: launcher status")

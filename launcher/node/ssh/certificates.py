@@ -39,15 +39,15 @@ def prove(target: Target, known: Sequence[KnownKey], key: paramiko.PKey) -> bool
     if "@revoked" in markers:
         signer = fingerprint(found.authority)
         what = f"the authority that signed its host key ({signer}) is revoked in {markers['@revoked']}"
-        cure = "do not connect: ask the node's administrator for a host key that is signed anew"
-        raise HostKeyChanged(target.alias, what, cure)
+        fix = "do not connect: ask the node's administrator for a host key that is signed anew"
+        raise HostKeyChanged(target.alias, what, fix)
     revoked = judge(known, key.get_name(), key.asbytes()).verdict is Verdict.REVOKED
     if "@cert-authority" not in markers or revoked:
         return False
     if found.fault:
         what = f"the certificate of its host key, by the authority of {markers['@cert-authority']}, {found.fault}"
-        cure = "ask the node's administrator to sign its host key anew; on the node: ssh-keygen -Lf CERTIFICATE"
-        raise HostKeyChanged(target.alias, what, cure)
+        fix = "ask the node's administrator to sign its host key anew; on the node: ssh-keygen -Lf CERTIFICATE"
+        raise HostKeyChanged(target.alias, what, fix)
     return True
 
 

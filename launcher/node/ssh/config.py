@@ -158,8 +158,8 @@ def resolve(alias: str, ssh_config: str | None = None) -> Target:
     try:
         spec = parse_host(alias)
     except ValueError as error:
-        cure = "write an alias of your ssh config or user@host:port"
-        raise UsageError(alias, f"not a node: {error}", cure) from error
+        fix = "write an alias of your ssh config or user@host:port"
+        raise UsageError(alias, f"not a node: {error}", fix) from error
     try:
         argv = ssh_argv(spec, ssh_config, ["-G"])
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SSH_G_TIMEOUT, check=False)

@@ -119,8 +119,8 @@ class Connection:
             wire.close()
             if self.closed.wait(_BUSY_PAUSE) or time.monotonic() + _BUSY_PAUSE > deadline:
                 what = f"{self._where} ends every connection before it says that it speaks ssh"
-                cure = "look at its sshd: its log, MaxStartups, a firewall or /etc/hosts.deny"
-                raise NodeUnreachable(self.target.alias, what, cure)
+                fix = "look at its sshd: its log, MaxStartups, a firewall or /etc/hosts.deny"
+                raise NodeUnreachable(self.target.alias, what, fix)
 
     def _start(self, wire: Wire, deadline: float) -> paramiko.Transport | None:
         """None when the server hung up before any key exchange, as a busy sshd does."""
@@ -149,8 +149,8 @@ class Connection:
             return handshake(wire, order, deadline)
         except (EOFError, OSError, paramiko.SSHException) as error:
             if complaint := wire.complaint():
-                what, cure = f"its ProxyCommand failed: {complaint}", f"try it: ssh {self.target.alias} true"
-                raise NodeUnreachable(self.target.alias, what, cure) from error
+                what, fix = f"its ProxyCommand failed: {complaint}", f"try it: ssh {self.target.alias} true"
+                raise NodeUnreachable(self.target.alias, what, fix) from error
             if time.monotonic() > deadline - 0.05 or isinstance(error, TimeoutError):
                 raise self._no_answer(TimeoutError("no ssh handshake within the time limit")) from error
             if isinstance(error, (EOFError, ConnectionResetError)) or "protocol banner" in str(error):
@@ -159,19 +159,19 @@ class Connection:
 
     def _no_answer(self, error: Exception) -> NodeUnreachable:
         target, where = self.target, self._where
-        cure = f"is it on, and can this machine reach it? try it: ssh {target.alias} true"
+        fix = f"is it on, and can this machine reach it? try it: ssh {target.alias} true"
         if isinstance(error, paramiko.ChannelException):
             what = f"jump host {target.proxy_jump[-1]} cannot reach {where}: {error.text}"
         elif isinstance(error, socket.gaierror):
             what = f"the name {target.hostname} is unknown ({error.strerror})"
-            cure = "check its spelling, or add a Host with its HostName to your ssh config"
+            fix = "check its spelling, or add a Host with its HostName to your ssh config"
         elif isinstance(error, ConnectionRefusedError):
-            what, cure = f"{where} refuses connections", f"is sshd running there, and is {target.port} its port?"
+            what, fix = f"{where} refuses connections", f"is sshd running there, and is {target.port} its port?"
         elif isinstance(error, TimeoutError):
             what = f"{where}: no answer within {self._timeout:g} s"
         else:
             what = f"{where}: {str(error) or repr(error)}"
-        return NodeUnreachable(target.alias, what, cure)
+        return NodeUnreachable(target.alias, what, fix)
 
 
 class SshPool:

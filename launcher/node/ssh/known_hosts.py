@@ -163,20 +163,20 @@ def prove(target: Target, known: Sequence[KnownKey], key_type: str, blob: bytes,
     shown = f"{key_type} {fingerprint(blob)}"
     if finding.verdict is Verdict.REVOKED:
         what = f"the host key it shows ({shown}) is revoked in {', '.join(finding.places)}"
-        cure = "do not connect: ask the node's administrator for its new host key"
-        raise HostKeyChanged(target.alias, what, cure)
+        fix = "do not connect: ask the node's administrator for its new host key"
+        raise HostKeyChanged(target.alias, what, fix)
     if finding.verdict is Verdict.CHANGED and target.strict != "no":
         file = next(iter(target.known_hosts), "~/.ssh/known_hosts")
         what = f"it shows another host key ({shown}) than {', '.join(finding.places)} says: "
         what += "the host was reinstalled, or this is a man-in-the-middle attack"
-        cure = f"compare with `ssh-keygen -lf` on the node; when right: ssh-keygen -R '{target.known_as}' -f {file}"
-        raise HostKeyChanged(target.alias, what, cure)
+        fix = f"compare with `ssh-keygen -lf` on the node; when right: ssh-keygen -R '{target.known_as}' -f {file}"
+        raise HostKeyChanged(target.alias, what, fix)
     if finding.verdict is Verdict.UNKNOWN:
         if target.strict not in ("no", "accept-new"):
             options = [*ssh_options(ssh_config), "-o", "StrictHostKeyChecking=ask"]
-            cure = f"see it: ssh-keyscan -p {target.port} {target.hostname} | ssh-keygen -lf -; "
-            cure += f"when it is the node's own, accept it: {shlex.join(['ssh', *options, target.alias, 'true'])}"
-            raise HostKeyUnknown(target.alias, f"its host key ({shown}) is in no known_hosts file", cure)
+            fix = f"see it: ssh-keyscan -p {target.port} {target.hostname} | ssh-keygen -lf -; "
+            fix += f"when it is the node's own, accept it: {shlex.join(['ssh', *options, target.alias, 'true'])}"
+            raise HostKeyUnknown(target.alias, f"its host key ({shown}) is in no known_hosts file", fix)
         remember(target, key_type, blob)
 
 
