@@ -5,7 +5,7 @@
 Each check (bench/gpu_checks.py) runs in a process of its own, with a time limit, and takes torch and torchvision as it
 finds them. It needs one GPU and no network. `--dry` runs the same checks, as many steps and images, with
 a small model on a CPU that pretends to be a GPU (bench/pretend.py). Prints a line per check and a row for
-docs/benchmarks.md; the exit code is 1 if a check failed.
+docs/internals/benchmarks.md; the exit code is 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def row(checks: dict[str, dict[str, Any]]) -> str:
-    """A row of the table in docs/benchmarks.md; its head is printed with it."""
+    """A row of the table in docs/internals/benchmarks.md; its head is printed with it."""
     cells = {
         "GPU": ("step", "device"),
         "torch": ("step", "torch"),

@@ -16,7 +16,7 @@ from launcher.errors import LauncherError
 from tests.e2e.cli import ROOT, Cli
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "tests/bed/README.md"]
+PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "jobs/README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "tests/bed/README.md"]
 JOBS = sorted((ROOT / "jobs").rglob("*.yaml"))
 FENCE = re.compile(r"(<!-- run -->\n)?```(\w*)\n(.*?)```", re.DOTALL)
 
