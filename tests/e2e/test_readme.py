@@ -16,7 +16,11 @@ from launcher.errors import LauncherError
 from tests.e2e.cli import ROOT, Cli
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "jobs/README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "tests/bed/README.md"]
+PAGES = [
+    page
+    for folder in (".", "jobs", "docs", "docs/internals", "tests/bed")
+    for page in sorted((ROOT / folder).glob("*.md"))
+]
 JOBS = sorted((ROOT / "jobs").rglob("*.yaml"))
 FENCE = re.compile(r"(<!-- run -->\n)?```(\w*)\n(.*?)```", re.DOTALL)
 
