@@ -22,16 +22,17 @@ from launcher.run.leftovers import Leftovers, find_leftovers, remove_leftovers
 
 def clean(
     nodes: options.Nodes = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without a question.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """Images that launcher built and nothing uses, and output folders (checkpoints too) of runs without a container.
+    """List leftovers and ask before removing them: unused images that launcher
+    built, output folders (including checkpoints) of runs without a container,
+    containers of runs that `down` stopped while the node was unreachable, and
+    containers of a killed `doctor --bench` or `shell`.
 
-    Also what has come back of a run that `down` has ended while the node did not answer, and what a doctor --bench or
-    a shell that was killed has left.
-
-    Default nodes: those of the runs recorded here. Without a terminal and without --yes it only lists.
+    By default, all nodes of the runs recorded here are checked. Without a
+    terminal and without --yes, leftovers are only listed.
     """
     hosts = options.hosts(nodes) or list(dict.fromkeys(n.host for record in store.records() for n in record.nodes()))
     if not hosts:

@@ -26,14 +26,16 @@ from launcher.records.store import Record, find, job_of
 def compare(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN...|GROUP]", help="Runs, or a sweep; without any, the latest sweep or job."),
+        typer.Argument(metavar="[RUN...|GROUP]", help="Runs or a sweep (default: the latest sweep or job)."),
     ] = None,
-    baseline: Annotated[str | None, typer.Option(metavar="RUN", help="Measure all against this run.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture: .png or .svg.")] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="One self-contained page.")] = None,
+    baseline: Annotated[str | None, typer.Option(metavar="RUN", help="Compare all runs with this run.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a plot to FILE (.png or .svg).")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a self-contained HTML page to FILE.")] = None,
     json: options.Json = False,
 ) -> None:
-    """A Markdown table. Each run is measured against the one with the fewest devices at its model and global batch."""
+    """Print a Markdown table. Each run is compared with the run that has the fewest
+    devices and the same model and global batch size.
+    """
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise UsageError(str(plot), "unsupported image format", "call it something.png or something.svg")
     chosen = select(runs or [])

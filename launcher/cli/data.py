@@ -28,26 +28,32 @@ from launcher.node.connect import Fleet, connect
 from launcher.node.engine import Engine
 from launcher.node.parallel import run_all, run_all_settled
 
-data = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Copy data to nodes, list and verify it.")
+data = typer.Typer(
+    no_args_is_help=True, pretty_exceptions_enable=False, help="Copy data to nodes; list, verify and remove copies."
+)
 
-Nodes = Annotated[str, typer.Option("--nodes", metavar="A,B", help="The nodes, by their ssh aliases.")]
-Image = Annotated[str | None, typer.Option("--image", help="An image with Python on these nodes; it copies the data.")]
+Nodes = Annotated[str, typer.Option("--nodes", metavar="A,B", help="Nodes, by their ssh aliases.")]
+Image = Annotated[
+    str | None, typer.Option("--image", help="Image on the nodes that has Python, to read the data with.")
+]
 Which = Annotated[
-    str, typer.Argument(metavar="DATA", help="The beginning of its name, or its source, as ls shows them.")
+    str, typer.Argument(metavar="DATA", help="Prefix of the data's name, or its source, as `data ls` shows them.")
 ]
 
 
 @data.command(name="push")
 def push_(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file or a folder, here or on a node: HOST:/PATH.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="File or folder, local or on a node: HOST:/PATH.")],
     nodes: Nodes,
-    image: Annotated[str, typer.Option("--image", help="An image with Python on these nodes; it copies the data.")],
+    image: Annotated[str, typer.Option("--image", help="Image on the nodes that has Python, to copy the data with.")],
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """Copy data to every node: one copy leaves the source, and only what a node lacks. A job's `data` does the same.
+    """Copy data to every node. The source sends one copy, which the nodes pass on;
+    only missing pieces are sent. The `data` key of a job does the same.
 
-    Whatever fails, the other nodes get it; the next push goes on where this one ended.
+    If a node fails, the other nodes still receive the data. Run the command
+    again to resume.
     """
     parsed = parse_source(source, Path.cwd())
     with _connected(nodes, ssh_config) as fleet, LongWork() as work:
@@ -65,7 +71,7 @@ def push_(
 
 @data.command(name="ls")
 def list_(nodes: Nodes, json: options.Json = False, ssh_config: options.SshConfig = None) -> None:
-    """Which node has which data: size, last use, whole or partial."""
+    """List the data on each node: size, last use, whole or partial."""
     with _connected(nodes, ssh_config, allow_failures=True) as fleet:
         found = _copies(fleet)
         if json:
@@ -79,7 +85,10 @@ def list_(nodes: Nodes, json: options.Json = False, ssh_config: options.SshConfi
 
 @data.command(name="verify")
 def verify_(which: Which, nodes: Nodes, image: Image = None, ssh_config: options.SshConfig = None) -> None:
-    """Read every byte of the copies and compare. Exit code 3 names the files that differ; push mends them."""
+    """Read every byte of the copies and compare their checksums.
+
+    Exit code 3 if files differ; they are listed, and `data push` repairs them.
+    """
     with _connected(nodes, ssh_config) as fleet:
         chosen = named(_copies(fleet), which)
         engines = {engine.node: engine for engine in fleet.engines}
@@ -99,7 +108,9 @@ def verify_(which: Which, nodes: Nodes, image: Image = None, ssh_config: options
 
 @data.command()
 def rm(which: Which, nodes: Nodes, ssh_config: options.SshConfig = None) -> None:
-    """Remove your copies from these nodes, whole and partial ones, unless a container has them mounted."""
+    """Remove your copies, whole or partial, from these nodes, unless a container
+    has them mounted.
+    """
     settings = read_settings(os.environ)
     with _connected(nodes, ssh_config) as fleet:
         chosen = named(_copies(fleet), which)

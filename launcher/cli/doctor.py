@@ -35,22 +35,24 @@ _SIGNS = {Level.OK: "[green]ok  [/]", Level.WARN: "[yellow]warn[/]", Level.FAIL:
 
 
 def doctor(
-    targets: Annotated[list[str], typer.Argument(metavar="JOB|NODE...", help="A job file, or nodes.")],
+    targets: Annotated[list[str], typer.Argument(metavar="JOB|NODE...", help="A job file or nodes.")],
     sets: options.Sets = None,
     nodes: options.JobNodes = None,
     bench: Annotated[
         bool,
-        typer.Option("--bench", help="Measure every part of the job's nodes, in its image, and name what is slow."),
+        typer.Option("--bench", help="Measure the parts of each node in the job's image and report slow ones."),
     ] = False,
-    minutes: Annotated[float, typer.Option(min=0.1, max=60.0, help="For --bench: how long it may take.")] = 2.0,
+    minutes: Annotated[float, typer.Option(min=0.1, max=60.0, help="Time limit of --bench, in minutes.")] = 2.0,
     on: options.On = None,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """With a job file also what the job needs: its mounts, its data, its port, connections between its nodes.
-    On a cluster: whether Slurm would take the job.
+    """With a job file, also check what the job needs: mounts, data, port and
+    connections between its nodes. On a cluster, check whether Slurm would accept
+    the job.
 
-    Exit code: 0 with nothing worse than a warning, 3 where something would fail or, with --bench, is slow.
+    Exit codes: 0 if every check passes or only warns, 3 if a check fails or
+    --bench finds a slow part.
     """
     job = _job(targets, sets or [], options.hosts(nodes))
     if bench and job is None:

@@ -22,18 +22,21 @@ from launcher.run.stop import EndedContainer, Removed, not_confirmed
 
 def down(
     run: options.Run = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every run that is on record here.")] = False,
-    purge: Annotated[bool, typer.Option("--purge", help="The output folders on the nodes too.")] = False,
-    any_owner: Annotated[bool, typer.Option("--any-owner", help="Another user's run too.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Stop all runs recorded here.")] = False,
+    purge: Annotated[bool, typer.Option("--purge", help="Also delete the output folders on the nodes.")] = False,
+    any_owner: Annotated[bool, typer.Option("--any-owner", help="Also stop the run of another user.")] = False,
     nodes: options.Nodes = None,
     on: options.On = None,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """SIGTERM, 45 s for a checkpoint, SIGKILL; logs and curves are fetched first. Doing it twice does no harm.
+    """Fetch logs and TensorBoard logs, send SIGTERM, wait 45 s for a checkpoint,
+    then send SIGKILL. The command can be repeated safely.
 
-    Another user's run is left alone; so is one that the same account started from elsewhere, unless it is named.
-    Exit code 6 where a node did not confirm, or was left out of --nodes; the same command again finishes the job.
+    Runs of other users are not stopped, nor are runs that the same account
+    started from another machine, unless they are named. Exit code 6 if a node
+    did not confirm or was left out of --nodes: run the same command again to
+    finish.
     """
     report = Reporter()
     log = cache(report.log)  # a note once, however many runs are looked for

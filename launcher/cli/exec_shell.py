@@ -29,7 +29,7 @@ class WithTail(TyperCommand):
 
 _Ports = Annotated[
     list[str] | None,
-    typer.Option("-L", metavar="PORT", help="Forward a port of the node to this machine; 9000:8888 to another port."),
+    typer.Option("-L", metavar="PORT", help="Forward a local port to this port of the node, or LOCAL:REMOTE."),
 ]
 
 exec_ = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -39,16 +39,18 @@ exec_ = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def _exec(
     ctx: typer.Context,
     run: options.Run = None,
-    node: Annotated[str | None, typer.Option(help="In the container on this node; default: the master.")] = None,
-    rank: Annotated[int | None, typer.Option(min=0, help="Where this rank runs, with its own variables.")] = None,
+    node: Annotated[str | None, typer.Option(help="Use the container on this node (default: the master).")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Use the container and the variables of this rank.")] = None,
     ports: _Ports = None,
     nodes: options.Nodes = None,
     on: options.On = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """Run a command in a running container of the run, with the job's own variables.
+    """Run a command in a running container of a run, with the job's environment
+    variables.
 
-    With a terminal where there is one, through pipes otherwise. Exit code: that of the command.
+    The command gets a terminal if the launcher has one, and pipes otherwise.
+    Exit code: that of the command.
     """
     command: list[str] = ctx.meta[_TAIL]
     if not command:
@@ -60,16 +62,18 @@ def _exec(
 
 def shell(
     job: options.JobFile,
-    node: Annotated[str | None, typer.Option(help="On this node of the job; default: the first.")] = None,
+    node: Annotated[str | None, typer.Option(help="Use this node of the job (default: the first).")] = None,
     ports: _Ports = None,
     sets: options.Sets = None,
     nodes: options.JobNodes = None,
     on: options.NotOn = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """Image, code, mounts, GPUs, variables and secrets are the job's. The container goes when the shell ends.
+    """The container has the job's image, code, mounts, GPUs, environment variables
+    and secrets. It is removed when the shell exits.
 
-    Without a terminal the shell reads its commands from stdin. Exit code: that of the shell.
+    Without a terminal, the shell reads commands from stdin. Exit code: that of
+    the shell.
     """
     fix = "in a run that goes on there: launcher exec --on CLUSTER -- bash; else on its login machine: srun --pty bash"
     options.refuse_cluster(on, "a cluster has no containers just for looking", fix)

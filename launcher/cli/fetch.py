@@ -15,14 +15,16 @@ from launcher.errors import NodesFailed
 
 def fetch(
     run: options.Run = None,
-    dest: Annotated[Path | None, typer.Argument(help="A folder; default runs/<run id>.")] = None,
-    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Checkpoints too.")] = False,
+    dest: Annotated[Path | None, typer.Argument(help="Destination folder (default: runs/<run id>).")] = None,
+    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Also download checkpoints.")] = False,
     nodes: options.Nodes = None,
     on: options.On = None,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """TensorBoard logs, metrics, error files and rank logs of every node. Only what is new travels."""
+    """Files of every node are downloaded, metrics included. Only new data is
+    transferred.
+    """
     with options.find(run, nodes, on, ssh_config) as found:
         fetched = found.fetch(dest, checkpoints=checkpoints)
     for problem in fetched.problems:

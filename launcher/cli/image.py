@@ -40,15 +40,17 @@ def build(
     job: options.JobFile,
     sets: options.Sets = None,
     with_code: Annotated[
-        bool, typer.Option("--with-code", help="The code as one more layer, at /workspace/code: for Kubernetes.")
+        bool, typer.Option("--with-code", help="Add the code as a layer at /workspace/code, for Kubernetes.")
     ] = False,
     push: Annotated[
         str | None,
-        typer.Option("--push", metavar="REGISTRY", help="Push it to REGISTRY/JOB, and print its digest."),
+        typer.Option("--push", metavar="REGISTRY", help="Push the image to REGISTRY/JOB and print its digest."),
     ] = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """Build the job's image: on this machine's engine, without one on the first node."""
+    """Build the job's image with the local Docker engine, or on the first node if
+    this machine has none.
+    """
     loaded = load_job(job, sets or [])
     if with_code:
         check_code(loaded, Path.cwd())  # before minutes of building
@@ -76,7 +78,9 @@ def ship(
     on: options.NotOn = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """Send the job's image to every node, built if it must be: only layers that a node lacks are sent."""
+    """Send the job's image to every node. It is built first if needed; only missing
+    layers are sent.
+    """
     fix = "push it: launcher image build JOB --push REGISTRY; and give what it prints as image.ref"
     options.refuse_cluster(on, "a cluster imports images from a registry by its own tool", fix)
     loaded = load_job(job, sets or [], options.hosts(nodes))
@@ -86,12 +90,14 @@ def ship(
 
 @image.command(name="verify")
 def verify_(
-    tag: Annotated[str, typer.Argument(metavar="JOB|TAG", help="A job file, or an image.")],
-    node: Annotated[str | None, typer.Option(help="Use this node's engine instead of this machine's.")] = None,
+    tag: Annotated[str, typer.Argument(metavar="JOB|TAG", help="A job file or an image.")],
+    node: Annotated[str | None, typer.Option(help="Use this node's Docker engine instead of the local one.")] = None,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """Try it in a container: imports, torchvision's operators, VGG16. Exit code 4, with the cause, if one fails."""
+    """Test an image in a container: imports, torchvision operators, VGG16. Exit
+    code 4, with the cause, on failure.
+    """
     engine: Engine | None
     with ExitStack() as stack:
         if node is not None:
@@ -118,10 +124,12 @@ def verify_(
 
 @image.command(name="list")
 def list_(
-    tag: Annotated[str | None, typer.Option(help="One of NVIDIA's releases: 19.06, 25.03-py3.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Show only this NVIDIA release: 19.06, 25.03-py3.")] = None,
     json: options.Json = False,
 ) -> None:
-    """NVIDIA's PyTorch releases with what is known of them, and the images that launcher built on this machine."""
+    """List NVIDIA's PyTorch releases with their versions and known faults, and
+    images that launcher built here.
+    """
     found = release(tag) if tag is not None else None
     if tag is not None and found is None:
         raise UsageError("--tag", f"{tag}: no such release is documented", "any tag can be used: the image is probed")

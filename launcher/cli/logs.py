@@ -17,21 +17,24 @@ from launcher.run.printed import Selection
 
 def logs(
     run: options.Run = None,
-    follow: Annotated[bool, typer.Option("--follow/--no-follow", "-f/-F", help="Go on until the run ends.")] = True,
-    rank: Annotated[int | None, typer.Option(help="One worker's own output, by global rank.")] = None,
-    node: Annotated[str | None, typer.Option(help="One node's output.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every node's, each line with its node.")] = False,
-    tail: Annotated[int | None, typer.Option(min=0, help="Begin with the last N lines.")] = None,
-    since: Annotated[str | None, typer.Option(metavar="T", help="Begin there: 10m (ago) or 2026-01-31T12:00.")] = None,
-    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="When each line was written.")] = False,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", "-f/-F", help="Follow until the run ends.")] = True,
+    rank: Annotated[int | None, typer.Option(help="Show the output of this global rank.")] = None,
+    node: Annotated[str | None, typer.Option(help="Show the output of this node.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Show the output of all nodes, prefixed with the node.")] = False,
+    tail: Annotated[int | None, typer.Option(min=0, help="Start with the last N lines.")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="T", help="Start at this time: 10m (ago) or 2026-01-31T12:00.")
+    ] = None,
+    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Show the time of each line.")] = False,
     raw: options.Raw = False,
     nodes: options.Nodes = None,
     on: options.On = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """Every line once, however often the connection breaks. Ctrl-C leaves the run going.
+    """By default, show the output of the master. Each line is shown once, even if
+    the connection is interrupted. Ctrl-C detaches; the run continues.
 
-    Exit code, when it followed to the end: that of the run.
+    Exit code, if the run was followed to its end: that of the run.
     """
     selection = Selection(rank, node, all_, tail, since)
     with ExitStack() as stack:

@@ -20,23 +20,23 @@ from launcher.errors import LauncherError, NodeUnfit, StoppedByUser
 NOTHING_STARTED = "nothing was started"
 # name -> (module, attribute, help). The order is the order of a day's work.
 COMMANDS: dict[str, tuple[str, str, str]] = {
-    "init": ("launcher.cli.plan", "init", "Write a commented job file to start from."),
+    "init": ("launcher.cli.plan", "init", "Create a commented job file."),
     "doctor": ("launcher.cli.doctor", "doctor", "Check every node and suggest fixes."),
-    "plan": ("launcher.cli.plan", "plan", "Print a job's exact containers, variables and commands; start nothing."),
-    "up": ("launcher.cli.up", "up", "Run a job: image, containers, output of the master. Ctrl-C detaches."),
-    "logs": ("launcher.cli.logs", "logs", "Stream the master's output until the run ends."),
-    "status": ("launcher.cli.status", "status", "Nodes, ranks, state, step, images/s, restarts, exit codes."),
-    "runs": ("launcher.cli.runs", "runs", "List runs, the latest last."),
-    "fetch": ("launcher.cli.fetch", "fetch", "Bring TensorBoard logs, error files and rank logs here."),
-    "tensorboard": ("launcher.cli.tensorboard", "tensorboard", "Collect, serve and keep curves up to date."),
-    "compare": ("launcher.cli.compare", "compare", "Runs side by side: speed, accuracy, speed-up; table and plot."),
+    "plan": ("launcher.cli.plan", "plan", "Print a job's containers, variables and commands without starting them."),
+    "up": ("launcher.cli.up", "up", "Run a job and follow its output. Ctrl-C detaches."),
+    "logs": ("launcher.cli.logs", "logs", "Show the output of a run and follow it until the run ends."),
+    "status": ("launcher.cli.status", "status", "Show the state, step, throughput, restarts and exit codes of a run."),
+    "runs": ("launcher.cli.runs", "runs", "List runs, the most recent last."),
+    "fetch": ("launcher.cli.fetch", "fetch", "Download TensorBoard logs, error files and rank logs."),
+    "tensorboard": ("launcher.cli.tensorboard", "tensorboard", "Serve the TensorBoard logs of runs."),
+    "compare": ("launcher.cli.compare", "compare", "Compare the speed, accuracy and scaling of runs."),
     "export": ("launcher.cli.plan", "export", "Print a job as an sbatch script or as Kubernetes manifests."),
-    "shell": ("launcher.cli.exec_shell", "shell", "An interactive container: the job's image, code, mounts and GPUs."),
+    "shell": ("launcher.cli.exec_shell", "shell", "Open a shell in a new container of a job."),
     "exec": ("launcher.cli.exec_shell", "exec_", "Run a command in a running container of a run."),
-    "down": ("launcher.cli.down", "down", "Stop a run on every node and remove what it left there."),
-    "clean": ("launcher.cli.clean", "clean", "List, then remove what old runs left on nodes."),
+    "down": ("launcher.cli.down", "down", "Stop a run and remove its containers from every node."),
+    "clean": ("launcher.cli.clean", "clean", "Remove leftovers of old runs from nodes."),
     "image": ("launcher.cli.image", "image", "Build, verify, ship and list images."),
-    "data": ("launcher.cli.data", "data", "Copy data to nodes, list, verify and remove it."),
+    "data": ("launcher.cli.data", "data", "Copy data to nodes; list, verify and remove copies."),
     "schema": ("launcher.cli.plan", "schema", "Print the JSON Schema of the job file."),
 }
 
@@ -115,10 +115,14 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _launcher(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
-    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an unexpected error."),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+    debug: bool = typer.Option(False, "--debug", help="Print the traceback of unexpected errors."),
 ) -> None:
-    """PyTorch training in containers on machines that have only sshd and Docker: one file, one command."""
+    """Run PyTorch training in containers on machines that have only sshd and
+    Docker: one file, one command.
+    """
 
 
 def main() -> None:

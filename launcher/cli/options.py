@@ -12,20 +12,21 @@ from launcher.cli.terminal import Reporter
 from launcher.errors import UsageError
 from launcher.model.host import cluster_host
 
-JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file.")]
+JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="Job file.")]
 Run = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN]",
-        help="A run id, a unique prefix of one, a job's name (its latest run); nothing: the latest run.",
+        help="Run ID, unique prefix of one, or job name for its latest run (default: the latest run).",
     ),
 ]
-Nodes = Annotated[str | None, typer.Option(metavar="A,B", help="Ask these nodes; no local record is needed.")]
-On = Annotated[str | None, typer.Option(metavar="CLUSTER", help="On this cluster of the settings file.")]
+Nodes = Annotated[str | None, typer.Option(metavar="A,B", help="Query these nodes; no local record is needed.")]
+On = Annotated[str | None, typer.Option(metavar="CLUSTER", help="Use this cluster of the settings file.")]
 NotOn = Annotated[str | None, typer.Option("--on", hidden=True)]  # refuse_cluster says what to do instead
-JobNodes = Annotated[str | None, typer.Option(metavar="A,B", help="Run on these nodes instead.")]
+JobNodes = Annotated[str | None, typer.Option(metavar="A,B", help="Use these nodes instead of the job's.")]
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the job file: run.args.epochs=3")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job file: run.args.epochs=3"),
 ]
 SshConfig = Annotated[
     Path | None,
@@ -33,10 +34,10 @@ SshConfig = Annotated[
 ]
 Resume = Annotated[
     str | None,
-    typer.Option(metavar="RUN|GROUP", help="Begin with an earlier run's newest checkpoint, or finish a sweep."),
+    typer.Option(metavar="RUN|GROUP", help="Resume from a run's latest checkpoint, or resume a sweep."),
 ]
 Raw = Annotated[
-    bool, typer.Option("--raw", help="Pass all terminal sequences of the output, not only its colours: trust it.")
+    bool, typer.Option("--raw", help="Pass all terminal escape sequences, not only colours; for trusted output only.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

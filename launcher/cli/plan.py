@@ -34,15 +34,17 @@ def plan(
     job: options.JobFile,
     sets: options.Sets = None,
     nodes: options.JobNodes = None,
-    offline_: Annotated[bool, typer.Option("--offline", help="Touch no node; assume what nodes would answer.")] = False,
-    docker: Annotated[bool, typer.Option("--docker", help="As `docker run` commands, one a node.")] = False,
+    offline_: Annotated[bool, typer.Option("--offline", help="Assume the properties of nodes; contact none.")] = False,
+    docker: Annotated[bool, typer.Option("--docker", help="Print `docker run` commands, one per node.")] = False,
     json: options.Json = False,
-    on: Annotated[str | None, typer.Option(metavar="CLUSTER", help="What `up --on` submits to this cluster.")] = None,
+    on: Annotated[str | None, typer.Option(metavar="CLUSTER", help="Print what `up --on CLUSTER` submits.")] = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """Nothing is started, built or sent; without --offline the nodes are examined.
+    """Nothing is started, built or sent. Without --offline, the nodes are
+    inspected.
 
-    If `up` would have to wait for GPUs that others use, a warning names them and the exit code is still 0.
+    If `up` would have to wait for GPUs that are in use, a warning lists them;
+    the exit code is still 0.
     """
     loaded = launcher.load(job, set=sets or [], nodes=options.hosts(nodes))
     if on is not None:
@@ -118,12 +120,14 @@ def export(
     ],
     sets: options.Sets = None,
     nodes: options.JobNodes = None,
-    on: Annotated[str | None, typer.Option(metavar="CLUSTER", help="With this cluster's settings.")] = None,
+    on: Annotated[str | None, typer.Option(metavar="CLUSTER", help="Use this cluster's settings.")] = None,
     image: Annotated[
-        str | None, typer.Option("--image", help="Kubernetes: the pushed image, with the code at /workspace/code.")
+        str | None, typer.Option("--image", help="Kubernetes: pushed image with the code at /workspace/code.")
     ] = None,
 ) -> None:
-    """Nothing is touched. What the target cannot carry is refused with its line in the job file."""
+    """Nothing is started or contacted. Keys of the job file that the target does
+    not support are rejected.
+    """
     loaded = launcher.load(job, set=sets or [], nodes=options.hosts(nodes))
     if to == "slurm":
         _note_trainer(loaded)
@@ -159,10 +163,10 @@ def _note_trainer(job: Job) -> None:
 
 
 def init(
-    path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("job.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    path: Annotated[Path, typer.Argument(help="File to create.")] = Path("job.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Every key, with what it means and what it is by default."""
+    """The file documents every key and its default."""
     if path.exists() and not force:
         raise UsageError(str(path), "is there already", "choose another name, or --force")
     if path.exists() and not path.is_file():
@@ -176,5 +180,7 @@ def init(
 
 
 def schema() -> None:
-    """For editors: `# yaml-language-server: $schema=...` gives completion and checks while typing."""
+    """Editors use it for completion and validation: add `# yaml-language-server:
+    $schema=...` to the job file.
+    """
     typer.echo(json_.dumps(json_schema(), indent=2))

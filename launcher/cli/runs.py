@@ -43,7 +43,9 @@ def runs(
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """What is on record here, and what nodes say of runs without an end; with --nodes, the runs on those nodes."""
+    """List the runs recorded here; nodes are queried for unfinished runs. With
+    --nodes, list the runs on those nodes.
+    """
     hosts = options.hosts(nodes, on)
     rows = _on_record(ssh_config) if hosts is None else _on_nodes(hosts, ssh_config)
     if json:

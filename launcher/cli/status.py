@@ -34,15 +34,16 @@ LONGEST_NAME = 24  # columns of a node's name: `user@host.example.org:22` may be
 
 def status(
     run: options.Run = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep it up to date until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until the run ends.")] = False,
     nodes: options.Nodes = None,
     on: options.On = None,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """The nodes as they are now; a node that does not answer is shown as unreachable (exit code 3).
+    """Show the current state of each node. A node that does not respond is shown as
+    unreachable (exit code 3).
 
-    With --nodes and no run, also who uses the GPUs of these nodes.
+    With --nodes and no run, also show who uses the GPUs of these nodes.
     """
     console = terminal.console(soft_wrap=False)
     machines, reasons = _machines(nodes, ssh_config) if run is None and on is None else ([], [])

@@ -29,14 +29,18 @@ STOP_LIMIT = 5.0
 
 
 def tensorboard(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN...]", help="Default: the latest run.")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 6006,
-    host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN...]", help="Runs to show (default: the latest run).")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 6006,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     nodes: options.Nodes = None,
     on: options.On = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """Brings the curves here, serves them, and keeps those of a running job up to date, until Ctrl-C."""
+    """Download the logs, serve them until Ctrl-C, and keep those of running jobs up
+    to date.
+    """
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError("tensorboard", "is not installed for this Python", "pip install tensorboard")
     with suppress(KeyboardInterrupt), ExitStack() as stack:

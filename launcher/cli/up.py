@@ -26,25 +26,30 @@ def up(
     sets: options.Sets = None,
     nodes: options.JobNodes = None,
     detach: Annotated[
-        bool, typer.Option("-d", "--detach", help="Start it and return; `launcher logs` follows.")
+        bool, typer.Option("-d", "--detach", help="Start the run and return; `launcher logs` follows it.")
     ] = False,
     resume: options.Resume = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for GPUs that others use.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for GPUs that are in use.")] = False,
     raw: options.Raw = False,
     most: Annotated[
-        int | None, typer.Option("--max-parallel", metavar="N", min=1, help="Of a pool: at most N variants at once.")
+        int | None,
+        typer.Option("--max-parallel", metavar="N", min=1, help="Run at most N variants of a sweep at the same time."),
     ] = None,
     on: options.On = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """Ctrl-C leaves the run going and prints how to come back; a second one stops it. A sweep's variants run one after
-    another, and with a pool of machines as many at once as fit; --resume GROUP runs those without a result.
+    """Ctrl-C detaches and prints how to reattach; a second Ctrl-C stops the run.
 
-    In the background of a script (nohup launcher up JOB &) Ctrl-C is ignored. SIGTERM ends the launcher only: a run
-    that has started continues, and `launcher down` stops it.
+    The variants of a sweep run one after another, or in parallel on a pool of
+    machines; --resume GROUP runs those without a result.
 
-    Exit codes: 0 done or detached, 1 the job failed, 2 the job file is wrong, 3 a node is unreachable or unfit,
-    4 the image, 5 stopped, 6 not every node confirmed.
+    In the background of a script (nohup launcher up JOB &), Ctrl-C is ignored.
+    SIGTERM ends only the launcher: a run that has started continues until it
+    ends or `launcher down` stops it.
+
+    Exit codes: 0 done or detached, 1 job failed, 2 invalid job file or command
+    line, 3 node unreachable or unsuitable, 4 image failed, 5 stopped, 6 not
+    confirmed by every node.
     """
     log = Reporter().log
     with until_started():
