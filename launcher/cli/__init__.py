@@ -1,1 +1,1 @@
-"""Commands: parse, call, render. Nothing imports this package."""
+"""Commands: parse arguments, call the API, render results. No other package imports this one."""

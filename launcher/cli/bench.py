@@ -1,4 +1,4 @@
-"""What `launcher doctor --bench` found, for a person: a table, then a line for each part that is odd."""
+"""Output of `launcher doctor --bench`: a table, then a line for each abnormal part."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def show_bench(console: Console, examined: Examined) -> None:
         console.print(_marked(line))
     for measure in examined.measures:
         if measure.kind == ALL_REDUCE:
-            console.print(f"all-reduce over all of them: {figure(measure.value)} {measure.unit} bus bandwidth")
+            console.print(f"all-reduce over all nodes: {figure(measure.value)} {measure.unit} bus bandwidth")
     for note in examined.notes:
         console.print(escape(f"note: {note}"))
     console.print()
     for finding in examined.findings:
         console.print(f"[bold red]{ODD}[/] {escape(finding.line)}")
     if examined.nodes and not examined.findings:
-        console.print("no part is slower than its like")
+        console.print("no part is slower than comparable parts")
 
 
 def _marked(line: str) -> str:

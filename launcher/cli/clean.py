@@ -1,4 +1,4 @@
-"""`launcher clean`: what old runs left on nodes, listed and then removed."""
+"""`launcher clean`: list leftovers of old runs on nodes, then remove them."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def clean(
         if json:
             typer.echo(json_.dumps([_leftovers(leftovers) for leftovers in found], indent=2))
         else:
-            lines = [line for leftovers in found for line in _lines(leftovers)] or ["nothing left over"]
+            lines = [line for leftovers in found for line in _lines(leftovers)] or ["nothing to remove"]
             typer.echo(terminal.escaped("\n".join(lines)))
         if any(found) and not yes and not sys.stdin.isatty():
-            typer.echo("nothing was removed: --yes removes what is listed", err=True)
-        elif any(found) and (yes or typer.confirm("Remove all of it?")):
+            typer.echo("nothing was removed; to remove the listed items, use --yes", err=True)
+        elif any(found) and (yes or typer.confirm("Remove all of these?")):
             run_all([partial(remove_leftovers, leftovers) for leftovers in found])
             typer.echo("removed", err=True)
         failed = [*fleet.failed.values(), *(leftovers.unread for leftovers in found if leftovers.unread)]
@@ -78,7 +78,7 @@ def _name(image: ImageInfo) -> str:
 def _lines(found: Leftovers) -> list[str]:
     node = found.engine.node
     return [
-        *(f"{node}: container {container.name} of a run that was ended" for container in found.containers),
+        *(f"{node}: container {container.name} of a stopped run" for container in found.containers),
         *(f"{node}: image {_name(image)}  {image.size >> 20} MiB" for image in found.images),
         *(f"{node}: {out.path}  {out.files} files, {out.size >> 20} MiB" for out in found.outputs),
     ]

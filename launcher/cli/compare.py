@@ -1,4 +1,4 @@
-"""`launcher compare`: the experiments' tables and pictures from the runs' records."""
+"""`launcher compare`: tables and plots of experiments from the records of runs."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def compare(
     devices and the same model and global batch size.
     """
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
-        raise UsageError(str(plot), "unsupported image format", "call it something.png or something.svg")
+        raise UsageError(str(plot), "unsupported image format", "use a file name that ends with .png or .svg")
     chosen = select(runs or [])
     measured, others = _read(chosen, labels(chosen), named=bool(runs))
     base = None
     if baseline is not None:
         base = find(baseline).run
         if base not in {run.run for run in measured}:
-            raise UsageError(base, "is not among the runs that are compared", "name it among them too")
+            raise UsageError(base, "is not one of the compared runs", "add it to the arguments")
     rows = compare_(measured, base)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     found = [row.to_dict() for row in rows] + [asdict(other) for other in others]
     table = json_.dumps(found, indent=2) if json else markdown(rows, width, others)
-    typer.echo(terminal.escaped(table))  # it has words of a program's metrics
+    typer.echo(terminal.escaped(table))  # contains text from a program's metrics
     if plot is not None:
         write_atomic(plot, draw(rows, plot.suffix.lower()[1:]))
         typer.echo(f"wrote {plot}", err=True)
@@ -61,8 +61,9 @@ def compare(
 def _read(
     chosen: Sequence[tuple[Record, str | None]], names: Sequence[str], *, named: bool
 ) -> tuple[list[Measured], list[Unmeasured]]:
-    """What each run measured, and those that measured nothing. named: by the user, who hears of one outside a sweep
-    as an error: RunUnknown.
+    """Return the measurements of each run, and the runs without any.
+
+    named: the user named these runs. Raises RunUnknown for one without measurements that is not part of a sweep.
     """
     measured, others = list[Measured](), list[Unmeasured]()
     for (record, variant), name in zip(chosen, names, strict=True):

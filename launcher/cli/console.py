@@ -1,4 +1,4 @@
-"""What a person sees of a running job: its output on stdout, the launcher's reports and a progress line on stderr."""
+"""Display of a running job: its output on stdout, the launcher's messages and a progress line on stderr."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from launcher.run import messages
 from launcher.run.outcome import Outcome
 from launcher.run.state import RunState
 
-LEAVE = "the run may well go on there, Ctrl-C leaves it"
+DETACH = "It may still be running there; press Ctrl-C to detach."
 HOLD = 10.0  # seconds for which a traceback is held back
-STATE_EVERY = 1.0  # seconds between two states of a program's progress bar, where they cannot be rewritten
+STATE_EVERY = 1.0  # seconds between two states of a program's progress bar, if they cannot be rewritten
 IMPORTING_EVERY, IMPORTING_LONGEST = 30.0, 300.0  # seconds
-HOLD_LINES = 2000  # a program that prints more after a traceback goes on
-OWN = re.compile(r"(\S+ \| )?launcher: ")  # a line of ours, from a script in a container: wrapped where others are cut
+HOLD_LINES = 2000  # a program that prints more after a traceback is still running
+OWN = re.compile(r"(\S+ \| )?launcher: ")  # a message of the launcher's scripts in a container: wrapped, not cut
 
 
 class TracebackBuffer:
-    """Holds back lines from a traceback on, until it is known whether the run ends by it.
+    """Holds back output from a traceback on, until it is known whether the run fails because of it.
 
-    If the run fails meanwhile, the first failure is shown before them, which may be another rank's; if it goes on, the
-    traceback did not matter.
+    If the run fails, the first failure, which may be another rank's, is shown first. If it continues, the traceback
+    did not matter.
     """
 
     def __init__(self) -> None:
-        self.failing = False  # a node has failed: what comes now belongs to that
+        self.failing = False  # a node has failed: further output belongs to the failure
         self._lines: list[str] = []
         self._since = 0.0
 
     def sift(self, lines: Sequence[str], now: float) -> list[str]:
-        """What can be shown at that time (of time.monotonic()), of these lines and of those held back."""
+        """Return the lines to show now, of those held back and these. now: time.monotonic()."""
         shown: list[str] = []
         if not self._lines:
-            heads = (place for place, line in enumerate(lines) if line.rstrip().endswith(TRACEBACK))
+            heads = (index for index, line in enumerate(lines) if line.rstrip().endswith(TRACEBACK))
             first = next(heads, len(lines))
             shown, lines = list(lines[:first]), lines[first:]
             self._since = now
@@ -58,13 +58,13 @@ class TracebackBuffer:
         return shown
 
     def flush(self) -> list[str]:
-        """All that were held back."""
+        """Return all lines that were held back."""
         lines, self._lines = self._lines, []
         return lines
 
 
 class FirstOutput:
-    """Says that a program has printed nothing yet: its first import from a cold disk takes minutes and is no hang."""
+    """Reports that a program has printed nothing yet: importing torch from a cold disk takes minutes and is no hang."""
 
     def __init__(self) -> None:
         self._since: float | None = None  # of time.monotonic(); None: something was printed
@@ -76,38 +76,37 @@ class FirstOutput:
     def end(self) -> None:
         self._since = None
 
-    def words(self, now: float) -> str:
-        """Every IMPORTING_EVERY seconds, up to IMPORTING_LONGEST; otherwise ""."""
+    def message(self, now: float) -> str:
+        """Return a message every IMPORTING_EVERY seconds, up to IMPORTING_LONGEST; otherwise ""."""
         if self._since is None or now - self._said < IMPORTING_EVERY or now - self._since > IMPORTING_LONGEST:
             return ""
         self._said = now
-        return f"nothing printed for {now - self._since:.0f} s: still importing? from a cold disk, torch takes minutes"
+        return f"no output for {now - self._since:.0f} s; importing torch from a cold disk takes minutes"
 
 
 class Screen(Reporter):
     """Shows the messages of a run.
 
-    Output goes to stdout line by line, without secrets and, unless it is raw, without terminal sequences other than
-    colours. While a person follows it on a terminal, a program's lines are cut to its width, and its progress bar is
-    shown beside the progress line; a file or a pipe gets lines whole, as do runs/<id>/logs/, and of such a bar one a
-    second.
+    Output goes to stdout line by line, without secrets and, unless it is raw, without terminal escape sequences other
+    than colours. On a terminal, lines are cut to its width, and a program's progress bar is shown below the progress
+    line. A file or a pipe gets complete lines, as runs/<id>/logs/ does, and one state of such a bar per second.
     """
 
     def __init__(self, mask: Callable[[str], str] = str, *, prefix: bool = False, raw: bool = False) -> None:
-        """prefix: begin each line with its node's name, where several are shown. raw: pass all terminal sequences."""
+        """prefix: start each line with its node's name, for several nodes. raw: pass all terminal escape sequences."""
         self.mask = mask
         self._prefix = prefix
         self._raw = raw
-        self._states: dict[str, str] = {}  # by node, of a line that its program rewrites
-        self._last_state = 0.0  # when one was printed, of time.monotonic()
+        self._states: dict[str, str] = {}  # by node: the line that its program rewrites
+        self._last_state = 0.0  # when a state was last printed (time.monotonic())
         self._lines: dict[str, Lines] = {}
         self._progress: TrainingProgress | None = None
         self._live: Live | None = None
         self._held = TracebackBuffer()
         self._first = FirstOutput()
-        self._complete = True  # its files could be brought here
-        self.unread = False  # nothing reads stdout any more (`| head`)
-        self.silent: dict[str, str] = {}  # nodes that do not answer now, and since when
+        self._complete = True  # its files could be downloaded
+        self.unread = False  # the reader of stdout has exited (`| head`)
+        self.silent: dict[str, str] = {}  # nodes that do not respond now, and since when
 
     def __enter__(self) -> Screen:
         return self
@@ -117,28 +116,28 @@ class Screen(Reporter):
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """With a progress line at the bottom, where a person is watching."""
+        """Show a progress line at the bottom of a terminal."""
         self._first.begin(time.monotonic())
         if interactive():
             self._live = Live(  # the job's output stays on stdout, as a pipe expects
                 console=self.err, refresh_per_second=8, transient=True, redirect_stdout=False, redirect_stderr=False
             )
-            uninterrupted(self._live.start)  # a Ctrl-C half-way through it would be an error of rich's at the end
+            uninterrupted(self._live.start)  # a Ctrl-C in the middle of it would cause an error in rich at exit
         try:
             yield
         finally:
             self._hide()
 
     def finish(self) -> None:
-        """Print what is left and take the progress line away."""
+        """Print the remaining output and remove the progress line."""
         self._end_lines()
         self._write(self._held.flush())
         self._hide()
 
     def conclude(self, outcome: Outcome) -> None:
-        """The run has ended: print what is left, and how it ended.
+        """Print the remaining output and the outcome of a run that has ended.
 
-        A failure comes before what all ranks printed of it, which only a file or a pipe gets.
+        A failure is printed before the output of all ranks about it, which only a file or a pipe gets.
         """
         self._end_lines()
         late = self._held.flush()
@@ -159,7 +158,7 @@ class Screen(Reporter):
             self._live = None
 
     def show(self, message: messages.Message) -> None:
-        """Raises BrokenPipeError where nothing reads the output any more."""
+        """Show a message. Raises BrokenPipeError if the reader of stdout has exited."""
         self._show(message)
         if self.unread:
             raise BrokenPipeError
@@ -179,18 +178,18 @@ class Screen(Reporter):
                 self._progress = training_progress([*before, {"time": time.time(), **fields}])
                 self._refresh()
             case messages.Tick():
-                if words := self._first.words(time.monotonic()):
-                    self.log(words)
+                if text := self._first.message(time.monotonic()):
+                    self.log(text)
             case messages.NodeEnded(node, state) if state.exit_code != 0:
                 self._held.failing = True
-                self.log(f"{node} ended with exit code {state.exit_code}")
+                self.log(f"{node} exited with code {state.exit_code}")
             case messages.NodeLost(node, reason, moment):
                 self.silent[node] = since = messages.clock(moment)
-                self.log(f"{node}: no connection since {since}, trying again; {LEAVE} ({reason})")
+                self.log(f"{node}: no connection since {since}, reconnecting ({reason}). {DETACH}")
             case messages.NodeRestarted(node, restarts, why):
-                self._write(self._held.flush())  # the run did not end by it
-                self.log(f"{node}: started again (restart {restarts}; before: {why})")
-            case messages.RankZeroMoved():  # what nodes failed by is over
+                self._write(self._held.flush())  # the run survived the failure
+                self.log(f"{node}: restarted (restart {restarts}, after: {why})")
+            case messages.RankZeroMoved():  # the run has survived the failures so far
                 self._held.failing = False
                 self._write(self._held.flush())
             case messages.NodeBack(node):
@@ -198,19 +197,19 @@ class Screen(Reporter):
                 self.log(f"{node}: connected again")
             case messages.NotCollected(reason):
                 self._complete = False
-                self.warn(f"not brought here: {reason}")
+                self.warn(f"not downloaded: {reason}")
             case messages.Warned(reason):
                 self.warn(reason)
             case messages.NodeGone(node, reason):
-                self.log(f"{node}: given up, as the run has ended without it ({reason})")
+                self.log(f"{node}: given up because the run ended without it ({reason})")
             case messages.NodeRemoved(node, folder):
                 self._held.failing = True
-                lost = "output folder was removed or locked" if folder else "container was removed from outside"
+                lost = "output folder was removed or locked" if folder else "container was removed by another process"
                 self.log(f"{node}: its {lost}")
             case messages.NodeWaits(_, reason):
                 self.log(reason)
             case messages.NodeStopped(node, by):
-                self.log(f"{node}: {by} stops the run in another terminal")
+                self.log(f"{node}: {by} is stopping the run from another terminal")
 
     def _print(self, node: str, lines: list[str]) -> None:
         head = f"{node} | " if self._prefix else ""
@@ -227,7 +226,7 @@ class Screen(Reporter):
             self._print(node, [state])
 
     def _refresh(self) -> None:
-        """The progress line and below it the bars of programs."""
+        """Redraw the progress line and, below it, the progress bars of programs."""
         if self._live is None:
             return
         shown = [] if self._progress is None else [Text("  ".join(self._progress.parts()), style="cyan")]
@@ -242,7 +241,7 @@ class Screen(Reporter):
             return
         lines = [self._clean(line) for line in lines]
         if self._live is not None:
-            uninterrupted(self._live.stop)  # the line below must not be written over
+            uninterrupted(self._live.stop)  # otherwise the progress line would be overwritten
             if sys.stdout.isatty():
                 width = os.get_terminal_size(sys.stdout.fileno()).columns
                 lines = [line if OWN.match(line) else shorten(line, width) for line in lines]
@@ -257,7 +256,7 @@ class Screen(Reporter):
 
 
 def shorten(line: str, width: int) -> str:
-    """The line in at most `width` columns, an ellipsis at the end of what does not fit; then without its colours."""
+    """Return the line in at most `width` columns. A line that is cut ends with an ellipsis and loses its colours."""
     if len(line) <= width and line.isascii() and line.isprintable():
         return line
     text = Text.from_ansi(line.expandtabs())
@@ -268,12 +267,12 @@ def shorten(line: str, width: int) -> str:
 
 
 def print_outcome(console: Console, outcome: Outcome, mask: Callable[[str], str], *, complete: bool = True) -> None:
-    """The first failure: who, its own words without secrets, what it means, what to do. Or that all is well.
+    """Print the first failure (node or rank, its error text without secrets, the meaning, the fix), or the success.
 
-    complete: all that it has written is here.
+    complete: all files of the run were downloaded.
     """
-    logs, everything = f"runs/{outcome.run}/logs/", f"logs and curves in runs/{outcome.run}/"
-    incomplete = f"not all of its logs and curves are in runs/{outcome.run}/, as the warning says"
+    logs, everything = f"runs/{outcome.run}/logs/", f"logs and TensorBoard logs in runs/{outcome.run}/"
+    incomplete = f"runs/{outcome.run}/ lacks some logs or TensorBoard logs, see the warning"
     if failure := outcome.failure:
         who = failure.node if failure.rank is None else f"rank {failure.rank} on {failure.node}"
         if failure.words:
@@ -284,9 +283,9 @@ def print_outcome(console: Console, outcome: Outcome, mask: Callable[[str], str]
         victims = [node.node for node in outcome.nodes if node.victim]
         if victims:
             console.print(f"[dim]terminated as a consequence: {escape(', '.join(victims))}[/]")
-        console.print(f"[dim]{f'everything that was printed: {logs}' if complete else incomplete}[/]")
+        console.print(f"[dim]{f'full output: {logs}' if complete else incomplete}[/]")
     if outcome.stopped_by is not None:
-        console.print(f"[bold]stopped[/] {outcome.run} by {escape(outcome.stopped_by)} in another terminal")
+        console.print(f"[bold]stopped[/] {outcome.run} by {escape(outcome.stopped_by)} from another terminal")
     if outcome.state is RunState.DONE:
         accuracy = top1(outcome.last)
         extra = "" if accuracy is None else f", validation top-1 {accuracy:.2f} %"

@@ -1,4 +1,4 @@
-"""`launcher data push | ls | verify | rm`: data sets on nodes, without a job."""
+"""`launcher data push | ls | verify | rm`: manage data sets on nodes, without a job."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def push_(
         found = run_all([partial(_node, engine, image) for engine in fleet.engines])
         done = bring(parsed, found, fleet.ssh_config, work.log, work.progress)
     if json:
-        told = {"content": done.delivered.content, "sent": done.delivered.sent, "received": done.delivered.received}
-        typer.echo(json_.dumps({**told, "paths": dict(done.paths)}, indent=2))
+        sizes = {"sent": done.delivered.sent, "received": done.delivered.received}
+        typer.echo(json_.dumps({"content": done.delivered.content, **sizes, "paths": dict(done.paths)}, indent=2))
         return
     for node, path in done.paths.items():
-        came = done.delivered.received.get(node)
-        words = "used in place" if came is None else f"{decimal(came)} came"
-        typer.echo(terminal.escaped(f"{node}: {path}  {words}"))
+        received = done.delivered.received.get(node)
+        how = "used in place" if received is None else f"{decimal(received)} received"
+        typer.echo(terminal.escaped(f"{node}: {path}  {how}"))
 
 
 @data.command(name="ls")
@@ -95,7 +95,7 @@ def verify_(which: Which, nodes: Nodes, image: Image = None, ssh_config: options
         whole = [copy for copy in chosen if copy.whole]
         for copy in chosen:
             if not copy.whole:
-                Reporter().warn(f"{copy.node}: {copy.name[:12]} is partial; launcher data push completes it")
+                Reporter().warn(f"{copy.node}: {copy.name[:12]} is partial; to complete it, run: launcher data push")
         steps = [partial(_verify, engines[copy.node], copy, image) for copy in whole]
         outcomes = run_all_settled(steps)
     for copy, outcome in zip(whole, outcomes, strict=True):
@@ -127,24 +127,26 @@ def rm(which: Which, nodes: Nodes, ssh_config: options.SshConfig = None) -> None
 def _connected(nodes: str, ssh_config: Path | None, *, allow_failures: bool = False) -> Fleet:
     hosts = options.hosts(nodes) or []
     if not hosts:
-        raise UsageError("--nodes", "names no node", "--nodes gpu-a,gpu-b")
+        raise UsageError("--nodes", "no node is given", "for example: --nodes gpu-a,gpu-b")
     return connect([(host, host) for host in hosts], "docker", ssh_config, allow_failures=allow_failures)
 
 
 def _node(engine: Engine, image: str) -> Node:
     found = image_store(engine).inspect(image)
     if found is None:
-        raise DataFailed(engine.node, f"has no image {image}", "name one that it has, or: launcher image ship JOB")
+        raise DataFailed(
+            engine.node, f"has no image {image}", "use an image that the node has, or run: launcher image ship JOB"
+        )
     return Node(engine, engine.facts(), found.id)
 
 
 def _copies(fleet: Fleet) -> Mapping[str, Sequence[Copy]]:
     settings = read_settings(os.environ)
 
-    def look(engine: Engine) -> Sequence[Copy]:
+    def list_copies(engine: Engine) -> Sequence[Copy]:
         return copies(engine, root_of(engine, settings, copies=False, make=False))
 
-    return dict(zip([engine.node for engine in fleet.engines], fleet.each(look), strict=True))
+    return dict(zip([engine.node for engine in fleet.engines], fleet.each(list_copies), strict=True))
 
 
 def _verify(engine: Engine, copy: Copy, image: str | None) -> None:
@@ -154,7 +156,7 @@ def _verify(engine: Engine, copy: Copy, image: str | None) -> None:
     if damaged:
         names = ", ".join(damaged[:10]) + (f" and {len(damaged) - 10} more" if len(damaged) > 10 else "")
         what = f"{copy.name[:12]} ({copy.source}) differs in {names}"
-        raise DataFailed(engine.node, what, "launcher data push brings these pieces again")
+        raise DataFailed(engine.node, what, "to transfer these pieces again, run: launcher data push")
 
 
 def _table(found: Mapping[str, Sequence[Copy]]) -> Table:
@@ -164,7 +166,7 @@ def _table(found: Mapping[str, Sequence[Copy]]) -> Table:
     for node, each in found.items():
         for copy in each:
             used = time.strftime("%Y-%m-%d %H:%M", time.localtime(copy.used))
-            state = "whole" if copy.whole else f"partial, {decimal(copy.present)} there"
+            state = "whole" if copy.whole else f"partial, {decimal(copy.present)} present"
             cells = (node, copy.name[:12], copy.source, decimal(copy.size), f"{copy.files:,}", used, state)
             table.add_row(*map(escape, cells))
     return table

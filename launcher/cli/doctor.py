@@ -1,4 +1,4 @@
-"""`launcher doctor`: every check of every node, with the fix; exit code 3 where something would fail."""
+"""`launcher doctor`: check every node and suggest fixes; exit code 3 if a check fails."""
 
 from __future__ import annotations
 
@@ -56,9 +56,11 @@ def doctor(
     """
     job = _job(targets, sets or [], options.hosts(nodes))
     if bench and job is None:
-        raise UsageError("--bench", "takes a job file: its image and its nodes are what is measured")
+        raise UsageError("--bench", "needs a job file: the job's nodes are measured in the job's image")
     if on is not None and (job is None or bench):
-        raise UsageError(f"--on {on}", "takes a job file, and cannot measure", f"launcher doctor JOB --on {on}")
+        raise UsageError(
+            f"--on {on}", "needs a job file and does not support --bench", f"launcher doctor JOB --on {on}"
+        )
     named = targets if on is None else options.hosts(None, on) or ()
     hosts = job.hosts() if job and on is None else [(host, host) for host in named]
     console = terminal.console()
@@ -91,12 +93,12 @@ def doctor(
 def _conclude(
     console: Console, seen: Sequence[Check], with_gpus: Sequence[NodeFacts], examined: Examined | None, *, json: bool
 ) -> None:
-    """Print the rest, or all of it as JSON. Raises typer.Exit."""
+    """Print the rest, or everything as JSON. Raises typer.Exit."""
     count = {level: sum(check.level is level for check in seen) for level in Level}
     worst = next((level for level in reversed(Level) if count[level]), Level.OK)
     if json:
-        told = {"level": worst.value, "checks": [plain(check) for check in seen], "gpus": gpus.rows(with_gpus)}
-        typer.echo(json_.dumps(told | ({"bench": plain(examined)} if examined else {}), indent=2))
+        report = {"level": worst.value, "checks": [plain(check) for check in seen], "gpus": gpus.rows(with_gpus)}
+        typer.echo(json_.dumps(report | ({"bench": plain(examined)} if examined else {}), indent=2))
     else:
         if with_gpus:
             terminal.console(soft_wrap=False).print(gpus.table(with_gpus))
@@ -108,19 +110,19 @@ def _conclude(
 
 
 def _job(targets: Sequence[str], sets: Sequence[str], nodes: list[str] | None) -> Job | None:
-    """The job that is meant; None where the targets are nodes."""
+    """Return the job, or None if the targets are nodes."""
     if len(targets) > 1 or not (Path(targets[0]).is_file() or targets[0].endswith((".yaml", ".yml"))):
         return None
     job = load_job(Path(targets[0]), list(sets), nodes)
     try:
         check_files(job, Path.cwd(), os.environ)
-    except LauncherError as error:  # the nodes are checked all the same
+    except LauncherError as error:  # the nodes are checked anyway
         Reporter().warn(str(error))
     return job
 
 
 def _show(console: Console, check: Check) -> None:
-    """A line in a pipe; on a terminal, lines of its width."""
+    """Print a check: one line in a pipe, wrapped to the width of a terminal."""
 
     def cut(text: str, margin: int) -> list[str]:
         found = (

@@ -1,4 +1,4 @@
-"""`launcher down`: stop a run and remove what it left, on every node."""
+"""`launcher down`: stop a run and remove its containers from every node."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def down(
     finish.
     """
     report = Reporter()
-    log = cache(report.log)  # a note once, however many runs are looked for
+    log = cache(report.log)  # each note once, for any number of runs
     hosts = options.hosts(nodes)
     names: list[str | None] = [run]
     if all_:
@@ -54,9 +54,9 @@ def down(
             if not all_:
                 raise
             if isinstance(error, UsageError):
-                log(f"left alone: {error}")  # another user's run
+                log(f"skipped: {error}")  # another user's run
             else:
-                errors.append(error)  # of this run: the others are ended all the same
+                errors.append(error)  # the other runs are stopped anyway
             continue
         results.append({"run": found.id, "nodes": [_removed(r) for r in removed], "failed": [str(e) for e in failed]})
         errors += failed
@@ -69,7 +69,7 @@ def down(
 
 
 def _end(run: launcher.Run, **how: bool) -> tuple[Sequence[Removed], Sequence[LauncherError]]:
-    """What was removed, and why the rest was not."""
+    """Return what was removed, and the errors of nodes that did not confirm."""
     try:
         return run.down(**how), ()
     except NotConfirmed as error:
@@ -86,8 +86,8 @@ def _removed(removed: Removed) -> dict[str, object]:
 def _print(console: Console, run: str, removed: Sequence[Removed], *, confirmed: bool) -> None:
     for node in removed:
         shown = [_ended(c) for c in node.containers if c.state.labels.get(labels.PURPOSE) != "claim"]
-        swept = f", swept {', '.join(node.swept)}" if node.swept else ""
-        console.print(f"{escape(node.node)}: {escape(', '.join(shown) or 'nothing left of it')}{escape(swept)}")
+        swept = f", also removed {', '.join(node.swept)}" if node.swept else ""
+        console.print(f"{escape(node.node)}: {escape(', '.join(shown) or 'nothing to remove')}{escape(swept)}")
     if confirmed:
         console.print(f"[bold]down[/] {run}")
 

@@ -1,4 +1,4 @@
-"""`launcher exec` and `launcher shell`: a real terminal inside a container, on any node."""
+"""`launcher exec` and `launcher shell`: a command or an interactive shell in a container on any node."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _TAIL = "launcher.tail"
 
 
 class WithTail(TyperCommand):
-    """Keeps what comes after `--` apart: it is the user's command."""
+    """Separates the arguments after `--`, which are the user's command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        place = args.index("--") if "--" in args else len(args)
-        ctx.meta[_TAIL] = args[place + 1 :]
-        rest: list[str] = super().parse_args(ctx, args[:place])
+        index = args.index("--") if "--" in args else len(args)
+        ctx.meta[_TAIL] = args[index + 1 :]
+        rest: list[str] = super().parse_args(ctx, args[:index])
         return rest
 
 
@@ -75,7 +75,7 @@ def shell(
     Without a terminal, the shell reads commands from stdin. Exit code: that of
     the shell.
     """
-    fix = "in a run that goes on there: launcher exec --on CLUSTER -- bash; else on its login machine: srun --pty bash"
-    options.refuse_cluster(on, "a cluster has no containers just for looking", fix)
+    fix = "in a running job: launcher exec --on CLUSTER -- bash; otherwise, on the login node: srun --pty bash"
+    options.refuse_cluster(on, "launcher shell does not support clusters", fix)
     loaded = launcher.load(job, set=sets or [], nodes=options.hosts(nodes))
     sys.exit(open_shell(loaded, node, ports=ports or (), log=Reporter().log, ssh_config=ssh_config))

@@ -1,4 +1,4 @@
-"""`launcher fetch`: a run's files, copied here."""
+"""`launcher fetch`: download the files of a run."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def fetch(
     if json:
         typer.echo(json_.dumps({"run": found.id, "folder": str(fetched.folder), "bytes": fetched.bytes}))
     else:
-        typer.echo(f"{found.id}: {fetched.bytes:,} bytes are new in {fetched.folder}/")
+        typer.echo(f"{found.id}: downloaded {fetched.bytes:,} bytes to {fetched.folder}/")
     if fetched.failed:
         raise NodesFailed(fetched.failed)

@@ -1,4 +1,4 @@
-"""A run in the foreground, for `up` and `logs`: shown until it ends, is left or is stopped."""
+"""Follow a run in the foreground, for `up` and `logs`: until it ends, is stopped, or the user detaches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECOND_CTRL_C = 2.0  # seconds in which another Ctrl-C stops the run instead of 
 
 
 def show_until_end(run: Run, screen: Screen, selection: Selection = MASTER) -> Outcome:
-    """Show a run until it ends, and how it ended. Raises KeyboardInterrupt, BrokenPipeError: the run goes on then."""
+    """Show a run until it ends, and its outcome. On KeyboardInterrupt and BrokenPipeError the run continues."""
     with screen.live():
         outcome = run.wait(show=screen.show, logs=selection)
     screen.conclude(outcome)
@@ -22,23 +22,22 @@ def show_until_end(run: Run, screen: Screen, selection: Selection = MASTER) -> O
 
 
 def follow(run: Run, screen: Screen) -> int | None:
-    """Show the master until the run ends; the exit code, None if the user left it running."""
+    """Show the output of the master until the run ends. Return the exit code, or None if the user detached."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        why = "Ctrl-C is ignored, as the launcher was started in the background"
-        screen.log(f"{why}. Stop the run: launcher down {run.id}")
+        why = "Ctrl-C is ignored because the launcher was started in the background"
+        screen.log(f"{why}. To stop the run: launcher down {run.id}")
     try:
         return show_until_end(run, screen).exit_code
     except KeyboardInterrupt:
         return leave_or_stop(run, screen)
     except BrokenPipeError:
-        come_back = f"Come back: launcher logs {run.id}   stop it: launcher down {run.id}"
-        screen.log(f"left {run.id} running, as nothing reads its output. {come_back}")
+        screen.log(f"stdout was closed; detached from {run.id}, which is still running. {_next_steps(run)}")
         raise_silent(screen, run)
         return None
 
 
 def raise_silent(screen: Screen, run: Run) -> None:
-    """Raises NodesFailed where nodes of a run that is being left do not answer."""
+    """Raises NodesFailed if nodes do not respond when the user detaches from a run."""
     fix = f"It may still be running there. Check with: launcher status {run.id}; stop it with: launcher down {run.id}"
     silent = screen.silent.items()
     if silent:
@@ -46,11 +45,11 @@ def raise_silent(screen: Screen, run: Run) -> None:
 
 
 def leave_or_stop(run: Run, screen: Screen) -> int | None:
-    """After the first Ctrl-C: leave the run going (None), unless a second one follows; then its exit code."""
-    try:  # from the first line on: a person may press twice in a row
+    """After the first Ctrl-C: detach (None), or stop the run on a second one and return the exit code."""
+    try:  # from the first line on: the user may press Ctrl-C twice in a row
         screen.finish()
-        screen.log(f"left {run.id} running. Come back: launcher logs {run.id}   stop it: launcher down {run.id}")
-        screen.log(f"Ctrl-C again within {SECOND_CTRL_C:.0f} s stops it now")
+        screen.log(f"detached from {run.id}, which is still running. {_next_steps(run)}")
+        screen.log(f"To stop it now, press Ctrl-C again within {SECOND_CTRL_C:.0f} s")
         time.sleep(SECOND_CTRL_C)
         raise_silent(screen, run)
     except KeyboardInterrupt:
@@ -58,13 +57,17 @@ def leave_or_stop(run: Run, screen: Screen) -> int | None:
     return None
 
 
+def _next_steps(run: Run) -> str:
+    return f"Reattach: launcher logs {run.id}   Stop: launcher down {run.id}"
+
+
 def stop_now(run: Run, screen: Screen) -> int:
-    """Stop it for the user; the exit code."""
-    screen.log(f"stopping {run.id}; its trainer may save a checkpoint first")
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third Ctrl-C: it is being stopped already
+    """Stop the run and return the exit code."""
+    screen.log(f"stopping {run.id}; the trainer may save a checkpoint first")
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third Ctrl-C has no effect: the run is being stopped
     try:
         run.down()
     finally:
         signal.signal(signal.SIGINT, before)
-    screen.log("stopped; nothing of it is left but the output folders")
+    screen.log("stopped; only the output folders remain on the nodes")
     return StoppedByUser.exit_code

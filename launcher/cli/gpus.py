@@ -1,4 +1,4 @@
-"""GPUs and who uses them, as a table and as JSON."""
+"""GPUs and their users, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.planning.gpus import devices, user
 
 
 def table(nodes: Sequence[NodeFacts]) -> Table:
-    """A row for each GPU, or each instance of one in MIG mode; who uses it is wrapped where the terminal is narrow."""
+    """Return a row for each GPU, or for each MIG instance. The last column wraps if the terminal is narrow."""
     found = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("node", "GPU", "model", "memory"):
         found.add_column(name, no_wrap=True, overflow="ellipsis")
@@ -31,7 +31,7 @@ def table(nodes: Sequence[NodeFacts]) -> Table:
 
 
 def rows(nodes: Sequence[NodeFacts]) -> list[dict[str, Any]]:
-    """The same for programs: each GPU with all that is known of it, and the runs that have it."""
+    """Return the same for programs: all known properties of each GPU, and the runs that hold it."""
     return [
         {
             "node": node.name,

@@ -1,4 +1,4 @@
-"""`launcher image build | verify | ship | list`: the image alone."""
+"""`launcher image build | verify | ship | list`: manage images, without a run."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def ship(
     """Send the job's image to every node. It is built first if needed; only missing
     layers are sent.
     """
-    fix = "push it: launcher image build JOB --push REGISTRY; and give what it prints as image.ref"
-    options.refuse_cluster(on, "a cluster imports images from a registry by its own tool", fix)
+    fix = "push it with: launcher image build JOB --push REGISTRY; then set image.ref to the reference that it prints"
+    options.refuse_cluster(on, "a cluster imports images from a registry with its own tool", fix)
     loaded = load_job(job, sets or [], options.hosts(nodes))
     with connect(loaded.hosts(), ssh_config=ssh_config) as fleet, caller_engine() as local:
         _report(_ensure(loaded, job, fleet.engines, local))
@@ -103,13 +103,13 @@ def verify_(
         if node is not None:
             engine = stack.enter_context(connect([(node, node)], ssh_config=ssh_config)).engines[0]
         elif not (engine := stack.enter_context(caller_engine())):
-            fix = "name a node that has one: --node gpu-a"
+            fix = "use a node that has one: --node gpu-a"
             raise UsageError("launcher image", "this machine has no Docker engine", fix)
         is_job = tag.endswith((".yaml", ".yml")) and Path(tag).exists()
         name = _ensure(load_job(tag), Path(tag), [engine], engine).reference if is_job else tag
         info = image_store(engine).inspect(name)
         if info is None:
-            raise ImageUnfit(name, f"is not on {engine.node}", "launcher image build JOB builds a job's image")
+            raise ImageUnfit(name, f"is not on {engine.node}", "to build a job's image, run: launcher image build JOB")
         base = info.labels.get(OCI_BASE_NAME, "")
         found = image_store(engine).inspect(base) if base else None
         with LongWork() as work:
@@ -132,7 +132,7 @@ def list_(
     """
     found = release(tag) if tag is not None else None
     if tag is not None and found is None:
-        raise UsageError("--tag", f"{tag}: no such release is documented", "any tag can be used: the image is probed")
+        raise UsageError("--tag", f"{tag} is not a documented release", "a job may use any tag: its image is probed")
     rows: Sequence[Release] = [found] if found else releases()
     if json:
         typer.echo(json_.dumps([{**vars(row), "mismatch": row.mismatch} for row in rows], indent=2))
@@ -152,7 +152,7 @@ def list_(
 
 
 def table_of(verdict: Verdict) -> Table:
-    """Before | after if there is something to compare with."""
+    """Return the verdict as a table, with columns before and after if the base image was tested too."""
     table = Table(box=None, pad_edge=False, header_style="bold", title=verdict.image, title_justify="left")
     compared = verdict.before is not None
     for column in ("", "before", "after") if compared else ("", "now"):
@@ -164,7 +164,7 @@ def table_of(verdict: Verdict) -> Table:
 
 def _ensure(job: Job, file: Path, nodes: Sequence[Engine], local: Engine | None) -> ImageOnNodes:
     if job.image is None:
-        raise UsageError(f"job {job.name}", "has no image: runtime process uses this machine's Python", "")
+        raise UsageError(f"job {job.name}", "has no image: runtime process uses the Python of the machine", "")
     with LongWork() as work:
         locations = ImageLocations(nodes, local, work.log, work.progress, uses_gpus(job))
         return ensure(job.image, locations, job=job.name, mounted=bool(job.mounts), lock_file=path_beside(file))

@@ -1,4 +1,4 @@
-"""`launcher logs`: the output of the master, of any node or rank, from any point, until the run ends."""
+"""`launcher logs`: show the output of the master, of a node or of a rank, and follow it until the run ends."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def logs(
         follow, ended = follow and not timestamps and bool(found.containers()), found.outcome
         if follow and ended is None:
             sys.exit(_follow(found, screen, selection))
-        with suppress(BrokenPipeError):  # `| head` has what it wanted
+        with suppress(BrokenPipeError):  # `| head` has exited
             for output in found.output(selection, timestamps=timestamps):
                 screen.show(output)
         if follow and ended is not None:
@@ -56,6 +56,6 @@ def _follow(run: launcher.Run, screen: Screen, selection: Selection) -> int:
     try:
         return show_until_end(run, screen, selection).exit_code
     except (KeyboardInterrupt, BrokenPipeError):
-        screen.log(f"left {run.id} as it is; its state: launcher status {run.id}")
+        screen.log(f"detached from {run.id}. To see its state: launcher status {run.id}")
         raise_silent(screen, run)
         return 0

@@ -1,4 +1,4 @@
-"""What a person sees of long work before a run: images pulled, sent, unpacked and built, torch imported."""
+"""Progress display of long steps before a run: pulling, sending, unpacking and building images, importing torch."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from launcher.cli.terminal import Reporter, interactive
 from launcher.model.progress import Step
 from launcher.node.parallel import uninterrupted
 
-EVERY = 30.0  # seconds between two lines of a node, if stderr is no terminal
+EVERY = 30.0  # seconds between two lines of a node, if stderr is not a terminal
 BAR = 20  # columns
 
 
 @dataclass
 class _Reported:
-    """The first report of a node, and when its last line was printed."""
+    """First report of a node, and the time of its last printed line."""
 
     since: float
     sent: int
@@ -41,20 +41,20 @@ class _Reported:
 
 
 class LongWork(Reporter):
-    """Messages, and how far long work is: `log` and `progress` may be called by several threads.
+    """Messages and progress of long steps. `log` and `progress` may be called by several threads.
 
-    On a terminal, a bar with bytes, rate and time left for each node, and below the bars the last Step of each node;
-    else a line of each of them every 30 s, of a Step that is due at once each time, and one when a transfer that took
-    longer than that is over.
+    On a terminal, each node has a bar with bytes, rate and time left, and its last Step is shown below the bars.
+    Otherwise each node gets a line every 30 s, a line for each Step with `at_once`, and a line at the end of a transfer
+    that took longer than 30 s.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._bars: _Bars | None = None  # from the first byte or Step on: most starts have none
+        self._bars: _Bars | None = None  # created with the first byte or Step: most starts have none
         self._tasks: dict[str, TaskID] = {}
         self._reported: dict[str, _Reported] = {}
         self._lock = threading.RLock()
-        self._over = False  # threads may still report then, after a Ctrl-C; messages are shown all along
+        self._over = False  # after a Ctrl-C, threads may still report progress; only messages are shown then
 
     def __enter__(self) -> LongWork:
         return self
@@ -79,7 +79,7 @@ class LongWork(Reporter):
                 super().log(text)
 
     def progress(self, node: str, sent: int, total: int) -> None:
-        """As model.progress.OnProgress."""
+        """Report progress, as model.progress.OnProgress."""
         with self._lock:
             if self._over:
                 return
@@ -98,11 +98,11 @@ class LongWork(Reporter):
         return self._bars
 
     def _due(self, node: str, sent: int, *, over: bool = False) -> _Reported | None:
-        """Its first report, if a line is to be printed now."""
+        """Return the node's first report if a line is due now, else None."""
         now = self._now()
         reported = self._reported.setdefault(node, _Reported(now, sent, now))
         before, reported.over = reported.over, over
-        if before and over:  # the end is said once, and an engine that unpacks goes on reporting it
+        if before and over:  # printed once; an engine that unpacks keeps reporting the end
             return None
         if now - reported.last < EVERY and not (over and reported.lines):
             return None
@@ -111,7 +111,7 @@ class LongWork(Reporter):
 
 
 class _Bars(Progress):
-    """With a line for each node below the bars."""
+    """Progress bars, with a line for each node below them."""
 
     def __init__(self, console: Console) -> None:
         self.steps: dict[str, Step] = {}

@@ -1,4 +1,4 @@
-"""The `launcher` command. A command's module is imported when it is called, so that --help stays quick."""
+"""The `launcher` command. A command's module is imported only when it is called, so that --help is fast."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher import __version__
 from launcher.errors import LauncherError, NodeUnfit, StoppedByUser
 
 NOTHING_STARTED = "nothing was started"
-# name -> (module, attribute, help). The order is the order of a day's work.
+# name -> (module, attribute, help), in the order of a typical workflow
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "init": ("launcher.cli.plan", "init", "Create a commented job file."),
     "doctor": ("launcher.cli.doctor", "doctor", "Check every node and suggest fixes."),
@@ -42,19 +42,19 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 
 
 class LazyGroup(TyperGroup):
-    """Lists commands from the table above; imports one only to run it or to show its own help."""
+    """Lists commands from the table above; imports a command only to run it or to show its help."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """For the list of commands: a stub that knows its help."""
+        """Return a stub with the help text, for the list of commands."""
         if cmd_name not in COMMANDS:
             return None
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name][2], callback=lambda: None)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """For a call: the real one."""
+        """Return the real command, for a call."""
         name, _, rest = super().resolve_command(ctx, args)
         return name, load(str(name)), rest
 
@@ -62,25 +62,25 @@ class LazyGroup(TyperGroup):
         return _stopped_by_ctrl_c(lambda: super(LazyGroup, self).make_context(*args, **options), NOTHING_STARTED)
 
     def invoke(self, ctx: Any) -> Any:
-        """The command's own function says what it knows of a Ctrl-C (`load`); before it, nothing was started."""
+        """A Ctrl-C inside the command's function is handled there (see `load`); before it, nothing was started."""
         return _stopped_by_ctrl_c(lambda: super(LazyGroup, self).invoke(ctx), NOTHING_STARTED)
 
 
 def _stopped_by_ctrl_c(step: Callable[[], Any], known: str = "") -> Any:
-    """Ctrl-C has one exit code at every moment; typer would end with 130. known: what else is to be said then."""
+    """Make Ctrl-C exit with the same code at any time; typer would exit with 130. known: text of the message."""
     try:
         return step()
     except KeyboardInterrupt as stop:
-        _say_stopped(str(stop) or known)
+        _print_stopped(str(stop) or known)
         raise typer.Exit(StoppedByUser.exit_code) from None
 
 
-def _say_stopped(known: str) -> None:
+def _print_stopped(known: str) -> None:
     print("; ".join(filter(None, ("launcher: stopped", known))), file=sys.stderr)
 
 
 def load(name: str) -> Any:
-    """The command of that name, its module imported now."""
+    """Import a command's module and return the command."""
     module, attribute, text = COMMANDS[name]
     target = getattr(importlib.import_module(module), attribute)
     if isinstance(target, typer.Typer):
@@ -90,12 +90,12 @@ def load(name: str) -> Any:
         single.command(name, help=text + "\n\n" + (target.__doc__ or ""))(target)
         command = get_command(single)
     command.name = name
-    for each in getattr(command, "commands", {name: command}).values():  # a group's own, such as `image build`
-        each.callback = _says_stopped(each.callback)
+    for each in getattr(command, "commands", {name: command}).values():  # of a group, such as `image build`
+        each.callback = _handle_ctrl_c(each.callback)
     return command
 
 
-def _says_stopped(function: Callable[..., Any]) -> Callable[..., Any]:
+def _handle_ctrl_c(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **options: _stopped_by_ctrl_c(lambda: function(*args, **options))
 
 
@@ -126,33 +126,33 @@ def _launcher(
 
 
 def main() -> None:
-    """Entry point. An error is a message and an exit code, never a traceback."""
+    """Run the command line. An error prints a message and sets the exit code, never a traceback."""
     try:
         app()
     except LauncherError as error:
         _end(error)
     except Exception as error:
-        if "KeyboardInterrupt" in str(error):  # raised inside Rust: pydantic turns it into an error of its own
-            _say_stopped(NOTHING_STARTED)
+        if "KeyboardInterrupt" in str(error):  # raised inside Rust: pydantic converts it to its own error
+            _print_stopped(NOTHING_STARTED)
             sys.exit(StoppedByUser.exit_code)
-        if "--debug" in takewhile(lambda word: word.startswith("-"), sys.argv[1:]):
+        if "--debug" in takewhile(lambda argument: argument.startswith("-"), sys.argv[1:]):
             raise
         _end(_unexpected(error))
 
 
 def _end(error: LauncherError) -> NoReturn:
-    from launcher.cli.terminal import show_error  # --help needs no terminal
+    from launcher.cli.terminal import show_error  # not imported for --help
 
     show_error(str(error))
     sys.exit(error.exit_code)
 
 
 def _unexpected(error: Exception) -> LauncherError:
-    """A file of this machine, or a defect of ours."""
+    """Return the error for a failed file access on this machine, or for a bug in the launcher."""
     if isinstance(error, OSError) and error.strerror:
         where = f": {error.filename}" if error.filename else ""
-        return NodeUnfit("this machine", f"{error.strerror}{where}", "see that there is room and that you may use it")
+        return NodeUnfit("this machine", f"{error.strerror}{where}", "check free space and permissions")
     frame = traceback.extract_tb(error.__traceback__)[-1]
     what = f"unexpected {type(error).__name__}: {str(error)[:500]} ({Path(frame.filename).name}:{frame.lineno})"
-    fix = "a defect of the launcher: report it with the version and what `launcher --debug COMMAND ...` prints"
+    fix = "this is a bug in the launcher: report it with the version and the output of `launcher --debug COMMAND ...`"
     return LauncherError(f"launcher {__version__}", what, fix)

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and what they mean."""
+"""Arguments and options shared by several commands, and their interpretation."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def hosts(nodes: str | None, on: str | None = None) -> list[str] | None:
-    """`a,b` as a list; None where the option was not given. on: a cluster, instead."""
+    """Split `a,b` into a list; None if the option was not given. on: a cluster, used instead."""
     if on is not None:
         return [cluster_host(on)]
     return None if nodes is None else [host.strip() for host in nodes.split(",") if host.strip()]
 
 
 def find(run: str | None, nodes: str | None, on: str | None, ssh_config: Path | None) -> launcher.Run:
-    """The run that a command's arguments mean."""
+    """Return the run that the arguments of a command select."""
     return launcher.find(run, nodes=hosts(nodes), cluster=on, ssh_config=ssh_config, log=Reporter().log)
 
 
 def refuse_cluster(on: str | None, what: str, fix: str) -> None:
-    """Raises UsageError where a cluster is named to a command that knows none."""
+    """Raises UsageError if --on is given to a command that does not support clusters."""
     if on is not None:
         raise UsageError(f"--on {on}", what, fix)

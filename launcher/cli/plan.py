@@ -1,4 +1,4 @@
-"""`launcher plan`, `export`, `init` and `schema`: a job file, and what is made of it, as text; nothing is started."""
+"""`launcher plan`, `export`, `init` and `schema`: print job files, plans and exports; nothing is started."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def plan(
     loaded = launcher.load(job, set=sets or [], nodes=options.hosts(nodes))
     if on is not None:
         if docker or json:
-            raise UsageError(f"--on {on}", "on a cluster the plan is an sbatch script", "leave --docker and --json out")
+            raise UsageError(f"--on {on}", "on a cluster the plan is an sbatch script", "omit --docker and --json")
         typer.echo(_sbatch(loaded, on), nl=False)
         return
     if docker and loaded.runtime != "docker":
-        raise UsageError("--docker", f"the job has runtime: {loaded.runtime}", "leave it out: `launcher plan JOB`")
+        raise UsageError("--docker", f"the job has runtime: {loaded.runtime}", "run: launcher plan JOB")
     made = launcher.plan(loaded, offline=offline_, log=terminal.Reporter().log, ssh_config=ssh_config)
     if json:
         typer.echo(made.to_json())
@@ -64,16 +64,16 @@ def plan(
 
 
 def docker_lines(plan: Plan) -> str:
-    """A shell script, node by node. Its comments name what else `up` does."""
+    """Return a shell script, node by node. Its comments describe the other steps of `up`."""
     first = plan.nodes[0].container
     text = (
         "# `up` creates these containers, copies the code and its own scripts into them\n"
         f"# ({first.layout.code}, {first.layout.kit}; by hand: docker create, docker cp),\n"
-        "# then starts them: all or none.\n"
+        "# and then starts all of them or none.\n"
     )
     text += "".join(f"# warning: {' '.join(warning.split())}\n" for warning in plan.warnings)
     for node in plan.nodes:
-        spec = replace(node.container, image=node.container.image or plan.image)  # no id is known offline
+        spec = replace(node.container, image=node.container.image or plan.image)  # the image ID is unknown offline
         text += f"\n# {node.node}, {_role(plan, node)}\nmkdir -p {shlex.quote(spec.output_dir)}\n"
         text += docker_run(spec) + "\n"
     return text
@@ -85,7 +85,7 @@ def _role(plan: Plan, node: NodePlan) -> str:
 
 
 def show(plan: Plan, console: Console) -> None:
-    """For a person: what is shared first, then what differs by node."""
+    """Print a plan as text: common settings first, then those of each node."""
     meeting = plan.rendezvous
     console.print(
         f"[bold]{plan.run}[/]  {plan.runtime}  image {escape(plan.image or '-')} {escape(plan.image_id[:19])}"
@@ -141,7 +141,7 @@ def export(
 
 
 def _sbatch(job: Job, on: str | None) -> str:
-    """The script. Raises JobInvalid, UsageError."""
+    """Return the sbatch script. Raises JobInvalid, UsageError."""
     cluster = slurm.ANY if on is None else read_settings(os.environ).cluster(on)
     slurm.check(job, cluster.container)
     planned = build(job, cluster.python, cluster.gpus)
@@ -151,15 +151,17 @@ def _sbatch(job: Job, on: str | None) -> str:
 
 
 def _note_trainer(job: Job) -> None:
-    """Where `up` would add the launcher's trainer to the code: how to do that by hand. Raises JobInvalid."""
+    """If `up` would add the launcher's trainer to the code, print how to do so manually. Raises JobInvalid."""
     code = code_folder(job, Path.cwd())
-    if not code.is_dir():  # the script may be for the code of another machine
+    if not code.is_dir():  # the code may be on another machine
         return
     with readable(code):
         trainer = needed_trainer(job, code, code_files(code))
     if trainer is not None:
         copy = shlex.join(["cp", "-R", str(trainer), f"{code}/"])
-        terminal.Reporter().log(f"`up --on` adds the launcher's module {trainer.name} to the code; by hand: {copy}")
+        terminal.Reporter().log(
+            f"`up --on` adds the launcher's module {trainer.name} to the code; to do so manually: {copy}"
+        )
 
 
 def init(
@@ -168,15 +170,15 @@ def init(
 ) -> None:
     """The file documents every key and its default."""
     if path.exists() and not force:
-        raise UsageError(str(path), "is there already", "choose another name, or --force")
+        raise UsageError(str(path), "already exists", "choose another name or use --force")
     if path.exists() and not path.is_file():
-        raise UsageError(str(path), "is no regular file", "choose another name")
+        raise UsageError(str(path), "is not a regular file", "choose another name")
     try:
         write_atomic(path.resolve(), resources.files("launcher.job").joinpath("template.yaml").read_bytes())
     except OSError as error:
-        fix = "make room there, or choose another path"
+        fix = "check free space and permissions, or choose another path"
         raise NodeUnfit(str(path), f"could not be written: {error.strerror}", fix) from error
-    typer.echo(f"wrote {path}; look at what it would do: launcher plan {path} --offline")
+    typer.echo(f"wrote {path}; to preview the run: launcher plan {path} --offline")
 
 
 def schema() -> None:

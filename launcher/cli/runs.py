@@ -1,4 +1,4 @@
-"""`launcher runs`: the runs on record here, or those on nodes."""
+"""`launcher runs`: list the runs recorded here, or the runs on nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from launcher.records.store import Record
 from launcher.run.locate import on_nodes
 from launcher.run.state import state_of
 
-RUNS_TIMEOUT = 5.0  # seconds to connect to a node of which `runs` wants to know only whether a run goes on
+RUNS_TIMEOUT = 5.0  # seconds to connect to a node, which is only asked whether a run is still active
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def runs(
 
 def _on_record(ssh_config: Path | None) -> list[RunRow]:
     rows, records = [], store.records()
-    for words in store.misplaced():
-        Reporter().warn(words)
+    for problem in store.misplaced():
+        Reporter().warn(problem)
     seen = _seen_by_nodes([record for record in records if record.result() is None], ssh_config)
     for record in records:
         result = record.result() or {"state": seen[record.run]}
@@ -77,7 +77,7 @@ def _on_record(ssh_config: Path | None) -> list[RunRow]:
 
 
 def _seen_by_nodes(records: Sequence[Record], ssh_config: Path | None) -> dict[RunId, str]:
-    """The states of these runs on their nodes; `unreachable` where those that answer cannot tell."""
+    """Return the states of these runs on their nodes; `unreachable` if the reachable nodes do not determine it."""
     hosts = sorted({node.host for record in records for node in record.nodes()})
     named = [(host, host) for host in hosts]
     with connect(named, None, ssh_config, allow_failures=True, timeout=RUNS_TIMEOUT, ask=False) as fleet:
@@ -94,9 +94,9 @@ def _on_nodes(hosts: list[str], ssh_config: Path | None) -> list[RunRow]:
     rows = []
     with connect([(host, host) for host in hosts], ssh_config=ssh_config) as fleet:
         for run, found in on_nodes(fleet, Reporter().log).items():
-            states, told = [f.state for f in found], found[0].labels
+            states, labels = [f.state for f in found], found[0].labels
             code = next((state.exit_code for state in states if state.exit_code), states[0].exit_code)
             names = tuple(f.labels.node for f in found)
-            state = state_of(states, told.nodes, min_nodes=told.min_nodes).value
-            rows.append(RunRow(run, state, code, names, started_by=told.started_by))
+            state = state_of(states, labels.nodes, min_nodes=labels.min_nodes).value
+            rows.append(RunRow(run, state, code, names, started_by=labels.started_by))
     return rows

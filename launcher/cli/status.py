@@ -1,4 +1,4 @@
-"""`launcher status`: the nodes of a run as they are now."""
+"""`launcher status`: show the current state of a run's nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from launcher.planning.gpu_faults import fault
 from launcher.run.status import NodeStatus, RunStatus, Utilization
 
 REFRESH = 2.0
-NARROW = 12  # columns of the last line below which it is left out, and then others from the right
+NARROW = 12  # minimum columns of "last line"; if narrower, it is omitted, then other columns from the right
 MOST = 200  # rows
 LONGEST_NAME = 24  # columns of a node's name: `user@host.example.org:22` may be one
 
@@ -55,8 +55,8 @@ def status(
             raise
         seen = None
     if json:
-        told = {} if seen is None else seen.to_dict()
-        typer.echo(json_.dumps(told | ({"gpus": gpus.rows(machines)} if machines else {}), indent=2))
+        report = {} if seen is None else seen.to_dict()
+        typer.echo(json_.dumps(report | ({"gpus": gpus.rows(machines)} if machines else {}), indent=2))
     else:
         if seen is not None and not watch:
             console.print(render(seen, console.width))
@@ -70,7 +70,7 @@ def status(
 
 
 def _machines(nodes: str | None, ssh_config: Path | None) -> tuple[list[NodeFacts], list[str]]:
-    """Those of the nodes that have GPUs, and why others could not be asked; warns of GPUs that cannot be used."""
+    """Return the nodes that have GPUs, and the errors of unreachable nodes. Warns of unusable GPUs."""
     if (hosts := options.hosts(nodes)) is None:
         return [], []
     found, errors = machines(hosts, ssh_config=ssh_config)
@@ -81,7 +81,7 @@ def _machines(nodes: str | None, ssh_config: Path | None) -> tuple[list[NodeFact
 
 
 def _watch(ask: Callable[[], RunStatus], console: Console) -> RunStatus:
-    """Until the run has ended, or Ctrl-C; what was seen last."""
+    """Refresh until the run ends or Ctrl-C. Return the last status."""
     seen = ask()
     with Live(render(seen, console.width), console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while not seen.ended:
@@ -92,9 +92,9 @@ def _watch(ask: Callable[[], RunStatus], console: Console) -> RunStatus:
 
 
 def render(seen: RunStatus, width: int) -> RenderableType:
-    """The run and how far it is, then a line a node; empty columns are left out.
+    """Return the run and its progress, then a line per node; empty columns are omitted.
 
-    Where the terminal is too narrow for all, the last line of the log is cut first, then columns from the right.
+    If the terminal is too narrow, the last line of the log is cut first, then columns are dropped from the right.
     """
     shown, left_out = _some(seen.nodes)
     rows = [_cells(node) for node in shown]
@@ -119,9 +119,9 @@ def render(seen: RunStatus, width: int) -> RenderableType:
     if seen.started_by:
         head += Text(f"  by {seen.started_by}", style="dim")
     why = [
-        Text(f"{node.node}: restart {place} after {reason}", style="yellow")
+        Text(f"{node.node}: restart {number} after {reason}", style="yellow")
         for node in shown
-        for place, reason in enumerate(node.restarted, 1)
+        for number, reason in enumerate(node.restarted, 1)
     ]
     progress = [] if seen.progress is None else [Text("  ".join(seen.progress.parts()), style="cyan")]
     if seen.progress is not None and seen.progress.slow:
@@ -133,15 +133,15 @@ def render(seen: RunStatus, width: int) -> RenderableType:
 
 
 def _some(nodes: Sequence[NodeStatus]) -> tuple[Sequence[NodeStatus], str]:
-    """MOST nodes, first those that are unlike the others; and what the rest of them are."""
+    """Return up to MOST nodes, those in rare states first, and a summary of the rest."""
     if len(nodes) <= MOST:
         return nodes, ""
     kinds = [(node.state, node.exit_code, node.restarts) for node in nodes]
     often = Counter(kinds)
-    chosen = {*sorted(range(len(nodes)), key=lambda place: (often[kinds[place]], place))[:MOST]}
-    rest = Counter(node.state for place, node in enumerate(nodes) if place not in chosen)
-    told = ", ".join(f"{count} {state}" for state, count in rest.items())
-    return [nodes[place] for place in sorted(chosen)], f"and {told}: launcher status --json shows all"
+    chosen = {*sorted(range(len(nodes)), key=lambda index: (often[kinds[index]], index))[:MOST]}
+    rest = Counter(node.state for index, node in enumerate(nodes) if index not in chosen)
+    summary = ", ".join(f"{count} {state}" for state, count in rest.items())
+    return [nodes[index] for index in sorted(chosen)], f"and {summary}; to show all: launcher status --json"
 
 
 ALWAYS = ("state", "node", "ranks", "restarts")
@@ -149,7 +149,7 @@ STYLES = {"running": "green", "done": "green", "failed": "red", "unreachable": "
 
 
 def _cells(node: NodeStatus) -> dict[str, str]:
-    """By column, in their order: the least important one last."""
+    """Return the cells by column, the least important column last."""
     first, last = node.ranks or ("", "")
     return {
         "state": node.state,
@@ -165,7 +165,7 @@ def _cells(node: NodeStatus) -> dict[str, str]:
 
 
 def _gpus(node: NodeStatus) -> str:
-    """`8: 91-98 %, 14.2/16 GiB`."""
+    """Return the use of the GPUs, as in `8: 91-98 %, 14.2/16 GiB`."""
     count = len(node.gpus)
     seen = () if node.use is None else node.use.gpus
     busy = sorted(gpu.busy for gpu in seen if gpu.busy is not None)

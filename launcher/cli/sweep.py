@@ -1,4 +1,4 @@
-"""A sweep over a pool of machines on the screen: a table of its variants, in a pipe a line for each change."""
+"""Display of a sweep over a pool of machines: a table of its variants, or a line for each change in a pipe."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from launcher.job.models import Job
 from launcher.job.scalars import duration
 from launcher.node.parallel import uninterrupted
 
-_AROUND = 4  # lines of the screen beside the table's rows
+_AROUND = 4  # lines of the screen besides the rows of the table
 
 
 def run_sweep(job: Job, *, resume: str | None, most: int | None, ssh_config: Path | None) -> int:
-    """Run the variants that have no result; the worst exit code."""
+    """Run the variants that have no result. Return the worst exit code."""
     with LongWork() as work, until_started():
         sweep = Sweep(job, resume=resume, most=most, log=work.log, progress=work.progress, ssh_config=ssh_config)
     screen = SweepScreen()
@@ -40,40 +40,40 @@ def run_sweep(job: Job, *, resume: str | None, most: int | None, ssh_config: Pat
             code = sweep.run(screen.show)
     except KeyboardInterrupt:
         return _leave_or_stop(sweep, screen)
-    screen.log(f"{_counts(sweep.variants())}. Compare them: launcher compare {sweep.group}")
+    screen.log(f"{_counts(sweep.variants())}. To compare them: launcher compare {sweep.group}")
     return code
 
 
 def _leave_or_stop(sweep: Sweep, screen: SweepScreen) -> int:
-    """After the first Ctrl-C: what runs goes on, unless a second one follows."""
+    """After the first Ctrl-C: detach from running variants; stop them on a second one."""
     try:
         running = [variant for variant in sweep.variants() if variant.state in (State.STARTING, State.RUNNING)]
         waiting = [variant.name for variant in sweep.variants() if variant.state is State.WAITING]
         if running:
-            screen.log(f"left running: {', '.join(f'{v.name} on {_nodes(v)}' for v in running)}")
+            screen.log(f"still running: {', '.join(f'{v.name} on {_nodes(v)}' for v in running)}")
         if waiting:
             screen.log(f"not started: {', '.join(waiting)}")
-        screen.log(f"Go on: launcher up JOB --resume {sweep.group}")
+        screen.log(f"To resume: launcher up JOB --resume {sweep.group}")
         if running:
-            screen.log(f"Ctrl-C again within {SECOND_CTRL_C:.0f} s stops what runs")
+            screen.log(f"To stop the running variants, press Ctrl-C again within {SECOND_CTRL_C:.0f} s")
         until = time.monotonic() + SECOND_CTRL_C
         uninterrupted(sweep.leave)
         time.sleep(max(0.0, until - time.monotonic()) if running else 0)
     except KeyboardInterrupt:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third one: it is being stopped already
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a third Ctrl-C has no effect
         try:
             sweep.leave()
-            screen.log("stopping what runs; trainers may save a checkpoint first")
+            screen.log("stopping the running variants; trainers may save a checkpoint first")
             sweep.stop()
         finally:
             signal.signal(signal.SIGINT, before)
-        screen.log("stopped; nothing of it is left but the output folders")
+        screen.log("stopped; only the output folders remain on the nodes")
         return StoppedByUser.exit_code
     return 0
 
 
 class SweepScreen(Reporter):
-    """The variants of a sweep, and messages above them."""
+    """Shows the variants of a sweep, and messages above them."""
 
     def __init__(self) -> None:
         self._live: Live | None = None
@@ -103,7 +103,7 @@ class SweepScreen(Reporter):
 
 
 def _table(variants: Sequence[Variant], height: int) -> list[Table]:
-    """All variants; where they do not fit, those that run and those that have failed."""
+    """Return a table of all variants; if they do not fit, of those that are running or have failed."""
     shown = list(variants)
     if len(shown) + _AROUND > height:
         shown = [v for v in variants if v.state in (State.STARTING, State.RUNNING, State.FAILED)][: height - _AROUND]
@@ -119,15 +119,15 @@ def _table(variants: Sequence[Variant], height: int) -> list[Table]:
 
 
 def _line(variant: Variant) -> str:
-    """For a pipe; "" for what nobody waits for."""
+    """Return the line for a pipe; "" for a state that is not reported."""
     match variant.state:
         case State.RUNNING:
             return f"{variant.name}: running on {_nodes(variant)}: launcher logs {variant.run}"
         case State.DONE:
             return f"{variant.name}: done" + ("" if variant.top1 is None else f", top-1 {variant.top1:.2f} %")
         case State.FAILED:
-            told = f": launcher logs {variant.run}" if variant.run else ""
-            return f"{variant.name}: failed, {variant.why}{told}"
+            logs = f": launcher logs {variant.run}" if variant.run else ""
+            return f"{variant.name}: failed, {variant.why}{logs}"
         case State.STOPPED:
             return f"{variant.name}: stopped"
         case _:

@@ -1,4 +1,4 @@
-"""`launcher tensorboard`: the curves of runs in a browser, kept up to date."""
+"""`launcher tensorboard`: serve the TensorBoard logs of runs and keep them up to date."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from launcher.cli.terminal import Reporter
 from launcher.errors import LauncherError, NodesFailed, UsageError
 from launcher.node.parallel import in_background
 
-REFRESH = 5.0  # seconds between two searches for new curves, ours and TensorBoard's
-START_LIMIT = 60.0  # seconds until TensorBoard answers: it imports a lot, and a cold disk is slow
+REFRESH = 5.0  # seconds between two searches for new data, by the launcher and by TensorBoard
+START_LIMIT = 60.0  # seconds for TensorBoard to respond: it imports a lot, and a cold disk is slow
 STOP_LIMIT = 5.0
 
 
@@ -44,7 +44,7 @@ def tensorboard(
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError("tensorboard", "is not installed for this Python", "pip install tensorboard")
     with suppress(KeyboardInterrupt), ExitStack() as stack:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends without an error, as by Ctrl-C
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # exit without an error, as on Ctrl-C
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="launcher-tensorboard-")))
         curves = folder / "runs"
         curves.mkdir()
@@ -67,7 +67,7 @@ def _serve_run(
     stack: ExitStack,
     done: threading.Event,
 ) -> Run:
-    """Fetch a run's curves, and keep doing so while it is not known to have ended."""
+    """Fetch the TensorBoard logs of a run, repeatedly unless the run is known to have ended."""
     run = stack.enter_context(options.find(name, nodes, on, ssh_config))
     if nodes is None and on is None and run.outcome is not None and any((run.folder / "tensorboard").rglob("*")):
         return run  # complete
@@ -77,7 +77,7 @@ def _serve_run(
     if fetched.failed and (nodes or on):
         raise NodesFailed(fetched.failed)
     if fetched.failed:
-        Reporter().warn(f"showing what is here already: {NodesFailed(fetched.failed)}")
+        Reporter().warn(f"showing only the data that was downloaded before: {NodesFailed(fetched.failed)}")
     else:
         in_background(partial(_keep_fetching, run, done))
     return run
@@ -85,12 +85,12 @@ def _serve_run(
 
 def _keep_fetching(run: Run, done: threading.Event) -> None:
     while not done.wait(REFRESH):
-        with suppress(LauncherError):  # tried again in a moment
+        with suppress(LauncherError):  # retried after REFRESH
             run.fetch()
 
 
 def _serve(curves: Path, host: str, port: int, log: Path) -> None:
-    """TensorBoard as a process of its own, until it ends or we are interrupted; it never outlives this call."""
+    """Run TensorBoard as a subprocess until it exits or Ctrl-C; it never outlives this call."""
     chosen = _free_port(host, port)
     argv = [sys.executable, "-m", "tensorboard.main", "--logdir", str(curves), "--host", host, "--port", str(chosen)]
     argv += ["--reload_interval", f"{REFRESH:.0f}", "--reload_multifile", "true"]
@@ -98,13 +98,13 @@ def _serve(curves: Path, host: str, port: int, log: Path) -> None:
         server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=errors)
     try:
         if _answers(server, host, chosen):
-            typer.echo(f"TensorBoard: http://{host}:{chosen}/   Ctrl-C ends it")
+            typer.echo(f"TensorBoard: http://{host}:{chosen}/ (press Ctrl-C to quit)")
             server.wait()
-        words = log.read_text(errors="replace").strip().splitlines()[-5:]
+        lines = log.read_text(errors="replace").strip().splitlines()[-5:]
         raise UsageError(
             "tensorboard",
-            f"ended with exit code {server.poll()}: {' | '.join(words) or 'it printed nothing'}",
-            f"try it: {sys.executable} -m tensorboard.main --logdir runs",
+            f"exited with code {server.poll()}: {' | '.join(lines) or 'no output'}",
+            f"to reproduce: {sys.executable} -m tensorboard.main --logdir runs",
         )
     finally:
         server.terminate()
@@ -116,7 +116,7 @@ def _serve(curves: Path, host: str, port: int, log: Path) -> None:
 
 
 def _answers(server: subprocess.Popen[bytes], host: str, port: int) -> bool:
-    """Wait until the server takes connections; False where it ended or never does."""
+    """Wait until the server accepts connections; False if it exits or the time limit passes."""
     for _ in range(int(START_LIMIT / 0.1)):
         with suppress(subprocess.TimeoutExpired):
             server.wait(0.1)
@@ -127,10 +127,12 @@ def _answers(server: subprocess.Popen[bytes], host: str, port: int) -> bool:
 
 
 def _free_port(host: str, wanted: int) -> int:
-    """`wanted` if it is free, else any."""
+    """Return `wanted` if it is free, else any free port."""
     for port in (wanted, 0):
         with socket.socket() as probe, suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             return int(probe.getsockname()[1])
-    raise UsageError("--host", f"{host} is not an address of this machine", "127.0.0.1, or 0.0.0.0 for all")
+    raise UsageError(
+        "--host", f"{host} is not an address of this machine", "use 127.0.0.1, or 0.0.0.0 for all addresses"
+    )

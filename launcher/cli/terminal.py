@@ -1,6 +1,6 @@
-"""What goes to a person's terminal: text, in which nothing from a node can drive it; our messages.
+"""Terminal output: the launcher's messages, and text from nodes without escape sequences that control the terminal.
 
-The one place where that is seen to: every Console is made here, and plain lines and followed output pass here.
+Only this module enforces it: every Console is created here, and plain lines and followed output pass through it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
 
-# All of C0 but tab and line feed, DEL, C1, what reorders text, and what no terminal can encode
+# All of C0 except tab and line feed, DEL, C1, bidirectional controls, and surrogates, which cannot be encoded
 _CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 # ECMA-48: CSI up to its final byte; OSC, DCS, SOS, PM and APC up to BEL or ST; other sequences
 _SEQUENCE = (
@@ -30,12 +30,12 @@ _COLOUR = re.compile("\x1b\\[[0-9;:]*m")
 
 
 def escaped(text: str) -> str:
-    """With `\\x1b` in place of such a character."""
+    """Replace control characters by escapes such as `\\x1b`."""
     return _ESCAPED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def coloured(text: str) -> str:
-    """A program's line: its colours stay, its other sequences are taken out."""
+    """Keep the colours of a program's line and remove all other escape sequences."""
 
     def keep(found: re.Match[str]) -> str:
         if len(found[0]) == 1:
@@ -46,7 +46,7 @@ def coloured(text: str) -> str:
 
 
 class SafeConsole(Console):
-    """Whatever is printed with it passes `escaped`; its own colours are added after that."""
+    """Passes all text through `escaped` before colours are added."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -62,19 +62,19 @@ def show_error(text: str) -> None:
 
 
 def interactive() -> bool:
-    """Whether a person is watching: progress lines only then."""
+    """Return whether stderr is a terminal that can show progress lines."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def discard(stream: TextIO) -> None:
-    """Nothing reads it any more: what is written to it from now on, at the program's end too, is dropped."""
+    """Discard all further writes to a stream without a reader, including those at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 class Reporter:
-    """The launcher's own messages, on stderr: plain lines where that is no terminal."""
+    """Prints the launcher's messages to stderr, as plain lines if it is not a terminal."""
 
     @cached_property
     def err(self) -> Console:

@@ -1,4 +1,4 @@
-"""`launcher up`: start a job and follow it; a sweep's variants one after another, or as one job array on a cluster."""
+"""`launcher up`: start a job and follow it; run the variants of a sweep in turn, or as a job array on a cluster."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def up(
     if loaded.sweep and detach:
         raise UsageError(
             f"{job}: sweep",
-            "its variants run one after another, and with -d nothing would start the next",
-            "leave -d out; to go on without a terminal: nohup launcher up JOB &",
+            "its variants run one after another, and with -d no process would start the next one",
+            "omit -d; to run without a terminal: nohup launcher up JOB &",
         )
     if loaded.sweep and (loaded.each or is_sweep(resume)):
         sys.exit(run_sweep(loaded, resume=resume, most=most, ssh_config=ssh_config))
@@ -82,18 +82,18 @@ def up(
         with run:
             ended = _attend(run, detach=detach, raw=raw)
         code = max(code, ended or 0)
-        if ended in (None, StoppedByUser.exit_code):  # the user has left, or does not want the rest either
+        if ended in (None, StoppedByUser.exit_code):  # the user has detached or stopped the sweep
             break
     sys.exit(code)
 
 
 def _attend(run: Run, *, detach: bool, raw: bool) -> int | None:
-    """Follow a run that has just been started; the exit code, None where it was left running."""
+    """Follow a run that has just been started. Return the exit code, or None if the user detached."""
     with Screen(run.mask, raw=raw) as screen:
         try:
             screen.log(_where(run))
             if detach:
-                screen.log(f"{run.id} is running. Follow it: launcher logs {run.id}")
+                screen.log(f"{run.id} is running. To follow it: launcher logs {run.id}")
                 return None
         except KeyboardInterrupt:
             return leave_or_stop(run, screen)
@@ -101,10 +101,15 @@ def _attend(run: Run, *, detach: bool, raw: bool) -> int | None:
 
 
 def _follow_array(runs: list[Run], *, detach: bool, raw: bool) -> int:
-    """One after another until each ends; the worst exit code. Leaving one leaves all, stopping one stops the rest."""
+    """Follow the runs in turn and return the worst exit code.
+
+    Detaching from one run detaches from all; stopping one stops the rest.
+    """
     group = runs[0].group
     name = group.group if group else runs[0].id
-    Reporter().log(f"{len(runs)} variants are submitted as one job array; the results: launcher compare {name}")
+    Reporter().log(
+        f"{len(runs)} variants were submitted as one job array. To compare the results: launcher compare {name}"
+    )
     code = 0
     for run in [] if detach else runs:
         with Screen(run.mask, raw=raw) as screen:
@@ -113,7 +118,7 @@ def _follow_array(runs: list[Run], *, detach: bool, raw: bool) -> int:
                 continue
             ended = follow(run, screen)
         if ended is None:
-            Reporter().log("the other variants go on as well: launcher runs")
+            Reporter().log("the other variants continue too. To list them: launcher runs")
             return 0
         code = max(code, ended)
     return code
@@ -125,9 +130,9 @@ def _where(run: Run) -> str:
         return f"{run.id} is running"
     if not plan.rendezvous.address:  # the cluster chooses
         state = next(iter(run.containers().values()))
-        return f"{run.id} is submitted to {plan.master.host}, {state.error or state.phase.value}"
-    meeting = f"{plan.rendezvous.address}:{plan.rendezvous.port}"
+        return f"{run.id} was submitted to {plan.master.host}, {state.error or state.phase.value}"
+    address = f"{plan.rendezvous.address}:{plan.rendezvous.port}"
     names = [node.node for node in plan.nodes]
     size = len(names) - plan.spares
     spares = f" (spare: {', '.join(names[size:])})" if plan.spares else ""
-    return f"{run.id} runs on {', '.join(names[:size])}{spares}, meeting at {meeting}"
+    return f"{run.id} runs on {', '.join(names[:size])}{spares}, rendezvous at {address}"

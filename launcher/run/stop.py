@@ -97,7 +97,7 @@ def _collect(engines: Sequence[Engine], ended: Sequence[Ended], into: Record, wa
         warn(into.unmasked)
     for result in collect(list(folders.values()), into.paths.root, mask=into.mask):
         for problem in (result,) if isinstance(result, LauncherError) else result.problems:
-            warn(f"not brought here: {problem}")
+            warn(f"not downloaded: {problem}")
 
 
 def _remove(engine: Engine, ended: Ended) -> Removed:

@@ -11,7 +11,7 @@ from tests.bed.bed import Bed, Node
 from tests.e2e.cli import Cli
 from tests.e2e.drill import Drill
 
-AWAY = r"no connection since \w+ \d\d:\d\d, trying again"  # the launcher's message about a node that does not answer
+AWAY = r"no connection since \w+ \d\d:\d\d, reconnecting"  # the launcher's message about a node that does not respond
 
 
 @dataclass(frozen=True)

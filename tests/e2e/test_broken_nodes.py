@@ -78,7 +78,7 @@ def test_an_attached_run_with_such_files_ends_well(bed_cli: Cli, bed: Bed) -> No
     began = time.monotonic()
     done = bed_cli("up", one_node(bed_cli, "nasty", NASTY))
     assert time.monotonic() - began < 90
-    assert "not brought here" in no_traceback(done)
+    assert "not downloaded" in no_traceback(done)
     assert bed_cli.result()["state"] == "done"
     failed = bed_cli("up", one_node(bed_cli, "fails", f"{NASTY} exit 7"), code=1)
     assert "exited with code 7" in no_traceback(failed)

@@ -56,7 +56,7 @@ def test_the_run_resumes_from_its_last_checkpoint(scene: Scene, name: str) -> No
     broken = time.monotonic()
     fault(scene.bed, scene.nodes[place])
     drill.end(0)
-    reported, resumed, lost = drill.first("started again", broken), drill.recovered(broken), drill.lost_steps()
+    reported, resumed, lost = drill.first(r": restarted \(", broken), drill.recovered(broken), drill.lost_steps()
     assert lost
     assert max(lost) <= INTERVAL + 1  # the step in progress counts too
     assert {step for _, step in drill.steps} == set(range(1, 151))
@@ -79,7 +79,7 @@ def test_a_rank_killed_by_the_oom_killer_is_restarted(scene: Scene) -> None:
     drill.sees("^step 39$")
     broken = time.monotonic()
     drill.end(0)
-    reported, resumed, lost = drill.first("started again", broken), drill.recovered(broken), drill.lost_steps()
+    reported, resumed, lost = drill.first(r": restarted \(", broken), drill.recovered(broken), drill.lost_steps()
     assert max(lost) <= INTERVAL + 1
     assert {step for _, step in drill.steps} == set(range(1, 151))
     assert scene.cli.result()["nodes"][1]["restarts"] >= 1

@@ -56,12 +56,12 @@ FINAL = {
         1,
         "failed",
         "its peers were silent",
-        "ended with exit code",
+        "exited with code",
     ),
     "no packets to or from a node for good": Final(
         lambda bed, nodes: faults.isolated(bed, nodes[-1]), 1, "failed", "did not answer any more", AWAY
     ),
-    "the master's disk is full": Final(full_disk, 1, "failed", "a disk is full", "ended with exit code"),
+    "the master's disk is full": Final(full_disk, 1, "failed", "a disk is full", "exited with code"),
 }
 
 
@@ -99,7 +99,7 @@ def test_out_of_memory_without_restarts_ends_the_run_with_that_reason(scene: Sce
     failure = scene.cli.result()["failure"]
     assert failure["node"] == "node2"
     assert "memory is full" in failure["what"]
-    reported = drill.first("ended with exit code", broken)
+    reported = drill.first("exited with code", broken)
     wrong = drill.lines_lost(scene.bed, scene.count)
     Figures("out of memory", 2, "failed, exit 1", reported, over, 0, wrong, scene.clean()).publish()
     assert wrong == 0

@@ -33,13 +33,13 @@ def test_up_says_who_stopped_the_run_in_another_terminal(bed_cli: Cli, bed: Bed,
     bed_cli("down", *options)
     over = drill.end(5) - called
     me = f"{getpass.getuser()}@{socket.gethostname()}"
-    assert drill.first(f"stopped stopped-.* by {me} in another terminal", called) is not None, str(drill)
+    assert drill.first(f"stopped stopped-.* by {me} from another terminal", called) is not None, str(drill)
     result = bed_cli.result()
     assert (result["state"], result["exit_code"]) == ("stopped", 5)
     assert any(line == "saved" for _, line in drill.lines)  # the checkpoint's time is not cut short
     assert bed.wait_clean() == []
     if not options:
-        reported, wrong = drill.first(f"node1: {me} stops the run", called), drill.lines_lost(bed, 2)
+        reported, wrong = drill.first(f"node1: {me} is stopping the run", called), drill.lines_lost(bed, 2)
         Figures("`down` in another terminal", 2, "stopped, exit 5", reported, over, 0, wrong, 0).publish()
         assert wrong == 0
 
@@ -53,7 +53,7 @@ def test_up_says_that_a_container_was_removed(bed_cli: Cli, bed: Bed) -> None:
     result = bed_cli.result()
     assert (result["state"], result["failure"]["node"]) == ("failed", "node2")
     assert bed.wait_clean() == []
-    reported = drill.first("node2: its container was removed from outside", removed)
+    reported = drill.first("node2: its container was removed by another process", removed)
     Figures(
         "`docker rm -f` of a container", 2, "failed, exit 1", reported, over, 0, drill.lines_lost(bed, 2), 0
     ).publish()

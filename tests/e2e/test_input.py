@@ -171,7 +171,7 @@ def test_init_on_a_full_disk_leaves_what_was_there(cli: Cli, before: str | None)
 
 def test_init_replaces_no_device(cli: Cli) -> None:
     os.mkfifo(cli.cwd / "pipe")
-    assert "is no regular file" in cli("init", "pipe", "--force", code=2).stderr
+    assert "is not a regular file" in cli("init", "pipe", "--force", code=2).stderr
     assert (cli.cwd / "pipe").is_fifo()
 
 

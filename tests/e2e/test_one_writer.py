@@ -53,11 +53,11 @@ def test_a_full_disk_here_costs_no_output(home_cli: Cli, code: int) -> None:
         lines = done.stdout.splitlines()
         assert lines[: FLOOD + 1] == ["begun", *map(str, range(1, FLOOD + 1))]
         assert lines[FLOOD + 1] == "x" * 400_000
-        missing = [line for line in done.stderr.splitlines() if "not brought here" in line and "/logs/" in line]
+        missing = [line for line in done.stderr.splitlines() if "not downloaded" in line and "/logs/" in line]
         assert len(missing) == done.stderr.count("make room, then: launcher fetch") == 1, done.stderr
         assert "Traceback" not in done.stderr
-        assert "logs and curves in runs/" not in done.stderr
-        assert "not all of its logs and curves are in runs/" in done.stderr
+        assert "TensorBoard logs in runs/" not in done.stderr
+        assert "lacks some logs or TensorBoard logs" in done.stderr
         home_cli("down", code=None)
 
 

@@ -33,7 +33,7 @@ def test_an_output_folder_that_its_program_has_locked_is_purged(bed_cli: Cli, be
     run = bed_cli.runs()[-1].name
     if what == "checkpoints/deep checkpoints":
         listed = bed_cli("clean", code=3)
-        assert "nothing left over" in listed.stdout
+        assert "nothing to remove" in listed.stdout
         assert "Permission denied" in listed.stderr
     bed_cli("down", "--purge")
     bed.sh(bed.nodes[0], f"! test -e /home/trainer/.launcher/{run}")

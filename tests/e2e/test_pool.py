@@ -157,7 +157,7 @@ def test_a_sweep_goes_on_without_doing_anything_twice(home_cli: Cli, how: signal
     _, messages = up.communicate(timeout=60)
     if how is signal.SIGINT:
         assert up.returncode == 0
-        assert "left running: x=2 on local-0, x=4 on local-1" in messages
+        assert "still running: x=2 on local-0, x=4 on local-1" in messages
         assert "not started: x=5" in messages
         assert f"launcher up JOB --resume {group}" in messages
     again = home_cli.start("up", job.file, "--resume", group)

@@ -104,7 +104,7 @@ def test_down_calls_stopped_what_it_stopped_and_gives_the_exit_code_of_what_had_
     home_cli("up", home_cli.job("ends", **process_job(nodes=["local"], run={"command": ["true"]})))
     ended = json.loads(home_cli("down", "--json").stdout)[0]["nodes"][0]["containers"][0]
     assert (ended["exit_code"], ended["stopped"]) == (0, False)
-    assert "nothing left of it" in home_cli("down").stderr
+    assert "nothing to remove" in home_cli("down").stderr
     assert left(home_cli) == []
 
 
@@ -300,7 +300,7 @@ def test_in_the_background_of_a_script_the_run_gets_its_signals_and_the_launcher
     _, messages = up.communicate(timeout=30)
     assert up.returncode == -signal.SIGTERM
     run = home_cli.runs()[-1].name
-    assert f"Ctrl-C is ignored, as the launcher was started in the background. Stop the run: launcher down {run}" in (
+    assert f"Ctrl-C is ignored because the launcher was started in the background. To stop the run: launcher down {run}" in (
         messages
     )
     assert json.loads(home_cli("status", "--json").stdout)["state"] == "running"
@@ -351,8 +351,8 @@ def test_output_that_is_not_read_to_its_end_detaches(home_cli: Cli, redirected: 
     if redirected:
         assert done.stderr == ""
     else:
-        left_running = f"left {run} running, as nothing reads its output. Come back: launcher logs {run}   stop it: "
-        assert left_running in done.stderr
+        detached = f"stdout was closed; detached from {run}, which is still running. Reattach: launcher logs {run}   Stop: "
+        assert detached in done.stderr
     assert "Broken" not in done.stderr
     assert json.loads(home_cli("status", "--json").stdout)["state"] == "running"
     logs = home_cli.start("logs")
@@ -360,7 +360,7 @@ def test_output_that_is_not_read_to_its_end_detaches(home_cli: Cli, redirected: 
     assert logs.stdout.readline() == "tick 0\n"
     logs.stdout.close()
     assert logs.stderr is not None
-    assert f"left {run} as it is" in logs.stderr.read()
+    assert f"detached from {run}" in logs.stderr.read()
     assert logs.wait(30) == 0
     home_cli("down")
     assert left(home_cli) == []
@@ -396,6 +396,6 @@ def test_a_run_that_ends_while_its_output_is_not_read_has_its_exit_code(home_cli
 def test_a_program_that_prints_nothing_may_still_be_importing(home_cli: Cli) -> None:
     command = ["sh", "-c", "sleep 35; echo imported"]
     done = home_cli("up", home_cli.job(**process_job(nodes=["local"], gpus="none", run={"command": command})))
-    assert "nothing printed for 3" in done.stderr
+    assert "no output for 3" in done.stderr
     assert "still importing?" in done.stderr
     assert done.stdout == "imported\n"

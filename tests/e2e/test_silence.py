@@ -55,7 +55,7 @@ def test_a_node_that_is_back_after_the_run_failed_elsewhere_is_stopped(bed_cli: 
     with faults.without_sshd(bed, bed.nodes[1]):
         drill.sees(f"node2: {AWAY}")
         bed.sh(bed.nodes[0], f"touch {output_folder(bed_cli)}/fail")
-        drill.sees("node1 ended with exit code 3")
+        drill.sees("node1 exited with code 3")
         time.sleep(5)  # its peer cannot be stopped now
         assert drill.process.poll() is None, str(drill)
     healed = time.monotonic()

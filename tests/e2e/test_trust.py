@@ -103,7 +103,7 @@ def test_another_users_run_is_shown_but_not_stopped_or_purged_unasked(bed_cli: C
         assert "another user" in refused.stderr
         assert "--any-owner" in refused.stderr
     left = neighbour("down", "--all", "--nodes", "node1").stderr
-    assert f"left alone: {run}" in left
+    assert f"skipped: {run}" in left
     neighbour("clean", "--yes", "--nodes", "node1")
     assert running(bed) == 1
 
@@ -141,7 +141,7 @@ def test_of_another_caller_with_the_same_account_only_a_named_run_is_stopped(hom
     for place in ([], ["--nodes", "local"]):
         refused = other("down", *place, code=2)
         assert f"launcher down {run}" in refused.stderr
-        assert f"left alone: {run}" in other("down", "--all", *place).stderr
+        assert f"skipped: {run}" in other("down", "--all", *place).stderr
     assert json.loads(other("status", "--json").stdout)["state"] == "running"
     assert "(stopped)" in other("down", run).stderr
 

@@ -154,7 +154,7 @@ def test_nothing_is_left_after_down(bed_cli: Cli, bed: Bed) -> None:
     assert "down" in down.stderr
     assert bed.wait_clean() == []
     again = bed_cli("down")
-    assert "nothing left of it" in again.stderr
+    assert "nothing to remove" in again.stderr
     # All output was collected before the containers were removed.
     assert "got SIGTERM, saving" in (bed_cli.runs()[-1] / "logs" / "node1.log").read_text()
     assert json.loads(bed_cli("runs", "--json").stdout)[0]["state"] == "stopped"
@@ -233,5 +233,5 @@ def test_clean_lists_first_and_removes_only_ended_runs(bed_cli: Cli, bed: Bed) -
     assert old in bed.sh(bed.nodes[0], "ls /home/trainer/.launcher")
     bed_cli("clean", "--yes")
     assert sorted(bed.sh(bed.nodes[0], "ls /home/trainer/.launcher").split()) == sorted([new, "notes"])
-    assert "nothing left over" in bed_cli("clean").stdout
+    assert "nothing to remove" in bed_cli("clean").stdout
     bed_cli("down")

@@ -136,7 +136,7 @@ def test_ctrl_c_reaches_the_launcher_and_not_its_connection(slurm: SlurmBed, gat
     person.type("\x03")
     person.sees("Ctrl-C again")
     person.type("\x03")
-    person.sees("stopped; nothing of it is left")
+    person.sees("stopped; only the output folders remain")
     assert person.end() == 5, person.seen
     assert not slurm.jobs()
     until(lambda: not gate.connections(), "a connection stays", 5)

@@ -69,7 +69,7 @@ def test_four_nodes_run_what_export_prints(slurm: SlurmBed, cli: Cli) -> None:
     file = job(cli, 'echo "rank $RANK of $WORLD_SIZE on $LAUNCHER_NODE: $GREETING"', nodes=4, env={"GREETING": "it's"})
     done = cli("up", file, "--on", "hpc")
     assert "rank 0 of 4 on node-0: it's" in done.stdout
-    assert "is submitted to slurm:hpc, job " in done.stderr
+    assert "was submitted to slurm:hpc, job " in done.stderr
     assert [node["exit_code"] for node in cli.result()["nodes"]] == [0, 0, 0, 0]
     logs = {log.name: log.read_text() for log in (cli.runs()[-1] / "logs").glob("node-*.log")}
     assert logs == {f"node-{rank}.log": f"rank {rank} of 4 on node-{rank}: it's\n" for rank in range(4)}
@@ -147,7 +147,7 @@ def test_a_second_ctrl_c_gives_every_node_the_time_for_a_checkpoint(slurm: Slurm
 def stop_by_two_ctrl_c(slurm: SlurmBed, cli: Cli) -> None:
     up = cli.start("up", job(cli, SAVES), "--on", "hpc")
     assert up.stderr
-    read_until(up, "is submitted to")  # from then on the first one leaves the run
+    read_until(up, "was submitted to")  # from then on the first one leaves the run
     until_both_are_ready(slurm, cli)
     up.send_signal(signal.SIGINT)
     read_until(up, "Ctrl-C again")

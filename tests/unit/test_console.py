@@ -29,14 +29,14 @@ FAILED = Outcome("r-1", RunState.FAILED, Failure("gpu-b", 1, 1, "raised KeyError
 
 def test_a_program_that_has_printed_nothing_yet_is_said_to_import_every_30_s_for_5_minutes() -> None:
     first = FirstOutput()
-    assert first.words(1000) == ""  # nothing is followed
+    assert first.message(1000) == ""  # nothing is followed
     first.begin(0)
-    said = [second for second in range(1000) if first.words(second)]
+    said = [second for second in range(1000) if first.message(second)]
     assert said == list(range(30, 301, 30))
     first.begin(0)
-    assert first.words(30).startswith("nothing printed for 30 s: still importing?")
+    assert first.message(30).startswith("no output for 30 s")
     first.end()
-    assert not any(first.words(second) for second in range(1000))
+    assert not any(first.message(second) for second in range(1000))
 
 
 def test_output_before_a_traceback_is_shown_at_once() -> None:
