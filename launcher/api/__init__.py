@@ -1,1 +1,1 @@
-"""The public interface: `launcher.load`, `plan`, `up`, `find`, `Run`, `Outcome`. The commands are its first user."""
+"""The public interface: `launcher.load`, `plan`, `up`, `find`, `Run`, `Outcome`. The command line uses it too."""

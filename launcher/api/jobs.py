@@ -1,4 +1,4 @@
-"""A job, and its plan: nothing is started."""
+"""Load a job and make its plan, without starting anything."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ JobLike = str | PathLike[str] | Mapping[str, Any] | Job
 def load(
     source: JobLike,
     *,
-    set: Mapping[str, Any] | Sequence[str] = (),  # noqa: A002 - the command's option
+    set: Mapping[str, Any] | Sequence[str] = (),  # noqa: A002 - the name of the command-line option
     nodes: Sequence[str] | None = None,
 ) -> Job:
-    """The job of a job file, or of a mapping with a job file's keys.
+    """Load a job from a job file, or from a mapping with the keys of a job file.
 
-    set: values by dotted key, {"run.args.epochs": 2}, or texts as of the command's option, "run.args.epochs=2". nodes:
-    run on these instead. A Job is returned as it is. Raises JobInvalid with all that is wrong.
+    set: values by dotted key, {"run.args.epochs": 2}, or strings as for --set, "run.args.epochs=2". nodes: use these
+    nodes instead of the job's. A Job is returned unchanged. Raises JobInvalid with all problems.
     """
     if isinstance(source, Job):
         return source
@@ -47,10 +47,10 @@ def load(
 def plan(
     job: JobLike, *, offline: bool = False, log: Log = print, ssh_config: str | PathLike[str] | None = None
 ) -> Plan:
-    """The exact containers, variables and commands of a run of this job; `up` executes such a plan.
+    """Return the exact containers, variables and commands of a run of this job; `up` executes such a plan.
 
-    offline: connect to no node, and assume what nodes would answer. Otherwise they are examined; nothing is built,
-    pulled or sent. log: called with each line of text. Raises JobInvalid, PlanInvalid, NodesFailed.
+    offline: contact no node and assume the properties of the nodes. Otherwise the nodes are inspected; nothing is
+    built, pulled or sent. log: called with each line of text. Raises JobInvalid, PlanInvalid, NodesFailed.
     """
     loaded = of_one_run(load(job))
     check_files(loaded, Path.cwd(), os.environ)
@@ -62,6 +62,6 @@ def plan(
 
 
 def chosen_config(path: str | PathLike[str] | None) -> Path | None:
-    """The ssh config that is used instead of the user's own: this one, else that of LAUNCHER_SSH_CONFIG."""
+    """Return the ssh config to use instead of the user's: this one, else that of LAUNCHER_SSH_CONFIG."""
     chosen = path or os.environ.get("LAUNCHER_SSH_CONFIG")
     return Path(chosen) if chosen else None

@@ -1,4 +1,4 @@
-"""Machines by themselves, without a job or a run."""
+"""Facts about machines, without a job or a run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from launcher.run.gpus import with_claims
 def machines(
     nodes: Sequence[str], *, ssh_config: str | PathLike[str] | None = None
 ) -> tuple[list[NodeFacts], list[LauncherError]]:
-    """What these nodes are now, with who uses their GPUs; and the errors of those that did not tell."""
+    """Return the facts about these nodes, including the users of their GPUs, and the errors of the other nodes."""
     hosts = [(host, host) for host in dict.fromkeys(nodes)]
     with connect(hosts, None, chosen_config(ssh_config), allow_failures=True) as fleet:
         answers = run_all_settled([partial(with_claims, engine) for engine in fleet.engines])
     found: dict[str, NodeFacts] = {}
     for answer in answers:
-        if isinstance(answer, NodeFacts):  # `local` answers for its processes and for its containers
+        if isinstance(answer, NodeFacts):  # `local` has two engines: processes and containers
             others = found[answer.name].claims if answer.name in found else ()
             found[answer.name] = replace(answer, claims=(*others, *answer.claims))
     errors = [*fleet.failed.values(), *(each for each in answers if isinstance(each, LauncherError))]

@@ -1,4 +1,4 @@
-"""The machines of a pool as they are now: examined once, left out while they do not answer, asked again later."""
+"""The machines of a pool: inspected once, excluded while they do not respond, and retried later."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from launcher.api.machines import machines
-from launcher.api.up import How
+from launcher.api.up import StartOptions
 from launcher.errors import InUse, LauncherError, NodesFailed, NodeUnreachable
 from launcher.image.lock import path_beside
 from launcher.job.models import Job
@@ -18,19 +18,19 @@ from launcher.job.overrides import on_nodes
 from launcher.model.facts import NodeFacts
 from launcher.node.connect import connect
 from launcher.node.parallel import in_background, run_all_settled
-from launcher.planning.pool import Place, Pool, no_room, room
+from launcher.planning.pool import Placement, Pool, no_room, room
 from launcher.run.gpus import counts, with_claims
 from launcher.run.prepare import make_image
 
-BUSY = 5.0  # seconds for which a machine whose GPUs others use is left alone
-AWAY = 30.0  # seconds between two looks at a machine that does not answer
+BUSY = 5.0  # seconds before a machine with GPUs in use is tried again
+AWAY = 30.0  # seconds between two checks of a machine that does not respond
 
 
 @dataclass(frozen=True)
 class Examined:
-    """What the machines of a pool answered: how many variants each has room for, and who did not answer.
+    """Result of inspecting a pool: the capacity of each machine in variants, and the errors of unreachable machines.
 
-    listening: ports at which programs listen on any of them.
+    listening: ports on which programs listen on any of the machines.
     """
 
     room: Mapping[str, int]
@@ -38,12 +38,12 @@ class Examined:
     failed: Mapping[str, LauncherError]
 
 
-def examine(job: Job, how: How) -> Examined:
-    """Connect to all machines of the pool, and put the image on those that answer, all at once.
+def examine(job: Job, options: StartOptions) -> Examined:
+    """Connect to all machines of the pool in parallel, and ship the image to the reachable ones.
 
-    Raises NodesFailed where none answers.
+    Raises NodesFailed if no machine is reachable.
     """
-    with connect(job.hosts(), job.runtime, how.ssh_config, allow_failures=True) as fleet:
+    with connect(job.hosts(), job.runtime, options.ssh_config, allow_failures=True) as fleet:
         outcomes = run_all_settled([partial(with_claims, engine) for engine in fleet.engines])
         answers = dict(zip([engine.node for engine in fleet.engines], outcomes, strict=True))
         facts = {node: answer for node, answer in answers.items() if isinstance(answer, NodeFacts)}
@@ -54,7 +54,7 @@ def examine(job: Job, how: How) -> Examined:
         answered = [entry for entry in job.nodes if entry.name in facts]
         lock = path_beside(job.file) if job.file else None
         part = fleet.only([entry.name for entry in answered])
-        make_image(on_nodes(job, answered), part, list(facts.values()), how.log, how.progress, lock)
+        make_image(on_nodes(job, answered), part, list(facts.values()), options.log, options.progress, lock)
     some = any(node.gpus for node in facts.values())
     rooms = {
         entry.name: room(job, entry, facts[entry.name], others=some) if entry.name in facts else 1
@@ -66,17 +66,17 @@ def examine(job: Job, how: How) -> Examined:
 
 
 class Machines:
-    """Which machines of the pool a variant may be started on."""
+    """Chooses the machines of the pool on which a variant is started."""
 
-    def __init__(self, job: Job, how: How, changed: Callable[[str], None]) -> None:
-        """changed: called with a machine that answers again. Raises NodesFailed where none answers now."""
-        examined = examine(job, how)
+    def __init__(self, job: Job, options: StartOptions, changed: Callable[[str], None]) -> None:
+        """changed: called with a machine that responds again. Raises NodesFailed if no machine responds now."""
+        examined = examine(job, options)
         self._each = job.each or len(job.nodes)
         self._pool = Pool(examined.room, self._each, job.port, examined.listening)
         self._hosts = {entry.name: entry.host for entry in job.nodes}
-        self._how = how
+        self._options = options
         self._changed = changed
-        self._busy: dict[str, float] = {}  # GPUs or ports are used by others: until when, of time.monotonic()
+        self._busy: dict[str, float] = {}  # GPUs or ports are in use: do not try before then (time.monotonic())
         self._away: dict[str, LauncherError] = {}
         self._lock = threading.RLock()
         self._over = threading.Event()
@@ -85,55 +85,55 @@ class Machines:
         for node, error in examined.failed.items():
             self.leave_out(node, error, for_good=not examined.room[node])
 
-    def take(self) -> Place | None:
-        """Machines for the next variant; None while too few are free."""
+    def take(self) -> Placement | None:
+        """Return machines for the next variant; None while too few are free."""
         with self._lock:
             self._busy = {node: until for node, until in self._busy.items() if until > time.monotonic()}
             return self._pool.take({*self._busy, *self._away})
 
-    def occupy(self, place: Place) -> None:
+    def occupy(self, placement: Placement) -> None:
         with self._lock:
-            self._pool.occupy(place)
+            self._pool.occupy(placement)
 
-    def release(self, place: Place) -> None:
+    def release(self, placement: Placement) -> None:
         with self._lock:
-            self._pool.release(place)
+            self._pool.release(placement)
 
     @contextmanager
-    def turn(self, place: Place) -> Iterator[None]:
-        """One start at a time on each machine where idle GPUs are chosen: two would choose the same ones."""
-        hosts = {self._hosts[node] for node in place.nodes}
+    def turn(self, placement: Placement) -> Iterator[None]:
+        """Serialize the starts on each machine whose idle GPUs are chosen: two starts would choose the same GPUs."""
+        hosts = {self._hosts[node] for node in placement.nodes}
         with ExitStack() as held:
-            for host, turn in self._turns.items():  # in one order everywhere
+            for host, turn in self._turns.items():  # always in the same order, to avoid a deadlock
                 if host in hosts:
                     held.enter_context(turn)
             yield
 
-    def refused(self, place: Place, errors: list[LauncherError]) -> None:
-        """A variant could not be started there: others use its GPUs, or it does not answer."""
+    def refused(self, placement: Placement, errors: list[LauncherError]) -> None:
+        """Record that a variant could not be started: GPUs are in use, or a machine does not respond."""
         for error in errors:
-            named = [node for node in place.nodes if error.where == f"node {node}"]
-            for node in named or place.nodes:
+            named = [node for node in placement.nodes if error.where == f"node {node}"]
+            for node in named or placement.nodes:
                 if isinstance(error, InUse):
-                    self._how.log(f"waiting: {node}: {error.what}")
+                    self._options.log(f"waiting: {node}: {error.what}")
                     with self._lock:
                         self._busy[node] = time.monotonic() + BUSY
                 else:
                     self.leave_out(node, error)
 
     def leave_out(self, node: str, error: LauncherError, *, for_good: bool = False) -> None:
-        """Until it answers again, or for good."""
+        """Exclude a machine until it responds again, or permanently."""
         with self._lock:
             if node in self._away:
                 return
             self._away[node] = error
         fix = f"; {error.next_step}" if error.next_step else ""
-        self._how.log(f"{node} is left out{'' if for_good else ' until it answers again'}: {error.what}{fix}")
+        self._options.log(f"{node} is excluded{'' if for_good else ' until it responds again'}: {error.what}{fix}")
         if not for_good:
-            in_background(partial(self._look_again, node))
+            in_background(partial(self._retry, node))
 
     def require_any(self, waited: float, lost_after: float) -> None:
-        """Raises NodesFailed where too few machines can be used: at once, or after lost_after if one may be silent."""
+        """Raises NodesFailed if too few machines are usable; if some only do not respond, not before lost_after."""
         with self._lock:
             errors = list(self._away.values())
         if len(self._hosts) - len(errors) >= self._each:
@@ -144,9 +144,9 @@ class Machines:
     def close(self) -> None:
         self._over.set()
 
-    def _look_again(self, node: str) -> None:
+    def _retry(self, node: str) -> None:
         while not self._over.wait(AWAY):
-            if machines([self._hosts[node]], ssh_config=self._how.ssh_config)[1]:
+            if machines([self._hosts[node]], ssh_config=self._options.ssh_config)[1]:
                 continue
             with self._lock:
                 del self._away[node]

@@ -1,4 +1,4 @@
-"""A run as one object: followed, read, fetched, stopped. The commands and a notebook use the same one."""
+"""A run as an object: follow it, read its output, fetch its files, stop it. Used by the commands and by notebooks."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from launcher.run.stop import Removed, not_confirmed, stop, take_down
 from launcher.run.supervise import Supervision
 
 Show = Callable[[Message], None]
-RECONNECT = 30.0  # seconds until nodes that did not answer are connected to again: one command waits for them once
+RECONNECT = 30.0  # seconds before unreachable nodes are tried again: a command waits for them only once
 
 
 class Run:
-    """A run of a job, from its start to its end. Made by `launcher.up` and `launcher.find`.
+    """A run of a job, from its start to its end. Created by `launcher.up` and `launcher.find`.
 
-    Nodes are connected to when they are first needed; `close`, or leaving a `with` block, ends the connections, not the
-    run. All methods may be called from several threads.
+    Connections are opened when they are first needed. `close`, or leaving a `with` block, closes the connections and
+    does not end the run. All methods may be called from several threads.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Run:
         attached: Attached | None = None,
         plan: Plan | None = None,
     ) -> None:
-        """plan: of a run that this process has started; it also removes one that has failed."""
+        """plan: set if this process has started the run; it then also removes the containers of a failed run."""
         self._record = record
         self._ssh_config = ssh_config
         self._log = log
@@ -75,26 +75,26 @@ class Run:
 
     @property
     def group(self) -> Membership | None:
-        """The sweep that it belongs to."""
+        """The sweep to which the run belongs."""
         return membership(self._record)
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Names, by rank."""
+        """Names of the nodes, by rank."""
         return tuple(node.name for node in self._record.nodes())
 
     @property
     def folder(self) -> Path:
-        """runs/<run id>/ on this machine: logs, curves, metrics, the job, the plan, the result."""
+        """runs/<run id>/ on this machine: logs, TensorBoard logs, metrics, the job, the plan, the result."""
         return self._record.paths.root
 
     @property
     def outcome(self) -> Outcome | None:
-        """How it ended, as far as this machine has a record of that; None: it goes on, or nobody saw its end."""
+        """The recorded outcome; None if the run continues, or if no launcher has seen its end."""
         if self._outcome is None and (result := self._record.result()):
             try:
                 self._outcome = Outcome.from_dict(self.id, result)
-            except (ValueError, TypeError):  # no file of ours
+            except (ValueError, TypeError):  # not written by the launcher
                 return None
         return self._outcome
 
@@ -108,7 +108,7 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """End the connections; the run goes on."""
+        """Close the connections; the run continues."""
         if self._supervision is not None:
             self._supervision.close()
             self._supervision = None
@@ -117,12 +117,12 @@ class Run:
             self._fleets.pop().close()
 
     def wait(self, timeout: float | None = None, *, show: Show | None = None, logs: Selection = MASTER) -> Outcome:
-        """Supervise the run until it ends, and record how; peers of a node that failed are stopped.
+        """Supervise the run until it ends and record its outcome; peers of a failed node are stopped.
 
-        timeout: seconds, then TimeoutError is raised and the run goes on, as it does on Ctrl-C. show: called in this
-        thread with each message: output of `logs`, progress, nodes that are lost and come back. Several threads may
-        wait: one of them supervises, and another one goes on when it leaves. Of a run that failed, a process that has
-        started it removes the containers. Raises NodesFailed where too few nodes answer.
+        timeout: seconds until TimeoutError is raised; the run continues, as on Ctrl-C. show: called in this thread with
+        each message: output of `logs`, progress, nodes that are lost and come back. Several threads may wait: one of
+        them supervises, and another one takes over when that one returns. If the run fails, the process that started
+        it removes the containers. Raises NodesFailed if too few nodes respond.
         """
         until = None if timeout is None else time.monotonic() + timeout
         if not self._turn.acquire(timeout=-1 if timeout is None else timeout):
@@ -137,9 +137,10 @@ class Run:
             self._turn.release()
 
     def output(self, logs: Selection = MASTER, *, follow: bool = False, timestamps: bool = False) -> Iterator[Output]:
-        """What the selected nodes or ranks have printed, as bytes in pieces. Only reads.
+        """Yield the output of the selected nodes or ranks as chunks of bytes, without changing the run.
 
-        follow: go on until the run ends. timestamps: each line with its time, to within a second, and no following.
+        follow: continue until the run ends. timestamps: start each line with its time, to within a second; this
+        disables `follow`.
         """
         attached = self._now()
         attached.require_any()
@@ -164,10 +165,10 @@ class Run:
         since: str | None = None,
         follow: bool = True,
     ) -> Iterator[str]:
-        """The lines of rank 0, or of what is selected, without their ends and with secrets masked. Only reads.
+        """Yield the lines of rank 0, or of the selection, without line ends and with secrets masked.
 
-        follow: until the run ends; else what is there now. tail: the last lines, so many. since: "10m" ago or an ISO
-        8601 time.
+        follow: continue until the run ends; else stop at the current end. tail: start with this number of last lines.
+        since: "10m" ago or an ISO 8601 time. The run is not changed.
         """
         cut: dict[str, Lines] = {}
         for piece in self.output(Selection(rank, node, all_nodes, tail, since), follow=follow):
@@ -177,36 +178,36 @@ class Run:
             yield from map(self.mask, lines.end())
 
     def status(self) -> RunStatus:
-        """The nodes as they are now: states, ranks, restarts, progress, use of the GPUs."""
+        """Return the current state of the nodes: states, ranks, restarts, progress, use of the GPUs."""
         seen = run_status(self._now())
         return replace(seen, nodes=tuple(replace(node, last=self.mask(node.last)) for node in seen.nodes))
 
     def containers(self) -> Mapping[str, ContainerState]:
-        """As the nodes that answer list them now, by the node's name in the run."""
+        """Return the current containers of the reachable nodes, by the name of the node in the run."""
         return self._now().states
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of the trainer's metrics.jsonl, with those that are new on the nodes."""
+        """Return the lines of the trainer's metrics.jsonl, including new ones on the nodes."""
         if self.outcome is None:
             self.fetch()
         return list(read_json_lines(self._record.paths.metrics))
 
     def fetch(self, to: str | PathLike[str] | None = None, *, checkpoints: bool = False) -> Fetched:
-        """Copy TensorBoard logs, metrics, error files and rank logs here, and checkpoints on request.
+        """Download TensorBoard logs, metrics, error files and rank logs, and checkpoints on request.
 
-        to: a folder; default: that of the run. Only what is new is sent.
+        to: destination folder; default: the folder of the run. Only new data is transferred.
         """
         return fetch_files(self._now(), Path(to) if to else self.folder, checkpoints=checkpoints)
 
     def exec(
         self, argv: Sequence[str], node: str | None = None, *, rank: int | None = None, ports: Sequence[str] = ()
     ) -> int:
-        """Run a command in a running container, with the variables of the job's processes; its exit code.
+        """Run a command in a running container, with the variables of the job's processes. Return its exit code.
 
-        It is joined to this process's stdin, stdout and stderr. node: its name or host; default: the first. rank:
-        where it runs, with the variables of its process (RANK, MASTER_ADDR, ...) instead. ports: of the node, forwarded
-        to this machine meanwhile: "8888", or "9000:8888" where the port here is 9000. Raises UsageError, NodeUnfit
-        where no container runs.
+        The command uses this process's stdin, stdout and stderr. node: name or host; default: the first node. rank: use
+        the container of this rank, with the variables of its process (RANK, MASTER_ADDR, ...). ports: local ports to
+        forward to the node while the command runs: "8888", or "9000:8888" for local port 9000. Raises UsageError, and
+        NodeUnfit if no container is running.
         """
         forwards = [parse_forward(text) for text in ports]
         return exec_shell.execute(self._now(), argv, node, rank, forwards, self._log)
@@ -214,17 +215,17 @@ class Run:
     def down(self, *, purge: bool = False, any_owner: bool = False, own_only: bool = False) -> list[Removed]:
         """Stop the run and remove its containers: SIGTERM, 45 s for a checkpoint, SIGKILL; logs are fetched first.
 
-        purge: output folders on the nodes too. any_owner: also if it is another user's. own_only: not if another caller
-        with the same account has started it. May be repeated. Raises UsageError for a run that is left alone,
-        NotConfirmed where a node did not confirm.
+        purge: also delete the output folders on the nodes. any_owner: also stop the run of another user. own_only: do
+        not stop a run that another caller with the same account has started. The call may be repeated. Raises
+        UsageError for a run that it may not stop, NotConfirmed if a node did not confirm.
         """
         attached = self._now(claims=True, any_owner=any_owner)
         if attached.owner is Owner.OTHER and not any_owner:
             what = f"belongs to another user: {attached.started_by}"
-            raise UsageError(self.id, what, f"to stop it all the same: launcher down {self.id} --any-owner")
+            raise UsageError(self.id, what, f"to stop it anyway, run: launcher down {self.id} --any-owner")
         if attached.owner is Owner.ACCOUNT and own_only and not any_owner:
             what = f"was started by another caller with the same account: {attached.started_by}"
-            raise UsageError(self.id, what, f"to stop it, name it: launcher down {self.id}")
+            raise UsageError(self.id, what, f"to stop it, name the run: launcher down {self.id}")
         removed, errors = take_down(attached, lambda text: self._log(f"warning: {text}"), purge=purge)
         if errors:
             raise not_confirmed(removed, errors)
@@ -232,37 +233,37 @@ class Run:
 
     @property
     def mask(self) -> Callable[[str], str]:
-        """Replaces the values of the run's secrets in a text."""
+        """Function that replaces the values of the run's secrets in a text."""
         return self._record.mask
 
     @property
     def unmasked(self) -> str:
-        """A warning where this caller does not know the values of all secrets of the run, else ""."""
+        """A warning if this caller does not know the values of all secrets of the run, else ""."""
         return self._record.unmasked
 
     def _connected(self) -> Attached:
-        """Connect when first needed, and again some time after a node did not answer."""
+        """Connect on first use, and again RECONNECT seconds after a node was unreachable."""
         with self._connecting:
             old = time.monotonic() - self._connected_at > RECONNECT and self._supervision is None
             if self._attached is None or (self._attached.unreachable and old):
                 self._attached = connect_to(self._record, self._ssh_config)
                 self._connected_at = time.monotonic()
-                self._fleets.append(self._attached.fleet)  # an earlier one may still be read from
+                self._fleets.append(self._attached.fleet)  # an earlier one may still be in use
             return self._attached
 
     def _now(self, *, claims: bool = False, any_owner: bool = False) -> Attached:
         return look(self._connected(), self._log, claims=claims, any_owner=any_owner)
 
     def _not_yet(self, timeout: float | None) -> TimeoutError:
-        return TimeoutError(f"{self.id} has not ended after {timeout:g} s; it goes on")
+        return TimeoutError(f"{self.id} has not ended after {timeout:g} s; it is still running")
 
     def _warnings(self, message: Message) -> None:
         if isinstance(message, (messages.NotCollected, messages.Warned)):
             self._log(f"warning: {message.reason}")
 
     def _supervise(self, show: Show, logs: Selection, until: float | None) -> Outcome | None:
-        """None after `until`, of time.monotonic()."""
-        notify = read_settings(os.environ).notify  # of the start: the file may be edited meanwhile
+        """Return None after `until` (time.monotonic())."""
+        notify = read_settings(os.environ).notify  # read at the start, as the file may be edited during the run
         try:
             supervision = self._supervision = self._supervision or self._begin(show, logs)
             for message in supervision.messages():
@@ -270,7 +271,7 @@ class Run:
                 if until is not None and time.monotonic() > until:
                     return None
             outcome, problem = supervision.conclude()
-        except BaseException:  # a message may be lost: whoever goes on begins anew
+        except BaseException:  # a message may be lost: the next call starts over
             if self._supervision is not None:
                 self._supervision.close()
                 self._supervision = None
@@ -300,10 +301,10 @@ class Run:
         why = why if outcome.stopped_by is None else f" by {outcome.stopped_by}"
         text = f"{outcome.run} {outcome.state.value}{why}"
         for problem in send(notify, Notice(outcome.run, outcome.state.value, outcome.exit_code, text)):
-            show(messages.Warned(f"no notice was given: {problem}"))
+            show(messages.Warned(f"no notification was sent: {problem}"))
 
     def _remove_failed(self, show: Show) -> None:
-        """All evidence has been read and recorded: nothing is left on the nodes but the output folders."""
+        """Remove everything but the output folders from the nodes; all evidence has been recorded."""
         try:
             stop(self._connected().fleet, self.id)
         except NodesFailed as left:
@@ -320,10 +321,10 @@ def find(
     ssh_config: str | PathLike[str] | None = None,
     log: Note = print,
 ) -> Run:
-    """The run of this id, unique prefix of an id, or job name (its latest run); None: the latest of all.
+    """Return the run with this ID, unique prefix of an ID, or job name (its latest run); None: the latest run.
 
-    runs: the folder of the records. nodes: look for it on these nodes, or on a cluster of the settings file, by the
-    labels of its containers; no record is needed then. Raises RunUnknown, NodesFailed.
+    runs: folder of the records. nodes, cluster: search these nodes, or a cluster of the settings file, by the labels
+    of containers; no record is needed then. Raises RunUnknown, NodesFailed.
     """
     config = chosen_config(ssh_config)
     hosts = [cluster_host(cluster)] if cluster is not None else nodes
@@ -340,7 +341,7 @@ def known_runs(
     ssh_config: str | PathLike[str] | None = None,
     log: Note = print,
 ) -> list[RunId]:
-    """The ids of the runs on record here, or of those on these nodes or this cluster; the latest last."""
+    """Return the IDs of the runs recorded here, or of the runs on these nodes or this cluster, the latest last."""
     hosts = [cluster_host(cluster)] if cluster is not None else nodes
     if hosts is None:
         return [record.run for record in records()]

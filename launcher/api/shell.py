@@ -1,4 +1,4 @@
-"""An interactive container that is like a job's own."""
+"""Interactive shell in a container with the settings of a job."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def open_shell(
     log: Log = print,
     ssh_config: str | PathLike[str] | None = None,
 ) -> int:
-    """A shell in a new container with the job's image, code, mounts, GPUs, variables and secrets; its exit code.
+    """Open a shell in a new container with the job's image, code, mounts, GPUs, variables and secrets.
 
-    node: by name or host; default: the first. ports: of the node, as for Run.exec. The container is removed when the
-    shell ends.
+    Return its exit code. node: name or host; default: the first node. ports: as for Run.exec. The container is removed
+    when the shell exits.
     """
     forwards = [parse_forward(text) for text in ports]
     loaded = load(job)

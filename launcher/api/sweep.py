@@ -1,7 +1,6 @@
-"""A sweep over a pool of machines: as many variants at once as fit, the next one when machines are free.
+"""A sweep over a pool of machines: run as many variants in parallel as fit, and start the next when machines are free.
 
-A process in the foreground, no queue: what is known of the sweep is in the records of its runs, and `resume` goes on
-from there.
+It runs in the foreground, without a queue: its state is in the records of its runs, from which `resume` continues.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 from launcher.api.jobs import chosen_config
 from launcher.api.pool import Machines
 from launcher.api.run import Run, find
-from launcher.api.up import How, inputs_of, start_run
+from launcher.api.up import StartOptions, inputs_of, start_run
 from launcher.errors import LauncherError, NodeError, NodesFailed, NodeUnreachable, UsageError
 from launcher.job.models import Job
 from launcher.job.overrides import expand_sweep, on_nodes, variant_name
@@ -27,7 +26,7 @@ from launcher.job.scalars import duration
 from launcher.model.plan import Membership, RunId, new_run_id
 from launcher.model.progress import Log, OnProgress, no_progress
 from launcher.node.parallel import in_background, run_all, run_all_settled, uninterrupted
-from launcher.planning.pool import Place
+from launcher.planning.pool import Placement
 from launcher.records.groups import latest_of
 from launcher.records.measured import TrainingProgress, top1, training_progress
 from launcher.records.store import Record
@@ -36,11 +35,11 @@ from launcher.run.outcome import Outcome
 from launcher.run.state import RunState
 
 LOST_AFTER = 300.0  # seconds; the job's lost_after
-TICK = 0.5  # seconds between two looks at what has changed
+TICK = 0.5  # seconds between two checks for changes
 
 
 def is_sweep(text: str | None) -> bool:
-    """Whether it is the id of a sweep on record here."""
+    """Return whether the text is the ID of a sweep recorded here."""
     return text is not None and bool(latest_of(text))
 
 
@@ -59,7 +58,7 @@ class State(str, Enum):
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant as it is now. why: of one that has failed."""
+    """Current state of a variant. why: reason of a failure."""
 
     name: str
     state: State = State.WAITING
@@ -73,13 +72,13 @@ class Variant:
 
 @dataclass
 class _Work:
-    """What the sweep itself keeps of a variant."""
+    """Internal state of a variant."""
 
     job: Job
     shown: Variant
-    earlier: RunId | None = None  # whose checkpoint it begins with, if there is one
+    earlier: RunId | None = None  # the run from whose checkpoint it starts, if one exists
     run: Run | None = None
-    silent: dict[str, float] = field(default_factory=dict)  # since when, seconds since the epoch
+    silent: dict[str, float] = field(default_factory=dict)  # start of the silence, in seconds since the epoch
 
 
 class _LostError(Exception):
@@ -87,9 +86,9 @@ class _LostError(Exception):
 
 
 class Sweep:
-    """The variants of a job, on its pool, or one after another on its nodes.
+    """Runs the variants of a job on its pool, or one after another on its nodes.
 
-    Made once; `run` ends when each has a result, `leave` earlier.
+    `run` returns when each variant has a result; `leave` ends it earlier.
     """
 
     def __init__(
@@ -102,22 +101,22 @@ class Sweep:
         progress: OnProgress = no_progress,
         ssh_config: str | PathLike[str] | None = None,
     ) -> None:
-        """resume: a group, whose variants without a result are run. most: variants at once.
+        """resume: group whose variants without a result are run. most: maximum number of parallel variants.
 
-        log: of a start and of machines; it may be replaced.
+        log: for messages about starts and machines; the attribute may be replaced.
 
-        Raises UsageError for a job without a sweep and for an unknown group, NodesFailed where no machine answers.
+        Raises UsageError for a job without a sweep and for an unknown group, NodesFailed if no machine responds.
         """
         if not job.sweep:
-            raise UsageError(f"job {job.name}", "has no sweep", "sweep: [{lr: 0.1}, {lr: 0.4}]")
+            raise UsageError(f"job {job.name}", "has no sweep", "for example: sweep: [{lr: 0.1}, {lr: 0.4}]")
         self.group = resume or new_run_id(job.name)
         earlier = latest_of(resume) if resume else {}
         if resume and not earlier:
-            raise UsageError("--resume", f"{resume} is no sweep on record here", "launcher runs lists the runs")
+            raise UsageError("--resume", f"{resume} is not a sweep recorded here", "to list the runs: launcher runs")
         self._most = most or len(job.sweep)
         self.log = log
         self._said: set[str] = set()
-        self._how = How(log=self._log, progress=progress, ssh_config=chosen_config(ssh_config))
+        self._options = StartOptions(log=self._log, progress=progress, ssh_config=chosen_config(ssh_config))
         self._lost_after = float(job.lost_after or LOST_AFTER)
         self._entries = {entry.name: entry for entry in job.nodes}
         self._given_up: list[RunId] = []
@@ -126,19 +125,20 @@ class Sweep:
         jobs, names = expand_sweep(job), [variant_name(args) for args in job.sweep]
         self._work = [_Work(each, Variant(name)) for each, name in zip(jobs, names, strict=True)]
         self._inputs = inputs_of(job, self._log)
-        self._machines = Machines(job, self._how, self._back)
+        self._machines = Machines(job, self._options, self._back)
         known = [(work, earlier[work.shown.name]) for work in self._work if work.shown.name in earlier]
         run_all_settled([partial(self._take_over, work, record) for work, record in known])
 
     def variants(self) -> list[Variant]:
-        """As they are now, in the order of the sweep."""
+        """Return the current state of the variants, in the order of the sweep."""
         with self._changed:
             return [work.shown for work in self._work]
 
     def run(self, show: Callable[[Sequence[Variant]], None]) -> int:
-        """Run what has no result; the worst exit code. show: called with all variants, every TICK at least.
+        """Run the variants without a result and return the worst exit code.
 
-        On KeyboardInterrupt what runs goes on; call `leave`. Raises NodesFailed where no machine can run anything.
+        show: called with all variants, at least every TICK. On KeyboardInterrupt running variants continue; call
+        `leave`. Raises NodesFailed if no machine can run a variant.
         """
         idle_since: float | None = None
         while True:
@@ -159,7 +159,7 @@ class Sweep:
         return max(work.shown.exit_code or 0 for work in self._work)
 
     def leave(self) -> None:
-        """Start nothing more, and end the connections; what runs goes on. Returns when no start is under way."""
+        """Start no more variants and close the connections; running variants continue. Waits for pending starts."""
         self._machines.close()
         with self._changed:
             self._leaving = True
@@ -172,20 +172,20 @@ class Sweep:
 
     def _name_given_up(self) -> None:
         for run in self._given_up:
-            self.log(f"{run} was given up and may still run. Once its machine answers: launcher down {run}")
+            self.log(f"{run} was given up and may still be running. Once its machine responds: launcher down {run}")
 
     def stop(self) -> None:
-        """After `leave`: stop what runs, on all machines at once. Raises NodesFailed."""
+        """After `leave`: stop the running variants, in parallel. Raises NodesFailed."""
         running = [work for work in self._work if work.shown.state is State.RUNNING]
         run_all([partial(self._stop, work) for work in running])
 
     def _stop(self, work: _Work) -> None:
-        with find(work.shown.run, ssh_config=self._how.ssh_config, log=self._log) as run:
+        with find(work.shown.run, ssh_config=self._options.ssh_config, log=self._log) as run:
             run.down()
         self._show(work, state=State.STOPPED, exit_code=RunState.STOPPED.exit_code)
 
     def _log(self, text: str) -> None:
-        """Each line once: what is said of a job's start is the same for each variant."""
+        """Log each line once: the messages about a start are the same for each variant."""
         with self._changed:
             new = text not in self._said
             self._said.add(text)
@@ -198,48 +198,50 @@ class Sweep:
             self._changed.notify_all()
 
     def _take_over(self, work: _Work, record: Record) -> None:
-        """What the variant's last run has come to: a result stays, and what still runs is followed."""
-        run = Run(record, self._how.ssh_config, self._log)
+        """Continue from the variant's last run: keep its result, or follow it if it is still running."""
+        run = Run(record, self._options.ssh_config, self._log)
         work.earlier = run.id if record.started else record.resumes
         if run.outcome is None and not record.started:
             self._remove_unstarted(run)
         elif run.outcome is None:
             nodes = tuple(node.name for node in record.nodes())
-            place = Place(nodes, record.port)
-            self._machines.occupy(place)
+            placement = Placement(nodes, record.port)
+            self._machines.occupy(placement)
             work.run = run
             self._show(work, state=State.RUNNING, nodes=nodes, run=run.id)
-            in_background(partial(self._attend, work, place, lambda: run))
+            in_background(partial(self._attend, work, placement, lambda: run))
         elif run.outcome.state is RunState.DONE:
             self._conclude(work, run.outcome)
 
     def _remove_unstarted(self, run: Run) -> None:
-        """Its launcher was killed while it started this: what was created is removed, as it would never end."""
+        """Remove the remains of a run whose launcher was killed during the start: they would never end."""
         try:
             with run:
                 run.down()
         except LauncherError as error:
-            self._log(f"{run.id}, whose start was cut off, is not removed: {error}")
+            self._log(f"{run.id}, whose start was interrupted, could not be removed: {error}")
             self._given_up.append(run.id)
 
     def _begin_what_fits(self) -> None:
         active = sum(work.shown.state in (State.STARTING, State.RUNNING) for work in self._work)
         waiting = [work for work in self._work if work.shown.state is State.WAITING]
         for work in waiting[: 0 if self._leaving else max(0, self._most - active)]:
-            place = self._machines.take()
-            if place is None:
+            placement = self._machines.take()
+            if placement is None:
                 return
-            work.shown = replace(work.shown, state=State.STARTING, nodes=place.nodes)
-            in_background(partial(self._attend, work, place, partial(self._start, work, place)))
+            work.shown = replace(work.shown, state=State.STARTING, nodes=placement.nodes)
+            in_background(partial(self._attend, work, placement, partial(self._start, work, placement)))
 
-    def _start(self, work: _Work, place: Place) -> Run:
-        job = on_nodes(work.job, [self._entries[name] for name in place.nodes], place.port)
-        how = replace(self._how, resume=work.earlier, fresh_without=True, tries_again=True, started=threading.Event())
-        with self._machines.turn(place):
-            return start_run(job, self._inputs, Membership(self.group, work.shown.name), how)
+    def _start(self, work: _Work, placement: Placement) -> Run:
+        job = on_nodes(work.job, [self._entries[name] for name in placement.nodes], placement.port)
+        options = replace(
+            self._options, resume=work.earlier, fresh_without=True, tries_again=True, started=threading.Event()
+        )
+        with self._machines.turn(placement):
+            return start_run(job, self._inputs, Membership(self.group, work.shown.name), options)
 
-    def _attend(self, work: _Work, place: Place, begin: Callable[[], Run]) -> None:
-        """A variant from its start to its end, in a thread of its own."""
+    def _attend(self, work: _Work, placement: Placement, begin: Callable[[], Run]) -> None:
+        """Run a variant from its start to its end, in its own thread."""
         try:
             with begin() as run:
                 work.run, work.silent = run, {}
@@ -247,25 +249,25 @@ class Sweep:
                 if not self._leaving:
                     self._conclude(work, run.wait(show=partial(self._note, work)))
         except Exception as error:  # noqa: BLE001 - shown as the variant's end
-            self._without_result(work, place, error)
+            self._without_result(work, placement, error)
         finally:
-            self._machines.release(place)
+            self._machines.release(placement)
             with self._changed:
                 self._changed.notify_all()
 
-    def _without_result(self, work: _Work, place: Place, error: Exception) -> None:
-        if self._leaving:  # connections are closed, and what runs goes on
+    def _without_result(self, work: _Work, placement: Placement, error: Exception) -> None:
+        if self._leaving:  # connections are closed, and running variants continue
             if work.run is None:
                 self._wait_again(work)
         elif isinstance(error, _LostError):
-            self._give_up(work, f"for {duration(self._lost_after)}")
+            self._give_up(work, f"did not respond for {duration(self._lost_after)}")
         elif isinstance(error, LauncherError):
-            self._refused(work, place, error)
+            self._refused(work, placement, error)
         else:
             self._show(work, state=State.FAILED, exit_code=1, why=f"{type(error).__name__}: {error}")
 
     def _note(self, work: _Work, message: messages.Message) -> None:
-        """Raises _LostError where a machine has been silent for too long."""
+        """Raises _LostError if a machine has been silent for too long."""
         match message:
             case messages.Progress(fields):
                 before = work.shown.progress
@@ -273,7 +275,7 @@ class Sweep:
                 made = training_progress([*lines, {"time": time.time(), **fields}])
                 self._show(work, progress=made or before, top1=top1(fields) or work.shown.top1)
             case messages.NodeLost(node, reason, since):
-                work.silent[node] = time.time()  # not `since`: a node that answers is asked every 30 s only
+                work.silent[node] = time.time()  # not `since`: a responding node is polled only every 30 s
                 self._log(f"{node}: no connection since {messages.clock(since)} ({reason})")
             case messages.NodeBack(node):
                 work.silent.pop(node, None)
@@ -281,54 +283,54 @@ class Sweep:
             raise _LostError
 
     def _conclude(self, work: _Work, outcome: Outcome) -> None:
-        if outcome.state in (RunState.REMOVED, RunState.LOST, RunState.UNREACHABLE):  # it has left no result
+        if outcome.state in (RunState.REMOVED, RunState.LOST, RunState.UNREACHABLE):  # without a result
             self._wait_again(work)
             return
         if outcome.state is RunState.FAILED and outcome.failure and outcome.failure.node in work.silent:
-            self._give_up(work, "any more")  # and its other machines failed without it
+            self._give_up(work, "stopped responding")  # and its other machines failed without it
             return
         state = {RunState.DONE: State.DONE, RunState.STOPPED: State.STOPPED}.get(outcome.state, State.FAILED)
         why = "" if outcome.failure is None else f"{outcome.failure.node}: {outcome.failure.what}"
         self._show(work, state=state, run=outcome.run, exit_code=outcome.exit_code, top1=top1(outcome.last), why=why)
 
-    def _refused(self, work: _Work, place: Place, error: LauncherError) -> None:
-        """A start that failed, or a run whose machines do not answer. Another machine may do if one is to blame."""
+    def _refused(self, work: _Work, placement: Placement, error: LauncherError) -> None:
+        """Handle a failed start, or a run with unreachable machines. If a machine is to blame, another is tried."""
         errors = list(error.errors) if isinstance(error, NodesFailed) else [error]
         if not all(isinstance(each, NodeError) for each in errors):
             self._show(work, state=State.FAILED, exit_code=error.exit_code, why=str(error))
             return
-        self._machines.refused(place, errors)
+        self._machines.refused(placement, errors)
         if work.run is None:
             self._wait_again(work)
         else:
-            self._give_up(work, "when the sweep was resumed")
+            self._give_up(work, "did not respond when the sweep was resumed")
 
     def _wait_again(self, work: _Work) -> None:
         work.run = None
         self._show(work, state=State.WAITING, nodes=(), run=None, progress=None)
 
-    def _give_up(self, work: _Work, when: str) -> None:
-        """The variant is started on other machines; what its run does on those that wake up is discarded."""
+    def _give_up(self, work: _Work, why: str) -> None:
+        """Start the variant on other machines, and discard what its run does on machines that come back."""
         assert work.run is not None
         run, silent = work.run.id, sorted(work.silent) or list(work.shown.nodes)
-        what = f"{work.shown.name} moves to another machine, and what {run} does there will be discarded"
-        self._log(f"{', '.join(silent)} did not answer {when}: {what}")
+        what = f"{work.shown.name} moves to another machine; the results of {run} will be discarded"
+        self._log(f"{', '.join(silent)} {why}: {what}")
         for node in silent:
-            self._machines.leave_out(node, NodeUnreachable(f"node {node}", f"no answer {when}"))
+            self._machines.leave_out(node, NodeUnreachable(f"node {node}", why))
         work.earlier = run
         self._given_up.append(run)
-        in_background(partial(self._discard, run))  # on those of its machines that answer
+        in_background(partial(self._discard, run))  # on its reachable machines
         self._wait_again(work)
 
     def _back(self, node: str) -> None:
-        self.log(f"{node} answers again")
+        self.log(f"{node} responds again")
         run_all_settled([partial(self._discard, run) for run in list(self._given_up)])
         with self._changed:
             self._changed.notify_all()
 
     def _discard(self, run: RunId) -> None:
-        """Stop a run that was given up, and remove it."""
-        with suppress(LauncherError), find(run, ssh_config=self._how.ssh_config, log=self._log) as found:
+        """Stop and remove a run that was given up."""
+        with suppress(LauncherError), find(run, ssh_config=self._options.ssh_config, log=self._log) as found:
             found.down()
             self._given_up.remove(run)
-            self.log(f"{run}, which ran on a machine that was lost, is removed and its result discarded")
+            self.log(f"{run}, which ran on a lost machine, was removed and its result discarded")

@@ -1,4 +1,4 @@
-"""Which machines of a pool the next variant of a sweep gets, and at which port its ranks meet."""
+"""Assign machines of a pool and a rendezvous port to the variants of a sweep."""
 
 from __future__ import annotations
 
@@ -15,61 +15,61 @@ from launcher.planning.gpus import devices, has_none, select
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a variant runs: names of machines, the master first."""
+class Placement:
+    """Machines of a variant, by name, the master first, and its rendezvous port."""
 
     nodes: tuple[str, ...]
     port: int
 
 
-PORTS = 1000  # from the job's on
+PORTS = 1000  # number of ports, starting with the job's port
 
 
 class Pool:
     """Machines and the variants on them.
 
-    Two variants may share a machine, so each has a port of its own; as ports take turns, a variant that found one in
-    use gets another one the next time.
+    Two variants may share a machine, so each has its own port. Ports are assigned in turn: a variant whose port was in
+    use gets another one next time.
     """
 
     def __init__(self, room: Mapping[str, int], each: int, port: int, used: Collection[int] = ()) -> None:
-        """room: how many variants each machine has room for. each: machines of a variant. port: the first.
+        """room: capacity of each machine in variants. each: machines per variant. port: the first port.
 
-        used: ports at which other programs listen.
+        used: ports on which other programs listen.
         """
         self._room = dict(room)
         self._each = each
         self._ports = cycle([each for each in range(port, min(port + PORTS, 65536)) if each not in used])
-        self._taken: list[Place] = []
+        self._taken: list[Placement] = []
 
-    def take(self, resting: Collection[str] = ()) -> Place | None:
-        """The machines with the fewest variants, without those that rest; None while too few have room, or all ports
-        are taken.
+    def take(self, resting: Collection[str] = ()) -> Placement | None:
+        """Return the machines with the fewest variants, except those in `resting`; None if too few machines or no port
+        are free.
         """
-        load = {node: sum(node in place.nodes for place in self._taken) for node in self._room}
+        load = {node: sum(node in placement.nodes for placement in self._taken) for node in self._room}
         free = [node for node, room in self._room.items() if load[node] < room and node not in resting]
         if len(free) < self._each:
             return None
-        ports = {place.port for place in self._taken}
+        ports = {placement.port for placement in self._taken}
         port = next((port for port in islice(self._ports, PORTS) if port not in ports), None)
         if port is None:
             return None
-        place = Place(tuple(sorted(free, key=lambda node: load[node])[: self._each]), port)
-        self.occupy(place)
-        return place
+        placement = Placement(tuple(sorted(free, key=lambda node: load[node])[: self._each]), port)
+        self.occupy(placement)
+        return placement
 
-    def occupy(self, place: Place) -> None:
-        """A variant runs there already."""
-        self._taken.append(place)
+    def occupy(self, placement: Placement) -> None:
+        """Record that a variant is already running there."""
+        self._taken.append(placement)
 
-    def release(self, place: Place) -> None:
-        self._taken.remove(place)
+    def release(self, placement: Placement) -> None:
+        self._taken.remove(placement)
 
 
 def room(job: Job, entry: NodeEntry, node: NodeFacts, *, others: bool = False) -> int:
-    """How many variants the machine has room for: by its GPUs if the job asks for a number of them, else one.
+    """Return the capacity of the machine in variants: by its GPUs if the job asks for a number of them, else one.
 
-    others: machines of the pool have GPUs, and then one without has no room for `all`.
+    others: machines of the pool have GPUs; then a machine without GPUs has no room for `all`.
     """
     count = job.gpus_of(entry)
     if count == "all" and others and not node.gpus and fault(node) is None:
@@ -80,7 +80,7 @@ def room(job: Job, entry: NodeEntry, node: NodeFacts, *, others: bool = False) -
 
 
 def no_room(job: Job, entry: NodeEntry, node: NodeFacts) -> NodeUnfit:
-    """Why it has room for none."""
+    """Return the reason why the machine has no room for a variant."""
     try:
         select(node, job.gpus_of(entry))
     except NodeUnfit as error:

@@ -102,7 +102,7 @@ def test_a_port_in_use_keeps_no_variant_waiting(home_cli: Cli) -> None:
         messages = up.communicate(timeout=60)[1]
     assert up.returncode == 0, messages
     assert f"waiting: local: port {port + 2}, where the ranks would meet, is in use" in messages
-    assert "is left out" not in messages
+    assert "is excluded" not in messages
 
 
 @pytest.fixture
@@ -206,4 +206,4 @@ def test_what_is_no_sweep_here_is_refused(home_cli: Cli, tmp_path: Path) -> None
     refused = home_cli("up", "-d", job.file, code=2)
     assert "nohup launcher up" in refused.stderr
     refused = home_cli("up", job.file, "--resume", "pool-20260101-000000-0000", code=2)
-    assert "no sweep on record here" in refused.stderr
+    assert "is not a sweep recorded here" in refused.stderr

@@ -34,7 +34,7 @@ def test_a_variant_moves_to_another_machine(scene: Scene) -> None:
         heard += up.stderr.read().splitlines(keepends=True)
         messages = "".join(heard)
         assert up.wait(10) == 1, messages
-    assert f"{lost.alias} did not answer for 0:05: {moved} moves to another machine" in messages
+    assert f"{lost.alias} did not respond for 0:05: {moved} moves to another machine" in messages
     assert "6 done, 1 failed" in messages
     rows = {row["label"]: row["state"] for row in json.loads(cli("compare", "--json").stdout)}
     assert rows == {f"x={x}": "failed" if x == 3 else "done" for x in range(1, 8)}

@@ -89,7 +89,7 @@ def test_ctrl_c_before_the_start_of_a_run_has_the_exit_code_of_stopped(tmp_path:
     up.send_signal(signal.SIGINT)
     messages = up.communicate(timeout=30)[1]
     assert up.returncode == StoppedByUser.exit_code, messages
-    assert messages == "launcher: stopped; nothing was started, and nothing is left on the nodes\n"
+    assert messages == "launcher: stopped; nothing was started, and nothing remains on the nodes\n"
     assert "Traceback" not in messages
 
 

@@ -17,7 +17,7 @@ from launcher.job.overrides import expand_sweep, on_nodes
 from launcher.model.facts import Gpu
 from launcher.node.facts import parse
 from launcher.planning.offline import _node
-from launcher.planning.pool import Place, Pool, no_room, room
+from launcher.planning.pool import Placement, Pool, no_room, room
 from tests.nvidia import MISMATCH, Machine, cards
 
 HEAD = "name: job\nimage: {ref: img}\nrun: {module: train}\n"
@@ -88,42 +88,42 @@ def test_a_plan_is_that_of_one_variant(tmp_path: Path, monkeypatch: pytest.Monke
 def test_machines_are_never_given_more_often_than_they_have_room(
     rooms: dict[str, int], each: int, steps: list[int], away: set[str]
 ) -> None:
-    """A step takes (-1) or releases the place of that index."""
-    pool, taken = Pool(rooms, each, 29500), list[Place]()
+    """A step takes (-1) or releases the placement of that index."""
+    pool, taken = Pool(rooms, each, 29500), list[Placement]()
     for step in steps:
         if step >= 0:
             if step < len(taken):
                 pool.release(taken.pop(step))
             continue
-        load = {node: sum(node in place.nodes for place in taken) for node in rooms}
+        load = {node: sum(node in placement.nodes for placement in taken) for node in rooms}
         free = [node for node in rooms if load[node] < rooms[node] and node not in away]
-        place = pool.take(away)
-        assert (place is not None) == (len(free) >= each)
-        if place is not None:
-            assert set(place.nodes) <= set(free)
-            assert len(set(place.nodes)) == each
-            assert max(load[node] for node in place.nodes) <= min(
-                (load[node] for node in free if node not in place.nodes), default=10
+        placement = pool.take(away)
+        assert (placement is not None) == (len(free) >= each)
+        if placement is not None:
+            assert set(placement.nodes) <= set(free)
+            assert len(set(placement.nodes)) == each
+            assert max(load[node] for node in placement.nodes) <= min(
+                (load[node] for node in free if node not in placement.nodes), default=10
             )
-            assert place.port not in {other.port for other in taken}
-            taken.append(place)
+            assert placement.port not in {other.port for other in taken}
+            taken.append(placement)
 
 
 def test_a_port_that_was_in_use_is_not_tried_again_at_once() -> None:
     pool = Pool({"a": 1}, 1, 29500)
     ports = []
     for _ in range(3):
-        place = pool.take()
-        assert place is not None
-        ports.append(place.port)
-        pool.release(place)
+        placement = pool.take()
+        assert placement is not None
+        ports.append(placement.port)
+        pool.release(placement)
     assert ports == [29500, 29501, 29502]
 
 
 def test_a_port_at_which_another_program_listens_is_passed_over() -> None:
-    place = Pool({"a": 1}, 1, 29500, {29500, 29501}).take()
-    assert place is not None
-    assert place.port == 29502
+    placement = Pool({"a": 1}, 1, 29500, {29500, 29501}).take()
+    assert placement is not None
+    assert placement.port == 29502
 
 
 def test_without_a_port_that_is_left_a_variant_waits() -> None:

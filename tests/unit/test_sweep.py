@@ -62,6 +62,6 @@ def test_a_variant_that_failed_with_its_lost_machine_moves(
     sweep._conclude(work, Outcome(RUN, RunState.FAILED, failure))
     assert sweep.variants()[0].state is (State.WAITING if moves else State.FAILED)
     assert (work.earlier == RUN) is moves
-    assert any(line.startswith("local-1 did not answer any more: lr=1 moves") for line in said) is moves
+    assert any(line.startswith("local-1 stopped responding: lr=1 moves") for line in said) is moves
     sweep.leave()
     assert any(f"launcher down {RUN}" in line for line in said) is moves
