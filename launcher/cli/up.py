@@ -39,13 +39,11 @@ def up(
     ssh_config: options.SshConfig = None,
 ) -> None:
     """Ctrl-C detaches and prints how to reattach; a second Ctrl-C stops the run.
+    In the background of a script (nohup launcher up JOB &), Ctrl-C is ignored.
+    SIGTERM ends only the launcher; to stop the run, use `launcher down`.
 
     The variants of a sweep run one after another, or in parallel on a pool of
     machines; --resume GROUP runs those without a result.
-
-    In the background of a script (nohup launcher up JOB &), Ctrl-C is ignored.
-    SIGTERM ends only the launcher: a run that has started continues until it
-    ends or `launcher down` stops it.
 
     Exit codes: 0 done or detached, 1 job failed, 2 invalid job file or command
     line, 3 node unreachable or unsuitable, 4 image failed, 5 stopped, 6 not
