@@ -32,8 +32,7 @@ def up(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for GPUs that are in use.")] = False,
     raw: options.Raw = False,
     most: Annotated[
-        int | None,
-        typer.Option("--max-parallel", metavar="N", min=1, help="Run at most N variants of a sweep at the same time."),
+        int | None, typer.Option("--max-parallel", metavar="N", min=1, help="Run at most N variants in parallel.")
     ] = None,
     on: options.On = None,
     ssh_config: options.SshConfig = None,
@@ -45,9 +44,8 @@ def up(
     The variants of a sweep run one after another, or in parallel on a pool of
     machines; --resume GROUP runs those without a result.
 
-    Exit codes: 0 done or detached, 1 job failed, 2 invalid job file or command
-    line, 3 node unreachable or unsuitable, 4 image failed, 5 stopped, 6 not
-    confirmed by every node.
+    Exit codes: 0 done or detached, 1 job failed, 2 invalid request, 3 node
+    unreachable or unsuitable, 4 image failed, 5 stopped, 6 not confirmed.
     """
     log = Reporter().log
     with until_started():

@@ -299,7 +299,6 @@ def test_in_the_background_of_a_script_the_run_gets_its_signals_and_the_launcher
     up.send_signal(signal.SIGTERM)
     _, messages = up.communicate(timeout=30)
     assert up.returncode == -signal.SIGTERM
-    run = home_cli.runs()[-1].name
     assert "Ctrl-C is ignored because the launcher was started in the background. To stop the run: " in messages
     assert json.loads(home_cli("status", "--json").stdout)["state"] == "running"
     assert "(stopped)" in home_cli("down").stderr
