@@ -174,14 +174,14 @@ RECORDED = [
         "https://github.com/facebookresearch/detectron2/issues/2580",
         "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable",
         "",
-        "exclusive mode",
+        "exclusive compute mode",
         "nvidia-smi -c DEFAULT",
     ),
     (
         "https://github.com/ultralytics/ultralytics/issues/19744",
         "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
         "",
-        "exclusive mode",
+        "exclusive compute mode",
         "launcher status --nodes n0",
     ),
     (
@@ -226,14 +226,14 @@ RECORDED = [
         "terminate called after throwing an instance of 'c10::Error'",
         "[rank0]:[E504 22:44:08.389636235 ProcessGroupNCCL.cpp:1896] [PG ID 0 PG GUID 0(default_pg) Rank 0] Process "
         "group watchdog thread terminated with exception: CUDA error: an illegal memory access was encountered\n",
-        "memory that is not its own",
+        "accessed invalid memory",
         "CUDA_LAUNCH_BLOCKING",
     ),
     (
         "https://github.com/meta-llama/llama-cookbook/issues/290",
         "what():  [Rank 0] NCCL watchdog thread terminated with exception: CUDA error: unspecified launch failure",
         "",
-        "memory that is not its own, or the GPU is faulty",
+        "accessed invalid memory, or the GPU is faulty",
         "dmesg | grep -i xid",
     ),
     (
@@ -243,7 +243,7 @@ RECORDED = [
         "this process has 9.25 GiB memory in use. Of the allocated memory 8.27 GiB is allocated by PyTorch, and 500.38 "
         "MiB is reserved by PyTorch but unallocated.",
         "",
-        "other processes use it: process 4078482 has 11.29 GiB",
+        "other processes use the GPU: process 4078482 has 11.29 GiB",
         "launcher status --nodes n0",
     ),
     (
@@ -252,7 +252,7 @@ RECORDED = [
         "14.75 GiB of which 235.06 MiB is free. Process 20398 has 14.52 GiB memory in use. Of the allocated memory "
         "14.06 GiB is allocated by PyTorch, and 330.42 MiB is reserved by PyTorch but unallocated.",
         "",
-        "the GPU's memory is full",
+        "out of GPU memory",
         "batch size",
     ),
     (
@@ -261,7 +261,7 @@ RECORDED = [
         "RuntimeError: CUDA error: no kernel image is available for execution on the device",
         "NVIDIA GeForce RTX 3090 with CUDA capability sm_86 is not compatible with the current PyTorch installation.\n"
         "The current PyTorch install supports CUDA capabilities sm_37 sm_50 sm_60 sm_70.\n",
-        "it is sm_86, they are for sm_37 sm_50 sm_60 sm_70; the image is too old",
+        "it is sm_86, torch was built for sm_37 sm_50 sm_60 sm_70; the image is too old",
         "newer base",
     ),
     (
@@ -296,7 +296,7 @@ RECORDED = [
         "system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.20.5\nncclSystemError: System call (e.g. "
         "socket, malloc) or external library call failed or device error. \nLast error:\n",
         "",
-        "a system call of NCCL failed",
+        "a system call in NCCL failed",
         "NCCL_DEBUG: INFO",
     ),
     (
@@ -314,7 +314,7 @@ RECORDED = [
         "https://github.com/NVIDIA/nccl-tests/issues/206",
         "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:219, unhandled system error",
         "n:1:2 [0] misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory\n",
-        "lock enough memory (memlock)",
+        "memlock limit is too low",
         "LimitMEMLOCK=infinity",
     ),
     (
@@ -339,14 +339,14 @@ RECORDED = [
         "invalid usage of NCCL library.\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA "
         "device 10",
         "",
-        "two ranks use one GPU",
+        "two ranks use the same GPU",
         "set_device",
     ),
     (
         "https://github.com/NVIDIA/nvidia-container-toolkit/issues/48",
         "pynvml.NVMLError_Unknown: Failed to initialize NVML: Unknown Error",
         "",
-        "lost its GPUs: systemd reloaded",
+        "lost its GPUs because systemd reloaded",
         "CDI",
     ),
     (

@@ -27,7 +27,7 @@ from launcher.records.store import find as on_record
 from launcher.run import exec_shell, messages
 from launcher.run.fetch import Fetched
 from launcher.run.fetch import fetch as fetch_files
-from launcher.run.locate import Attached, Note, Owner, connect_to, look, on_nodes, search
+from launcher.run.locate import Attached, Note, Owner, connect_to, on_nodes, refresh, search
 from launcher.run.messages import Message, Output
 from launcher.run.notify import Notice, send
 from launcher.run.outcome import Outcome
@@ -252,7 +252,7 @@ class Run:
             return self._attached
 
     def _now(self, *, claims: bool = False, any_owner: bool = False) -> Attached:
-        return look(self._connected(), self._log, claims=claims, any_owner=any_owner)
+        return refresh(self._connected(), self._log, claims=claims, any_owner=any_owner)
 
     def _not_yet(self, timeout: float | None) -> TimeoutError:
         return TimeoutError(f"{self.id} has not ended after {timeout:g} s; it is still running")

@@ -32,7 +32,7 @@ from launcher.records.snapshot import Snapshot, pack
 from launcher.records.store import Record, find
 from launcher.run.cluster import plan_on
 from launcher.run.earlier import checkpoints_of
-from launcher.run.gpus import Waiting, counts, settle
+from launcher.run.gpus import Waiting, counts, wait_for_gpus
 from launcher.run.locate import attach
 from launcher.run.prepare import prepare
 from launcher.run.start import start
@@ -100,12 +100,12 @@ def start_run(job: Job, inputs: Inputs, group: Membership | None, options: Start
     with ExitStack() as on_error:
         waiting = Waiting(options.log, wait=options.wait)
         fleet = on_error.enter_context(connect(job.hosts(), job.runtime, options.ssh_config, ping=False))
-        facts, checked_at = settle(job, fleet, waiting), time.monotonic()
+        facts, checked_at = wait_for_gpus(job, fleet, waiting), time.monotonic()
         code = inputs.code()
         lock = path_beside(job.file) if job.file else None
         plan = prepare(job, fleet, facts, code.digest, options.log, options.progress, lock)
         if counts(job) and time.monotonic() - checked_at > STALE:
-            facts = settle(job, fleet, waiting)
+            facts = wait_for_gpus(job, fleet, waiting)
             plan = prepare(job, fleet, facts, code.digest, options.log, options.progress, lock)
         record = _record(job, plan, inputs, group, options)
         _start(plan, record, fleet, inputs, options, waiting)

@@ -8,10 +8,10 @@ from rich.markup import escape
 from launcher.health.measures import ALL_REDUCE
 from launcher.health.table import DIFFERS, ODD, table
 from launcher.health.verdict import figure
-from launcher.run.bench import Examined
+from launcher.run.bench import BenchResult
 
 
-def show_bench(console: Console, examined: Examined) -> None:
+def show_bench(console: Console, examined: BenchResult) -> None:
     for node, why in examined.skipped.items():
         console.print(f"[yellow]skipped[/] {escape(f'{node}: {why}')}")
     console.print()

@@ -26,10 +26,10 @@ from launcher.model.facts import NodeFacts
 from launcher.model.plan import plain
 from launcher.node.connect import connect
 from launcher.planning.checks import Check, Level
-from launcher.run.bench import Examined
+from launcher.run.bench import BenchResult
 from launcher.run.bench import bench as measured
-from launcher.run.cluster import examine_on
-from launcher.run.doctor import examine
+from launcher.run.cluster import check_cluster
+from launcher.run.doctor import check_nodes
 
 _SIGNS = {Level.OK: "[green]ok  [/]", Level.WARN: "[yellow]warn[/]", Level.FAIL: "[bold red]FAIL[/]"}
 
@@ -66,15 +66,15 @@ def doctor(
     console = terminal.console()
     seen: list[Check] = []
     with_gpus: list[NodeFacts] = []
-    examined: Examined | None = None
+    examined: BenchResult | None = None
     began = time.monotonic()
     with connect(hosts, job.runtime if job else "docker", ssh_config, allow_failures=True) as fleet:
 
         def checks() -> Iterator[Check | NodeFacts]:
             if job is None or on is None:
-                yield from examine(job, fleet)
+                yield from check_nodes(job, fleet)
             else:
-                yield from examine_on(job, read_settings(os.environ).cluster(on), fleet)
+                yield from check_cluster(job, read_settings(os.environ).cluster(on), fleet)
 
         for check in checks():
             if isinstance(check, NodeFacts):
@@ -91,7 +91,7 @@ def doctor(
 
 
 def _conclude(
-    console: Console, seen: Sequence[Check], with_gpus: Sequence[NodeFacts], examined: Examined | None, *, json: bool
+    console: Console, seen: Sequence[Check], with_gpus: Sequence[NodeFacts], examined: BenchResult | None, *, json: bool
 ) -> None:
     """Print the rest, or everything as JSON. Raises typer.Exit."""
     count = {level: sum(check.level is level for check in seen) for level in Level}

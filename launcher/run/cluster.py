@@ -1,4 +1,4 @@
-"""A job on a cluster: its plan, where what `launcher export` prints is the first node's container, and its checks."""
+"""Plan and checks of a job on a Slurm cluster. The batch script of `launcher export` is the first node's container."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from launcher.planning.containers import labelled, output_dir
 from launcher.planning.offline import assumed_image
 from launcher.run.locate import caller
 
-_PATIENCE = 20  # seconds for a machine to be free
+_PATIENCE = 20  # seconds to wait for a free machine
 
 
 def plan_on(job: Job, cluster: Cluster, engine: Engine, code: str, run: RunId, sweep: Sequence[RunId]) -> Plan:
-    """engine: the cluster's. code: digest of the code archive. sweep: all runs of its sweep, which are one job array.
+    """Return the plan of a run. engine: the cluster's. code: digest of the code archive. sweep: the runs of its sweep,
+    which form one job array.
 
-    Raises JobInvalid with every key that the cluster cannot carry.
+    Raises JobInvalid with every job key that the cluster does not support.
     """
     planned, script = _script(job, cluster)
     output = output_dir(cluster.workdir, run)
@@ -48,10 +49,10 @@ def plan_on(job: Job, cluster: Cluster, engine: Engine, code: str, run: RunId, s
         script=script,
         sweep=tuple(sweep),
     )
-    hosts = [labels.NO_HOST] * planned.nodes  # which they are, Slurm decides
+    hosts = [labels.NO_HOST] * planned.nodes  # Slurm chooses the machines
     ranks, uid = range(planned.processes), engine.uid()
     first = labelled(spec, context, node="node-0", host=engine.host, uid=uid, rank=0, ranks=ranks, hosts=hosts)
-    other = replace(spec, script="", sweep=())  # it is the same job
+    other = replace(spec, script="", sweep=())  # part of the same Slurm job
     nodes = tuple(
         NodePlan(
             node=f"node-{rank}",
@@ -66,32 +67,32 @@ def plan_on(job: Job, cluster: Cluster, engine: Engine, code: str, run: RunId, s
     return Plan(run, job.name, job.runtime, planned.image, "", code, meeting, nodes, planned.warnings)
 
 
-def examine_on(job: Job, cluster: Cluster, fleet: Fleet) -> Iterator[Check]:
-    """Whether the cluster answers, and Slurm would take the job. Raises JobInvalid as plan_on does."""
+def check_cluster(job: Job, cluster: Cluster, fleet: Fleet) -> Iterator[Check]:
+    """Check that the cluster responds and that Slurm accepts the job. Raises JobInvalid as plan_on does."""
     for name, error in fleet.failed.items():
         yield Check(name, "slurm", Level.FAIL, error.what, error.next_step)
     for engine in fleet.engines:
         yield Check(engine.node, "slurm", Level.OK, engine.sh("sinfo --version").decode(errors="replace").strip())
         made = run_script(engine.machine, 'mkdir -p "$1" && [ -w "$1" ]', posixpath.join(cluster.workdir, OUTPUT_ROOT))
-        fix = "name a folder that you may write: workdir of the cluster, in the settings file"
-        yield _check(engine.node, "workdir", made, f"{cluster.workdir} can be written", fix)
-        planned, script = _script(expand_sweep(job)[0], cluster)  # variants differ in the program's arguments only
-        taken = engine.machine.run(["sbatch", "--test-only"], script.encode())
-        fix = "correct partition, account, qos, time or options of the cluster in the settings file, or the job"
-        yield _check(engine.node, "sbatch", taken, taken.complaint.removeprefix("sbatch: "), fix)
-        if taken.code == 0:
+        fix = "set workdir of the cluster, in the settings file, to a writable folder"
+        yield _check(engine.node, "workdir", made, f"{cluster.workdir} is writable", fix)
+        planned, script = _script(expand_sweep(job)[0], cluster)  # variants differ only in the program's arguments
+        accepted = engine.machine.run(["sbatch", "--test-only"], script.encode())
+        fix = "fix partition, account, qos, time or options of the cluster in the settings file, or the job"
+        yield _check(engine.node, "sbatch", accepted, accepted.complaint.removeprefix("sbatch: "), fix)
+        if accepted.code == 0:
             yield from _try_on_a_node(engine, planned, cluster)
 
 
 def _try_on_a_node(engine: Engine, planned: ClusterPlan, cluster: Cluster) -> Iterator[Check]:
-    """What the job needs of a machine, tried on one of them, if one is free now."""
+    """Check the job's requirements on one machine of the cluster, if one is free now."""
     what, argv, fix = "", [""], ""
     if not planned.image and planned.torchrun:
         what, argv = "python", [cluster.python, "-c", "import torch; print('torch', torch.__version__)"]
-        fix = "set `python` of the cluster, or `setup`, in the settings file; how to make an environment: docs/slurm.md"
+        fix = "set `python` or `setup` of the cluster in the settings file; how to create an environment: docs/slurm.md"
     elif planned.image and cluster.container == "pyxis":
         what, argv = "enroot", ["sh", "-c", 'v=$(enroot version) && echo "enroot $v" && [ "${v%%.*}" -ge 4 ]']
-        fix = "images are imported by digest, which needs enroot 4.0 or newer (August 2025): ask the site for it"
+        fix = "images are imported by digest, which needs enroot 4.0 or newer (August 2025): ask the administrators"
     if not what:
         return
     asked = slurm.chosen(planned, cluster)
@@ -101,11 +102,11 @@ def _try_on_a_node(engine: Engine, planned: ClusterPlan, cluster: Cluster) -> It
     done = engine.machine.run(["bash", "-c", script, "launcher", *options, *argv], timeout=_PATIENCE + 120)
     if "Unable to allocate resources" in done.complaint:
         yield Check(
-            engine.node, what, Level.WARN, f"not tried: no machine was free in {_PATIENCE} s", "try again later"
+            engine.node, what, Level.WARN, f"skipped: no machine was free within {_PATIENCE} s", "try again later"
         )
     else:
-        said = done.out.decode(errors="replace").strip()
-        yield _check(engine.node, what, done, f"{argv[0]}: {said}" if what == "python" else said, fix)
+        output = done.out.decode(errors="replace").strip()
+        yield _check(engine.node, what, done, f"{argv[0]}: {output}" if what == "python" else output, fix)
 
 
 def _check(node: str, name: str, done: Done, what: str, fix: str) -> Check:

@@ -1,4 +1,4 @@
-"""What the nodes of a run have beside their containers, for `launcher status`; a cluster's by one command for all."""
+"""Logs, attempts and metrics of a run's nodes for `launcher status`; one command reads those of a whole cluster."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from launcher.records.store import NodeOfRun
 from launcher.run.locate import Attached
 
-_LOGS = 4 << 20  # bytes of all logs together
-_MOST, _LEAST = 8192, 256  # of each
-# $1: a mark, which no program prints. $2: the output folder of all. $3: bytes of each log. It starts three programs,
-# however many nodes there are. Memory and GPUs of this machine, the login machine, are none of theirs.
+_LOGS = 4 << 20  # bytes of all logs in total
+_MOST, _LEAST = 8192, 256  # bytes of each log
+# $1: a random separator, which no program prints. $2: the shared output folder. $3: bytes of each log. It starts three
+# programs, independent of the number of nodes. It runs on the login machine, so it does not report memory and GPUs.
 _SCRIPT = r"""
 cd "$2" || exit 0
 echo "$1"; tail -c 8192 metrics.jsonl 2>/dev/null
@@ -26,7 +26,7 @@ _LOG = re.compile(rb"^==> logs/(node-\d+)\.log <==\n", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Printed:
-    """Ends of a node's files. use: the memory and GPUs of its machine; None where nobody was asked for them."""
+    """Ends of a node's files. use: memory and GPU utilization of its machine; None if not queried."""
 
     log: bytes = b""
     attempts: bytes = b""
@@ -36,7 +36,7 @@ class Printed:
 
 
 def print_cluster(attached: Attached, nodes: Sequence[NodeOfRun]) -> dict[str, Printed]:
-    """By the node's name. Raises NodeUnreachable, NodeUnfit."""
+    """Return the ends of the files of a cluster's nodes by node name. Raises NodeUnreachable, NodeUnfit."""
     first, mark = nodes[0], secrets.token_hex(16)
     most = max(_LEAST, min(_MOST, _LOGS // len(nodes)))
     text = attached.engines[first.name].sh(_SCRIPT, mark, first.output, str(most))

@@ -1,4 +1,4 @@
-"""Checks of nodes before they are trusted with a job: each alone, then between them. Nothing is left on them."""
+"""Checks of nodes before a run: each node on its own, then the connections between them. Leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launcher.node.parallel import run_all, run_all_settled
 from launcher.planning import checks, gpu_checks
 from launcher.planning.checks import Check, Level
 from launcher.planning.rendezvous import choose
-from launcher.run.data import examine_data
+from launcher.run.data import check_data
 from launcher.run.gpus import with_claims
 from launcher.run.reachability import probe_master, reach_node
 
@@ -32,12 +32,12 @@ _NAMES: dict[type[LauncherError], str] = {
     errors.NodeUnfit: "login shell",
 }
 DATA_TIMEOUT = 120.0
-SAMPLE = 16  # files of a data set that are read to their end on every node
+SAMPLE = 16  # files of a data set that are read completely on every node
 
 _PEERS = "if command -v timeout >/dev/null; then timeout 20 nvidia-smi topo -p2p r; else nvidia-smi topo -p2p r; fi"
 _MTU = 'cat "/sys/class/net/$1/mtu"'
 _READABLE = 'if [ ! -e "$1" ]; then echo missing; elif ls -- "$1" >/dev/null 2>&1 && [ -r "$1" ]; then echo ok; fi'
-# $1: a folder or file, $2: how many files of it are read. Prints `<files> <digest of names and sizes> <of the sample>`.
+# $1: a folder or file, $2: number of its files to read. Prints `<files> <digest of names and sizes> <of the sample>`.
 _DATA = """
 LC_ALL=C; export LC_ALL
 digest() { sha256sum | cut -c1-12; }
@@ -53,10 +53,10 @@ echo "$count $(listed | sort | digest) $sample"
 """
 
 
-def examine(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFacts]:
-    """Every check of these nodes, in the order in which they build on each other; and the facts of nodes with GPUs.
+def check_nodes(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFacts]:
+    """Yield all checks of the nodes, in the order of their dependencies, and the facts of nodes with GPUs.
 
-    fleet: connected with failures allowed; these come first. job: what the nodes are wanted for; None: anything.
+    fleet: connected with failures allowed; the failed nodes are reported first. job: None checks for any job.
     """
     for name, error in fleet.failed.items():
         kind = next((label for of, label in _NAMES.items() if isinstance(error, of)), "reachable")
@@ -64,17 +64,17 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFacts]:
     seen = run_all_settled([partial(with_claims, engine) for engine in fleet.engines])
     most = run_all_settled([engine.machine.most_sessions for engine in fleet.engines])
     usable: list[tuple[Engine, NodeFacts]] = []
-    wanting: list[NodeFacts] = []  # GPUs
+    need_gpus: list[NodeFacts] = []
     for engine, node, sessions in zip(fleet.engines, seen, most, strict=True):
         if isinstance(node, LauncherError):
             yield Check(engine.node, "facts", Level.FAIL, node.what, node.next_step)
             continue
         usable.append((engine, node))
-        how = "this machine" if engine.host == "local" else f"{node.user}@{node.hostname}, its host key is known"
+        how = "this machine" if engine.host == "local" else f"{node.user}@{node.hostname}, host key is known"
         what = f"{how}; {node.cpus} CPUs, {node.memory / (1 << 30):.0f} GiB"
         yield Check(engine.node, "reachable", Level.OK, what)
-        if isinstance(sessions, int):  # all works, over further connections that each take a while to make
-            what = f"its sshd runs {sessions} commands at once on a connection, fewer than a run needs"
+        if isinstance(sessions, int):  # everything works, but opens further connections, which takes time
+            what = f"its sshd allows {sessions} concurrent sessions per connection, fewer than a run needs"
             fix = "set MaxSessions to 10, its default, in sshd_config"
             yield Check(engine.node, "ssh sessions", Level.WARN, what, fix)
         entry = next((e for e in job.machines if e.name == engine.node), None) if job else None
@@ -83,7 +83,7 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFacts]:
         yield from checks.of_node(node, job)
         yield from gpu_checks.of_node(node, wanted, docker=docker)
         if wanted != "none":
-            wanting.append(node)
+            need_gpus.append(node)
         if node.gpus:
             yield node
     facts = [node for _, node in usable]
@@ -93,14 +93,14 @@ def examine(job: Job | None, fleet: Fleet) -> Iterator[Check | NodeFacts]:
         yield from _image(job, usable)
     if len(facts) > 1:
         yield from checks.alike(facts)
-        yield from gpu_checks.alike(wanting, job=job is not None and job.each is None)
+        yield from gpu_checks.alike(need_gpus, job=job is not None and job.each is None)
     if job is not None and facts and not fleet.failed and len(facts) == len(job.machines):
         yield checks.master_port(job, facts[0])
         if job.runtime == "docker" and len(facts) > 1:
             yield from _between(job, fleet, facts)
         yield from _same_data(job, fleet)
     if job is not None and job.data:
-        yield from examine_data(job, [engine for engine, _ in usable])
+        yield from check_data(job, [engine for engine, _ in usable])
 
 
 def _peers(usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Check]:
@@ -111,8 +111,8 @@ def _peers(usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Check]:
 
 
 def _image(job: Job, usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Check]:
-    """The CUDA of the job's image, as far as it is known without a container, against the nodes' drivers; of plain
-    processes, that of torch."""
+    """Check the nodes' drivers against the image's CUDA version, if known without a container. For plain processes:
+    against torch's CUDA version."""
     wanted = {entry.name for entry in job.machines if job.gpus_of(entry) != "none"}
     users = [(engine, node) for engine, node in usable if node.gpus and engine.node in wanted]
     if not users:
@@ -129,7 +129,7 @@ def _image(job: Job, usable: Sequence[tuple[Engine, NodeFacts]]) -> Iterator[Che
         for _, node in users:
             found = cuda.verdict(node, version, name)
             level = Level.FAIL if not found.runs else Level.WARN if found.what else Level.OK
-            what = found.what or f"driver {node.nvidia.driver} runs the CUDA {version} of {cuda.subject(node, name)}"
+            what = found.what or f"driver {node.nvidia.driver} supports CUDA {version} of {cuda.subject(node, name)}"
             yield Check(node.name, "image", level, what, found.fix)
 
 
@@ -137,18 +137,18 @@ def _mounts(job: Job, engines: Sequence[Engine]) -> Iterator[Check]:
     for mount in job.mounts if job.runtime == "docker" else ():
         path = mount.source
         for engine, found in zip(engines, _everywhere(engines, _READABLE, path), strict=True):
-            level, what, fix = Level.FAIL, f"{path} may not be read by the ssh user", ""
+            level, what, fix = Level.FAIL, f"{path} is not readable by the ssh user", ""
             if found.strip() == "ok":
-                level, what = Level.OK, f"{path} can be read"
+                level, what = Level.OK, f"{path} is readable"
             elif found.strip() == "missing":
-                what, fix = f"{path} is not there", "create it, or change `mounts`"
+                what, fix = f"{path} does not exist", "create it, or change `mounts`"
             else:
-                fix = f"look at its owner and mode: ssh {engine.host} ls -ld {path}"
+                fix = f"check its owner and mode: ssh {engine.host} ls -ld {path}"
             yield Check(engine.node, "mount", level, what, fix)
 
 
 def _between(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Iterator[Check]:
-    """Connections from node to node, tried for real; the addresses and interfaces that a run would use."""
+    """Test connections between the nodes, at the addresses and interfaces that a run would use."""
     addresses = [entry.address for entry in job.machines]
     try:
         probes = probe_master(fleet, facts, job.port, addresses[0])
@@ -158,7 +158,7 @@ def _between(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Iterator[Che
     try:
         meeting = choose(facts, probes, job.port, addresses)
     except NodeUnfit as error:
-        # An address that is another machine's there (docker0 is the same everywhere) proves nothing beside others.
+        # A probe that reached another machine (docker0 has the same address on every node) proves nothing.
         yield from map(_connection, [probe for probe in probes if probe.reach is not Reach.OTHER] or probes)
         yield Check(facts[0].name, "rendezvous", Level.FAIL, error.what, error.next_step)
         return
@@ -171,49 +171,49 @@ def _connection(probe: Probe) -> Check:
     target = f"{probe.target} at {probe.address}:{probe.port}"
     level, what, fix = Level.FAIL, f"no answer from {target}", ""
     if probe.reach.reached:
-        level, what = Level.OK, f"{target} can be reached"
+        level, what = Level.OK, f"{target} is reachable"
     elif probe.reach is Reach.UNKNOWN:
         level, what = Level.WARN, f"could not test the connection to {target}: bash or timeout is missing on the node"
-        fix = "install bash and coreutils there"
+        fix = "install bash and coreutils on the node"
     elif probe.reach is Reach.OTHER:
-        what = f"another machine answers for {target}"
-        fix = f"name {probe.target}'s address in the job file: nodes: [{{host: ..., address: ...}}]"
+        what = f"another machine answers instead of {target}"
+        fix = f"set {probe.target}'s address in the job file: nodes: [{{host: ..., address: ...}}]"
     else:
         fix = f"open TCP {probe.port} and the ephemeral ports between the nodes: firewall, security group, routing"
     return Check(probe.source, "network", level, what, fix)
 
 
 def _interfaces(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -> Iterator[Check]:
-    """What NCCL_SOCKET_IFNAME and its kin will be, and whether packets have the same size everywhere."""
+    """Report the interfaces for NCCL_SOCKET_IFNAME etc. and check that all have the same MTU."""
     named = list(zip(fleet.engines, meeting.interfaces, strict=True))
     sizes = [size.decode().strip() for size in run_all([partial(engine.sh, _MTU, name) for engine, name in named])]
     for (engine, name), address, mtu, node in zip(named, meeting.addresses, sizes, facts, strict=True):
-        words = f"{name} with {address}, MTU {mtu}" + (", InfiniBand" if node.infiniband else "")
-        yield Check(engine.node, "interface", Level.OK, words)
+        what = f"{name} with {address}, MTU {mtu}" + (", InfiniBand" if node.infiniband else "")
+        yield Check(engine.node, "interface", Level.OK, what)
     if len(set(sizes)) > 1:
-        fix = "the same MTU on all: sudo ip link set dev IFACE mtu N, and on the switch"
-        yield Check("all", "mtu", Level.WARN, f"not the same everywhere: {', '.join(sizes)}", fix)
+        fix = "set the same MTU on all nodes and the switch: sudo ip link set dev IFACE mtu N"
+        yield Check("all", "mtu", Level.WARN, f"differs between nodes: {', '.join(sizes)}", fix)
 
 
 def _ring(fleet: Fleet, facts: Sequence[NodeFacts], meeting: Rendezvous) -> Iterator[Check]:
-    """NCCL and gloo also connect in the other direction: every node to the next one's own address."""
+    """Test the ring: every node connects to the next one's address, as NCCL and gloo do."""
 
-    def try_next(place: int) -> Probe:
-        engine, after = fleet.engines[place], (place + 1) % len(facts)
+    def try_next(rank: int) -> Probe:
+        engine, after = fleet.engines[rank], (rank + 1) % len(facts)
         target = fleet.engines[after]
         address, port = meeting.addresses[after], facts[after].ssh_port
         reach = reach_node(engine.machine, target.machine, address, port, port)
         return Probe(engine.node, target.node, address, port, reach)
 
-    for probe in run_all_settled([partial(try_next, place) for place in range(len(facts))]):
+    for probe in run_all_settled([partial(try_next, rank) for rank in range(len(facts))]):
         if isinstance(probe, LauncherError):
             yield Check(probe.where, "network", Level.FAIL, probe.what, probe.next_step)
-        elif probe.target != facts[0].name:  # that one was tried above
+        elif probe.target != facts[0].name:  # the first node was tested above
             yield _connection(probe)
 
 
 def _same_data(job: Job, fleet: Fleet) -> Iterator[Check]:
-    """Every folder that is mounted read-only: the same names, sizes and a sample of contents on every node."""
+    """Check that read-only mounts have the same names, sizes and a sample of contents on every node."""
     for mount in job.mounts if len(fleet.engines) > 1 and job.runtime == "docker" else ():
         if not mount.read_only:
             continue
@@ -224,11 +224,11 @@ def _same_data(job: Job, fleet: Fleet) -> Iterator[Check]:
         else:
             each = zip([engine.node for engine in fleet.engines], seen, strict=True)
             what = "; ".join(f"{node}: {found.strip() or 'not read'}" for node, found in each)
-            fix = f"make it the same: rsync -a --checksum {mount.source}/ OTHER:{mount.source}/"
-            yield Check("all", "data", Level.WARN, f"{mount.source} is not the same everywhere ({what})", fix)
+            fix = f"synchronize it: rsync -a --checksum {mount.source}/ OTHER:{mount.source}/"
+            yield Check("all", "data", Level.WARN, f"{mount.source} differs between nodes ({what})", fix)
 
 
 def _everywhere(engines: Sequence[Engine], script: str, *arguments: str, timeout: float = 60) -> list[str]:
-    """What a script prints on every node, all at once; "" where it could not be run."""
+    """Run a script on all nodes concurrently; return its output per node, "" if it failed."""
     found = run_all_settled([partial(engine.sh, script, *arguments, timeout=timeout) for engine in engines])
     return ["" if isinstance(each, LauncherError) else each.decode(errors="replace") for each in found]

@@ -1,4 +1,4 @@
-"""The checkpoints that a new run begins with: the newest on a node of an earlier run, or fetched here."""
+"""The checkpoints from which a new run starts: the newest on a node of an earlier run, or fetched to this machine."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from launcher.records.paths import RUNS, RunPaths
 from launcher.records.store import Record
 from launcher.records.wanted import want
 
-CHECKPOINTS = "checkpoints"  # in the output folder: where the trainer saves, and from where it goes on by itself
-ABOUT_THE_SAME = 10.0  # seconds: nodes write the same checkpoint a moment apart, and their clocks differ
+CHECKPOINTS = "checkpoints"  # in the output folder; the trainer saves here and resumes from here automatically
+ABOUT_THE_SAME = 10.0  # seconds; nodes do not write the same checkpoint simultaneously, and their clocks differ
 Copy = Callable[[Engine, NodePlan], None]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Checkpoints of the earlier run: on a node, or in this machine's `runs/`."""
+class CheckpointFolder:
+    """Checkpoints of the earlier run on a node, or in the local `runs/`."""
 
     name: str
     files: Files
@@ -36,7 +36,7 @@ class Place:
 
     @property
     def newest(self) -> float:
-        """When the last of them was written, by the clock of the node that wrote it."""
+        """Modification time of the newest entry, by the clock of the node that wrote it."""
         return max((entry.mtime for entry in self.entries), default=0.0)
 
 
@@ -44,11 +44,11 @@ class Place:
 def checkpoints_of(
     run: RunId, plan: Plan, fleet: Fleet, ssh_config: Path | None, log: Callable[[str], None], *, required: bool = True
 ) -> Iterator[Copy]:
-    """A function that puts the run's checkpoints into a new node's output folder, before it starts.
+    """Yield a function that copies the run's checkpoints into a new node's output folder before the node starts.
 
-    Each node copies its own; the first one, which loads them, gets the newest of all. Its nodes are those of the new
-    run and those on record here; one that does not answer is left out.
-    Raises NodeUnfit where a checkpoint of it is required and there is none.
+    Each node copies its own; the first node, which loads them, gets the newest of all. Searches the nodes of the new
+    run and of the earlier run's local record; unreachable nodes are skipped.
+    Raises NodeUnfit if a checkpoint is required and none was found.
     """
     old = Record(RunPaths(RUNS / run))
     here = {engine.host for engine in fleet.engines}
@@ -56,51 +56,53 @@ def checkpoints_of(
     hosts = [(node.name, host) for host, node in elsewhere.items()]
     with connect(hosts, old.runtime, ssh_config, allow_failures=True, ping=False) as others:
 
-        def look_beside_new(engine: Engine) -> Place:
-            return _look(engine, posixpath.join(posixpath.dirname(plan.on(engine.node).container.output_dir), run))
+        def list_on_new_node(engine: Engine) -> CheckpointFolder:
+            return _on_node(engine, posixpath.join(posixpath.dirname(plan.on(engine.node).container.output_dir), run))
 
-        own = dict(zip(fleet.engines, fleet.each(look_beside_new), strict=True))
-        looks = [partial(_look, engine, elsewhere[engine.host].output) for engine in others.engines]
-        found = dict(zip([engine.node for engine in others.engines], run_all_settled(looks), strict=True))
-        places = [*own.values(), *(place for place in found.values() if isinstance(place, Place))]
-        newest = max([*places, _fetched(old)], key=lambda place: place.newest)
+        own = dict(zip(fleet.engines, fleet.each(list_on_new_node), strict=True))
+        listings = [partial(_on_node, engine, elsewhere[engine.host].output) for engine in others.engines]
+        found = dict(zip([engine.node for engine in others.engines], run_all_settled(listings), strict=True))
+        folders = [*own.values(), *(each for each in found.values() if isinstance(each, CheckpointFolder))]
+        newest = max([*folders, _fetched(old)], key=lambda folder: folder.newest)
         if required and not newest.entries:
-            failed = sorted([*others.failed, *(node for node, place in found.items() if not isinstance(place, Place))])
+            unlisted = (node for node, each in found.items() if not isinstance(each, CheckpointFolder))
+            failed = sorted([*others.failed, *unlisted])
             silent = f"; no answer from {', '.join(failed)}" if failed else ""
             raise NodeUnfit(
                 f"run {run}",
-                f"has left no {CHECKPOINTS}/ to go on from on {', '.join(place.name for place in places)}{silent}",
-                f"it must not be purged; a copy in {RUNS}/{run}/ (launcher fetch --checkpoints) does too",
+                f"has no {CHECKPOINTS}/ to resume from on {', '.join(each.name for each in folders)}{silent}",
+                f"do not purge a run that you want to resume, or keep a copy in {RUNS}/{run}/: "
+                "launcher fetch --checkpoints",
             )
 
         def copy(engine: Engine, planned: NodePlan) -> None:
             mine, target = own[engine], posixpath.join(planned.container.output_dir, CHECKPOINTS)
             if planned.rank == 0 and mine.newest < newest.newest - ABOUT_THE_SAME:
-                log(f"{planned.node}: begins with the checkpoints of {newest.name}")
+                log(f"{planned.node}: starts from the checkpoints of {newest.name}")
                 engine.files.make_dir(target)
                 for entry in newest.entries:
                     spans = newest.files.read_spans([Span(f"{newest.folder}/{entry.path}", 0, entry.size)])
                     engine.files.write(f"{target}/{entry.path}", (piece for _, piece in spans), entry.size)
-            elif mine.entries:  # a copy, not links: a program may overwrite its checkpoint in place
+            elif mine.entries:  # a copy, not links: a program may overwrite a checkpoint in place
                 engine.files.copy_tree(mine.folder, target)
 
         yield copy
 
 
-def _look(engine: Engine, output: str) -> Place:
+def _on_node(engine: Engine, output: str) -> CheckpointFolder:
     folder = posixpath.join(output, CHECKPOINTS)
-    return Place(engine.node, engine.files, folder, whole(engine.files.scan(folder)))
+    return CheckpointFolder(engine.node, engine.files, folder, whole(engine.files.scan(folder)))
 
 
-def _fetched(record: Record) -> Place:
+def _fetched(record: Record) -> CheckpointFolder:
     folder = (record.paths.root / CHECKPOINTS).absolute()
     found = [(path.relative_to(folder).as_posix(), path.stat()) for path in folder.rglob("*") if path.is_file()]
     entries = [FileEntry(name, stat.st_size, stat.st_mtime) for name, stat in found]
     here = Files(LocalMachine("this machine", ""))
-    return Place(f"{record.paths.root / CHECKPOINTS} here", here, str(folder), whole(entries))
+    return CheckpointFolder(f"{record.paths.root / CHECKPOINTS} here", here, str(folder), whole(entries))
 
 
 def whole(entries: Sequence[FileEntry]) -> list[FileEntry]:
-    """Without those that were being written, the marks of writers, and paths that lead elsewhere: a node named them."""
+    """Return the complete checkpoints: no partial files, hidden files or unsafe paths, as a node supplied the names."""
     safe = [entry for entry in entries if want(f"{CHECKPOINTS}/{entry.path}", checkpoints=True)]
     return [entry for entry in safe if not entry.path.endswith((".tmp", ".part")) and entry.path[0] != "."]

@@ -1,4 +1,4 @@
-"""What a node leaves behind of a run, as it was collected: how its container ended, its logs, torchrun's error file."""
+"""The collected data of a node that ended: container state, logs, attempts and torchrun's error file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.model.container import ContainerState
 from launcher.records.files import open_regular
 from launcher.records.paths import NodePaths
 from launcher.records.store import NodeOfRun, parse_object
-from launcher.run.attempts import LIMIT, Attempt, Ended, over, parse, parse_ended, parse_worlds
+from launcher.run.attempts import LIMIT, Attempt, Ended, give_up_reason, parse, parse_ended, parse_worlds
 
 TAIL = 256 << 10
 
@@ -26,16 +26,16 @@ class WorkerError:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a node left behind."""
+    """What is known about how a node ended."""
 
     node: NodeOfRun
     state: ContainerState
     log: str  # the end of the node's log
     error: WorkerError | None
-    rank_logs: Mapping[int, str]  # the ends of its workers' logs
+    rank_logs: Mapping[int, str]  # the ends of its workers' logs, by rank
     attempts: tuple[Attempt, ...] = ()
-    ended: Ended | None = None  # of a job with min_nodes
-    over: str = ""  # why it is not started again before `restarts` is used up
+    ended: Ended | None = None  # in a job with min_nodes
+    give_up_reason: str = ""  # why it is not restarted although `restarts` is not used up
 
     @property
     def last(self) -> Attempt:
@@ -43,9 +43,9 @@ class Evidence:
 
 
 def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes = b"") -> Evidence:
-    """What shows why a node's container ended, from the run's files as they were collected below `root`.
+    """Return the evidence for a node, from the run's files that were collected in `root`.
 
-    fallback: the engine's own log, for when there is no file.
+    fallback: the engine's log, used if the node's log file is missing or empty.
     """
     paths = NodePaths(str(root), node.name)
     tried = _end_of(paths.attempts, LIMIT)
@@ -61,12 +61,12 @@ def gather(root: Path, node: NodeOfRun, state: ContainerState, fallback: bytes =
         rank_logs={r: _end_of(str(file)).decode("utf-8", "replace") for r, file in files.items() if file.is_file()},
         attempts=parse(tried),
         ended=parse_ended(tried),
-        over=over(tried),
+        give_up_reason=give_up_reason(tried),
     )
 
 
 def _end_of(path: str, most: int = TAIL) -> bytes:
-    """The end of a file here; nothing where it is missing or cannot be read."""
+    """Return the end of a local file, or b"" if it is missing or unreadable."""
     try:
         with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - most))
@@ -76,7 +76,7 @@ def _end_of(path: str, most: int = TAIL) -> bytes:
 
 
 def _worker_error(content: bytes) -> WorkerError | None:
-    """None where there is no error file, or one torn by a full disk or a kill: the logs are left then."""
+    """Return None if the error file is missing, or incomplete because of a full disk or a kill."""
     message = (parse_object(content) or {}).get("message")
     if not isinstance(message, dict):
         return WorkerError(str(message), 0.0) if message else None

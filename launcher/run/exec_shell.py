@@ -1,4 +1,4 @@
-"""`exec` in a run's container, `shell` in one that is created for it; runs of the launcher's own, without a record."""
+"""`exec` in a run's container, `shell` in a new one, and temporary runs without a record."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from launcher.run.printed import node_of_rank
 from launcher.run.start import start
 from launcher.run.stop import stop
 
-_OWN = ("logs/", "state/", "errors/", ".node/", output_folder.MARKER)  # in an output folder: not the user's work
-# What the container of a shell runs meanwhile. Its caller's death ends it: a guard sees to that on a node, the
-# caller's pid, $1, where it is a plain process of the same machine.
+_OWN = ("logs/", "state/", "errors/", ".node/", output_folder.MARKER)  # in an output folder: not files of the user
+# Main process of a shell's container. It exits when the caller dies: on a node, a guard stops the container; a plain
+# process on the same machine checks the caller's PID, $1 (0: no check).
 _IDLE = 'trap "exit 0" TERM; while [ "$1" = 0 ] || kill -0 "$1" 2>/dev/null; do sleep 1; done'
 _AS_RANK = Path(__file__).with_name("as_rank.sh")
 _SHELL = ("sh", "-c", "if command -v bash >/dev/null 2>&1; then exec bash; fi; exec sh")
@@ -40,32 +40,32 @@ _SHELL = ("sh", "-c", "if command -v bash >/dev/null 2>&1; then exec bash; fi; e
 def execute(
     attached: Attached, argv: Sequence[str], on: str | None, rank: int | None, ports: Sequence[Forward], log: Log
 ) -> int:
-    """Run a command in a container of the run; its exit code. Raises NodeUnfit where none is running.
+    """Run a command in a container of the run; return its exit code. Raises NodeUnfit if the container is not running.
 
-    on: a node, by name or host; default: the first. rank: where it runs, with the variables of its process.
+    on: a node, by name or host; default: the first. rank: run on this rank's node, with its process's environment.
     """
     node = _choose(attached, on, rank)
     state = attached.states.get(node.name)
     if state is None or state.phase is not Phase.RUNNING:
-        what = f"no container of the run is running there ({state.phase.value if state else 'removed'})"
-        alike = "for a container of the same kind: launcher shell JOB"
-        fix = alike if cluster_name(node.host) is None else "see what its job does: launcher status"
+        what = f"its container is not running ({state.phase.value if state else 'removed'})"
+        new_one = "start a similar container: launcher shell JOB"
+        fix = new_one if cluster_name(node.host) is None else "check its state: launcher status"
         raise NodeUnfit(f"node {node.name}", what, fix)
     if rank is not None:
         argv = ("sh", "-c", _AS_RANK.read_text(encoding="utf-8"), "sh", str(rank), *argv)
-    _say_what_is_here(node.host, ports, log)
+    _note_local_ports(node.host, ports, log)
     return attached.engines[node.name].interact(state.id, argv, terminal=is_terminal(), ports=ports)
 
 
 def _choose(attached: Attached, on: str | None, rank: int | None) -> NodeOfRun:
-    """Raises UsageError, NodesFailed."""
+    """Return the node to run on. Raises UsageError, NodesFailed."""
     if on is not None and rank is not None:
-        raise UsageError("exec", "a node and a rank are given", "leave out one of them")
+        raise UsageError("exec", "both a node and a rank are given", "omit one of them")
     attached.require_any()
     if rank is not None:
         return node_of_rank(attached, rank)
     if on is None and attached.nodes[0].rank:
-        attached.require_all()  # the first node does not answer
+        attached.require_all()  # the first node is unreachable
     return attached.nodes[0] if on is None else attached.node(on)
 
 
@@ -78,12 +78,12 @@ def shell(
     ports: Sequence[Forward],
     log: Log,
 ) -> int:
-    """A shell in a new container that is like the job's own on this node, removed when it ends; its exit code.
+    """Run a shell in a new container like the job's on this node; return its exit code. The container is removed.
 
-    Its output folder stays only where something was written into it. Takes no GPU lock and no port: it is for looking
-    at things, also while a run goes on.
+    Keeps its output folder only if the user wrote files into it. Takes no GPU lock and no port, so that it works next
+    to a run.
     """
-    _say_what_is_here(entry.host, ports, log)
+    _note_local_ports(entry.host, ports, log)
     caller = os.getpid() if job.runtime == "process" else 0
     alone = job.model_copy(update={"nodes": (entry,), "timeout": None})
     facts = [_shared(node) for node in fleet.facts()]
@@ -94,14 +94,14 @@ def shell(
             return fleet.engines[0].interact(container.name, _SHELL, terminal=is_terminal(), ports=ports)
 
 
-def _say_what_is_here(host: str, ports: Sequence[Forward], log: Log) -> None:
+def _note_local_ports(host: str, ports: Sequence[Forward], log: Log) -> None:
     if host == LOCAL:
         for port in ports:
-            log(f"nothing is forwarded: the node is this machine, open 127.0.0.1:{port.remote}")
+            log(f"port not forwarded: the node is this machine; open 127.0.0.1:{port.remote}")
 
 
 def _shared(node: NodeFacts) -> NodeFacts:
-    """As if nobody used its GPUs and ports."""
+    """Return the facts as if all GPUs and ports were free."""
     return replace(node, listening=(), gpus=tuple(replace(gpu, processes=(), used_mib=0) for gpu in node.gpus))
 
 
@@ -116,10 +116,10 @@ def temporary_run(
     secrets: Mapping[str, str],
     log: Log,
 ) -> Iterator[Plan]:
-    """The job with another command, started; stopped and removed at the end.
+    """Start the job with another command; stop and remove it at the end.
 
-    An output folder stays only where something was written into it. purpose: the label for which no command takes it
-    for a user's run.
+    Keeps an output folder only if the user wrote files into it. purpose: the label that distinguishes it from a user's
+    run.
     """
     run = job.run.model_copy(update={"module": None, "script": None, "command": command, "args": {}})
     without = {"restarts": 0, "hang_timeout": None, "min_nodes": None, "spares": None}
@@ -135,13 +135,13 @@ def temporary_run(
     finally:
         try:
             stop(fleet, plan.run, grace=1)
-        finally:  # also where one node is lost
+        finally:  # even if a node is lost
             fleet.each(lambda engine: _remove_output(engine, plan.on(engine.node).container.output_dir, plan.run, log))
 
 
 def _remove_output(engine: Engine, output: str, run: RunId, log: Log) -> None:
     kept = [file for file in engine.files.scan(output) if not file.path.startswith(_OWN)]
     if kept:
-        log(f"{len(kept)} file(s) stay in {output} on {engine.node}")
+        log(f"{len(kept)} file(s) kept in {output} on {engine.node}")
     else:
         output_folder.remove(engine.files, output, run)

@@ -1,4 +1,4 @@
-"""A run's files, copied from its nodes to the caller: what is new since the last time."""
+"""Copy a run's new and changed files from its nodes to this machine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from launcher.run.locate import Attached
 
 @dataclass(frozen=True)
 class Fetched:
-    """Where the files are, and how many bytes of them are new.
+    """Folder of the files and number of bytes copied.
 
-    problems: files that were left on their node, and why. failed: nodes of which nothing could be copied, and why.
+    problems: files that could not be copied, and why. failed: nodes from which nothing could be copied, and why.
     """
 
     folder: Path
@@ -25,10 +25,10 @@ class Fetched:
 
 
 def fetch(attached: Attached, target: Path, *, checkpoints: bool = False) -> Fetched:
-    """Copy TensorBoard logs, metrics, error files and rank logs of the nodes that answer; checkpoints on request."""
+    """Copy TensorBoard logs, metrics, error files and rank logs from the reachable nodes; checkpoints on request."""
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     folders = output_folders(attached.engines, attached.nodes)
-    if checkpoints and attached.record.min_nodes:  # those of the nodes that took part to the end come first
+    if checkpoints and attached.record.min_nodes:  # prefer checkpoints of the nodes in the last generation
         collect(folders, target, mask=attached.record.mask)
         world = newest(collected(target, attached.nodes))
         folders.sort(key=lambda folder: world is None or folder.node not in world.members)

@@ -1,8 +1,8 @@
-"""What happens on all nodes of a run, as one stream of messages: output, progress, ends, lost and regained connections.
+"""Follow all nodes of a run as one stream of messages: output, progress, exits, lost and restored connections.
 
-Two threads a node: one waits for its container, one follows its files (run.followed says what becomes of them,
-node.follower how they come here); one more collects all other files. All of them only read, so that a run can be left
-at any moment and followed again, from here or from another machine.
+Two threads per node: one waits for its container, one follows its files (see run.followed and node.follower). One more
+thread collects all other files. All threads only read, so that a caller can detach from a run at any time and follow it
+again, from this machine or another one.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from launcher.run.locate import Attached
 from launcher.run.messages import Message, RankZeroMoved
 from launcher.run.state import SIGKILL_CODE
 
-TICK = 0.2  # seconds without a message until a Tick
-WAITING = 64  # messages, pieces of output most of them: a program that prints faster than they are shown has to wait
+TICK = 0.2  # seconds without a message after which a Tick is sent
+WAITING = 64  # queued messages, mostly output; reading pauses while the queue is full
 COLLECT_EVERY = 5.0
-COLLECT_SELDOM = 30.0  # while nothing is new
-REMOVAL = 1.0  # seconds in which `docker rm -f` removes a container that it has killed
-WAIT = 30.0  # one wait call; then it is asked again, so that a silent cut is noticed
-QUEUE = 2.0  # on a cluster, where one answer of its queue serves all nodes
+COLLECT_SELDOM = 30.0  # while no file has changed
+REMOVAL = 1.0  # seconds that `docker rm -f` may take between killing and removing a container
+WAIT = 30.0  # limit of one wait call, so that a silently dropped connection is detected
+QUEUE = 2.0  # the same on a cluster, where one query of the queue serves all nodes
 RETRY = 1.0
-RETRY_SELDOM = 15.0  # while a node stays away
-GIVE_UP = 30.0  # of a failed run, a node that stays away so long is not waited for any more
+RETRY_SELDOM = 15.0  # while a node is unreachable
+GIVE_UP = 30.0  # seconds to wait for an unreachable node of a run that has ended elsewhere
 
 
 class FollowedNode:
-    """One node of a run that is followed: whether it answers, has ended, and its files are here."""
+    """A followed node: whether it is reachable, has ended, and its files were collected."""
 
     def __init__(
         self, run: RunId, node: NodeOfRun, engine: Engine, files: FollowedFiles, put: Callable[[Message], None]
@@ -54,54 +54,56 @@ class FollowedNode:
         self.name, self.container = node.name, node.container
         self.engine = engine
         self.files = files
-        self.heard = time.time()  # when it last answered, as far as is known
-        self.silent_since = 0.0  # of time.monotonic(); 0: it answers
-        self.ended = 0.0  # of time.monotonic()
-        self.collected = threading.Event()  # its files are here, or never will be
-        self.problem: LauncherError | None = None  # why not
+        self.last_answer = time.time()
+        self.unreachable_since = 0.0  # time.monotonic(); 0: reachable
+        self.ended = 0.0  # time.monotonic(); 0: running
+        self.collected = threading.Event()  # its files were collected, or cannot be
+        self.problem: LauncherError | None = None  # why they were not collected
         self._put = put
-        self._lock = threading.Lock()  # several threads meet with a lost connection at the same time
+        self._lock = threading.Lock()  # several threads can detect a lost connection at the same time
 
-    def is_silent(self, error: LauncherError) -> None:
-        """Raises LoginLost: it is not tried again, as it would ask for a password."""
+    def mark_unreachable(self, error: LauncherError) -> None:
+        """Report a lost connection. Raises LoginLost, as a new login might ask for a password."""
         if isinstance(error, LoginLost):
-            raise LoginLost(error.where, error.what, f"the run goes on; come back: launcher logs {self.run}")
+            raise LoginLost(
+                error.where, error.what, f"the run keeps running; follow it again: launcher logs {self.run}"
+            )
         with self._lock:
-            if not self.silent_since:
-                self.silent_since = time.monotonic()
-                self._put(messages.NodeLost(self.name, str(error), self.heard))
+            if not self.unreachable_since:
+                self.unreachable_since = time.monotonic()
+                self._put(messages.NodeLost(self.name, str(error), self.last_answer))
 
-    def answers(self) -> None:
+    def mark_reachable(self) -> None:
         with self._lock:
-            if self.silent_since:
-                self.silent_since = 0.0
+            if self.unreachable_since:
+                self.unreachable_since = 0.0
                 self._put(messages.NodeBack(self.name))
-            self.heard = time.time()
+            self.last_answer = time.time()
 
     def end(self) -> None:
-        """Its files do not grow any more."""
+        """Mark the node as ended: its files no longer grow."""
         self.ended = time.monotonic()
         self.files.end()
 
 
 class Follow:
-    """The messages of a run's nodes, to be iterated once: until every container has ended and all their files are here.
+    """The messages of a run's nodes, until every container has ended and all files were collected. Iterate only once.
 
-    A node that does not answer is waited for without end, unless the run has failed or was stopped on another one.
+    Waits indefinitely for an unreachable node, unless the run has failed or was stopped on another node.
     """
 
     def __init__(self, attached: Attached, shown: Sequence[Followed], *, resumed: bool) -> None:
-        """shown: at most one file a node. resumed: the run was started before; earlier restarts are not reported."""
+        """shown: at most one file per node. resumed: the run was started before; earlier restarts are not reported."""
         self._attached = attached
         self._resumed = resumed
         self._queue: queue.Queue[Message | BaseException | None] = queue.Queue(WAITING)
         self._stop = threading.Event()
         self._closed = False
-        self._due = threading.Event()  # something is to be collected now
+        self._due = threading.Event()  # collect now
         self._moves = any(followed.moves for followed in shown)
         self._generation = max((followed.world.number for followed in shown if followed.world), default=0)
         self._moving = threading.Lock()
-        self._over = math.inf  # of time.monotonic()
+        self._over = math.inf  # time.monotonic()
         logs = {followed.node.name: followed for followed in shown}
         most, put = read_settings(os.environ).limits.file, self._queue.put
         self._nodes = [
@@ -122,16 +124,16 @@ class Follow:
 
     @property
     def up_to_date(self) -> bool:
-        """Whether the files of all nodes that have ended are here."""
+        """Whether the files of all ended nodes were collected."""
         return all(node.collected.is_set() for node in self._nodes if node.ended)
 
     def left_out(self) -> set[str]:
-        """Nodes that answer and take no part in the newest generation, in a job with min_nodes."""
+        """Return reachable nodes that are not part of the newest generation, in a job with min_nodes."""
         newest = max(node.files.generation for node in self._nodes)
-        return {node.name for node in self._nodes if node.files.generation < newest and not node.silent_since}
+        return {node.name for node in self._nodes if node.files.generation < newest and not node.unreachable_since}
 
     def __iter__(self) -> Iterator[Message]:
-        """Every message as it comes."""
+        """Yield every message as it arrives."""
         steps = [partial(step, node) for node in self._nodes for step in (self._wait_for, self._read)]
         for job in (jobs := [*steps, self._collect]):
             threading.Thread(target=self._run, args=(job,), daemon=True).start()
@@ -152,7 +154,7 @@ class Follow:
                 yield message
 
     def close(self) -> None:
-        """Stop following; the run goes on. Threads that wait for a node are not waited for: they only read."""
+        """Stop following; the run keeps running. Does not wait for its threads, which only read."""
         self._closed = True
         self._halt()
 
@@ -163,11 +165,11 @@ class Follow:
             node.collected.set()
 
     def over(self) -> None:
-        """No node that stays away can change how the run ends: it is not waited for without end."""
+        """Stop waiting indefinitely for unreachable nodes, as the outcome of the run is decided."""
         self._over = min(self._over, time.monotonic())
 
     def _move(self, message: RankZeroMoved) -> None:
-        """Where that generation is newer than all so far, the shown output is that of its first node from now on."""
+        """If the generation is newer than all before, show the output of its first node from now on."""
         with self._moving:
             if message.world.number <= self._generation:
                 return
@@ -180,21 +182,21 @@ class Follow:
         self._queue.put(message)
 
     def _run(self, job: Callable[[], None]) -> None:
-        """A job that fails ends the whole: the iteration raises its error, and no other may wait for it for ever."""
+        """If a worker thread fails, iteration raises its error, so that no thread waits forever."""
         try:
             job()
             self._queue.put(None)
-        except BaseException as error:  # noqa: BLE001 - raised where the messages are read
+        except BaseException as error:  # noqa: BLE001 - raised again in __iter__
             self._halt()
             self._queue.put(error)
 
     def _wait_for(self, node: FollowedNode) -> None:
-        """Until the container has ended for good, over any number of cut connections."""
-        pause, waits_for = RETRY, ""
+        """Wait until the container has ended without a restart, reconnecting as often as needed."""
+        pause, waiting_for = RETRY, ""
         at_most = WAIT if cluster_name(node.node.host) is None else QUEUE
         while not self._stop.is_set():
             try:
-                state = node.engine.wait(node.container, 0 if node.silent_since else at_most)
+                state = node.engine.wait(node.container, 0 if node.unreachable_since else at_most)
                 if state.exit_code == SIGKILL_CODE and not state.oom_killed:
                     self._stop.wait(REMOVAL)
                     state = node.engine.wait(node.container, 0)
@@ -203,19 +205,19 @@ class Follow:
                 self._queue.put(messages.NodeRemoved(node.name, folder))
                 break
             except LauncherError as error:
-                node.is_silent(error)
+                node.mark_unreachable(error)
                 if self._hopeless(node):
-                    self._queue.put(messages.NodeGone(node.name, str(error), node.heard))
-                    node.collected.set()  # as far as it ever will be
+                    self._queue.put(messages.NodeGone(node.name, str(error), node.last_answer))
+                    node.collected.set()  # nothing more can be collected
                     break
                 self._stop.wait(pause)
                 pause = min(2 * pause, RETRY_SELDOM)
                 continue
             pause = RETRY
-            node.answers()
-            if node.node.rank == 0 and not state.phase.ended and state.error not in ("", waits_for):
-                waits_for = state.error
-                self._queue.put(messages.NodeWaits(node.name, waits_for))
+            node.mark_reachable()
+            if node.node.rank == 0 and not state.phase.ended and state.error not in ("", waiting_for):
+                waiting_for = state.error
+                self._queue.put(messages.NodeWaits(node.name, waiting_for))
             if state.phase.ended:
                 self._queue.put(messages.NodeEnded(node.name, state))
                 break
@@ -223,37 +225,37 @@ class Follow:
         self._due.set()
 
     def _hopeless(self, node: FollowedNode) -> bool:
-        """Whether to go on without it: it stays away, and the run is over without it."""
-        return time.monotonic() - max(self._over, node.silent_since) > GIVE_UP
+        """Return whether to give up an unreachable node: the outcome of the run is decided."""
+        return time.monotonic() - max(self._over, node.unreachable_since) > GIVE_UP
 
     def _read(self, node: FollowedNode) -> None:
-        """Its followed files as they grow, over any number of cut connections, and then the rest of them."""
+        """Follow its files as they grow, reconnecting as often as needed, then read the rest."""
 
-        def goes_on() -> bool:
+        def running() -> bool:
             return not (node.ended or self._stop.is_set())
 
         if self._resumed:
             node.files.skip_known_starts()
-        while goes_on():
+        while running():
             try:
-                node.files.follow(goes_on)
-            except LauncherError:  # the thread that waits for the container reports it; the offsets are kept
+                node.files.follow(running)
+            except LauncherError:  # reported by the thread that waits for the container; the offsets are kept
                 if not node.ended:
                     self._stop.wait(RETRY)
         while not self._stop.is_set() and not self._rest_was_read(node):
             self._stop.wait(RETRY)
 
     def _rest_was_read(self, node: FollowedNode) -> bool:
-        """From the node; of one that went away after its end, what was collected is all there is."""
+        """Read the rest from the node or, if it is unreachable after it ended, from the collected files."""
         collected = node.collected.is_set()
-        if not (collected and node.silent_since):
+        if not (collected and node.unreachable_since):
             try:
                 node.files.read_rest(node.engine.files, node.node.output)
-                node.answers()
+                node.mark_reachable()
             except NodeUnreachable as error:
-                node.is_silent(error)
+                node.mark_unreachable(error)
             except LauncherError:
-                pass  # the thread that collects reports it
+                pass  # reported by the thread that collects
             else:
                 return True
         if collected:
@@ -263,7 +265,7 @@ class Follow:
         return collected
 
     def _collect(self) -> None:
-        """TensorBoard logs and the like now and then; everything of a node that has ended, at once."""
+        """Collect TensorBoard logs and other files periodically, and all files of an ended node immediately."""
         pause, missed = COLLECT_EVERY, dict[str, str]()
         while left := [node for node in self._nodes if not node.collected.is_set()]:
             self._due.wait(pause)
@@ -271,7 +273,7 @@ class Follow:
             if self._stop.is_set():
                 return
             ended = [node for node in left if node.ended]
-            wanted = ended or [node for node in left if not node.silent_since]
+            wanted = ended or [node for node in left if not node.unreachable_since]
             folders = output_folders(self._attached.engines, [node.node for node in wanted])
             record = self._attached.record
             results = collect(folders, record.paths.root, mask=record.mask)
@@ -281,11 +283,11 @@ class Follow:
             for node in ended:
                 outcome = outcomes[node.name]
                 if isinstance(outcome, (Collected, NodeUnfit, NoRoomHere)):
-                    node.answers()
+                    node.mark_reachable()
                     node.problem = None
                     wait = isinstance(outcome, NodeUnfit) and time.monotonic() - node.ended < GIVE_UP
                 else:
-                    node.is_silent(outcome)
+                    node.mark_unreachable(outcome)
                     node.problem, wait = outcome, not self._hopeless(node)
                 if wait:
                     pause = RETRY
@@ -294,5 +296,5 @@ class Follow:
                     for problem in outcome.problems if isinstance(outcome, Collected) else [outcome]:
                         missed.setdefault("disk" if isinstance(problem, NoRoomHere) else str(problem), str(problem))
                 node.collected.set()
-        for reason in missed.values():  # once, where nodes share a folder or the disk here is full
+        for reason in missed.values():  # only once if nodes share a folder or the local disk is full
             self._queue.put(messages.NotCollected(reason))

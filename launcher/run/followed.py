@@ -1,7 +1,7 @@
-"""The files of one node that are followed (node.follower pushes them): from bytes to messages, and then to runs/.
+"""The followed files of one node: turn their bytes into messages and append them to the copies in runs/.
 
-Each byte is reported once, whatever happens to the connection: the offset reached is where reading goes on. It is
-reported first, so that a disk here that is full or slow costs no output.
+Each byte is reported exactly once, even if the connection is lost: reading resumes at the last offset. It is reported
+before it is stored, so that a full or slow local disk loses no output.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from launcher.run.locate import Attached
 from launcher.run.messages import Message, RankZeroMoved
 from launcher.run.restarts import Restarts
 
-QUIET = 5.0  # seconds until the thread of a quiet file checks whether it is still wanted
+QUIET = 5.0  # seconds without data after which the thread checks whether to continue
 TO_THE_END = 1 << 60  # bytes
-LONGEST_LINE = 1 << 22  # of attempts and metrics; a longer one is cut
+LONGEST_LINE = 1 << 22  # bytes in attempts and metrics; longer lines are split
 
 
 @dataclass(frozen=True)
 class Followed:
-    """A file whose content is shown: whose, and from where on.
+    """A file whose content is shown, starting at an offset.
 
-    moves: with rank 0, to the log of another node. world: the newest that has been shown.
+    moves: switch to the log of another node when rank 0 moves there. world: the newest generation that was shown.
     """
 
     node: NodeOfRun
@@ -45,9 +45,9 @@ class Followed:
 
 
 class FollowedFiles:
-    """A node's file of attempts, the metrics where it has rank 0, and the log where it is shown.
+    """A node's attempts file, the metrics if it has rank 0, and the log if it is shown.
 
-    For one thread, but for end(), generation and rank_zero_left().
+    Not thread-safe, except end(), generation and rank_zero_left().
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class FollowedFiles:
         moved: Callable[[RankZeroMoved], None],
         most: int,
     ) -> None:
-        """put takes every message but RankZeroMoved, which moved takes. most: bytes of a file that are kept here."""
+        """moved: called with RankZeroMoved messages; put: with all others. most: maximum bytes stored per file."""
         own, elastic = NodePaths(node.output, node.name), attached.record.min_nodes > 0
         self._node = node
         self._engine = attached.engines[node.name]
@@ -78,11 +78,11 @@ class FollowedFiles:
 
     @property
     def generation(self) -> int:
-        """In which the node takes part, in a job with min_nodes; 0: in none."""
+        """The generation in which the node takes part, in a job with min_nodes; 0: none."""
         return self._restarts.generation
 
     def rank_zero_came(self, world: World, *, shown: bool) -> None:
-        """Follow the metrics of this generation and, where it is `shown`, this node's log."""
+        """Follow the metrics of this generation and, if `shown`, this node's log."""
         metrics = f"{NodePaths(self._node.output, self._node.name).in_generation(world.number, 0)}/metrics.jsonl"
         begin = self._offsets[self._log]
         if shown and not self._shown:
@@ -96,29 +96,29 @@ class FollowedFiles:
         with suppress(FileNotFoundError, LauncherError):
             self._restarts.skip(self._engine.files.read(self._attempts, limit=attempts.LIMIT))
 
-    def follow(self, goes_on: Callable[[], bool]) -> None:
-        """Report what they grow by while goes_on(). Raises NodeUnreachable."""
-        while goes_on():
+    def follow(self, running: Callable[[], bool]) -> None:
+        """Report appended data while running() is true. Raises NodeUnreachable."""
+        while running():
             now = self._wanted()
             lines = {path: self._offsets[path] for path in now if path != self._log}
             log = self._log if self._log in now else ""
             with closing(self._engine.files.follow(log, self._offsets[self._log], lines)) as self._stream:
-                while goes_on() and now == self._wanted():
+                while running() and now == self._wanted():
                     if found := self._stream.next(QUIET):
                         self._take(*found)
 
     def end(self) -> None:
-        """follow() raises NodeUnreachable, at once where it is waiting."""
+        """Make follow() raise NodeUnreachable, immediately if it is waiting."""
         if self._stream is not None:
             self._stream.end()
 
     def read_rest(self, files: Files, output: str) -> None:
-        """Report what they have beyond what was reported; they do not grow any more.
+        """Report the data that was not reported yet; the files no longer grow.
 
-        files, output: of the node, or of what was collected here. Raises NodeUnreachable, NodeUnfit.
+        files, output: of the node, or of the collected copies. Raises NodeUnreachable, NodeUnfit.
         """
         now: tuple[str, ...] = ()
-        while now != self._wanted():  # the attempts may bring rank 0 here
+        while now != self._wanted():  # the attempts file may show that rank 0 moved to this node
             now = self._wanted()
             spans = {Span(f"{output}/{self._relative(path)}", self._offsets[path], TO_THE_END): path for path in now}
             with closing(files.read_spans([*spans])) as pieces:
@@ -128,7 +128,7 @@ class FollowedFiles:
                         if path in self._wanted():
                             self._take(path, piece)
         if self._shown and self._offsets[self._log] == 0 and not self._restarts.begun:
-            # The entry script never ran, or could not write: the engine's own log is all there is.
+            # The entry script did not run or could not write: use the engine's log.
             with suppress(LauncherError):  # reported by the thread that waits for the container
                 if caught := self._engine.logs(self._node.container):
                     self._put(messages.Output(self._node.name, caught))
@@ -137,7 +137,7 @@ class FollowedFiles:
         return tuple(path for path in self._offsets if self._shown or path != self._log)
 
     def _take(self, path: str, data: bytes) -> None:
-        """Report it, then keep it in runs/: the node may be lost before it is collected."""
+        """Report the data, then store it in runs/, as the node may be lost before its files are collected."""
         offset = self._offsets[path]
         self._offsets[path] += len(data)
         if path == self._log:
@@ -149,7 +149,7 @@ class FollowedFiles:
                 if found := parse_object(line):
                     self._put(messages.Progress(found))
         if offset + len(data) <= self._most:
-            with suppress(OSError):  # a full disk: collect() reports it, and fills the gap when it can
+            with suppress(OSError):  # a full disk: collect() reports it and copies the missing data later
                 append(self._record.paths.root / self._relative(path), offset, data, self._record.mask)
 
     def _relative(self, path: str) -> str:
@@ -157,7 +157,7 @@ class FollowedFiles:
 
 
 def _whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes, cut at the ends of lines only."""
+    """Yield the same bytes, split only at line ends."""
     rest = b""
     for piece in pieces:
         whole, end, rest = (rest + piece).rpartition(b"\n")

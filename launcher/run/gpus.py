@@ -1,4 +1,4 @@
-"""GPUs as they are now: who has them, and whether a job gets those that it asks for, before anything is created."""
+"""Current use of the nodes' GPUs, and whether a job can get those that it requests, before anything is created."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from launcher.node.engine import Engine
 from launcher.planning.build import choose_gpus
 from launcher.run.claims import claimed_gpus
 
-PAUSE = 3.0  # seconds between two tries
+PAUSE = 3.0  # seconds between two attempts
 
 
 def with_claims(engine: Engine) -> NodeFacts:
-    """The node's facts, with the GPUs that runs of the launcher have. Raises NodeUnreachable, NodeUnfit, ..."""
+    """Return the node's facts with the GPUs that runs have locked. Raises NodeUnreachable, NodeUnfit, ..."""
     node = engine.facts()
     return replace(node, claims=claimed_gpus(engine)) if node.gpus else node
 
 
 def job_facts(job: Job, fleet: Fleet) -> list[NodeFacts]:
-    """The facts of the job's nodes, as its plan needs them. Raises NodesFailed."""
+    """Return the facts of the job's nodes that its plan needs. Raises NodesFailed."""
     return fleet.each(with_claims) if counts(job) else fleet.facts()
 
 
 def counts(job: Job) -> bool:
-    """Whether it asks for a number of GPUs, which means idle ones."""
+    """Return whether the job requests a number of GPUs, which must be idle."""
     return any(isinstance(job.gpus_of(entry), int) for entry in job.machines)
 
 
 def uses_gpus(job: Job) -> bool:
-    """Whether it asks for GPUs on any node."""
+    """Return whether the job requests GPUs on any node."""
     return any(job.gpus_of(entry) != "none" for entry in job.machines)
 
 
-def settle(job: Job, fleet: Fleet, waiting: Waiting) -> list[NodeFacts]:
-    """The facts of the job's nodes, whose GPUs are enough for the job; as soon as they are where it may wait.
+def wait_for_gpus(job: Job, fleet: Fleet, waiting: Waiting) -> list[NodeFacts]:
+    """Return the facts of the job's nodes when they have enough GPUs for it; wait for GPUs in use if allowed.
 
     Raises NodesFailed with every node whose GPUs cannot be used, are too few or in use.
     """
@@ -53,19 +53,21 @@ def settle(job: Job, fleet: Fleet, waiting: Waiting) -> list[NodeFacts]:
             waiting.after(error)
             continue
         if not any(chosen) and any(job.gpus_of(entry) == "all" for entry in job.machines):
-            waiting.log("warning: NO GPU: no node has one, so this runs on processors. Without this line: gpus: none")
+            waiting.log(
+                "warning: NO GPU: no node has a GPU, so this job runs on CPUs. To silence this warning, set gpus: none"
+            )
         return facts
 
 
-def as_if_idle(job: Job, facts: Sequence[NodeFacts]) -> tuple[Sequence[NodeFacts], tuple[str, ...]]:
-    """For a plan that is only shown: where the job has to wait for GPUs, the facts without their users, and a note.
+def assume_idle(job: Job, facts: Sequence[NodeFacts]) -> tuple[Sequence[NodeFacts], tuple[str, ...]]:
+    """For a plan that is only displayed: if GPUs are in use, return the facts as if they were idle, and a note.
 
-    Raises NodesFailed where waiting does not help.
+    Raises NodesFailed if waiting does not help.
     """
     try:
         choose_gpus(job, facts)
     except NodesFailed as error:
-        rule = "`up` refuses this now and `up --wait` waits; this plan shows each node's first GPUs"
+        rule = "`up` fails now, `up --wait` waits; this plan shows the first GPUs of each node"
         idle = [
             replace(node, claims=(), gpus=tuple(replace(gpu, used_mib=0, processes=()) for gpu in node.gpus))
             for node in facts
@@ -75,26 +77,26 @@ def as_if_idle(job: Job, facts: Sequence[NodeFacts]) -> tuple[Sequence[NodeFacts
 
 
 def _in_use(error: NodesFailed) -> str:
-    """Who has what on each node. Raises `error` unless each node's GPUs are in use, and that is all."""
+    """Return who uses which GPUs. Raises `error` if a node failed for another reason than GPUs in use."""
     if not all(isinstance(each, InUse) for each in error.errors):
         raise error
     return "; ".join(f"{each.where}: {each.what}" for each in error.errors)
 
 
 class Waiting:
-    """Waits for GPUs that others use, and says for which; the same words once, as it may try for hours."""
+    """Wait for GPUs in use and log which; repeat no message, as the wait may take hours."""
 
     def __init__(self, log: Log, *, wait: bool) -> None:
         self.log = log
         self._wait = wait
-        self._said = ""
+        self._logged = ""
 
     def after(self, error: NodesFailed) -> None:
-        """Pause until the next try. Raises `error` unless it is to wait and each node's GPUs are in use."""
+        """Pause until the next attempt. Raises `error` if waiting is disabled or would not help."""
         if not self._wait:
             raise error
         step = Step("waiting", _in_use(error), at_once=True)
-        if step != self._said:
-            self._said = step
+        if step != self._logged:
+            self._logged = step
             self.log(step)
-        time.sleep(PAUSE + random.random())  # noqa: S311 - two that wait must not keep in step
+        time.sleep(PAUSE + random.random())  # noqa: S311 - waiting launchers must not retry in lockstep

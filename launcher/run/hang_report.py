@@ -1,7 +1,7 @@
-"""What the ranks of a run that hung wait for: their flight recordings, read in the job's image and put into a sentence.
+"""Explain a hang: which collectives the ranks wait for, by the dumps of torch's flight recorder.
 
-The recordings are pickles. They are not opened here but by container_scripts/flight_report.py, in a short container of
-the job's image on one of its nodes (for plain processes, by the Python that wrote them); it answers in JSON.
+The dumps are pickles, which are not loaded on this machine: container_scripts/flight_report.py analyses them in a short
+container of the job's image on one node (for plain processes, with the job's Python) and prints JSON.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ from launcher.run.locate import Attached
 from launcher.run.state import HANG_CODE
 
 TIME_LIMIT = 180.0  # seconds, most of them the import of torch
-_ARCHIVE = ".flight_recorder.tar"  # in the output folder of the node that reads them
+_ARCHIVE = ".flight_recorder.tar"  # in the output folder of the node that analyses them
 _RECORDING = re.compile(r"(gloo|nccl|stack)_(\d{1,6})")
-_UNMET = re.compile(  # a collective's time limit, or sizes that do not fit
+_UNMET = re.compile(  # a collective timed out, or its sizes do not match
     r"Timed out waiting \d+ms for (recv|send)|Watchdog caught collective operation timeout|preamble\.length"
 )
 
 
 def explain(failure: Failure, attached: Attached, evidence: Sequence[Evidence]) -> Failure:
-    """The failure with the collective at which the ranks wait and for whom, where its ranks have recorded that."""
-    if failure.exit_code != HANG_CODE and not unmet(evidence):
+    """Return the failure with the collectives and ranks that the ranks wait for, if they recorded them."""
+    if failure.exit_code != HANG_CODE and not collective_failed(evidence):
         return failure
     files = _recordings(attached.record.paths, evidence)
     if not files:
         return failure
     nodes = {rank: one.node.name for one in evidence for rank in one.node.ranks}
-    # after the loss of a node, ranks are elsewhere
+    # after the loss of a node, ranks may have moved
     nodes |= {int(file.name.partition("_")[2]): file.parent.name for file in files}
     try:
-        found = tell(_read(attached, evidence[0], files), nodes)
+        found = describe(_read(attached, evidence[0], files), nodes)
     except LauncherError as error:
-        found = [f"what its ranks recorded could not be read: {error}"]
+        found = [f"its flight recorder dumps could not be analysed: {error}"]
     what = failure.what
-    if any(sentence.startswith(OTHERS_WAIT) for sentence in found):  # that says more than the stacks do
+    if any(sentence.startswith(OTHERS_WAIT) for sentence in found):  # more precise than the stacks
         what = what.partition(f"; {OTHERS_WAIT}")[0]
     return replace(failure, what="; ".join([what, *found]))
 
 
-def unmet(evidence: Sequence[Evidence]) -> bool:
-    """Whether a rank failed at a collective to which others did not come, as the logs say."""
+def collective_failed(evidence: Sequence[Evidence]) -> bool:
+    """Return whether the logs show a collective that timed out because other ranks did not join it."""
     return any(_UNMET.search(text) for one in evidence for text in (one.log, *one.rank_logs.values()))
 
 
 def _recordings(paths: RunPaths, evidence: Sequence[Evidence]) -> list[Path]:
-    """Those of each node's last attempt, as they were collected; of each rank the newest."""
+    """Return the collected dumps of each node's last attempt, the newest of each rank."""
     found = [
         (file.stat().st_mtime, file)
         for one in evidence
@@ -70,14 +70,16 @@ def _recordings(paths: RunPaths, evidence: Sequence[Evidence]) -> list[Path]:
 
 
 def _read(attached: Attached, reader: Evidence, files: Sequence[Path]) -> Mapping[str, Any]:
-    """What flight_report.py answers. Raises LauncherError."""
+    """Run flight_report.py on a node; return its report. Raises LauncherError."""
     node, engine = reader.node, attached.engines[reader.node.name]
     spec = attached.record.container(node.rank)
     argv, layout = spec.get("argv", []), spec.get("layout", {})
-    ours = next((place for place, word in enumerate(argv) if word.endswith(("/agent.py", "/elastic.py"))), 0)
-    if not ours:  # a run found by its labels, or on a cluster
+    script_index = next((index for index, arg in enumerate(argv) if arg.endswith(("/agent.py", "/elastic.py"))), 0)
+    if not script_index:  # a run found by its labels, or on a cluster
         paths = attached.record.paths
-        raise NodeUnfit(node.name, "the run's plan is not here", f"torchfrtrace reads them: {paths.root / RECORDINGS}")
+        raise NodeUnfit(
+            node.name, "no local record of the run's plan", f"use torchfrtrace on {paths.root / RECORDINGS}"
+        )
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for file in files:
@@ -87,36 +89,36 @@ def _read(attached: Attached, reader: Evidence, files: Sequence[Path]) -> Mappin
     script = container_scripts.text("flight_report.py").decode()
     mounts = (*(Mount(**mount) for mount in spec["mounts"]), Mount(node.output, layout["output"]))
     like = replace(probe.ANY_CONTAINER, env=spec["env"], user=spec["user"], groups=tuple(spec["groups"]), mounts=mounts)
-    command = (argv[ours - 1], "-c", script, f"{layout['output']}/{_ARCHIVE}")  # the image's Python
+    command = (argv[script_index - 1], "-c", script, f"{layout['output']}/{_ARCHIVE}")  # the image's Python
     return probe.run(engine, spec["image"], "of the job", command, like, TIME_LIMIT)
 
 
-def tell(report: Mapping[str, Any], nodes: Mapping[int, str]) -> list[str]:
-    """What flight_report.py found, in words. nodes: rank -> name. The report comes from a node: it may be anything."""
+def describe(report: Mapping[str, Any], nodes: Mapping[int, str]) -> list[str]:
+    """Return the report of flight_report.py as sentences. nodes: rank -> name. The report is untrusted input."""
     try:
         return [*_sentences(report, nodes)]
     except (LookupError, TypeError, ValueError, AttributeError):
-        return ["what its ranks recorded could not be understood"]
+        return ["its flight recorder report could not be parsed"]
 
 
 def _sentences(report: Mapping[str, Any], nodes: Mapping[int, str]) -> Iterator[str]:
     for problem in report["problems"]:
-        came = _came(problem)
+        called = _called(problem)
         if missing := problem["missing"]:
             standing = [f"rank {rank} is at {at}" for rank in missing if (at := report["stands"].get(str(rank)))]
-            yield "; ".join([f"{OTHERS_WAIT} {_ranks(missing, nodes)} at {came[0][1]}", *standing])
-        if len(came) > 1 or not missing:
-            yield ", ".join(f"{_ranks(ranks, nodes)} came to {what}" for ranks, what in came)
+            yield "; ".join([f"{OTHERS_WAIT} {_ranks(missing, nodes)} at {called[0][1]}", *standing])
+        if len(called) > 1 or not missing:
+            yield ", ".join(f"{_ranks(ranks, nodes)} called {what}" for ranks, what in called)
     for last in report["waiting"]:
-        yield f"{_ranks(last['ranks'], nodes)} came to {_what(last)}"
+        yield f"{_ranks(last['ranks'], nodes)} called {_what(last)}"
     if silent := report["silent"]:
-        yield f"{_ranks(silent, nodes)} left no recording"
+        yield f"{_ranks(silent, nodes)} left no flight recorder dump"
     if error := report["error"]:
-        yield f"torch's analyser could not read what the ranks recorded: {error}"
+        yield f"torch's analyser could not read the flight recorder dumps: {error}"
 
 
-def _came(problem: Mapping[str, Any]) -> list[tuple[list[int], str]]:
-    """Which ranks came to what; the fewest first, as they are to blame."""
+def _called(problem: Mapping[str, Any]) -> list[tuple[list[int], str]]:
+    """Return groups of ranks by the collective that they called; the smallest first, as it is likely at fault."""
     groups: dict[str, list[int]] = {}
     for rank in problem["ranks"]:
         if rank not in problem["missing"]:

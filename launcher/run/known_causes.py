@@ -1,6 +1,6 @@
-"""Known causes of a failure: what the messages of a program, of CUDA or of NCCL mean, and the fix.
+"""Known causes of failures: patterns in the output of programs, CUDA and NCCL, their meaning and the fix.
 
-docs/gpu.md has the table for GPUs; tests/unit/test_gpu_words.py has a recorded text for each rule, and its source.
+docs/gpu.md has the table for GPUs; tests/unit/test_gpu_words.py has a recorded message and its source for each rule.
 """
 
 from __future__ import annotations
@@ -11,58 +11,57 @@ from dataclasses import dataclass
 from launcher.container_scripts.words import TRACEBACK
 
 _SHM = "shared memory (/dev/shm) is full"
-_SHM_FIX = "keep docker.ipc: host and enlarge the node's: mount -o remount,size=16g /dev/shm"
+_SHM_FIX = "keep docker.ipc: host and enlarge /dev/shm on the node: mount -o remount,size=16g /dev/shm"
 _USERS = "`launcher status --nodes {node}` shows who uses its GPUs"
 
-# (pattern in the output, its meaning, its fix), the most specific first; {node}: the failing node's name
+# (pattern in the output, meaning, fix), the most specific first; {node}: the failing node's name
 _GPU: tuple[tuple[str, str, str], ...] = (
-    (r"CUDA out of memory|torch\.OutOfMemoryError", "the GPU's memory is full", "a smaller batch size, or more nodes"),
+    (r"CUDA out of memory|torch\.OutOfMemoryError", "out of GPU memory", "use a smaller batch size, or more nodes"),
     (
         r"CUDA error: out of memory",
-        "the GPU's memory was full before the program used it",
+        "the GPU was out of memory before the program used it",
         f"{_USERS}; `gpus: N` takes idle ones",
     ),
     (
         r"[Ee]rror \(?802\)?|system not yet initialized",
-        "the NVSwitch fabric is not ready (error 802): its fabric manager does not run or has another version",
-        "on {node}: sudo systemctl enable --now nvidia-fabricmanager; its version must be the driver's",
+        "the NVSwitch fabric is not ready (error 802): the fabric manager is not running or its version does not match",
+        "on {node}: sudo systemctl enable --now nvidia-fabricmanager; its version must match the driver's",
     ),
     (
         r"CUDA-capable device(\(s\) is/are|s are) busy or unavailable",
-        "another process has the GPU, which is in exclusive mode (compute mode)",
+        "the GPU is in exclusive compute mode and in use by another process",
         f"{_USERS}; or on {{node}}: sudo nvidia-smi -c DEFAULT",
     ),
     (
         r"Failed to initialize NVML: Unknown Error",
-        "the container has lost its GPUs: systemd reloaded its units on the node",
-        "start again: launcher up --resume; for good: NVIDIA Container Toolkit 1.18 or newer, or CDI on {node}",
+        "the container lost its GPUs because systemd reloaded its units on the node",
+        "start again: launcher up --resume; permanent fix: NVIDIA Container Toolkit 1.18 or newer, or CDI on {node}",
     ),
     (
         r"[Dd]river/library version mismatch|unsupported display driver / cuda driver combination",
-        "the node's NVIDIA driver was updated while the old one is still loaded",
+        "the node's NVIDIA driver was updated, but the old one is still loaded",
         "reboot {node}",
     ),
     (
         r"no CUDA-capable device is detected|No CUDA GPUs are available",
         "the program found no GPU",
-        "check {node}: launcher doctor JOB; has the program set CUDA_VISIBLE_DEVICES?",
+        "check {node}: launcher doctor JOB; check whether the program sets CUDA_VISIBLE_DEVICES",
     ),
     (
         r"uncorrectable (NVLink|ECC) error",
         "the GPU's hardware reported an uncorrectable error",
-        "on {node}: `nvidia-smi -q -d ECC` shows which GPU; reset it (nvidia-smi --gpu-reset) or reboot; if it comes "
-        "again, leave that GPU out by `gpus` and have it replaced",
+        "on {node}: `nvidia-smi -q -d ECC` shows which GPU; reset it (nvidia-smi --gpu-reset) or reboot; if it happens "
+        "again, exclude that GPU with `gpus` and have it replaced",
     ),
     (
         r"fallen off the bus|GPU is lost|NVRM: Xid",
         "a GPU has fallen off the bus",
-        "reboot {node}; `dmesg | grep -i xid` there shows which GPU: check its power, cooling and seat",
+        "reboot {node}; `dmesg | grep -i xid` there shows which GPU: check its power, cooling and slot",
     ),
     (
         r"illegal memory access|unspecified launch failure",
-        "a GPU kernel accessed memory that is not its own, or the GPU is faulty",
-        "find the call with `env: {{CUDA_LAUNCH_BLOCKING: 1}}`; `dmesg | grep -i xid` on {node} shows faults of the "
-        "GPU",
+        "a GPU kernel accessed invalid memory, or the GPU is faulty",
+        "find the call with `env: {{CUDA_LAUNCH_BLOCKING: 1}}`; `dmesg | grep -i xid` on {node} shows GPU faults",
     ),
     (
         r"driver version is insufficient|driver on your system is too old|CUDA driver version is too old"
@@ -73,31 +72,30 @@ _GPU: tuple[tuple[str, str, str], ...] = (
     (r"Error while creating shared memory segment|failed to extend /dev/shm|posix_fallocate failed", _SHM, _SHM_FIX),
     (
         r"Call to ibv_\w+ failed",
-        "NCCL could not use InfiniBand: as a rule, it may not lock enough memory (memlock)",
-        "on {node}: LimitMEMLOCK=infinity for docker.service, `launcher doctor JOB` shows whether the engine grants "
-        "it; "
-        "or use TCP: env: {{NCCL_IB_DISABLE: 1}}",
+        "NCCL could not use InfiniBand, usually because the memlock limit is too low",
+        "on {node}: set LimitMEMLOCK=infinity for docker.service, and check it with `launcher doctor JOB`; or use TCP: "
+        "env: {{NCCL_IB_DISABLE: 1}}",
     ),
     (
         r"Mismatched NCCL version",
         "the ranks have different versions of NCCL",
-        "the same image and packages on all nodes: look for another torch or NCCL below `code`, `mounts` and "
-        "LD_LIBRARY_PATH",
+        "use the same image and packages on all nodes; check `code`, `mounts` and LD_LIBRARY_PATH for another torch or "
+        "NCCL",
     ),
     (
         r"Duplicate GPU detected",
-        "two ranks use one GPU, which NCCL refuses",
-        "as many `processes` as GPUs; the program must call torch.cuda.set_device(LOCAL_RANK)",
+        "two ranks use the same GPU, which NCCL does not support",
+        "set `processes` to the number of GPUs; the program must call torch.cuda.set_device(LOCAL_RANK)",
     ),
     (
         r"socketStartConnect: Connect to|NCCL.*(no socket interface|Bootstrap : no socket)|unable to find address for",
-        "the network interface that was chosen is not usable",
-        "name the node's address in the job file: nodes: [{{host: ..., address: ...}}]",
+        "the chosen network interface is not usable",
+        "set the node's address in the job file: nodes: [{{host: ..., address: ...}}]",
     ),
     (
         r"unhandled system error|ncclSystemError",
-        "a system call of NCCL failed",
-        "`env: {{NCCL_DEBUG: INFO}}` shows which; `launcher doctor JOB` tries shared memory and the network",
+        "a system call in NCCL failed",
+        "`env: {{NCCL_DEBUG: INFO}}` shows which; `launcher doctor JOB` tests shared memory and the network",
     ),
 )
 _OTHER: tuple[tuple[str, str, str], ...] = (
@@ -105,29 +103,33 @@ _OTHER: tuple[tuple[str, str, str], ...] = (
     (
         r"Address already in use|EADDRINUSE",
         "the rendezvous port is in use on the first node",
-        "another run there? `launcher runs`; or choose another: --set port=29501",
+        "check for another run: launcher runs; or choose another port: --set port=29501",
     ),
     (
         r"No space left on device",
         "a disk is full",
-        "free some, or mount a larger one; `launcher clean` removes old runs",
+        "free disk space, or mount a larger disk; `launcher clean` removes old runs",
     ),
     (
         r"[Rr]endezvous.*[Tt]imeout|timed out after \d+ seconds waiting for clients|client socket has timed out",
         "not all nodes met at the rendezvous in time",
-        "is the port open between the nodes? `launcher doctor JOB` tries it",
+        "check that the port is open between the nodes: launcher doctor JOB",
     ),
     (
         r"Timed out waiting \d+ms for (recv|send)|Watchdog caught collective operation timeout",
-        "its peers were silent for as long as its communication waits",
-        "is the network between the nodes up? `launcher doctor JOB` tries it; or a rank hangs: set hang_timeout",
+        "communication with its peers timed out",
+        "check the network between the nodes: launcher doctor JOB; if a rank hangs, set hang_timeout",
     ),
     (
         r"ModuleNotFoundError|ImportError",
         "a module could not be imported",
-        "add it to image.packages, or check that `code` holds it",
+        "add it to image.packages, or check that `code` contains it",
     ),
-    (r"PermissionError|Permission denied", "a file may not be read or written", "check the owner of mounts and data"),
+    (
+        r"PermissionError|Permission denied",
+        "no permission to read or write a file",
+        "check the owner of mounts and data",
+    ),
     (r"exec format error", "the image is for another CPU architecture", "build the image for the node's architecture"),
 )
 
@@ -148,19 +150,19 @@ class Cause:
 
 
 def known_cause(message: str, log: str, node: str) -> Cause | None:
-    """What the failing rank's message means; None if it is not known.
+    """Return the cause of the failing rank's message, or None if unknown.
 
-    message: its traceback, or the end of its log. log: more of its log, in which NCCL and CUDA say more than the
-    exception does; it counts only if the exception is theirs, or there is none.
+    message: its traceback, or the end of its log. log: more of its log, in which NCCL and CUDA print more details than
+    the exception has; searched only if the exception comes from them, or if there is none.
     """
-    theirs = "" if TRACEBACK in message and not _OF_GPUS.search(message) else _lines_of_gpus(log)
-    if _NO_KERNEL in message or _NO_KERNEL in theirs:
+    gpu_lines = "" if TRACEBACK in message and not _OF_GPUS.search(message) else _lines_of_gpus(log)
+    if _NO_KERNEL in message or _NO_KERNEL in gpu_lines:
         return _no_kernel(f"{message}\n{log}")
     if "out of memory" in message and (others := _other_processes(message)):
-        what = f"the GPU's memory is full, and other processes use it: {', '.join(others)}"
+        what = f"out of GPU memory, and other processes use the GPU: {', '.join(others)}"
         return Cause(what, f"{_USERS}; `gpus: N` takes idle ones".format(node=node))
     *specific, system_error = _GPU
-    for rules, text in ((specific, message), (specific, theirs), ([system_error], message), (_OTHER, message)):
+    for rules, text in ((specific, message), (specific, gpu_lines), ([system_error], message), (_OTHER, message)):
         for pattern, what, fix in rules:
             if re.search(pattern, text):
                 return Cause(what, fix.format(node=node))
@@ -168,15 +170,15 @@ def known_cause(message: str, log: str, node: str) -> Cause | None:
 
 
 def _lines_of_gpus(log: str) -> str:
-    """Without what NCCL merely informs of."""
+    """Return the lines of CUDA and NCCL, except NCCL INFO."""
     return "\n".join(line for line in log.splitlines() if _OF_GPUS.search(line) and "NCCL INFO" not in line)
 
 
 def _other_processes(message: str) -> list[str]:
-    """`process 7 has 60.00 GiB`, for each other process that torch's message names.
+    """Return `process 7 has 60.00 GiB` for each other process that torch's message lists.
 
-    In a container, torch does not know which of them it is itself: then it is the one whose memory is nearest to what
-    its allocator has.
+    In a container, torch does not know its own PID on the host: then its own process is the one with the memory usage
+    closest to the size of its allocator.
     """
     last = message[message.rfind("out of memory") :]
     found = [(pid, float(size) * _KIB[unit], f"{size} {unit}iB") for pid, size, unit in _PROCESS.findall(last)]
@@ -187,7 +189,7 @@ def _other_processes(message: str) -> list[str]:
 
 
 def _no_kernel(text: str) -> Cause:
-    """Whether the image is too old or too new for the GPU, as torch's warning before it tells."""
+    """Return the cause: by torch's earlier warning, the image is too old or too new for the GPU."""
     what = "torch in this image has no kernels for this GPU"
     device, compiled = _DEVICE.search(text), _COMPILED.search(text)
     newer, older = "choose a newer base: launcher image list", "choose an older base: launcher image list"
@@ -196,7 +198,7 @@ def _no_kernel(text: str) -> Cause:
     if device is None or compiled is None:
         return Cause(f"{what}: the image is too old or too new for it", "choose another base: launcher image list")
     known = [int(number) for number in re.findall(r"_(\d+)", compiled[1])]
-    what = f"{what}: it is sm_{device[1]}, they are for {compiled[1].strip(' ,')}"
+    what = f"{what}: it is sm_{device[1]}, torch was built for {compiled[1].strip(' ,')}"
     if int(device[1]) > max(known):
         return Cause(f"{what}; the image is too old for it", newer)
     if int(device[1]) < min(known):

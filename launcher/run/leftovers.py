@@ -1,7 +1,5 @@
-"""What old runs left on a node: images that we built and nothing uses, output folders of runs without a container.
-
-And containers of runs that `down` has ended while the node did not answer, and those of commands that were killed.
-"""
+"""Find and remove leftovers of old runs on a node: unused images that the launcher built, output folders without a
+container, containers of runs that `down` ended while the node was unreachable, and containers of killed commands."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from launcher.node.engine import Engine
 
 @dataclass(frozen=True)
 class OldOutput:
-    """A run's output folder on a node. size: bytes of its files, checkpoints included."""
+    """A run's output folder on a node. size: bytes of its files, including checkpoints."""
 
     run: RunId
     path: str
@@ -33,7 +31,7 @@ class OldOutput:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What one node still has of ended runs. unread: a folder of a run that its user may not read."""
+    """Leftovers of ended runs on one node. unread: the error of a run's folder that the user cannot read."""
 
     engine: Engine
     images: Sequence[ImageInfo]
@@ -46,16 +44,16 @@ class Leftovers:
 
 
 def find_leftovers(engine: Engine, sources: Sequence[ImageInfo] = (), taken_down: Collection[RunId] = ()) -> Leftovers:
-    """A run with a container on the node is left out: that is for `down`. sources: see below.
+    """Return the leftovers on a node, except those of runs with a container: use `down` for these.
 
-    taken_down: runs that `down` has ended: what has come back of them, and does not run, is listed.
+    sources: see unused_images. taken_down: runs that `down` has ended; their stopped containers are included.
     """
     root = posixpath.join(engine.facts().home, OUTPUT_ROOT)
     listed = engine.list({labels.RUN: None})
     alive = {state.labels.get(labels.RUN) for state in listed}
     own = [state for state in listed if state.labels.get(labels.UID) == str(engine.uid())]
     idle = [state for state in own if state.phase.ended or state.phase is Phase.CREATED]
-    # Those of doctor --bench and shell are removed when they end, where nobody has killed these commands.
+    # doctor --bench and shell remove their containers, unless these commands were killed.
     short = [state for state in own if state.phase.ended and state.labels.get(labels.PURPOSE) in ("bench", "shell")]
     ended = {*taken_down, *(state.labels.get(labels.RUN) for state in short)}
     back = [state for state in idle if state.labels.get(labels.RUN) in ended]
@@ -72,10 +70,10 @@ def find_leftovers(engine: Engine, sources: Sequence[ImageInfo] = (), taken_down
 
 
 def unused_images(engine: Engine, sources: Sequence[ImageInfo] = ()) -> list[ImageInfo]:
-    """Images that we built and what a push left that did not come to its end, without a container of them.
+    """Return unused images that the launcher built, and remains of interrupted pushes.
 
-    An image that the user gave another name is the user's. sources: images of the caller's own engine, and those with a
-    name on any node; where a node has one of them without any name, the launcher was killed before it could name it.
+    Images that the user tagged are kept. sources: images of the caller's engine and tagged images of all nodes; an
+    untagged copy of such an image is a leftover of a launcher that was killed before it could tag the copy.
     """
     if engine.images is None:
         return []
@@ -89,7 +87,7 @@ def unused_images(engine: Engine, sources: Sequence[ImageInfo] = ()) -> list[Ima
 
 
 def remove_leftovers(leftovers: Leftovers) -> None:
-    """Remove what was found, and only that. A layer that another image needs stays."""
+    """Remove exactly these leftovers. Layers that other images need are kept."""
     for container in leftovers.containers:
         leftovers.engine.remove(container.id)
     for image in leftovers.images:

@@ -1,4 +1,4 @@
-"""Finding a run, by its record here or by the labels of its containers (`--nodes a,b`); and whose it is."""
+"""Find a run by its local record or by the labels of its containers (`--nodes a,b`), and determine its owner."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from launcher.node.parallel import run_both
 from launcher.records import store
 from launcher.records.store import NodeOfRun, Record
 
-Note = Callable[[str], None]  # shows a person what was found and left aside
+Note = Callable[[str], None]  # reports containers that were found but ignored
 
 
 class Owner(IntEnum):
-    """Whose a run is, by the ssh user's uid on the node, and by the caller where no run is named. Nearest first."""
+    """Owner of a run, by the ssh user's uid on the node and, if no run is named, by the caller. Closest first."""
 
     SELF = 0  # this user of the node, and this caller
     ACCOUNT = 1  # this user of the node, another caller
@@ -36,7 +36,7 @@ class Owner(IntEnum):
 
 
 def caller() -> str:
-    """user@host, as it fits into a label."""
+    """Return user@host, in a form that is valid in a label."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a uid without a name, as in a container
@@ -46,7 +46,7 @@ def caller() -> str:
 
 @dataclass(frozen=True)
 class Found:
-    """A container on a node whose labels are as we write them."""
+    """A container on a node with valid launcher labels."""
 
     labels: RunLabels
     owner: Owner
@@ -55,48 +55,50 @@ class Found:
 
     @property
     def node(self) -> NodeOfRun:
-        told = self.labels
-        return NodeOfRun(told.node, self.engine.host, told.rank, self.state.name, told.output, told.ranks)
+        run = self.labels
+        return NodeOfRun(run.node, self.engine.host, run.rank, self.state.name, run.output, run.ranks)
 
 
 @dataclass(frozen=True)
 class Attached:
-    """A run with the engines of its nodes at hand; a node that does not answer is in `unreachable` instead."""
+    """A run with connections to its nodes; unreachable nodes are in `unreachable`."""
 
     record: Record
-    nodes: tuple[NodeOfRun, ...]  # by rank, those that answer
+    nodes: tuple[NodeOfRun, ...]  # by rank, reachable ones only
     engines: Mapping[str, Engine]  # by the node's name in the run
     fleet: Fleet
-    states: Mapping[str, ContainerState] = field(default_factory=dict)  # by the node's name; without removed containers
+    states: Mapping[str, ContainerState] = field(default_factory=dict)  # by node name; without removed containers
     unreachable: Mapping[str, LauncherError] = field(default_factory=dict)
-    listed: Mapping[Engine, Sequence[ContainerState]] = field(default_factory=dict)  # of the run, and ours to remove
+    listed: Mapping[Engine, Sequence[ContainerState]] = field(
+        default_factory=dict
+    )  # containers of the run that the user may remove
     owner: Owner = Owner.SELF
-    started_by: str = ""  # user@host of the caller, and the uid on the node; "" where no container tells
-    hosts: tuple[str, ...] = ()  # of all of its nodes, as its caller addressed them; () where no container tells
-    not_asked: tuple[str, ...] = ()  # those of them that the user did not name
+    started_by: str = ""  # user@host of the caller, and the uid on the node; "" if unknown
+    hosts: tuple[str, ...] = ()  # of all its nodes, as the caller addressed them; () if unknown
+    not_asked: tuple[str, ...] = ()  # hosts that the user did not name
 
     @property
     def may_lose(self) -> int:
-        """How many of its nodes the run can do without."""
+        """Number of nodes that the run can lose."""
         least = self.record.min_nodes
         return len(self.nodes) + len(self.unreachable) - least if least else 0
 
     def is_done(self, states: Mapping[str, ContainerState]) -> bool:
-        """Whether a run that may lose nodes has come to its end on one: it has told the others so, if it could."""
+        """Return whether an elastic run has finished on a node, which then notifies the other reachable nodes."""
         return self.may_lose > 0 and any(state.exit_code == 0 for state in states.values())
 
     def require_all(self) -> None:
-        """Raises NodesFailed where a node did not answer."""
+        """Raise NodesFailed if a node is unreachable."""
         if self.unreachable:
             raise NodesFailed(list(self.unreachable.values()))
 
     def require_any(self) -> None:
-        """Raises NodesFailed where no node answered."""
+        """Raise NodesFailed if no node is reachable."""
         if not self.nodes:
             self.require_all()
 
     def node(self, wanted: str) -> NodeOfRun:
-        """By its name or host. Raises UsageError where the run has no such node, its error where it does not answer."""
+        """Return a node by name or host. Raises UsageError if unknown, its LauncherError if unreachable."""
         if wanted in self.unreachable:
             raise self.unreachable[wanted]
         for node in self.nodes:
@@ -106,7 +108,7 @@ class Attached:
 
 
 def attach(record: Record, fleet: Fleet) -> Attached:
-    """The run on record, over connections to its nodes; what its containers do now is not known yet: see `look`."""
+    """Return a recorded run with connections to its nodes; call `refresh` for the state of its containers."""
     by_name = {engine.node: engine for engine in fleet.engines}
     nodes = tuple(node for node in record.nodes() if engine_of(node)[0] not in fleet.failed)
     engines = {node.name: by_name[engine_of(node)[0]] for node in nodes}
@@ -114,23 +116,23 @@ def attach(record: Record, fleet: Fleet) -> Attached:
 
 
 def connect_to(record: Record, ssh_config: Path | None) -> Attached:
-    """Connect to the nodes of a run on record; those that do not answer are in `unreachable`."""
+    """Connect to the nodes of a recorded run; unreachable nodes are in `unreachable`."""
     hosts = [engine_of(node) for node in record.nodes()] + [(host, host) for host in record.other_hosts()]
     return attach(record, connect(list(dict.fromkeys(hosts)), record.runtime, ssh_config, allow_failures=True))
 
 
 def search(text: str | None, hosts: Sequence[str], ssh_config: Path | None, note: Note, runs: Path) -> Attached:
-    """The run that `text` means, by the labels of its containers on these nodes; its record here is rebuilt.
+    """Find the run that matches `text` by its container labels on these nodes, and rebuild its local record.
 
     Raises RunUnknown, NodesFailed.
     """
     fleet = connect([(host, host) for host in dict.fromkeys(hosts)], None, ssh_config, allow_failures=True)
     try:
-        on_these = _by_run(_list(fleet, None, note, claims=False))
-        found = on_these[_choose(text, on_these, fleet, where="on " + ", ".join(hosts))]
-        told, nodes = found[0].labels, tuple(f.node for f in found)
+        by_run = _by_run(_list(fleet, None, note, claims=False))
+        found = by_run[_choose(text, by_run, fleet, where="on " + ", ".join(hosts))]
+        run, nodes = found[0].labels, tuple(f.node for f in found)
         record = Record.rebuild(
-            told.run, told.runtime, nodes, runs, min_nodes=told.min_nodes, spares=told.spares, hosts=told.hosts
+            run.run, run.runtime, nodes, runs, min_nodes=run.min_nodes, spares=run.spares, hosts=run.hosts
         )
         engines = {f.node.name: f.engine for f in found}
         missing = _not_asked(found, hosts)
@@ -140,10 +142,10 @@ def search(text: str | None, hosts: Sequence[str], ssh_config: Path | None, note
         raise
 
 
-def look(attached: Attached, note: Note, *, claims: bool = False, any_owner: bool = False) -> Attached:
-    """The same with the run's containers as its nodes list them now, in one round trip.
+def refresh(attached: Attached, note: Note, *, claims: bool = False, any_owner: bool = False) -> Attached:
+    """Return `attached` with the current state of the run's containers, in one round trip.
 
-    claims: list the run's GPU claims too. any_owner: containers of other users count as ours to remove.
+    claims: also list the run's GPU locks. any_owner: allow removing containers of other users.
     """
     run = attached.record.run
     listed = _list(attached.fleet, run, note, claims=claims)
@@ -151,44 +153,44 @@ def look(attached: Attached, note: Note, *, claims: bool = False, any_owner: boo
     owner = min((f.owner for f in found), default=Owner.SELF)
     started_by = found[0].labels.started_by if found else ""
     if owner is Owner.OTHER:
-        note(f"{run} is of {started_by}, another user: its files may not be readable")
-    others = [f for f in found if f.node.name not in attached.engines]  # of a record that had not all nodes
-    ours = [f for f in listed if f.labels.run == run and (any_owner or f.owner is not Owner.OTHER)]
+        note(f"{run} belongs to another user, {started_by}: its files may not be readable")
+    others = [f for f in found if f.node.name not in attached.engines]  # not in the local record
+    removable = [f for f in listed if f.labels.run == run and (any_owner or f.owner is not Owner.OTHER)]
     return replace(
         attached,
         nodes=(*attached.nodes, *(f.node for f in others)),
         engines={**attached.engines, **{f.node.name: f.engine for f in others}},
         hosts=found[0].labels.hosts if found else (),
         states={f.node.name: f.state for f in found},
-        listed={engine: [f.state for f in ours if f.engine is engine] for engine in attached.fleet.engines},
+        listed={engine: [f.state for f in removable if f.engine is engine] for engine in attached.fleet.engines},
         owner=owner,
         started_by=started_by,
     )
 
 
 def _not_asked(found: Sequence[Found], asked: Sequence[str]) -> tuple[str, ...]:
-    """Hosts of the run's nodes that are not among `asked` and have not been found by another name."""
+    """Return the hosts of the run's nodes that are not in `asked` and were not found under another name."""
     ranks, every = {f.labels.rank for f in found}, found[0].labels.hosts
     missing = (host for rank, host in enumerate(every) if rank not in ranks)
     return tuple(host for host in missing if host not in asked and host != labels.NO_HOST)
 
 
 def engine_of(node: NodeOfRun) -> tuple[str, str]:
-    """Name and host of its engine; all nodes on a cluster have one."""
+    """Return name and host of a node's engine; all nodes of a cluster share one."""
     return (node.name if cluster_name(node.host) is None else node.host), node.host
 
 
 def on_nodes(fleet: Fleet, note: Note) -> dict[RunId, list[Found]]:
-    """Every run that these nodes know of, the latest last; the containers of each by rank."""
+    """Return all runs on these nodes, newest last, with their containers by rank."""
     return _by_run(_list(fleet, None, note, claims=False))
 
 
 def _choose(text: str | None, runs: Mapping[RunId, Sequence[Found]], fleet: Fleet, where: str) -> RunId:
-    """One's own runs are meant first, then those of the same account. Raises RunUnknown; NodesFailed if no run was
-    found and nodes do not answer.
+    """Resolve `text` among the user's own runs first, then among those of the same account. Raises RunUnknown, or
+    NodesFailed if no run was found and nodes are unreachable.
     """
     if not runs and fleet.failed:
-        answering = {engine.host for engine in fleet.engines}  # `local` may answer with two engines
+        answering = {engine.host for engine in fleet.engines}  # `local` can have two engines
         raise NodesFailed(list(fleet.failed.values()), of=len(answering) + len(fleet.failed))
     for most in (Owner.SELF, Owner.ACCOUNT):
         with suppress(RunUnknown):
@@ -198,28 +200,28 @@ def _choose(text: str | None, runs: Mapping[RunId, Sequence[Found]], fleet: Flee
 
 
 def _list(fleet: Fleet, run: RunId | None, note: Note, *, claims: bool) -> list[Found]:
-    """Containers with other labels than ours are left aside with a note."""
+    """List the launcher's containers; those with invalid labels are ignored with a note."""
     wanted = {labels.RUN: run} if claims else {labels.RUN: run, labels.PURPOSE: "run"}
     answers = fleet.each(lambda engine: run_both(lambda: engine.list(wanted), engine.uid))
     found, own = [], caller()
     for engine, (states, uid) in zip(fleet.engines, answers, strict=True):
         for state in states:
             try:
-                told = labels.read(state.labels)
+                read = labels.read(state.labels)
             except ValueError as error:
-                note(f"{engine.node}: container {state.name} is ignored, its labels are not the launcher's: {error}")
+                note(f"{engine.node}: ignoring container {state.name} with invalid labels: {error}")
                 continue
-            account = Owner.SELF if told.owner == own else Owner.ACCOUNT
-            found.append(Found(told, account if told.uid == uid else Owner.OTHER, engine, state))
+            account = Owner.SELF if read.owner == own else Owner.ACCOUNT
+            found.append(Found(read, account if read.uid == uid else Owner.OTHER, engine, state))
     return found
 
 
 def _by_run(listed: Sequence[Found]) -> dict[RunId, list[Found]]:
     runs: dict[RunId, list[Found]] = {}
     for found in listed:
-        if found.labels.purpose == "run":  # no claim
+        if found.labels.purpose == "run":  # not a lock
             runs.setdefault(found.labels.run, []).append(found)
-    for run, of_run in runs.items():  # where another user's container has our run's id, ours is meant
+    for run, of_run in runs.items():  # prefer the user's own containers over another user's with the same run ID
         runs[run] = [f for f in of_run if f.owner is not Owner.OTHER] or of_run
     ordered = sorted(runs, key=lambda run: min(f.labels.created for f in runs[run]))
     return {run: sorted(runs[run], key=lambda f: f.labels.rank) for run in ordered}

@@ -1,4 +1,4 @@
-"""What is reported of a run while it is followed."""
+"""Messages about a followed run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from launcher.run.attempts import World
 
 @dataclass(frozen=True)
 class Message:
-    """One of those below."""
+    """Base class of all messages."""
 
 
 @dataclass(frozen=True)
 class Output(Message):
-    """Bytes that a node's log file has grown by."""
+    """Bytes appended to a node's log file."""
 
     node: str
     data: bytes
@@ -39,7 +39,7 @@ class NodeEnded(Message):
 
 @dataclass(frozen=True)
 class NodeLost(Message):
-    """No answer since then (seconds since the epoch); the run may well go on there."""
+    """The node has not responded since `since` (seconds since the epoch); the run may still be running on it."""
 
     node: str
     reason: str
@@ -53,7 +53,7 @@ class NodeBack(Message):
 
 @dataclass(frozen=True)
 class NodeGone(Message):
-    """Given up: the run has failed or was stopped elsewhere, and this one has not answered for long."""
+    """The node was given up: it is unreachable, and the run has failed or was stopped elsewhere."""
 
     node: str
     reason: str
@@ -64,7 +64,7 @@ class NodeGone(Message):
 class NodeRemoved(Message):
     """Its container was removed while it was followed.
 
-    folder: under `runtime: process`, the output folder, which has what a container is there.
+    folder: with `runtime: process`, the output folder, which takes the role of the container.
     """
 
     node: str
@@ -73,7 +73,7 @@ class NodeRemoved(Message):
 
 @dataclass(frozen=True)
 class NodeStopped(Message):
-    """A user (user@host) stops the run there."""
+    """A user (user@host) is stopping the run on the node."""
 
     node: str
     by: str
@@ -81,7 +81,7 @@ class NodeStopped(Message):
 
 @dataclass(frozen=True)
 class NodeWaits(Message):
-    """No process of it has started; `reason`: what a cluster says of its job, `job 12: PENDING (Resources)`."""
+    """No process has started; `reason`: the state of the cluster's job, `job 12: PENDING (Resources)`."""
 
     node: str
     reason: str
@@ -89,7 +89,7 @@ class NodeWaits(Message):
 
 @dataclass(frozen=True)
 class NodeRestarted(Message):
-    """Its processes were started again; `why`: how the attempt before ended."""
+    """The node's processes were restarted; `why`: how the previous attempt ended."""
 
     node: str
     restarts: int
@@ -98,7 +98,7 @@ class NodeRestarted(Message):
 
 @dataclass(frozen=True)
 class RankZeroMoved(Message):
-    """A job with min_nodes trains in a new generation, whose rank 0 is on that node."""
+    """A job with min_nodes started a new generation, with rank 0 on this node."""
 
     node: str
     world: World
@@ -106,7 +106,7 @@ class RankZeroMoved(Message):
 
 @dataclass(frozen=True)
 class NodeOver(Message):
-    """The nodes of a job with min_nodes do not start its program again, and say so on that node."""
+    """The nodes of a job with min_nodes do not restart its program, as reported by this node."""
 
     node: str
     why: str
@@ -114,14 +114,14 @@ class NodeOver(Message):
 
 @dataclass(frozen=True)
 class NotCollected(Message):
-    """A file of a node that could not be brought here, at the end; or one that could not be written here."""
+    """A node's file that could not be collected at the end, or could not be written locally."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Warned(Message):
-    """Something beside the run itself went wrong, such as its notification."""
+    """An error outside of the run itself, such as a failed notification."""
 
     reason: str
 
@@ -131,5 +131,5 @@ class Tick(Message):
 
 
 def clock(moment: float) -> str:
-    """Seconds since the epoch, as a person here reads them: a silence may last for days."""
+    """Format seconds since the epoch as weekday and local time, as an outage can last for days."""
     return time.strftime("%a %H:%M", time.localtime(moment))

@@ -1,6 +1,6 @@
-"""A notice when a run has ended: by a command or a webhook of the user's own settings file, never of a job file.
+"""Notify when a run has ended, by a command or a webhook from the user's settings file.
 
-A job file may come from a stranger; what runs on the caller's machine may not.
+Job files cannot set these: a job file may be untrusted, and the command runs on the caller's machine.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ LIMIT = 15.0  # seconds for a command or a webhook
 
 @dataclass(frozen=True)
 class Notice:
-    """How a run ended, without its output, which may hold anything."""
+    """How a run ended. Excludes its output, which may contain anything."""
 
     run: str
     state: str
     exit_code: int
-    text: str  # one line for a person; the key that chat webhooks show
+    text: str  # one line to display; chat webhooks show this key
 
 
 def send(notify: Notify, notice: Notice) -> list[str]:
-    """What went wrong, a line each. That a notice cannot be sent changes nothing of the run's end."""
+    """Send the notice; return a line per error. Errors do not affect the outcome of the run."""
     body = json.dumps(vars(notice)).encode()
     problems = []
     if notify.command and (problem := _call(notify.command, notice, body)):
         problems.append(f"notify.command {notify.command[0]}: {problem}")
     if notify.webhook and (problem := _post(notify.webhook, body)):
-        problems.append(f"notify.webhook: {problem}")  # its address may hold a token: not shown
+        problems.append(f"notify.webhook: {problem}")  # the URL may contain a token, so it is not shown
     return problems
 
 
@@ -43,11 +43,11 @@ def _call(command: tuple[str, ...], notice: Notice, body: bytes) -> str:
     try:
         done = subprocess.run(command, input=body, capture_output=True, timeout=LIMIT, check=False, env=env)
     except subprocess.TimeoutExpired:
-        return f"did not end in {LIMIT:g} s"
+        return f"timed out after {LIMIT:g} s"
     except OSError as error:
         return str(error)
-    words = (done.stderr or done.stdout).decode(errors="replace").strip()[-300:]
-    return f"exit code {done.returncode}: {words}" if done.returncode else ""
+    output = (done.stderr or done.stdout).decode(errors="replace").strip()[-300:]
+    return f"exit code {done.returncode}: {output}" if done.returncode else ""
 
 
 def _post(address: str, body: bytes) -> str:
@@ -58,6 +58,6 @@ def _post(address: str, body: bytes) -> str:
         with urllib.request.urlopen(request, timeout=LIMIT):  # noqa: S310
             return ""
     except urllib.error.HTTPError as error:
-        return f"it answered {error.code}"
+        return f"HTTP status {error.code}"
     except (OSError, ValueError) as error:
         return str(getattr(error, "reason", error))

@@ -1,4 +1,4 @@
-"""How a run ended: the evidence of every node weighed into one outcome, as result.json keeps it."""
+"""Determine the outcome of a run from the evidence of all nodes; result.json stores it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from launcher.run.state import RunState, state_of
 
 @dataclass(frozen=True)
 class NodeResult:
-    """How a node ended; None where that is not known."""
+    """How a node ended; None: unknown."""
 
     node: str
     rank: int
@@ -35,24 +35,24 @@ class NodeResult:
     restarted: tuple[str, ...] = ()  # why each restart was needed
     started: float | None = None
     finished: float | None = None
-    victim: bool = False  # it ended because another node did
-    lost: str | None = None  # why not all is known of it
+    victim: bool = False  # it ended because another node ended
+    lost: str | None = None  # why information about it is missing
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended, as result.json has it."""
+    """How a run ended, as stored in result.json."""
 
     run: str
     state: RunState
     failure: Failure | None = None
     nodes: tuple[NodeResult, ...] = ()
     last: Mapping[str, Any] = field(default_factory=dict)  # the last epoch's line of metrics.jsonl
-    stopped_by: str | None = None  # user@host who stopped it from elsewhere
+    stopped_by: str | None = None  # user@host of another terminal or machine that stopped it
 
     @property
     def exit_code(self) -> int:
-        """Of a command that waited for this end."""
+        """Exit code of a command that waited for the run."""
         return self.state.exit_code
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Outcome:
 
     @classmethod
     def from_dict(cls, run: str, found: Mapping[str, Any]) -> Outcome:
-        """From result.json, of this version or an earlier one. Raises ValueError, TypeError for anything else."""
+        """Parse result.json of this or an earlier version. Raises ValueError, TypeError if it is invalid."""
         failure, nodes = found.get("failure"), found.get("nodes") or ()
         return cls(
             run=run,
@@ -76,7 +76,7 @@ V = TypeVar("V", Failure, NodeResult)
 
 
 def _known(kind: type[V], found: Mapping[str, Any]) -> V:
-    """The fields that this version knows."""
+    """Build an object from the fields that this version knows."""
     names = {each.name for each in fields(kind)}
     known = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items() if key in names}
     make: Callable[..., V] = kind
@@ -84,34 +84,42 @@ def _known(kind: type[V], found: Mapping[str, Any]) -> V:
 
 
 def lost_node(message: messages.NodeGone | messages.NodeRemoved) -> Failure:
-    """What a node that is missing at the end means for the run."""
+    """Return the failure for a node that was lost before the run ended."""
     if isinstance(message, messages.NodeRemoved) and message.folder:
         what = f"lost its output folder {message.folder}: it was removed or locked while the run used it"
-        fix = "by the program itself? it must leave the folder as it is; start again: launcher up"
+        fix = "check that the program does not remove or change this folder; start again: launcher up"
         return Failure(message.node, None, None, what, fix, "")
     if isinstance(message, messages.NodeRemoved):
-        what, fix = "lost its container: it was removed from outside", "by `docker rm -f`? start again: launcher up"
+        what = "lost its container: it was removed by another process"
+        fix = "check whether someone ran `docker rm -f`; start again: launcher up"
         return Failure(message.node, None, None, what, fix, "")
-    what = f"did not answer any more: no connection since {messages.clock(message.since)}"
-    fix = "see that it is up; then end what is left there: launcher down"
+    what = f"stopped responding: no connection since {messages.clock(message.since)}"
+    fix = "check that it is up; then clean up: launcher down"
     return Failure(message.node, None, None, what, fix, message.reason)
 
 
 def uncollected(node: str, error: LauncherError) -> Failure:
-    return Failure(node, None, None, "ended, but its files could not be collected", "then: launcher fetch", str(error))
+    return Failure(
+        node,
+        None,
+        None,
+        "ended, but its files could not be collected",
+        "collect them later: launcher fetch",
+        str(error),
+    )
 
 
 def conclude(
     attached: Attached, states: Mapping[str, ContainerState], missing: Mapping[str, Failure], stopped_by: str | None
 ) -> Outcome:
-    """Weigh the evidence of every node, whose files have been collected.
+    """Return the outcome of a run. The files of its nodes must have been collected.
 
-    states: how the containers ended, by the node's name in the run. missing: nodes of which not all is known.
-    stopped_by: who stopped the run from elsewhere; then no end of a container is a failure.
+    states: how the containers ended, by node name. missing: failures of nodes with incomplete information.
+    stopped_by: who stopped the run from elsewhere; then no exit of a container counts as a failure.
     """
     record = attached.record
-    fix = "when it is back, end what is left there: launcher down"
-    silent = {n: Failure(n, None, None, "does not answer", fix, str(e)) for n, e in attached.unreachable.items()}
+    fix = "once it is reachable again, clean up: launcher down"
+    silent = {n: Failure(n, None, None, "is unreachable", fix, str(e)) for n, e in attached.unreachable.items()}
     lost = silent | dict(missing)
     ended = [node for node in attached.nodes if node.name not in lost and node.name in states]
     gathered = run_all_settled([partial(_gather, attached, node, states[node.name]) for node in ended])
@@ -132,7 +140,7 @@ def conclude(
         incomplete=bool(lost),
         stopped=stopped_by is not None,
     )
-    if state in (RunState.DONE, RunState.STOPPED):  # maybe without the nodes that were lost
+    if state in (RunState.DONE, RunState.STOPPED):  # possibly without lost nodes
         failure = None
     elif failure is not None and failure.node in evidence:
         failure = explain(failure, attached, list(evidence.values()))
@@ -151,12 +159,12 @@ def conclude(
 
 
 def _gather(attached: Attached, node: NodeOfRun, state: ContainerState) -> Evidence:
-    """With what the engine caught of a container that failed before its entry script could write a log."""
-    root, caught = attached.record.paths.root, b""
+    """Gather the evidence of a node; use the engine's log if the entry script failed before it could write one."""
+    root, fallback = attached.record.paths.root, b""
     log = Path(NodePaths(str(root), node.name).log)
     if state.exit_code != 0 and not (log.is_file() and log.stat().st_size):
-        caught = attached.engines[node.name].logs(node.container)
-    return gather(root, node, state, caught)
+        fallback = attached.engines[node.name].logs(node.container)
+    return gather(root, node, state, fallback)
 
 
 def _node_result(
@@ -180,7 +188,7 @@ def _node_result(
 
 
 def last_epoch(metrics: Path) -> Mapping[str, Any]:
-    """The last line of kind "epoch" of a metrics.jsonl; {} where there is none."""
+    """Return the last line of kind "epoch" in a metrics.jsonl, or {}."""
     last: Mapping[str, Any] = {}
     for line in read_json_lines(metrics):
         last = line if line.get("kind") == "epoch" else last

@@ -1,4 +1,4 @@
-"""From a job to its plan: the nodes' facts, the same image on all of them, addresses at which they reach each other."""
+"""Prepare a job's plan: the nodes' facts, the same image on all nodes, and addresses that all nodes can reach."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from launcher.planning.containers import assumed_data
 from launcher.planning.offline import assumed_image
 from launcher.planning.rendezvous import choose, on_one_machine
 from launcher.run.data import bring_data
-from launcher.run.gpus import as_if_idle, uses_gpus, with_claims
+from launcher.run.gpus import assume_idle, uses_gpus, with_claims
 from launcher.run.locate import caller
 from launcher.run.reachability import probe_master
 
@@ -39,10 +39,10 @@ def prepare(
     on_progress: OnProgress = no_progress,
     lock_file: Path | None = None,
 ) -> Plan:
-    """The plan of a run on the machines as they are now; image and data are on every node when this returns.
+    """Copy image and data to every node and return the plan of a run.
 
-    code: digest of the code archive. lock_file: pins the job's base image. Raises NodesFailed, ImageUnfit and the like;
-    nothing but the image and the data has been touched then.
+    code: digest of the code archive. lock_file: pins the job's base image. Raises NodesFailed, ImageUnfit and other
+    LauncherErrors; an error can leave behind only images and data.
     """
     (image, ready), rendezvous = run_both(
         partial(make_image, job, fleet, facts, log, on_progress, lock_file),
@@ -54,11 +54,13 @@ def prepare(
 
 
 def preview(job: Job, fleet: Fleet, code: str) -> Plan:
-    """The plan as `prepare` would make it, as soon as its GPUs are idle; no image is built, sent or pulled."""
-    seen, busy = as_if_idle(job, fleet.each(with_claims))
-    image, facts, notes = image_as_it_is(job, fleet, seen)
+    """Return the plan that `prepare` would make once the GPUs are idle, without building, copying or pulling images."""
+    seen, busy = assume_idle(job, fleet.each(with_claims))
+    image, facts, notes = inspect_image(job, fleet, seen)
     facts = [replace(node, data=assumed_data(job, node.home)) for node in facts]
-    notes += tuple(f"data {data.name}: its copies are named by their content, which up finds out" for data in job.data)
+    notes += tuple(
+        f"data {data.name}: the folders of its copies are assumed; up names them by content" for data in job.data
+    )
     plan = _plan(job, facts, image, choose_rendezvous(job, fleet, facts), code)
     return replace(plan, warnings=(*busy, *notes, *plan.warnings))
 
@@ -69,7 +71,7 @@ def _plan(job: Job, facts: Sequence[NodeFacts], image: ImageFacts, rendezvous: R
 
 
 def choose_rendezvous(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Rendezvous:
-    """Where the ranks will meet, proven to be reachable."""
+    """Return the rendezvous address, after testing that all nodes can reach it."""
     if job.runtime == "process":
         return on_one_machine(len(job.machines), job.port)
     addresses = [entry.address for entry in job.machines]
@@ -77,25 +79,27 @@ def choose_rendezvous(job: Job, fleet: Fleet, facts: Sequence[NodeFacts]) -> Ren
     return choose(facts, probes, job.port, addresses)
 
 
-def image_as_it_is(
+def inspect_image(
     job: Job, fleet: Fleet, facts: Sequence[NodeFacts]
 ) -> tuple[ImageFacts, list[NodeFacts], tuple[str, ...]]:
-    """The image as the nodes have it now, and notes on what had to be assumed."""
+    """Return the image's properties as found on the nodes, the facts, and notes on assumptions."""
     if job.runtime == "process" or job.image is None:
         return _own_python(job, fleet, facts)
     name = job.image.ref or job.image.base or ""
 
-    def look(engine: Engine) -> tuple[ImageInfo | None, tuple[tuple[str, int], ...]]:
+    def inspect(engine: Engine) -> tuple[ImageInfo | None, tuple[tuple[str, int], ...]]:
         image = image_store(engine).inspect(name)
         return image, WANTED_ULIMITS if image is None else engine.granted_ulimits(name)
 
-    images = fleet.each(look)
+    images = fleet.each(inspect)
     limited = [replace(node, ulimits=limits) for node, (_, limits) in zip(facts, images, strict=True)]
     if images[0][0] is None:
         _check_cuda(job, facts, cuda.of_name(name), name)
         note = f"image {name} is not on {fleet.engines[0].node} yet; its properties are assumed"
         return assumed_image(job), limited, (note,)
-    notes = () if job.image.ref else (f"the image's properties are those of its base {name}; up repairs it if it must",)
+    notes = (
+        () if job.image.ref else (f"the image's properties are those of its base {name}; up repairs it if necessary",)
+    )
     found = image_facts(fleet.engines[0], name, images[0][0], _container_like(job, facts[0]))
     return found, limited, (*notes, *_check_cuda(job, facts, found.cuda, name))
 
@@ -103,19 +107,19 @@ def image_as_it_is(
 def _own_python(
     job: Job, fleet: Fleet, facts: Sequence[NodeFacts]
 ) -> tuple[ImageFacts, list[NodeFacts], tuple[str, ...]]:
-    """What runs plain processes; notes on its torch and the driver, unless a command of the job's own runs."""
+    """Return the properties of the Python for plain processes, and notes on torch and driver if torch is used."""
     found = image_facts(fleet.engines[0], "", None, _container_like(job, facts[0]))
     return found, list(facts), tuple([] if job.run.command else _check_cuda(job, facts, found.cuda, ""))
 
 
 def _check_cuda(job: Job, facts: Sequence[NodeFacts], version: str, image: str) -> list[str]:
-    """Of the nodes that give GPUs: notes, and what it raises, as cuda.check()."""
+    """Apply cuda.check() to the nodes whose GPUs the job uses."""
     users = [node for entry, node in zip(job.machines, facts, strict=True) if job.gpus_of(entry) != "none"]
     return cuda.check([node for node in users if node.gpus], version, image)
 
 
 def _container_like(job: Job, master: NodeFacts) -> ContainerSpec:
-    """What the first node's container gets besides its image and its command."""
+    """Return the settings of the first node's container, without image and command."""
     rootless = master.engine is not None and master.engine.rootless
     user, groups = ("0:0", ()) if rootless else (f"{master.uid}:{master.gid}", master.groups)
     return ContainerSpec("", "", (), env=job.env_of(job.nodes[0]), user=user, groups=groups, mounts=job.mounts)
@@ -124,7 +128,7 @@ def _container_like(job: Job, master: NodeFacts) -> ContainerSpec:
 def make_image(
     job: Job, fleet: Fleet, facts: Sequence[NodeFacts], log: Log, on_progress: OnProgress, lock_file: Path | None
 ) -> tuple[ImageFacts, list[NodeFacts]]:
-    """The job's image on every node, what it can do, and the facts with the limits that its containers are granted."""
+    """Provide the job's image on every node; return its properties and the facts with the granted ulimits."""
     if job.runtime == "process" or job.image is None:
         own, seen, notes = _own_python(job, fleet, facts)
         for note in notes:

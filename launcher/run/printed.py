@@ -1,4 +1,4 @@
-"""What a run has printed: whose output is meant, from where on, and its bytes as they are now."""
+"""Output of a run: select nodes or ranks and a start position, and read the current content."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from launcher.run.followed import Followed
 from launcher.run.locate import Attached
 from launcher.run.messages import Output
 
-CLOCK_PIECES = 256  # of a megabyte: five months; a hostile node's has no end
+CLOCK_PIECES = 256  # of 1 MB: five months of output; protects against an endless file of a hostile node
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Whose output is shown, and from where on. By default rank 0's, from its beginning.
+    """Which output is shown, and from which position. Default: that of rank 0, from the start.
 
-    rank: one worker's own. node: one node's. all_nodes: every node's. tail: its last lines, so many. since: a duration
-    (10m ago) or an ISO 8601 time.
+    rank: output of one worker. node: of one node. all_nodes: of every node. tail: only the last `tail` lines. since: a
+    duration (10m: ten minutes ago) or an ISO 8601 time.
     """
 
     rank: int | None = None
@@ -45,7 +45,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Parts:
-    """Where the selected output is. earlier: on nodes on which rank 0 was before, read from the files here."""
+    """Location of the selected output. earlier: output of nodes that had rank 0 before, from the collected files."""
 
     now: Sequence[Followed]
     earlier: Sequence[Segment] = ()
@@ -55,60 +55,60 @@ MASTER = Selection()
 
 
 def master_from_start(attached: Attached) -> Parts:
-    """Of a run that has just been started: no node has to be asked."""
+    """Return the parts for a run that was just started, without querying any node."""
     master = attached.nodes[0]
     return Parts([Followed(master, NodePaths(master.output, master.name).log, moves=attached.record.min_nodes > 0)])
 
 
 def find_output(attached: Attached, chosen: Selection) -> Parts:
-    """Raises UsageError where the run has no such rank or node, NodesFailed."""
+    """Locate the selected output. Raises UsageError if the run has no such rank or node, NodesFailed."""
     if attached.record.min_nodes and chosen.node is None and not chosen.all_nodes:
-        return _where_ranks_are(attached, chosen)
+        return _find_elastic(attached, chosen)
     nodes = _nodes(attached, chosen)
-    return Parts(run_all([partial(_beginning, attached, node, chosen) for node in nodes]))
+    return Parts(run_all([partial(_start, attached, node, chosen) for node in nodes]))
 
 
 def read_earlier(attached: Attached, parts: Parts, *, timestamps: bool = False) -> Iterator[Output]:
-    """The output of the nodes on which rank 0 was before."""
+    """Yield the output of the nodes that had rank 0 before."""
     here, root = Files(LocalMachine("this machine", "")), str(attached.record.paths.root.absolute())
     for part in parts.earlier:
         log = Followed(part.node, NodePaths(root, part.node.name).log, part.start)
-        if Path(log.path).is_file():  # a FIFO would be waited for
+        if Path(log.path).is_file():  # opening a FIFO would block
             yield from _read(here, root, log, part.stop, timestamps=timestamps)
 
 
 def read_now(attached: Attached, parts: Parts, *, timestamps: bool = False) -> Iterator[Output]:
-    """What the nodes' files hold now. timestamps: with the time of each line, to within a second."""
+    """Yield the current content of the nodes' files. timestamps: prefix each line with its time, to the second."""
     for shown in parts.now:
         files = attached.engines[shown.node.name].files
         yield from _read(files, shown.node.output, shown, timestamps=timestamps)
 
 
-def _where_ranks_are(attached: Attached, chosen: Selection) -> Parts:
-    """In a job with min_nodes ranks move: where rank 0's output was, to be read here, and what to follow."""
+def _find_elastic(attached: Attached, chosen: Selection) -> Parts:
+    """Locate output in a job with min_nodes, whose ranks move: earlier output of rank 0, and the file to follow."""
     record, rank, tail = attached.record, chosen.rank, chosen.tail
     found = _generations(attached)
     world = found[-1].world if found else None
     if rank is not None and world is not None:
-        node, place = _rank_of(attached, world, rank)
+        node, node_rank = _rank_of(attached, world, rank)
         files = attached.engines[node.name].files
-        path = f"{NodePaths(node.output, node.name).in_generation(world.number, place)}/rank-{rank}.log"
+        path = f"{NodePaths(node.output, node.name).in_generation(world.number, node_rank)}/rank-{rank}.log"
         return Parts([Followed(node, path, last_lines(files, path, tail) if tail is not None else 0)])
     master = next((node for node in attached.nodes if world and node.name == world.members[0]), None)
-    if master is None:  # it does not answer, or the run has not begun
+    if master is None:  # it is unreachable, or the run has not started
         node = attached.nodes[0]
         log = Path(NodePaths(str(record.paths.root), node.name).log)
         size = log.stat().st_size if found and log.exists() else 0
         followed = Followed(node, NodePaths(node.output, node.name).log, size, moves=True, world=world)
         return Parts([followed], found)
-    begin = _beginning(attached, master, replace(chosen, rank=None))
+    start = _start(attached, master, replace(chosen, rank=None))
     earlier = found[:-1] if tail is None and chosen.since is None else []
-    followed = replace(begin, offset=max(begin.offset, found[-1].start), moves=True, world=world)
+    followed = replace(start, offset=max(start.offset, found[-1].start), moves=True, world=world)
     return Parts([followed], earlier)
 
 
 def node_of_rank(attached: Attached, rank: int) -> NodeOfRun:
-    """Where this rank runs now. Raises UsageError where the run has no such rank, NodesFailed."""
+    """Return the node of this rank. Raises UsageError if the run has no such rank, NodesFailed."""
     if attached.record.min_nodes and (found := _generations(attached)):
         return _rank_of(attached, found[-1].world, rank)[0]
     if not any(rank in node.ranks for node in attached.nodes):
@@ -117,19 +117,19 @@ def node_of_rank(attached: Attached, rank: int) -> NodeOfRun:
 
 
 def _generations(attached: Attached) -> Sequence[Segment]:
-    """Of a job with min_nodes, as all nodes that answer tell them now."""
+    """Return rank 0's output per generation of a job with min_nodes, after collecting from the reachable nodes."""
     record = attached.record
     collect(output_folders(attached.engines, attached.nodes), record.paths.root, mask=record.mask)
     return segments(record)
 
 
 def _rank_of(attached: Attached, world: World, rank: int) -> tuple[NodeOfRun, int]:
-    """The node that has this rank in a generation, and its place there. Raises UsageError."""
+    """Return the node that has this rank in a generation, and its node rank. Raises UsageError."""
     workers = max(1, len(attached.nodes[0].ranks))
-    place, last = rank // workers, len(world.members) * workers - 1
+    node_rank, last = rank // workers, len(world.members) * workers - 1
     if rank > last:
         raise UsageError("--rank", f"{rank}: the run has ranks 0 to {last} now", "`launcher status` lists them")
-    return attached.node(world.members[place]), place
+    return attached.node(world.members[node_rank]), node_rank
 
 
 def _nodes(attached: Attached, chosen: Selection) -> Sequence[NodeOfRun]:
@@ -144,7 +144,7 @@ def _nodes(attached: Attached, chosen: Selection) -> Sequence[NodeOfRun]:
     return attached.nodes if chosen.all_nodes else attached.nodes[:1]
 
 
-def _beginning(attached: Attached, node: NodeOfRun, chosen: Selection) -> Followed:
+def _start(attached: Attached, node: NodeOfRun, chosen: Selection) -> Followed:
     paths = NodePaths(node.output, node.name)
     path = paths.log if chosen.rank is None else paths.rank_log(chosen.rank)
     files = attached.engines[node.name].files
@@ -156,13 +156,15 @@ def _beginning(attached: Attached, node: NodeOfRun, chosen: Selection) -> Follow
 
 
 def _moment(text: str) -> float:
-    """Seconds since the epoch of `10m` (ago) or of an ISO 8601 time."""
+    """Convert `10m` (ago) or an ISO 8601 time to seconds since the epoch."""
     with suppress(ValueError):
         return time.time() - parse_duration(text)
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError as error:
-        raise UsageError("--since", f"{text} is neither a time nor a duration", "10m, 2h, 2026-01-31T12:00") from error
+        raise UsageError(
+            "--since", f"{text} is neither a time nor a duration", "examples: 10m, 2h, 2026-01-31T12:00"
+        ) from error
 
 
 def _clock(files: Files, paths: NodePaths) -> Clock:
@@ -170,7 +172,7 @@ def _clock(files: Files, paths: NodePaths) -> Clock:
 
 
 def _read(files: Files, output: str, shown: Followed, stop: int | None = None, *, timestamps: bool) -> Iterator[Output]:
-    """What the file has now, as far as `stop`. output: the folder that it is in."""
+    """Yield the current content of a file, up to `stop`. output: the node's output folder."""
     node, offset = shown.node.name, shown.offset
     pieces = read_from(files, shown.path, offset, stop)
     if not timestamps:

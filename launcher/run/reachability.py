@@ -1,10 +1,10 @@
-"""Which address of the master every other node reaches, tried before anything starts: nothing is installed for it.
+"""Find an address of the master that all other nodes can reach, before a run starts and without installing anything.
 
-A command on each node connects to the rendezvous port, where nothing listens yet: "refused" proves that no firewall
-stands between, silence that one does. Through the node's sshd the master's sshd is asked for its host key, which proves
-that the address is the master's and not another machine's. A few nodes prove that for all, since an sshd drops
-connections where more than ten are being made at once (MaxStartups); where sshd forwards no connections, nothing is
-proven. An address that a node has itself, as docker0's, needs no proof.
+A command on each node connects to the rendezvous port, on which nothing listens yet: "refused" shows that no firewall
+blocks the port, a timeout that one does. To verify that an address belongs to the master and not to another machine, a
+few nodes read the host key at that address through their sshd. Only a few, because sshd drops connections if more than
+ten are being authenticated concurrently (MaxStartups). If sshd forbids forwarding, the address is not verified. An
+address that a node has itself, such as that of docker0, is never the master's.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from launcher.node.parallel import run_both
 from launcher.planning.rendezvous import candidates, source_address
 
 TIMEOUT = 3.0
-PROVERS = 6
+VERIFIERS = 6  # nodes that verify the master's host key
 
 
 def probe_master(fleet: Fleet, facts: Sequence[NodeFacts], port: int, address: str | None) -> list[Probe]:
-    """Try the master's addresses from every other node, best first, until all reach one; what came of each try.
+    """Try the master's addresses from every other node, best first, until all reach one; return all results.
 
-    `address`: the one that the job file names; then it alone. Raises NodesFailed.
+    `address`: the address in the job file; if set, only this one is tried. Raises NodesFailed.
     """
     master, *others = fleet.engines
     if not others:
         return []
     ssh_port = facts[0].ssh_port
-    provers = {engine.node for engine in others[:: -(-len(others) // PROVERS)]} if ssh_port else set()
+    verifiers = {engine.node for engine in others[:: -(-len(others) // VERIFIERS)]} if ssh_port else set()
     by_name = {node.name: node for node in facts}
     probes: list[Probe] = []
     for ip in candidates(facts, address):
@@ -40,8 +40,8 @@ def probe_master(fleet: Fleet, facts: Sequence[NodeFacts], port: int, address: s
             if engine is master:
                 return Reach.OPEN
             if source_address(by_name[engine.node], ip) == ip:
-                return Reach.OTHER  # its own
-            if engine.node not in provers:
+                return Reach.OTHER  # the node's own address
+            if engine.node not in verifiers:
                 return engine.machine.reach(ip, port, TIMEOUT)
             return reach_node(engine.machine, master.machine, ip, port, ssh_port)
 
@@ -53,12 +53,12 @@ def probe_master(fleet: Fleet, facts: Sequence[NodeFacts], port: int, address: s
 
 
 def reach_node(source: Machine, target: Machine, address: str, port: int, ssh_port: int) -> Reach:
-    """Try a port of another node; OTHER where the sshd at that address has another host key than the node."""
+    """Try a port of another node; return OTHER if the sshd at that address has a different host key than the node."""
     key = target.host_key()
     if key is None:
         return source.reach(address, port, TIMEOUT)
-    reached, proven = run_both(
+    reached, verified = run_both(
         lambda: source.reach(address, port, TIMEOUT),
         lambda: source.has_host_key(address, ssh_port, key, TIMEOUT),
     )
-    return Reach.OTHER if proven is False else reached
+    return Reach.OTHER if verified is False else reached

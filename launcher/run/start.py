@@ -1,4 +1,4 @@
-"""All or nothing: create everywhere, put code and scripts in, start; any failure undoes everything."""
+"""Start a run on all nodes or none: create containers, copy code and scripts, start. A failure undoes everything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from launcher.node.parallel import run_all, uninterrupted
 from launcher.records.snapshot import repack
 from launcher.run.claims import claim_all
 
-MEETING_KEY = "LAUNCHER_MEETING_KEY"  # container_scripts/elastic.py takes it out of the program's environment
+MEETING_KEY = "LAUNCHER_MEETING_KEY"  # container_scripts/elastic.py removes it from the program's environment
 
 
 def start(
@@ -34,15 +34,15 @@ def start(
 ) -> None:
     """Start every container of the plan.
 
-    fill: puts an earlier run's checkpoints into a node's new output folder (run.earlier).
+    fill: copies an earlier run's checkpoints into a node's new output folder (run.earlier).
 
-    Whatever goes wrong, a Ctrl-C too, nothing of this run is left on any node when this raises; NodesFailed names
-    every node that failed with its reason.
+    After any error, including Ctrl-C, all containers and files of this run are removed from the nodes. Raises
+    NodesFailed with every failed node and its error.
     """
-    if plan.min_nodes:  # what the nodes tell each other is signed
+    if plan.min_nodes:  # key that signs the messages between the nodes
         secrets = {**secrets, MEETING_KEY: token_hex(32)}
     ids: dict[str, str] = {}
-    # Nodes with the same folders and user get the very same bytes.
+    # Nodes with the same layout and user share one archive.
     wanted = {(node.container.layout, node.container.user) for node in plan.nodes}
     archives = {key: archive(*key, code, secrets) for key in wanted}
 
@@ -72,10 +72,11 @@ def start(
 
 
 def archive(layout: Layout, user: str, code: bytes, secrets: Mapping[str, str]) -> bytes:
-    """What every container gets before it starts: a tar with names relative to /, owned by the run's user.
+    """Return the tar that is copied into a container before it starts: names relative to /, owned by the run's user.
 
-    code: a snapshot's archive. secrets: values by name; files of mode 0600 inside the container, in no command line,
-    label, `docker inspect` or image. user: "uid:gid"; "" is root, and ignored for plain processes.
+    code: a snapshot's archive. secrets: values by name, stored as files of mode 0600 in the container, so that they do
+    not appear in command lines, labels, `docker inspect` or images. user: "uid:gid"; "" is root; plain processes
+    ignore it.
     """
     uid, gid = map(int, user.split(":")) if user else (0, 0)
     buffer = io.BytesIO()
@@ -103,7 +104,7 @@ def archive(layout: Layout, user: str, code: bytes, secrets: Mapping[str, str]) 
 
 
 def _undo(plan: Plan, fleet: Fleet, cause: BaseException) -> None:
-    """Remove all that was created. Raises NodesFailed, the cause in it, where a node failed to."""
+    """Remove everything that was created. Raises NodesFailed, including the cause, if removal fails on a node."""
 
     def remove(engine: Engine) -> None:
         for state in engine.apart(engine.list({labels.RUN: plan.run})):

@@ -1,4 +1,4 @@
-"""The states of a run, and the one decision about whether and how it has ended."""
+"""The states of a run, and the function that determines them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIGTERM_CODE = 143
 
 
 class RunState(str, Enum):
-    """A run as a whole. DONE, FAILED, STOPPED and LOST are ends: nothing follows them."""
+    """State of a run. DONE, FAILED, STOPPED and LOST are final."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -24,8 +24,8 @@ class RunState(str, Enum):
     FAILED = "failed"
     STOPPED = "stopped"
     LOST = "lost"
-    REMOVED = "removed"  # it has no containers any more, and no end on record
-    UNREACHABLE = "unreachable"  # nodes that do not answer may still run it
+    REMOVED = "removed"  # no containers left, and no recorded outcome
+    UNREACHABLE = "unreachable"  # it may still be running on unreachable nodes
 
     @property
     def ended(self) -> bool:
@@ -33,7 +33,7 @@ class RunState(str, Enum):
 
     @property
     def exit_code(self) -> int:
-        """Of a command that waited for this end."""
+        """Exit code of a command that waited for the run."""
         return _EXIT_CODES.get(self, 0)
 
 
@@ -51,16 +51,16 @@ def state_of(
     stopped: bool = False,
     recorded: RunState | None = None,
 ) -> RunState:
-    """Whether and how a run has ended. The only place where this is decided.
+    """Return the state of a run. No other function decides whether and how a run has ended.
 
-    containers: those that `nodes` nodes still have. min_nodes: it can go on with so many; 0: all are needed. silent:
-    nodes that do not answer now. gone: nodes that were seen to lose their container. incomplete: the nodes have ended,
-    and not all of their files could be collected. stopped: by a user. recorded: its end in result.json.
+    containers: those that still exist on its `nodes` nodes. min_nodes: nodes that the run needs at least; 0: all.
+    silent: number of unreachable nodes. gone: number of nodes that lost their container. incomplete: the nodes have
+    ended, but not all of their files could be collected. stopped: by a user. recorded: the state in result.json.
     """
     states = list(containers)
     phases = {state.phase for state in states}
-    if going_on := _going_on(phases):
-        return going_on
+    if active := _active(phases):
+        return active
     if recorded is not None:
         return recorded
     may_lose = nodes - min_nodes if min_nodes else 0
@@ -78,12 +78,12 @@ def state_of(
 
 
 def recorded_end(result: Mapping[str, Any] | None) -> RunState | None:
-    """From result.json; None where it has none."""
-    words = (result or {}).get("state")
-    return RunState(words) if words in set(RunState) else None
+    """Return the final state in result.json, or None."""
+    state = (result or {}).get("state")
+    return RunState(state) if state in set(RunState) else None
 
 
-def _going_on(phases: set[Phase]) -> RunState | None:
+def _active(phases: set[Phase]) -> RunState | None:
     if Phase.RESTARTING in phases:
         return RunState.RESTARTING
     if phases & {Phase.RUNNING, Phase.PAUSED}:

@@ -1,4 +1,4 @@
-"""A run as its nodes show it now: states, restarts, progress, how busy they are. All nodes at once."""
+"""Current status of a run: states, restarts, progress and utilization. Queries all nodes concurrently."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from launcher.run.cluster_status import Printed, print_cluster
 from launcher.run.locate import Attached, engine_of
 from launcher.run.state import RunState, recorded_end, state_of
 
-TAIL = 8192  # bytes of a log or of the metrics that hold their last lines
+TAIL = 8192  # bytes read from the end of a log or of the metrics
 _MEMORY = re.compile(r"^Mem(Total|Available): +([0-9]{1,15}) kB$", re.MULTILINE)
 _NUMBER = re.compile("[0-9]{1,15}")
-LIMIT = 20.0  # seconds for one node's answer
-# One round trip for all that a node has beside its container. $1 precedes each part: a random mark, which no
-# program prints. $2: log, $3: attempts, $4: metrics, in a job with min_nodes those of the newest generation; $5: "" for
-# an ended run.
+LIMIT = 20.0  # seconds for the query of one node
+# Reads a node's files and utilization in one round trip. $1: a random separator before each part, which no program
+# prints. $2: log, $3: attempts, $4: metrics (with min_nodes: those of the newest generation); $5: "" if the run has
+# ended.
 _SCRIPT = f"""
 echo "$1"; tail -c {TAIL} "$2" 2>/dev/null
 echo; echo "$1"; head -c {attempts.LIMIT} "$3" 2>/dev/null
@@ -52,7 +52,7 @@ if command -v timeout >/dev/null; then timeout -s KILL 10 "$@"; else "$@"; fi
 
 @dataclass(frozen=True)
 class GpuUtilization:
-    """busy: percent of the last second or so; memory in MiB. None where the driver does not report it."""
+    """busy: percent of about the last second; memory in MiB. None if the driver does not report it."""
 
     uuid: str
     busy: int | None
@@ -62,7 +62,7 @@ class GpuUtilization:
 
 @dataclass(frozen=True)
 class Utilization:
-    """memory and memory_total: the node's own, in bytes; 0 where unknown."""
+    """memory and memory_total: RAM of the node, in bytes; 0: unknown."""
 
     gpus: tuple[GpuUtilization, ...]
     memory: int
@@ -71,13 +71,13 @@ class Utilization:
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node. None, empty or 0 where it is not known: of a node that does not answer, only the first three are.
+    """Status of one node. None, empty or 0: unknown. For an unreachable node, only the first three fields are set.
 
-    A container that was removed has what was written down of it when the run ended.
+    If the container was removed, the values recorded at the end of the run are used.
     """
 
     node: str
-    state: str  # its container's phase, "waiting" (for a node to be lost), "removed" or "unreachable"
+    state: str  # its container's phase, "waiting" (a spare), "removed" or "unreachable"
     reason: str | None = None  # why it is unreachable
     host: str = ""
     node_rank: int | None = None
@@ -90,28 +90,28 @@ class NodeStatus:
     gpus: tuple[str, ...] = ()  # UUIDs
     container: str = ""
     use: Utilization | None = None
-    last: str = ""  # the last line that it printed
-    waits: str = ""  # what a cluster says of its job before a process of it starts: "job 12: PENDING (Resources)"
+    last: str = ""  # the last line of its output
+    waits: str = ""  # state of the cluster's job before a process starts: "job 12: PENDING (Resources)"
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What `launcher status` shows."""
+    """The data of `launcher status`."""
 
     run: str
     state: str
     progress: TrainingProgress | None
     nodes: tuple[NodeStatus, ...]
     result: Mapping[str, Any] | None  # the record's result.json
-    world: World | None = None  # of a job with min_nodes: who takes part
-    started_by: str = ""  # user@host of the caller, and the uid on the node; "" where no container tells
+    world: World | None = None  # newest generation of a job with min_nodes
+    started_by: str = ""  # user@host of the caller, and the uid on the node; "" if unknown
 
     @property
     def ended(self) -> bool:
         return RunState(self.state).ended or self.state == RunState.REMOVED
 
     def to_dict(self) -> dict[str, Any]:
-        """`progress` is the latest line of the metrics, as the trainer wrote it, with eta (seconds) added."""
+        """`progress` is the trainer's latest line of metrics, with eta (seconds) added."""
         progress = {} if self.progress is None else {**self.progress.last, "eta": self.progress.eta}
         shown = {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
         return shown | {"progress": progress}
@@ -119,24 +119,24 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a node said. state: of its container, None where that was removed."""
+    """Response of a node. state: of its container, None if the container was removed."""
 
     row: NodeStatus
     state: ContainerState | None
-    metrics: bytes  # their end, from a node that may have rank 0
+    metrics: bytes  # end of the metrics, from a node that may have rank 0
     worlds: tuple[World, ...]
 
 
 def run_status(attached: Attached) -> RunStatus:
-    """A node that does not answer is `unreachable`, with the reason."""
+    """Return the status of a run. Unreachable nodes have the state `unreachable` and a reason."""
     result = attached.record.result()
     rows = (result or {}).get("nodes")
     ends = {str(row.get("node")): row for row in (rows if isinstance(rows, list) else ()) if isinstance(row, dict)}
-    asked = _together(attached)
-    found = run_all_settled([partial(_ask_all, attached, nodes, ends) for nodes in asked])
+    groups = _by_engine(attached)
+    found = run_all_settled([partial(_query, attached, nodes, ends) for nodes in groups])
     answers = [answer for one in found if not isinstance(one, LauncherError) for answer in one]
     lost = {
-        node.name: e for nodes, e in zip(asked, found, strict=True) if isinstance(e, LauncherError) for node in nodes
+        node.name: e for nodes, e in zip(groups, found, strict=True) if isinstance(e, LauncherError) for node in nodes
     }
     state = state_of(
         [answer.state for answer in answers if answer.state is not None],
@@ -161,16 +161,16 @@ def run_status(attached: Attached) -> RunStatus:
     )
 
 
-def _together(attached: Attached) -> list[list[NodeOfRun]]:
-    """The nodes that are asked by one command: those of a cluster, and every other one by itself."""
-    asked: dict[str, list[NodeOfRun]] = {}
+def _by_engine(attached: Attached) -> list[list[NodeOfRun]]:
+    """Group the nodes by engine, for one query each: all nodes of a cluster share an engine."""
+    groups: dict[str, list[NodeOfRun]] = {}
     for node in attached.nodes:
-        asked.setdefault(engine_of(node)[0], []).append(node)
-    return [*asked.values()]
+        groups.setdefault(engine_of(node)[0], []).append(node)
+    return [*groups.values()]
 
 
-def _ask_all(attached: Attached, nodes: Sequence[NodeOfRun], ends: Mapping[str, Mapping[str, Any]]) -> list[_Answer]:
-    """ends: what was recorded of the nodes when the run ended, for when their containers have been removed."""
+def _query(attached: Attached, nodes: Sequence[NodeOfRun], ends: Mapping[str, Mapping[str, Any]]) -> list[_Answer]:
+    """Query the nodes of one engine. ends: the recorded results, used for nodes whose container was removed."""
     first, engine = nodes[0], attached.engines[nodes[0].name]
     alone = cluster_name(first.host) is None
     wanted = {labels.RUN: attached.record.run, labels.PURPOSE: "run"} | ({labels.NODE: first.name} if alone else {})
@@ -190,7 +190,7 @@ def _ask_all(attached: Attached, nodes: Sequence[NodeOfRun], ends: Mapping[str, 
 
 
 def _print_node(attached: Attached, nodes: Sequence[NodeOfRun]) -> dict[str, Printed]:
-    """Of one node."""
+    """Read the files and utilization of one node."""
     node, mark = nodes[0], secrets.token_hex(16)
     paths, seen = NodePaths(node.output, node.name), attached.states.get(node.name)
     runs = "" if seen is None or seen.phase.ended else "yes"
@@ -228,10 +228,10 @@ def _answer(node: NodeOfRun, state: ContainerState | None, printed: Printed, end
 
 
 def utilization(text: bytes, uuids: Sequence[str]) -> Utilization:
-    """From what _SCRIPT printed, of these GPUs. Other lines (of a login shell, an error of the driver) are ignored."""
-    said = text.decode("utf-8", "replace")
-    memory = {name: 1024 * int(size) for name, size in _MEMORY.findall(said)}
-    rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines()]
+    """Parse the output of _SCRIPT for these GPUs. Other lines (of a login shell or the driver) are ignored."""
+    output = text.decode("utf-8", "replace")
+    memory = {name: 1024 * int(size) for name, size in _MEMORY.findall(output)}
+    rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines()]
     gpus = {row[0]: GpuUtilization(row[0], *map(_number, row[1:])) for row in rows if len(row) == 4}
     total = memory.get("Total", 0)
     free = min(total, memory.get("Available", total))
@@ -243,7 +243,7 @@ def _number(text: str) -> int | None:
 
 
 def _in_world(row: NodeStatus, world: World | None) -> NodeStatus:
-    """Where ranks move, those that the node has now."""
+    """Return the row with the node's ranks in the newest generation of a job with min_nodes."""
     if world is None or row.ranks is None:
         return row
     if row.node not in world.members:
@@ -254,7 +254,7 @@ def _in_world(row: NodeStatus, world: World | None) -> NodeStatus:
 
 
 def last_line(log: bytes) -> str:
-    """As `logs` would show it; "" where nothing was printed."""
+    """Return the last line as `logs` would show it, or ""."""
     lines = Lines()
     shown = [*lines.feed(log), *lines.end()]
     return next((line.strip() for line in reversed(shown) if line.strip()), "")

@@ -1,4 +1,4 @@
-"""Ending a run on every node and leaving nothing of it there: idempotent; nodes that did not confirm are named."""
+"""Stop a run and remove it from all nodes. Idempotent; reports nodes that did not confirm."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from launcher.run.attempts import ANNOUNCE, stop_line
 from launcher.run.locate import Attached, Owner, caller
 from launcher.run.state import RunState, state_of
 
-GRACE = 45.0  # seconds; a trainer saves its checkpoint on SIGTERM, and torchrun gives its workers 30 s of that
+GRACE = 45.0  # seconds; the trainer saves a checkpoint on SIGTERM, for which torchrun gives its workers 30 s
 
 
 @dataclass(frozen=True)
 class EndedContainer:
     state: ContainerState
-    stopped: bool  # by stop(); else it had ended by itself, or never started
+    stopped: bool  # by stop(); False: it had exited before, or never started
 
 
 @dataclass(frozen=True)
 class Removed:
-    """What one node confirmed: the containers that were removed there, and the shared memory files."""
+    """The containers and shared memory files that a node confirmed as removed."""
 
     node: str
     containers: tuple[EndedContainer, ...]
@@ -49,12 +49,12 @@ def stop(
     warn: Callable[[str], None] = lambda _: None,
     listed: Mapping[Engine, Sequence[ContainerState]] | None = None,
 ) -> list[Removed]:
-    """Stop and remove every container of the run on these nodes, with what it left in shared memory.
+    """Stop and remove all containers of the run on these nodes, and its files in shared memory.
 
-    into: the record, for which logs and curves are collected before anything is removed. warn: called with each file
-    that was not; it stays in the output folder. listed: the run's containers and claims where the caller has just
-    listed them.
-    Raises NodesFailed where a node did not do all of it.
+    into: the record into which logs and curves are collected first. warn: called for each file that could not be
+    collected; it stays in the output folder. listed: the run's containers and locks, if the caller has just listed
+    them.
+    Raises NodesFailed with every node on which a step failed.
     """
     found = [partial(_end, engine, run, grace, None if listed is None else listed[engine]) for engine in fleet.engines]
     ended = run_all_settled(found)
@@ -76,18 +76,19 @@ def _end(engine: Engine, run: RunId, grace: float, listed: Sequence[ContainerSta
         listed = [state for state in own if labels.readable(state.labels)]
     ended = []
     for state in engine.apart(listed):
-        # A cluster's job that waits has never run either, but it has a reason, and launchers that wait for it.
+        # A queued cluster job is also CREATED, but has a reason in `error`, and launchers may be waiting for it.
         if state.phase.ended or (state.phase is Phase.CREATED and not state.error):
             ended.append(EndedContainer(state, False))
             continue
-        told = labels.read(state.labels)  # launchers that are attached to the run read first who stops it
-        engine.sh(ANNOUNCE, NodePaths(told.output, told.node).attempts, stop_line(caller()))
+        run_labels = labels.read(state.labels)
+        # Before the stop, so that attached launchers know who stopped the run.
+        engine.sh(ANNOUNCE, NodePaths(run_labels.output, run_labels.node).attempts, stop_line(caller()))
         ended.append(EndedContainer(engine.stop(state.id, grace), True))
     return ended
 
 
 def _collect(engines: Sequence[Engine], ended: Sequence[Ended], into: Record, warn: Callable[[str], None]) -> None:
-    """The files of all that ran."""
+    """Collect the files of all containers that ran."""
     folders: dict[tuple[str, str], OutputFolder] = {}
     for engine, outcome in zip(engines, ended, strict=True):
         containers = [] if isinstance(outcome, LauncherError) else outcome
@@ -116,14 +117,14 @@ def _remove(engine: Engine, ended: Ended) -> Removed:
 def take_down(
     attached: Attached, warn: Callable[[str], None], *, purge: bool
 ) -> tuple[list[Removed], list[LauncherError]]:
-    """Stop the run and remove it on the nodes that answer; what was removed, and why the rest was not.
+    """Stop the run and remove it from the reachable nodes; return what was removed, and the errors.
 
-    purge: output folders too. Its logs and curves are collected first. An end that nobody saw is recorded.
+    purge: also remove output folders. Logs and curves are collected first. Records the outcome if no launcher did.
     """
     record, errors = attached.record, [*attached.unreachable.values(), *_not_asked(attached, purge=purge)]
     removed: list[Removed] = []
     try:
-        into = None if attached.owner is Owner.OTHER else record  # another user's files are not ours to read
+        into = None if attached.owner is Owner.OTHER else record  # do not read another user's files
         removed = stop(attached.fleet, record.run, into=into, warn=warn, listed=attached.listed)
         if purge:
             folders = output_folders(attached.engines, attached.nodes)
@@ -131,7 +132,7 @@ def take_down(
     except NodesFailed as error:
         errors += error.errors
     record.event("down", removed=[r.node for r in removed], failed=[str(e) for e in errors])
-    if record.result() is None and not errors:  # no launcher saw its end: it was stopped, where it still ran
+    if record.result() is None and not errors:  # no launcher recorded the outcome: if it was running, it is now stopped
         state = state_of(attached.states.values(), len(attached.nodes), min_nodes=record.min_nodes)
         ended = state if state.ended else RunState.STOPPED
         if problem := record.finish({"state": ended, "exit_code": ended.exit_code}):
@@ -140,21 +141,21 @@ def take_down(
 
 
 def _not_asked(attached: Attached, *, purge: bool) -> list[LauncherError]:
-    """The error for nodes of the run that the user did not name, if there are any."""
+    """Return an error for the nodes of the run that the user did not name, if any."""
     run, missing, every = attached.record.run, attached.not_asked, attached.hosts
     if not missing:
         return []
-    what = f"{len(missing)} of its {len(every)} nodes {'was' if len(missing) == 1 else 'were'} not asked: "
+    what = f"{len(missing)} of its {len(every)} nodes {'was' if len(missing) == 1 else 'were'} not contacted: "
     options = " --purge" * purge + " --any-owner" * (attached.owner is Owner.OTHER)
     command = f"launcher down {run} --nodes {shlex.quote(labels.SPLIT.join(dict.fromkeys(every)))}{options}"
-    return [NotConfirmed(run, what + ", ".join(missing), f"to end it there too: {command}")]
+    return [NotConfirmed(run, what + ", ".join(missing), f"to stop it on all nodes, run: {command}")]
 
 
 def not_confirmed(removed: Sequence[Removed], errors: Sequence[LauncherError]) -> NotConfirmed:
-    """The error for nodes on which a run, or several, could not be ended."""
-    words = "not every node confirmed:\n" + str(NodesFailed(errors))
+    """Return the error for nodes on which runs could not be stopped."""
+    what = "not every node confirmed:\n" + str(NodesFailed(errors))
     kinds = {type(error) for error in errors}
-    fix = "repeat it when they are back"
+    fix = "repeat the command once they are reachable again"
     if kinds <= {NotConfirmed, NodeUnfit}:
-        fix = "" if kinds == {NotConfirmed} else "mend that, then repeat it"
-    return NotConfirmed("down", words, fix, removed=removed, errors=errors)
+        fix = "" if kinds == {NotConfirmed} else "fix the errors, then repeat the command"
+    return NotConfirmed("down", what, fix, removed=removed, errors=errors)

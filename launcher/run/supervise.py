@@ -1,4 +1,4 @@
-"""A run supervised until it ends: its messages in order, peers of a failed node stopped, the outcome recorded."""
+"""Supervise a run until it ends: yield its messages, stop the peers of a failed node, record the outcome."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from launcher.run.diagnose import Failure
 from launcher.run.evidence import gather
 from launcher.run.follow import Follow
 from launcher.run.followed import Followed
-from launcher.run.hang_report import unmet
+from launcher.run.hang_report import collective_failed
 from launcher.run.locate import Attached, Owner
 from launcher.run.messages import Message
 from launcher.run.outcome import Outcome, conclude, lost_node, uncollected
 from launcher.run.state import HANG_CODE
 
-# A rank that fails takes its peers down within a second or two: torchrun and the communication library see to that.
-# Those that still run after PEER_TIMEOUT are stopped, SIGKILL after GRACE: 15 s in all, and HANG_STACKS after a hang.
+# After a rank has failed, torchrun and the communication library usually stop its peers within two seconds. Peers that
+# still run after PEER_TIMEOUT are stopped, with SIGKILL after GRACE: 15 s in total, plus HANG_STACKS after a hang.
 PEER_TIMEOUT = 3.0
-DONE_TIMEOUT = 10.0  # for the nodes of a run that is done, while they tell one another so
+DONE_TIMEOUT = 10.0  # for the nodes of a finished run, while they notify each other
 GRACE = 10.0
-STACKS = 1.0  # seconds for ranks that wait to write down for what
-HANG_STACKS = 8.0  # after a hang, where entry.sh waits 5 s for that before it asks for the stacks
+STACKS = 1.0  # seconds for waiting ranks to dump their flight recorder
+HANG_STACKS = 8.0  # after a hang: entry.sh waits 5 s for the dumps before it requests the stacks
 
 
 class Supervision:
-    """One run followed to its end, by one thread at a time; another one may continue where it left off.
+    """Supervision of one run, by one thread at a time; another thread can continue it.
 
-    reads_only: nothing is stopped and no end is recorded, whatever happens.
+    reads_only: never stop anything or record an outcome.
     """
 
     def __init__(
         self, attached: Attached, shown: Sequence[Followed], *, resumed: bool, reads_only: bool = False
     ) -> None:
-        """shown: files whose output is reported. resumed: the run was started before."""
+        """shown: files whose output is reported. resumed: the run was started earlier."""
         self._attached = attached
         self._may_stop = not reads_only and attached.owner is not Owner.OTHER
         self._records = not reads_only
@@ -49,33 +49,33 @@ class Supervision:
         self._states: dict[str, ContainerState] = {}
         self._missing: dict[str, Failure] = {}
         self._stopped_by: list[str] = []
-        self._over = False  # its nodes do not start the program again
-        self._left = False  # closed before the run has ended
+        self._over = False  # its nodes do not restart the program
+        self._left = False  # closed before the run ended
         self._all_ended = threading.Event()
         self._stopping: Callable[[], None] | None = None
 
     def messages(self) -> Iterator[Message]:
-        """Until every container has ended and its files are here.
+        """Yield messages until every container has ended and its files were collected.
 
-        Raises the error of a thread that failed, RuntimeError where another thread has closed this.
+        Raises the error of a worker thread, or RuntimeError if another thread has closed this object.
         """
         for message in self._messages:
             if self._records:
                 _record(self._attached.record, message)
             self._take(message)
             yield message
-        if self._left:  # what was seen until then is no end
+        if self._left:  # the run has not ended
             raise RuntimeError("no longer connected: the Run was closed while a thread waited for it")
         if self._stopping is not None:
             self._stopping()
 
     def close(self) -> None:
-        """Stop following; the run goes on."""
+        """Stop following; the run keeps running."""
         self._left = True
         self._following.close()
 
     def conclude(self) -> tuple[Outcome, str]:
-        """After the last message: how it ended, recorded in result.json; and why it could not be, "" where it was."""
+        """After the last message: record the outcome in result.json; return it and the error of recording, or ""."""
         self.close()
         not_collected = {name: uncollected(name, error) for name, error in self._following.not_collected.items()}
         missing, by = not_collected | self._missing, next(iter(self._stopped_by), None)
@@ -85,7 +85,7 @@ class Supervision:
         return outcome, problem
 
     def _take(self, message: Message) -> None:
-        """What it means for the run as a whole."""
+        """Update the state of the run; stop the other nodes if it has failed or finished."""
         attached, states = self._attached, self._states
         if isinstance(message, messages.NodeEnded):
             states[message.node] = message.state
@@ -96,7 +96,9 @@ class Supervision:
         elif isinstance(message, messages.NodeOver):
             self._over = True
         elif isinstance(message, messages.NodeBack):
-            self._stopping = None  # if the run has failed meanwhile, it could not be stopped there
+            self._stopping = (
+                None  # if the run failed in the meantime, this node was unreachable and must still be stopped
+            )
         badly = len(attached.unreachable) + len(self._missing) + sum(state.exit_code != 0 for state in states.values())
         failed, done = self._over or badly > attached.may_lose, attached.is_done(states)
         if failed or self._stopped_by or done:
@@ -107,10 +109,10 @@ class Supervision:
             self._all_ended.set()
 
     def _stop_peers(self, timeout: float) -> None:
-        """Peers that have not ended by themselves in that time. A stop ends a restart policy: no restart is wanted now.
+        """Stop peers that have not exited within the timeout. A stopped container is not restarted by its policy.
 
-        Of a run that is done, only those that were away when the others finished, and do not know of it. A user who
-        stops the run gives all of its nodes the time for a checkpoint.
+        In a finished run, stop only nodes that were away when the others finished. If a user stops the run, do nothing:
+        all nodes get the time to save a checkpoint.
         """
         if self._all_ended.wait(timeout) or self._stopped_by:
             return
@@ -120,11 +122,11 @@ class Supervision:
         root = attached.record.paths.root
         ended = [gather(root, node, states[node.name]) for node in attached.nodes if node.name in states]
         hung = any(one.state.exit_code == HANG_CODE for one in ended)
-        signal = "QUIT" if hung else "URG" if unmet(ended) or not self._following.up_to_date else ""
+        signal = "QUIT" if hung else "URG" if collective_failed(ended) or not self._following.up_to_date else ""
         run_all_settled([partial(self._stop_peer, node, signal) for node in left])
 
     def _stop_peer(self, node: NodeOfRun, signal: str) -> None:
-        """signal: first, for a rank that may be the one that all others waited for; "" for none."""
+        """signal: sent first, as a rank of this node may be the one that all others wait for; "": none."""
         engine, record = self._attached.engines[node.name], self._attached.record
         try:
             if signal:

@@ -15,14 +15,14 @@ pytestmark = pytest.mark.timeout(400)
         pytest.param(
             *("skip", 3, {}),
             (
-                "rank 1 on local-1 came to broadcast number 7, sizes [2]",
-                "rank 0 on local-0, rank 2 on local-2 came to all_reduce number 7, sizes [6]",
+                "rank 1 on local-1 called broadcast number 7, sizes [2]",
+                "rank 0 on local-0, rank 2 on local-2 called all_reduce number 7, sizes [6]",
             ),
             id="skips",
         ),
         pytest.param(
             *("shape", 3, {}),
-            ("rank 1 on local-1 came to all_reduce number 7, sizes [7]",),
+            ("rank 1 on local-1 called all_reduce number 7, sizes [7]",),
             id="other-shape",
             marks=pytest.mark.slow,
         ),

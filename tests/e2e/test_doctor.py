@@ -84,11 +84,11 @@ def test_mounts_data_port_and_shared_memory(bed_cli: Cli, bed: Bed) -> None:
         bed.docker(one, "rm", "-f", "squatter")
         for node in (one, two):
             bed.sh(node, "rm -rf /srv/here /srv/data /srv/closed")
-    assert "/srv/here is not there" in seen["node2", "mount"]["what"]
-    assert "/srv/closed may not be read" in seen["node1", "mount"]["what"]
+    assert "/srv/here does not exist" in seen["node2", "mount"]["what"]
+    assert "/srv/closed is not readable" in seen["node1", "mount"]["what"]
     # The same names and sizes, but different content.
     assert seen["all", "data"]["level"] == "warn"
-    assert "is not the same everywhere" in seen["all", "data"]["what"]
+    assert "differs between nodes" in seen["all", "data"]["what"]
     assert "29500" in seen["node1", "port"]["what"]
     assert (seen["node1", "port"]["level"], seen["node2", "shared memory"]["level"]) == ("fail", "warn")
 

@@ -87,6 +87,6 @@ def test_a_new_run_can_resume_an_earlier_runs_checkpoints(bed_cli: Cli, bed: Bed
     bed_cli("down", second)
     elsewhere = bed_cli("up", job, "--resume", second, "--nodes", "node2", "--set", "run.args=[19, 5, 0.05]")
     assert elsewhere.stdout.splitlines()[0] == "rank 0 begins after step 15"
-    assert "node2: begins with the checkpoints of node1" in elsewhere.stderr
+    assert "node2: starts from the checkpoints of node1" in elsewhere.stderr
     bed_cli("down")
     assert bed.wait_clean() == []

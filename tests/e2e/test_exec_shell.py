@@ -147,7 +147,7 @@ class TestOnTheBed:
     def test_exec_without_a_running_container_is_an_error(self, running: Cli) -> None:
         running("down")
         refused = running("exec", "--", "true", code=3)
-        assert "no container of the run is running there" in refused.stderr
+        assert "its container is not running" in refused.stderr
         assert "launcher shell" in refused.stderr
 
     def test_shell_opens_the_jobs_container_beside_the_job_and_leaves_nothing(self, running: Cli, bed: Bed) -> None:
@@ -197,7 +197,7 @@ def test_exec_and_shell_work_for_plain_processes(cli: Cli, tmp_path: Path) -> No
             mine, "", "exec", "--rank", "1", "-L", "8888", "--", "sh", "-c", "echo $RANK $WORLD_SIZE $LAUNCHER_NODE"
         )
         assert ranked.stdout == "1 2 local-1\n"
-        assert "nothing is forwarded: the node is this machine, open 127.0.0.1:8888" in ranked.stderr
+        assert "port not forwarded: the node is this machine; open 127.0.0.1:8888" in ranked.stderr
         assert "ranks 0 to 1" in mine("exec", "--rank", "2", "--", "true", code=2).stderr
         person = Person(mine, "exec", "--", "sh")
         person.sees(r"[$#] ")

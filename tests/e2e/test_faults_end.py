@@ -50,16 +50,16 @@ class Final:
 
 
 FINAL = {
-    "a node is gone for good": Final(gone, 1, "failed", "did not answer any more", AWAY),
+    "a node is gone for good": Final(gone, 1, "failed", "stopped responding", AWAY),
     "no packets between two nodes for good": Final(
         lambda bed, nodes: faults.partition(bed, nodes[0], nodes[-1]),
         1,
         "failed",
-        "its peers were silent",
+        "communication with its peers timed out",
         "exited with code",
     ),
     "no packets to or from a node for good": Final(
-        lambda bed, nodes: faults.isolated(bed, nodes[-1]), 1, "failed", "did not answer any more", AWAY
+        lambda bed, nodes: faults.isolated(bed, nodes[-1]), 1, "failed", "stopped responding", AWAY
     ),
     "the master's disk is full": Final(full_disk, 1, "failed", "a disk is full", "exited with code"),
 }
@@ -98,7 +98,7 @@ def test_out_of_memory_without_restarts_ends_the_run_with_that_reason(scene: Sce
     over = drill.end(1) - broken
     failure = scene.cli.result()["failure"]
     assert failure["node"] == "node2"
-    assert "memory is full" in failure["what"]
+    assert "out of memory" in failure["what"]
     reported = drill.first("exited with code", broken)
     wrong = drill.lines_lost(scene.bed, scene.count)
     Figures("out of memory", 2, "failed, exit 1", reported, over, 0, wrong, scene.clean()).publish()

@@ -49,7 +49,9 @@ def test_up_says_that_a_container_was_removed(bed_cli: Cli, bed: Bed) -> None:
     removed = time.monotonic()
     bed.docker(bed.nodes[1], "rm", "-f", f"launcher-{bed_cli.runs()[-1].name}-1")
     over = drill.end(1) - removed
-    assert drill.first("failed node2 lost its container: it was removed from outside", removed) is not None, str(drill)
+    assert drill.first("failed node2 lost its container: it was removed by another process", removed) is not None, str(
+        drill
+    )
     result = bed_cli.result()
     assert (result["state"], result["failure"]["node"]) == ("failed", "node2")
     assert bed.wait_clean() == []

@@ -33,7 +33,7 @@ def test_a_gpu_in_use_is_refused_naming_its_run_and_owner(bed_cli: Cli, bed: Bed
     bed_cli("up", "-d", job(bed_cli, "first", 600, [0]))
     first = bed_cli.runs()[-1].name
     refused = bed_cli("up", job(bed_cli, "second", 1), "--set", "port=29501", code=3)
-    assert f"GPU {gpus[0]} is in use by the run {first} of " in refused.stderr
+    assert f"GPU {gpus[0]} is in use by run {first} of " in refused.stderr
     assert "--wait" in refused.stderr
     # The other GPU is free, and a refused run does not keep it.
     bed_cli("up", job(bed_cli, "third", 1, [1]), "--set", "port=29501")
@@ -59,7 +59,7 @@ def test_wait_waits_and_an_ended_run_holds_no_gpu(bed_cli: Cli, bed: Bed, gpus: 
     bed_cli("up", "-d", job(bed_cli, "before", 600))
     enough = output_folder(bed_cli) / "enough"
     drill = Drill.follow(bed_cli, "up", "--wait", job(bed_cli, "after", 1), "--set", "port=29501")
-    waited = drill.sees("waiting: node node1: GPU .* is in use by the run before-")
+    waited = drill.sees("waiting: node node1: GPU .* is in use by run before-")
     bed.sh(bed.nodes[0], f"touch {enough}")
     began = drill.sees("^begins$")
     drill.end(0)
@@ -75,7 +75,7 @@ def test_exactly_one_of_many_concurrent_runs_gets_the_gpu(bed_cli: Cli, bed: Bed
     for process in started:
         _, err = process.communicate(timeout=120)
         codes.append(process.returncode)
-        assert process.returncode == 0 or "is in use by the run race-" in err, err
+        assert process.returncode == 0 or "is in use by run race-" in err, err
     print("exit codes of five at once:", codes)
     assert sorted(codes) in ([0, 3, 3, 3, 3], [3, 3, 3, 3, 3])
     names = bed.docker(bed.nodes[0], "ps", "--format", "{{.Names}}").split()
@@ -103,7 +103,7 @@ def test_the_node_reboots_and_the_run_keeps_its_gpus(bed_cli: Cli, bed: Bed, gpu
     time.sleep(1)
     faults.power_on(bed, bed.nodes[0])
     refused = bed_cli("up", job(bed_cli, "second", 1), "--set", "port=29501", code=3)
-    assert "is in use by the run boots-" in refused.stderr
+    assert "is in use by run boots-" in refused.stderr
     bed_cli("down", "--all")
 
 

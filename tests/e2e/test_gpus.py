@@ -71,7 +71,7 @@ def test_a_number_takes_idle_gpus_and_waits_for_them(machine_cli: Cli, tmp_path:
         plan = json.loads(shown)
         assert plan["nodes"][0]["container"]["gpus"] == ["GPU-a", "GPU-b"]
         assert f"1 of 2 are idle: {who}" in plan["warnings"][0]
-        assert "`up` refuses this now and `up --wait` waits" in plan["warnings"][0]
+        assert "`up` fails now, `up --wait` waits" in plan["warnings"][0]
         table = machine_cli("status", "--nodes", "local").stdout
         assert "60.0/80 GiB" in table
         assert f"pid {notebook.pid}" in table
@@ -148,7 +148,7 @@ def test_all_where_one_node_or_none_has_gpus(bed_cli: Cli, bed: Bed) -> None:
         report = json.loads(bed_cli("doctor", two.alias, "--json", code=3).stdout)
     assert [gpu["bus"] for gpu in report["gpus"]] == ["0000:07:00.0", "0000:0f:00.0"]
     assert [check["name"] for check in report["checks"] if check["level"] == "fail"] == ["container toolkit"]
-    assert "NO GPU: no node has one" in bed_cli("up", file).stderr
+    assert "NO GPU: no node has a GPU" in bed_cli("up", file).stderr
     bed_cli("down", "--all")
     assert bed.wait_clean() == []
 

@@ -208,7 +208,7 @@ def test_down_names_the_nodes_that_it_was_not_to_ask(bed_cli: Cli, bed: Bed, fir
     (bed_cli.cwd / "elsewhere").mkdir()
     elsewhere = Cli(bed_cli.cwd / "elsewhere", bed_cli.env)
     partly = elsewhere("down", first.replace("RUN", run), "--nodes", "node2", "--purge", code=6)
-    assert f"{run}: 1 of its 2 nodes was not asked: node1" in partly.stderr
+    assert f"{run}: 1 of its 2 nodes was not contacted: node1" in partly.stderr
     assert f"launcher down {run} --nodes node1,node2 --purge" in partly.stderr
     assert f"\ndown {run}" not in partly.stderr
     assert "when they are back" not in partly.stderr

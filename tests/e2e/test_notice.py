@@ -92,7 +92,7 @@ def test_a_failed_notification_is_reported_and_changes_nothing(
     write_settings(noticed_cli, command=["false"], webhook=posted[0] + "/broken")
     done = noticed_cli("up", job(noticed_cli, "true"))
     assert "no notification was sent: notify.command false: exit code 1" in done.stderr
-    assert "no notification was sent: notify.webhook: it answered 500" in done.stderr
+    assert "no notification was sent: notify.webhook: HTTP status 500" in done.stderr
     assert posted[0] not in done.stderr
 
 

@@ -49,7 +49,7 @@ def test_what_another_user_owns_in_it_is_named_and_the_rest_is_purged(bed_cli: C
     kept = bed_cli("down", "--purge", code=6).stderr
     assert f"{folder}/root/file" in kept
     assert "user trainer must own it and have access to it" in kept
-    assert "mend that, then repeat it" in kept
+    assert "fix the errors, then repeat the command" in kept
     assert "when they are back" not in kept
     left = bed.sh(bed.nodes[0], f"find {folder} -mindepth 1 -maxdepth 1 -printf '%f '").split()
     assert sorted(left) == [".launcher-run", "root"]

@@ -175,7 +175,7 @@ def test_a_run_goes_on_from_checkpoints_that_were_fetched(home_cli: Cli) -> None
     assert (homes / home_cli.runs()[-1].name / "checkpoints" / "last").read_text() == "more more\n"
     shutil.rmtree(home_cli.runs()[0] / "checkpoints")
     refused = home_cli("up", job, "--resume", first, code=3)
-    assert "has left no checkpoints/ to go on from on local" in refused.stderr
+    assert "has no checkpoints/ to resume from on local" in refused.stderr
     home_cli("down", "--all")
     assert left(home_cli) == []
 

@@ -38,7 +38,7 @@ def test_out_of_memory_is_reported(bed_cli: Cli, bed: Bed) -> None:
     program = "data = [bytearray(1 << 20) for _ in range(2000)]; print(len(data))"
     keys = bed_job(run={"command": ["python3", "-c", program]}, nodes=["node1"], resources={"memory": "200m"})
     failed = bed_cli("up", bed_cli.job("oom", **keys), code=1)
-    assert "memory is full" in failed.stderr
+    assert "out of memory" in failed.stderr
     assert bed_cli.result()["nodes"][0]["oom_killed"]
     assert bed.wait_clean() == []
 

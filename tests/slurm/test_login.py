@@ -183,7 +183,7 @@ def test_a_connection_that_the_user_has_open_is_used_and_stays(gate: Gate, behin
     try:
         assert "hello" in behind("up", job(behind, "echo hello"), *ON).stdout
         done = behind("exec", "--", "true", code=3)
-        assert "no container of the run is running" in done.stderr
+        assert "its container is not running" in done.stderr
         assert gate.asked == 1
         subprocess.run([*ssh, "-O", "check", "gate"], check=True, stderr=subprocess.DEVNULL)
     finally:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.run.attempts import Attempt, Ended, joined, over, parse, parse_ended, reasons, stop_line, stopped_by
+from launcher.run.attempts import (
+    Attempt,
+    Ended,
+    current_generation,
+    give_up_reason,
+    parse,
+    parse_ended,
+    reasons,
+    stop_line,
+    stopped_by,
+)
 
 
 def test_restarts_and_why() -> None:
@@ -13,7 +23,7 @@ def test_restarts_and_why() -> None:
     assert [attempt.started for attempt in found] == [100, 131, 150, 161, 181]
     assert reasons(found) == [
         "exit code 1 after 30 s",
-        "being killed with its container, its engine or its node",
+        "killed together with its container, its engine or its node",
         "exit code 137 (SIGKILL) after 10 s",
         "exit code 125 (hung) after 19 s",
     ]
@@ -31,9 +41,9 @@ def test_who_stops_the_latest_attempt_and_which_ranks_were_suspended() -> None:
 
 def test_in_which_generation_the_last_attempt_takes_part() -> None:
     begun = b"start 1\ngeneration 3 120 gpu-b,gpu-a rank 0 is now on gpu-b, world 2 of 3: gpu-c lost at 12:03 UTC\n"
-    assert joined(b"") == joined(b"start 1\n") == 0
-    assert joined(begun) == joined(begun.replace(b"gpu-c", b"kickstart")) == 3
-    assert joined(begun + b"exit 1 50\nstart 51\n") == 0
+    assert current_generation(b"") == current_generation(b"start 1\n") == 0
+    assert current_generation(begun) == current_generation(begun.replace(b"gpu-c", b"kickstart")) == 3
+    assert current_generation(begun + b"exit 1 50\nstart 51\n") == 0
 
 
 def test_because_of_whom_a_generation_ended_and_that_the_run_is_over() -> None:
@@ -41,8 +51,8 @@ def test_because_of_whom_a_generation_ended_and_that_the_run_is_over() -> None:
     assert parse_ended(text) == Ended(2, ())
     assert parse_ended(text[:70]) == Ended(1, ("gpu-a", "gpu-b"))
     assert parse_ended(b"start 1\nended\nended 3 gpu-a\n") is None
-    assert over(text) == ""
-    assert over(text + b"over 3 generations in a row\n") == "3 generations in a row"
+    assert give_up_reason(text) == ""
+    assert give_up_reason(text + b"over 3 generations in a row\n") == "3 generations in a row"
 
 
 def test_torn_and_foreign_lines_are_ignored() -> None:

@@ -45,11 +45,11 @@ def test_a_node_that_misses_a_question_or_two_is_not_lost(
     container = SimpleNamespace(output_dir="/output", name="c")
     plan: Any = SimpleNamespace(on=lambda _: SimpleNamespace(container=container, node="gpu-a", rank=0))
     fleet: Any = SimpleNamespace(engines=[Engine(silent)])
-    heard = bench._Heard(MachineState())
-    bench._follow(fleet, plan, {"gpu-a": heard}, 20)
-    assert heard.ended is ended
-    assert heard.text == (b"all that it said" if ended else b"")
-    assert heard.problem == ("" if ended else "no answer")
+    observed = bench._Observed(MachineState())
+    bench._follow(fleet, plan, {"gpu-a": observed}, 20)
+    assert observed.ended is ended
+    assert observed.text == (b"all that it said" if ended else b"")
+    assert observed.problem == ("" if ended else "no answer")
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_who_uses_a_gpu_that_is_not_measured_is_no_fault() -> None:
     users = (Process(42, "python3", 9000),)
     states = tuple(GpuState(index, f"GPU-{index}", processes=users) for index in range(2))
     node: Any = SimpleNamespace(gpus=tuple(Gpu(index, f"GPU-{index}", "", 0, "") for index in range(2)))
-    heard = {"gpu-a": bench._Heard(MachineState(gpus=states))}
-    (found,) = bench._troubles(heard, {"gpu-a": (node, ("GPU-1",))})
+    observed = {"gpu-a": bench._Observed(MachineState(gpus=states))}
+    (found,) = bench._troubles(observed, {"gpu-a": (node, ("GPU-1",))})
     assert (found.part, found.what) == ("GPU 1", "in use by python3 (pid 42, 9000 MiB)")
-    assert bench._troubles(heard, {"gpu-a": (node, ())}) == []
+    assert bench._troubles(observed, {"gpu-a": (node, ())}) == []
 
 
 class Quota:

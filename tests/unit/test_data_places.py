@@ -20,7 +20,7 @@ from launcher.node.engine import Engine
 from launcher.node.process.engine import ProcessEngine
 from launcher.planning.checks import Level
 from launcher.planning.offline import offline
-from launcher.run.data import examine_one
+from launcher.run.data import check_data_set
 
 JOB = "name: x\nimage: {ref: y}\nnodes: [a, b]\nrun: {module: train}\n"
 
@@ -143,11 +143,11 @@ def test_doctor_compares_what_the_nodes_have() -> None:
         return Copy(node, f"copies/{name * 64}", "gpu-a:/x", 1, files, 1, 1, "")
 
     def levels(*seen: list[Copy]) -> list[tuple[Level, str]]:
-        checks = examine_one(DataSet("x", "gpu-a:/x", "/x"), engines, [[], *seen])
+        checks = check_data_set(DataSet("x", "gpu-a:/x", "/x"), engines, [[], *seen])
         return [(check.level, check.what) for check in checks]
 
     assert levels([copy("gpu-b", "a")], [copy("gpu-c", "a")]) == [(Level.OK, "x: the same 7 files on every node")]
     assert levels([copy("gpu-b", "a")], []) == [(Level.WARN, "x is not on gpu-c yet")]
-    assert levels([copy("gpu-b", "a")], [copy("gpu-c", "b")]) == [(Level.WARN, "x is not the same everywhere")]
+    assert levels([copy("gpu-b", "a")], [copy("gpu-c", "b")]) == [(Level.WARN, "x differs between nodes")]
     many = levels([copy("gpu-b", "a", 10**6)], [copy("gpu-c", "a", 10**6)])
     assert [level for level, _ in many] == [Level.OK, Level.WARN]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher import container_scripts
-from launcher.run.hang_report import tell
+from launcher.run.hang_report import describe
 
 NODES = {0: "gpu-a", 1: "gpu-b", 2: "gpu-c"}
 REPORT = runpy.run_path(str(Path(container_scripts.__file__).with_name("flight_report.py")))
@@ -31,7 +31,7 @@ def report(**more: Any) -> dict[str, Any]:
 
 def test_a_rank_that_did_not_come_is_named_with_where_it_is() -> None:
     problem = collective("all_reduce", 5, 10, missing=[1])
-    assert tell(report(problems=[problem], stands={"1": "a.py:3 in load"}), NODES) == [
+    assert describe(report(problems=[problem], stands={"1": "a.py:3 in load"}), NODES) == [
         "the others wait for rank 1 on gpu-b at all_reduce number 5, sizes [10]; rank 1 is at a.py:3 in load"
     ]
 
@@ -42,17 +42,17 @@ def test_the_fewest_come_first_whichever_rank_the_others_were_compared_with(odd:
     first, second = (mine, others) if 0 in odd else (others, mine)
     problem = {**first, "other": {str(rank): second for rank in (even if 0 in odd else odd)}}
     ranks = ", ".join(f"rank {rank} on {NODES[rank]}" for rank in even)
-    assert tell(report(problems=[problem]), NODES) == [
-        f"rank {odd[0]} on {NODES[odd[0]]} came to broadcast number 5, sizes [1], {ranks} came to all_reduce number 5, "
+    assert describe(report(problems=[problem]), NODES) == [
+        f"rank {odd[0]} on {NODES[odd[0]]} called broadcast number 5, sizes [1], {ranks} called all_reduce number 5, "
         "sizes [10]"
     ]
 
 
 def test_ranks_without_a_recording_are_named() -> None:
     last = collective("barrier", 9, 1, group="tp", sizes=[], ranks=[0, 1])
-    assert tell(report(waiting=[last], silent=[2]), NODES) == [
-        "rank 0 on gpu-a, rank 1 on gpu-b came to barrier number 9 of the group tp, sizes none",
-        "rank 2 on gpu-c left no recording",
+    assert describe(report(waiting=[last], silent=[2]), NODES) == [
+        "rank 0 on gpu-a, rank 1 on gpu-b called barrier number 9 of the group tp, sizes none",
+        "rank 2 on gpu-c left no flight recorder dump",
     ]
 
 
@@ -60,7 +60,7 @@ def test_ranks_without_a_recording_are_named() -> None:
     "broken", [{}, {"problems": 3}, report(problems=[{}]), report(waiting=[[1]]), report(silent=["x"])]
 )
 def test_an_answer_that_makes_no_sense_is_no_error(broken: dict[str, Any]) -> None:
-    assert tell(broken, NODES) == ["what its ranks recorded could not be understood"]
+    assert describe(broken, NODES) == ["its flight recorder report could not be parsed"]
 
 
 def entry(record: int, number: int, name: str = "all_reduce", **more: Any) -> dict[str, Any]:

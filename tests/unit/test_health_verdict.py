@@ -229,7 +229,7 @@ def test_a_lost_node_is_named_and_the_others_are_judged() -> None:
 def test_nodes_that_do_not_reach_a_first_node_that_is_lost_are_not_blamed() -> None:
     alone = [Said(node, (), (("meeting", "", "did not reach the first node"),), (), "end", ()) for node in "bc"]
     reports = [Said("a", (), (), (), "", ()), *alone]
-    (found,) = judge(reports, (), NETWORK, {"a": "before it began: no answer"})
+    (found,) = judge(reports, (), NETWORK, {"a": "before it started: no answer"})
     assert found.nodes == ("a",)
     assert [each.nodes for each in judge(reports, (), NETWORK, {})] == [("b",), ("c",)]
 

@@ -87,7 +87,7 @@ def hang(data: bytes) -> None:
     found = parse_object(data) or {}
     report = {key: [found] if key in ("problems", "waiting") else found for key in HANG_KEYS}
     for told in (found, report, {**report, **found}):
-        assert all(isinstance(sentence, str) for sentence in hang_report.tell(told, {0: "a"}))
+        assert all(isinstance(sentence, str) for sentence in hang_report.describe(told, {0: "a"}))
 
 
 def plan(data: bytes) -> None:

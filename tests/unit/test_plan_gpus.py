@@ -18,7 +18,7 @@ from launcher.node.facts import parse
 from launcher.planning import gpu_checks, gpus
 from launcher.planning.checks import Check, Level
 from launcher.planning.gpu_faults import fault
-from launcher.run.gpus import as_if_idle
+from launcher.run.gpus import assume_idle
 from tests import nvidia
 from tests.gpu_rows import FAULTS, MIG
 from tests.nvidia import Card, Machine, Process, cards
@@ -126,13 +126,13 @@ def test_a_number_takes_idle_gpus() -> None:
 
 def test_a_plan_that_is_only_shown_says_who_has_the_gpus() -> None:
     busy, idle = on(Machine([NOTEBOOK, *cards(2)[1:]])), on(Machine(cards(2)), 1)
-    facts, notes = as_if_idle(job(2, gpus=2), [busy, idle])
+    facts, notes = assume_idle(job(2, gpus=2), [busy, idle])
     assert [len(each.container.gpus) for each in planned(job(2, gpus=2), facts).nodes] == [2, 2]
     assert "node gpu-0: 2 GPUs are asked for, 1 of 2 are idle: GPU 0: 60.0 GiB by erin, python3 (pid 4242)" in notes[0]
     assert "`up --wait` waits" in notes[0]
-    assert as_if_idle(job(2, gpus=1), [busy, idle]) == ([busy, idle], ())
+    assert assume_idle(job(2, gpus=1), [busy, idle]) == ([busy, idle], ())
     with pytest.raises(NodesFailed, match="3 GPUs are asked for, it has: 0: NVIDIA A100"):  # waiting does not help
-        as_if_idle(job(2, gpus=3), [busy, idle])
+        assume_idle(job(2, gpus=3), [busy, idle])
 
 
 def test_all_and_a_list_take_a_gpu_in_use_with_a_warning() -> None:

@@ -25,7 +25,7 @@ from launcher.node.slurm.queue import ASK, RunInQueue, parse
 from launcher.planning.checks import Level
 from launcher.planning.cluster import build
 from launcher.records.store import NodeOfRun, Record
-from launcher.run.cluster import examine_on
+from launcher.run.cluster import check_cluster
 from launcher.run.diagnose import first_failure
 from launcher.run.evidence import gather
 from launcher.run.exec_shell import execute
@@ -329,7 +329,7 @@ def test_doctor_asks_a_node_for_its_enroot(
     here = HPC.model_copy(update={"workdir": str(tmp_path)})
     engine = SlurmEngine("slurm:hpc", here, LocalMachine("slurm:hpc", "me"))
     job = parse_job(yaml.safe_dump({**GPU, "secrets": []}), "job.yaml")
-    *_, last = examine_on(job, here, Fleet([engine], {}, None))
+    *_, last = check_cluster(job, here, Fleet([engine], {}, None))
     assert (last.name, last.level) == ("enroot", level)
     assert words in last.what
 
