@@ -18,8 +18,8 @@ from rich.table import Table
 from launcher.cli import options, terminal
 from launcher.cli.long_work import LongWork
 from launcher.cli.terminal import Reporter
-from launcher.data.bring import Node, bring, copy_of
-from launcher.data.places import Copy, copies, named, parse_source, remove, root_of
+from launcher.data.distribution import Node, distribute, with_image_of_copy
+from launcher.data.locations import Copy, copies, parse_source, remove, root_of, select
 from launcher.data.push import verify as verify_copy
 from launcher.errors import DataFailed, LauncherError, NodesFailed, UsageError
 from launcher.image.image_locations import image_store
@@ -58,7 +58,7 @@ def push_(
     parsed = parse_source(source, Path.cwd())
     with _connected(nodes, ssh_config) as fleet, LongWork() as work:
         found = run_all([partial(_node, engine, image) for engine in fleet.engines])
-        done = bring(parsed, found, fleet.ssh_config, work.log, work.progress)
+        done = distribute(parsed, found, fleet.ssh_config, work.log, work.progress)
     if json:
         sizes = {"sent": done.delivered.sent, "received": done.delivered.received}
         typer.echo(json_.dumps({"content": done.delivered.content, **sizes, "paths": dict(done.paths)}, indent=2))
@@ -90,7 +90,7 @@ def verify_(which: Which, nodes: Nodes, image: Image = None, ssh_config: options
     Exit code 3 if files differ; they are listed, and `data push` repairs them.
     """
     with _connected(nodes, ssh_config) as fleet:
-        chosen = named(_copies(fleet), which)
+        chosen = select(_copies(fleet), which)
         engines = {engine.node: engine for engine in fleet.engines}
         whole = [copy for copy in chosen if copy.whole]
         for copy in chosen:
@@ -113,7 +113,7 @@ def rm(which: Which, nodes: Nodes, ssh_config: options.SshConfig = None) -> None
     """
     settings = read_settings(os.environ)
     with _connected(nodes, ssh_config) as fleet:
-        chosen = named(_copies(fleet), which)
+        chosen = select(_copies(fleet), which)
         engines = {engine.node: engine for engine in fleet.engines}
 
         def remove_(copy: Copy) -> None:
@@ -151,8 +151,8 @@ def _copies(fleet: Fleet) -> Mapping[str, Sequence[Copy]]:
 
 def _verify(engine: Engine, copy: Copy, image: str | None) -> None:
     root = root_of(engine, read_settings(os.environ), copies=False)
-    node = copy_of(Node(engine, engine.facts(), image or ""), root, copy.name)
-    damaged = verify_copy(node.place(root), copy.name)
+    node = with_image_of_copy(Node(engine, engine.facts(), image or ""), root, copy.name)
+    damaged = verify_copy(node.endpoint(root), copy.name)
     if damaged:
         names = ", ".join(damaged[:10]) + (f" and {len(damaged) - 10} more" if len(damaged) > 10 else "")
         what = f"{copy.name[:12]} ({copy.source}) differs in {names}"

@@ -1,8 +1,8 @@
-"""The copies of data sets on one node: partial ones that grow, whole ones below `copies/<content>/files`.
+"""The copies of data sets on one node: partial copies, and whole copies in `copies/<content>/files`.
 
-A partial copy has the bytes of its pieces in place, and a journal of their numbers and hashes, written after them. So
-a killed process loses only what was on its way. After a reboot the journal may be ahead of the disk: then its pieces
-are read and compared once. Python 3.8 without packages.
+A partial copy stores its pieces at their final offsets, and afterwards their numbers and hashes in a journal: a killed
+process loses only unwritten data. After a reboot the journal may be ahead of the disk: its pieces are then read and
+compared once. Python 3.8 without packages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
     import data_tree as tree
 
-LOCK_TIMEOUT = 30.0  # seconds for an earlier transfer, whose launcher is gone, to end
+LOCK_TIMEOUT = 30.0  # seconds for an earlier transfer, whose launcher was killed, to exit
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 _RECORD = struct.Struct(f">I{tree.DIGEST}s")
 
@@ -42,58 +42,58 @@ def put(digests: bytearray, number: int, found: bytes) -> None:
 
 
 def save(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
+    """Write a file atomically."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.write_bytes(data)
     part.replace(path)
 
 
 class Files:
-    """The pieces of a data set on a disk. The last file stays open, as its pieces come one after another."""
+    """The pieces of a data set on disk. Keeps the last file open, because pieces are accessed in order."""
 
     def __init__(self, root: bytes, pieces: tree.Pieces, write: bool = False) -> None:
         self._root, self._pieces, self._write = root, pieces, write
-        self._place, self._fd = -1, -1
+        self._index, self._fd = -1, -1
 
-    def read(self, place: int, offset: int, size: int) -> bytes:
-        """Fewer bytes where the file is shorter. Raises OSError."""
-        data = os.pread(self._open(place), size, offset)
+    def read(self, index: int, offset: int, size: int) -> bytes:
+        """Return up to `size` bytes, fewer at the end of the file. Raises OSError."""
+        data = os.pread(self._open(index), size, offset)
         while len(data) < size and (more := os.pread(self._fd, size - len(data), offset + len(data))):
             data += more
         return data
 
-    def write(self, place: int, offset: int, data: bytes | memoryview) -> None:
-        fd, done = self._open(place), 0
+    def write(self, index: int, offset: int, data: bytes | memoryview) -> None:
+        fd, done = self._open(index), 0
         while done < len(data):
             done += os.pwrite(fd, data[done:], offset + done)
 
-    def status(self, place: int) -> os.stat_result:
-        return os.fstat(self._open(place))
+    def status(self, index: int) -> os.stat_result:
+        return os.fstat(self._open(index))
 
-    def path(self, place: int) -> bytes:
-        return os.path.join(self._root, self._pieces.files[place].path)
+    def path(self, index: int) -> bytes:
+        return os.path.join(self._root, self._pieces.files[index].path)
 
-    def _open(self, place: int) -> int:
-        if place != self._place:
+    def _open(self, index: int) -> int:
+        if index != self._index:
             self.close()
-            path = self.path(place)
+            path = self.path(index)
             flags = os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_RDWR | os.O_CREAT if self._write else os.O_RDONLY)
             try:
                 self._fd = os.open(path, flags, 0o600)
             except PermissionError:
                 if not self._write:
                     raise
-                os.chmod(path, 0o600)  # a copy that was whole once: its files have their own modes
+                os.chmod(path, 0o600)  # formerly a whole copy: its files have the modes of the source
                 self._fd = os.open(path, flags)
-            self._place = place
-            if self._write and os.fstat(self._fd).st_size != self._pieces.files[place].size:
-                os.ftruncate(self._fd, self._pieces.files[place].size)  # what is not written stays a hole
+            self._index = index
+            if self._write and os.fstat(self._fd).st_size != self._pieces.files[index].size:
+                os.ftruncate(self._fd, self._pieces.files[index].size)  # unwritten ranges remain holes
         return self._fd
 
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
-        self._place = self._fd = -1
+        self._index = self._fd = -1
 
 
 class Whole:
@@ -110,33 +110,33 @@ class Whole:
     def digest(self, number: int) -> bytes:
         return at(self._digests, number)
 
-    def put(self, number: int, place: int, offset: int, data: bytes) -> None:
-        raise tree.RefusedError(f"piece {number}, {len(data)} bytes at {offset} of file {place}, came and was here")
+    def put(self, number: int, index: int, offset: int, data: bytes) -> None:
+        raise tree.RefusedError(f"received piece {number} twice: {len(data)} bytes at {offset} of file {index}")
 
     def finish(self, digests: bytes) -> int:
-        """As Partial.finish()."""
+        """See Partial.finish()."""
         used(self._folder)
         return sum(at(digests, n) != self.digest(n) for n in range(len(digests) // tree.DIGEST))
 
 
 class Partial:
-    """A copy that is being made, of one state of one source. Holds a lock while it is open."""
+    """An incomplete copy of one state of one source. Holds a lock while it is open."""
 
     def __init__(self, root: Path, signature: str, entries: list[tree.Entry], about: dict[str, Any]) -> None:
-        """Raises RefusedError when another transfer fills it, OSError."""
+        """Raises RefusedError if another transfer writes to it, OSError."""
         self.pieces, self._root, self._about = tree.Pieces(entries), root, about
         self.folder = root / "partial" / signature
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(self.folder / "lock")
         self.digests = bytearray(self.pieces.count * tree.DIGEST)
-        self._journal, self._unnoted = bytearray(), 0  # records to be written, and bytes of their pieces
+        self._journal, self._unflushed = bytearray(), 0  # pending records, and bytes of their pieces
         for entry in entries:
             if entry.kind == tree.FOLDER:
                 (self._files / os.fsdecode(entry.path)).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._files.mkdir(exist_ok=True)
         self.files = Files(os.fsencode(self._files), self.pieces, write=True)
         save(self.folder / "manifest", tree.pack(entries, bytes(len(self.digests))))
-        self._tell(bytes=self.pieces.bytes, files=len(entries))
+        self._write_about(bytes=self.pieces.bytes, files=len(entries))
         self._resume()
         self._log = (self.folder / "journal").open("ab")
 
@@ -144,8 +144,8 @@ class Partial:
     def _files(self) -> Path:
         return self.folder / "files"
 
-    def _tell(self, **more: Any) -> None:
-        """For launchers that list what is here."""
+    def _write_about(self, **more: Any) -> None:
+        """Write about.json, which `launcher data ls` reads."""
         save(self.folder / "about.json", json.dumps({**self._about, "signature": self.folder.name, **more}).encode())
 
     def has(self, number: int) -> bool:
@@ -161,16 +161,16 @@ class Partial:
         found = os.statvfs(self.folder)
         return found.f_bavail * found.f_frsize
 
-    def put(self, number: int, place: int, offset: int, data: bytes) -> None:
-        """Keep a piece; one of zeros needs no room."""
-        if not tree.is_zero(data) or self.files.read(place, offset, len(data)) != data:
-            self.files.write(place, offset, data)
-        self._note(number, digest(data))
-        self._unnoted += len(data)
-        if self._unnoted >= tree.PIECE:
+    def put(self, number: int, index: int, offset: int, data: bytes) -> None:
+        """Store a piece; a piece of zeros takes no disk space."""
+        if not tree.is_zero(data) or self.files.read(index, offset, len(data)) != data:
+            self.files.write(index, offset, data)
+        self._record(number, digest(data))
+        self._unflushed += len(data)
+        if self._unflushed >= tree.PIECE:
             self.flush()
 
-    def _note(self, number: int, found: bytes) -> None:
+    def _record(self, number: int, found: bytes) -> None:
         put(self.digests, number, found)
         self._journal += _RECORD.pack(number, found)
 
@@ -178,15 +178,15 @@ class Partial:
         self._log.write(self._journal)
         self._log.flush()
         self._journal.clear()
-        self._unnoted = 0
+        self._unflushed = 0
 
     def adopt(self, known: bytes | bytearray) -> None:
-        """Take what is here already: files of other copies with the same name and the same known hashes."""
-        names = {entry.path: place for place, entry in enumerate(self.pieces.files)}
+        """Reuse pieces of other copies on this node: same file name, same known hash."""
+        names = {entry.path: index for index, entry in enumerate(self.pieces.files)}
         for folder in [*self._root.glob("copies/*"), *self._root.glob("partial/*")]:
             if folder == self.folder:
                 continue
-            with contextlib.suppress(OSError, tree.RefusedError):  # another process may be at it
+            with contextlib.suppress(OSError, tree.RefusedError):  # another process may be changing it
                 entries, theirs = tree.unpack((folder / "manifest").read_bytes())
                 if folder.parent.name == "partial":
                     _read_journal(folder / "journal", theirs)
@@ -197,28 +197,28 @@ class Partial:
         self, folder: Path, other: tree.Pieces, theirs: bytearray, names: dict[bytes, int], known: bytes | bytearray
     ) -> None:
         source = Files(os.fsencode(folder), other)
-        for number, place, offset, size in other:
-            mine = names.get(other.files[place].path)
+        for number, index, offset, size in other:
+            mine = names.get(other.files[index].path)
             if mine is None or offset + size > self.pieces.files[mine].size:
                 continue
             wanted = self.pieces.starts[mine] + offset // tree.PIECE
             same = at(theirs, number)
             if same == tree.UNKNOWN or self.has(wanted) or same != at(known, wanted):
                 continue
-            if digest(data := source.read(place, offset, size)) == same:
+            if digest(data := source.read(index, offset, size)) == same:
                 self.put(wanted, mine, offset, data)
         source.close()
 
     def finish(self, digests: bytes) -> int:
-        """Compare with the source's hashes of all pieces; the copy takes its place if none is missing.
+        """Compare with the source's hashes; move the copy to `copies` if all pieces are correct.
 
-        Returns how many are missing or differ; those are dropped.
+        Returns how many pieces are missing or differ; those are discarded.
         """
         self.flush()
         wrong = [number for number in range(self.pieces.count) if self.digest(number) != at(digests, number)]
         if wrong:
             for number in wrong:
-                self._note(number, tree.UNKNOWN)
+                self._record(number, tree.UNKNOWN)
             self.flush()
             return len(wrong)
         self.files.close()
@@ -231,28 +231,28 @@ class Partial:
                     os.unlink(path)
                 os.symlink(entry.target, path)
             elif entry.kind == tree.FILE:
-                os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))  # an empty one is made here
+                os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))  # creates empty files
                 os.chmod(path, entry.mode)
         for entry in reversed(entries):
             if entry.kind == tree.FOLDER:
                 os.chmod(os.path.join(os.fsencode(self._files), entry.path), entry.mode)
         name = tree.content(entries, digests)
         save(self.folder / "manifest", tree.pack(entries, digests))
-        self._tell(bytes=self.pieces.bytes, files=len(entries), content=name)
-        os.sync()  # until the copy has its place a kill must leave all that a partial one has
-        place = self._root / "copies" / name
-        place.parent.mkdir(exist_ok=True)
-        if place.exists():  # the same content came from elsewhere
+        self._write_about(bytes=self.pieces.bytes, files=len(entries), content=name)
+        os.sync()  # before the rename: a kill must leave a usable partial copy
+        target = self._root / "copies" / name
+        target.parent.mkdir(exist_ok=True)
+        if target.exists():  # the same content, from another source
             shutil.rmtree(self.folder)
         else:
-            self.folder.rename(place)
-            (place / "journal").unlink()
-        used(place)
+            self.folder.rename(target)
+            (target / "journal").unlink()
+        used(target)
         self._remove_older()
         return 0
 
     def _remove_older(self) -> None:
-        """Partial copies of what the same source was before."""
+        """Remove partial copies of earlier states of the same source."""
         for folder in (self._root / "partial").glob("*"):
             with contextlib.suppress(OSError, ValueError, tree.RefusedError):
                 if json.loads((folder / "about.json").read_text())["source"] == self._about["source"]:
@@ -260,7 +260,7 @@ class Partial:
                     shutil.rmtree(folder)
 
     def _remove_others(self, named: set[bytes]) -> None:
-        """What somebody put into a copy that was whole once."""
+        """Remove files that were added to a copy that was whole before."""
         top = os.fsencode(self._files)
         for folder, folders, files in os.walk(top, topdown=False):
             for name in files + folders:
@@ -273,8 +273,8 @@ class Partial:
         mark = self.folder / "boot"
         _read_journal(self.folder / "journal", self.digests)
         if not mark.exists() or mark.read_bytes() != boot:
-            for number, place, offset, size in self.pieces:
-                if self.has(number) and digest(self.files.read(place, offset, size)) != self.digest(number):
+            for number, index, offset, size in self.pieces:
+                if self.has(number) and digest(self.files.read(index, offset, size)) != self.digest(number):
                     put(self.digests, number, tree.UNKNOWN)
         kept = b"".join(_RECORD.pack(n, self.digest(n)) for n in range(self.pieces.count) if self.has(n))
         save(self.folder / "journal", kept)
@@ -282,7 +282,7 @@ class Partial:
 
 
 def _read_journal(path: Path, digests: bytearray) -> None:
-    """The last record of a piece counts. A torn end is nothing."""
+    """The last record of a piece is valid; an incomplete record at the end is ignored."""
     data = path.read_bytes() if path.exists() else b""
     for number, found in _RECORD.iter_unpack(data[: len(data) // _RECORD.size * _RECORD.size]):
         if (number + 1) * tree.DIGEST <= len(digests):
@@ -297,7 +297,7 @@ def _locked(path: Path, timeout: float = LOCK_TIMEOUT) -> int:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise tree.RefusedError("another transfer of the same data is under way to this node") from None
+                raise tree.RefusedError("another transfer of the same data to this node is in progress") from None
             time.sleep(0.2)
         else:
             return fd
@@ -308,7 +308,7 @@ def used(copy: Path) -> None:
 
 
 def whole(root: Path, content: str, signature: str) -> Path | None:
-    """The copy of this content; where that is not known yet, one of this state of the source."""
+    """Return the copy with this content or, if the content is not known yet, with this signature."""
     for folder in (root / "copies").glob("*"):
         if folder.name == content:
             return folder
@@ -319,39 +319,39 @@ def whole(root: Path, content: str, signature: str) -> Path | None:
 
 
 def damages(folder: Path) -> Iterator[tuple[str, list[int]]]:
-    """Read all bytes of a whole copy: each file that differs, and its pieces that do."""
+    """Read a whole copy; yield each file that differs, with the numbers of its wrong pieces."""
     entries, digests = tree.unpack((folder / "manifest").read_bytes())
     pieces = tree.Pieces(entries)
     files = Files(os.fsencode(folder / "files"), pieces)
     bad: dict[int, list[int]] = {}
-    for number, place, offset, size in pieces:
+    for number, index, offset, size in pieces:
         try:
-            same = digest(files.read(place, offset, size)) == at(digests, number)
-            same = same and (offset > 0 or files.status(place).st_size == pieces.files[place].size)
+            same = digest(files.read(index, offset, size)) == at(digests, number)
+            same = same and (offset > 0 or files.status(index).st_size == pieces.files[index].size)
         except OSError:
             files.close()
             same = False
         if not same:
-            bad.setdefault(place, []).append(number)
+            bad.setdefault(index, []).append(number)
     files.close()
-    for place, numbers in bad.items():
-        yield tree.shown(pieces.files[place].path), numbers
-    there = {e.path: (e.kind, e.target) for e in tree.walk(os.fsencode(folder / "files"))}
+    for index, numbers in bad.items():
+        yield tree.shown(pieces.files[index].path), numbers
+    existing = {e.path: (e.kind, e.target) for e in tree.walk(os.fsencode(folder / "files"))}
     for entry in entries:
-        if there.pop(entry.path, None) != (entry.kind, entry.target) and not entry.size:
+        if existing.pop(entry.path, None) != (entry.kind, entry.target) and not entry.size:
             yield tree.shown(entry.path), []
-    for path in there:
-        yield f"{tree.shown(path)} (not of the data)", []
+    for path in existing:
+        yield f"{tree.shown(path)} (not part of the data)", []
 
 
 def demote(root: Path, folder: Path, bad: set[int]) -> None:
-    """A damaged copy is a partial one from now on, which the next push completes."""
+    """Turn a damaged copy into a partial one, which the next push completes."""
     entries, digests = tree.unpack((folder / "manifest").read_bytes())
     count = tree.Pieces(entries).count
     records = [_RECORD.pack(number, at(digests, number)) for number in range(count) if number not in bad]
     save(folder / "journal", b"".join(records))
-    place = root / "partial" / json.loads((folder / "about.json").read_text())["signature"]
-    place.parent.mkdir(exist_ok=True)
-    if place.exists():
-        shutil.rmtree(place)
-    folder.rename(place)
+    target = root / "partial" / json.loads((folder / "about.json").read_text())["signature"]
+    target.parent.mkdir(exist_ok=True)
+    if target.exists():
+        shutil.rmtree(target)
+    folder.rename(target)

@@ -1,7 +1,7 @@
-"""What two nodes say to each other while data is copied: messages over TLS, both sides with a certificate.
+"""The protocol between two nodes of a transfer: messages over TLS, with certificates on both sides.
 
-The certificates are made for one transfer, by an authority that exists for it alone; a node accepts exactly the peer
-that its launcher named. A message is a kind, a length and its bytes; a longer one than is allowed ends the connection.
+The certificates are issued for one transfer, by an authority that exists only for it; a node accepts only the peer
+that the launcher named. A message is a kind, a length and its bytes; one over the limit ends the connection.
 Python 3.8 without packages.
 """
 
@@ -30,19 +30,19 @@ LIST, KNOWN, START, NEED, ALL_NEED, DATA, ZEROS, DIGESTS, END, DONE = range(10)
 LONGEST = 1 << 26  # bytes of a message: a batch of long names
 HANDSHAKE_TIMEOUT = 10.0
 DIAL_TIMEOUT = 5.0
-PEER_TIMEOUT = 60.0  # for the neighbour to be ready
-STRANGERS = 32  # connections at a time that have not proven who they are
-# Not TCP_USER_TIMEOUT: it also ends a connection whose receiver is alive and slow (a window of zero, a busy disk)
+PEER_TIMEOUT = 60.0  # seconds for the neighbour to connect
+STRANGERS = 32  # concurrent connections that are not authenticated yet
+# Not TCP_USER_TIMEOUT: it also closes connections to a live but slow receiver (zero window, busy disk)
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
 _HEAD = struct.Struct(">BI")
-_QUEUED = 16  # messages that wait to be sent
+_QUEUED = 16  # messages waiting to be sent
 
 
 class LostError(Exception):
-    """The connection to a neighbour is gone. `where` is `upstream` or `downstream`."""
+    """The connection to a neighbour was lost. `where` is `upstream` or `downstream`."""
 
     def __init__(self, where: str, why: object) -> None:
-        super().__init__(f"lost the node that is {where}: {why}")
+        super().__init__(f"lost the connection to the {where} node: {why}")
         self.where = where
 
 
@@ -50,7 +50,7 @@ def context(config: dict[str, Any], *, server: bool) -> ssl.SSLContext:
     """config: authority, certificate and key as PEM text."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
-    made.check_hostname = False  # the name is checked below: an address proves nothing
+    made.check_hostname = False  # _is() checks the name: certificates are not bound to addresses
     made.verify_mode = ssl.CERT_REQUIRED
     made.load_verify_locations(cadata=config["authority"])
     with tempfile.NamedTemporaryFile(dir=config["private"]) as file:  # mode 0600; ssl reads keys from files only
@@ -73,13 +73,13 @@ def _tuned(connection: socket.socket) -> None:
 
 
 def listen() -> socket.socket:
-    """On a free port of all addresses."""
+    """Listen on a free port of all addresses."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     return socket.create_server(("", 0), family=family, backlog=16, dualstack_ipv6=family == socket.AF_INET6)
 
 
 def accept(listener: socket.socket, secure: ssl.SSLContext, name: str) -> Link:
-    """The peer of that name; all others are sent away, and hold nobody up. Raises LostError."""
+    """Accept the peer with this name; reject all others without waiting for them. Raises LostError."""
     found: queue.Queue[ssl.SSLSocket] = queue.Queue()
     strangers = threading.Semaphore(STRANGERS)
 
@@ -97,7 +97,7 @@ def accept(listener: socket.socket, secure: ssl.SSLContext, name: str) -> Link:
             strangers.release()
 
     def serve() -> None:
-        with contextlib.suppress(OSError):  # the listener is closed when the peer is there
+        with contextlib.suppress(OSError):  # the listener is closed once the peer has connected
             while True:
                 connection = listener.accept()[0]
                 if strangers.acquire(blocking=False):
@@ -110,7 +110,7 @@ def accept(listener: socket.socket, secure: ssl.SSLContext, name: str) -> Link:
     try:
         return Link(found.get(timeout=PEER_TIMEOUT), "upstream")
     except queue.Empty:
-        raise LostError("upstream", f"it did not connect in {PEER_TIMEOUT:.0f} s") from None
+        raise LostError("upstream", f"it did not connect within {PEER_TIMEOUT:.0f} s") from None
     finally:
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
@@ -118,7 +118,7 @@ def accept(listener: socket.socket, secure: ssl.SSLContext, name: str) -> Link:
 
 
 def dial(addresses: list[list[Any]], secure: ssl.SSLContext, name: str) -> Link:
-    """The peer of that name at the first address where it answers. Raises LostError."""
+    """Connect to the peer with this name at the first address that works. Raises LostError."""
     why: object = "it has no address"
     for address, port in addresses:
         try:
@@ -131,16 +131,16 @@ def dial(addresses: list[list[Any]], secure: ssl.SSLContext, name: str) -> Link:
             continue
         if _is(secured, name):
             return Link(secured, "downstream")
-        why = f"{address} port {port}: another machine answers"
+        why = f"{address} port {port}: another machine answered"
         secured.close()
     raise LostError("downstream", why)
 
 
 class _Duplex(io.RawIOBase):
-    """A TLS connection that is read by one thread and written by another.
+    """A TLS connection that one thread reads and another one writes.
 
-    OpenSSL takes one call at a time: the tickets that follow a handshake are read while the first message is written,
-    and where both happened at once the connection hung. So no call waits, and each is made under a lock.
+    OpenSSL supports one call at a time: the session tickets after a handshake are read while the first message is
+    written, and connections hung if both happened concurrently. So calls do not block, and a lock serializes them.
     """
 
     def __init__(self, connection: ssl.SSLSocket) -> None:
@@ -173,7 +173,7 @@ class _Duplex(io.RawIOBase):
 
 
 class Link:
-    """Messages to and from a neighbour. What is sent goes out by a thread of its own, small ones together."""
+    """Messages to and from a neighbour. A separate thread sends them, and combines small ones."""
 
     def __init__(self, connection: ssl.SSLSocket, where: str) -> None:
         self._connection, self.where = _Duplex(connection), where
@@ -185,7 +185,7 @@ class Link:
         self._sender.start()
 
     def send(self, kind: int, data: bytes = b"") -> None:
-        """Raises LostError, perhaps for an earlier message."""
+        """Raises LostError, possibly for an earlier message."""
         while True:
             if self._error:
                 raise LostError(self.where, self._error)
@@ -213,17 +213,17 @@ class Link:
                 return
 
     def close(self) -> None:
-        """All that was sent has left this process then, unless the connection is lost."""
+        """Wait until all messages have been sent, unless the connection is lost."""
         if self._error is None:
             self._output.put(None)
             self._sender.join(PEER_TIMEOUT)
 
     def receive(self, *kinds: int) -> tuple[int, bytes]:
-        """The next message, of one of these kinds. Raises LostError; RefusedError for any other."""
+        """Return the next message, of one of these kinds. Raises LostError; RefusedError for other kinds."""
         try:
             kind, size = _HEAD.unpack(self._exactly(_HEAD.size))
             if kind not in kinds or size > LONGEST:
-                raise RefusedError(f"the node that is {self.where} sent what was not expected: {kind}, {size} bytes")
+                raise RefusedError(f"the {self.where} node sent an unexpected message: kind {kind}, {size} bytes")
             return kind, self._exactly(size)
         except (OSError, ValueError) as error:
             raise LostError(self.where, error) from error

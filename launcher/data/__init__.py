@@ -1,1 +1,1 @@
-"""Data sets on every node: copied from one of them, or from this machine, in a chain, and verified."""
+"""Copies data sets to every node, from one of them or from this machine, along a chain of nodes, and verifies them."""

@@ -1,4 +1,4 @@
-"""Certificates for one transfer: an authority that nobody keeps, and one for each node that takes part."""
+"""Certificates for one transfer: a temporary authority, which is not stored, and one certificate per node."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-_MARGIN = datetime.timedelta(days=2)  # by which a node's clock may be wrong
-_LONGEST = datetime.timedelta(days=30)  # of a transfer
+_MARGIN = datetime.timedelta(days=2)  # tolerated clock error of a node
+_LONGEST = datetime.timedelta(days=30)  # longest transfer
 
 
 def certificates(names: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
-    """By name: `authority`, `certificate` and `key`, each as PEM text."""
+    """Return `authority`, `certificate` and `key` by name, as PEM text."""
     authority_key = ec.generate_private_key(ec.SECP256R1())
     authority = _certificate("transfer", authority_key, "transfer", authority_key, authority=True)
     pem = _text(authority)
@@ -43,7 +43,7 @@ def _certificate(
     return builder.add_extension(_usage(authority), critical=True).sign(signer, hashes.SHA256())
 
 
-def _usage(authority: bool) -> x509.KeyUsage:  # Python 3.13 refuses an authority that does not say it
+def _usage(authority: bool) -> x509.KeyUsage:  # Python 3.13 rejects an authority without this extension
     return x509.KeyUsage(
         digital_signature=not authority,
         key_cert_sign=authority,

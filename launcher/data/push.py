@@ -1,7 +1,7 @@
-"""Data brought to every node: a chain of processes, in rounds, until each node has the whole or is left out.
+"""Copies data along a chain of processes, in rounds, until each node has a whole copy or is excluded.
 
-The source sends each byte to one node, which sends it to the next while it comes. When a process or a connection fails,
-the round ends, and the next one goes on without what the nodes have, and without a node that keeps failing.
+The source sends each byte to one node, which forwards it to the next as it arrives. When a process or a connection
+fails, the round ends; the next one sends only missing data, and excludes nodes that keep failing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 
 from launcher.data import worker
 from launcher.data.certificates import certificates
-from launcher.data.places import Source
+from launcher.data.locations import Source
 from launcher.data.tunnel import tunnel
 from launcher.data.worker import Worker, failure
 from launcher.errors import DataFailed, LauncherError, NodeUnreachable
@@ -30,61 +30,61 @@ from launcher.node.machine import Machine
 from launcher.node.parallel import run_all_settled
 from launcher.planning.rendezvous import candidates
 
-ROOT = "/launcher-data"  # in the containers: this user's folder of copies
+ROOT = "/launcher-data"  # this user's folder of copies, in the containers
 SOURCE = "/launcher-source"
-TRIES = 3  # of a node, without a byte that came
-SILENCE = 30.0  # seconds: a process that reports every half second and does not has hung, or its node
-ALTERED = "do not use it: launcher data rm, and look at the nodes before it in the job's order"
-GRACE = 5.0  # seconds in which the others say how far they came when one has failed
+TRIES = 3  # of a node, in a row, in which it receives nothing
+SILENCE = 30.0  # seconds without a report: processes report every half second, so the process or its node hangs
+ALTERED = "remove it: launcher data rm; one of the nodes before it in the job's order altered the data: check them"
+GRACE = 5.0  # seconds for the other processes to report their progress after one has failed
 
 
 @dataclass(frozen=True)
-class Place:
-    """A node that is to have a copy. root: the folder of its copies. address: its own, where the job names one."""
+class Endpoint:
+    """A node of a transfer. root: the folder of its copies. address: as the job specifies it, if it does."""
 
     machine: Machine
     facts: NodeFacts
     root: str
     image: str
     address: str | None = None
-    inside: str = ROOT  # the folder as its process sees it
+    inside: str = ROOT  # the folder, as a path in its container
 
     @property
     def node(self) -> str:
         return self.machine.node
 
     def argv(self, *more: Mount) -> list[str]:
-        return worker.in_container(self.image, self.facts, [Mount(self.root, self.inside), *more])
+        return worker.container_argv(self.image, self.facts, [Mount(self.root, self.inside), *more])
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The source, connected. single: the file's name where it is one file."""
+    """The connected source. single: name of the file if the data is a single file."""
 
     source: Source
     machine: Machine
     path: str
     single: str
-    place: Place | None  # None: this machine, without a container
+    endpoint: Endpoint | None  # None: this machine, without a container
 
     def argv(self) -> list[str]:
-        if self.place is None:
-            return worker.here()
-        return self.place.argv(Mount(self.path, self._inside, read_only=True))
+        if self.endpoint is None:
+            return worker.local_argv()
+        return self.endpoint.argv(Mount(self.path, self._inside, read_only=True))
 
     @property
     def _inside(self) -> str:
         return f"{SOURCE}/{self.single}" if self.single else SOURCE
 
     def order(self) -> dict[str, Any]:
-        root = ROOT if self.place else str(cache_folder(os.environ) / "data")
-        path = self._inside if self.place else self.path
+        root = ROOT if self.endpoint else str(cache_folder(os.environ) / "data")
+        path = self._inside if self.endpoint else self.path
         return {"role": "source", "path": path, "root": root, "label": self.source.label}
 
 
 @dataclass
 class Delivered:
-    """content: the copies' name. sent: bytes that left the source; received: bytes that came, by node."""
+    """content: name of the copies. sent: bytes sent by the source; received: bytes by node."""
 
     content: str = ""
     sent: int = 0
@@ -92,41 +92,41 @@ class Delivered:
     failed: dict[str, LauncherError] = field(default_factory=dict)
 
 
-def push(origin: Origin, places: Sequence[Place], log: Log, on_progress: OnProgress) -> Delivered:
-    """Until every place has the whole, or is in `failed`. Raises DataFailed where the source fails, NodeUnreachable."""
-    result, tries = Delivered(received={place.node: 0 for place in places}), dict.fromkeys((p.node for p in places), 0)
-    waiting, alone, stuck = list(places), list[Place](), 0
+def push(origin: Origin, targets: Sequence[Endpoint], log: Log, on_progress: OnProgress) -> Delivered:
+    """Copy until every target has the data or is in `failed`. Raises DataFailed for the source, NodeUnreachable."""
+    result, tries = Delivered(received={t.node: 0 for t in targets}), dict.fromkeys((t.node for t in targets), 0)
+    waiting, alone, stuck = list(targets), list[Endpoint](), 0
     while waiting or alone:
-        if not waiting:  # nodes that no other one reaches
+        if not waiting:  # nodes that the other nodes cannot reach
             waiting.append(alone.pop(0))
-        before = {place.node: result.received[place.node] for place in waiting}
+        before = {target.node: result.received[target.node] for target in waiting}
         ends = _round(origin, waiting, result, on_progress)
         source = ends.pop(origin.machine)
         _refuse_source(origin, source)
-        blamed = _blamed(waiting, source, ends)
-        for place in list(waiting):
-            end = ends[place.machine]
+        failures = _failures(waiting, source, ends)
+        for target in list(waiting):
+            end = ends[target.machine]
             if _is_whole(end) and _is_whole(source):
-                waiting.remove(place)
+                waiting.remove(target)
                 result.content = str(source["content"])
-                if end["content"] != source["content"]:  # a node before it has altered bytes and hashes alike
-                    result.failed[place.node] = DataFailed(place.node, "has other bytes than the source", ALTERED)
-            elif error := blamed.get(place.node):
-                nothing = result.received[place.node] == before[place.node]
-                if origin.place is None and len(before) > 1 and nothing and _lives(end):
-                    log(f"{place.node} is not reached by the other nodes: this machine sends to it")
-                    waiting.remove(place)
-                    alone.append(place)
+                if end["content"] != source["content"]:  # a node before it altered both data and hashes
+                    result.failed[target.node] = DataFailed(target.node, "its copy differs from the source", ALTERED)
+            elif error := failures.get(target.node):
+                nothing = result.received[target.node] == before[target.node]
+                if origin.endpoint is None and len(before) > 1 and nothing and _is_connection_failure(end):
+                    log(f"{target.node} is not reachable from the other nodes: sending from this machine")
+                    waiting.remove(target)
+                    alone.append(target)
                     continue
-                tries[place.node] = tries[place.node] + 1 if nothing else 1
-                if tries[place.node] >= TRIES or isinstance(error, NodeUnreachable) or _is_final(end):
-                    result.failed[place.node] = error
-                    waiting.remove(place)
-                    log(f"{place.node} is left out: {error.what}")
+                tries[target.node] = tries[target.node] + 1 if nothing else 1
+                if tries[target.node] >= TRIES or isinstance(error, NodeUnreachable) or _is_final(end):
+                    result.failed[target.node] = error
+                    waiting.remove(target)
+                    log(f"excluding {target.node}: {error.what}")
                 else:
-                    log(f"{place.node}: {error.what}; trying again")
-        came = any(result.received[node] > size for node, size in before.items())
-        stuck = 0 if came or blamed or _is_whole(source) else stuck + 1
+                    log(f"{target.node}: {error.what}; retrying")
+        progress = any(result.received[node] > size for node, size in before.items())
+        stuck = 0 if progress or failures or _is_whole(source) else stuck + 1
         if stuck >= TRIES or isinstance(source, NodeUnreachable):
             raise source if isinstance(source, LauncherError) else failure(origin.machine.node, source)
     return result
@@ -145,45 +145,46 @@ def _is_whole(end: Any) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(end, Mapping) and end.get("end") == "whole"
 
 
-def _lives(end: Mapping[str, Any] | LauncherError) -> bool:
-    """Its process ran to the end, and a connection is what failed."""
+def _is_connection_failure(end: Mapping[str, Any] | LauncherError) -> bool:
+    """Whether its process worked, but a connection failed."""
     return isinstance(end, Mapping) and end.get("end") in ("lost", "stopped")
 
 
-def _blamed(
-    places: Sequence[Place], source: Any, ends: Mapping[Machine, Mapping[str, Any] | LauncherError]
+def _failures(
+    targets: Sequence[Endpoint], source: Any, ends: Mapping[Machine, Mapping[str, Any] | LauncherError]
 ) -> dict[str, LauncherError]:
-    """The nodes that failed by themselves; where none did, those to which a connection was lost."""
+    """Return the nodes with failures of their own, or else the node to which a connection was lost, or all."""
     found: dict[str, LauncherError] = {}
-    for place in places:
-        end = ends[place.machine]
+    for target in targets:
+        end = ends[target.machine]
         if isinstance(end, LauncherError):
-            found[place.node] = end
+            found[target.node] = end
         elif _is_final(end) or end.get("end") == "again":
-            found[place.node] = failure(place.node, {"why": "some of its pieces were not the source's", **end})
+            found[target.node] = failure(target.node, {"why": "some of its pieces differ from the source", **end})
     if found or isinstance(source, LauncherError):
         return found
-    for before, place in zip([source, *(ends[place.machine] for place in places)], places, strict=False):
+    for before, target in zip([source, *(ends[target.machine] for target in targets)], targets, strict=False):
         if isinstance(before, Mapping) and before.get("end") == "lost" and before.get("where") == "downstream":
-            return {place.node: failure(place.node, before)}
-    return {place.node: failure(place.node, {"end": "lost", "why": "the chain was cut"}) for place in places}
+            return {target.node: failure(target.node, before)}
+    cut = {"end": "lost", "why": "a connection between nodes was lost"}
+    return {target.node: failure(target.node, cut) for target in targets}
 
 
 def _round(
-    origin: Origin, places: Sequence[Place], result: Delivered, on_progress: OnProgress
+    origin: Origin, targets: Sequence[Endpoint], result: Delivered, on_progress: OnProgress
 ) -> dict[Machine, Mapping[str, Any] | LauncherError]:
-    """One chain from its start to its end: the last words of each process, or why there are none."""
-    names = [f"{secrets.token_hex(4)}-{rank}" for rank in range(len(places) + 1)]
+    """Run one chain; return the final message of each process, or the error if it has none."""
+    names = [f"{secrets.token_hex(4)}-{rank}" for rank in range(len(targets) + 1)]
     keys = certificates(names)
     about = {"source": origin.source.label}
     orders = [{**origin.order(), "tls": keys[names[0]]}]
     orders += [
-        {"role": "sink", "root": place.inside, "label": origin.source.label, "about": {**about, "image": place.image}}
+        {"role": "sink", "root": target.inside, "label": origin.source.label, "about": {**about, "image": target.image}}
         | {"upstream": names[rank], "tls": keys[names[rank + 1]]}
-        for rank, place in enumerate(places)
+        for rank, target in enumerate(targets)
     ]
-    argvs = [origin.argv(), *(place.argv() for place in places)]
-    machines = [origin.machine, *(place.machine for place in places)]
+    argvs = [origin.argv(), *(target.argv() for target in targets)]
+    machines = [origin.machine, *(target.machine for target in targets)]
     with ExitStack() as held:
         started = run_all_settled([partial(_start, *each) for each in zip(machines, argvs, orders, strict=True)])
         workers = [each for each in started if not isinstance(each, LauncherError)]
@@ -194,15 +195,15 @@ def _round(
                 machine: each if isinstance(each, LauncherError) else {"end": "stopped"}
                 for machine, each in zip(machines, started, strict=True)
             }
-        facts = [place.facts for place in places]
+        facts = [target.facts for target in targets]
         following: list[dict[str, Any]] = []
-        for rank, place in enumerate(places):
-            others = [node for node in facts if node is not place.facts]
+        for rank, target in enumerate(targets):
+            others = [node for node in facts if node is not target.facts]
             port = workers[rank + 1][1]
-            addresses = [[ip, port] for ip in candidates([place.facts, *others], place.address)]
+            addresses = [[ip, port] for ip in candidates([target.facts, *others], target.address)]
             following.append({"addresses": addresses, "name": names[rank + 1]})
-        if origin.place is None:  # a caller may be far away, and let in by ssh alone
-            through = held.enter_context(tunnel(places[0].machine, workers[1][1]))
+        if origin.endpoint is None:  # this machine may reach the nodes only by ssh
+            through = held.enter_context(tunnel(targets[0].machine, workers[1][1]))
             following[0]["addresses"].append(["127.0.0.1", through])
         for (each, _), order in zip(workers, [*following, None], strict=True):
             each.send(order)
@@ -216,7 +217,7 @@ def _round(
 
 
 def _start(machine: Machine, argv: Sequence[str], order: Mapping[str, Any]) -> tuple[Worker, int]:
-    """With the port of one that others connect to, 0 for the source. Raises DataFailed, NodeUnreachable, NodeUnfit."""
+    """Start a process; return its port, 0 for the source. Raises DataFailed, NodeUnreachable, NodeUnfit."""
     made = Worker(machine, argv, order)
     try:
         if order["role"] == "source":
@@ -229,22 +230,22 @@ def _start(machine: Machine, argv: Sequence[str], order: Mapping[str, Any]) -> t
 
 
 def _attend(each: Worker, over: threading.Event, on_progress: OnProgress) -> Mapping[str, Any]:
-    """To its end. When another one has failed it has a moment to say how far it came. Raises DataFailed, ..."""
+    """Return its final message. After another one failed, wait up to GRACE seconds for it. Raises DataFailed, ..."""
     ended_at, total = 0.0, 0
     try:
         while True:
-            said = each.report(0.5)
-            if said and said.get("end"):
-                if said["end"] != "whole":
+            message = each.report(0.5)
+            if message and message.get("end"):
+                if message["end"] != "whole":
                     over.set()
                 elif total:
                     on_progress(each.node, total, total)
-                return said
-            if said and said.get("total"):
-                total = max(1, int(said["total"]))
-                on_progress(each.node, min(int(said["done"]), total - 1), total)  # equal only when it is whole
+                return message
+            if message and message.get("total"):
+                total = max(1, int(message["total"]))
+                on_progress(each.node, min(int(message["done"]), total - 1), total)  # equal only once it is whole
             if time.monotonic() - each.heard > SILENCE:
-                raise DataFailed(each.node, f"said nothing for {SILENCE:.0f} s", "is the node overloaded?")
+                raise DataFailed(each.node, f"did not respond for {SILENCE:.0f} s", "check the load of the node")
             if over.is_set():
                 ended_at = ended_at or time.monotonic()
                 if time.monotonic() - ended_at > GRACE:
@@ -254,15 +255,15 @@ def _attend(each: Worker, over: threading.Event, on_progress: OnProgress) -> Map
         raise
 
 
-def verify(place: Place, content: str) -> list[str]:
-    """Read a copy to its end: the files that differ. Raises DataFailed, NodeUnreachable."""
-    order = {"role": "verify", "root": place.inside, "content": content}
-    with closing(Worker(place.machine, place.argv(), order)) as process:
+def verify(endpoint: Endpoint, content: str) -> list[str]:
+    """Read a whole copy; return the files that differ. Raises DataFailed, NodeUnreachable."""
+    order = {"role": "verify", "root": endpoint.inside, "content": content}
+    with closing(Worker(endpoint.machine, endpoint.argv(), order)) as process:
         while True:
-            said = process.report(1.0)
-            if said and "damaged" in said:
-                return [str(name) for name in said["damaged"]]
-            if said and "end" in said:
-                raise failure(place.node, said)
+            message = process.report(1.0)
+            if message and "damaged" in message:
+                return [str(name) for name in message["damaged"]]
+            if message and "end" in message:
+                raise failure(endpoint.node, message)
             if time.monotonic() - process.heard > SILENCE:
-                raise DataFailed(place.node, f"said nothing for {SILENCE:.0f} s", "is the node overloaded?")
+                raise DataFailed(endpoint.node, f"did not respond for {SILENCE:.0f} s", "check the load of the node")

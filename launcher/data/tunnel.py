@@ -1,4 +1,4 @@
-"""A port of a node, reached through its sshd: for a caller whom the node's network lets in by ssh alone."""
+"""Forwards a port of a node through its sshd, for a caller that can reach the node only by ssh."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PIECE = 1 << 16
 
 @contextlib.contextmanager
 def tunnel(machine: Machine, port: int) -> Iterator[int]:
-    """A port of this machine's loopback interface that leads to that port of the node, one connection at a time."""
+    """Forward a loopback port of this machine to a port of the node; yield its number."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=_serve, args=(listener, machine, port), daemon=True).start()
         yield int(listener.getsockname()[1])
@@ -27,7 +27,7 @@ def _serve(listener: socket.socket, machine: Machine, port: int) -> None:
             near = listener.accept()[0]
             try:
                 far = machine.tunnel(port)
-            except LauncherError:  # its sshd allows none: the process that connected is sent away, and says so
+            except LauncherError:  # refused by its sshd: close the connection, so that the process reports an error
                 near.close()
                 continue
             threading.Thread(target=_pump, args=(far, near), daemon=True).start()

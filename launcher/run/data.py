@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from launcher.data.bring import Node, bring, is_home
-from launcher.data.places import Copy, copies, parse_source, root_of
+from launcher.data.distribution import Node, distribute, has_source
+from launcher.data.locations import Copy, copies, parse_source, root_of
 from launcher.errors import LauncherError
 from launcher.job.models import Job
 from launcher.job.settings import read_settings
@@ -37,13 +37,13 @@ def bring_data(
     nodes = [Node(engine, node, node.image, entry.address) for engine, node, entry in every]
     ready = list(facts)
     for data in job.data:
-        brought = bring(parse_source(data.source, Path.cwd()), nodes, fleet.ssh_config, log, on_progress)
-        received = {node: size for node, size in brought.delivered.received.items() if size}
+        distributed = distribute(parse_source(data.source, Path.cwd()), nodes, fleet.ssh_config, log, on_progress)
+        received = {node: size for node, size in distributed.delivered.received.items() if size}
         if received:
             sizes = ", ".join(f"{decimal(size)} to {node}" for node, size in received.items())
             log(f"data {data.name}: copied {sizes}")
         ready = [
-            replace(node, data=(*node.data, Mount(brought.paths[engine.node], data.at, read_only=True)))
+            replace(node, data=(*node.data, Mount(distributed.paths[engine.node], data.at, read_only=True)))
             for engine, node in zip(fleet.engines, ready, strict=True)
         ]
     return ready
@@ -72,7 +72,7 @@ def check_data_set(data: DataSet, engines: Sequence[Engine], seen: Sequence[Sequ
     found = {
         engine.node: max((copy for copy in each if copy.whole and copy.source == source.label), key=_age, default=None)
         for engine, each in zip(engines, seen, strict=True)
-        if not is_home(source, engine)
+        if not has_source(source, engine)
     }
     lacking = [node for node, copy in found.items() if copy is None]
     names = {copy.name for copy in found.values() if copy}

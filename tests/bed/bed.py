@@ -20,8 +20,8 @@ LAUNCHER_LABEL = "launcher."
 AT_REST = re.compile(
     r"/sbin/docker-init --|sleep infinity$|dockerd --|containerd --config|sshd: .*\[listener\]|.*<defunct>"
 )
-# Everything on a node, a line `KIND ENTRY` each; `shell PID` is the script's own. In one command, as tests ask often.
-_LOOK = """
+# Lists everything on a node, one line `KIND ENTRY` each; `shell PID` is the script itself. One command, for speed.
+_LIST = """
 set -e
 docker ps -a --format 'container {{.Names}} {{.State}} {{.Labels}}'
 docker network ls --filter type=custom --format 'network {{.Name}}'
@@ -31,7 +31,7 @@ for path in /root/.launcher/* /home/*/.launcher/*; do [ ! -e "$path" ] || echo "
 echo "shell $$"
 ps -eo pid=,ppid=,user=,args= | sed 's/^/process /'
 """
-# Whatever still ends by itself meanwhile may make a removal fail, so it is tried again.
+# A removal may fail if a container or process exits at the same time, so it is retried.
 _SWEEP = f"""
 set -e
 timeout 60 sh -c 'while ids=$(docker ps -aq) && [ -n "$ids" ]; do docker rm -f -v $ids || sleep 0.2; done'
@@ -57,7 +57,7 @@ class Node:
 class Leftovers:
     """What was left over on a node; each entry is one line that a failed assertion can print."""
 
-    containers: tuple[str, ...] = ()  # with a label that begins with `launcher.`, stopped ones too
+    containers: tuple[str, ...] = ()  # with a label that starts with `launcher.`, stopped ones too
     networks: tuple[str, ...] = ()  # user-defined
     volumes: tuple[str, ...] = ()
     processes: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ class Bed:
     def leftovers(self, node: Node) -> Leftovers:
         """Everything on the node that an idle node does not have."""
         seen: dict[str, list[str]] = {}
-        for line in self.sh(node, _LOOK).splitlines():
+        for line in self.sh(node, _LIST).splitlines():
             kind, _, entry = line.partition(" ")
             seen.setdefault(kind, []).append(entry)
         containers = [entry.split(" ", 2) for entry in seen.get("container", [])]
@@ -183,17 +183,17 @@ class Bed:
         Lines have the form `alias: kind: entry`. An ssh session ends a moment after its client, hence the wait.
         """
         deadline = time.monotonic() + timeout
-        asked = nodes or self.nodes
+        chosen = nodes or self.nodes
         while True:
-            with ThreadPoolExecutor(len(asked)) as pool:
-                found = [left.lines(home=home) for left in pool.map(self.leftovers, asked)]
-            lines = [f"{node.alias}: {line}" for node, left in zip(asked, found, strict=True) for line in left]
+            with ThreadPoolExecutor(len(chosen)) as pool:
+                found = [left.lines(home=home) for left in pool.map(self.leftovers, chosen)]
+            lines = [f"{node.alias}: {line}" for node, left in zip(chosen, found, strict=True) for line in left]
             if not lines or time.monotonic() > deadline:
                 return lines
             time.sleep(0.2)
 
     def sweep(self, *nodes: Node) -> None:
         """Removes all containers, volumes, files and processes of these nodes (all) that an idle node does not have."""
-        asked = nodes or self.nodes
-        with ThreadPoolExecutor(len(asked)) as pool:
-            list(pool.map(lambda node: self.sh(node, _SWEEP), asked))
+        chosen = nodes or self.nodes
+        with ThreadPoolExecutor(len(chosen)) as pool:
+            list(pool.map(lambda node: self.sh(node, _SWEEP), chosen))

@@ -31,7 +31,7 @@ from tests.bed.settings import (
 from tests.bed.shell import CommandFailed, run, succeeds
 from tests.bed.sshfiles import SshFiles
 
-SHARED = "shared"  # the lock of what all beds have: the engine, images, addresses
+SHARED = "shared"  # the lock of everything that beds share: the engine, images, addresses
 BENCHMARKING_RANGE = ipaddress.ip_network("198.18.0.0/15")  # RFC 2544: never routed, so traffic stays on this machine
 LABEL = "launcher-bed"  # without the prefix `launcher.`, by which leftover checks find the launcher's containers
 FINGERPRINT = "launcher-bed.fingerprint"
@@ -133,8 +133,8 @@ def wait_ready(settings: Settings, index: int, timeout: float = READY_TIMEOUT) -
 def preload(settings: Settings, index: int, image: str) -> None:
     """Copies an image of this machine's engine to a node's, unless the node has that same image."""
     name = settings.container(index)
-    there = run(["docker", "exec", name, "docker", "image", "inspect", "-f", "{{.Id}}", image], check=False)
-    if there.stdout.strip() == images.image_id(image):
+    found = run(["docker", "exec", name, "docker", "image", "inspect", "-f", "{{.Id}}", image], check=False)
+    if found.stdout.strip() == images.image_id(image):
         return
     with subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE) as save:
         load = subprocess.run(

@@ -1,4 +1,4 @@
-"""Debian's docker-registry on this machine's loopback interface, to which engines push and from which tools import."""
+"""Debian's docker-registry on this machine's loopback interface, for pushes by engines and imports by tools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.slurm.bed import install
 
 
 def need(*programs: str, packages: tuple[str, ...]) -> None:
-    """Ends the test where they cannot be had, or this machine's engine has no image to work with."""
+    """Skip or fail the test if the programs cannot be installed, or this machine's engine has no test image."""
     if image_id(TRAIN_IMAGE) is None:
         unavailable(f"no image {TRAIN_IMAGE} on this machine's engine: python -m tests.bed up")
     try:
@@ -29,7 +29,7 @@ def need(*programs: str, packages: tuple[str, ...]) -> None:
 
 @contextmanager
 def registry(folder: Path) -> Iterator[str]:
-    """An empty one, as `127.0.0.1:PORT`."""
+    """Start an empty registry; yield its address `127.0.0.1:PORT`."""
     need("docker-registry", packages=("docker-registry",))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -57,7 +57,7 @@ def _answers(port: int) -> bool:
 
 
 def forget(*repositories: str) -> None:
-    """Every name in these repositories goes from this machine's engine."""
+    """Remove all names in these repositories from this machine's engine."""
     for repository in repositories:
         listed = docker("images", "--digests", "--format", "{{.Tag}} {{.Digest}}", repository)
         for tag, digest in map(str.split, listed.splitlines()):

@@ -38,9 +38,9 @@ async def _forward(
 ) -> None:
     """Forwards both directions of one connection until both have ended."""
     accepted = asyncio.get_running_loop().time()
-    there, back = _queue(), _queue()
+    forth, back = _queue(), _queue()
     reading = asyncio.create_task(
-        _read(reader, there, seconds, accepted + 2 * seconds)
+        _read(reader, forth, seconds, accepted + 2 * seconds)
     )  # the client sends after the SYN-ACK
     try:
         await asyncio.sleep(3 * seconds)  # SYN, SYN-ACK, and the ACK that reaches the server
@@ -48,7 +48,7 @@ async def _forward(
     except OSError:  # nothing listens there: the client sees the connection end
         reading.cancel()
         return
-    tasks = (_deliver(there, inner_writer), _read(inner_reader, back, seconds, 0.0), _deliver(back, writer))
+    tasks = (_deliver(forth, inner_writer), _read(inner_reader, back, seconds, 0.0), _deliver(back, writer))
     await asyncio.gather(reading, *tasks)
     inner_writer.close()
 

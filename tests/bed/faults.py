@@ -22,11 +22,11 @@ from tests.nvidia import Machine
 DATA_ROOT = "/var/lib/docker"
 CONTAINERD_ROOT = f"{DATA_ROOT}/containerd-store"
 NEWER_ENGINE = "/opt/newer-engine"
-PAUSES = 5  # tries
+PAUSES = 5  # attempts
 
 
 PODMAN_SOCKET = "/run/podman/podman.sock"
-# runc: Debian's own choice, crun, refuses a machine with control groups of both versions
+# runc: Debian's default, crun, refuses machines with both cgroup versions
 _PODMAN = f"""
 set -e
 ldconfig
@@ -96,7 +96,7 @@ def paused(node: Node) -> Iterator[None]:
 
 
 def power_off(node: Node) -> None:
-    """Power loss: all processes end at once, memory and /dev/shm are lost, disks remain. `power_on` heals."""
+    """Power loss: all processes exit immediately, memory and /dev/shm are lost, disks remain. `power_on` heals."""
     docker("kill", node.container)
 
 
@@ -148,8 +148,10 @@ def blocked_port(bed: Bed, node: Node, port: int) -> Iterator[None]:
 
 
 def drop_only(bed: Bed, node: Node, ways: Iterable[tuple[str, str]]) -> None:
-    """All network faults of the node from now on: packets that come here or go out on these ways, (from, to)."""
-    wanted = [("-d", to) if here == node.address else ("-s", here) for here, to in ways if node.address in (here, to)]
+    """Replaces the node's network faults: drops its packets, in or out, on these routes, (from, to)."""
+    wanted = [
+        ("-d", to) if start == node.address else ("-s", start) for start, to in ways if node.address in (start, to)
+    ]
     rules = [f"iptables -A BED_FAULT {option} {address} -j DROP" for option, address in wanted]
     bed.sh(node, " && ".join(["iptables -F BED_FAULT", *rules]))
 
@@ -170,7 +172,7 @@ def heal_network(bed: Bed, node: Node) -> None:
 
 
 def listens(address: str) -> bool:
-    """Whether its sshd, which may be on its way out, still takes connections."""
+    """Whether its sshd, which may be exiting, still accepts connections."""
     try:
         socket.create_connection((address, 22), timeout=5).close()
     except ConnectionRefusedError:
@@ -198,7 +200,7 @@ def kill_ssh_sessions(bed: Bed, node: Node) -> None:
 
 @contextlib.contextmanager
 def without_engine(bed: Bed, node: Node) -> Iterator[None]:
-    """The Docker engine is killed, as by the OOM killer; its containers' processes live until it is back."""
+    """The Docker engine is killed, as by the OOM killer; its containers' processes run until it is restarted."""
     bed.sh(node, "pkill -KILL -x dockerd; pkill -KILL -x containerd; rm -f /var/run/docker.sock; true")
     try:
         yield
@@ -250,9 +252,9 @@ def small_data_root(bed: Bed, node: Node, size: str = "64m") -> Iterator[None]:
 
 @contextlib.contextmanager
 def containerd_store(bed: Bed, *nodes: Node) -> Iterator[None]:
-    """These nodes have a newer engine with containerd's image store, in which only Debian is, until the exit.
+    """These nodes get a newer engine with containerd's image store, which has only the Debian image, until exit.
 
-    Such a store gives an image a different id. Raises BedUnavailable.
+    Such a store assigns an image a different id. Raises BedUnavailable.
     """
     engine = newer_engine(bed.settings)
     settings = f'{{"features": {{"containerd-snapshotter": true}}, "data-root": "{CONTAINERD_ROOT}"}}'
@@ -271,7 +273,7 @@ def containerd_store(bed: Bed, *nodes: Node) -> Iterator[None]:
 
 @contextlib.contextmanager
 def systemd_cgroups(bed: Bed, node: Node) -> Iterator[None]:
-    """The engine says that systemd has its control groups; it starts no container then, as no systemd is there."""
+    """The engine uses the systemd cgroup driver; it cannot start containers then, as there is no systemd."""
     with contextlib.ExitStack() as healing:
         _stop_engine(bed, node)
         healing.callback(start_engine, bed, node)
@@ -283,7 +285,7 @@ def systemd_cgroups(bed: Bed, node: Node) -> Iterator[None]:
 
 @contextlib.contextmanager
 def podman_engine(bed: Bed, *nodes: Node) -> Iterator[None]:
-    """`docker` over ssh reaches podman's socket on these nodes, with an empty image store, until the exit.
+    """`docker` over ssh reaches podman's socket on these nodes, with an empty image store, until exit.
 
     Raises BedUnavailable.
     """
@@ -293,7 +295,7 @@ def podman_engine(bed: Bed, *nodes: Node) -> Iterator[None]:
 
 @contextlib.contextmanager
 def rootless_engine(bed: Bed, *nodes: Node) -> Iterator[None]:
-    """`docker` over ssh reaches an engine of the ssh user's own on these nodes, with nothing in it, until the exit.
+    """`docker` over ssh reaches a rootless engine of the ssh user on these nodes, without images, until exit.
 
     Raises BedUnavailable.
     """
@@ -303,7 +305,7 @@ def rootless_engine(bed: Bed, *nodes: Node) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _other_engine(bed: Bed, nodes: Sequence[Node], files: Path, begin: str, end: str) -> Iterator[None]:
-    """files: a folder whose content is put into each node."""
+    """files: a folder to copy to / of each node."""
     with contextlib.ExitStack() as healing:
         for node in nodes:
             docker("cp", f"{files}/.", f"{node.container}:/")
@@ -329,11 +331,11 @@ def _drop(bed: Bed, node: Node, *match: str) -> None:
 def fake_gpus(bed: Bed, node: Node, count: int = 2, *, toolkit: bool = True) -> Iterator[list[str]]:
     """Fake GPUs: an nvidia-smi that lists them and an engine that accepts them; yields their UUIDs.
 
-    Enough to test the assignment of GPUs to runs; nothing can compute on them. toolkit: False for an engine whose
-    settings have the NVIDIA runtime, on a node that has not.
+    Enough to test the assignment of GPUs to runs; nothing can compute on them. toolkit: False for an engine with
+    the NVIDIA runtime in its settings, on a node where it is not installed.
     """
-    uuids = [f"GPU-{node.index:08x}-0000-0000-0000-{place:012x}" for place in range(count)]
-    lines = "".join(f"{place}, {uuid}, Fake GPU, 16000, 580.95.05\\n" for place, uuid in enumerate(uuids))
+    uuids = [f"GPU-{node.index:08x}-0000-0000-0000-{index:012x}" for index in range(count)]
+    lines = "".join(f"{index}, {uuid}, Fake GPU, 16000, 580.95.05\\n" for index, uuid in enumerate(uuids))
     hook = "nvidia-container-runtime-hook"
     bed.sh(
         node,
@@ -355,7 +357,7 @@ def fake_gpus(bed: Bed, node: Node, count: int = 2, *, toolkit: bool = True) -> 
 
 @contextlib.contextmanager
 def nvidia(bed: Bed, node: Node, machine: Machine) -> Iterator[None]:
-    """The node as this machine: its PCI bus and device files, and a stand-in for its nvidia-smi where it has one."""
+    """The node resembles `machine`: PCI bus, device files, and a stand-in for nvidia-smi if the machine has it."""
     smi, bus, tree = "/usr/local/bin/nvidia-smi", "/sys/bus/pci/devices", "/opt/nvidia-test"
     files = " ".join(machine.files)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as healing:
@@ -375,7 +377,7 @@ def nvidia(bed: Bed, node: Node, machine: Machine) -> Iterator[None]:
 
 @contextlib.contextmanager
 def sshd_setting(bed: Bed, node: Node, line: str) -> Iterator[None]:
-    """A further line of the node's sshd_config, for connections made from now on."""
+    """An additional line in the node's sshd_config, for connections made from now on."""
     file, reload = "/etc/ssh/sshd_config.d/fault.conf", "kill -HUP $(cat /run/sshd.pid); sleep 0.3"
     bed.sh(node, f"echo '{line}' > {file}; {reload}")
     bed.wait_ready(node)

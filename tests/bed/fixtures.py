@@ -33,7 +33,7 @@ def bed() -> Iterator[Bed]:
 
 @pytest.fixture
 def clean_bed(bed: Bed) -> Iterator[Bed]:
-    """The bed with nothing of earlier tests on its nodes. It is swept afterwards too, so it proves no cleanliness."""
+    """The bed without leftovers of earlier tests. It is also swept afterwards, so it does not detect leftovers."""
     bed.sweep()
     yield bed
     bed.sweep()
@@ -41,7 +41,7 @@ def clean_bed(bed: Bed) -> Iterator[Bed]:
 
 @contextlib.contextmanager
 def with_image_store(bed: Bed, nodes: Sequence[Node], store: str) -> Iterator[Bed]:
-    """The bed with this kind of image store on these nodes: "classic", as it is, or "containerd"."""
+    """The bed with this kind of image store on these nodes: "classic", unchanged, or "containerd"."""
     with contextlib.ExitStack() as healing:
         try:
             if store == "containerd":

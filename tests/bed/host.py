@@ -35,9 +35,9 @@ def engine_answers() -> bool:
 
 
 def ensure(settings: Settings) -> None:
-    """Makes sure that the engine runs and tools and plugins exist; as root, installs and starts what is missing.
+    """Makes sure that the engine runs and tools and plugins exist; as root, installs and starts missing ones.
 
-    Raises BedUnavailable with one line that says what is missing.
+    Raises BedUnavailable with one line that names what is missing.
     """
     if sys.platform != "linux":
         raise BedUnavailable(f"the bed needs Linux; this is {sys.platform}")
@@ -127,7 +127,7 @@ def login_shells(settings: Settings) -> Path:
 
 
 def podman(settings: Settings) -> Path:
-    """A folder with podman and what it needs beside runc, for a node; cached. Raises BedUnavailable."""
+    """A folder with podman and its dependencies except runc, for a node; cached. Raises BedUnavailable."""
     libraries = {"gpgme.so.11": "libgpgme11", "assuan.so.0": "libassuan0", "glib-2.0.so.0": "libglib2.0-0"}
     programs = ("usr/bin/podman", "usr/bin/conmon", "usr/lib/podman/netavark")
     settings_files = ("etc/containers/policy.json", "usr/share/containers/seccomp.json")
@@ -147,7 +147,7 @@ def podman(settings: Settings) -> Path:
 
 
 def rootless(settings: Settings) -> Path:
-    """A folder with what a rootless engine needs beside Docker, for a node; cached. Raises BedUnavailable."""
+    """A folder with programs that a rootless engine needs besides Docker, for a node; cached. Raises BedUnavailable."""
     programs = ("rootlesskit", "rootlesskit-docker-proxy", "newuidmap", "newgidmap", "slirp4netns")
     libraries = {"slirp.so.0": "libslirp0", "subid.so.4": "libsubid4", "glib-2.0.so.0": "libglib2.0-0"}
     return _kept(
@@ -162,7 +162,7 @@ def rootless(settings: Settings) -> Path:
 
 
 def _kept(kept: Path, packages: Sequence[str], suite: str, files: Mapping[str, str]) -> Path:
-    """A folder with files of these packages, {where they are in them: where in the folder}; made once."""
+    """A folder with files of these packages, {path in the package: path in the folder}; cached."""
     if kept.exists():
         return kept
     if os.geteuid() != 0 or not shutil.which("apt-get"):

@@ -1,4 +1,4 @@
-"""A caller unlike the nodes: a line whose bytes are counted, an engine of another architecture, a Mac."""
+"""Callers that differ from the nodes: a connection with byte counts, an engine of another architecture, a Mac."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from tests.bed.host import docker
 
 _PIECE = 1 << 20
 _ENGINE = "/var/run/docker.sock"
-# As long as what they replace, so that an answer keeps its length
+# Same length as the original, so that the length of a response does not change
 _FOREIGN = {
     b'"Architecture":"amd64"': b'"Architecture":"arm64"',
     b'"Architecture":"x86_64"': b'"Architecture":"arm64" ',
     b'"Arch":"amd64"': b'"Arch":"arm64"',
 }
-# A ProxyCommand. Arguments: address, port, a folder, in which a file of each connection has its bytes, up and down.
+# A ProxyCommand. Arguments: address, port, folder; a file per connection in it has the bytes sent up and down.
 _LINE = """
 import os, selectors, socket, sys
 address, port, folder = sys.argv[1:]
-there = socket.create_connection((address, int(port)))
+remote = socket.create_connection((address, int(port)))
 count = os.open(os.path.join(folder, str(os.getpid())), os.O_CREAT | os.O_WRONLY)
 moved, ways = [0, 0], selectors.DefaultSelector()
-ways.register(0, selectors.EVENT_READ, (0, there.fileno()))
-ways.register(there, selectors.EVENT_READ, (1, 1))
+ways.register(0, selectors.EVENT_READ, (0, remote.fileno()))
+ways.register(remote, selectors.EVENT_READ, (1, 1))
 while len(ways.get_map()) == 2:
     for key, _ in ways.select():
         way, to = key.data
@@ -46,12 +46,12 @@ while len(ways.get_map()) == 2:
         if not data:
             ways.unregister(key.fileobj)
 """
-# Python as on a Mac, as far as a program can see: what Linux alone has is missing or ends the test's command.
+# Makes Python behave as on a Mac: functions specific to Linux are missing or abort the command.
 _MAC = """
 import os, select, sys, sysconfig, types
-sysconfig.get_config_vars()  # they are kept: a Mac's own are not here
+sysconfig.get_config_vars()  # cached now: those of a Mac are not available
 sys.platform = "darwin"
-proxies = types.ModuleType("_scproxy")  # urllib.request asks it there
+proxies = types.ModuleType("_scproxy")  # used by urllib.request on a Mac
 proxies._get_proxy_settings = proxies._get_proxies = dict
 sys.modules["_scproxy"] = proxies
 for name in ("pidfd_open", "memfd_create", "eventfd", "splice", "posix_fallocate", "posix_fadvise", "copy_file_range",
@@ -69,7 +69,7 @@ def refuse(event, arguments):
         os._exit(97)
 sys.addaudithook(refuse)
 """
-# Programs that a Mac has not, or has with other options. A run must not need them on the caller.
+# Programs that a Mac lacks, or has with other options. A run must not need them on the caller.
 _GNU_PROGRAMS = ("find", "tail", "head", "stat", "cp", "timeout", "nproc", "ip", "sha256sum", "readlink", "setsid")
 
 
@@ -87,7 +87,7 @@ class Line:
 
 
 def counted(bed: Bed, folder: Path) -> Line:
-    """An ssh config with the bed's aliases, for the launcher alone, behind a line that counts."""
+    """Return an ssh config with the bed's aliases, for the launcher only, through a proxy that counts bytes."""
     program, counts, config = folder / "line.py", folder / "counts", folder / "counted_ssh_config"
     program.write_text(_LINE)
     counts.mkdir()
@@ -98,7 +98,7 @@ def counted(bed: Bed, folder: Path) -> Line:
 
 @contextlib.contextmanager
 def foreign_engine(folder: Path) -> Iterator[str]:
-    """A DOCKER_HOST: this machine's engine, which says of itself and of all its images that they are for arm64."""
+    """Yield a DOCKER_HOST: this machine's engine, with arm64 reported as the architecture of it and of all images."""
     path = folder / "foreign.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -108,11 +108,11 @@ def foreign_engine(folder: Path) -> Iterator[str]:
             yield f"unix://{path}"
         finally:
             path.unlink()
-            listener.shutdown(socket.SHUT_RDWR)  # which ends accept()
+            listener.shutdown(socket.SHUT_RDWR)  # makes accept() return
 
 
 def load_foreign(folder: Path, name: str) -> None:
-    """An image for arm64 of this name on this machine's engine: one small layer."""
+    """Load an arm64 image with one small layer into this machine's engine."""
     layer = _tar({"file": b"for another machine"})
     digest = hashlib.sha256(layer).hexdigest()
     config = {"architecture": "arm64", "os": "linux", "config": {}}
@@ -138,24 +138,24 @@ def _tar(files: Mapping[str, bytes]) -> bytes:
 def _accept(listener: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while True:
-            here = listener.accept()[0]
-            there = socket.socket(socket.AF_UNIX)
-            there.connect(_ENGINE)
-            threading.Thread(target=_forward, args=(here, there, {}), daemon=True).start()
-            threading.Thread(target=_forward, args=(there, here, _FOREIGN), daemon=True).start()
+            near = listener.accept()[0]
+            far = socket.socket(socket.AF_UNIX)
+            far.connect(_ENGINE)
+            threading.Thread(target=_forward, args=(near, far, {}), daemon=True).start()
+            threading.Thread(target=_forward, args=(far, near, _FOREIGN), daemon=True).start()
 
 
 def _forward(source: socket.socket, sink: socket.socket, changes: Mapping[bytes, bytes]) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(_PIECE):
-            for ours, theirs in changes.items():
-                data = data.replace(ours, theirs)
+            for old, new in changes.items():
+                data = data.replace(old, new)
             sink.sendall(data)
         sink.shutdown(socket.SHUT_WR)
 
 
 def mac(folder: Path) -> dict[str, str]:
-    """The environment of a launcher that believes to be on a Mac, and whose programs are no GNU ones."""
+    """Return the environment of a launcher that behaves as on a Mac, without GNU programs."""
     site, programs = folder / "mac", folder / "mac" / "bin"
     programs.mkdir(parents=True)
     (site / "sitecustomize.py").write_text(_MAC)
@@ -167,6 +167,6 @@ def mac(folder: Path) -> dict[str, str]:
 
 
 def called(folder: Path) -> list[str]:
-    """Command lines of the programs that a Mac has not, or not so."""
+    """Return the calls of programs that a Mac lacks or has with other options."""
     log = folder / "mac" / "called"
     return log.read_text().splitlines() if log.exists() else []

@@ -1,6 +1,6 @@
 """A registry with one image and a password on this machine's loopback interface: enough for `docker pull`.
 
-It counts the bytes of blobs that it sends, by the port on which they were asked for: who pulls through which.
+It counts the bytes of blobs by the port of the request, which shows who pulls through which port.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Registry:
         ).encode()
         self.digest = "sha256:" + hashlib.sha256(self.manifest).hexdigest()
         self.sent: Counter[int] = Counter()  # bytes of blobs, by port
-        self.rate = 0  # bytes of a blob that are sent in a second; 0: as fast as can be
-        self.broken = 0  # answers that the client did not wait for
+        self.rate = 0  # bytes of a blob per second; 0: no limit
+        self.broken = 0  # responses that the client aborted
 
     def _add(self, data: bytes) -> dict[str, object]:
         digest = "sha256:" + hashlib.sha256(data).hexdigest()
@@ -99,7 +99,7 @@ def serving(registry: Registry) -> Iterator[int]:
                     registry.broken += 1
                     self.close_connection = True
 
-        def log_message(self, *words: object) -> None:
+        def log_message(self, *_: object) -> None:
             """Logs nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -114,9 +114,9 @@ def serving(registry: Registry) -> Iterator[int]:
 
 @contextmanager
 def forwarded(config: Path, aliases: list[str], port: int, to: int | None = None) -> Iterator[None]:
-    """Forwards the port of these nodes' loopback interface, where engines accept a registry without TLS.
+    """Forwards a port of these nodes' loopback interfaces, on which engines accept a registry without TLS.
 
-    to: the port of this machine, `port` if it is not given.
+    to: the port of this machine, by default `port`.
     """
     way = ["-o", "ExitOnForwardFailure=yes", "-R", f"{port}:127.0.0.1:{to or port}"]
     tunnels = [subprocess.Popen(["ssh", "-F", str(config), "-N", *way, alias]) for alias in aliases]

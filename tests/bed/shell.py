@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class CommandFailed(RuntimeError):  # noqa: N818
-    """A program ended with a non-zero code; the message has its command line and its last lines."""
+    """A program exited with a non-zero code; the message has its command line and its last lines."""
 
 
 def run(

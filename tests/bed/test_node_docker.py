@@ -234,13 +234,13 @@ def test_refused_requests_say_what_is_wrong(engine: DockerEngine) -> None:
     engine.create(made)
     with pytest.raises(NameTaken, match=made.name):
         engine.create(made)
-    with pytest.raises(NodeUnfit, match="a: the mount's source /no/such is not there"):
+    with pytest.raises(NodeUnfit, match="a: mount source /no/such does not exist"):
         engine.create(spec("true", mounts=(Mount("/no/such", "/x"),)))
-    with pytest.raises(NodeUnfit, match="a: it has no such image"):
+    with pytest.raises(NodeUnfit, match="a: the image is missing"):
         engine.create(spec("true", image="no/such:image"))
     with pytest.raises(NodeUnfit, match="NVIDIA Container Toolkit"):
         engine.run_probe(spec("true", gpus=("GPU-1",), gpu_driver="nvidia"))
-    with pytest.raises(EngineFailed, match="a: container gone is gone"):
+    with pytest.raises(EngineFailed, match="a: container gone no longer exists"):
         engine.inspect("gone")
     running = engine.create(spec("sleep", "30"))
     engine.start(running)
@@ -258,7 +258,7 @@ def test_a_missing_program_fails_at_start_with_the_engines_message(engine: Docke
 
 
 def test_a_probe_that_hangs_is_ended_and_removed(engine: DockerEngine) -> None:
-    with pytest.raises(EngineFailed, match="did not end in 1 s: waiting"):
+    with pytest.raises(EngineFailed, match="did not exit within 1 s: waiting"):
         engine.run_probe(spec("sh", "-c", "echo waiting; sleep 60"), timeout=1)
     assert engine.list({"launcher.run": None}) == []
 

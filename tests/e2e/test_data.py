@@ -89,4 +89,4 @@ def test_nodes_that_only_ssh_reaches_get_the_data_from_here(bed_cli: Cli, bed: B
         for node in bed.nodes[:2]:
             bed.sh(node, f"iptables -D {rule}")
     assert set(json.loads(done.stdout)["paths"]) == {"node1", "node2"}
-    assert "is not reached by the other nodes: this machine sends to it" in done.stderr
+    assert "is not reachable from the other nodes: sending from this machine" in done.stderr

@@ -112,5 +112,5 @@ def test_a_specification_that_names_gpus_by_index_is_refused(cdi_cli: Cli, engin
 def test_a_specification_that_is_out_of_date_is_explained(cdi_cli: Cli, engine: Path) -> None:
     specify(engine, UUIDS, "/dev/nvidia7")
     refused = cdi_cli("up", job(cdi_cli), code=3).stderr
-    assert "local: its CDI specification does not have the GPU" in refused
+    assert "local: its CDI specification lacks the GPU" in refused
     assert "nvidia-ctk cdi generate" in refused

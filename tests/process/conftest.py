@@ -1,4 +1,4 @@
-"""A machine whose processes are ended after each test."""
+"""A machine; its processes are killed after each test."""
 
 from __future__ import annotations
 

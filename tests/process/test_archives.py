@@ -1,4 +1,4 @@
-"""Archives for plain processes: none writes outside its folders."""
+"""Archives for plain processes: no archive writes outside its folders."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_nothing_is_written_through_a_symlink(machine: Machine, tmp_path: Path) 
     assert list(outside.iterdir()) == []
 
 
-def test_a_folder_takes_a_links_place_and_leaves_its_target_alone(machine: Machine, tmp_path: Path) -> None:
+def test_a_folder_replaces_a_link_and_does_not_change_its_target(machine: Machine, tmp_path: Path) -> None:
     spec = machine.spec("true")
     engine, container = machine.create(spec)
     outside = tmp_path / "outside"
@@ -100,7 +100,7 @@ def test_a_folder_takes_a_links_place_and_leaves_its_target_alone(machine: Machi
     assert outside.stat().st_mode & 0o777 == 0o750
 
 
-def test_what_is_no_archive_is_refused(machine: Machine) -> None:
+def test_data_that_is_not_an_archive_is_refused(machine: Machine) -> None:
     engine, container = machine.create(machine.spec("true"))
     with pytest.raises(EngineFailed, match="refused"):
         engine.put(container, b"not a tar archive at all" * 100)

@@ -1,4 +1,4 @@
-"""The code folder in a plain process: whatever its files are called, each is at its place, byte for byte."""
+"""The code folder of a plain process: files with any names arrive unchanged under the same path."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TARGET = st.one_of(PATH, NAME.map(lambda name: "../" * 60 + name), st.sampled_fr
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=st.dictionaries(PATH, st.binary(max_size=50), max_size=6), links=st.dictionaries(PATH, TARGET, max_size=3))
-def test_every_file_arrives_at_its_place(machine: Machine, files: dict[str, bytes], links: dict[str, str]) -> None:
+def test_every_file_arrives_under_its_path(machine: Machine, files: dict[str, bytes], links: dict[str, str]) -> None:
     source = machine.home / "source"
     spec = machine.spec("true")
     engine, container = machine.create(spec)

@@ -1,4 +1,4 @@
-"""The end of plain processes: stop, kill -9, Ctrl-C, and the end of the caller."""
+"""Ways in which plain processes end: stop, kill -9, Ctrl-C, and exit of the caller."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_container_outlives_its_caller_and_a_ctrl_c(machine: Machine) -> None:
 
 
 def test_a_container_holds_no_stream_of_its_caller(machine: Machine) -> None:
-    """`launcher up -d | cat` must end."""
+    """`launcher up -d | cat` must exit."""
     engine, name = machine.create(machine.spec("exec sleep 300"))
     done = subprocess.run([sys.executable, "-c", CALLER, name, "0"], capture_output=True, timeout=60, check=True)
     assert done.stdout == b"started\n"

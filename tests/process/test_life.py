@@ -94,14 +94,14 @@ def test_starting_a_running_container_again_changes_nothing(machine: Machine) ->
 def test_a_missing_container_is_an_error_except_for_remove(machine: Machine) -> None:
     engine = ProcessEngine("local-0")
     for call in (engine.start, engine.logs, lambda n: engine.wait(n, 1), lambda n: engine.stop(n, 1)):
-        with pytest.raises(EngineFailed, match="gone"):
+        with pytest.raises(EngineFailed, match="no longer exists"):
             call("launcher-nothing-0")
     engine.remove("launcher-nothing-0")
 
 
 def test_a_running_container_is_not_removed(machine: Machine) -> None:
     engine, name = machine.start(machine.spec("exec sleep 60"))
-    with pytest.raises(EngineFailed, match="still runs"):
+    with pytest.raises(EngineFailed, match="still running"):
         engine.remove(name)
     engine.stop(name, 5)
     engine.remove(name)

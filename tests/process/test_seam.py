@@ -99,9 +99,9 @@ def test_a_probe_returns_exit_code_and_output(machine: Machine) -> None:
     engine = ProcessEngine("local")
     spec = replace(machine.spec(""), argv=("sh", "-c", "echo out; echo err >&2; echo $OWN; exit 3"), env={"OWN": "1"})
     assert engine.run_probe(spec) == (3, b"out\n1\nerr\n")
-    code, words = engine.run_probe(replace(spec, argv=("no-such",)))
+    code, output = engine.run_probe(replace(spec, argv=("no-such",)))
     assert code == 127
-    assert b"no-such" in words
+    assert b"no-such" in output
 
 
 def test_a_probe_that_hangs_is_ended(machine: Machine) -> None:

@@ -21,7 +21,7 @@ if attempt == 1:
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     while True:
-        dist.all_reduce(total)  # fails when the other is gone
+        dist.all_reduce(total)  # fails when the other rank has exited
         time.sleep(0.1)
 dist.destroy_process_group()
 """

@@ -1,4 +1,4 @@
-"""A chain of real processes on the loopback interface: data copied over TLS, cut, mended; strangers on its ports."""
+"""A chain of real processes on the loopback interface: copies over TLS, interruptions, repairs, unknown peers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MOST_TWICE = 10 * MIB  # 2 % of 512 MiB
 
 
 class Chain:
-    """A source and some sinks, each with a folder of its own."""
+    """A source and several sinks, each with its own folder."""
 
     def __init__(self, folder: Path, sinks: int) -> None:
         self.folder = folder
@@ -47,10 +47,10 @@ class Chain:
         self.roots = [folder / name for name in self.names]
         for root in self.roots:
             root.mkdir(parents=True)
-        self.through: Callable[[int, int], int] = lambda place, port: port  # what stands before a node's port
+        self.through: Callable[[int, int], int] = lambda sink, port: port  # returns the port of a proxy
 
-    def start(self, source: Path, meanwhile: Callable[[], object] = lambda: None) -> list[worker.Worker]:
-        """meanwhile: is called when the source has listed its files, and nothing was sent yet."""
+    def start(self, source: Path, on_listed: Callable[[], object] = lambda: None) -> list[worker.Worker]:
+        """on_listed: called once the source has listed its files, before any data is sent."""
         keys = self.keys = certificates(self.names)
         common: dict[str, Any] = {"label": f"test:{source}", "about": {"source": f"test:{source}", "image": ""}}
         workers = []
@@ -59,10 +59,10 @@ class Chain:
                 {"role": "sink", "upstream": self.names[rank - 1]} if rank else {"role": "source", "path": str(source)}
             )
             order = {**common, **role, "root": str(root), "tls": keys[name]}
-            workers.append(worker.Worker(LocalMachine(name, "me"), worker.here(), order))
+            workers.append(worker.Worker(LocalMachine(name, "me"), worker.local_argv(), order))
         workers[0].until("bytes")
-        meanwhile()
-        ports = [self.through(place, each.until("port")) for place, each in enumerate(workers[1:])]
+        on_listed()
+        ports = [self.through(sink, each.until("port")) for sink, each in enumerate(workers[1:])]
         following = [
             {"addresses": [["127.0.0.1", port]], "name": name} for port, name in zip(ports, self.names[1:], strict=True)
         ]
@@ -71,7 +71,7 @@ class Chain:
         return workers
 
     def run(self, source: Path) -> list[dict[str, Any]]:
-        """The last words of all."""
+        """Return the final messages of all workers."""
         workers = self.start(source)
         ends = [last(each) for each in workers]
         self.received = [each.counted["received"] for each in workers[1:]]
@@ -85,10 +85,10 @@ class Chain:
 
 def last(each: worker.Worker) -> dict[str, Any]:
     while True:
-        said = each.report(60)
-        assert said is not None
-        if "end" in said:
-            return dict(said)
+        message = each.report(60)
+        assert message is not None
+        if "end" in message:
+            return dict(message)
 
 
 def equal(one: Path, other: Path) -> bool:
@@ -96,7 +96,7 @@ def equal(one: Path, other: Path) -> bool:
 
 
 def fill(folder: Path, seed: int = 0) -> Path:
-    """Files of all kinds that there are: large, empty, small, with any bytes in their names; links."""
+    """Create large, small and empty files, files with arbitrary bytes in their names, and links."""
     rand = random.Random(seed)
     (folder / "a" / "deep").mkdir(parents=True)
     (folder / "empty folder").mkdir()
@@ -112,7 +112,7 @@ def fill(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def test_all_nodes_get_the_very_files_and_a_second_push_sends_nothing(tmp_path: Path) -> None:
+def test_all_nodes_get_identical_files_and_a_second_push_sends_nothing(tmp_path: Path) -> None:
     source = fill(tmp_path / "source")
     chain = Chain(tmp_path / "nodes", 3)
     ends = chain.run(source)
@@ -121,12 +121,12 @@ def test_all_nodes_get_the_very_files_and_a_second_push_sends_nothing(tmp_path: 
     assert len(chain.copies()) == 3
     assert all(equal(source, copy) for copy in chain.copies())
     assert (chain.copies()[0] / "a/deep/run").stat().st_mode & 0o777 == 0o755
-    assert all(3 * MIB < each < 5 * MIB for each in chain.received), "the zeros do not travel"
+    assert all(3 * MIB < each < 5 * MIB for each in chain.received), "zeros are not sent"
     assert [end["end"] for end in chain.run(source)] == ["whole"] * 4
     assert chain.received == [0, 0, 0]
 
 
-def test_only_what_was_changed_travels(tmp_path: Path) -> None:
+def test_only_changed_data_is_sent(tmp_path: Path) -> None:
     source = fill(tmp_path / "source")
     chain = Chain(tmp_path / "nodes", 2)
     chain.run(source)
@@ -137,14 +137,14 @@ def test_only_what_was_changed_travels(tmp_path: Path) -> None:
     assert chain.received == [3000 + 4, 3000 + 4]
     newest = [root / "copies" / ends[0]["content"] / "files" for root in chain.roots[1:]]
     assert all(equal(source, copy) for copy in newest)
-    assert len(chain.copies()) == 4, "the older copies stay until they are removed"
+    assert len(chain.copies()) == 4, "older copies are kept until they are removed"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("victim", ["source", "between", "last", "launcher"])
-def test_a_kill_at_any_moment_costs_only_what_was_on_its_way(tmp_path: Path, victim: str) -> None:
-    """At ten moments each. What is sent twice does not depend on the size: it is what connections and queues hold."""
+def test_a_kill_at_any_moment_resends_only_data_in_flight(tmp_path: Path, victim: str) -> None:
+    """At ten moments each. Only the content of connections and queues is sent twice, independent of the total size."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "big").write_bytes(random.Random(1).randbytes(SIZE * 3 // 4))
@@ -162,25 +162,25 @@ def test_a_kill_at_any_moment_costs_only_what_was_on_its_way(tmp_path: Path, vic
 
 
 def kill_at(workers: list[worker.Worker], victim: str, done: int) -> None:
-    """When the last node has so many bytes."""
-    while (said := workers[2].report(30)) is not None and said.get("done", 0) < done and "end" not in said:
+    """Kill once the last node has `done` bytes."""
+    while (message := workers[2].report(30)) is not None and message.get("done", 0) < done and "end" not in message:
         pass
     victims = {"source": workers[:1], "between": workers[1:2], "last": workers[2:], "launcher": workers}[victim]
     for each in victims:
         each._stream._process.kill()  # type: ignore[attr-defined]  # noqa: SLF001
     for each in workers:
         with contextlib.suppress(LauncherError):
-            while (said := each.report(1.0)) is not None and "end" not in said:
+            while (message := each.report(1.0)) is not None and "end" not in message:
                 pass
         each.close()
 
 
 @contextlib.contextmanager
 def metered(chain: Chain) -> Iterator[list[int]]:
-    """Counts the bytes that go to each node, on the way there."""
+    """Count the bytes sent to each node, in a proxy."""
     sent = [0] * len(chain.names[1:])
 
-    def through(place: int, port: int) -> int:
+    def through(sink: int, port: int) -> int:
         listener = socket.create_server(("127.0.0.1", 0))
 
         def serve() -> None:
@@ -190,7 +190,7 @@ def metered(chain: Chain) -> Iterator[list[int]]:
             back.start()
 
             def count(size: int) -> None:
-                sent[place] += size
+                sent[sink] += size
 
             pump(near, far, count)
             back.join(30)
@@ -203,7 +203,7 @@ def metered(chain: Chain) -> Iterator[list[int]]:
 
     chain.through = through
     yield sent
-    chain.through = lambda place, port: port
+    chain.through = lambda sink, port: port
 
 
 def pump(source: socket.socket, target: socket.socket, count: Callable[[int], None]) -> None:
@@ -216,14 +216,14 @@ def pump(source: socket.socket, target: socket.socket, count: Callable[[int], No
             each.shutdown(how)
 
 
-def test_after_a_reboot_the_journal_is_not_believed_but_compared(tmp_path: Path) -> None:
+def test_after_a_reboot_the_journal_is_verified(tmp_path: Path) -> None:
     source = fill(tmp_path / "source")
     entries = tree.walk(os.fsencode(source))
     pieces = tree.Pieces(entries)
     partial = store.Partial(tmp_path / "root", "0" * 64, entries, {"source": "test"})
     files = store.Files(os.fsencode(source), pieces)
-    for number, place, offset, size in pieces:
-        partial.put(number, place, offset, files.read(place, offset, size))
+    for number, index, offset, size in pieces:
+        partial.put(number, index, offset, files.read(index, offset, size))
     partial.flush()
     os.close(partial._lock)  # noqa: SLF001 - as the end of its process does
     (partial.folder / "boot").write_bytes(b"another boot")
@@ -232,17 +232,17 @@ def test_after_a_reboot_the_journal_is_not_believed_but_compared(tmp_path: Path)
         file.write(bytes(8))
     again = store.Partial(tmp_path / "root", "0" * 64, entries, {"source": "test"})
     lost = [number for number in range(pieces.count) if not again.has(number)]
-    assert [pieces.files[place].path for number, place, *_ in pieces if number in lost] == [b"big"]
+    assert [pieces.files[index].path for number, index, *_ in pieces if number in lost] == [b"big"]
 
 
-def test_a_kill_while_a_copy_gets_its_place_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_before_a_copy_is_moved_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = fill(tmp_path / "source")
     entries = tree.walk(os.fsencode(source))
     pieces, digests = tree.Pieces(entries), b""
     partial = store.Partial(tmp_path / "root", "0" * 64, entries, {"source": "test"})
     files = store.Files(os.fsencode(source), pieces)
-    for number, place, offset, size in pieces:
-        partial.put(number, place, offset, files.read(place, offset, size))
+    for number, index, offset, size in pieces:
+        partial.put(number, index, offset, files.read(index, offset, size))
         digests += partial.digest(number)
     monkeypatch.setattr(os, "sync", interrupted)
     with pytest.raises(InterruptedError):
@@ -259,7 +259,7 @@ def interrupted() -> None:
     raise InterruptedError
 
 
-def test_a_damaged_file_is_named_and_mended_and_the_cache_is_not_asked(tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_and_repaired_and_the_cache_is_not_used(tmp_path: Path) -> None:
     source = fill(tmp_path / "source")
     chain = Chain(tmp_path / "nodes", 1)
     content = chain.run(source)[1]["content"]
@@ -269,10 +269,10 @@ def test_a_damaged_file_is_named_and_mended_and_the_cache_is_not_asked(tmp_path:
     with (folder / "files" / "big").open("r+b") as file:
         file.write(b"?")
     os.utime(folder / "files" / "big", ns=(before.st_atime_ns, before.st_mtime_ns))
-    (folder / "files" / "a" / "new").write_text("of somebody else")
+    (folder / "files" / "a" / "new").write_text("of another user")
     (folder / "files" / "a" / "link").unlink()
     damaged = dict(store.damages(folder))
-    assert set(damaged) == {"big", "a/new (not of the data)", "a/link"}
+    assert set(damaged) == {"big", "a/new (not part of the data)", "a/link"}
     store.demote(chain.roots[1], folder, {0, *(number for numbers in damaged.values() for number in numbers)})
     assert chain.run(source)[1]["end"] == "whole"
     assert chain.received[0] < 2 * MIB
@@ -280,7 +280,7 @@ def test_a_damaged_file_is_named_and_mended_and_the_cache_is_not_asked(tmp_path:
 
 
 @pytest.mark.parametrize("change", ["append", "replace", "remove", "add"])
-def test_a_source_that_changes_is_refused_with_the_files_name(tmp_path: Path, change: str) -> None:
+def test_a_source_that_changes_is_refused_with_the_name_of_the_file(tmp_path: Path, change: str) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for name in ("a", "b", "c"):
@@ -298,11 +298,11 @@ def test_a_source_that_changes_is_refused_with_the_files_name(tmp_path: Path, ch
         each.close()
     name = {"append": "b", "replace": "a", "remove": "c", "add": "d"}[change]
     assert (end["end"], end["why"][:2]) == ("changed", f"{name} "), end
-    assert chain.copies() == [], "nothing is visible"
+    assert chain.copies() == [], "no copy is visible"
 
 
-def test_a_stranger_gets_nothing_and_holds_nobody_up(tmp_path: Path) -> None:
-    """Silent ones, noise without an end, TLS without a certificate, with another authority's, and of another name."""
+def test_an_unknown_peer_gets_no_data_and_does_not_block_others(tmp_path: Path) -> None:
+    """Silent peers, endless noise, TLS without a certificate, with one of another authority, and with another name."""
     source = fill(tmp_path / "source")
     chain = Chain(tmp_path / "nodes", 1)
     chain.names.append("node-2")  # a certificate of the same transfer, but not the neighbour's
@@ -311,7 +311,7 @@ def test_a_stranger_gets_nothing_and_holds_nobody_up(tmp_path: Path) -> None:
     keys, others = certificates(chain.names), certificates(chain.names)
     order = {"label": "test", "about": {"source": "test", "image": ""}, "role": "sink", "upstream": "node-0"}
     sink = worker.Worker(
-        LocalMachine("node-1", "me"), worker.here(), {**order, "root": str(chain.roots[1]), "tls": keys["node-1"]}
+        LocalMachine("node-1", "me"), worker.local_argv(), {**order, "root": str(chain.roots[1]), "tls": keys["node-1"]}
     )
     port = sink.until("port")
     sink.send(None)
@@ -325,7 +325,7 @@ def test_a_stranger_gets_nothing_and_holds_nobody_up(tmp_path: Path) -> None:
     bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
     false = ({**others["node-0"], "authority": keys["node-0"]["authority"]}, keys["node-2"])
     certified = [wire.context({**tls, "private": str(tmp_path)}, server=False) for tls in false]
-    assert [answer(port, secure) for secure in (bare, *certified)] == [b""] * 3, "sent away without a word"
+    assert [answer(port, secure) for secure in (bare, *certified)] == [b""] * 3, "rejected without an answer"
     true = wire.dial(
         [["127.0.0.1", port]], wire.context({**keys["node-0"], "private": str(tmp_path)}, server=False), "node-1"
     )
@@ -337,7 +337,7 @@ def test_a_stranger_gets_nothing_and_holds_nobody_up(tmp_path: Path) -> None:
 
 
 def answer(port: int, secure: ssl.SSLContext) -> bytes:
-    """What a client with these certificates hears."""
+    """Return the answer to a client with these certificates."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as plain, contextlib.suppress(OSError):
         secured = secure.wrap_socket(plain)
         secured.sendall(b"x" * 100)
@@ -346,7 +346,7 @@ def answer(port: int, secure: ssl.SSLContext) -> bytes:
 
 
 def send_all(link: wire.Link, entries: list[tree.Entry], source: Path) -> None:
-    """As an honest source does."""
+    """Send all data as a correct source does."""
     pieces = tree.Pieces(entries)
     files = store.Files(os.fsencode(source), pieces)
     link.send(wire.LIST, json.dumps(tree.rows(entries)).encode())
@@ -355,8 +355,8 @@ def send_all(link: wire.Link, entries: list[tree.Entry], source: Path) -> None:
     while link.receive(wire.NEED, wire.ALL_NEED)[0] != wire.ALL_NEED:
         pass
     digests = b""
-    for number, place, offset, size in pieces:
-        data = files.read(place, offset, size)
+    for number, index, offset, size in pieces:
+        data = files.read(index, offset, size)
         digests += store.digest(data)
         link.send(wire.DATA, struct.pack(">I", number) + data)
     link.send(wire.DIGESTS, digests)
@@ -391,7 +391,7 @@ HOSTILE: dict[str, list[tuple[int, bytes]]] = {
 
 @pytest.mark.parametrize("messages", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_source_writes_nothing_outside(tmp_path: Path, messages: list[tuple[int, bytes]]) -> None:
-    """One with the right certificate: a node that was taken over. In this process, so that it costs little."""
+    """A compromised node has a valid certificate. Runs in this process to save time."""
     keys = certificates(["node-0", "node-1"])
     tls = {name: {**key, "private": str(tmp_path)} for name, key in keys.items()}
     root = tmp_path / "nodes" / "root"
@@ -404,7 +404,7 @@ def test_a_hostile_source_writes_nothing_outside(tmp_path: Path, messages: list[
         try:
             link = wire.accept(listener, wire.context(tls["node-1"], server=True), "node-0")
             node.Sink({"root": str(root), "label": "x", "about": {"source": "x"}}, Quiet()).run(link, None)
-        except Exception as error:  # noqa: BLE001 - looked at below
+        except Exception as error:  # noqa: BLE001 - checked below
             errors.append(error)
 
     sink = threading.Thread(target=receive)
@@ -413,7 +413,7 @@ def test_a_hostile_source_writes_nothing_outside(tmp_path: Path, messages: list[
     for kind, data in messages:
         link.send(kind, data)
     link.close()
-    link._connection._connection.shutdown(socket.SHUT_RDWR)  # noqa: SLF001 - the node is gone
+    link._connection._connection.shutdown(socket.SHUT_RDWR)  # noqa: SLF001 - the node is lost
     sink.join(30)
     assert [type(error) for error in errors] == [tree.RefusedError], errors
     assert not list(root.glob("copies/*"))
@@ -422,7 +422,7 @@ def test_a_hostile_source_writes_nothing_outside(tmp_path: Path, messages: list[
 
 
 class Quiet:
-    """Stands for Progress, which would write to this process's stdout."""
+    """A stand-in for Progress, which would write to stdout of this process."""
 
     done = total = received = 0
     down = None
@@ -433,14 +433,14 @@ Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
 
 @pytest.fixture
 def contexts(tmp_path: Path) -> Contexts:
-    """Of node-0, which dials, and of node-1."""
+    """Contexts of node-0, which connects, and of node-1."""
     keys = certificates(["node-0", "node-1"])
     tls = [{**keys[name], "private": str(tmp_path)} for name in ("node-0", "node-1")]
     return wire.context(tls[0], server=False), wire.context(tls[1], server=True)
 
 
 def neighbours(contexts: Contexts) -> tuple[wire.Link, wire.Link]:
-    """Two nodes that have just met: the first one and the one that is downstream of it."""
+    """Connect two nodes; return the link of the first node and that of the node downstream."""
     listener, accepted = wire.listen(), list[wire.Link]()
     thread = threading.Thread(target=lambda: accepted.append(wire.accept(listener, contexts[1], "node-0")))
     thread.start()
@@ -460,14 +460,14 @@ def test_a_message_that_is_too_long_ends_the_connection(contexts: Contexts) -> N
         reader.receive(wire.LIST)
 
 
-def test_a_node_hears_and_speaks_at_once(contexts: Contexts) -> None:
-    """As a source does. With its two threads in OpenSSL at the same time one connection of seven hung at its begin."""
+def test_a_node_sends_and_receives_concurrently(contexts: Contexts) -> None:
+    """As a source does. When two threads called OpenSSL concurrently, one connection in seven hung at its start."""
     for number in range(60):
-        listener, heard = wire.listen(), list[int]()
+        listener, sizes = wire.listen(), list[int]()
 
-        def sink(listener: socket.socket = listener, heard: list[int] = heard) -> None:
+        def sink(listener: socket.socket = listener, sizes: list[int] = sizes) -> None:
             link = wire.accept(listener, contexts[1], "node-0")
-            heard.extend(len(link.receive(wire.LIST)[1]) for _ in range(3))
+            sizes.extend(len(link.receive(wire.LIST)[1]) for _ in range(3))
             link.send(wire.NEED, bytes(10))
             link.close()
 
@@ -478,11 +478,11 @@ def test_a_node_hears_and_speaks_at_once(contexts: Contexts) -> None:
             link.send(wire.LIST, bytes(50))
         link.receive(wire.NEED)
         thread.join(30)
-        assert heard == [50, 50, 50], f"hung at connection {number}"
+        assert sizes == [50, 50, 50], f"hung at connection {number}"
         link.close()
 
 
-def test_a_disk_without_room_is_named_before_the_first_byte(tmp_path: Path) -> None:
+def test_a_disk_without_space_is_reported_before_the_first_byte(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     with (source / "huge").open("wb") as file:
@@ -512,19 +512,19 @@ def test_a_large_file_takes_little_memory(tmp_path: Path) -> None:
         assert list(pool.map(until_end, workers)) == ["whole"] * 3
     copy = chain.copies()[0] / "sparse"
     assert copy.stat().st_size == 20 << 30
-    assert copy.stat().st_blocks * 512 < 50 * MIB, "what is a hole stays one"
+    assert copy.stat().st_blocks * 512 < 50 * MIB, "holes are preserved"
     for each in workers:
         each.close()
 
 
 def until_end(each: worker.Worker) -> str:
-    """Its end; its memory must stay small."""
+    """Return how the worker ended; its memory must stay small."""
     status = Path(f"/proc/{each._stream._process.pid}/status")  # type: ignore[attr-defined]  # noqa: SLF001
     most = 0
-    while (said := each.report(60)) is not None and "end" not in said:
+    while (message := each.report(60)) is not None and "end" not in message:
         found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
         most = max(most, int(found[1]) << 10 if found else 0)
-    assert said is not None
+    assert message is not None
     assert 10 * MIB < most < 200 * MIB, most
     print(f"{most >> 20} MiB")
-    return str(said["end"])
+    return str(message["end"])

@@ -1,4 +1,4 @@
-"""What an engine may answer, over real sockets: whole, truncated, malformed, without an end."""
+"""Responses of an engine, over real sockets: complete, truncated, malformed, endless."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def endless(pause: float, theirs: socket.socket) -> None:
 
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Dial]:
-    """An engine on this machine's socket; whatever it is asked after a ping, it answers without an end."""
+    """An engine on a local socket that sends an endless response to every request after the ping."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine.sock")
     server = socket.create_server(f"{tmp_path}/engine.sock", family=socket.AF_UNIX)
 
@@ -128,18 +128,18 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], 
     return serve
 
 
-@pytest.mark.parametrize(("pause", "words"), [(0.0, "over 8 MiB"), (0.2, "no answer")])
-def test_an_answer_without_an_end_is_given_up(serve: Callable[[float], Dial], pause: float, words: str) -> None:
-    """Too long, or a piece at a time for longer than it may take; the user's settings raise both limits."""
+@pytest.mark.parametrize(("pause", "text"), [(0.0, "over 8 MiB"), (0.2, "did not respond")])
+def test_an_endless_response_is_aborted(serve: Callable[[float], Dial], pause: float, text: str) -> None:
+    """Too large, or slow and over the time limit; the user's settings can raise both limits."""
     client = DockerClient("gpu-a", "me", serve(pause), AnswerLimits(8 << 20, 1.0))
     began = time.monotonic()
-    with pytest.raises((EngineFailed, EngineUnavailable), match=words):
+    with pytest.raises((EngineFailed, EngineUnavailable), match=text):
         client.ask("list containers", lambda api: api.containers())
     assert time.monotonic() - began < 60
     client.close()
 
 
-def test_a_transfer_takes_its_time_but_its_events_have_an_end(serve: Callable[[float], Dial]) -> None:
+def test_a_transfer_has_no_time_limit_but_its_events_have_a_size_limit(serve: Callable[[float], Dial]) -> None:
     client = DockerClient("gpu-a", "me", serve(0.0), AnswerLimits(8 << 20, 1.0))
     client.ping()
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Requests to an engine over real sockets: keep-alive, shared, lost and late."""
+"""Requests to an engine over real sockets: keep-alive, shared, lost and late connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from launcher.node.parallel import run_all
 
 
 class Engine(BaseHTTPRequestHandler):
-    """Echoes requests, and behaves as the path says."""
+    """Echoes requests; some paths select a special behaviour."""
 
     protocol_version = "HTTP/1.1"
     version: ClassVar[str] = "1.41"
@@ -39,11 +39,11 @@ class Engine(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.asked.append(self.path)
-        status, words = 200, json.dumps([self.command, self.path, body.decode()]).encode()
+        status, content = 200, json.dumps([self.command, self.path, body.decode()]).encode()
         if self.path == "/none":
-            status, words = 404, json.dumps({"message": "No such container: x"}).encode()
+            status, content = 404, json.dumps({"message": "No such container: x"}).encode()
         elif self.path == "/proxy":
-            status, words = 502, b"<h1>Bad Gateway</h1>"
+            status, content = 502, b"<h1>Bad Gateway</h1>"
         elif self.path == "/slow":
             time.sleep(0.5)
         elif self.path == "/held":
@@ -58,13 +58,13 @@ class Engine(BaseHTTPRequestHandler):
             return
         self.send_response(302 if self.path == "/elsewhere" else status)
         self.send_header("Api-Version", type(self).version)
-        self.send_header("Content-Length", str(len(words)))
+        self.send_header("Content-Length", str(len(content)))
         if self.path == "/elsewhere":
             self.send_header("Location", "https://elsewhere.test/here")
         if self.path == "/goodbye":
             self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(words)
+        self.wfile.write(content)
 
     def _endless(self) -> None:
         self.send_response(200)
@@ -192,7 +192,7 @@ def test_waiting_for_a_connection_has_a_time_limit(client: DockerClient, monkeyp
     for thread in threads:
         thread.start()
     wait_until_asked("/held", CONNECTIONS)
-    with pytest.raises(EngineUnavailable, match=r"a: .*no answer"):
+    with pytest.raises(EngineUnavailable, match=r"a: .*did not respond"):
         get(client, "/info")
     Engine.held.set()
     for thread in threads:
@@ -200,12 +200,10 @@ def test_waiting_for_a_connection_has_a_time_limit(client: DockerClient, monkeyp
     assert get(client, "/info")[1] == "/info"
 
 
-@pytest.mark.parametrize(("path", "words"), [("/none", "No such container: x"), ("/proxy", "Bad Gateway")])
-def test_an_error_response_has_its_message_and_keeps_the_connection(
-    client: DockerClient, path: str, words: str
-) -> None:
+@pytest.mark.parametrize(("path", "text"), [("/none", "No such container: x"), ("/proxy", "Bad Gateway")])
+def test_an_error_response_has_its_message_and_keeps_the_connection(client: DockerClient, path: str, text: str) -> None:
     for _ in range(3):
-        with pytest.raises(EngineFailed, match=words):
+        with pytest.raises(EngineFailed, match=text):
             get(client, path)
     assert len(Engine.connections) == 1
 
@@ -227,7 +225,7 @@ def test_a_request_on_a_dead_connection_is_retried_once(client: DockerClient) ->
 
 
 def test_a_late_response_closes_its_connection(client: DockerClient) -> None:
-    with pytest.raises(EngineUnavailable, match="no answer"):
+    with pytest.raises(EngineUnavailable, match="did not respond"):
         get(client, "/held", timeout=0.1)
     wait_until_asked("/held", 1)
     Engine.held.set()

@@ -1,4 +1,4 @@
-"""The engine of this machine: its socket, or whatever Docker's contexts say."""
+"""The engine of this machine: its socket, or the one that Docker's context selects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_engine_of_another_machine_is_not_local(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def docker_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """What `docker` does on this machine, as a shell script, for a context of its own."""
+    """Replaces `docker` on this machine by a shell script, for a context other than the default."""
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     monkeypatch.setenv("DOCKER_CONTEXT", "other")
 
@@ -46,7 +46,7 @@ DIAL = '[ "$*" = "system dial-stdio" ] || exit 9\n'
 
 
 @pytest.mark.parametrize("how", ["DOCKER_CONTEXT", "settings", "DOCKER_HOST"])
-def test_another_context_is_dockers_own_business(
+def test_docker_resolves_another_context(
     how: str, tmp_path: Path, docker_here: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docker_here(

@@ -53,7 +53,7 @@ def api_error(status: int, words: str) -> docker.errors.APIError:
         (PermissionError(13, "Permission denied"), EngineForbidden, "usermod"),
         (FileNotFoundError(2, "No such file or directory"), EngineUnavailable, "systemctl"),
         (ConnectionRefusedError(111, "Connection refused"), EngineUnavailable, "systemctl"),
-        (TimeoutError("timed out"), EngineUnavailable, "no answer"),
+        (TimeoutError("timed out"), EngineUnavailable, "did not respond"),
         (NodeUnreachable("n", "gone", ""), NodeUnreachable, "gone"),
         (api_error(409, 'Conflict. The container name "/x" is already in use by container "y".'), NameTaken, "x"),
         (

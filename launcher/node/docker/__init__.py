@@ -1,3 +1,3 @@
-"""The Docker engine, here or over ssh: containers, images, what it grants."""
+"""The Docker engine, local or over ssh: containers, images, ulimits."""
 
 DIAL_STDIO = "docker system dial-stdio"

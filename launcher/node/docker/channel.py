@@ -1,6 +1,6 @@
-"""Connections to a Docker engine: its socket here, or `docker system dial-stdio` as a program or on an ssh channel.
+"""Connections to a Docker engine: its local socket, or `docker system dial-stdio` as a subprocess or over ssh.
 
-dial-stdio finds the engine as its user's `docker` does: environment, context, certificates.
+dial-stdio finds the engine as the user's `docker` does: by environment, context and certificates.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from launcher.node.docker import DIAL_STDIO
 from launcher.node.ssh.handshake import has_ended
 from launcher.node.ssh.machine import SshStream
 
-CONNECT_TIMEOUT = 60.0  # seconds, until the client sets its own
+CONNECT_TIMEOUT = 60.0  # seconds, until the client calls settimeout()
 SOCKET = "/var/run/docker.sock"
 _EXIT_TIMEOUT = 5.0
 _PIECE = 1 << 16
@@ -33,21 +33,22 @@ _UNIX = "unix://"
 
 
 class DialFailed(ConnectionError):  # noqa: N818 - inside launcher.node only
-    """`docker system dial-stdio` ended before the engine answered: its exit code and what it wrote to stderr."""
+    """`docker system dial-stdio` exited before the engine answered: its exit code and stderr."""
 
-    def __init__(self, code: int, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, code: int, stderr: str) -> None:
+        super().__init__(stderr)
         self.code = code
 
 
 class Connection:
-    """The engine's socket or a running dial-stdio as the socket that http.client expects.
+    """The engine's socket or a running dial-stdio, with the socket interface that http.client expects.
 
-    `exit_of`: dial-stdio's exit code and stderr, None where it has not ended by itself. `hang_up` may be called twice.
+    `exit_of`: returns the exit code and stderr of dial-stdio, or None if it has not exited. `hang_up` may be called
+    twice.
     """
 
-    longest: float = math.inf  # bytes of an answer
-    timed = True  # an answer has to end within the time-out
+    longest: float = math.inf  # bytes of a response
+    timed = True  # the whole response must arrive within the timeout
     timeout = CONNECT_TIMEOUT
 
     def __init__(
@@ -65,7 +66,7 @@ class Connection:
 
     @property
     def idle(self) -> bool:
-        """Still open with nothing unread: fit for another request."""
+        """Whether the connection is open with nothing unread, so that it can be reused."""
         stream = self._stream
         if isinstance(stream, socket.socket):
             return not wait_for_read(stream, timeout=0)
@@ -74,7 +75,7 @@ class Connection:
     def sendall(self, data: bytes) -> None:
         """Raises DialFailed, ConnectionResetError, TimeoutError."""
         try:
-            # a channel's sendall copies all that is left for every packet: small pieces keep that linear
+            # Channel.sendall copies all remaining data for every packet: small pieces keep this linear
             for start in range(0, len(data), _PIECE):
                 self._stream.sendall(data[start : start + _PIECE])
         except TimeoutError:
@@ -83,7 +84,7 @@ class Connection:
             raise self._failure(str(error)) from error
 
     def receive(self, size: int) -> bytes:
-        """b"" at the end. Raises DialFailed, ConnectionResetError, TimeoutError."""
+        """Return b"" at the end. Raises DialFailed, ConnectionResetError, TimeoutError."""
         try:
             data = self._stream.recv(size)
         except TimeoutError:
@@ -96,7 +97,7 @@ class Connection:
         return data
 
     def makefile(self, *_: object, **__: object) -> io.BufferedReader:
-        """http.client makes and closes one a response; the connection stays for the next request."""
+        """Called by http.client for each response, which closes only the file: the connection stays open."""
         self._readers += 1
         return io.BufferedReader(_Response(self), _PIECE)
 
@@ -108,7 +109,7 @@ class Connection:
         self._hang_up()
 
     def close(self) -> None:
-        """Not before the last reader: http.client closes it when a response without a length begins."""
+        """Wait for the last reader: http.client calls this when a response without a length starts."""
         self._closing = True
         if self._readers <= 0:
             self._hang_up()
@@ -119,7 +120,7 @@ class Connection:
             self.close()
 
     def _failure(self, why: str) -> ConnectionError:
-        """DialFailed where dial-stdio ended without an answer; else the connection was lost."""
+        """Return DialFailed if dial-stdio exited without an answer, else an error for a lost connection."""
         ended = None if self._answered else self._exit_of()
         if ended is None:
             return ConnectionResetError(f"the connection to the engine was lost: {why}")
@@ -141,10 +142,10 @@ class _Response(io.RawIOBase):
         buffer[: len(data)] = data
         self._length += len(data)
         if self._length > (longest := self._source.longest):
-            # not a ValueError: http.client takes one for a malformed chunk, and then for a lost connection
-            raise OverflowError(f"an answer of over {longest / (1 << 20):.0f} MiB; limits.answer may be raised")
+            # not a ValueError: http.client reports that as a malformed chunk, which counts as a lost connection
+            raise OverflowError(f"the response is over {longest / (1 << 20):.0f} MiB; raise limits.answer if needed")
         if self._source.timed and data and time.monotonic() > self._until:
-            raise TimeoutError("its answer did not end in time")
+            raise TimeoutError("the response did not end in time")
         return len(data)
 
     def close(self) -> None:
@@ -154,7 +155,7 @@ class _Response(io.RawIOBase):
 
 
 def dial_over_ssh(command: Callable[[str], SshStream]) -> Connection:
-    """`command`: that of a node's SshMachine. Raises NodeUnreachable."""
+    """Connect through ssh. `command`: SshMachine.command of the node. Raises NodeUnreachable."""
     stream = command(DIAL_STDIO)
     channel = stream.channel
 
@@ -167,10 +168,10 @@ def dial_over_ssh(command: Callable[[str], SshStream]) -> Connection:
 
 
 def dial_local(node: str) -> Connection:
-    """To the engine of DOCKER_HOST, else of the docker context in use, else of the usual socket.
+    """Connect to the engine of DOCKER_HOST, else of the current docker context, else at the default socket.
 
-    Raises EngineUnavailable for another machine's, PermissionError, FileNotFoundError, ConnectionRefusedError,
-    DialFailed.
+    Raises EngineUnavailable if DOCKER_HOST is another machine, PermissionError, FileNotFoundError,
+    ConnectionRefusedError, DialFailed.
     """
     host = os.environ.get("DOCKER_HOST", "")
     if host.startswith("ssh://"):
@@ -194,31 +195,31 @@ def _unix_socket(path: str) -> Connection:
 
 
 def _program() -> Connection:
-    """Raises DialFailed where there is no docker program."""
-    ours, theirs = socket.socketpair()
-    with theirs:
+    """Run dial-stdio as a subprocess. Raises DialFailed if `docker` is not installed."""
+    near, far = socket.socketpair()
+    with far:
         try:
             program = subprocess.Popen(
                 shlex.split(DIAL_STDIO),
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
+                stdin=far.fileno(),
+                stdout=far.fileno(),
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # a Ctrl-C is for us
+                start_new_session=True,  # Ctrl-C must not reach it
             )
         except OSError as error:
-            ours.close()
+            near.close()
             raise DialFailed(127, str(error)) from error
 
     def exit_of() -> tuple[int, bytes] | None:
         try:
-            words = program.communicate(timeout=_EXIT_TIMEOUT)[1]
-        except (subprocess.TimeoutExpired, ValueError):  # ValueError: it was closed meanwhile
+            stderr = program.communicate(timeout=_EXIT_TIMEOUT)[1]
+        except (subprocess.TimeoutExpired, ValueError):  # ValueError: stderr was closed by hang_up()
             return None
-        return program.returncode, words
+        return program.returncode, stderr
 
     def hang_up() -> None:
-        ours.close()
-        with program:  # its end closes stderr and waits
+        near.close()
+        with program:  # on exit: closes stderr and waits
             program.kill()
 
-    return Connection(ours, exit_of, hang_up)
+    return Connection(near, exit_of, hang_up)

@@ -1,6 +1,6 @@
-"""docker-py's APIClient over connections of ours, its failures raised as our errors.
+"""docker-py's APIClient over our own connections; its errors are raised as LauncherError.
 
-docker-py's own ssh transport knows no ProxyJump and not the host keys that we have verified.
+docker-py's ssh transport supports neither ProxyJump nor the host keys that we have verified.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from launcher.node.parallel import in_background
 
 S = TypeVar("S", bound=requests.Session)
 T = TypeVar("T")
-CONNECTIONS = 5  # of a node's 8 channels; the rest is for whole images, commands and sftp
-TRANSFER_TIMEOUT = 3600.0  # `docker save` of a big image writes it all to disk before its first byte
-_POOL_TIMEOUT = 120.0  # seconds until one of the connections is free
-_URL = "http://docker:80"  # never looked up: the adapter mounted on it makes the connection
+CONNECTIONS = 5  # of the node's 8 ssh channels; the others are for image transfers, commands and sftp
+TRANSFER_TIMEOUT = 3600.0  # `docker save` writes a whole image to disk before it sends the first byte
+_POOL_TIMEOUT = 120.0  # seconds to wait for a free connection
+_URL = "http://docker:80"  # never resolved: the adapter mounted on it connects
 _VERSION = re.compile(r"\d{1,3}\.\d{1,3}")
 
 Dial = Callable[[], Connection]
 
 
 class DockerClient:
-    """One node's engine. Safe for several threads.
+    """Client of one node's engine. Thread-safe.
 
-    `dial` makes a connection; what it raises is raised. Errors name the node.
+    `dial` opens a connection; its errors are passed on. Errors name the node.
     """
 
     def __init__(self, node: str, user: str, dial: Dial, limits: AnswerLimits = DEFAULT_LIMITS) -> None:
@@ -54,11 +54,11 @@ class DockerClient:
         self._closed = threading.Event()
 
     def ping(self) -> None:
-        """Make sure, before the first request, that the engine answers."""
+        """Raise unless the engine answers."""
         self.ask("talk to the engine", lambda api: api)
 
     def ask(self, doing: str, request: Callable[[APIClient], T]) -> T:
-        """Asked once more where its connection had died. `doing` completes "could not ..."."""
+        """Send a request; retry once if the connection was lost. `doing` completes "could not ..."."""
         for last in (False, True):
             try:
                 return request(self._connected())
@@ -68,7 +68,7 @@ class DockerClient:
         raise AssertionError("unreachable")
 
     def find(self, doing: str, request: Callable[[APIClient], T]) -> T | None:
-        """As ask(), and None where the engine has no such thing."""
+        """Like ask(), but return None if the object does not exist."""
 
         def ask(api: APIClient) -> T | None:
             with suppress(docker.errors.NotFound):
@@ -78,17 +78,17 @@ class DockerClient:
         return self.ask(doing, ask)
 
     def pause(self, seconds: float) -> bool:
-        """Whether this client was closed meanwhile."""
+        """Sleep; return True if this client is closed."""
         return self._closed.wait(seconds)
 
     @contextmanager
     def transfer(
         self, doing: str, failure: Callable[[str, str, str], LauncherError], fix: str = "", longest: float = 0
     ) -> Iterator[APIClient]:
-        """For a whole image, which takes its time: a connection of its own, which ends with the block, and no retry.
+        """Open a separate connection for a long image transfer, without retries; it is closed at the end of the block.
 
-        What the engine refuses is raised as `failure`, with `fix` where its words tell none. longest: bytes of an
-        answer, 0 for the usual limit.
+        A refusal by the engine is raised as `failure`, with `fix` if the message suggests none. longest: bytes of a
+        response, 0 for the default limit.
         """
         connections: list[Connection] = []
 
@@ -101,37 +101,37 @@ class DockerClient:
             adapter = _Adapter(dial, 1, longest or self._limits.size, timed=False)
             yield _api_client(self._node, version, adapter, TRANSFER_TIMEOUT)
         except SDK_ERRORS as error:
-            ours = self._explain(doing, error)
-            if isinstance(ours, (EngineFailed, NodeUnfit)):
-                raise failure(ours.where, ours.what, ours.next_step or fix) from error
-            raise ours from error
+            explained = self._explain(doing, error)
+            if isinstance(explained, (EngineFailed, NodeUnfit)):
+                raise failure(explained.where, explained.what, explained.next_step or fix) from error
+            raise explained from error
         finally:
             for connection in connections:
-                connection.shutdown(socket.SHUT_RDWR)  # close() alone waits for an open response
+                connection.shutdown(socket.SHUT_RDWR)  # close() would wait for an open response
 
     def _explain(self, doing: str, error: Exception) -> LauncherError:
         return explain(self._node, self._user, doing, unwrap_sdk_error(error))
 
     def close(self) -> None:
-        """Idle connections end now; one in use ends with its request."""
+        """Close idle connections now, and each connection in use after its request."""
         self._closed.set()
         self._adapter.close()
 
     def _connected(self) -> APIClient:
         with self._lock:
             if self._api is None:
-                # APIClient would ask for the version before it can be given an adapter
+                # APIClient would request the version before an adapter can be mounted
                 session = _mount(requests.Session(), self._adapter)
                 answer = checked(session.get(f"{_URL}/_ping", timeout=self._limits.seconds))
                 version = answer.headers.get("Api-Version", "")
                 if not _VERSION.fullmatch(version):
-                    raise ValueError(f"its API version is {version!r}")
+                    raise ValueError(f"invalid API version {version!r}")
                 self._api = _api_client(self._node, version, self._adapter, self._limits.seconds)
             return self._api
 
 
 def checked(response: requests.Response) -> requests.Response:
-    """Raises docker.errors.APIError where the engine refuses."""
+    """Return the response. Raises docker.errors.APIError for an error status."""
     try:
         response.raise_for_status()
     except requests.HTTPError as error:
@@ -144,7 +144,7 @@ def ids(listed: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def found(ask: Callable[[str], T | None], names: Sequence[str]) -> list[T]:
-    """Those that exist, asked for over all connections at once; the first's error."""
+    """Return the objects that exist, requested over all connections concurrently; raises the first error."""
     results: list[T | None] = []
     for start in range(0, len(names), CONNECTIONS):
         waiting = [in_background(partial(ask, name)) for name in names[start : start + CONNECTIONS]]
@@ -156,14 +156,14 @@ def _api_client(node: str, version: str, adapter: HTTPAdapter, timeout: float) -
     try:
         api = APIClient(base_url=_URL, version=version, timeout=cast(int, timeout))
     except (docker.errors.InvalidConfigFile, AttributeError, TypeError) as error:
-        fix = "correct ~/.docker/config.json (or that of DOCKER_CONFIG) on this machine"
-        raise EngineFailed(node, f"docker's own settings are wrong: {error}", fix) from error
+        fix = "correct config.json in ~/.docker (or $DOCKER_CONFIG) on this machine"
+        raise EngineFailed(node, f"invalid Docker configuration: {error}", fix) from error
     return _mount(api, adapter)
 
 
 def _mount(session: S, adapter: HTTPAdapter) -> S:
-    session.trust_env = False  # no proxy of the caller's environment, no netrc
-    for scheme in ("http://", "https://"):  # so that a redirect, too, stays on this engine
+    session.trust_env = False  # ignore proxies in the environment, and netrc
+    for scheme in ("http://", "https://"):  # a redirect must stay on this engine, too
         session.mount(scheme, adapter)
     return session
 
@@ -190,13 +190,13 @@ class _Pool(HTTPConnectionPool):
     ConnectionCls = _Connection
 
     def urlopen(self, *arguments: Any, **options: Any) -> Any:
-        # requests passes no time-out of the pool: without one a request would wait forever for a full pool
+        # requests sets no pool timeout: without it, a request would wait forever for a connection
         return super().urlopen(*arguments, **({"pool_timeout": _POOL_TIMEOUT} | options))
 
 
 class _Adapter(HTTPAdapter):
     def __init__(self, dial: Dial, connections: int, longest: float, *, timed: bool = True) -> None:
-        """longest, timed: as a Connection has them."""
+        """longest, timed: attributes of each Connection."""
         super().__init__()
         self._connections = _Pool("docker", maxsize=connections, block=True, dial=dial, longest=longest, timed=timed)
 
@@ -204,7 +204,7 @@ class _Adapter(HTTPAdapter):
         return self._connections
 
     def send(self, *arguments: Any, **options: Any) -> requests.Response:
-        options["timeout"] = options.get("timeout") or TRANSFER_TIMEOUT  # docker-py pulls and builds without one
+        options["timeout"] = options.get("timeout") or TRANSFER_TIMEOUT  # docker-py sets none for pull and build
         return super().send(*arguments, **options)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A Docker engine as an Engine: on this machine's socket or behind ssh, the same code."""
+"""The Engine implementation for Docker, local or over ssh."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from launcher.node.machine import Machine
 from launcher.node.parallel import run_both
 
 _REMOVAL_TIMEOUT = 60
-_RETRY_PAUSE = 1.0  # seconds between tries to reach a node that is away
+_RETRY_PAUSE = 1.0  # seconds between attempts to reach an unreachable node
 _SHORTEST_ROUND = 0.1  # seconds
 _NO_RLIMIT = "rlimit"  # runc: "error setting rlimit type 8", crun: "setrlimit `RLIMIT_MEMLOCK`"
 
@@ -37,9 +37,9 @@ Ulimits: TypeAlias = tuple[tuple[str, int], ...]
 
 
 class DockerEngine(Engine):
-    """Every call may be repeated: what is done already is no error.
+    """Calls are idempotent.
 
-    `dial` makes a connection when one is needed. `ssh`: (host, ssh config) where the OpenSSH client may load images.
+    `dial` opens a connection on demand. `ssh`: (host, ssh config) if the OpenSSH client may load images.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class DockerEngine(Engine):
         super().__init__(node, host, machine)
         self._client = DockerClient(node, machine.user, dial, machine.limits)
         self._images = DockerImages(self._client, ssh)
-        self._facts: EngineFacts | None = None  # once it was asked
+        self._facts: EngineFacts | None = None  # None: not requested yet
 
     def open(self) -> None:
-        """Make sure that the engine answers. Raises NodeUnreachable, EngineUnavailable, EngineForbidden, ..."""
+        """Check that the engine answers. Raises NodeUnreachable, EngineUnavailable, EngineForbidden, ..."""
         login_shell.blamed(self.machine, self.host, self._client.ping)
 
     @property
@@ -59,7 +59,7 @@ class DockerEngine(Engine):
         return self._images
 
     def facts(self) -> NodeFacts:
-        """Raises NodeUnfit when the script did not run to its end, NodeUnreachable, EngineUnavailable."""
+        """Raises NodeUnfit if the facts script failed, NodeUnreachable, EngineUnavailable."""
         engine, seen = login_shell.blamed(self.machine, self.host, lambda: run_both(self._identify, self.look))
         free = seen.docker_disk_free
         if engine.root_dir not in ("", node_facts.DOCKER_ROOT):
@@ -67,7 +67,7 @@ class DockerEngine(Engine):
         return replace(seen.node, engine=replace(engine, disk_free=free))
 
     def create(self, spec: ContainerSpec) -> str:
-        """Raises NameTaken, NodeUnfit (no image, no GPU, a mount's source is missing), EngineFailed."""
+        """Raises NameTaken, NodeUnfit (no image, no GPU, missing mount source), EngineFailed."""
         body = container_request(spec)
         asked = 0
 
@@ -77,7 +77,7 @@ class DockerEngine(Engine):
             try:
                 return str(api.create_container_from_config(body, spec.name)["Id"])
             except APIError as refusal:
-                # the answer to the first try may have been lost on the way
+                # the first attempt may have succeeded and its response been lost
                 if asked > 1 and refusal.status_code == HTTPStatus.CONFLICT:
                     holder = container_state(api.inspect_container(spec.name))
                     if holder.phase is Phase.CREATED and dict(spec.labels).items() <= dict(holder.labels).items():
@@ -87,12 +87,12 @@ class DockerEngine(Engine):
         return self._client.ask(f"create container {spec.name}", ask)
 
     def claim(self, name: str, image: str, labels: Mapping[str, str]) -> ContainerState | None:
-        """The engine gives a container's name to one only. Raises EngineFailed, NodeUnfit."""
+        """Relies on container names being unique in an engine. Raises EngineFailed, NodeUnfit."""
         while True:
             try:
                 self.create(_bare(name, image, labels))
             except NameTaken:
-                if holder := self._inspect(name):  # None: let go since
+                if holder := self._inspect(name):  # None: released since
                     return holder
             else:
                 return None
@@ -109,13 +109,13 @@ class DockerEngine(Engine):
         return found(self._inspect, listed)
 
     def inspect(self, container: str) -> ContainerState:
-        """Raises ContainerGone when there is no such container."""
+        """Raises ContainerGone if the container does not exist."""
         if state := self._inspect(container):
             return state
-        raise ContainerGone(self.node, f"container {container} is gone", "it was removed: see `docker events` there")
+        raise ContainerGone(self.node, f"container {container} no longer exists", "see docker events on the node")
 
     def wait(self, container: str, timeout: float) -> ContainerState:
-        """Comes back to a node that was away, within the time limit. Raises ContainerGone when it was removed."""
+        """Retries within the time limit while the node is unreachable. Raises ContainerGone if it was removed."""
         deadline = time.monotonic() + timeout
         while True:
             began = time.monotonic()
@@ -128,7 +128,7 @@ class DockerEngine(Engine):
             if state.phase.ended or began >= deadline:
                 return state
             self._wait_once(container, state.phase, deadline)
-            if time.monotonic() - began < _SHORTEST_ROUND:  # it restarts, and the engine answers at once
+            if time.monotonic() - began < _SHORTEST_ROUND:  # it is restarting, and the engine answers immediately
                 self._client.pause(_SHORTEST_ROUND)
 
     def stop(self, container: str, grace: float) -> ContainerState:
@@ -141,13 +141,13 @@ class DockerEngine(Engine):
             try:
                 api.kill(container, f"SIG{name}")
             except APIError as refusal:
-                if refusal.status_code != HTTPStatus.CONFLICT:  # it has ended
+                if refusal.status_code != HTTPStatus.CONFLICT:  # it has exited
                     raise
 
         self._client.find(f"send SIG{name} to {container}", ask)
 
     def remove(self, container: str, *, force: bool = False) -> None:
-        """Its anonymous volumes go with it. Raises EngineFailed for one that still runs; force: that one goes too."""
+        """Also removes its anonymous volumes. Raises EngineFailed if it is running, unless `force`."""
 
         def ask(api: APIClient) -> None:
             try:
@@ -171,7 +171,7 @@ class DockerEngine(Engine):
         return docker_exec.guard(self.machine, container)
 
     def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
-        """Raises what create() and start() raise, EngineFailed when it does not end in time."""
+        """Raises the errors of create() and start(), and EngineFailed if it does not exit in time."""
         with self.guard(spec.name):
             container = self.create(spec)
             try:
@@ -179,14 +179,14 @@ class DockerEngine(Engine):
                 state = self.wait(container, timeout)
                 output = self.logs(container, tail=100_000)
                 if state.exit_code is None:
-                    words = output[-300:].decode(errors="replace")
-                    raise EngineFailed(self.node, f"container {spec.name} did not end in {timeout:g} s: {words}")
+                    text = output[-300:].decode(errors="replace")
+                    raise EngineFailed(self.node, f"container {spec.name} did not exit within {timeout:g} s: {text}")
                 return state.exit_code, output
             finally:
                 self.remove(container, force=True)
 
     def granted_ulimits(self, image: str) -> Ulimits:
-        """The image's `true` is run for it, or at least looked for. Raises what run_probe() raises."""
+        """Tries to run `true` in the image. Raises the errors of run_probe()."""
         engine = self._facts or self._identify()
         key = cache.key((engine.id, engine.version), WANTED_ULIMITS)
         known = cache.get("ulimits", key)
@@ -199,12 +199,12 @@ class DockerEngine(Engine):
         self._client.close()
 
     def _identify(self) -> EngineFacts:
-        self._facts = self._client.ask("ask the engine what it is", lambda api: engine_facts(api.info()))
+        self._facts = self._client.ask("get the engine's information", lambda api: engine_facts(api.info()))
         return self._facts
 
     def _wait_once(self, container: str, phase: Phase, deadline: float) -> None:
-        """Until the engine answers, the time is over or the connection is lost, which the next inspect() tells."""
-        created = phase is Phase.CREATED  # `not-running` is true of it now, and its start would be missed
+        """Wait until the container exits, the deadline or a lost connection, which the next inspect() reports."""
+        created = phase is Phase.CREATED  # `not-running` already holds: wait() would return before it starts
         until = min(deadline, time.monotonic() + 1) if created else deadline
 
         def ask(api: APIClient) -> None:
@@ -225,19 +225,19 @@ class DockerEngine(Engine):
             if _NO_RLIMIT in error.what:
                 return False
             if "executable file not found" in error.what or "no such file" in error.what:
-                return True  # limits are set before the program is looked for
+                return True  # limits are set before the program is searched for
             raise
         return True
 
 
 def granted(wanted: Ulimits, starts_with: Callable[[Ulimits], bool]) -> Ulimits:
-    """Those that are granted: all at once as a rule, one by one where that fails.
+    """Return the granted limits: try all of them in one container, then one by one if that fails.
 
-    An engine in a restricted container refuses memlock=-1 (`error setting rlimit`), and then no container starts.
+    An engine in a restricted container refuses memlock=-1 (`error setting rlimit`): no container starts with it.
     """
     return wanted if starts_with(wanted) else tuple(limit for limit in wanted if starts_with((limit,)))
 
 
 def _bare(name: str, image: str, labels: Mapping[str, str]) -> ContainerSpec:
-    """A container that needs nothing and touches nothing."""
+    """Return the spec of a container without GPUs, network and mounts that runs `true`."""
     return ContainerSpec(name, image, ("true",), labels=labels, ipc="private", network="none", init=False)

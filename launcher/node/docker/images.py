@@ -33,12 +33,12 @@ class DockerImages:
         self._ssh = ssh
 
     def inspect(self, reference: str) -> ImageInfo | None:
-        """None where the store does not have it."""
+        """Return None if the image is not in the store."""
         return self._client.find(f"inspect image {reference}", lambda api: image_info(api.inspect_image(reference)))
 
     def arch(self) -> str:
-        """Which images the engine runs, named as in ImageInfo: `amd64`, `arm64`; "" where it does not say."""
-        return self._client.ask("ask its version", lambda api: str(api.version(api_version=False).get("Arch", "")))
+        """Return the architecture of the engine, named as in ImageInfo: `amd64`, `arm64`; "" if unknown."""
+        return self._client.ask("get its version", lambda api: str(api.version(api_version=False).get("Arch", "")))
 
     def pull(
         self,
@@ -46,33 +46,33 @@ class DockerImages:
         login: Mapping[str, str] | None = None,
         report: Callable[[PullProgress], object] = lambda _: None,
     ) -> None:
-        """Let the engine pull it; `report` is called while it does. Raises ImageUnfit with the engine's words.
+        """Let the engine pull an image; `report` is called with the progress. Raises ImageUnfit with its message.
 
-        login: username, password (or identitytoken), serveraddress; sent with this one request and kept nowhere on the
+        login: username, password (or identitytoken), serveraddress; sent with this request only, never stored on the
         node.
         """
-        fix = "check its spelling, the node's way to the registry, and `docker login` on this machine"
+        fix = "check its spelling, the node's connection to the registry, and `docker login` on this machine"
         with self._client.transfer(f"pull {reference}", ImageUnfit, fix) as api:
-            # without auth_config docker-py looks for a login of its own: {} says that there is none
+            # without auth_config docker-py searches for credentials itself: {} means anonymous
             progress = PullProgress()
             for event in _read(api.pull(reference, stream=True, decode=True, auth_config=dict(login or {}))):
                 progress.take(event)
                 report(progress)
 
     def digest(self, reference: str, login: Mapping[str, str] | None = None) -> str:
-        """What its registry calls it now, `sha256:...`, asked by the engine without pulling. Raises ImageUnfit."""
+        """Return its current digest in the registry, `sha256:...`; the engine does not pull. Raises ImageUnfit."""
         with self._client.transfer(f"ask the registry for {reference}", ImageUnfit) as api:
             return str(api.inspect_distribution(reference, auth_config=dict(login or {}))["Descriptor"]["digest"])
 
     def push(self, reference: str, login: Mapping[str, str] | None = None) -> str:
-        """Let the engine push it; the digest that its registry gives it. Raises ImageShipFailed with their words."""
+        """Let the engine push an image; return its digest in the registry. Raises ImageShipFailed with the message."""
         fix = "check the registry's name, and `docker login` on this machine"
         with self._client.transfer(f"push {reference}", ImageShipFailed, fix, math.inf) as api:
             events = _read(api.push(reference, stream=True, decode=True, auth_config=dict(login or {})))
-            told = [aux for event in events if isinstance(aux := event.get("aux"), Mapping) and aux.get("Digest")]
-            if not told:
-                raise _failure("the engine tells no digest of it")
-        return str(told[-1]["Digest"])
+            reported = [aux for event in events if isinstance(aux := event.get("aux"), Mapping) and aux.get("Digest")]
+            if not reported:
+                raise _failure("the engine reported no digest for the pushed image")
+        return str(reported[-1]["Digest"])
 
     def build(
         self,
@@ -84,10 +84,10 @@ class DockerImages:
         network: str,
         say: Callable[[str], None],
     ) -> str:
-        """Build with the engine's classic builder from a tar archive with a `Dockerfile` in it; the image's id.
+        """Build from a tar archive with a `Dockerfile`, with the engine's classic builder; return the image's id.
 
-        network: "" for the engine's default, or "host". Every line of its output goes to `say`. Steps that failed leave
-        no container. Raises ImageBuildFailed with the last lines.
+        network: "" for the engine's default, or "host". `say` gets every line of output. Containers of failed steps
+        are removed. Raises ImageBuildFailed with the last lines.
         """
         lines: deque[str] = deque(maxlen=20)
 
@@ -110,21 +110,21 @@ class DockerImages:
             return image_info(api.inspect_image(tag)).id
 
     def save(self, reference: str) -> Iterator[bytes]:
-        """The `docker save` archive, in pieces; closing the iterator early ends the request.
+        """Yield the `docker save` archive in pieces; closing the iterator early aborts the request.
 
-        Raises ImageShipFailed, EngineUnavailable; an archive that breaks off raises while it is read.
+        Raises ImageShipFailed, EngineUnavailable, also during iteration if the archive is truncated.
         """
         with self._client.transfer(f"save image {reference}", ImageShipFailed, longest=math.inf) as api:
             yield from api.get_image(reference, chunk_size=_PIECE)
 
     def load(self, pieces: Iterable[bytes]) -> None:
-        """Take in a `docker save` archive, whole or not at all. Raises ImageShipFailed; whatever `pieces` raises."""
-        fix = "see whether `docker load` works there by hand"
+        """Load a `docker save` archive completely or not at all. Raises ImageShipFailed, and errors of `pieces`."""
+        fix = "on the node: check that `docker load` works"
         with self._client.transfer("load the image", _not_loaded, fix) as api:
             if self._ssh is not None and shutil.which("ssh"):
                 _load_by_command(open_ssh_argv(*self._ssh, ["docker", "load", "--quiet"]), pieces)
             else:
-                # not `pieces`: requests takes a list for form fields
+                # not `pieces`: requests treats a list as form fields
                 deque(_read(api.load_image(piece for piece in pieces)), maxlen=0)
 
     def tag(self, image: str, reference: str) -> None:
@@ -144,7 +144,7 @@ def _load_by_command(argv: Sequence[str], pieces: Iterable[bytes]) -> None:
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True)
         assert process.stdin is not None
         try:
-            with contextlib.suppress(BrokenPipeError):  # it gave up: its output says why
+            with contextlib.suppress(BrokenPipeError):  # it exited: its output has the reason
                 process.stdin.writelines(pieces)
                 process.stdin.close()
         except BaseException:
@@ -153,18 +153,18 @@ def _load_by_command(argv: Sequence[str], pieces: Iterable[bytes]) -> None:
         finally:
             process.wait()
         output.seek(0)
-        words = output.read(4096).decode(errors="replace").strip()
+        text = output.read(4096).decode(errors="replace").strip()
     if process.returncode:
-        raise _failure(words or f"`docker load` ended with exit code {process.returncode}")
+        raise _failure(text or f"`docker load` exited with code {process.returncode}")
 
 
 def _not_loaded(node: str, what: str, fix: str) -> ImageShipFailed:
-    full = "no space left on device" in what.lower()  # the engine has no code for it
+    full = "no space left on device" in what.lower()  # the engine has no error code for this
     return (NoRoom if full else ImageShipFailed)(node, what, fix)
 
 
 def _read(answer: Iterable[Any], lines: Iterable[str] = ()) -> Iterator[Mapping[str, Any]]:
-    """Progress to its end. Raises APIError then, after `lines`: the engine reports a failure inside of a status 200."""
+    """Yield all events. Raises APIError, with `lines`, at the end: failures are reported with HTTP status 200."""
     failure = ""
     for event in answer:
         if isinstance(event, Mapping):
@@ -174,5 +174,5 @@ def _read(answer: Iterable[Any], lines: Iterable[str] = ()) -> Iterator[Mapping[
         raise _failure("\n".join([*lines, failure]))
 
 
-def _failure(words: str) -> APIError:
-    return APIError(words, explanation=words)
+def _failure(text: str) -> APIError:
+    return APIError(text, explanation=text)

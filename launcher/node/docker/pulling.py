@@ -1,4 +1,4 @@
-"""How far an engine is with pulling an image, from the events of its API."""
+"""Progress of an image pull, from the events of the Engine API."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _LOADED = ("Verifying Checksum", "Download complete", "Extracting", "Pull comple
 
 @dataclass
 class PullProgress:
-    """The layers that the engine lacks, as far as its events tell."""
+    """The layers that the engine has to pull, as far as its events report them."""
 
-    _loaded: dict[str, int] = field(default_factory=dict)  # bytes by layer; 0: it waits
-    _sizes: dict[str, int] = field(default_factory=dict)  # bytes by layer, once its download has begun
+    _loaded: dict[str, int] = field(default_factory=dict)  # bytes by layer; 0: waiting
+    _sizes: dict[str, int] = field(default_factory=dict)  # bytes by layer, known once its download has started
     _complete: set[str] = field(default_factory=set)  # downloaded
     _unpacked: set[str] = field(default_factory=set)
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Any event of `POST /images/create`; what it does not tell stays as it was."""
+        """Update from an event of `POST /images/create`; events without progress are ignored."""
         layer, status, detail = event.get("id"), event.get("status"), event.get("progressDetail")
         if not isinstance(layer, str) or not isinstance(status, str):
             return
@@ -38,19 +38,19 @@ class PullProgress:
 
     @property
     def received(self) -> int:
-        """Bytes that were downloaded."""
+        """Bytes downloaded."""
         return sum(self._loaded.values())
 
     @property
     def total(self) -> int:
-        """Bytes in all; a layer whose download has not begun, so that its size is not known, counts as the median."""
+        """Total bytes; the median stands for layers of unknown size, whose download has not started."""
         waiting = len(self._loaded) - len(self._sizes)
         known = [size for size in self._sizes.values() if size]
         return sum(known) + (round(median(known)) * waiting if known else 0)
 
     @property
     def unpacking(self) -> str:
-        """`unpacking, 3 of 7 layers done`, once all is downloaded; "" before, and when it is done."""
+        """`unpacking, 3 of 7 layers done` after the download; "" before, and when all are unpacked."""
         count = len(self._loaded)
         if len(self._complete) < count or len(self._unpacked) == count:
             return ""

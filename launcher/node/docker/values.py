@@ -1,4 +1,4 @@
-"""Between our values and what Docker takes and tells: the JSON of its Engine API, `docker run`. Pure.
+"""Conversion between our values and the JSON of the Docker Engine API, and `docker run` commands. Pure.
 
 Reference: docs.docker.com/reference/api/engine.
 """
@@ -16,9 +16,9 @@ from typing import Any
 from launcher.model.container import ContainerSpec, ContainerState, Mount, Phase
 from launcher.model.facts import EngineFacts, ImageInfo
 
-LOG_FILE_SIZE = "64m"  # a node's disk cannot fill: the run's own log files are elsewhere, this is the fallback
+LOG_FILE_SIZE = "64m"  # so that the log cannot fill the disk; it is a fallback: the run has its own log files
 LOG_FILES = "2"
-# What of an image's configuration a container gets; the rest says how and where it was built
+# Fields of an image's configuration that affect containers; the others describe its build
 _CONFIGURATION = (
     *("User", "ExposedPorts", "Env", "Entrypoint", "Cmd", "Healthcheck", "Volumes", "WorkingDir", "OnBuild", "Labels"),
     *("StopSignal", "Shell"),
@@ -29,7 +29,7 @@ _PHASES = {phase.value: phase for phase in Phase} | {"removing": Phase.DEAD}
 
 
 def container_request(spec: ContainerSpec) -> dict[str, Any]:
-    """The body of POST /containers/create that makes exactly this container."""
+    """Return the body of POST /containers/create for this container."""
     body: dict[str, Any] = {
         "Image": spec.image,
         "Env": [f"{name}={value}" for name, value in spec.env.items()],
@@ -38,7 +38,7 @@ def container_request(spec: ContainerSpec) -> dict[str, Any]:
         "Tty": False,
         "OpenStdin": False,
         "AttachStdin": False,
-        "StopSignal": "SIGTERM",  # an image may say otherwise; a trainer saves its checkpoint on SIGTERM
+        "StopSignal": "SIGTERM",  # overrides the image's: a trainer saves its checkpoint on SIGTERM
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": host_config(spec),
     }
@@ -64,25 +64,25 @@ def host_config(spec: ContainerSpec) -> dict[str, Any]:
         "CapAdd": list(spec.cap_add),
         "ExtraHosts": [f"{name}:{address}" for name, address in spec.extra_hosts.items()],
         "GroupAdd": [str(group) for group in spec.groups],
-        # mounts, not binds: for a source that is missing the engine fails, it does not make it as root's
+        # mounts, not binds: the engine fails for a missing source instead of creating it as root
         "Mounts": [{"Type": "bind", "Source": m.source, "Target": m.target, "ReadOnly": m.read_only} for m in mounts],
         "RestartPolicy": {"Name": "no"},
         "LogConfig": {"Type": "json-file", "Config": {"max-size": LOG_FILE_SIZE, "max-file": LOG_FILES}},
     }
     if spec.restarts:
         config["RestartPolicy"] = {"Name": "on-failure", "MaximumRetryCount": spec.restarts}
-    if spec.shm_size is not None and spec.ipc != "host":  # with the host's ipc there is the host's /dev/shm
+    if spec.shm_size is not None and spec.ipc != "host":  # with ipc: host, it uses the host's /dev/shm
         config["ShmSize"] = spec.shm_size
     if spec.memory is not None:
         config["Memory"] = spec.memory
-        config["MemorySwap"] = spec.memory  # the engine's default is as much swap again
+        config["MemorySwap"] = spec.memory  # by default the engine would allow the same amount of swap
     if spec.cpus is not None:
         config["NanoCpus"] = round(spec.cpus * 1e9)
     return config
 
 
 def device_requests(spec: ContainerSpec) -> list[dict[str, Any]]:
-    """The GPUs of a container, by UUID: indices mean other devices after a reboot."""
+    """Return the GPUs of a container, by UUID: indices may change after a reboot."""
     if not spec.gpus:
         return []
     if spec.gpu_driver == "cdi":
@@ -91,14 +91,14 @@ def device_requests(spec: ContainerSpec) -> list[dict[str, Any]]:
 
 
 def device(text: str) -> dict[str, str]:
-    """`host[:container[:permissions]]` as `docker run --device` takes it; a folder stands for all devices below it."""
+    """`host[:container[:permissions]]` as in `docker run --device`; a folder means all devices below it."""
     host, _, rest = text.partition(":")
     inside, _, permissions = rest.partition(":")
     return {"PathOnHost": host, "PathInContainer": inside or host, "CgroupPermissions": permissions or "rwm"}
 
 
 def docker_run(spec: ContainerSpec) -> str:
-    """For a person to read and to paste into a POSIX shell; made from the very request that `up` sends."""
+    """Return a `docker run` command for a POSIX shell, made from the same request that `up` sends."""
     body = container_request(spec)
     host = body["HostConfig"]
     options = [
@@ -109,7 +109,7 @@ def docker_run(spec: ContainerSpec) -> str:
         *_each("--user", [body["User"]]),
         *_each("--group-add", host["GroupAdd"]),
         *_each("--workdir", [body.get("WorkingDir", "")]),
-        *(word for request in host["DeviceRequests"] for word in _gpus(request)),
+        *(option for request in host["DeviceRequests"] for option in _gpus(request)),
         *_each("--device", [":".join(device.values()) for device in host["Devices"]]),
         *_each("--ulimit", [f"{u['Name']}={u['Soft']}:{u['Hard']}" for u in host["Ulimits"]]),
         *_each("--cap-add", host["CapAdd"]),
@@ -128,8 +128,8 @@ def docker_run(spec: ContainerSpec) -> str:
         ("--no-healthcheck",),
     ]
     first, *rest = body.get("Entrypoint") or [""]
-    words = [("docker", "run", "-d"), *options, *_each("--entrypoint", [first]), (spec.image, *rest)]
-    return " \\\n  ".join(shlex.join(group) for group in words)
+    groups = [("docker", "run", "-d"), *options, *_each("--entrypoint", [first]), (spec.image, *rest)]
+    return " \\\n  ".join(shlex.join(group) for group in groups)
 
 
 def _each(option: str, values: list[str]) -> list[tuple[str, str]]:
@@ -143,17 +143,17 @@ def _gpus(request: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _mount_option(mount: dict[str, Any]) -> str:
-    places = (f"source={mount['Source']}", f"target={mount['Target']}")
-    return _csv("type=bind", *places, *(["readonly"] if mount["ReadOnly"] else []))
+    paths = (f"source={mount['Source']}", f"target={mount['Target']}")
+    return _csv("type=bind", *paths, *(["readonly"] if mount["ReadOnly"] else []))
 
 
 def _csv(*fields: str) -> str:
-    """The comma separated values that docker's command line reads."""
+    """Return comma-separated values as docker's command line reads them."""
     return ",".join('"' + text.replace('"', '""') + '"' if {*text} & {*',"'} else text for text in fields)
 
 
 def label_filter(labels: Mapping[str, str | None]) -> dict[str, list[str]]:
-    """As docker-py takes it: `name` or `name=value`."""
+    """Return a filter for docker-py: `name` or `name=value`."""
     return {"label": [name if value is None else f"{name}={value}" for name, value in labels.items()]}
 
 
@@ -180,7 +180,7 @@ def image_info(found: Mapping[str, Any]) -> ImageInfo:
     """From GET /images/{name}/json."""
     config = found.get("Config") or {}
     layers = tuple((found.get("RootFS") or {}).get("Layers") or ())
-    # Stores with other ids show the same image with other fields missing, null or empty, so those count as absent
+    # Image stores differ in which fields are missing, null or empty: all of these count as absent
     kept = {key: config[key] for key in _CONFIGURATION if config.get(key)}
     platform = [found.get(key) or "" for key in ("Os", "Architecture", "Variant")]
     content = json.dumps([layers, platform, kept, timestamp(found.get("Created"))], sort_keys=True)

@@ -1,1 +1,1 @@
-"""Plain processes on this machine behind the same seam: folders as containers, a supervisor a node."""
+"""The Engine implementation for plain processes on this machine: folders as containers, one supervisor per node."""

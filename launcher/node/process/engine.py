@@ -1,7 +1,7 @@
-"""Plain processes of this machine as an Engine: no Docker, no ssh, the caller's own Python. On Linux only (connect).
+"""The Engine for plain processes: no Docker, no ssh, the caller's own Python. Linux only (checked in connect).
 
-A container is a folder (`folders`), what runs in it is a supervisor (`supervisor`) and its program. Nothing is
-remembered here: any process of the same user finds, follows and stops what another one started.
+A container is a folder (`folders`) in which a supervisor (`supervisor`) runs a program. All state is on disk: any
+process of the same user can find, follow and stop containers that another one started.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from launcher.node.process import folders, supervisor
 from launcher.node.process.unpack import unpack
 from launcher.node.terminal import here
 
-LOCAL = "local"  # the node that is this whole machine; local-0, local-1, ... are parts of it
+LOCAL = "local"  # the node for the whole machine; local-0, local-1, ... are parts of it
 _START_TIMEOUT = 20.0
-_STOP_MARGIN = 15.0  # seconds above the grace for the supervisor to end what is left
-_POLL = 0.05  # seconds between checks where the kernel has no event for the end of a process that is not a child
+_STOP_MARGIN = 15.0  # seconds beyond the grace for the supervisor to kill remaining processes
+_POLL = 0.05  # seconds between checks if pidfd_open is not available
 
 
 class ProcessEngine(Engine):
-    """A container's id is its name. Every call may be repeated: what is done already is no error."""
+    """A container's id is its name. Calls are idempotent."""
 
     def __init__(self, node: str, limits: AnswerLimits = DEFAULT_LIMITS) -> None:
         super().__init__(node, LOCAL, LocalMachine(node, getpass.getuser(), limits))
@@ -52,12 +52,12 @@ class ProcessEngine(Engine):
         return replace(self.look().node, python=sys.executable)
 
     def create(self, spec: ContainerSpec) -> str:
-        """Raises NameTaken, NodeUnfit when its folder cannot be made."""
+        """Raises NameTaken, NodeUnfit if its folder cannot be created."""
         folder = Path(spec.layout.kit).parent
         if (folder / supervisor.SPEC).exists() or folders.find(spec.name):
-            raise NameTaken(self.node, f"there is a container {spec.name} already", "see what it is: launcher status")
-        for place in (spec.layout.code, spec.layout.kit):
-            self.files.make_dir(place)
+            raise NameTaken(self.node, f"container {spec.name} already exists", "find its run with: launcher status")
+        for path in (spec.layout.code, spec.layout.kit):
+            self.files.make_dir(path)
         record = {"spec": plain(spec), "machine": folders.machine_id(), "created": time.time()}
         supervisor.write_whole(str(folder / supervisor.SPEC), json.dumps(record).encode())
         return spec.name
@@ -66,19 +66,19 @@ class ProcessEngine(Engine):
         return folders.claim(name, labels)
 
     def put(self, container: str, archive: bytes) -> None:
-        """Only into the code folder and the kit. Raises EngineFailed for what is no archive or goes elsewhere."""
+        """Only into the code folder and the kit. Raises EngineFailed for an invalid archive or other destinations."""
         found = self._get(container)
-        places = [Path(found.spec["layout"][place]) for place in ("code", "kit")]
+        allowed = [Path(found.spec["layout"][name]) for name in ("code", "kit")]
         try:
-            unpack(archive, places)
+            unpack(archive, allowed)
         except tarfile.TarError as error:
-            raise EngineFailed(self.node, f"the archive for {container} is refused: {error}") from error
+            raise EngineFailed(self.node, f"refused the archive for {container}: {error}") from error
         except OSError as error:
             what = f"could not unpack files into {found.folder}: {error}"
-            raise NodeUnfit(self.node, what, "make room there") from error
+            raise NodeUnfit(self.node, what, "check the free space and permissions of that folder") from error
 
     def start(self, container: str) -> None:
-        """Raises EngineFailed with the system's reason when the program cannot be started."""
+        """Raises EngineFailed with the system's message if the program cannot be started."""
         found = self._get(container)
         if _is_running(found):
             return
@@ -98,16 +98,16 @@ class ProcessEngine(Engine):
                     timeout=_START_TIMEOUT,
                 )
             state = folders.state(found)
-            reason = "its supervisor recorded nothing" if state.phase is Phase.CREATED else state.error
+            reason = "its supervisor recorded no state" if state.phase is Phase.CREATED else state.error
         except (OSError, subprocess.SubprocessError) as error:
             reason = str(error)
         if reason:
-            raise EngineFailed(self.node, f"could not start {container}: {reason}", _cure(found))
+            raise EngineFailed(self.node, f"could not start {container}: {reason}", _start_fix(found))
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
-        """An engine of the node `local` sees all of this machine, one of `local-0` its own containers only.
+        """The node `local` lists all containers of this machine, `local-0` only its own.
 
-        Claims are listed where they are asked for.
+        Locks (claims) are listed only if requested by label.
         """
         if labels.get(PURPOSE) == "claim":
             return folders.claims()
@@ -119,7 +119,7 @@ class ProcessEngine(Engine):
         ]
 
     def wait(self, container: str, timeout: float) -> ContainerState:
-        """Raises ContainerGone when there is no such container."""
+        """Raises ContainerGone if the container does not exist."""
         until = time.monotonic() + timeout
         while True:
             found = self._get(container)
@@ -130,7 +130,7 @@ class ProcessEngine(Engine):
             _until_end(folders.supervisor_of(found), left)
 
     def stop(self, container: str, grace: float) -> ContainerState:
-        """Everything of it has ended when this returns, also where its supervisor was killed before."""
+        """All its processes have exited when this returns, even if its supervisor was killed before."""
         found = self._get(container)
         if supervisor.is_supervised(str(found.folder)):
             supervisor.write_whole(str(found.folder / supervisor.STOP), str(grace).encode())
@@ -148,24 +148,25 @@ class ProcessEngine(Engine):
             supervisor.send(folders.record(found).get("pid", 0), signal.Signals[f"SIG{name}"])
 
     def remove(self, container: str) -> None:
-        """Its folder; the run's output stays. Raises EngineFailed for one that still runs."""
+        """Remove its folder; keep the run's output. Raises EngineFailed if it is running."""
         found = folders.find(container)
         if found is None:
             folders.release(lambda claim: claim.id == container)
             return
         if _is_running(found):
-            raise EngineFailed(self.node, f"{container} still runs", "stop it first: launcher down")
+            raise EngineFailed(self.node, f"{container} is still running", "stop it first: launcher down")
         supervisor.end(found.name)
-        # The spec goes first: from then on there is no such container, and no half of one should this be interrupted
+        # Remove the spec first: if this is interrupted, no partial container is listed
         (found.folder / supervisor.SPEC).unlink(missing_ok=True)
         try:
             shutil.rmtree(found.folder)
         except OSError as error:
-            raise NodeUnfit(self.node, f"could not remove {found.folder}: {error}", "see who owns its files") from error
+            what = f"could not remove {found.folder}: {error}"
+            raise NodeUnfit(self.node, what, "check the owner and permissions of its files") from error
         run = found.spec["labels"].get(RUN, "")
         if not any(other.spec["labels"].get(RUN) == run for other in folders.every()):
             folders.release(lambda claim: claim.labels.get(RUN) == run)
-        with contextlib.suppress(OSError):  # other nodes of this machine use it, or have removed it a moment ago
+        with contextlib.suppress(OSError):  # in use by other nodes of this machine, or already removed by them
             found.folder.parent.rmdir()
 
     def logs(self, container: str, tail: int = 200) -> bytes:
@@ -179,9 +180,9 @@ class ProcessEngine(Engine):
         argv: Sequence[str],
         *,
         terminal: bool,
-        ports: Sequence[Forward] = (),  # noqa: ARG002 - they are here
+        ports: Sequence[Forward] = (),  # noqa: ARG002 - already local
     ) -> int:
-        """It ends with the container. Raises EngineFailed."""
+        """The command is killed with the container. Raises EngineFailed."""
         found = self._get(container)
         within = ("sh", f"{found.spec['layout']['kit']}/within.sh")
         try:
@@ -196,18 +197,18 @@ class ProcessEngine(Engine):
     def _get(self, container: str) -> folders.Container:
         found = folders.find(container)
         if found is None:
-            what = f"container {container} is gone"
-            raise ContainerGone(self.node, what, "was its folder below ~/.launcher removed?")
+            what = f"container {container} no longer exists"
+            raise ContainerGone(self.node, what, "check whether its folder in ~/.launcher was deleted")
         return found
 
 
 def _is_running(found: folders.Container) -> bool:
-    """A supervisor that has recorded the end is given the time that it needs to end itself."""
+    """Whether the supervisor runs. One that has recorded the exit of its program gets time to exit."""
     return _supervised_after(found, _STOP_MARGIN if folders.state(found).phase.ended else 0.0)
 
 
 def _supervised_after(found: folders.Container, timeout: float) -> bool:
-    """Wait for the end of its supervisor; whether there still is one after `timeout` seconds."""
+    """Wait for its supervisor to exit; return whether it still runs after `timeout` seconds."""
     until = time.monotonic() + timeout
     while supervised := supervisor.is_supervised(str(found.folder)):
         left = until - time.monotonic()
@@ -218,10 +219,10 @@ def _supervised_after(found: folders.Container, timeout: float) -> bool:
 
 
 def _until_end(pid: int, timeout: float) -> None:
-    """Until that process has ended, `timeout` seconds at most; only _POLL where the kernel cannot tell."""
+    """Wait until the process exits, at most `timeout` seconds; only _POLL if there is no pidfd_open."""
     handle = -1
     if sys.platform == "linux":
-        # Python may lack it; else the process has ended already, or the kernel is older than 5.3
+        # missing in some builds of Python; OSError: the process has exited, or the kernel is older than 5.3
         with contextlib.suppress(AttributeError, OSError):
             handle = os.pidfd_open(pid)
     if handle < 0:
@@ -234,14 +235,14 @@ def _until_end(pid: int, timeout: float) -> None:
 
 
 def _environment(container: folders.Container) -> dict[str, str]:
-    """The caller's, with the caller's Python first in the PATH, as in an activated environment; and its own."""
+    """Return the caller's environment, its Python first in PATH as in an activated venv, and the container's own."""
     own, path = str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)
     if path.split(os.pathsep)[0] != own:
         path = f"{own}{os.pathsep}{path}"
     return {**os.environ, "PATH": path, **container.spec["env"], supervisor.CONTAINER: container.name}
 
 
-def _cure(container: folders.Container) -> str:
+def _start_fix(container: folders.Container) -> str:
     own_log = container.folder / folders.OWN_LOG
-    words = own_log.read_text(errors="replace").strip() if own_log.exists() else ""
-    return words[-500:] or "look at the command and the code folder"
+    text = own_log.read_text(errors="replace").strip() if own_log.exists() else ""
+    return text[-500:] or "check the command and the code folder"

@@ -1,7 +1,7 @@
-"""The containers of plain processes on disk, and their states: `~/.launcher/<run>/.node/<node>/`.
+"""Containers of plain processes on disk, and their states: `~/.launcher/<run>/.node/<node>/`.
 
-In such a folder: `spec.json` (which makes it a container), the code, the kit, and the files of its supervisor.
-Names that only one run of this machine can have are files in `~/.launcher/.claims/`.
+Such a folder has `spec.json` (which marks a container), the code, the kit, and the files of its supervisor.
+Locks between the runs of this machine (claims) are files in `~/.launcher/.claims/`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from launcher.node.process import supervisor
 
 NODES = ".node"  # in a run's output folder
 OWN_LOG = "supervisor.log"  # the supervisor's own stderr
-_KILLED = 137  # 128 + SIGKILL: the exit code of a program whose supervisor is dead
+_KILLED = 137  # 128 + SIGKILL: the exit code of a program if its supervisor was killed
 
 
 @dataclass(frozen=True)
 class Container:
-    """A container's folder and what was asked for in it."""
+    """A container's folder and its ContainerSpec, as a mapping."""
 
     folder: Path
     spec: Mapping[str, Any]
@@ -38,17 +38,17 @@ class Container:
 
 
 def root() -> Path:
-    """Raises UsageError where there is no home folder."""
+    """Return ~/.launcher. Raises UsageError if there is no home folder."""
     return home(os.environ) / OUTPUT_ROOT
 
 
 def every() -> Sequence[Container]:
-    """Every container of this machine."""
+    """Return all containers of this machine."""
     found = []
     for path in sorted(root().glob(f"*/{NODES}/*/{supervisor.SPEC}")):
         try:
             made = json.loads(path.read_bytes())
-        except FileNotFoundError:  # removed since
+        except FileNotFoundError:  # removed concurrently
             continue
         if made["machine"] == machine_id():  # a home may be shared by several machines
             found.append(Container(path.parent, made["spec"]))
@@ -60,22 +60,22 @@ def find(name: str) -> Container | None:
 
 
 def supervisor_of(container: Container) -> int:
-    """Its pid, 0 where there was none."""
+    """Return the pid of its supervisor, 0 if it was never started."""
     return int(record(container).get("supervisor", 0))
 
 
 def state(container: Container) -> ContainerState:
-    """What the supervisor recorded, corrected where it has been killed."""
-    supervised = supervisor.is_supervised(str(container.folder))  # first: it may end between the two
-    told = record(container)
-    phase = Phase(told.get("phase", "created"))
-    error, code = told.get("error", ""), told.get("exit_code")
+    """Return the state that the supervisor recorded, corrected if it was killed."""
+    supervised = supervisor.is_supervised(str(container.folder))  # first: it may exit between the two
+    recorded = record(container)
+    phase = Phase(recorded.get("phase", "created"))
+    error, code = recorded.get("error", ""), recorded.get("exit_code")
     if not supervised and phase in (Phase.RUNNING, Phase.RESTARTING):
         phase, code = Phase.EXITED, _KILLED
         left = len(supervisor.processes(container.name))
-        error = f"its supervisor, process {told['supervisor']}, was killed or the machine went down"
+        error = f"its supervisor, process {recorded['supervisor']}, was killed or the machine went down"
         if left:
-            error += f"; {left} of its processes still run, and `launcher down` ends them"
+            error += f"; {left} of its processes are still running; to stop them: launcher down"
     return ContainerState(
         id=container.name,
         name=container.name,
@@ -83,15 +83,15 @@ def state(container: Container) -> ContainerState:
         labels=container.spec["labels"],
         phase=phase,
         exit_code=code if phase.ended else None,
-        restarts=told.get("restarts", 0),
-        started=told.get("started", 0.0),
-        finished=told.get("finished", 0.0),
+        restarts=recorded.get("restarts", 0),
+        started=recorded.get("started", 0.0),
+        finished=recorded.get("finished", 0.0),
         error=error,
     )
 
 
 def machine_id() -> str:
-    """Distinguishes this machine from others that share its home."""
+    """Return an id that distinguishes this machine from others with the same home folder."""
     try:
         found = Path("/etc/machine-id").read_text(encoding="ascii").strip()
     except OSError:
@@ -100,7 +100,7 @@ def machine_id() -> str:
 
 
 def record(container: Container) -> dict[str, Any]:
-    """The supervisor's own; empty before its start."""
+    """Return the state file of the supervisor; empty before its start."""
     try:
         found: dict[str, Any] = json.loads((container.folder / supervisor.STATE).read_bytes())
     except FileNotFoundError:
@@ -109,7 +109,7 @@ def record(container: Container) -> dict[str, Any]:
 
 
 def claim(name: str, labels: Mapping[str, str]) -> ContainerState | None:
-    """None: the caller has it now; else the claim that has it."""
+    """Take the lock and return None, or return the existing one."""
     with _claims() as folder:
         file = folder / name
         if file.exists():
@@ -119,7 +119,7 @@ def claim(name: str, labels: Mapping[str, str]) -> ContainerState | None:
 
 
 def claims() -> list[ContainerState]:
-    """Those that processes of this machine have, whichever of its nodes they are for."""
+    """Return the locks of this machine, for any of its nodes."""
     if not (root() / ".claims").exists():
         return []
     with _claims() as folder:
@@ -135,7 +135,7 @@ def release(chosen: Callable[[ContainerState], bool]) -> None:
 
 @contextlib.contextmanager
 def _claims() -> Iterator[Path]:
-    """Their folder, for one process at a time; it is removed with its last claim."""
+    """The folder of the locks, for one process at a time; removed if it is left empty."""
     folder = root() / ".claims"
     root().mkdir(mode=0o700, exist_ok=True)
     lock = os.open(root(), os.O_RDONLY)

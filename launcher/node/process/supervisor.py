@@ -1,14 +1,14 @@
-"""The parent of a node's plain processes: what a container engine is to a container, for one of them.
+"""The parent of a node's plain processes: does for them what a container engine does for a container.
 
-It starts the program in a session of its own, restarts it after failures, passes a stop on, ends what the program left
-behind and keeps `state.json`. It is run as a file (`python -I -S supervisor.py FOLDER`) so that it starts fast and
-whatever the caller's PYTHONPATH holds: the standard library only, nothing of this project.
+It starts the program in a new session, restarts it after failures, forwards a stop, kills processes that the program
+left running and maintains `state.json`. It runs as a file (`python -I -S supervisor.py FOLDER`) to start fast and
+independently of the caller's PYTHONPATH: it imports only the standard library, nothing of this project.
 
 In FOLDER: `spec.json` (read), `state.json`, `stop` (seconds of grace, written by the engine before its SIGTERM), `lock`
-(held as long as the supervisor lives: a pid alone proves nothing), `output.log` (the program's stdout and stderr).
+(held while the supervisor lives: a pid may be reused), `output.log` (the program's stdout and stderr).
 """
 
-# pathlib would be a good part of the time that this takes to start:
+# importing pathlib would noticeably slow the start down:
 # ruff: noqa: PTH105, PTH107, PTH110, PTH118, PTH123, PTH208
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import sys
 import time
 from collections.abc import Iterator
 
-CONTAINER = "LAUNCHER_CONTAINER"  # in the environment of every process of a node: by it they are found again
+CONTAINER = "LAUNCHER_CONTAINER"  # in the environment of all processes of a node, to find them
 LOG, LOCK, SPEC, STATE, STOP = "output.log", "lock", "spec.json", "state.json", "stop"
-KEEP = 1 << 20  # bytes of the program's output that stay when output.log has grown to four times as much
-_TICK = 1.0  # seconds between looks at what sends no signal: the log's size, whether the folder is still there
-_BACKOFF = 0.1  # seconds before the first restart, doubled each time, as Docker does
+KEEP = 1 << 20  # bytes of the program's output that are kept once output.log has grown to four times this size
+_TICK = 1.0  # seconds between checks without an event: size of the log, existence of the folder
+_BACKOFF = 0.1  # seconds before the first restart, doubled each time, as in Docker
 _LONGEST_BACKOFF = 60.0
 _KILL_TIMEOUT = 10.0
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -38,7 +38,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 class Supervisor:
     def __init__(self, folder: str, ready: int) -> None:
-        """ready: a file descriptor that is closed when the first state is on disk."""
+        """ready: a file descriptor to close once the first state is on disk."""
         with open(os.path.join(folder, SPEC), "rb") as file:
             spec = json.load(file)["spec"]
         self._folder = folder
@@ -47,8 +47,8 @@ class Supervisor:
         self._argv: list[str] = spec["argv"]
         self._cwd: str = spec["layout"]["code"]
         self._allowed: int = spec["restarts"]
-        self._asked = False  # SIGTERM came and was not looked at yet
-        self._deadline = math.inf  # monotonic: SIGKILL then, and no restart once it is set
+        self._asked = False  # SIGTERM was received and is not handled yet
+        self._deadline = math.inf  # monotonic time of SIGKILL; no restart once it is set
         self._child = 0
         self._restarts = 0
         self._started = 0.0
@@ -59,11 +59,11 @@ class Supervisor:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         restore_defaults()
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)  # wake it, see _pause; the program gets the defaults
+            signal.signal(number, lambda *_: None)  # wake _pause(); the program gets the defaults
         adopt_orphans()
 
     def run(self) -> None:
-        """All attempts, to the end."""
+        """Run all attempts."""
         while True:
             try:
                 self._start()
@@ -83,7 +83,7 @@ class Supervisor:
         self._record("exited", exit_code=code, finished=time.time())
 
     def _start(self) -> None:
-        """Raises OSError of chdir and exec."""
+        """Start the program. Raises OSError from chdir and exec."""
         self._started = time.time()
         with open(self._path(LOG), "ab", opener=_private) as log:
             self._program = subprocess.Popen(
@@ -92,11 +92,11 @@ class Supervisor:
         self._child = self._program.pid
 
     def _monitor(self) -> int:
-        """Until the program has ended; its exit code, 128 and the signal for one that was killed."""
+        """Wait until the program exits; return its exit code, 128 + signal if it was killed."""
         while True:
             for pid, code in reap():
                 if pid == self._child:
-                    self._program.returncode = code  # or it would wait for that pid when it is freed
+                    self._program.returncode = code  # already reaped: Popen must not wait for this pid
                     return code
             if self._asked:
                 self._asked = False
@@ -107,32 +107,32 @@ class Supervisor:
                 send(self._child, signal.SIGKILL)
                 left = _TICK
             self._pause(min(_TICK, left))
-            if not os.path.exists(self._path(SPEC)):  # the run was removed: nothing may go on without a folder
+            if not os.path.exists(self._path(SPEC)):  # the run was removed: stop the program
                 self._deadline = 0.0
                 continue
-            with contextlib.suppress(OSError):  # a full disk: the log stays as it is
+            with contextlib.suppress(OSError):  # disk full: leave the log unchanged
                 trim(self._path(LOG))
 
     def _grace(self) -> float:
         try:
             with open(self._path(STOP), encoding="ascii") as file:
                 return float(file.read())
-        except (OSError, ValueError):  # a SIGTERM not of an engine, say at shutdown
+        except (OSError, ValueError):  # SIGTERM from another sender, for example at shutdown
             return 30.0
 
     def end(self) -> None:
-        """SIGKILL to all that the program left running, as at the end of a container."""
+        """Kill all processes that the program left running, as when a container exits."""
         end(self._name, os.getpid())
 
     def _back_off(self) -> bool:
-        """Wait before a restart. False: a stop came."""
+        """Wait before a restart; return False if the container was stopped or removed."""
         until = time.monotonic() + min(_LONGEST_BACKOFF, _BACKOFF * 2.0**self._restarts)
         while not self._asked and (left := until - time.monotonic()) > 0 and os.path.exists(self._path(SPEC)):
             self._pause(min(_TICK, left))
         return not self._asked and os.path.exists(self._path(SPEC))
 
     def _pause(self, seconds: float) -> None:
-        """Until a signal comes or the time is over. Python writes each signal's number into the pipe."""
+        """Sleep until a signal arrives or `seconds` have passed. Python writes each signal's number into the pipe."""
         if select.select([self._wake], [], [], max(0.0, seconds))[0]:
             self._asked |= signal.SIGTERM in os.read(self._wake, 4096)
 
@@ -158,7 +158,7 @@ class Supervisor:
 
 
 def take_lock(folder: str) -> int:
-    """The descriptor that holds the folder's lock. Raises SystemExit when another supervisor has it."""
+    """Lock the folder; return the descriptor. Raises SystemExit if another supervisor holds the lock."""
     lock = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
     for _ in range(50):
         try:
@@ -167,11 +167,11 @@ def take_lock(folder: str) -> int:
             time.sleep(0.02)  # is_supervised() of another process holds it for a moment
         else:
             return lock
-    raise SystemExit(f"{folder} has a supervisor already")
+    raise SystemExit(f"{folder} already has a supervisor")
 
 
 def is_supervised(folder: str) -> bool:
-    """Whether a supervisor lives. The kernel lets go of its lock however it ends."""
+    """Whether the folder has a live supervisor. The kernel releases its lock on any exit."""
     with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, LOCK), "rb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -181,7 +181,7 @@ def is_supervised(folder: str) -> bool:
 
 
 def restore_defaults() -> None:
-    """The default action for every signal that the caller ignores, as a container begins.
+    """Restore the default action of all signals that the caller ignores, as in a new container.
 
     A shell without job control ignores SIGINT and SIGQUIT in its background jobs, and nohup ignores SIGHUP. Processes
     inherit that, and a shell script cannot trap a signal that was ignored when it started. SIGPIPE and SIGXFSZ are
@@ -193,12 +193,12 @@ def restore_defaults() -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent has ended, so that processes() finds them."""
+    """Become the parent of orphaned descendants, so that processes() finds them."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Children that have ended: pid, exit code as a shell tells it."""
+    """Yield children that have exited: pid, exit code as in a shell."""
     with contextlib.suppress(ChildProcessError):
         while (result := os.waitpid(-1, os.WNOHANG))[0]:
             code = os.waitstatus_to_exitcode(result[1])
@@ -207,14 +207,14 @@ def reap() -> Iterator[tuple[int, int]]:
 
 def send(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        if pid:  # 0 is "none" here, and the caller's own group for kill()
+        if pid:  # 0 means none here, but the caller's process group for kill()
             os.kill(pid, number)
 
 
 def end(name: str, supervisor: int = 0) -> None:
-    """SIGKILL to every process of this container but the caller, until none is left.
+    """Send SIGKILL to all processes of this container except the caller, until none is left.
 
-    supervisor: its descendants too, which may have cleared their environment.
+    supervisor: also kill its descendants, which may have cleared their environment.
     """
     until = time.monotonic() + _KILL_TIMEOUT
     while (found := processes(name, supervisor)) and time.monotonic() < until:
@@ -222,18 +222,18 @@ def end(name: str, supervisor: int = 0) -> None:
             send(pid, signal.SIGKILL)
         if supervisor == os.getpid():
             list(reap())
-        time.sleep(0.002)  # there is no event for the end of a process that is not a child
+        time.sleep(0.002)  # no event signals the exit of a process that is not a child
 
 
 def processes(name: str, supervisor: int = 0) -> set[int]:
-    """Pids of living processes that carry the container's name, and of the supervisor's descendants; not the caller."""
+    """Return pids of live processes with the container's name, and of the supervisor's descendants; not the caller."""
     mark = f"{CONTAINER}={name}".encode()
     parents: dict[int, int] = {}
     found: set[int] = set()
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
+        with contextlib.suppress(OSError):  # it has exited, or belongs to another user
             with open(f"/proc/{entry}/stat", "rb") as file:
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
             if state in (b"Z", b"X"):
@@ -252,7 +252,7 @@ def processes(name: str, supervisor: int = 0) -> set[int]:
 
 
 def trim(log: str) -> None:
-    """Keep the end of a log that has grown too long. Its writers append, so they continue behind that end."""
+    """Keep only the end of a log that is too long. Its writers use append mode, so they continue after it."""
     with open(log, "ab+") as file:
         if file.tell() > 4 * KEEP:
             file.seek(-KEEP, os.SEEK_END)
@@ -262,7 +262,7 @@ def trim(log: str) -> None:
 
 
 def write_whole(path: str, data: bytes) -> None:
-    """All or nothing; on a full disk in place, which needs no new room. Raises OSError."""
+    """Write a file atomically; on a full disk, overwrite it in place, which needs no extra space. Raises OSError."""
     temporary = f"{path}.{os.getpid()}"
     try:
         with open(temporary, "wb", opener=_private) as file:
@@ -282,17 +282,17 @@ def _private(path: str, flags: int) -> int:
 
 
 def main() -> None:
-    """The supervisor is a child; this process ends when the first state is on disk or the supervisor has failed."""
-    told, tell = os.pipe()
+    """Fork the supervisor; exit once the first state is on disk or the supervisor has failed."""
+    ready, signal_ready = os.pipe()
     if os.fork():
-        os.close(tell)
-        os.read(told, 1)  # ends when the supervisor closes the other side
+        os.close(signal_ready)
+        os.read(ready, 1)  # returns when the supervisor closes the other end
         os._exit(0)
-    os.close(told)
-    supervisor = Supervisor(sys.argv[1], tell)
+    os.close(ready)
+    supervisor = Supervisor(sys.argv[1], signal_ready)
     try:
         supervisor.run()
-    finally:  # nothing that it started outlives it, even if this fails
+    finally:  # kill everything it started, even if this fails
         supervisor.end()
 
 

@@ -1,4 +1,4 @@
-"""Where data comes from and where its copies are: sources, folders of nodes, what doctor says of them."""
+"""Locations of data: sources, folders on nodes, and the checks of doctor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.data.places import Copy, Source, copies, is_network, named, parse_source, remove, root_of, shared
+from launcher.data.locations import Copy, Source, copies, is_network, parse_source, remove, root_of, select, shared
 from launcher.errors import DataFailed, JobInvalid, NodeUnfit, UsageError
 from launcher.job.dump import dump_job
 from launcher.job.loader import parse_job
@@ -25,7 +25,7 @@ from launcher.run.data import check_data_set
 JOB = "name: x\nimage: {ref: y}\nnodes: [a, b]\nrun: {module: train}\n"
 
 
-def test_a_source_is_here_or_on_a_machine(tmp_path: Path) -> None:
+def test_a_source_is_local_or_on_another_machine(tmp_path: Path) -> None:
     (tmp_path / "pets").mkdir()
     assert parse_source("gpu-a:/data/x", tmp_path) == Source("gpu-a", "/data/x")
     assert parse_source("./pets", tmp_path) == Source("", str(tmp_path / "pets"))
@@ -35,7 +35,7 @@ def test_a_source_is_here_or_on_a_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "line", "words"),
+    ("data", "line", "text"),
     [
         ("data: ./pets", 5, "expected a mapping"),
         ("data:\n  pets: ./pets", 6, "expected {from: SOURCE, at: /path}"),
@@ -49,11 +49,11 @@ def test_a_source_is_here_or_on_a_machine(tmp_path: Path) -> None:
         ("data:\n  pets: {from: ./pets, at: /workspace}", 6, "would hide the code"),
     ],
 )
-def test_a_wrong_data_key_is_refused_with_its_line(data: str, line: int, words: str) -> None:
+def test_a_wrong_data_key_is_refused_with_its_line(data: str, line: int, text: str) -> None:
     with pytest.raises(JobInvalid) as refused:
         parse_job(JOB + data + "\n", "job.yaml")
     assert f"job.yaml:{line}" in str(refused.value)
-    assert words in str(refused.value)
+    assert text in str(refused.value)
 
 
 def test_data_is_written_as_it_is_read_and_mounted_read_only() -> None:
@@ -65,7 +65,7 @@ def test_data_is_written_as_it_is_read_and_mounted_read_only() -> None:
 
 
 @pytest.mark.parametrize(("kind", "network"), [("ext2/ext3", False), ("xfs", False), ("nfs4", True), ("fuseblk", True)])
-def test_file_systems_of_a_network_are_known(kind: str, network: bool) -> None:
+def test_network_file_systems_are_recognized(kind: str, network: bool) -> None:
     assert is_network(kind) is network
 
 
@@ -82,7 +82,7 @@ def test_nodes_that_share_a_folder_are_found(tmp_path: Path) -> None:
     assert list(one.iterdir()) == []
 
 
-def test_the_folder_is_the_users_own_and_is_made_only_for_copies(tmp_path: Path) -> None:
+def test_the_folder_belongs_to_the_user_and_is_created_only_for_copies(tmp_path: Path) -> None:
     settings = Settings(data_root={"local": str(tmp_path / "disk")})
     root = Path(root_of(engine("a"), settings, make=False))
     assert not root.exists()
@@ -90,7 +90,7 @@ def test_the_folder_is_the_users_own_and_is_made_only_for_copies(tmp_path: Path)
     assert root.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_home_on_a_network_needs_a_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_on_a_network_file_system_requires_a_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stat").write_text("#!/bin/sh\necho nfs\n")
     (tmp_path / "stat").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -101,13 +101,13 @@ def test_a_home_on_a_network_needs_a_data_root(tmp_path: Path, monkeypatch: pyte
 
 
 def write_copy(root: Path, folder: str, **about: Any) -> None:
-    place = root / folder
-    (place / "files").mkdir(parents=True)
-    (place / "files" / "x").write_bytes(b"x" * 5000)
-    (place / "about.json").write_text(json.dumps({"source": "gpu-a:/x", "bytes": 5000, "files": 1, **about}))
+    copy = root / folder
+    (copy / "files").mkdir(parents=True)
+    (copy / "files" / "x").write_bytes(b"x" * 5000)
+    (copy / "about.json").write_text(json.dumps({"source": "gpu-a:/x", "bytes": 5000, "files": 1, **about}))
 
 
-def test_copies_are_listed_and_removed_unless_the_engine_cannot_say_who_uses_them(
+def test_copies_are_listed_and_removed_unless_in_use_or_the_engine_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_copy(tmp_path, "copies/" + "a" * 64)
@@ -116,10 +116,10 @@ def test_copies_are_listed_and_removed_unless_the_engine_cannot_say_who_uses_the
     write_copy(tmp_path, "copies/" + "c" * 64, bytes="many")
     found = copies(engine("node"), str(tmp_path))
     assert [(copy.name[0], copy.whole, copy.size) for copy in found] == [("a", True, 5000), ("b", False, 5000)]
-    assert named({"node": found}, "aaaa") == found[:1]
-    assert named({"node": found}, "gpu-a:/x") == found
+    assert select({"node": found}, "aaaa") == found[:1]
+    assert select({"node": found}, "gpu-a:/x") == found
     with pytest.raises(UsageError):
-        named({"node": found}, "dddd")
+        select({"node": found}, "dddd")
     tools = tmp_path / "tools"
     tools.mkdir()
     docker = tools / "docker"
@@ -136,7 +136,7 @@ def test_copies_are_listed_and_removed_unless_the_engine_cannot_say_who_uses_the
     assert not list(tmp_path.glob(".removed*"))
 
 
-def test_doctor_compares_what_the_nodes_have() -> None:
+def test_doctor_compares_the_copies_of_the_nodes() -> None:
     engines = [cast(Engine, SimpleNamespace(node=name, host=name)) for name in ("gpu-a", "gpu-b", "gpu-c")]
 
     def copy(node: str, name: str, files: int = 7) -> Copy:

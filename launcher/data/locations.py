@@ -1,4 +1,4 @@
-"""Where data is: its source, and the folder on each node that has the copies."""
+"""Locations of data: its source, and the folder of copies on each node."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from launcher.node.parallel import run_all
 FOLDER = f"{OUTPUT_ROOT}/data"
 REMOVE_TIMEOUT = 600.0
 LIST_TIMEOUT = 120.0
-# As `stat -f -c %T` names them. fuseblk: any FUSE, sshfs too
+# As `stat -f -c %T` prints them. fuseblk: any FUSE, including sshfs
 _NETWORK = re.compile(r"nfs.*|cifs|smb.*|afs|ceph|lustre|gpfs|panfs|fhgfs|v9fs|gfs.*|ocfs2|fuseblk")
-# $1: data_root, or nothing, $2: `make` where it is to be made. Marked: a login shell may print lines of its own.
+# $1: data_root, or empty; $2: `make` to create the folder. @@ marks our lines: a login shell may print others.
 _ROOT = f"""
 umask 077
 if [ -n "$1" ]; then root="$1/launcher-$(id -u)"; else root="$HOME/{FOLDER}"; fi
@@ -33,11 +33,11 @@ if [ -n "$1" ]; then root="$1/launcher-$(id -u)"; else root="$HOME/{FOLDER}"; fi
 [ -O "$root" ] || {{ echo "$root belongs to another user" >&2; exit 1; }}
 printf '@@root %s %s\\n' "$(stat -f -c %T -- "$root" | tr -d ' ')" "$(cd -P -- "$root" && pwd)"
 """
-# Nodes that see each other's marks share the folder. $1: the folder, $2: what all marks begin with, $3: this node's end
+# Nodes that see each other's marks share the folder. $1: the folder, $2: prefix of all marks, $3: suffix of this node
 _MARK = 'touch -- "$1/$2-$3"'
 _MARKS = 'cd -- "$1" && for mark in "$2"-*; do printf "@@mark %s\\n" "$mark"; done'
 _UNMARK = 'rm -f -- "$1/$2"-*'
-# $1: the source. Its real path, and whether it is a folder
+# $1: the source. Prints its real path, and whether it is a folder
 _SOURCE = """
 case $1 in "~/"*) path=$HOME/${1#"~/"} ;; *) path=$1 ;; esac
 [ -e "$path" ] || { echo "$1: no such file or folder" >&2; exit 1; }
@@ -55,7 +55,7 @@ for about in copies/*/about.json partial/*/about.json; do
   echo
 done
 """
-# $1: the folder of the copies, $2: `copies/...` or `partial/...`. Containers that are not running may be started again.
+# $1: the folder of the copies, $2: `copies/...` or `partial/...`. Stopped containers count: they may be started again.
 _REMOVE = """
 cd -- "$1" || exit
 users() { docker ps -a --filter "volume=$1" --format '{{.Names}}'; }
@@ -70,7 +70,7 @@ mv -- "$2" "$gone" 2>/dev/null || [ ! -e "$2" ] || exit
 
 @dataclass(frozen=True)
 class Source:
-    """Where data comes from. host: "" is this machine; path: absolute, with ~ for a home on another machine."""
+    """The source of data. host: "" for this machine; path: absolute, or starting with ~ on another machine."""
 
     host: str
     path: str
@@ -82,15 +82,15 @@ class Source:
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy, whole or partial, as a node's folder has it."""
+    """A copy on a node, whole or partial."""
 
     node: str
     folder: str  # copies/<content> or partial/<signature>
     source: str
-    size: int  # bytes of the data; 0 where it is not known yet
+    size: int  # bytes of the data; 0 if not known yet
     files: int
     present: int  # bytes on the disk
-    used: int  # seconds since the epoch, by the node's clock
+    used: int  # seconds since the epoch, on the node's clock
     image: str
 
     @property
@@ -107,82 +107,82 @@ def parse_source(text: str, cwd: Path) -> Source:
     host, colon, path = text.partition(":")
     if colon and host and "/" not in host:
         if not path.startswith(("/", "~/")):
-            raise UsageError(text, "expected an absolute path behind the host", f"{host}:/data/NAME")
+            raise UsageError(text, "expected an absolute path after the host", f"for example {host}:/data/NAME")
         return Source(host, path)
-    place = Path(os.path.normpath(cwd / Path(text).expanduser()))
-    if not place.exists():
-        raise UsageError(text, f"no such file or folder: {place}", "host:/path is for data of another machine")
-    return Source("", str(place.resolve()))
+    local = Path(os.path.normpath(cwd / Path(text).expanduser()))
+    if not local.exists():
+        raise UsageError(text, f"no such file or folder: {local}", "for data on another machine: HOST:/PATH")
+    return Source("", str(local.resolve()))
 
 
 def root_of(engine: Engine, settings: Settings, *, copies: bool = True, make: bool = True) -> str:
-    """The folder of this user's copies on a node. copies: it must be a local disk. make: it exists afterwards.
+    """Return the folder of this user's copies on a node. copies: require a local disk. make: create it.
 
     Raises NodeUnfit, NodeUnreachable.
     """
     chosen = settings.data_root_of(engine.host)
-    done = engine.files.run(_ROOT, chosen, "make" if make else "", doing="make the folder for data")
+    done = engine.files.run(_ROOT, chosen, "make" if make else "", doing="create the data folder")
     found = re.search(r"^@@root (\S+) (/.*)$", done.out.decode(errors="replace"), re.MULTILINE)
     if found is None:
-        raise NodeUnfit(engine.node, "could not make the folder for data: unexpected output", "look at its login shell")
+        raise NodeUnfit(engine.node, "could not create the data folder: unexpected output", "check its login shell")
     if copies and not chosen and is_network(found[1]):
-        fix = "name a folder on a local disk in your settings file, data_root: /scratch, or data_root: {HOST: /scratch}"
-        raise NodeUnfit(engine.node, f"its home is on a network file system ({found[1]})", fix)
+        fix = "set a folder on a local disk in your settings file: data_root: /scratch, or data_root: {HOST: /scratch}"
+        raise NodeUnfit(engine.node, f"its home folder is on a network file system ({found[1]})", fix)
     return found[2]
 
 
 def is_network(kind: str) -> bool:
-    """kind: of a file system, as coreutils' stat names it."""
+    """kind: type of a file system, as printed by coreutils' stat."""
     return _NETWORK.fullmatch(kind) is not None
 
 
 def shared(engines: Sequence[Engine], roots: Sequence[str]) -> list[int]:
-    """For each node the first one that has the same folder: itself, unless they share a file system."""
+    """Return for each node the first node with the same folder: itself, unless they share a file system."""
     if len(engines) == 1:
         return [0]
     token = f".same-{secrets.token_hex(8)}"
-    places = list(enumerate(zip(engines, roots, strict=True)))
+    numbered = list(enumerate(zip(engines, roots, strict=True)))
 
     def on_all(script: str, *, doing: str) -> list[str]:
-        steps = [partial(e.files.run, script, root, token, str(place), doing=doing) for place, (e, root) in places]
+        steps = [partial(e.files.run, script, root, token, str(number), doing=doing) for number, (e, root) in numbered]
         return [done.out.decode(errors="replace") for done in run_all(steps)]
 
     try:
-        on_all(_MARK, doing="mark the folder for data")
-        seen = on_all(_MARKS, doing="list the folder for data")
+        on_all(_MARK, doing="mark the data folder")
+        seen = on_all(_MARKS, doing="list the data folder")
     finally:
-        on_all(_UNMARK, doing="clear the folder for data")
+        on_all(_UNMARK, doing="remove marks from the data folder")
     marks = [re.findall(rf"^@@mark {re.escape(token)}-(\d+)$", printed, re.MULTILINE) for printed in seen]
-    return [min(map(int, each), default=place) for place, each in enumerate(marks)]
+    return [min(map(int, each), default=number) for number, each in enumerate(marks)]
 
 
-def real_source(engine: Engine, path: str) -> tuple[str, bool]:
-    """Its real path on a node, and whether it is a folder. Raises NodeUnfit, NodeUnreachable."""
+def resolve_source(engine: Engine, path: str) -> tuple[str, bool]:
+    """Return its real path on a node, and whether it is a folder. Raises NodeUnfit, NodeUnreachable."""
     done = engine.files.run(_SOURCE, path, doing="find the data")
     found = re.search(r"^@@source (folder|file) (/.*)$", done.out.decode(errors="replace"), re.MULTILINE)
     if found is None:
-        raise NodeUnfit(engine.node, f"could not find {path}: unexpected output", "look at its login shell")
+        raise NodeUnfit(engine.node, f"could not find {path}: unexpected output", "check its login shell")
     return found[2], found[1] == "folder"
 
 
 def copies(engine: Engine, root: str) -> list[Copy]:
-    """What a node has of this user's; what is not as we write it is left out. Raises NodeUnfit, NodeUnreachable."""
+    """Return this user's copies on a node; skip entries in another format. Raises NodeUnfit, NodeUnreachable."""
     printed = engine.sh(_LIST, root, timeout=LIST_TIMEOUT).decode(errors="replace")
     form = r"^@@data ((?:copies|partial)/[0-9a-f]{64}) (\d{1,12}) (\d{1,15}) (\{.*\})$"
     found = []
     for folder, used, present, about in re.findall(form, printed, re.MULTILINE):
         try:
-            said = json.loads(about)
+            parsed = json.loads(about)
             found.append(
                 Copy(
                     engine.node,
                     folder,
-                    str(said["source"])[:1000],
-                    checked.number(said.get("bytes", 0), 1 << 60),
-                    checked.number(said.get("files", 0), 1 << 40),
+                    str(parsed["source"])[:1000],
+                    checked.number(parsed.get("bytes", 0), 1 << 60),
+                    checked.number(parsed.get("files", 0), 1 << 40),
                     int(present) << 10,
                     int(used),
-                    str(said.get("image", ""))[:200],
+                    str(parsed.get("image", ""))[:200],
                 )
             )
         except (ValueError, KeyError, TypeError):
@@ -191,25 +191,25 @@ def copies(engine: Engine, root: str) -> list[Copy]:
 
 
 def remove(engine: Engine, root: str, copy: Copy) -> None:
-    """Raises DataFailed while a container has it mounted; NodeUnfit, NodeUnreachable."""
+    """Raises DataFailed if a container mounts it; NodeUnfit, NodeUnreachable."""
     done = engine.files.run(
         _REMOVE, root, copy.folder, doing="remove data", timeout=REMOVE_TIMEOUT, accept=lambda done: done.code == 3
     )
     if done.code:
-        fix = "launcher down RUN removes the container of a run"
+        fix = "to remove the container of a run: launcher down RUN"
         raise DataFailed(engine.node, f"{copy.name[:12]} ({copy.source}) {done.complaint}", fix)
 
 
-def as_mounted(root: str, content: str, single: str) -> str:
-    """The path of a copy on its node. single: the file's name where the data is one file."""
+def copy_path(root: str, content: str, single: str) -> str:
+    """Return the path of a copy on its node. single: name of the file if the data is a single file."""
     return posixpath.join(root, "copies", content, "files", single)
 
 
-def named(found: Mapping[str, Sequence[Copy]], name: str) -> list[Copy]:
-    """Copies whose content begins with `name`, or that come from it. Raises UsageError."""
+def select(found: Mapping[str, Sequence[Copy]], name: str) -> list[Copy]:
+    """Return copies with a content hash that starts with `name`, or with this source. Raises UsageError."""
     every = [copy for each in found.values() for copy in each]
     chosen = [copy for copy in every if copy.name.startswith(name) or copy.source == name]
     if not chosen or len(name) < 4:
         known = ", ".join(sorted({copy.name[:12] for copy in every})) or "none"
-        raise UsageError(name, f"no such data on these nodes, which have: {known}", "launcher data ls --nodes A,B")
+        raise UsageError(name, f"no such data on these nodes; they have: {known}", "run: launcher data ls --nodes A,B")
     return chosen

@@ -1,0 +1,94 @@
+"""Copies a source to nodes; returns the path of the data on each of them."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from launcher.data.locations import Source, copies, copy_path, resolve_source, root_of, shared
+from launcher.data.push import Delivered, Endpoint, Origin, push
+from launcher.errors import DataFailed, NodesFailed
+from launcher.job.settings import read_settings
+from launcher.model.facts import NodeFacts
+from launcher.model.progress import Log, OnProgress
+from launcher.node.connect import LOCAL, connect
+from launcher.node.engine import Engine
+from launcher.node.machine import LocalMachine
+from launcher.node.parallel import run_all
+
+
+@dataclass(frozen=True)
+class Node:
+    """A connected node, and the parameters of a container on it. image: the id of an image that it has."""
+
+    engine: Engine
+    facts: NodeFacts
+    image: str
+    address: str | None = None
+
+    def endpoint(self, root: str) -> Endpoint:
+        return Endpoint(self.engine.machine, self.facts, root, self.image, self.address)
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """paths: of the data on each node, to be mounted. delivered: the statistics; empty if no node needed a copy."""
+
+    paths: Mapping[str, str]
+    delivered: Delivered = field(default_factory=Delivered)
+
+
+def distribute(
+    source: Source, nodes: Sequence[Node], ssh_config: str | None, log: Log, on_progress: OnProgress
+) -> Distributed:
+    """Copy the data to every node that does not have the source. Raises NodesFailed with all nodes that failed."""
+    settings = read_settings(os.environ)
+    holders = [node for node in nodes if has_source(source, node.engine)]
+    with ExitStack() as held:
+        if source.host and not holders:
+            fleet = held.enter_context(connect([(source.host, source.host)], "docker", ssh_config))
+            holder = Node(fleet.engines[0], fleet.engines[0].facts(), nodes[0].image)
+        elif source.host:
+            holder = holders[0]
+        if source.host:
+            path, folder = resolve_source(holder.engine, source.path)
+            endpoint = holder.endpoint(root_of(holder.engine, settings, copies=False))
+            machine, single = holder.engine.machine, "" if folder else posixpath.basename(path)
+        else:
+            path, endpoint, machine = source.path, None, LocalMachine("this machine", "")
+            single = "" if Path(path).is_dir() else Path(path).name
+        origin = Origin(source, machine, path, single, endpoint)
+        paths = {node.engine.node: path for node in holders}
+        targets = [node for node in nodes if node not in holders]
+        if not targets:
+            return Distributed(paths)
+        roots = run_all([partial(root_of, node.engine, settings) for node in targets])
+        first = shared([node.engine for node in targets], roots)
+        pairs = list(zip(targets, roots, strict=True))
+        endpoints = [node.endpoint(root) for number, (node, root) in enumerate(pairs) if first[number] == number]
+        delivered = push(origin, endpoints, log, on_progress)
+    for number, (node, root) in enumerate(pairs):
+        if targets[first[number]].engine.node not in delivered.failed:
+            paths[node.engine.node] = copy_path(root, delivered.content, single)
+    if delivered.failed:
+        raise NodesFailed(list(delivered.failed.values()), of=len(nodes))
+    return Distributed(paths, delivered)
+
+
+def has_source(source: Source, engine: Engine) -> bool:
+    """Whether this node has the source; it then uses the data in place."""
+    return source.host in (engine.host, engine.node) if source.host else engine.host == LOCAL
+
+
+def with_image_of_copy(node: Node, root: str, content: str) -> Node:
+    """Return the node with its image, or else the image that made its copy. Raises DataFailed if both are missing."""
+    images = [node.image, *(copy.image for copy in copies(node.engine, root) if copy.name == content)]
+    for image in filter(None, images):
+        if node.engine.images and node.engine.images.inspect(image):
+            return Node(node.engine, node.facts, image, node.address)
+    raise DataFailed(node.engine.node, "the image that made the copy was removed", "choose another: --image IMAGE")
