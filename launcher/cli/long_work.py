@@ -75,7 +75,7 @@ class LongWork(Reporter):
                 return
             elif interactive():
                 self._live().steps[text.node] = text
-            elif text.at_once or self._due(text.node + " step", 0) is not None:
+            elif text.immediate or self._due(text.node + " step", 0) is not None:
                 super().log(text)
 
     def progress(self, node: str, sent: int, total: int) -> None:

@@ -1,6 +1,6 @@
-"""The state of NVIDIA GPUs by `nvidia-smi -q -x`, and what it says is wrong with them. Pure.
+"""State of NVIDIA GPUs as reported by `nvidia-smi -q -x`, and their problems. Pure.
 
-The elements changed their names over the years; the ones read here are those of drivers 418 to 590.
+Element names changed between driver versions; this module supports drivers 418 to 590.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from launcher.health.trouble import Trouble, number, plain
+from launcher.health.problem import Problem, number, plain
 
-# docs.nvidia.com/deploy/nvml-api, NvmlClocksEventReasons; the fix is for a person beside the machine
+# docs.nvidia.com/deploy/nvml-api, NvmlClocksEventReasons; the fixes require physical access to the machine
 _REASONS = {
     "hw_thermal_slowdown": ("hardware thermal slowdown", "check its cooling"),
     "hw_power_brake_slowdown": (
@@ -21,39 +21,40 @@ _REASONS = {
     "hw_slowdown": ("hardware slowdown", "check its cooling and the machine's power supplies"),
     "sw_thermal_slowdown": ("software thermal slowdown", "check its cooling"),
     "sync_boost": (
-        "sync boost: it waits for another GPU of its group",
-        "inspect the others: nvidia-smi -q -d PERFORMANCE",
+        "sync boost: its clocks follow a slower GPU of its group",
+        "check the other GPUs: nvidia-smi -q -d PERFORMANCE",
     ),
 }
 _CLOCKS = {"applications_clocks_setting", "user_defined_clocks"}
-_RESET = "stop what uses it and reset it (sudo nvidia-smi --gpu-reset -i {index}), or reboot the machine"
-_REPLACE = "leave it out (gpus: in the job) and have it replaced"
-# docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt: rows are remapped at the next reset; a failure means another card
-_SAID = {
-    "remapped_rows/remapped_row_failure": ("a row of its memory could not be remapped", _REPLACE),
-    "ecc_errors/unrepairable_memory": ("a part of its memory cannot be repaired", _REPLACE),
-    "ecc_errors/aggregate/sram_threshold_exceeded": ("its SRAM has had too many uncorrectable errors", _REPLACE),
-    "remapped_rows/remapped_row_pending": ("rows of its memory wait to be remapped", _RESET),
-    "retired_pages/pending_retirement": ("pages of its memory wait to be retired", _RESET),
-    "retired_pages/pending_blacklist": ("pages of its memory wait to be retired", _RESET),
-    "ecc_errors/channel_repair_pending": ("a channel of its memory waits to be repaired", _RESET),
-    "ecc_errors/tpc_repair_pending": ("a part of its processor waits to be repaired", _RESET),
+_RESET = "stop its processes and reset it (sudo nvidia-smi --gpu-reset -i {index}), or reboot the machine"
+_REPLACE = "exclude it (gpus: in the job file) and replace it"
+# docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt: rows are remapped at the next reset; a failure requires a new card
+_FLAGS = {
+    "remapped_rows/remapped_row_failure": ("a memory row could not be remapped", _REPLACE),
+    "ecc_errors/unrepairable_memory": ("its memory has an unrepairable error", _REPLACE),
+    "ecc_errors/aggregate/sram_threshold_exceeded": ("its SRAM has too many uncorrectable errors", _REPLACE),
+    "remapped_rows/remapped_row_pending": ("memory row remapping is pending", _RESET),
+    "retired_pages/pending_retirement": ("memory page retirement is pending", _RESET),
+    "retired_pages/pending_blacklist": ("memory page retirement is pending", _RESET),
+    "ecc_errors/channel_repair_pending": ("memory channel repair is pending", _RESET),
+    "ecc_errors/tpc_repair_pending": ("TPC repair is pending", _RESET),
     "gpu_reset_status/reset_required": ("its driver requires a reset", _RESET),
     "gpu_reset_status/drain_and_reset_recommended": ("its driver recommends a reset", _RESET),
 }
 _UNLOCK = "sudo nvidia-smi -i {index} -rac; sudo nvidia-smi -i {index} -rgc"
 _LINK = (
-    "seat it again, or try another slot, riser or cable; BIOS: the slot's lanes and generation; sudo lspci -vv -s {bus}"
+    "reseat it, or try another slot, riser or cable; check the slot's lanes and generation in the BIOS; "
+    "sudo lspci -vv -s {bus}"
 )
-_COMPUTES = 50  # percent; matmul without a pause shows 90 and more
-# One element a line, so no XML parser is needed, which would refuse an answer that was cut off
-_DEPTH = 12  # twice what there is
+_COMPUTES = 50  # percent; uninterrupted matmul shows 90 or more
+# Elements are matched one by one: an XML parser would reject truncated output
+_DEPTH = 12  # twice the actual depth
 _TOKEN = re.compile(r"<(/?)([A-Za-z_][\w.-]{0,60})[^<>]{0,200}>([^<]*)", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Pcie:
-    """Lanes and generations; 0 where they are not known. The maxima are those of card and slot together."""
+    """Lanes and generations; 0 if unknown. The maxima are those that both card and slot support."""
 
     generation: int = 0
     generation_max: int = 0
@@ -63,7 +64,7 @@ class Pcie:
 
 @dataclass(frozen=True)
 class Power:
-    """Watts, 0 where they are not known. The limit in force may be below the one that was asked for."""
+    """Power in watts; 0 if unknown. The enforced limit may be lower than the requested one."""
 
     draw: int = 0
     limit: int = 0
@@ -80,31 +81,31 @@ class Process:
 
 @dataclass(frozen=True)
 class GpuState:
-    """clock: MHz of the SMs; application_clock: what they are set to; 0 where they are not known."""
+    """clock: SM clock in MHz; application_clock: its configured value; 0 if unknown."""
 
     index: int
     uuid: str = ""
-    bus: str = ""  # as nvidia-smi writes it: 00000000:61:00.0
+    bus: str = ""  # in nvidia-smi's format: 00000000:61:00.0
     name: str = ""
-    load: int | None = None  # percent of the last second or less; None for a divided GPU
+    load: int | None = None  # percent during the last second or less; None for a GPU in MIG mode
     clock: int = 0
     clock_max: int = 0
     application_clock: int = 0
     application_clock_default: int = 0
-    throttled: tuple[str, ...] = ()  # active reasons, without their prefix: "sw_thermal_slowdown", "gpu_idle"
+    throttled: tuple[str, ...] = ()  # active reasons without their prefix: "sw_thermal_slowdown", "gpu_idle"
     uncorrected: int = 0  # memory errors since the driver was loaded
     remapped_rows: int = 0
-    said: tuple[str, ...] = ()  # those of _SAID that are set
-    recovery: str = ""  # what nvidia-smi asks for: "Reset", "Drain and Reset", "Reboot"
+    flags: tuple[str, ...] = ()  # those of _FLAGS that are set
+    recovery: str = ""  # recovery action recommended by nvidia-smi: "Reset", "Drain and Reset", "Reboot"
     pcie: Pcie = Pcie()
     power: Power = Power()
-    processes: tuple[Process, ...] = ()  # that compute
+    processes: tuple[Process, ...] = ()  # compute processes only
 
 
 def parse(answer: str) -> tuple[GpuState, ...]:
-    """The GPUs of an answer of `nvidia-smi -q -x` in its order, which is that of their indices.
+    """Parse the output of `nvidia-smi -q -x`. It lists the GPUs in the order of their indices.
 
-    The answer has no index: a device file's number (minor_number) is another one.
+    The output contains no index: the number of the device file (minor_number) may differ from it.
     """
     found: list[tuple[dict[str, str], list[Process]]] = []
     path: list[str] = []
@@ -118,8 +119,8 @@ def parse(answer: str) -> tuple[GpuState, ...]:
             elif name == "process_info":
                 process = {}
             elif found and "gpu" in path:
-                where = "/".join(path[path.index("gpu") + 1 :])
-                found[-1][0].setdefault(where, text.strip())
+                element = "/".join(path[path.index("gpu") + 1 :])
+                found[-1][0].setdefault(element, text.strip())
                 process[name] = text.strip()
         elif name in path:
             del path[len(path) - 1 - path[::-1].index(name) :]
@@ -159,7 +160,7 @@ def _gpu(index: int, values: Mapping[str, str], processes: list[Process]) -> Gpu
         throttled=tuple(reason[1] for reason in reasons if reason and values[reason[0]] == "Active"),
         uncorrected=sum(uncorrected),
         remapped_rows=value("remapped_rows/remapped_row_corr") + value("remapped_rows/remapped_row_unc"),
-        said=tuple(path for path in _SAID if values.get(path) == "Yes"),
+        flags=tuple(path for path in _FLAGS if values.get(path) == "Yes"),
         recovery="" if recovery in ("", "None", "N/A") else plain(recovery),
         pcie=Pcie(
             value(f"{link}/pcie_gen/current_link_gen"),
@@ -177,27 +178,27 @@ def _gpu(index: int, values: Mapping[str, str], processes: list[Process]) -> Gpu
     )
 
 
-def troubles(node: str, gpu: GpuState, *, busy: bool) -> Iterator[Trouble]:
-    """busy: it was read while the benchmark computed on it."""
+def problems(node: str, gpu: GpuState, *, busy: bool) -> Iterator[Problem]:
+    """Yield the problems of a GPU. busy: the state was read while the benchmark ran on it."""
     for what, fix in (*_memory(gpu), *_power(gpu), *(_loaded(gpu) if busy else _others(gpu))):
-        yield Trouble(node, f"GPU {gpu.index}", what, fix.format(index=gpu.index, bus=gpu.bus))
+        yield Problem(node, f"GPU {gpu.index}", what, fix.format(index=gpu.index, bus=gpu.bus))
 
 
 def _memory(gpu: GpuState) -> Iterator[tuple[str, str]]:
-    """Rows that were remapped earlier are no fault: the GPU has spare ones, and works as before."""
-    found = [_SAID[path] for path in gpu.said]
+    """Rows that were already remapped are not a problem: the GPU has spare rows for this."""
+    found = [_FLAGS[path] for path in gpu.flags]
     if gpu.uncorrected:
         since = "since its driver was loaded"
         found.insert(0, (f"{gpu.uncorrected} uncorrectable memory errors (ECC) {since}", _RESET))
     if gpu.recovery:
-        found.append((f"nvidia-smi asks for: {gpu.recovery}", _RESET))
+        found.append((f"nvidia-smi recommends: {gpu.recovery}", _RESET))
     if found:
         fixes = {fix for _, fix in found}
         yield "; ".join(dict.fromkeys(what for what, _ in found)), _REPLACE if _REPLACE in fixes else _RESET
 
 
 def _power(gpu: GpuState) -> Iterator[tuple[str, str]]:
-    """Only a limit that was set by hand: the machine may enforce a lower one by design, as on GH200 (700 of 900 W)."""
+    """Report only limits set by a user: the machine may enforce a lower one by design, as on GH200 (700 of 900 W)."""
     power = gpu.power
     if power.requested < power.default and power.requested:
         what = f"its power limit is set to {power.requested} W, the default is {power.default} W"
@@ -205,18 +206,18 @@ def _power(gpu: GpuState) -> Iterator[tuple[str, str]]:
 
 
 def _others(gpu: GpuState) -> Iterator[tuple[str, str]]:
-    """Under load the benchmark's own processes are among them, under pids of the machine that it does not know."""
+    """Other processes on the GPU; not checked under load, when the benchmark's own pids on the machine are unknown."""
     if gpu.processes:
         listed = ", ".join(f"{each.name} (pid {each.pid}, {each.memory_mib} MiB)" for each in gpu.processes[:3])
         more = f" and {len(gpu.processes) - 3} more" if len(gpu.processes) > 3 else ""
-        yield f"in use by {listed}{more}", "ask their owner to end them, or take other GPUs"
+        yield f"in use by {listed}{more}", "ask their owner to stop them, or use other GPUs"
 
 
 def _loaded(gpu: GpuState) -> Iterator[tuple[str, str]]:
-    """An idle GPU lowers its clocks and its PCIe link, and reports gpu_idle, which is normal.
+    """Problems under load. An idle GPU lowers its clocks and its PCIe link and reports gpu_idle, which is normal.
 
-    So a GPU that had little to do when it was read, such as one that the job does not use, is not judged. Copies over
-    PCIe do not count as load: read it while it multiplies matrices.
+    Therefore a GPU that was nearly idle when it was read, such as one that the job does not use, is skipped. Copies
+    over PCIe do not count as load: the state must be read during matrix products.
     """
     if "gpu_idle" in gpu.throttled or (gpu.load is not None and gpu.load < _COMPUTES):
         return
@@ -224,23 +225,23 @@ def _loaded(gpu: GpuState) -> Iterator[tuple[str, str]]:
     slow = gpu.clock < gpu.clock_max / 2 or not at
     reasons = [reason for reason in _REASONS if reason in gpu.throttled]
     if len({"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"} & set(reasons)) > 1 or not slow:
-        # It accompanies the other two. Alone it means half the clock or less; at higher clocks it is a moment's change.
+        # It accompanies the other two. Alone it reduces the clock to half or less; at higher clocks it is transient.
         reasons = [reason for reason in reasons if reason != "hw_slowdown"]
     for reason in reasons:
         what, fix = _REASONS[reason]
         yield f"throttled: {what}{at}", fix
     if _CLOCKS & set(gpu.throttled) and not 0 < gpu.application_clock_default <= gpu.application_clock:
         limit = f" to {gpu.application_clock} MHz" if gpu.application_clock else ""
-        yield f"throttled: its clocks are limited{limit} by a setting{at}", _UNLOCK
+        yield f"throttled: its clocks are limited{limit} by configuration{at}", _UNLOCK
     power = gpu.power
     if "sw_power_cap" in gpu.throttled and 0 < power.draw < 0.7 * power.limit:
-        # Every GPU under full load reports this at its power limit. Far below the limit, there is another cause.
-        what = f"throttled: software power cap at {power.draw} W, though its limit is {power.limit} W{at}"
-        yield what, "check its power cables and the power settings of the machine's management (BMC); then its cooling"
+        # Every GPU under full load reports this at its power limit. Far below the limit, the cause is different.
+        what = f"throttled: software power cap at {power.draw} W, below its limit of {power.limit} W{at}"
+        yield what, "check its power cables and the power settings of the machine's management (BMC), then its cooling"
     if slow and at and not {*_REASONS, *_CLOCKS, "sw_power_cap"} & set(gpu.throttled):
         named = ", ".join(gpu.throttled) or "no reason"
-        yield f"slow{at}; nvidia-smi names {named}", f"{_UNLOCK}; if it stays slow, {_RESET}"
+        yield f"slow{at}; nvidia-smi reports {named}", f"{_UNLOCK}; if it stays slow, {_RESET}"
     pcie = gpu.pcie
     if 0 < pcie.generation < pcie.generation_max or 0 < pcie.width < pcie.width_max:
-        what = f"its PCIe link has generation {pcie.generation} x{pcie.width}, "
-        yield f"{what}possible are {pcie.generation_max} x{pcie.width_max}", _LINK
+        what = f"its PCIe link runs at generation {pcie.generation} x{pcie.width}, "
+        yield f"{what}it supports {pcie.generation_max} x{pcie.width_max}", _LINK

@@ -1,4 +1,4 @@
-"""Who is to blame for slow pairs: a node all of whose pairs are slow in one direction, else the pair. Pure."""
+"""Attribute slow pairs to a node if all of its pairs are slow in one direction, else to the pair. Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from launcher.health.outliers import FACTOR, far_above, far_below
 
 Edge = tuple[str, str]  # from, to
 SENDS, RECEIVES, ANSWERS = "sends", "receives", "latency"
-PAIR_FACTOR = 1.5  # of one measure of many pairs, or of two with nothing else to compare with
+PAIR_FACTOR = 1.5  # for one measurement among many pairs, or for two without any other to compare
 LATENCY_FACTOR = 3.0
-LOST_PACKETS = 0.02  # share of the TCP segments sent again: a network in order stays far below it
-_SOME = 0.005  # what a pair may have by chance, where all other pairs of the node lose packets
-ENOUGH = 0.5  # of the speed that a link has negotiated
-_LEAST_LATENCY = 100.0  # us above the others' that count
+LOST_PACKETS = 0.02  # share of retransmitted TCP segments; a healthy network stays far below it
+_SOME = 0.005  # minimum for a pair by chance, if all other pairs of the node lose packets
+ENOUGH = 0.5  # of the negotiated link speed
+_LEAST_LATENCY = 100.0  # us above the others; smaller differences are ignored
 
 
 @dataclass(frozen=True)
 class Slow:
-    """nodes: the one to blame, or both of a pair; none: all. way: SENDS, RECEIVES, ANSWERS; "" of all, and of a pair
-    from the first to the second. value: Gb/s, of latency us; others: what it is compared with. again: share of the
-    segments that were sent again.
+    """nodes: the faulty node, or both nodes of a pair; empty: all. way: SENDS, RECEIVES or ANSWERS; "" for all nodes,
+    and for a pair from the first node to the second. value: Gb/s, or us for a latency; others: the value it is compared with.
+    again: share of retransmitted segments.
     """
 
     nodes: tuple[str, ...]
@@ -34,7 +34,7 @@ class Slow:
 
 
 def lossy_links(again: Mapping[Edge, float], speeds: Mapping[Edge, float]) -> list[Slow]:
-    """Where packets are lost. again: share of the TCP segments sent again, by direction."""
+    """Return the links that lose packets. again: share of retransmitted TCP segments, by direction."""
     lossy = {edge for edge, share in again.items() if share >= LOST_PACKETS}
     found: list[Slow] = []
 
@@ -50,21 +50,21 @@ def lossy_links(again: Mapping[Edge, float], speeds: Mapping[Edge, float]) -> li
     for node in nodes:
         for way, end in ((SENDS, 0), (RECEIVES, 1)):
             own = [edge for edge in again if edge[end] == node]
-            # A message of one of many pairs may have been lucky.
+            # One of many pairs may have lost no packets by chance.
             some = sum(again[edge] >= _SOME for edge in own)
             if len(own) >= 2 and some >= len(own) - len(own) // 4 and median(again[e] for e in own) >= LOST_PACKETS:
                 blame((node,), way, own)
                 lossy -= set(own)
-    for edge in sorted(lossy if len(nodes) == 2 else ()):  # one pair of many may have had bad luck
+    for edge in sorted(lossy if len(nodes) == 2 else ()):  # one of many pairs may have lost packets by chance
         blame(edge, "", [edge])
     return found
 
 
 def slow_links(speeds: Mapping[Edge, float], latencies: Mapping[Edge, float]) -> list[Slow]:
-    """speeds: Gb/s in each direction; latencies: us of each pair. Of two nodes it tells only that they differ."""
+    """speeds: Gb/s in each direction; latencies: us of each pair. With two nodes, only a difference can be detected."""
     nodes = sorted({node for edge in (*speeds, *latencies) for node in edge})
     found: list[Slow] = []
-    while True:  # the slowest first; what it explains is not laid at the door of others
+    while True:  # slowest first; pairs that it explains are not attributed to other nodes
         explained = {edge for each in found for edge in each.edges}
         left = {edge: value for edge, value in speeds.items() if edge not in explained}
         blamed = {(each.nodes[0], each.way) for each in found}
@@ -87,7 +87,7 @@ def _nodes(nodes: Sequence[str], speeds: Mapping[Edge, float]) -> Iterator[Slow]
 
 
 def _all_below(own: Sequence[float], others: Sequence[float]) -> bool:
-    """One of many may be better than the rest by chance."""
+    """One of many values may be better than the rest by chance."""
     best = sorted(own)[-1 if len(own) < 4 else -2]
     return best * FACTOR <= median(others) and far_below(median(own), others)
 
@@ -112,9 +112,9 @@ def _slow_answers(nodes: Sequence[str], latencies: Mapping[Edge, float]) -> Iter
 
 
 def below_negotiated(speeds: Mapping[Edge, float], negotiated: Mapping[str, float]) -> tuple[float, float] | None:
-    """Where the whole cluster is slow: the median of its pairs and what their links have negotiated, Gb/s.
+    """If the whole cluster is slow, return the median speeds of its pairs and of their negotiated links in Gb/s.
 
-    negotiated: by node, only where a link tells it.
+    negotiated: by node, only for links that report it.
     """
     known = {edge: min(negotiated[node] for node in edge) for edge in speeds if all(n in negotiated for n in edge)}
     if not known or median(speeds[edge] / most for edge, most in known.items()) >= ENOUGH:

@@ -1,4 +1,4 @@
-"""What the nodes of a bench measured, as they print it (container_scripts/bench_node.py). Pure."""
+"""Parse the measurements that the nodes of a benchmark print (container_scripts/bench_node.py). Pure."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ _NO_MEASURE = ("begun", "phase", "failed", "note", "end")
 
 @dataclass(frozen=True)
 class Measure:
-    """One figure. Of a pair (`to` is another node): what `node` sends to it, and how long a message takes."""
+    """One value. For a pair, `to` is the other node: bandwidth from `node` to it, or latency of a message."""
 
     node: str
     kind: str  # matmul, memory, copy, to GPU, from GPU, peer, read, bandwidth, latency, all-reduce
-    part: str  # "GPU 3", "processor", the path in the container; "" of a pair
+    part: str  # "GPU 3", "processor", the path in the container; "" for a pair
     value: float
     unit: str
-    of: str = ""  # only parts of the same kind are compared: the GPU's name, the number of threads, the path
+    of: str = ""  # GPU model, number of threads or path: only equal ones are compared
     to: str = ""
-    again: float = 0.0  # share of the TCP segments that had to be sent again meanwhile
+    again: float = 0.0  # share of TCP segments that were retransmitted during the measurement
     precision: str = ""
 
 
 @dataclass(frozen=True)
-class Said:
-    """All that a node said until it ended or was lost."""
+class NodeReport:
+    """Everything that a node reported before it finished or was lost."""
 
     node: str
     measures: tuple[Measure, ...]
-    failed: tuple[tuple[str, str, str], ...]  # part, the other node of a pair or "", why
+    failed: tuple[tuple[str, str, str], ...]  # part, the other node of a pair or "", reason
     notes: tuple[str, ...]
-    phase: str  # the last one that it has begun; "" before the nodes began, "end" after all
-    together: tuple[str, ...]  # the nodes that began with it
+    phase: str  # the last phase that it started; "" before the start, "end" after the last one
+    together: tuple[str, ...]  # the nodes that started with it
 
 
-def read(node: str, names: Sequence[str], log: str, gpus: Mapping[str, str]) -> Said:
-    """names: the nodes by rank. log: whole or cut off anywhere; it comes from a node and may have anything in it.
+def read(node: str, names: Sequence[str], log: str, gpus: Mapping[str, str]) -> NodeReport:
+    """Parse the log of a node. names: the nodes by rank. log: untrusted output, possibly truncated.
 
-    gpus: what a GPU is called on the machine, by what the container calls it and by its UUID.
+    gpus: names of the GPUs on the machine, by their names in the container and by UUID.
     """
     measures, failed, notes, phase, together = [], [], [], "", ()
     for line in _lines(log):
@@ -68,7 +68,7 @@ def read(node: str, names: Sequence[str], log: str, gpus: Mapping[str, str]) -> 
                 measures.append(Measure(node, str(kind), part, float(line["value"]), unit, of, to, again, precision))
         except (LookupError, TypeError, ValueError):
             continue
-    return Said(node, tuple(measures), tuple(failed), tuple(notes), phase, together)
+    return NodeReport(node, tuple(measures), tuple(failed), tuple(notes), phase, together)
 
 
 def _lines(log: str) -> Iterator[Mapping[str, Any]]:

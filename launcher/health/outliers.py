@@ -1,7 +1,7 @@
-"""Which of several like values is far from the others. Pure.
+"""Detect outliers among comparable values. Pure.
 
-Far is measured twice: by a factor, and by the spread of the others, so that neither values that are all close nor
-values that are all over the place give an alarm.
+A value must differ both by a factor and by more than the spread of the others, so that neither close values nor widely
+scattered ones are reported.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import TypeVar
 K = TypeVar("K", bound=Hashable)
 
 FACTOR = 1.3
-DEVIATIONS = 6.0  # of the others, by their median absolute deviation
-_NORMAL = 1.4826  # makes that the standard deviation where values are normally distributed
+DEVIATIONS = 6.0  # in units of the median absolute deviation of the others
+_NORMAL = 1.4826  # converts it to the standard deviation of a normal distribution
 
 
 def spread(values: Sequence[float]) -> float:
-    """How far from their median such values are still ordinary."""
+    """Return the distance from the median up to which values are considered normal."""
     middle, ordered = median(values), sorted(values)
-    edge = len(ordered) // 4  # of few values the deviation is a matter of chance: then their range, without the ends
+    edge = len(ordered) // 4  # for few values, use their range without the extremes: the deviation depends on chance
     inner = ordered[edge : len(ordered) - edge]
     return max(DEVIATIONS * _NORMAL * median([abs(value - middle) for value in values]), inner[-1] - inner[0])
 
 
 def far_below(value: float, others: Sequence[float], factor: float = FACTOR) -> bool:
-    """Whether it is that much less than the others, of which there are two at least."""
+    """Return whether the value is lower than the others, at least two, by the factor and by their spread."""
     return _far([-_log(other) for other in others], -_log(value), factor)
 
 
@@ -36,7 +36,7 @@ def far_above(value: float, others: Sequence[float], factor: float = FACTOR) -> 
 
 
 def _far(others: Sequence[float], own: float, factor: float) -> bool:
-    """On a scale of logarithms: speeds, and delays, that differ at all differ by factors."""
+    """Compare logarithms: speeds and latencies differ by factors."""
     beyond = own - median(others) if others else 0.0
     return len(others) >= 2 and beyond >= math.log(factor) - 1e-9 and beyond > spread(others)
 
@@ -46,7 +46,7 @@ def _log(value: float) -> float:
 
 
 def slow(values: Mapping[K, float], factor: float = FACTOR) -> list[K]:
-    """Those that are far below all others."""
+    """Return the keys of values that are far below all others."""
     return [
         key
         for key, value in values.items()

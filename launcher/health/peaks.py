@@ -1,4 +1,4 @@
-"""What a GPU can do at most, by its data sheet: what a slow part is compared with where no like part is at hand."""
+"""Peak performance of GPUs from their data sheets, the reference if no other GPU of the same model is available."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PEAKS = {
     "H200": (67.0, 989.0),
     "B200": (80.0, 2250.0),
 }
-REACHED = 0.4  # of its peak: what a GPU in order reaches in one large product, with room for a low power limit
+REACHED = 0.4  # share of the peak that a healthy GPU reaches in one large product, even with a low power limit
 
 
 def peak(gpu: str, precision: str) -> float | None:
-    """TFLOP/s; None for a GPU that is not in the table."""
+    """Return the peak in TFLOP/s; None for a GPU that is not in the table."""
     found = next((peaks for name, peaks in PEAKS.items() if re.search(rf"\b{name}\b", gpu)), None)
     return found and found[0 if precision == "none" else 1]

@@ -1,53 +1,53 @@
-"""When the nodes of a bench measure what: rounds of disjoint pairs, and the time that each phase gets. Pure."""
+"""Schedule of a benchmark: rounds of disjoint pairs and the duration of each phase. Pure."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-MOST_ROUNDS = 15  # those of 16 nodes; of more nodes each measures with so many others, and not with all
-_JOIN = 20.0  # seconds that a node may need at least to start its container and to import torch
+MOST_ROUNDS = 15  # enough for 16 nodes; with more nodes, each is measured with this many others only
+_JOIN = 20.0  # minimum of seconds to allow for starting the container and importing torch
 
 
 @dataclass(frozen=True)
 class Timetable:
-    """Seconds of each phase, in their order; `pair`: of one round. All nodes keep to it from a common start."""
+    """Seconds of each phase in order; `pair`: of one round. All nodes follow it from a common start."""
 
-    join: float  # at most: it ends when all nodes are ready
+    join: float  # maximum: it ends when all nodes are ready
     local: float
     read: float
     pair: float
     together: float
 
     def total(self, rounds: int) -> float:
-        """Until the last phase has ended, at the latest."""
+        """Return the maximum number of seconds until the end of the last phase."""
         return self.join + self.local + self.read + rounds * self.pair + self.together
 
 
 def rounds(nodes: int, most: int = MOST_ROUNDS) -> list[list[tuple[int, int]]]:
-    """Rounds of disjoint pairs of the ranks 0 to nodes - 1; each pair at most once, the lower rank first.
+    """Return rounds of disjoint pairs of the ranks 0 to nodes - 1; each pair at most once, the lower rank first.
 
-    All pairs in nodes - 1 rounds (nodes, where their number is odd: one pauses) by the circle method: one rank stays,
-    the others go round it. If that is more than `most`, so many of these rounds, evenly chosen.
+    The circle method gives all pairs in nodes - 1 rounds (in `nodes` rounds if their number is odd: one rank pauses
+    in each): one rank is fixed, the others rotate. If these are more than `most`, that many are chosen evenly.
     """
     size = nodes + nodes % 2
     every = []
     for turn in range(size - 1):
-        ring = [size - 1, *((turn + place) % (size - 1) for place in range(size - 1))]
-        pairs = ((ring[place], ring[size - 1 - place]) for place in range(size // 2))
+        ring = [size - 1, *((turn + index) % (size - 1) for index in range(size - 1))]
+        pairs = ((ring[index], ring[size - 1 - index]) for index in range(size // 2))
         every.append(sorted((min(pair), max(pair)) for pair in pairs if max(pair) < nodes))
     if len(every) <= most:
         return every
-    return [every[place * len(every) // most] for place in range(most)]
+    return [every[index * len(every) // most] for index in range(most)]
 
 
 def timetable(seconds: float, turns: int, *, gpus: bool, reads: bool) -> Timetable:
-    """How `seconds` are divided, where the nodes measure pairs in so many rounds.
+    """Divide `seconds` among the phases. turns: number of rounds of pairs.
 
-    Below a least time for each phase a measure would say nothing, so a short bench takes longer than it was given.
+    Each phase has a minimum duration for meaningful results, so a short benchmark takes longer than requested.
     """
     join = max(_JOIN, 0.25 * seconds)
-    long = 4.0 if gpus else 1.0  # NCCL needs seconds to begin
+    long = 4.0 if gpus else 1.0  # NCCL needs seconds to initialize
     least = {"local": 2 * long, "read": 1.0 * reads, "pairs": turns * long, "together": long * (turns > 0)}
     shares = {"local": 3.0, "read": 1.5 * reads, "pairs": 6.0 * (turns > 0), "together": 1.0 * (turns > 0)}
     extra = max(seconds - join - sum(least.values()), 0.0) / sum(shares.values())
@@ -56,5 +56,5 @@ def timetable(seconds: float, turns: int, *, gpus: bool, reads: bool) -> Timetab
 
 
 def minutes_needed(turns: int, *, gpus: bool, reads: bool) -> float:
-    """The least that can be given without its being exceeded."""
+    """Return the shortest duration in minutes that the benchmark does not exceed."""
     return math.ceil(timetable(0, turns, gpus=gpus, reads=reads).total(turns) / 6) / 10

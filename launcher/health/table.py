@@ -1,4 +1,4 @@
-"""The table of a bench: nodes x measures, at most 80 columns wide, the odd ones marked. Pure."""
+"""The table of a benchmark: nodes x measures, at most 80 columns wide, with outliers marked. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHORT = {"from GPU": "to host", "receives": "receive", "sends": "send"}
 
 
 def table(nodes: Sequence[str], measures: Sequence[Measure], findings: Sequence[Finding]) -> list[str]:
-    """A row a node. Of several GPUs or mounts the slowest, of several pairs the median."""
+    """Return the table, one row per node: the slowest of its GPUs or mounts, the median of its pairs."""
     columns = [kind for kind in _ORDER if _values(kind, measures)]
     first = max(WIDTH - _CELL * len(columns), 6)
     units = {kind: _values(kind, measures)[0][1] for kind in columns}
@@ -33,7 +33,7 @@ def table(nodes: Sequence[str], measures: Sequence[Measure], findings: Sequence[
 
 
 def _values(kind: str, measures: Sequence[Measure], node: str | None = None) -> list[tuple[float, str]]:
-    """Value and unit of what belongs into that column."""
+    """Return value and unit of the measures that belong to the column."""
     return [(m.value, m.unit) for m in measures if _belongs(kind, m, node)]
 
 

@@ -1,6 +1,6 @@
-"""Values that a node or a record told, where anyone may have written them: each is as we write it, or it is refused.
+"""Validation of values read from a node or a record, which anyone may have written.
 
-Every function takes what was read, whatever its type, and raises ValueError with what it is not.
+Each function accepts a value of any type and returns it validated. Raises ValueError that names the expected kind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def run_id(value: object) -> RunId:
 
 
 def text(value: object, form: str, what: str) -> str:
-    """form: a regular expression for all of it."""
+    """Return the value if it is a string that `form`, a regular expression, matches completely."""
     if not isinstance(value, str) or not re.fullmatch(form, value, re.ASCII):
         raise _refused(value, what)
     return value
@@ -29,7 +29,7 @@ def node_name(value: object) -> str:
 
 
 def number(value: object, most: int) -> int:
-    """As a number or in digits, from 0 to `most`."""
+    """Return an integer from 0 to `most`, given as an integer or as decimal digits."""
     if isinstance(value, str) and re.fullmatch("[0-9]{1,18}", value):
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
@@ -38,7 +38,7 @@ def number(value: object, most: int) -> int:
 
 
 def output_folder(value: object, run: RunId) -> str:
-    """`/.../.launcher/<run>`, absolute, without detours."""
+    """Return `/.../.launcher/<run>`: an absolute path without `.` and `..`."""
     parts = value.split("/") if isinstance(value, str) and value.isprintable() and len(value) < 4096 else []
     if parts[:1] != [""] or parts[-2:] != [OUTPUT_ROOT, run] or {".", ".."} & set(parts):
         raise _refused(value, f"output folder of {run}")
@@ -46,4 +46,4 @@ def output_folder(value: object, run: RunId) -> str:
 
 
 def _refused(value: object, what: str) -> ValueError:
-    return ValueError(f"{str(value)[:80]!a} is no {what}")
+    return ValueError(f"{str(value)[:80]!a} is not a valid {what}")

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-CODE = "/workspace/code"  # where a container has the job's code, and its working directory
-KIT = "/.launcher"  # where it has the launcher's own scripts, the secrets and a writable home
+CODE = "/workspace/code"  # the job's code and the working directory in a container
+KIT = "/.launcher"  # the launcher's own scripts, the secrets and a writable home in a container
 
-# What containers of NVIDIA's images need for pinned memory and NCCL's stacks; requested where the engine grants it.
+# NVIDIA's images need these for pinned memory and NCCL's stacks; requested if the engine grants them.
 WANTED_ULIMITS = (("memlock", -1), ("stack", 67108864))
 
 
@@ -22,10 +22,10 @@ class Mount:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Data that every node of a job gets: where it comes from, and where a container has it."""
+    """Data that is copied to every node of a job: its source and its path in the container."""
 
     name: str
-    source: str  # host:/path, or a path of the caller's machine
+    source: str  # host:/path, or a path on the caller's machine
     at: str
 
 
@@ -40,21 +40,21 @@ class Layout:
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """Everything that an engine needs to create one container; for plain processes, one process group.
+    """Specification from which an engine creates one container; for plain processes, one process group.
 
-    The defaults are those of a container that runs one command of an image and keeps nothing.
+    The defaults are for a container that runs one command of an image and keeps no output.
 
-    Sizes are bytes, limits as the engine takes them. `restarts`: how often the engine may restart it after a failure.
+    Sizes are in bytes; limits are in the engine's format. `restarts`: maximum number of restarts after a failure.
     """
 
     name: str
     image: str
-    argv: tuple[str, ...]  # the whole command, replaces the image's entrypoint; the image's own one is part of it
+    argv: tuple[str, ...]  # full command; replaces the image's entrypoint and includes it
     env: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     layout: Layout = Layout()
     output_dir: str = ""  # on the node; mounted at layout.output
-    user: str = ""  # "uid:gid", "" for the image's own
+    user: str = ""  # "uid:gid"; "" for the image's user
     groups: tuple[int, ...] = ()
     mounts: tuple[Mount, ...] = ()
     gpus: tuple[str, ...] = ()  # UUIDs
@@ -74,10 +74,10 @@ class ContainerSpec:
 
 @dataclass(frozen=True)
 class BatchSpec(ContainerSpec):
-    """The first container of a run on a cluster, which starts all of them by one script."""
+    """The first container of a run on a cluster; one script starts all containers of the run."""
 
-    script: str = ""  # what the scheduler runs, as `launcher export` prints it
-    sweep: tuple[str, ...] = ()  # ids of the runs that are submitted together, this one among them
+    script: str = ""  # batch script for the scheduler, as `launcher export` prints it
+    sweep: tuple[str, ...] = ()  # ids of the runs that are submitted together, including this one
 
 
 class Phase(str, Enum):
@@ -97,16 +97,16 @@ class Phase(str, Enum):
 
 @dataclass(frozen=True)
 class ContainerState:
-    """A container as its engine reports it. Times: seconds since the epoch by the node's clock, 0 before they come."""
+    """A container as its engine reports it. Times: seconds since the epoch by the node's clock; 0 if not yet known."""
 
     id: str
     name: str
     image: str  # image id
     labels: Mapping[str, str]
     phase: Phase
-    exit_code: int | None = None  # while it has not ended
+    exit_code: int | None = None  # None until it has exited
     oom_killed: bool = False
     restarts: int = 0
     started: float = 0.0
     finished: float = 0.0
-    error: str = ""  # the engine's message if it could not start it
+    error: str = ""  # the engine's message if the start failed

@@ -1,4 +1,4 @@
-"""What the planner needs to know of a node and of an image."""
+"""Facts about nodes and images that the planner needs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class GpuProcess:
     """A process that computes on a GPU."""
 
     pid: int
-    user: str = ""  # "" where it is not known: its /proc is hidden, or it is in another container
+    user: str = ""  # "" if unknown: its /proc entry is hidden, or it runs in another container
     memory_mib: int = 0  # on this GPU
     name: str = ""
-    age: float = 0.0  # seconds, 0 where it is not known
+    age: float = 0.0  # seconds; 0 if unknown
 
 
 @dataclass(frozen=True)
 class MigInstance:
-    """A part of a GPU that is divided (MIG, Multi-Instance GPU)."""
+    """An instance of a partitioned GPU (MIG, Multi-Instance GPU)."""
 
     uuid: str  # MIG-...
     profile: str  # "1g.10gb"
@@ -36,47 +36,47 @@ class Gpu:
     memory_mib: int
     driver: str
     used_mib: int = 0
-    bus: str = ""  # its PCI address as the kernel writes it: 0000:07:00.0
+    bus: str = ""  # PCI address in the kernel's format: 0000:07:00.0
     compute_mode: str = ""  # "Default", "Exclusive_Process", "Prohibited"
     persistence: bool | None = None
     mig: bool = False  # in MIG mode: only its instances can be used
     instances: tuple[MigInstance, ...] = ()
     processes: tuple[GpuProcess, ...] = ()
-    minor: int = -1  # of its device file /dev/nvidia<minor>
+    minor: int = -1  # number of its device file /dev/nvidia<minor>
     instance_files: tuple[str, ...] = ()  # device files of all its instances: /dev/nvidia-caps/nvidia-cap12, ...
-    fault: str = ""  # nvidia-smi's words where it answers for the other GPUs only: "GPU requires reset"
+    fault: str = ""  # nvidia-smi's error message for this GPU: "GPU requires reset"
 
 
 @dataclass(frozen=True)
 class PciGpu:
-    """A GPU of NVIDIA's on the PCI bus, whatever its driver says."""
+    """An NVIDIA GPU on the PCI bus, with or without a working driver."""
 
     address: str  # 0000:07:00.0
-    driver: str  # the kernel driver that has it: "nvidia", "nouveau", "vfio-pci", "" for none
+    driver: str  # kernel driver bound to it: "nvidia", "nouveau", "vfio-pci"; "" for none
 
 
 @dataclass(frozen=True)
 class NvidiaFacts:
-    """What a machine has of NVIDIA's; all empty on a machine without."""
+    """NVIDIA hardware and software of a machine; all fields are empty without any."""
 
     pci: tuple[PciGpu, ...] = ()
-    switches: int = 0  # NVSwitches on the PCI bus: such a machine needs the fabric manager
+    switches: int = 0  # NVSwitches on the PCI bus; they require the fabric manager
     device_files: tuple[str, ...] = ()  # /dev/nvidia0, /dev/nvidiactl, /dev/nvidia-uvm, ...
-    smi: bool = False  # it has an nvidia-smi
-    smi_exit: int | None = None  # None: it did not end within 20 s
-    smi_error: str = ""  # what it printed beside its answer
-    driver: str = ""  # version of the driver: nvidia-smi's, else the kernel module's
-    module: str = ""  # version of the kernel module that is loaded
-    cuda: str = ""  # the newest CUDA that the driver runs: "12.4"
+    smi: bool = False  # nvidia-smi is installed
+    smi_exit: int | None = None  # None: it did not exit within 20 s
+    smi_error: str = ""  # its error output
+    driver: str = ""  # driver version from nvidia-smi, else from the kernel module
+    module: str = ""  # version of the loaded kernel module
+    cuda: str = ""  # newest CUDA version that the driver supports: "12.4"
     toolkit: str = ""  # version of the NVIDIA Container Toolkit
-    toolkit_mode: str = ""  # of its runtime's configuration: "auto", "legacy", "cdi", "csv"
+    toolkit_mode: str = ""  # mode in its runtime's configuration: "auto", "legacy", "cdi", "csv"
     cdi_specs: tuple[str, ...] = ()  # files that describe nvidia.com/gpu
-    fabric_manager: str = ""  # as systemctl is-active says: "active", "inactive", "failed"; "" where it is not known
+    fabric_manager: str = ""  # from systemctl is-active: "active", "inactive", "failed"; "" if unknown
 
 
 @dataclass(frozen=True)
 class GpuClaim:
-    """A GPU, or an instance of one, that a run of the launcher has."""
+    """A GPU or MIG instance that is reserved for a run."""
 
     uuid: str
     run: str
@@ -105,21 +105,21 @@ class Route:
 class EngineFacts:
     """The container engine of a node."""
 
-    id: str  # the key of caches of what this engine grants
+    id: str  # key of caches about this engine's capabilities
     version: str
     rootless: bool
-    runtimes: tuple[str, ...]  # "nvidia" where the container toolkit is configured as a runtime
-    cdi_devices: tuple[str, ...]  # "nvidia.com/gpu=..." where the engine lists CDI devices
+    runtimes: tuple[str, ...]  # "nvidia" if the container toolkit is configured as a runtime
+    cdi_devices: tuple[str, ...]  # "nvidia.com/gpu=..." if the engine lists CDI devices
     root_dir: str
-    disk_free: int = -1  # bytes free below root_dir, -1 where unknown
+    disk_free: int = -1  # free bytes on the file system of root_dir; -1 if unknown
     kind: str = "Docker"  # or "podman", which speaks Docker's API
-    store: str = ""  # how it keeps images, for people
+    store: str = ""  # image store, for display
     cgroup: str = ""  # its cgroup driver: "systemd", "cgroupfs"
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """A node's state at one moment, as far as it is known. Bytes and seconds throughout."""
+    """A snapshot of what is known about a node. All values are in bytes and seconds."""
 
     name: str  # in the job file
     host: str  # ssh alias, user@host:port or "local"
@@ -132,30 +132,30 @@ class NodeFacts:
     home: str
     cpus: int
     memory: int = 0
-    shm_size: int = 0  # of the node's own /dev/shm
-    clock_offset: float = 0.0  # node's clock minus the caller's, corrected for half the round trip
+    shm_size: int = 0  # size of the node's own /dev/shm
+    clock_offset: float = 0.0  # the node's clock minus the caller's, corrected by half the round-trip time
     interfaces: tuple[Interface, ...] = ()
     routes: tuple[Route, ...] = ()
     listening: tuple[int, ...] = ()  # TCP ports with a listener
     gpus: tuple[Gpu, ...] = ()
     nvidia: NvidiaFacts = NvidiaFacts()
-    claims: tuple[GpuClaim, ...] = ()  # where they were asked for (run.claims.claimed_gpus)
+    claims: tuple[GpuClaim, ...] = ()  # filled on request (run.claims.claimed_gpus)
     infiniband: bool = False  # /dev/infiniband exists
-    python: str = ""  # the interpreter that runs plain processes; empty for docker
+    python: str = ""  # the interpreter for plain processes; "" with Docker
     engine: EngineFacts | None = None  # None for plain processes
-    # Limits that a probe showed the engine to grant, as `docker run --ulimit` takes them: memlock=-1, stack=67108864
-    ssh_port: int = 0  # of its sshd as the node itself sees it, which other nodes reach; 0 where ssh is not used
+    ssh_port: int = 0  # port on which other nodes reach its sshd (as seen on the node); 0 if ssh is not used
+    # Limits that the engine granted to a probe, in the format of `docker run --ulimit`: memlock=-1, stack=67108864
     ulimits: tuple[tuple[str, int], ...] = ()
-    image: str = ""  # id of the job's image in this node's store, if known
-    data: tuple[Mount, ...] = ()  # where the job's data is on this node
+    image: str = ""  # id of the job's image in this node's store; "" if unknown
+    data: tuple[Mount, ...] = ()  # the job's data on this node
 
 
 class Launch(str, Enum):
-    """The module that starts one process a GPU (torch.distributed.run exists since torch 1.9)."""
+    """The module that starts one process per GPU (torch.distributed.run exists since torch 1.9)."""
 
     RUN = "torch.distributed.run"
     LAUNCH = "torch.distributed.launch"
-    NONE = "none"  # no torch found: `run.command` only
+    NONE = "none"  # torch is missing: only `run.command` is possible
 
 
 @dataclass(frozen=True)
@@ -163,20 +163,20 @@ class ImageFacts:
     """The job's image; for plain processes, the caller's Python."""
 
     reference: str
-    id: str  # on the first node; every node has the same image, which was verified
-    python: str  # "python3", else "python", or a path
+    id: str  # on the first node; the image was verified to be the same on every node
+    python: str  # "python3", "python" or a path
     launch: Launch
-    flags: frozenset[str]  # long options of its launch module, underscored: {"no_python", "rdzv_backend", ...}
-    torch: str  # version, "" if it has none
+    flags: frozenset[str]  # long options of the launch module, with underscores: {"no_python", "rdzv_backend", ...}
+    torch: str  # version; "" if not installed
     entrypoint: tuple[str, ...]  # the image's own
-    cuda: str = ""  # version, "" if it has none
+    cuda: str = ""  # version; "" without CUDA
 
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """An image as an engine's store shows it."""
+    """An image in an engine's store."""
 
-    id: str  # what `docker image inspect` calls Id: config digest in the classic store, manifest digest in containerd's
+    id: str  # Id in `docker image inspect`: config digest in the classic store, manifest digest in containerd's
     tags: tuple[str, ...]
     repo_digests: tuple[str, ...]
     arch: str
@@ -184,19 +184,19 @@ class ImageInfo:
     labels: Mapping[str, str]
     layers: tuple[str, ...]  # diff ids, base first
     size: int
-    user: str = ""  # of its config; "" is root
+    user: str = ""  # in its config; "" is root
     created: str = ""  # RFC 3339
-    cuda: str = ""  # CUDA_VERSION of its environment
-    content: str = ""  # digest of layers and configuration: the same in stores that give different ids
+    cuda: str = ""  # CUDA_VERSION in its environment
+    content: str = ""  # digest of layers and configuration; does not depend on the store, unlike `id`
 
 
 class Reach(str, Enum):
-    """The outcome of a TCP connection from one node to an address."""
+    """The result of a TCP connection attempt from a node to an address."""
 
     OPEN = "open"  # accepted
-    REFUSED = "refused"  # the machine is reached and has no listener there
-    SILENT = "silent"  # no answer within the time limit, or no route
-    OTHER = "other"  # accepted, but by another machine than the target node
+    REFUSED = "refused"  # the machine is reachable, but nothing listens on the port
+    SILENT = "silent"  # timeout or no route
+    OTHER = "other"  # accepted by a machine other than the target node
     UNKNOWN = "unknown"  # the node cannot run the probe
 
     @property

@@ -1,4 +1,4 @@
-"""Hosts that are no ssh alias: in a plan, a record and a label a cluster is written `slurm:NAME`."""
+"""Hosts that are not ssh aliases: plans, records and labels refer to a cluster as `slurm:NAME`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ _CLUSTER = "slurm:"
 
 
 def cluster_host(name: str) -> str:
-    """The host of every node of a run on this cluster of the settings file."""
+    """Return the host of all nodes of a run on this cluster. name: in the settings file."""
     return _CLUSTER + name
 
 
 def cluster_name(host: str) -> str | None:
-    """Of the cluster that this host is; None where it is a machine."""
+    """Return the name of the cluster that this host refers to; None if it is a machine."""
     return host.removeprefix(_CLUSTER) if host.startswith(_CLUSTER) else None

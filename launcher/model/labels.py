@@ -1,4 +1,4 @@
-"""Container labels: the only lasting record of what runs where, and what is believed of it when they are read."""
+"""Container labels, the only persistent record of which run uses which node, and their validation."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from launcher.model.plan import RunId
 RUN = "launcher.run"
 JOB = "launcher.job"
 NODE = "launcher.node"  # the node's name in the job file
-HOST = "launcher.host"  # as the caller addressed it: ssh alias, user@host:port, or "local"
+HOST = "launcher.host"  # as given by the caller: ssh alias, user@host:port or "local"
 NODE_RANK = "launcher.node_rank"
 RANKS = "launcher.ranks"  # first global rank and number of its workers: "8+8"
-NODES = "launcher.nodes"  # every node's host of the run, comma separated, in rank order
+NODES = "launcher.nodes"  # hosts of all nodes of the run, comma-separated, in rank order
 SPEC = "launcher.spec"  # digest of the container's specification
 CODE = "launcher.code"  # digest of the code archive
-GPUS = "launcher.gpus"  # UUIDs, comma separated
+GPUS = "launcher.gpus"  # UUIDs, comma-separated
 OUTPUT = "launcher.output"  # the run's output folder on the node
-UID = "launcher.uid"  # the ssh user's on the node: whose run it is
+UID = "launcher.uid"  # uid of the ssh user on the node, who owns the run
 OWNER = "launcher.owner"  # user@host of the caller
 CREATED = "launcher.created"  # seconds since the epoch, by the caller's clock
 VERSION = "launcher.version"
 RUNTIME = "launcher.runtime"  # docker | process
-MIN_NODES = "launcher.min_nodes"  # with how many nodes the run goes on, where that is not all
-SPARES = "launcher.spares"  # then: how many of its last nodes wait for one to be lost
-PURPOSE = "launcher.purpose"  # run | shell | bench | claim | probe: any launcher that finds a probe removes it
+MIN_NODES = "launcher.min_nodes"  # minimum number of nodes with which the run continues, if not all
+SPARES = "launcher.spares"  # with MIN_NODES: number of spare nodes at the end of the list
+PURPOSE = "launcher.purpose"  # run | shell | bench | claim | probe; any launcher removes probes that it finds
 SPLIT = ","
-NO_HOST = "-"  # in NODES: a cluster chooses the machine
+NO_HOST = "-"  # in NODES: the cluster chooses the machine
 
 
 @dataclass(frozen=True)
 class RunLabels:
-    """What the labels of a run's container say, or of its claim of a GPU."""
+    """The parsed labels of a run's container or of its GPU lock."""
 
     run: RunId
     purpose: str
@@ -42,23 +42,23 @@ class RunLabels:
     node: str
     rank: int  # of the node
     ranks: range  # global ranks of its workers
-    every_host: str  # as NODES has them: a tuple for each of a cluster's many containers would take much memory
+    every_host: str  # in the format of NODES: a tuple for each container of a large cluster would take much memory
     gpus: tuple[str, ...]  # UUIDs
     output: str
     uid: int
     owner: str
     created: int
-    min_nodes: int  # with how many nodes the run goes on; 0: all are needed
-    spares: int  # the last of the nodes
+    min_nodes: int  # minimum number of nodes with which the run continues; 0: all are required
+    spares: int  # number of spare nodes, the last ones
 
     @property
     def nodes(self) -> int:
-        """How many the run has."""
+        """Number of nodes of the run."""
         return self.every_host.count(SPLIT) + 1
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Of all nodes of the run, by rank, as its caller addressed them."""
+        """Hosts of all nodes of the run, by rank, as given by its caller."""
         return tuple(self.every_host.split(SPLIT))
 
     @property
@@ -67,7 +67,7 @@ class RunLabels:
 
 
 def readable(labels: Mapping[str, object]) -> bool:
-    """Whether they are as we write them."""
+    """Return whether all labels are present and valid."""
     try:
         read(labels)
     except ValueError:
@@ -75,13 +75,13 @@ def readable(labels: Mapping[str, object]) -> bool:
     return True
 
 
-@lru_cache(maxsize=16)  # a long text, the same in all containers of a run
+@lru_cache(maxsize=16)  # a long string, equal in all containers of a run
 def _hosts(value: str | None) -> str:
     return checked.text(value, "[!-~]{1,200000}", "list of nodes")
 
 
 def read(labels: Mapping[str, object]) -> RunLabels:
-    """Every user of a node's engine can write labels. Raises ValueError where one is not as we write it."""
+    """Parse and validate labels: any user of a node's engine can set them. Raises ValueError if one is invalid."""
     run = checked.run_id(labels.get(RUN))
     first, _, count = checked.text(labels.get(RANKS), "[0-9]+[+][0-9]+", "range of ranks").partition("+")
     start = checked.number(first, 10**6)

@@ -1,4 +1,4 @@
-"""How much a node may answer; a user's settings file raises it (job/settings.py, which most commands need not load)."""
+"""Limits for responses of nodes. The settings file can raise them (job/settings.py, not loaded by most commands)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from launcher.model.home import config_folder
 
 @dataclass(frozen=True)
 class AnswerLimits:
-    """Of a command's output, or of what a container engine says. Not for whole images."""
+    """Limits for the output of a command or a response of a container engine; not for image transfers."""
 
     size: int = 64 << 20  # bytes
-    seconds: float = 60.0  # where the caller does not say how long it may take
+    seconds: float = 60.0  # default if the caller sets no timeout
 
 
 DEFAULT_LIMITS = AnswerLimits()
 
 
 def settings_file(environ: Mapping[str, str]) -> Path:
-    """In the user's configuration folder. Raises UsageError where there is no home folder."""
+    """Return the path of the settings file. Raises UsageError if no home folder is known."""
     return config_folder(environ) / "settings.yaml"

@@ -1,4 +1,4 @@
-"""The plan of a run: the same object is printed by `launcher plan` and executed by `launcher up`."""
+"""The plan of a run: `launcher plan` prints it, `launcher up` executes it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 
 from launcher.model.container import ContainerSpec
 
-_READABLE = 256  # nodes of a plan that a person may read
+_READABLE = 256  # maximum number of nodes of a plan that is indented
 
 RunId = str
 RUN_ID = r"[a-z0-9][a-z0-9-]{0,62}-[0-9]{8}-[0-9]{6}-[0-9a-f]{4}"
 
 
 def new_run_id(job: str, now: float | None = None) -> RunId:
-    """`<job>-<UTC date>-<UTC time>-<4 hex digits>`: sorts by time within a job, unique within a second."""
+    """Return `<job>-<UTC date>-<UTC time>-<4 hex digits>`: sorts by time within a job, unique within a second."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
     return f"{job}-{stamp}-{secrets.token_hex(2)}"
 
@@ -31,21 +31,21 @@ def is_run_id(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Membership:
-    """A run's place in the group that one `up` of a job with a sweep starts."""
+    """Membership of a run in the group that `up` starts for a job with a sweep."""
 
-    group: str  # an id like a run's
-    variant: str  # the arguments in which the run differs
+    group: str  # an id in the format of run ids
+    variant: str  # the arguments that distinguish the run
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks meet: an IP address of the first node; each node's own address and interface in that network."""
+    """The rendezvous: an IP address of the first node; each node's address and interface in that network."""
 
     address: str
     port: int
     addresses: tuple[str, ...]  # by node rank
     interfaces: tuple[str, ...]  # by node rank
-    probed: bool  # False if the connections between nodes could not be tested
+    probed: bool  # False if connections between the nodes could not be tested
 
 
 @dataclass(frozen=True)
@@ -69,25 +69,25 @@ class Plan:
     rendezvous: Rendezvous
     nodes: tuple[NodePlan, ...]  # by rank; the first is the master
     warnings: tuple[str, ...] = ()
-    min_nodes: int = 0  # with how many nodes the run goes on; 0: all are needed
-    spares: int = 0  # the last of the nodes: they wait, and take the place of a lost one
+    min_nodes: int = 0  # minimum number of nodes with which the run continues; 0: all are required
+    spares: int = 0  # number of spare nodes, the last ones: they wait and replace lost nodes
 
     @property
     def master(self) -> NodePlan:
         return self.nodes[0]
 
     def on(self, node: str) -> NodePlan:
-        """A cluster's engine is for all of its nodes: the first one stands for them."""
+        """Return the plan of a node; of the first node for a cluster, whose engine manages all nodes."""
         return next((planned for planned in self.nodes if planned.node == node), self.master)
 
     def to_json(self) -> str:
-        indent = 2 if len(self.nodes) <= _READABLE else None  # Python writes the latter ten times faster
+        indent = 2 if len(self.nodes) <= _READABLE else None  # without indentation, Python writes ten times faster
         return json.dumps(plain(self), indent=indent, sort_keys=True)
 
 
 def plain(value: Any) -> Any:
-    """A value of this package as dicts, lists and scalars, ready for JSON."""
-    if value is None or isinstance(value, (str, int, float)):  # the commonest case, and the cheapest test
+    """Return a value of this package as dicts, lists and scalars for JSON."""
+    if value is None or isinstance(value, (str, int, float)):  # the most frequent case and the cheapest test
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}

@@ -1,27 +1,27 @@
-"""How a long step reports to its caller, which shows it to a person or not at all."""
+"""Progress reports of long operations to their caller, which may display them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-Log = Callable[[str], None]  # a line for a person; a Step is one that the next one may replace
-OnProgress = Callable[[str, int, int], None]  # node, bytes sent, an estimate of all; equal when the node has the image
+Log = Callable[[str], None]  # a line to display; a later Step may replace an earlier one
+OnProgress = Callable[[str, int, int], None]  # node, bytes sent, estimated total; equal when the node has the image
 
 
 class Step(str):
-    """A line for a person that says what a long step does now; the next Step of the same node replaces it.
+    """A status line for a long operation; the next Step of the same node replaces it.
 
-    at_once: where lines cannot be replaced it is printed all the same, not now and then.
+    immediate: always printed, even if lines cannot be replaced and other Steps are printed only now and then.
     """
 
     node: str
-    at_once: bool
+    immediate: bool
 
-    def __new__(cls, node: str, what: str, *, at_once: bool = False) -> Step:
+    def __new__(cls, node: str, what: str, *, immediate: bool = False) -> Step:
         step = super().__new__(cls, f"{node}: {what}")
-        step.node, step.at_once = node, at_once
+        step.node, step.immediate = node, immediate
         return step
 
 
 def no_progress(node: str, sent: int, total: int) -> None:
-    """For callers that show nothing."""
+    """For callers that display no progress."""

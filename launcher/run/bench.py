@@ -19,8 +19,8 @@ from pathlib import Path
 from launcher import container_scripts
 from launcher.errors import LauncherError, NodesFailed, NodeUnfit
 from launcher.health import machine, measures, verdict
-from launcher.health.machine import MachineState, Trouble
-from launcher.health.measures import Measure, Said
+from launcher.health.machine import MachineState, Problem
+from launcher.health.measures import Measure, NodeReport
 from launcher.health.rounds import Timetable, minutes_needed, rounds, timetable
 from launcher.health.verdict import Finding, Network
 from launcher.job.models import Job
@@ -220,9 +220,9 @@ def _machine_state(engine: Engine, interface: str = "") -> MachineState:
 
 def _troubles(
     observed: Mapping[str, _Observed], measured: Mapping[str, tuple[NodeFacts, tuple[str, ...]]]
-) -> list[Trouble]:
+) -> list[Problem]:
     """Return the problems in the machines' states, each once. measured: facts and measured GPUs by node."""
-    found: list[Trouble] = []
+    found: list[Problem] = []
     busy = dict[str, MachineState]()
     for name, (node, chosen) in measured.items():
         own = {device.gpu.uuid for device in gpus.devices(node) if device.uuid in chosen}
@@ -230,17 +230,17 @@ def _troubles(
             replace(state, gpus=tuple(gpu for gpu in state.gpus if gpu.uuid in own))
             for state in (observed[name].idle, observed[name].busy)
         )
-        found += machine.troubles(name, idle, busy=False)
-        found += machine.troubles(name, busy[name], busy=True)
+        found += machine.problems(name, idle, busy=False)
+        found += machine.problems(name, busy[name], busy=True)
     found += machine.between({name: state for name, state in busy.items() if state.complete})
     return list(dict.fromkeys(found))
 
 
-def _result(name: str, names: Sequence[str], observed: _Observed, gpu_names: Mapping[str, str]) -> Said:
+def _result(name: str, names: Sequence[str], observed: _Observed, gpu_names: Mapping[str, str]) -> NodeReport:
     return measures.read(name, names, observed.text.decode(errors="replace"), gpu_names)
 
 
-def _lost(result: Said, observed: _Observed) -> str:
+def _lost(result: NodeReport, observed: _Observed) -> str:
     """Return why a node did not finish, or "" if it did."""
     if result.phase == "end":
         return ""

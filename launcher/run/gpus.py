@@ -95,7 +95,7 @@ class Waiting:
         """Pause until the next attempt. Raises `error` if waiting is disabled or would not help."""
         if not self._wait:
             raise error
-        step = Step("waiting", _in_use(error), at_once=True)
+        step = Step("waiting", _in_use(error), immediate=True)
         if step != self._logged:
             self._logged = step
             self.log(step)

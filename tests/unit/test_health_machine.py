@@ -1,6 +1,6 @@
-"""What machines say of themselves: recorded answers of nvidia-smi and of sysfs, read by the script, judged in words.
+"""Hardware state of machines: recorded output of nvidia-smi and sysfs, read by the script, and the problems found.
 
-Each file of tests/unit/health names its source. Those of sysfs are put into a folder that the script takes for /sys.
+Each file in tests/unit/health names its source. Recorded sysfs files are placed in a folder that replaces /sys.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.health import machine
-from launcher.health.machine import LinkState, MachineState, between, parse, troubles
+from launcher.health.machine import LinkState, MachineState, between, parse, problems
 
 RECORDED = Path(__file__).parent / "health"
 GPUS = sorted(path.stem for path in RECORDED.glob("gpu_*.xml"))
@@ -30,12 +30,12 @@ def gpus(text: str) -> MachineState:
     return parse(f"@@nvidia_smi\n{text}\n@exit 0\n\n@@end\n")
 
 
-def words(state: MachineState, *, busy: bool) -> list[str]:
-    return [f"{each.part}: {each.what}; {each.fix}" for each in troubles("gpu-c", state, busy=busy)]
+def described(state: MachineState, *, busy: bool) -> list[str]:
+    return [f"{each.part}: {each.what}; {each.fix}" for each in problems("gpu-c", state, busy=busy)]
 
 
 def put(root: Path, folder: str, name: str, more: str = "") -> None:
-    """The recorded files of sysfs below this folder; a value of nothing is a file that cannot be read."""
+    """Write the recorded sysfs files below this folder; an empty value stands for an unreadable file."""
     for line in f"{(RECORDED / f'{name}.txt').read_text()}{more}".splitlines():
         path, _, value = line.partition(" ")
         if not line.startswith("#"):
@@ -45,7 +45,7 @@ def put(root: Path, folder: str, name: str, more: str = "") -> None:
 
 
 def run(root: Path, interface: str = "", smi: str | None = None, *, more: str = "") -> MachineState:
-    """What the script reads there, with a stand-in nvidia-smi that prints this answer."""
+    """Run the script with a fake nvidia-smi that prints this output."""
     tools = root / "tools"
     tools.mkdir(exist_ok=True)
     if smi is not None:
@@ -71,14 +71,14 @@ def run(root: Path, interface: str = "", smi: str | None = None, *, more: str = 
         ("gpu_thermal_535", "GPU 0: throttled: software thermal slowdown; check its cooling"),
     ],
 )
-def test_a_throttled_gpu_is_named_with_the_reason(name: str, expected: str) -> None:
-    (line,) = words(gpus(recorded(name)), busy=True)
+def test_a_throttled_gpu_is_reported_with_the_reason(name: str, expected: str) -> None:
+    (line,) = described(gpus(recorded(name)), busy=True)
     assert line.startswith(expected)
-    assert not words(gpus(recorded(name)), busy=False)  # idle GPUs lower their clocks for many reasons
+    assert not described(gpus(recorded(name)), busy=False)  # idle GPUs lower their clocks for many reasons
 
 
 @pytest.mark.parametrize(
-    ("reason", "said"),
+    ("reason", "expected"),
     [
         ("hw_thermal_slowdown", "throttled: hardware thermal slowdown, at 1410 of 1597 MHz; check its cooling"),
         ("sw_thermal_slowdown", "throttled: software thermal slowdown, at 1410 of 1597 MHz; check its cooling"),
@@ -87,26 +87,26 @@ def test_a_throttled_gpu_is_named_with_the_reason(name: str, expected: str) -> N
     ],
 )
 @pytest.mark.parametrize("prefix", ["throttle", "event"])
-def test_every_reason_by_its_name_before_and_since_driver_535(prefix: str, reason: str, said: str) -> None:
+def test_every_reason_by_its_name_before_and_since_driver_535(prefix: str, reason: str, expected: str) -> None:
     text = recorded("gpu_v100s_busy_460").replace("clocks_throttle_reason", f"clocks_{prefix}_reason")
     text = text.replace(f"{reason}>Not Active", f"{reason}>Active").replace(
         "hw_slowdown>Not Active", "hw_slowdown>Active"
     )
-    (line,) = words(gpus(text), busy=True)
-    assert line.startswith(f"GPU 0: {said}")
+    (line,) = described(gpus(text), busy=True)
+    assert line.startswith(f"GPU 0: {expected}")
 
 
-def test_gpus_that_are_as_they_should_be_are_not_blamed() -> None:
-    """Idle, busy, at their power limit, divided, with a row remapped long ago; judged as idle and as under load."""
+def test_healthy_gpus_are_not_reported() -> None:
+    """Idle, busy, at the power limit, in MIG mode, with a row remapped earlier; both as idle and as under load."""
     for name in ("a100_mig_535", "v100s_busy_460", "rtxpro6000_590", "gtx1660ti_418", "gh200_remapped_550"):
         state = gpus(recorded(f"gpu_{name}"))
-        assert [len(state.gpus), words(state, busy=True), words(state, busy=False)] == [1, [], []], name
-    assert words(gpus(recorded("gpu_rtx4090_535")), busy=True) == []
+        assert [len(state.gpus), described(state, busy=True), described(state, busy=False)] == [1, [], []], name
+    assert described(gpus(recorded("gpu_rtx4090_535")), busy=True) == []
     between_steps = recorded("gpu_v100s_busy_460").replace("97 %", "4 %").replace("<sm_clock>1410", "<sm_clock>135")
-    assert words(gpus(between_steps), busy=True) == []
+    assert described(gpus(between_steps), busy=True) == []
 
 
-def test_what_is_read_of_a_gpu() -> None:
+def test_parsed_values_of_a_gpu() -> None:
     (card,) = gpus(recorded("gpu_v100s_busy_460")).gpus
     assert (card.index, card.bus, card.load, card.clock, card.clock_max) == (0, "00000000:00:0D.0", 97, 1410, 1597)
     assert card.uuid == "GPU-76098dc1-d3bc-9a1b-7ea6-f7b48837829e"
@@ -121,57 +121,57 @@ def test_what_is_read_of_a_gpu() -> None:
 @pytest.mark.parametrize("busy", [True, False])
 def test_faulty_memory(busy: bool) -> None:
     for name in ("gpu_remap_pending_550", "gpu_a100_remap_pending_510"):
-        (pending,) = words(gpus(recorded(name)), busy=busy)
-        assert pending.startswith("GPU 0: rows of its memory wait to be remapped; stop what uses it and reset it (sudo")
-    (errors,) = words(gpus(recorded("gpu_a800_ecc")), busy=busy)
+        (pending,) = described(gpus(recorded(name)), busy=busy)
+        assert pending.startswith("GPU 0: memory row remapping is pending; stop its processes and reset it (sudo")
+    (errors,) = described(gpus(recorded("gpu_a800_ecc")), busy=busy)
     assert "32 uncorrectable memory errors (ECC)" in errors
-    assert "nvidia-smi asks for: Drain and Reset; stop" in errors
+    assert "nvidia-smi recommends: Drain and Reset; stop" in errors
     failed = recorded("gpu_a800_ecc").replace("failure>No", "failure>Yes")
-    assert words(gpus(failed), busy=busy)[0].endswith("leave it out (gpus: in the job) and have it replaced")
+    assert described(gpus(failed), busy=busy)[0].endswith("exclude it (gpus: in the job file) and replace it")
     volta = recorded("gpu_v100s_busy_460").replace("pending_retirement>No", "pending_retirement>Yes")
-    assert "pages of its memory wait to be retired" in words(gpus(volta), busy=busy)[0]
+    assert "memory page retirement is pending" in described(gpus(volta), busy=busy)[0]
     double = recorded("gpu_v100s_busy_460").replace("<double_bit>", "<double_bit><total>3</total>", 1)
-    assert "3 uncorrectable memory errors" in words(gpus(double), busy=busy)[0]
+    assert "3 uncorrectable memory errors" in described(gpus(double), busy=busy)[0]
 
 
-def test_a_narrow_pcie_link_is_judged_under_load() -> None:
-    """The answer was recorded of idle cards; under load these two fields have other values."""
+def test_a_narrow_pcie_link_is_reported_under_load() -> None:
+    """The output was recorded on idle cards; under load these two fields differ."""
     idle = recorded("gpu_l4_narrow_555")
-    assert words(gpus(idle), busy=True) == []
+    assert described(gpus(idle), busy=True) == []
     loaded = idle.replace("gpu_idle>Active", "gpu_idle>Not Active").replace("<gpu_util>3 %", "<gpu_util>98 %")
-    (line,) = words(gpus(loaded), busy=True)
-    assert line.startswith("GPU 1: its PCIe link has generation 4 x1, possible are 4 x16; seat it again")
+    (line,) = described(gpus(loaded), busy=True)
+    assert line.startswith("GPU 1: its PCIe link runs at generation 4 x1, it supports 4 x16; reseat it")
     assert line.endswith("sudo lspci -vv -s 00000000:C1:00.0")
     slow = recorded("gpu_v100s_busy_460").replace("<current_link_gen>3", "<current_link_gen>1")
-    assert "generation 1 x16, possible are 3 x16" in words(gpus(slow), busy=True)[0]
+    assert "generation 1 x16, it supports 3 x16" in described(gpus(slow), busy=True)[0]
 
 
 def test_power_limits_and_caps() -> None:
     lowered = recorded("gpu_v100s_busy_460").replace("<power_limit>250", "<power_limit>150")
     lowered = lowered.replace("<enforced_power_limit>250", "<enforced_power_limit>150")
-    assert words(gpus(lowered), busy=False) == [
+    assert described(gpus(lowered), busy=False) == [
         "GPU 0: its power limit is set to 150 W, the default is 250 W; sudo nvidia-smi -i 0 -pl 250"
     ]
     # issue 3 of l4rz/reverse-engineering-dell-idrac-to-get-rid-of-gpu-throttling: capped at 240 of 400 W
     capped = recorded("gpu_rtx4090_535").replace("445.38 W", "240.00 W")
-    (line,) = words(gpus(capped), busy=True)
-    assert line.startswith("GPU 1: throttled: software power cap at 240 W, though its limit is 450 W")
+    (line,) = described(gpus(capped), busy=True)
+    assert line.startswith("GPU 1: throttled: software power cap at 240 W, below its limit of 450 W")
 
 
 def test_clocks_that_are_low_or_locked() -> None:
     busy = recorded("gpu_v100s_busy_460")
     stuck = busy.replace("<sm_clock>1410 MHz", "<sm_clock>135 MHz")
-    (line,) = words(gpus(stuck), busy=True)
-    assert line.startswith("GPU 0: slow, at 135 of 1597 MHz; nvidia-smi names no reason; sudo nvidia-smi -i 0 -rac")
+    (line,) = described(gpus(stuck), busy=True)
+    assert line.startswith("GPU 0: slow, at 135 of 1597 MHz; nvidia-smi reports no reason; sudo nvidia-smi -i 0 -rac")
     limited = busy.replace("clocks_setting>Not Active", "clocks_setting>Active", 1)
-    assert words(gpus(limited), busy=True) == []  # at their default
+    assert described(gpus(limited), busy=True) == []  # at their default
     limited = limited.replace("<graphics_clock>1245", "<graphics_clock>900", 1)
-    assert "throttled: its clocks are limited to 900 MHz by a setting" in words(gpus(limited), busy=True)[0]
+    assert "throttled: its clocks are limited to 900 MHz by configuration" in described(gpus(limited), busy=True)[0]
 
 
-def test_who_else_uses_a_gpu_is_asked_before_the_load() -> None:
-    assert words(gpus(recorded("gpu_rtx4090_535")), busy=False) == [
-        "GPU 2: in use by python (pid 2180559, 22072 MiB); ask their owner to end them, or take other GPUs"
+def test_other_processes_on_a_gpu_are_checked_before_the_load() -> None:
+    assert described(gpus(recorded("gpu_rtx4090_535")), busy=False) == [
+        "GPU 2: in use by python (pid 2180559, 22072 MiB); ask their owner to stop them, or use other GPUs"
     ]
 
 
@@ -185,19 +185,19 @@ def test_who_else_uses_a_gpu_is_asked_before_the_load() -> None:
         ("ib_polling_rccl", ["InfiniBand mlx5_7/1: down (Polling); check its cable and the port at the other end"]),
         ("roce_h100_polling", ["InfiniBand mlx5_11/1: down (Polling); check its cable"]),
         ("ib_virtual_function_down", ["InfiniBand mlx5_7/1: its link is up but its state is DOWN: no subnet manager"]),
-        ("roce_v1_only", ["InfiniBand mlx5_0/1: RoCE without a v2 GID: it has v1 only"]),
-        ("roce_no_gid", ["InfiniBand mlx5_0/1: RoCE without any GID: its interface has no address; give"]),
+        ("roce_v1_only", ["InfiniBand mlx5_0/1: no RoCE v2 GID: it has only v1"]),
+        ("roce_no_gid", ["InfiniBand mlx5_0/1: no RoCE GID: its interface has no address; assign"]),
     ],
 )
 def test_recorded_ports(tmp_path: Path, name: str, expected: list[str]) -> None:
     put(tmp_path, "infiniband", name)
-    found = words(run(tmp_path), busy=True)
+    found = described(run(tmp_path), busy=True)
     assert len(found) == len(expected), found
     for line, begin in zip(found, expected, strict=True):
         assert line.startswith(begin)
 
 
-def test_every_recorded_file_is_judged() -> None:
+def test_all_recorded_files_are_used() -> None:
     assert len(GPUS) == 12
     assert len(TREES) == 9
 
@@ -205,24 +205,24 @@ def test_every_recorded_file_is_judged() -> None:
 def test_ports_that_are_off_initializing_or_trained_badly(tmp_path: Path) -> None:
     off = "mlx5_0/ports/1/state 1: DOWN\nmlx5_0/ports/1/phys_state 3: Disabled\n"
     put(tmp_path, "infiniband", "ib_edr_two_cards", off)
-    assert words(run(tmp_path), busy=True) == []  # by hand, and the other one works
+    assert described(run(tmp_path), busy=True) == []  # by a user, and the other port works
     put(tmp_path, "infiniband", "ib_edr_two_cards", off + off.replace("mlx5_0", "mlx5_1"))
-    assert [line[:41] for line in words(run(tmp_path), busy=True)] == [
-        f"InfiniBand mlx5_{n}/1: down (Disabled); swi" for n in (0, 1)
+    assert [line[:41] for line in described(run(tmp_path), busy=True)] == [
+        f"InfiniBand mlx5_{n}/1: down (Disabled); ena" for n in (0, 1)
     ]
     put(tmp_path, "infiniband", "ib_edr_two_cards", "mlx5_1/ports/1/state 2: INIT\n")
-    assert "InfiniBand mlx5_1/1: its link is up but its state is INIT" in words(run(tmp_path), busy=True)[0]
+    assert "InfiniBand mlx5_1/1: its link is up but its state is INIT" in described(run(tmp_path), busy=True)[0]
     put(tmp_path, "infiniband", "ib_edr_two_cards", "mlx5_1/ports/1/rate 25 Gb/sec (1X EDR)\n")
-    assert "25 Gb/s, 1 lane(s) of EDR: it was trained badly" in words(run(tmp_path), busy=True)[0]
+    assert "25 Gb/s, 1 lane(s) of EDR: link training failed" in described(run(tmp_path), busy=True)[0]
 
 
 def test_ports_and_entries_that_are_not_used(tmp_path: Path) -> None:
-    """The second port of a card without a cable; a type of an entry that is zeros."""
+    """The second port of a card without a cable; the type of an entry that is zero."""
     polling = "mlx5_2/ports/1/phys_state 2: Polling\n"
     put(tmp_path / "a", "infiniband", "ib_h100_unused_ports", polling)
-    assert words(run(tmp_path / "a"), busy=True) == []
+    assert described(run(tmp_path / "a"), busy=True) == []
     put(tmp_path / "b", "infiniband", "roce_no_gid", "mlx5_0/ports/1/gid_attrs/types/1 RoCE v2\n")
-    assert "RoCE without any GID" in words(run(tmp_path / "b"), busy=True)[0]
+    assert "no RoCE GID" in described(run(tmp_path / "b"), busy=True)[0]
 
 
 def state_of(root: Path, name: str, more: str = "", **link: object) -> MachineState:
@@ -231,7 +231,7 @@ def state_of(root: Path, name: str, more: str = "", **link: object) -> MachineSt
     return replace(state, link=LinkState("eth0", **link)) if link else state  # type: ignore[arg-type]
 
 
-def test_what_differs_between_the_nodes(tmp_path: Path) -> None:
+def test_differences_between_the_nodes(tmp_path: Path) -> None:
     for node in "abcd":
         (tmp_path / node).mkdir()
     down = "mlx5_9/ports/1/state 1: DOWN\nmlx5_9/ports/1/phys_state 3: Disabled\n"
@@ -244,32 +244,32 @@ def test_what_differs_between_the_nodes(tmp_path: Path) -> None:
     }
     found = [f"{each.node} {each.part}: {each.what}" for each in between(states)]
     assert found == [
-        "gpu-b link eth0: it negotiated 1000 Mb/s, the others 10000",
-        "gpu-c link eth0: its MTU is 1500, that of the others 9000",
-        "gpu-b InfiniBand mlx5_9/1: down (Disabled), active on gpu-a, gpu-c",
-        "gpu-c InfiniBand mlx5_9/1: 200 Gb/s, 400 on gpu-a",
+        "gpu-b link eth0: it negotiated 1000 Mb/s, the other nodes 10000",
+        "gpu-c link eth0: its MTU is 1500, that of the other nodes 9000",
+        "gpu-b InfiniBand mlx5_9/1: down (Disabled), but active on gpu-a, gpu-c",
+        "gpu-c InfiniBand mlx5_9/1: 200 Gb/s, but 400 on gpu-a",
     ]
     assert all(each.fix for each in between(states))
     assert between(dict.fromkeys("abcdefgh", states["gpu-a"])) == []
     none = {**dict.fromkeys("ab", states["gpu-a"]), "c": run(tmp_path / "d")}
     assert [f"{each.node} {each.part}: {each.what}" for each in between(none)] == [
-        "c InfiniBand: 0 active ports, 9 on a, b"
+        "c InfiniBand: 0 active ports, but 9 on a, b"
     ]
     polling = {"a": parse(""), "b": parse("")}
     assert between(polling) == []
 
 
-def test_with_two_nodes_the_lesser_is_named() -> None:
+def test_of_two_nodes_the_lesser_is_reported() -> None:
     pair = {
         "a": MachineState(link=LinkState("eth0", 1000, 1500)),
         "b": MachineState(link=LinkState("eth0", 1000, 9000)),
     }
     (only,) = between(pair)
-    assert (only.node, only.what) == ("a", "its MTU is 1500, that of the others 9000")
+    assert (only.node, only.what) == ("a", "its MTU is 1500, that of the other nodes 9000")
     assert only.fix.startswith("sudo ip link set dev eth0 mtu 9000")
 
 
-def test_a_power_limit_that_the_machine_enforces_on_one_of_several() -> None:
+def test_a_lower_power_limit_enforced_on_one_of_several_machines() -> None:
     whole = recorded("gpu_gh200_remapped_550")
     fine = gpus(whole.replace(">700.00 W", ">900.00 W"))
     assert between({"a": gpus(whole), "b": gpus(whole)}) == []
@@ -282,14 +282,14 @@ def test_the_link_and_the_retransmissions(tmp_path: Path) -> None:
     put(tmp_path, "net/eth0", "net_eth0")
     before = run(tmp_path, "eth0")
     assert before.link == LinkState("eth0", 1000, 1500, "full")
-    assert words(before, busy=True) == []
+    assert described(before, busy=True) == []
     half = replace(before, link=LinkState("eth0", 1000, 1500, "half"))
-    assert words(half, busy=True)[0].startswith("link eth0: half duplex")
+    assert described(half, busy=True)[0].startswith("link eth0: half duplex")
     hundred = replace(before, link=LinkState("eth0", 100, 1500, "full"))
-    assert words(hundred, busy=False)[0].startswith("link eth0: it negotiated 100 Mb/s; check its cable")
+    assert described(hundred, busy=False)[0].startswith("link eth0: it negotiated 100 Mb/s; check its cable")
 
 
-def test_a_machine_with_nothing(tmp_path: Path) -> None:
+def test_a_machine_without_gpus_and_ports(tmp_path: Path) -> None:
     assert run(tmp_path, "eth9") == MachineState(link=LinkState("eth9"), complete=True)
 
 
@@ -299,7 +299,7 @@ def test_the_script_reads_the_gpus_without_their_lists_of_clocks(tmp_path: Path)
         assert (state.gpus, state.nvidia_smi) == (gpus(recorded(name)).gpus, 0)
 
 
-def test_an_answer_that_was_cut_off_is_read_as_far_as_it_goes() -> None:
+def test_truncated_output_is_parsed() -> None:
     text = recorded("gpu_rtx4090_535")
     state = parse(f"@@nvidia_smi\n{text[: text.index('</gpu>', text.index('</gpu>') + 6)]}")
     assert [card.load for card in state.gpus] == [0, 97]
@@ -307,7 +307,7 @@ def test_an_answer_that_was_cut_off_is_read_as_far_as_it_goes() -> None:
 
 
 @pytest.mark.slow
-def test_an_nvidia_smi_that_hangs_costs_the_rest_nothing(tmp_path: Path) -> None:
+def test_a_hanging_nvidia_smi_does_not_affect_other_sections(tmp_path: Path) -> None:
     put(tmp_path, "infiniband", "ib_edr_two_cards")
     state = run(tmp_path, smi="", more="trap '' TERM; sleep 40")
     assert (len(state.ports), state.gpus, state.nvidia_smi) == (2, (), None)
@@ -320,14 +320,14 @@ PIECES = st.sampled_from(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.one_of(PIECES, st.text(max_size=40)), max_size=12))
-def test_no_output_breaks_it(pieces: list[str]) -> None:
-    judged(parse("".join(pieces)))
+def test_any_output_is_accepted(pieces: list[str]) -> None:
+    check(parse("".join(pieces)))
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_no_changed_answer_breaks_it(data: st.DataObject) -> None:
-    """A recorded answer with pieces cut out, doubled and replaced."""
+def test_modified_output_is_accepted(data: st.DataObject) -> None:
+    """Recorded output with pieces removed, duplicated and replaced."""
     text = recorded(data.draw(st.sampled_from(GPUS)))
     tree = (RECORDED / f"{data.draw(st.sampled_from(TREES))}.txt").read_text()
     lines = "".join(f"./{line.replace(' ', ':', 1)}\n" for line in tree.splitlines())
@@ -336,17 +336,17 @@ def test_no_changed_answer_breaks_it(data: st.DataObject) -> None:
         text = text[:at] + data.draw(st.text(max_size=8)) + text[data.draw(st.integers(at, min(len(text), at + 300))) :]
         there = data.draw(st.integers(0, len(lines)))
         lines = lines[:there] + data.draw(st.text(max_size=8)) + lines[there:]
-    judged(parse(f"@@link\nname:eth0\nspeed:{lines[:9]}\n@@infiniband\n{lines}\n@@nvidia_smi\n{text}\n@@end\n"))
+    check(parse(f"@@link\nname:eth0\nspeed:{lines[:9]}\n@@infiniband\n{lines}\n@@nvidia_smi\n{text}\n@@end\n"))
 
 
-def test_very_deep_and_long_answers_take_no_time() -> None:
-    judged(gpus("<nvidia_smi_log><gpu>" + "<a>" * 50_000))
-    judged(gpus("<nvidia_smi_log><gpu>" + "<process_info><type>C" * 5_000))
+def test_deeply_nested_and_long_output_is_parsed_quickly() -> None:
+    check(gpus("<nvidia_smi_log><gpu>" + "<a>" * 50_000))
+    check(gpus("<nvidia_smi_log><gpu>" + "<process_info><type>C" * 5_000))
 
 
-def judged(state: MachineState) -> None:
-    """Whatever it was, it is judged in printable words, and each trouble has a fix."""
-    found = troubles("a", state, busy=True) + troubles("a", state, busy=False)
+def check(state: MachineState) -> None:
+    """For any state, problems are printable and have a fix."""
+    found = problems("a", state, busy=True) + problems("a", state, busy=False)
     found += between({"a": state, "b": parse("@@link\nname:eth0\nspeed:1000\nmtu:1500\n"), "c": state})
     for each in found:
         assert f"{each.part}{each.what}{each.fix}".isprintable()

@@ -1,4 +1,4 @@
-"""Which part of which node is slow: the rounds of a bench, and what its measures say."""
+"""Detection of slow components: the rounds of a benchmark and the evaluation of its measurements."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.health import links, outliers
-from launcher.health.measures import MARK, Measure, Said, read
+from launcher.health.measures import MARK, Measure, NodeReport, read
 from launcher.health.rounds import MOST_ROUNDS, rounds, timetable
 from launcher.health.table import WIDTH, table
-from launcher.health.trouble import Trouble
+from launcher.health.problem import Problem
 from launcher.health.verdict import Finding, Network, judge
 
 A100 = "NVIDIA A100-SXM4-80GB"
@@ -20,9 +20,9 @@ NODES = tuple("abcdefgh")
 NETWORK = Network(dict.fromkeys(NODES, "eth0"))
 
 
-def said(*measures: Measure) -> list[Said]:
+def reports_of(*measures: Measure) -> list[NodeReport]:
     nodes = dict.fromkeys(measure.node for measure in measures)
-    return [Said(node, tuple(m for m in measures if m.node == node), (), (), "end", ()) for node in nodes]
+    return [NodeReport(node, tuple(m for m in measures if m.node == node), (), (), "end", ()) for node in nodes]
 
 
 def gpu(node: str, index: int, value: float, of: str = "NVIDIA H100 80GB HBM3") -> Measure:
@@ -34,7 +34,7 @@ def processor(node: str, value: float) -> Measure:
 
 
 def pairs(nodes: str, speed: dict[tuple[str, str], float], again: float = 0.0) -> list[Measure]:
-    """All pairs at 10 Gb/s but these."""
+    """All pairs at 10 Gb/s except these."""
     return [
         Measure(
             one, "bandwidth", "", speed.get((one, other), 10.0), "Gb/s", to=other, again=again * ((one, other) in speed)
@@ -51,12 +51,12 @@ def receiving(node: str, nodes: str, value: float) -> dict[tuple[str, str], floa
     return {(other, node): value for other in nodes if other != node}
 
 
-def verdict(measures: list[Measure], *troubles: Trouble) -> list[Finding]:
-    return judge(said(*measures), troubles, NETWORK, {})
+def verdict(measures: list[Measure], *problems: Problem) -> list[Finding]:
+    return judge(reports_of(*measures), problems, NETWORK, {})
 
 
 @given(st.integers(1, 40))
-def test_rounds_are_disjoint_and_no_pair_comes_twice(nodes: int) -> None:
+def test_rounds_are_disjoint_and_pairs_are_unique(nodes: int) -> None:
     found = rounds(nodes)
     for pairs_of_round in found:
         ranks = [rank for pair in pairs_of_round for rank in pair]
@@ -74,7 +74,7 @@ def test_rounds_are_disjoint_and_no_pair_comes_twice(nodes: int) -> None:
 
 
 @given(st.floats(0, 3600), st.integers(0, MOST_ROUNDS), st.booleans(), st.booleans())
-def test_the_timetable_keeps_to_the_time_where_that_is_enough(
+def test_the_timetable_respects_the_duration_if_it_is_sufficient(
     seconds: float, turns: int, gpus: bool, reads: bool
 ) -> None:
     found = timetable(seconds, turns, gpus=gpus, reads=reads)
@@ -85,14 +85,14 @@ def test_the_timetable_keeps_to_the_time_where_that_is_enough(
     assert (found.read > 0) == reads
 
 
-def test_a_slow_gpu_is_named_with_its_cause_and_the_fix() -> None:
+def test_a_slow_gpu_is_reported_with_its_cause_and_fix() -> None:
     measures = [gpu(node, index, 301.0 + index, A100) for node in "abc" for index in range(4)]
     measures[-1] = gpu("c", 3, 212.0, A100)
-    trouble = Trouble("c", "GPU 3", "throttled, software thermal slowdown", "check its cooling")
-    elsewhere = Trouble("a", "GPU 1", "PCIe 8x of 16x", "reseat it")
-    found = verdict(measures, trouble, elsewhere)
+    problem = Problem("c", "GPU 3", "throttled, software thermal slowdown", "check its cooling")
+    elsewhere = Problem("a", "GPU 1", "PCIe 8x of 16x", "reseat it")
+    found = verdict(measures, problem, elsewhere)
     assert [each.line for each in found] == [
-        "c GPU 3: 212 TFLOP/s, the others 302 (0.70): throttled, software thermal slowdown; check its cooling",
+        "c GPU 3: 212 TFLOP/s, others 302 (0.70): throttled, software thermal slowdown; check its cooling",
         "a GPU 1: PCIe 8x of 16x; reseat it",
     ]
 
@@ -103,21 +103,21 @@ def test_a_slow_gpu_is_named_with_its_cause_and_the_fix() -> None:
     st.lists(st.floats(0.97, 1.03), min_size=8, max_size=8),
     st.floats(0.1, 0.5),
 )
-def test_one_slow_processor_is_found_and_no_other(nodes: int, place: int, noise: list[float], share: float) -> None:
-    names, slow = NODES[:nodes], NODES[place % nodes]
+def test_only_the_slow_processor_is_reported(nodes: int, index: int, noise: list[float], share: float) -> None:
+    names, slow = NODES[:nodes], NODES[index % nodes]
     measures = [processor(node, 100 * noise[i] * (share if node == slow else 1)) for i, node in enumerate(names)]
     assert [each.nodes for each in verdict(measures)] == [(slow,)]
     assert verdict([processor(node, 100 * noise[i]) for i, node in enumerate(names)]) == []
 
 
 @given(st.integers(2, 8), st.data())
-def test_values_that_are_all_over_the_place_give_no_alarm(nodes: int, data: st.DataObject) -> None:
+def test_values_within_the_factor_are_not_reported(nodes: int, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.floats(1, 1.29), min_size=nodes, max_size=nodes))
     assert outliers.slow(dict(enumerate(values))) == []
     assert verdict([processor(node, value) for node, value in zip(NODES, values, strict=False)]) == []
 
 
-def test_values_that_are_widely_spread_give_no_alarm() -> None:
+def test_widely_scattered_values_are_not_reported() -> None:
     assert outliers.slow(dict(enumerate([60.0, 100.0, 140.0, 180.0]))) == []
 
 
@@ -125,14 +125,14 @@ def test_of_two_nodes_neither_is_blamed_unless_one_reaches_its_peak() -> None:
     (found,) = verdict([processor("a", 100.0), processor("b", 50.0)])
     assert found.nodes == ("b", "a")
     assert "50.0 GFLOP/s on b, 100 on a (0.50)" in found.line
-    assert "do not tell" in found.line
+    assert "not enough to identify" in found.line
     (blamed,) = verdict([gpu("a", 0, 700.0), gpu("b", 0, 300.0)])
     assert blamed.nodes == ("b",)
-    assert "its data sheet says 989" in blamed.line
+    assert "data sheet 989" in blamed.line
     assert verdict([processor("a", 100.0), processor("b", 80.0)]) == []
 
 
-def test_a_cluster_that_is_slow_as_a_whole_is_measured_by_the_data_sheet() -> None:
+def test_a_uniformly_slow_cluster_is_compared_with_the_data_sheet() -> None:
     (found,) = verdict([gpu(node, 0, 300.0) for node in "abcd"])
     assert found.nodes == ("all",)
     assert "0.30" in found.line
@@ -140,31 +140,31 @@ def test_a_cluster_that_is_slow_as_a_whole_is_measured_by_the_data_sheet() -> No
 
 
 @given(st.integers(3, 8), st.integers(0, 7), st.floats(0.5, 5.0), st.sampled_from(["sends", "receives"]))
-def test_the_node_all_of_whose_pairs_are_slow_is_blamed_with_the_direction(
-    nodes: int, place: int, value: float, way: str
+def test_a_node_with_only_slow_pairs_is_blamed_with_the_direction(
+    nodes: int, index: int, value: float, way: str
 ) -> None:
     names = "".join(NODES[:nodes])
-    slow = names[place % nodes]
+    slow = names[index % nodes]
     speeds = (sending if way == "sends" else receiving)(slow, names, value)
     (found,) = verdict(pairs(names, speeds))
     assert (found.nodes, found.kinds, found.part) == ((slow,), (way,), "link eth0")
 
 
 @given(st.integers(3, 8), st.integers(0, 7), st.floats(0.5, 5.0))
-def test_a_link_slow_both_ways_is_one_node_s(nodes: int, place: int, value: float) -> None:
+def test_a_link_that_is_slow_in_both_directions_is_attributed_to_one_node(nodes: int, index: int, value: float) -> None:
     names = "".join(NODES[:nodes])
-    slow = names[place % nodes]
+    slow = names[index % nodes]
     found = verdict(pairs(names, sending(slow, names, value) | receiving(slow, names, value)))
     assert {each.nodes for each in found} == {(slow,)}
     assert {kind for each in found for kind in each.kinds} == {"sends", "receives"}
 
 
-def test_one_slow_pair_is_the_pair_s() -> None:
+def test_one_slow_pair_is_attributed_to_the_pair() -> None:
     (found,) = verdict(pairs("abcdef", {("b", "e"): 3.0}))
     assert found.nodes == ("b", "e")
     assert found.line.startswith("b -> e link: 3.00 Gb/s, other pairs 10.0 (0.30)")
     (found,) = verdict(pairs("ab", {("b", "a"): 3.0}))
-    assert found.line.startswith("b -> a link: 3.00 Gb/s, the other way 10.0 (0.30)")
+    assert found.line.startswith("b -> a link: 3.00 Gb/s, other direction 10.0 (0.30)")
 
 
 def test_two_slow_nodes_are_two_findings() -> None:
@@ -175,15 +175,15 @@ def test_two_slow_nodes_are_two_findings() -> None:
     }
 
 
-def test_lost_packets_are_the_cause_of_a_slow_link() -> None:
+def test_packet_loss_is_the_cause_of_a_slow_link() -> None:
     (found,) = verdict(pairs("abcd", receiving("c", "abcd", 2.0), again=0.08))
     assert found.nodes == ("c",)
-    assert "packets are lost, 8 % of the TCP segments were sent again" in found.line
+    assert "packet loss, 8 % of the TCP segments were retransmitted" in found.line
 
 
-def test_lost_packets_are_a_fault_where_the_link_is_hardly_slower() -> None:
+def test_packet_loss_is_reported_even_if_the_link_is_hardly_slower() -> None:
     (found,) = verdict(pairs("abcd", receiving("c", "abcd", 8.0), again=0.05))
-    assert found.line.startswith("c link eth0: receives 8.00 Gb/s, the others 10.0 (0.80): packets are lost, 5 %")
+    assert found.line.startswith("c link eth0: receives 8.00 Gb/s, others 10.0 (0.80): packet loss, 5 %")
     (found,) = verdict(pairs("ab", {("b", "a"): 8.0}, again=0.05))
     assert found.nodes == ("b", "a")
     (found,) = verdict(pairs("abcd", dict.fromkeys(itertools.permutations("abcd", 2), 9.0), again=0.05))
@@ -191,16 +191,16 @@ def test_lost_packets_are_a_fault_where_the_link_is_hardly_slower() -> None:
     assert verdict(pairs("abcd", receiving("c", "abcd", 9.0), again=0.01)) == []
 
 
-def test_what_the_machine_says_of_its_link_is_the_cause() -> None:
-    trouble = Trouble("c", "link eth0", "its speed is 1 Gb/s, that of the others 10", "look at the cable")
-    found = verdict(pairs("abcd", sending("c", "abcd", 1.0) | receiving("c", "abcd", 1.0)), trouble)
+def test_a_link_problem_reported_by_the_machine_is_the_cause() -> None:
+    problem = Problem("c", "link eth0", "its speed is 1 Gb/s, that of the others 10", "check the cable")
+    found = verdict(pairs("abcd", sending("c", "abcd", 1.0) | receiving("c", "abcd", 1.0)), problem)
     assert all("its speed is 1 Gb/s" in each.line for each in found)
     assert len(found) == 2
 
 
 def test_two_nodes_on_a_link_far_below_its_negotiated_speed() -> None:
     network = Network({"a": "eth0", "b": "eth0"}, {"a": 10.0, "b": 10.0})
-    (found,) = judge(said(*pairs("ab", {("a", "b"): 0.9, ("b", "a"): 0.95})), (), network, {})
+    (found,) = judge(reports_of(*pairs("ab", {("a", "b"): 0.9, ("b", "a"): 0.95})), (), network, {})
     assert found.nodes == ("all",)
     assert "negotiated 10.0" in found.line
 
@@ -218,34 +218,37 @@ def test_a_slow_answer_of_one_node() -> None:
     assert [(each.nodes, each.way) for each in links.slow_links({}, slow)] == [(("d",), links.ANSWERS)]
 
 
-def test_a_lost_node_is_named_and_the_others_are_judged() -> None:
+def test_a_lost_node_is_reported_and_the_others_are_evaluated() -> None:
     measures = pairs("abcd", sending("b", "abcd", 2.0))
-    reports = [*said(*measures), Said("a", (), (("", "d", "connection closed"),), (), "end", ())]
+    reports = [*reports_of(*measures), NodeReport("a", (), (("", "d", "connection closed"),), (), "end", ())]
     found = judge(reports, (), NETWORK, {"d": "in the phase pairs: no answer"})
     assert [each.nodes for each in found] == [("d",), ("b",)]
     assert "lost: in the phase pairs" in found[0].line
 
 
-def test_nodes_that_do_not_reach_a_first_node_that_is_lost_are_not_blamed() -> None:
-    alone = [Said(node, (), (("meeting", "", "did not reach the first node"),), (), "end", ()) for node in "bc"]
-    reports = [Said("a", (), (), (), "", ()), *alone]
+def test_nodes_that_cannot_reach_a_lost_first_node_are_not_blamed() -> None:
+    alone = [NodeReport(node, (), (("meeting", "", "did not reach the first node"),), (), "end", ()) for node in "bc"]
+    reports = [NodeReport("a", (), (), (), "", ()), *alone]
     (found,) = judge(reports, (), NETWORK, {"a": "before it started: no answer"})
     assert found.nodes == ("a",)
     assert [each.nodes for each in judge(reports, (), NETWORK, {})] == [("b",), ("c",)]
 
 
-def test_pairs_that_fail_are_told_once() -> None:
+def test_failed_pairs_are_reported_once() -> None:
     closed = "[pair.cc:561] Connection closed by peer [10.0.0.2]:4242"
-    whole = said(*pairs("abc", {}))
-    failing = [Said("a", (), (("", "b", closed),), (), "end", ()), Said("b", (), (("", "a", closed),), (), "end", ())]
+    whole = reports_of(*pairs("abc", {}))
+    failing = [
+        NodeReport("a", (), (("", "b", closed),), (), "end", ()),
+        NodeReport("b", (), (("", "a", closed),), (), "end", ()),
+    ]
     (found,) = judge([*whole, *failing], (), NETWORK, {})
     assert found.line.startswith("a -> b link: failed: the connection was closed; ")
-    cut = [Said(node, (), (("", "d", closed), ("all-reduce", "", closed)), (), "end", ()) for node in "abc"]
+    cut = [NodeReport(node, (), (("", "d", closed), ("all-reduce", "", closed)), (), "end", ()) for node in "abc"]
     (found,) = judge([*whole, *cut], (), NETWORK, {})
-    assert found.line.startswith("d link: no other node could be measured with it: the connection was closed; ")
+    assert found.line.startswith("d link: measurements with all other nodes failed: the connection was closed; ")
 
 
-def test_the_table_has_80_columns_and_marks_what_is_odd() -> None:
+def test_the_table_has_80_columns_and_marks_outliers() -> None:
     nodes = [f"a-machine-with-a-long-name-{node}" for node in "abcd"]
     measures = [
         Measure(node, kind, "GPU 0", 30.0 if (node, kind) == (nodes[2], "copy") else 123.4, "GB/s", "X")
@@ -266,11 +269,11 @@ def test_the_table_has_80_columns_and_marks_what_is_odd() -> None:
         lambda value: MARK + json.dumps(value)
     )
 )
-def test_any_log_can_be_read(line: str) -> None:
+def test_any_log_can_be_parsed(line: str) -> None:
     read("a", ["a", "b"], line, {})
 
 
-def test_a_log_is_read_as_far_as_it_goes() -> None:
+def test_a_truncated_log_is_parsed() -> None:
     lines = [
         {"kind": "begun", "ranks": [0, 1]},
         {"kind": "matmul", "part": "GPU 0", "uuid": "ABC", "of": "X", "value": 3.0, "unit": "TFLOP/s"},

@@ -193,7 +193,7 @@ def test_a_plan_that_is_none_is_as_good_as_missing(tmp_path: Path, plan: str) ->
     ],
 )
 def test_a_folder_that_is_not_the_runs_is_refused(path: object) -> None:
-    with pytest.raises(ValueError, match="is no output folder"):
+    with pytest.raises(ValueError, match="is not a valid output folder"):
         checked.output_folder(path.format(RUN) if isinstance(path, str) else path, RUN)
 
 
