@@ -1,11 +1,11 @@
-"""Scripts that run in front of every process of a job, in any image: POSIX sh with nothing but coreutils.
+"""Scripts that wrap every process of a job in any image; the shell scripts need only POSIX sh and coreutils.
 
-entry.sh runs in front of the image's entrypoint, rank.sh in front of each worker, within.sh in front of the commands
-that `exec` and `shell` start in a running container; agent.py, under the image's Python, is torchrun whose nodes find
-each other again after a restart, elastic.py with its modules the same in a job with min_nodes. torch loads
-flight_recorder.py in each worker: it writes down what the worker waits for when the run hangs, and flight_report.py
-reads that in the job's image. The folder inside a container holds the scripts, `home/` (a writable home for a uid that
-the image does not know) and `secrets/NAME` (the value's bytes, mode 0600).
+entry.sh wraps the image's entrypoint, rank.sh each worker, and within.sh the commands that `exec` and `shell` start in
+a running container. agent.py, run by the image's Python, is torchrun with nodes that can rejoin after a restart;
+elastic.py and its modules do the same for jobs with min_nodes. torch loads flight_recorder.py in each worker: when a
+run hangs, it records the pending collectives, and flight_report.py analyses the recordings in the job's image. The
+folder in the container holds the scripts, `home/` (a writable home for a uid that is unknown in the image) and
+`secrets/NAME` (the value's bytes, mode 0600).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 ELASTIC = ("begun.py", "elastic.py", "ends.py", "meeting.py", "wire.py", "words.py")
 SCRIPTS = ("agent.py", *ELASTIC, "entry.sh", "environment.sh", "rank.sh", "within.sh")
-PLUGIN = "torch_plugin"  # on the workers' PYTHONPATH, alone in a folder: no other script hides a module of the job's
+PLUGIN = "torch_plugin"  # on the workers' PYTHONPATH; a separate folder, so that no script shadows a module of the job
 RECORDER = "launcher_flight_recorder"
 
 
 @functools.cache
 def scripts() -> Mapping[str, bytes]:
-    """The scripts' texts by file name."""
+    """Return the contents of the scripts by file name."""
     found = {name: text(name) for name in SCRIPTS}
     found[f"{PLUGIN}/{RECORDER}.py"] = text("flight_recorder.py")
     entry_point = f"[torch.backends]\n{RECORDER} = {RECORDER}:start\n"

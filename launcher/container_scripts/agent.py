@@ -1,14 +1,14 @@
 """python agent.py OPTIONS...: torchrun with these options, on nodes that the container engine restarts one by one.
 
-torchrun with a static rendezvous cannot tell a restarted master from the previous one, which still runs until it
-notices that a peer has died: a restarted node would join the previous master, and the new master would never see that
-node. So every master publishes a generation id in its store, and a restarted node waits until it finds another
-id than it last joined. The generation begins with the run's id: where another run's master answers, the node ends and
-says so, and so does that master. While torchrun runs, the node also watches the master: when the master has failed,
-this node's ranks would wait for it forever, so they are ended.
+torchrun with a static rendezvous cannot distinguish a restarted master from the previous one, which keeps running until
+it notices that a peer died: a restarted node would join the previous master and be missing from the new one. Therefore
+each master publishes a generation id in its store, and a restarted node waits for an id other than the last one that it
+joined. The id starts with the run's id: a node that reaches the master of another run exits with an error, and that
+master reports it. While torchrun runs, the node also monitors the master: after a failure of the master, the ranks of
+this node would wait for it forever, so they are terminated.
 
-Runs in the image's own Python, 3.7 or newer, with its torch, 1.10 or newer (with 1.9 it is plain torchrun). The id last
-joined is kept in LAUNCHER_OUTPUT, in state/NODE.master.
+Runs in the image's own Python, 3.7 or newer, with its torch, 1.10 or newer (with 1.9, plain torchrun is used). The id
+that was last joined is stored in LAUNCHER_OUTPUT, in state/NODE.master.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from typing import Any
 
 GENERATION_KEY = "launcher/master"
 LEFT_KEY = "launcher/left/"
-REFUSED_KEY = "launcher/refused"  # the run and the node that came to another run's master
-RENDEZVOUS_TIMEOUT = 900.0  # seconds for the master to come up: torchrun's own limit of a static rendezvous
-PEER_TIMEOUT = 600.0  # seconds that a master which has finished waits for the other nodes to finish
+REFUSED_KEY = "launcher/refused"  # the node and its run that tried to join another run's master
+RENDEZVOUS_TIMEOUT = 900.0  # seconds to wait for the master: torchrun's own limit for a static rendezvous
+PEER_TIMEOUT = 600.0  # seconds that a finished master waits for the other nodes
 POLL_INTERVAL = 0.1
-GRACE = 10.0  # seconds for ranks to notice that their peers are gone, and then again to print their stacks
+GRACE = 10.0  # seconds for ranks to notice that their peers exited, and again to print their stacks
 
 
 def main() -> None:
     rank, nodes = int(_option("node_rank")), int(_option("nnodes"))
     address, port = _option("master_addr"), int(_option("master_port"))
-    # Loaded before the rendezvous, so that nothing slow comes between it and torchrun. Garbage collection while torch
-    # loads finds nothing and takes a seventh of the time; frozen, torch's objects are never scanned again.
+    # Imported before the rendezvous, to avoid a delay between it and torchrun. Garbage collection during the import
+    # frees nothing and takes a seventh of the time; frozen objects are not scanned again.
     gc.disable()
     import torch.distributed.run
 
@@ -75,9 +75,9 @@ def main() -> None:
 
 
 def meet(address: str, port: int, rank: int, file: Path) -> tuple[Any, socket.socket] | None:
-    """The store of a master that this node has not joined yet, and a connection that closes when that master ends.
+    """Return the store of a master that this node has not joined yet, and a connection that closes when it exits.
 
-    file: keeps the generation id last joined. None: no such master came up in time.
+    file: stores the generation id that was last joined. Returns None if no such master was found in time.
     """
     before = file.read_text() if file.exists() else ""
     deadline, announced = time.monotonic() + RENDEZVOUS_TIMEOUT, False
@@ -90,28 +90,28 @@ def meet(address: str, port: int, rank: int, file: Path) -> tuple[Any, socket.so
         try:
             store = _store(address, port, is_master=False)
             generation = store.get(GENERATION_KEY).decode()
-        except RuntimeError:  # the master ended between the two calls
+        except RuntimeError:  # the master exited between the two calls
             link.close()
             continue
         run = generation.partition(" ")[0]
         if run != os.environ["LAUNCHER_RUN"]:
             store.set(REFUSED_KEY, f"{os.environ['LAUNCHER_NODE']} of the run {os.environ['LAUNCHER_RUN']}")
-            sys.exit(f"launcher: {address}:{port} belongs to the run {run}: refused to train with it")
-        if generation != before and not _closed(link):  # the link is still open, so link and store have one master
+            sys.exit(f"launcher: {address}:{port} belongs to the run {run}: refusing to join it")
+        if generation != before and not _closed(link):  # the link is still open: link and store have the same master
             file.write_text(generation)
             return store, link
         if not announced:
-            print("launcher: waiting for the other nodes to start again", file=sys.stderr, flush=True)
+            print("launcher: waiting for the other nodes to restart", file=sys.stderr, flush=True)
             announced = True
         _leave(store, rank)
-        _wait_closed(link)  # the previous master's ranks may notice late: their own timeouts decide when
+        _wait_closed(link)  # the ranks of the previous master may notice only at their own timeouts
         deadline = time.monotonic() + RENDEZVOUS_TIMEOUT
     return None
 
 
 @contextlib.contextmanager
 def _refusals_reported(store: Any) -> Iterator[None]:
-    """Report the nodes of other runs that came here, until the block ends: no thread may be in a torch call then."""
+    """Report nodes of other runs that tried to join, until the block exits: no thread may be in a torch call then."""
     done = threading.Event()
 
     def report() -> None:
@@ -119,7 +119,7 @@ def _refusals_reported(store: Any) -> Iterator[None]:
             if store.check([REFUSED_KEY]):
                 node = store.get(REFUSED_KEY).decode()
                 store.delete_key(REFUSED_KEY)
-                print(f"launcher: {node} came to this run's port and was refused", file=sys.stderr, flush=True)
+                print(f"launcher: rejected a connection to this run's port from {node}", file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=report, daemon=True)
     thread.start()
@@ -131,18 +131,19 @@ def _refusals_reported(store: Any) -> Iterator[None]:
 
 
 def _leave(store: Any, rank: int) -> None:
-    with contextlib.suppress(RuntimeError):  # the master has ended already
+    with contextlib.suppress(RuntimeError):  # the master has already exited
         store.set(LEFT_KEY + str(rank), "")
 
 
 def _watch(link: socket.socket) -> None:
-    """Wait until the master ends, then end this node: a master that succeeds waits for us, so this one has failed.
+    """Wait for the master to exit, then terminate this node: a successful master waits for this node, so it has failed.
 
-    Calls nothing of torch: a thread inside a torch call while Python exits would abort the process.
+    Does not call torch: a thread in a torch call while Python exits would abort the process.
     """
     _wait_closed(link)
     time.sleep(GRACE)
-    print("launcher: the master has ended and this node has not; the stacks of its ranks:", file=sys.stderr, flush=True)
+    what = "the master exited, but this node is still running; stacks of its ranks:"
+    print(f"launcher: {what}", file=sys.stderr, flush=True)
     entry = os.environ.get("LAUNCHER_ENTRY")
     if entry:
         os.kill(int(entry), signal.SIGQUIT)
@@ -153,8 +154,8 @@ def _watch(link: socket.socket) -> None:
 
 
 def _link(address: str, port: int) -> socket.socket:
-    """An idle connection. With these keepalives a rebooted master is noticed within 15 s, an unreachable one only after
-    two minutes: the network may come back."""
+    """Open an idle connection. Its keepalives detect a rebooted master within 15 s, an unreachable one only after two
+    minutes, because the network may recover."""
     link = socket.create_connection((address, port), timeout=10)
     link.settimeout(None)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -165,19 +166,19 @@ def _link(address: str, port: int) -> socket.socket:
 
 
 def _closed(link: socket.socket) -> bool:
-    """The store answers requests only, and this connection makes none: nothing but its end can be read."""
+    """The connection is readable only at its end: the store sends data only in response to requests."""
     return bool(select.select([link], [], [], 0)[0])
 
 
 def _wait_closed(link: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # reset, or the keepalives were not answered
+    with contextlib.suppress(OSError):  # reset, or keepalive timeout
         while link.recv(1):
             pass
     link.close()
 
 
 def _store(address: str, port: int, *, is_master: bool) -> Any:
-    """multi_tenant: torchrun's own store in this process then uses the same server."""
+    """Open the store. With multi_tenant, torchrun's own store in this process uses the same server."""
     distributed: Any = importlib.import_module("torch.distributed")  # whose stubs do not export TCPStore
     return distributed.TCPStore(
         address,
@@ -190,7 +191,7 @@ def _store(address: str, port: int, *, is_master: bool) -> Any:
 
 
 def _shares_store(version: str) -> bool:
-    """Whether this torch can share torchrun's store (multi_tenant, since 1.10). All nodes have the same image."""
+    """Return whether torch can share torchrun's store (multi_tenant, since 1.10). All nodes have the same image."""
     release = version.split(".")
     return (int(release[0]), int(release[1])) >= (1, 10)
 

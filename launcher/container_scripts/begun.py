@@ -1,4 +1,4 @@
-"""What the program leaves of a generation on this node: its error, and how far its metrics go.
+"""Results of a generation on this node: the program's error and the last step in its metrics.
 
 Python 3.8 without packages.
 """
@@ -15,46 +15,46 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from launcher.container_scripts import words
 else:
-    import words  # beside this file
+    import words  # in the same folder
 
 TAIL = 1 << 16  # bytes at the end of a log or of the metrics
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A generation that has begun on this node."""
+class StartedGeneration:
+    """A generation that was started on this node."""
 
     folder: Path  # of the generation
     log: Path  # of the node
-    offset: int  # bytes of the log before it began
+    offset: int  # size of the log in bytes before it started
 
     def error(self, code: int, *, torchrun: bool) -> str:
-        """The program's own error, of a command its exit code; "" where it only lost its peers."""
+        """Return the program's error (the exit code for a command); "" if it failed because it lost its peers."""
         ranks = sorted(self.folder.glob("rank-*.log"))
         texts = [_end_of(file) for file in ranks] if torchrun else [_end_of(self.log, self.offset)]
-        said = {text: words.LOST_PEER.search(words.last_words(text)) is not None for text in texts}
-        own = next((error for text, victim in said.items() if not victim and (error := words.error(text))), "")
-        if any(said.values()) and not own:
+        victims = {text: words.LOST_PEER.search(words.last_output(text)) is not None for text in texts}
+        own = next((error for text, victim in victims.items() if not victim and (error := words.error(text))), "")
+        if any(victims.values()) and not own:
             return ""
         return own if own and torchrun else f"exit code {code}"
 
     def step(self, further: int) -> int:
-        """The last step in the metrics of this generation. further: of lines without a step."""
+        """Return the last step in the metrics of this generation. further: the step to assume for lines without one."""
         last = 0
         for line in _end_of(self.folder / "metrics.jsonl").splitlines():
-            with contextlib.suppress(ValueError, RecursionError):  # torn
-                told = json.loads(line)
-                if isinstance(told, dict) and told.get("kind") != "start":
-                    step = told.get("step")
+            with contextlib.suppress(ValueError, RecursionError):  # truncated line
+                row = json.loads(line)
+                if isinstance(row, dict) and row.get("kind") != "start":
+                    step = row.get("step")
                     last = max(last, step if isinstance(step, int) else further)
         return last
 
 
-def _end_of(file: Path, begin: int = 0) -> str:
-    """The end of a file, from that byte on at most; "" where it cannot be read."""
+def _end_of(file: Path, start: int = 0) -> str:
+    """Return the last bytes of a file, none before `start`; "" if it cannot be read."""
     try:
         with file.open("rb") as stream:
-            stream.seek(max(begin, stream.seek(0, os.SEEK_END) - TAIL))
+            stream.seek(max(start, stream.seek(0, os.SEEK_END) - TAIL))
             return stream.read().decode("utf-8", "replace")
     except OSError:
         return ""

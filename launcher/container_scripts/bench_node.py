@@ -1,9 +1,9 @@
-"""python3 bench_node.py SPEC: one node's part of `launcher doctor --bench`; prints a line of MARK and JSON a measure.
+"""python3 bench_node.py SPEC: `launcher doctor --bench` on one node; prints a line with MARK and JSON per measurement.
 
 SPEC is a JSON object: rounds (of pairs of ranks), times (seconds of each phase, launcher/health/rounds.py), paths to
-read, precision, gpus (whether the job computes on them). The nodes agree once, through a store of rank 0, on who is
-there and on a start; from then on each keeps to the timetable by its own clock, so that the loss of any node, rank 0
-too, costs nothing but its own measures. In the job's image: torch and Python 3.8.
+read, precision, gpus (whether the job uses GPUs). The nodes agree once, through a store on rank 0, on the participants
+and a start time; then each follows the timetable by its own clock, so that the loss of any node, including rank 0,
+affects only its own measurements. Runs in the job's image with torch and Python 3.8.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 BEGAN = time.monotonic()  # torch takes seconds to import
-os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as nvidia-smi counts them
+os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order of nvidia-smi
 if TYPE_CHECKING:
     from launcher.container_scripts import bench_links as links
     from launcher.container_scripts import bench_parts as parts
@@ -30,30 +30,30 @@ else:
 import torch  # noqa: E402 - after the clock was read
 
 MARK = "launcher-measured "
-SLACK = 8.0  # seconds after the last phase until a process that still runs is ended
+SLACK = 8.0  # seconds after the last phase until a process that is still running exits
 _out = threading.Lock()
 
 
-def tell(**said: Any) -> None:
+def report(**fields: Any) -> None:
     with _out:
-        sys.stdout.write(f"{MARK}{json.dumps(said)}\n")
+        sys.stdout.write(f"{MARK}{json.dumps(fields)}\n")
         sys.stdout.flush()
 
 
-class Meeting:
-    """Who is there, and where each hosts the pairs in which it is the lower rank."""
+class Rendezvous:
+    """The participants, and the address of each one's store for the pairs in which it is the lower rank."""
 
     def __init__(self, seconds: float) -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._until = time.monotonic() + seconds
         address = os.environ["MASTER_ADDR"]
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # sends nothing: it chooses the route
+            probe.connect((address, 9))  # sends nothing; selects the route
             self._own = address if self.rank == 0 else probe.getsockname()[0]
         self.store, self._port = self._hosted()
-        self.places = {self.rank: (self._own, self._port)}
+        self.addresses = {self.rank: (self._own, self._port)}
         if self.size > 1:
-            self.places = self._meet(address, int(os.environ["MASTER_PORT"]))
+            self.addresses = self._meet(address, int(os.environ["MASTER_PORT"]))
 
     def _left(self) -> float:
         return max(self._until - time.monotonic(), 0.5)
@@ -65,7 +65,7 @@ class Meeting:
                 port = free.getsockname()[1]
             try:
                 return links.store(self._own, port, hosts=True, seconds=self._left()), port
-            except RuntimeError:  # another program has taken it meanwhile
+            except RuntimeError:  # another program has bound the port in the meantime
                 if left == 1:
                     raise
         raise AssertionError
@@ -73,21 +73,21 @@ class Meeting:
     def _meet(self, address: str, port: int) -> dict[int, tuple[str, int]]:
         store = links.store(address, port, hosts=self.rank == 0, seconds=self._left())
         store.set(f"at-{self.rank}", json.dumps([self._own, self._port]))
-        self._kept = store  # rank 0's serves the others
+        self._kept = store  # the store of rank 0 must stay open for the others
         if self.rank == 0:
             found = {}
             for rank in range(self.size):
-                with contextlib.suppress(RuntimeError):  # it is not here in time
+                with contextlib.suppress(RuntimeError):  # it did not arrive in time
                     store.wait([f"at-{rank}"], timedelta(seconds=self._left()))
                     found[rank] = json.loads(store.get(f"at-{rank}"))
             store.set("go", json.dumps(found))
         store.wait(["go"], timedelta(seconds=self._left() + 5))
-        return {int(rank): tuple(place) for rank, place in json.loads(store.get("go")).items()}
+        return {int(rank): tuple(address) for rank, address in json.loads(store.get("go")).items()}
 
-    def place(self, *ranks: int) -> links.Place:
-        """Of a process group of these ranks, this one among them."""
-        address, port = self.places[ranks[0]]
-        return links.Place(address, port, ranks[0] == self.rank, ranks.index(self.rank), len(ranks))
+    def group(self, *ranks: int) -> links.Group:
+        """Return the process group of these ranks, which include this one."""
+        address, port = self.addresses[ranks[0]]
+        return links.Group(address, port, ranks[0] == self.rank, ranks.index(self.rank), len(ranks))
 
 
 def main() -> None:
@@ -96,53 +96,53 @@ def main() -> None:
     rest = sum(times.values()) - times["pair"] + times["pair"] * len(rounds) + SLACK
     threading.Thread(target=_end_after, args=(rest,), daemon=True).start()
     try:
-        meeting = Meeting(times["join"] - (time.monotonic() - BEGAN))
+        meeting = Rendezvous(times["join"] - (time.monotonic() - BEGAN))
     except RuntimeError as error:
-        tell(kind="failed", part="meeting", what=f"did not reach the first node: {_words(error)}")
-        meeting = None  # its own parts are measured all the same
+        report(kind="failed", part="meeting", what=f"could not reach the first node: {_first_line(error)}")
+        meeting = None  # the node's own parts are measured anyway
     at = time.monotonic()
-    tell(kind="begun", ranks=sorted(meeting.places) if meeting else [])
+    report(kind="begun", ranks=sorted(meeting.addresses) if meeting else [])
     cuda = spec["gpus"] and torch.cuda.is_available()
     if spec["gpus"] and not cuda:
-        tell(kind="failed", part="GPUs", what="torch sees none in the container")
+        report(kind="failed", part="GPUs", what="torch found no GPUs in the container")
     if cuda:
-        parts.gpus(times["local"], spec["precision"], tell)
+        parts.gpus(times["local"], spec["precision"], report)
     else:
-        parts.processor(times["local"], tell)
+        parts.processor(times["local"], report)
     at = _until(at + times["local"])
-    tell(kind="phase", name="read")
+    report(kind="phase", name="read")
     for path in spec["paths"]:
-        parts.read(path, times["read"] / len(spec["paths"]), tell)
+        parts.read(path, times["read"] / len(spec["paths"]), report)
     at = _until(at + times["read"])
-    tell(kind="phase", name="pairs")
-    if meeting is not None and meeting.rank in meeting.places:
+    report(kind="phase", name="pairs")
+    if meeting is not None and meeting.rank in meeting.addresses:
         _links(meeting, rounds, times, "cuda" if cuda else "cpu", at)
-    tell(kind="end")
-    os._exit(0)  # whatever a library still waits for
+    report(kind="end")
+    os._exit(0)  # even if a library is still waiting
 
 
-def _links(meeting: Meeting, rounds: list[list[list[int]]], times: dict[str, float], device: str, at: float) -> None:
+def _links(meeting: Rendezvous, rounds: list[list[list[int]]], times: dict[str, float], device: str, at: float) -> None:
     for number, pairs in enumerate(rounds):
         mine = next((pair for pair in pairs if meeting.rank in pair), None)
-        if mine and all(rank in meeting.places for rank in mine):
+        if mine and all(rank in meeting.addresses for rank in mine):
             other = mine[0] if mine[1] == meeting.rank else mine[1]
 
-            def told(other: int = other, **said: Any) -> None:
-                tell(to=other, **said)
+            def report_pair(other: int = other, **fields: Any) -> None:
+                report(to=other, **fields)
 
             try:
-                place = meeting.place(*mine)
-                links.pair(place, f"round-{number}", device, meeting.store, at, times["pair"], told)
+                group = meeting.group(*mine)
+                links.pair(group, f"round-{number}", device, meeting.store, at, times["pair"], report_pair)
             except RuntimeError as error:
-                tell(kind="failed", to=other, what=_words(error))
+                report(kind="failed", to=other, what=_first_line(error))
         at = _until(at + times["pair"])
-    if len(meeting.places) > 1:
-        tell(kind="phase", name="together")
+    if len(meeting.addresses) > 1:
+        report(kind="phase", name="together")
         try:
-            place = meeting.place(*sorted(meeting.places))
-            links.together(place, device, meeting.store, at, times["together"], tell)
+            group = meeting.group(*sorted(meeting.addresses))
+            links.together(group, device, meeting.store, at, times["together"], report)
         except RuntimeError as error:
-            tell(kind="failed", part="all-reduce", what=_words(error))
+            report(kind="failed", part="all-reduce", what=_first_line(error))
 
 
 def _until(moment: float) -> float:
@@ -151,13 +151,13 @@ def _until(moment: float) -> float:
 
 
 def _end_after(seconds: float) -> None:
-    """A library may wait for ever; Docker's own limit would come later."""
+    """Exit after a timeout: a library may wait forever, and Docker's own limit is longer."""
     time.sleep(seconds)
-    tell(kind="failed", part="time", what="it did not end in time")
+    report(kind="failed", part="time", what="timed out")
     os._exit(75)
 
 
-def _words(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 

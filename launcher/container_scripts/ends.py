@@ -1,8 +1,8 @@
-"""How the last generations of a run with min_nodes ended, and because of whom: pure functions of what nodes have seen.
+"""How the last generations of a run with min_nodes ended, and because of which nodes: pure functions.
 
-A node that leaves its generation writes down an account of it: a member that is lost, or the program that has failed
-somewhere. Where the nodes meet again, the accounts of the newest one make one End; those of the older ones went along
-with the proposal that the newest began with, so all who took part in it have the same.
+A node that leaves its generation writes an account of it: a member was lost, or the program failed on some node. At the
+next rendezvous, the accounts of the newest generation are merged into one End. Those of older generations were part of
+the proposal for the newest one, so all of its members have the same.
 
 Python 3.7 without packages: it runs in the containers. tests/unit/test_ends.py.
 """
@@ -13,39 +13,39 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Iterable, Mapping  # noqa: UP035 - 3.7 has no other
 
-KEPT = 12  # ended generations that nodes remember
-COSTS = 2  # ended generations that a node may cost before it sits out
-REPEATS = 3  # generations in a row that may end with the same error
+KEPT = 12  # ended generations that nodes keep
+COSTS = 2  # ended generations that a node may cause before it sits out
+REPEATS = 3  # consecutive generations that may end with the same error
 
 
 @dataclass(frozen=True)
 class End:
-    """How a generation ended, as one node has seen it or as the nodes have settled it."""
+    """How a generation ended, according to one node or as agreed by the nodes."""
 
     generation: int
-    nodes: tuple[str, ...] = ()  # because of these; () where nobody can be blamed
-    error: str = ""  # of the programs there; "" where the nodes were lost
-    step: int = 0  # the last one of metrics.jsonl so far
+    nodes: tuple[str, ...] = ()  # the nodes that caused it; () if undecided
+    error: str = ""  # error of the programs on these nodes; "" if the nodes were lost
+    step: int = 0  # the last step in metrics.jsonl so far
 
 
 def history(known: Iterable[tuple[int, tuple[End, ...]]]) -> tuple[End, ...]:
-    """How the last generations ended, oldest first. known: of each node, the newest that it joined and its accounts."""
-    told = [(max([joined, *(end.generation for end in ends)]), ends) for joined, ends in known]
-    newest = max(generation for generation, _ in told)
+    """Return how the last generations ended, oldest first. known: each node's newest joined generation and accounts."""
+    latest = [(max([joined, *(end.generation for end in ends)]), ends) for joined, ends in known]
+    newest = max(generation for generation, _ in latest)
     if not newest:
         return ()
-    accounts = [ends for generation, ends in told if generation == newest]
+    accounts = [ends for generation, ends in latest if generation == newest]
     before = max((tuple(end for end in ends if end.generation < newest) for ends in accounts), key=len)
     last = [end for ends in accounts for end in ends if end.generation == newest]
     return (*before, settled(newest, last, before[-1].step if before else 0))[-KEPT:]
 
 
 def settled(generation: int, accounts: Iterable[End], step: int) -> End:
-    """Of the nodes that were lost, the one that most accounts name; else those whose programs failed alike."""
+    """Merge the accounts: blame the lost node that most accounts name, else the nodes with the most frequent error."""
     accounts = list(accounts)
     step = max([step, *(end.step for end in accounts)])
     lost = Counter(name for end in accounts if not end.error for name in end.nodes).most_common(2)
-    if lost:  # where several were lost at once, or two blame each other, it was no single node
+    if lost:  # several nodes lost at the same time, or two that blame each other: no single cause
         alone = len(lost) == 1 or lost[0][1] > lost[1][1]
         return End(generation, (lost[0][0],) if alone else (), "", step)
     errors = Counter(end.error for end in accounts if end.error)
@@ -55,10 +55,10 @@ def settled(generation: int, accounts: Iterable[End], step: int) -> End:
 
 
 def sitting_out(ends: tuple[End, ...]) -> dict[str, tuple[int, ...]]:
-    """The nodes that sit out the next generation while enough others are there, with those that they have cost.
+    """Return the nodes that sit out the next generation if enough others remain, with the generations that they ended.
 
-    A node that has cost two sits out the next two, one that has cost three the next four, and so on. Those that have
-    cost most come first: where not all can be done without, the others take part.
+    After two such generations a node sits out the next two, after three the next four, and so on. Nodes that ended the
+    most generations come first: if not all can be spared, the later ones take part.
     """
     found = {}
     for name in sorted({name for end in ends for name in end.nodes}):
@@ -70,7 +70,7 @@ def sitting_out(ends: tuple[End, ...]) -> dict[str, tuple[int, ...]]:
 
 
 def repeated(ends: tuple[End, ...]) -> tuple[str, set[str]]:
-    """The error with which the last generations ended, if it is the same and none got a step further, and its nodes."""
+    """Return the common error of the last generations, if none made progress, and its nodes; else "" and no nodes."""
     last, before = ends[-REPEATS:], ends[-REPEATS - 1 : -REPEATS]
     if len(last) < REPEATS or any(end.error != last[0].error for end in last):
         return "", set()
@@ -80,5 +80,5 @@ def repeated(ends: tuple[End, ...]) -> tuple[str, set[str]]:
 
 
 def read(kept: Iterable[Mapping[str, Any]]) -> tuple[End, ...]:
-    """From their fields, as JSON has them."""
+    """Return ends from their fields in JSON."""
     return tuple(End(end["generation"], tuple(end["nodes"]), end["error"], end["step"]) for end in kept)

@@ -1,48 +1,48 @@
 #!/bin/sh
-# sh entry.sh ARGV...: runs ARGV, the container's one program, and records its output and how it ended. POSIX sh with
-# coreutils or busybox, as any uid. Needs LAUNCHER_OUTPUT and LAUNCHER_NODE; optional are LAUNCHER_TIMEOUT (whole seconds
-# since the first start, across restarts) and LAUNCHER_HANG_TIMEOUT (seconds in which no log and no metrics of the
-# output folder grow). Below LAUNCHER_OUTPUT it keeps, for this node:
+# sh entry.sh ARGV...: runs ARGV, the container's program, and records its output and exit code. POSIX sh with coreutils
+# or busybox, as any uid. Requires LAUNCHER_OUTPUT and LAUNCHER_NODE; optional: LAUNCHER_TIMEOUT (whole seconds since
+# the first start, across restarts) and LAUNCHER_HANG_TIMEOUT (seconds without growth of any log or metrics in the
+# output folder). Files for this node in LAUNCHER_OUTPUT:
 #   logs/NODE.log         stdout and stderr, merged in order, appended across restarts
-#   logs/NODE.clock       `<epoch seconds> <bytes of the log by then>`, at most once a second, while the log grows
-#   state/NODE.attempts   `start <epoch>`, `exit <code> <epoch>`; of a rank that was suspended, `halted <rank> <epoch>`;
-#                         where no rank ran any more when the program was stopped, `left <epoch>`; elastic.py adds
-#                         `generation <number> <bytes of the log by then> <node,node,...> <text>`, and
-#                         `ended <number> <nodes because of which it did> <text>`, `over <why it is not started again>`
-#   state/NODE.began      of the first start: `<id of the machine's boot> <seconds>` (below)
-# The program finds this script's pid in LAUNCHER_ENTRY: on SIGQUIT every rank prints its stack and ends; before that, and
-# on SIGURG, it writes down what it waits for (flight_recorder.py).
-# Exit code: ARGV's own, 128+n if signal n ended it, 124 at the time limit, 125 after a hang, 73 if the output cannot be
-# written. Every variable here begins with our_, so that none of the job's environment is overwritten.
+#   logs/NODE.clock       `<epoch seconds> <size of the log in bytes>`, at most once a second, while the log grows
+#   state/NODE.attempts   `start <epoch>`, `exit <code> <epoch>`; `halted <rank> <epoch>` for a suspended rank;
+#                         `left <epoch>` if all ranks had exited before the program was stopped; elastic.py adds
+#                         `generation <number> <size of the log in bytes> <node,node,...> <text>`,
+#                         `ended <number> <nodes that caused it> <text>` and `over <why it is not restarted>`
+#   state/NODE.began      for the first start: `<boot id of the machine> <seconds>` (below)
+# LAUNCHER_ENTRY contains this script's pid for the program: on SIGQUIT, every rank prints its stack and exits; before
+# that, and on SIGURG, it records its pending collectives (flight_recorder.py).
+# Exit code: that of ARGV, 128+n if signal n killed it, 124 at the time limit, 125 after a hang, 73 if the output cannot
+# be written. All variables in this script start with our_, so that none of the job's environment is overwritten.
 
 our_kit=$(cd "${0%/*}" && pwd)
 our_log=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.log
 our_clock=$LAUNCHER_OUTPUT/logs/$LAUNCHER_NODE.clock
 our_attempts=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.attempts
 our_began=$LAUNCHER_OUTPUT/state/$LAUNCHER_NODE.began
-our_patience=15 # seconds from the time limit to SIGKILL after a hang, 5 of them for what the ranks write down
+our_patience=15 # seconds from a hang to SIGKILL, including 5 for the ranks' recordings
 our_grace=30 # seconds from SIGTERM to SIGKILL at the time limit
 our_mark=$LAUNCHER_RUN/$LAUNCHER_NODE # the value of LAUNCHER_JOB in all of the program's processes
 our_halted='^State:.[Tt]' # in /proc/PID/status: stopped, or traced
-our_drain=3  # seconds that orphaned processes may keep the log open
+our_drain=3  # seconds for which orphaned processes may keep the log open
 
 . "$our_kit/environment.sh"
 
 # --- the output folder
 if [ -z "$LAUNCHER_OUTPUT" ] || [ -z "$LAUNCHER_NODE" ]; then refuse "LAUNCHER_OUTPUT and LAUNCHER_NODE must be set"; fi
 cannot_write() {
-    refuse "cannot write to $LAUNCHER_OUTPUT as uid $(id -u): look at the folder's owner and at the free disk space"
+    refuse "cannot write to $LAUNCHER_OUTPUT as uid $(id -u): check the owner of the folder and the free disk space"
 }
 mkdir -p "$LAUNCHER_OUTPUT/logs" "$LAUNCHER_OUTPUT/state" "$LAUNCHER_OUTPUT/errors" 2>/dev/null || cannot_write
 for our_file in "$our_log" "$our_clock" "$our_attempts"; do
-    command : 2>/dev/null >>"$our_file" || cannot_write # without `command`, a failing redirection of `:` ends the shell
+    command : 2>/dev/null >>"$our_file" || cannot_write # without `command`, a failed redirection exits the shell
 done
 
-# --- one pipe for stdout and stderr keeps their order; tee ignores every signal that is meant for the job. The pipe is
-# opened for reading and writing first: then neither end blocks, and nothing hangs if this shell is killed here.
+# --- one pipe for stdout and stderr preserves their order; tee ignores all signals intended for the job. The pipe is
+# first opened for reading and writing, so that neither end blocks and nothing hangs if this shell is killed at this point.
 our_pipe=$our_kit/home/.entry.$$
 if [ -e "$our_pipe" ]; then rm -f "$our_pipe"; fi
-mkfifo -m 600 "$our_pipe" || refuse "cannot make a pipe in $our_kit/home as uid $(id -u)"
+mkfifo -m 600 "$our_pipe" || refuse "cannot create a named pipe in $our_kit/home as uid $(id -u)"
 exec 5<>"$our_pipe" 4<"$our_pipe" 3>"$our_pipe" 5>&-
 rm -f "$our_pipe"
 (
@@ -52,28 +52,28 @@ rm -f "$our_pipe"
 our_tee=$!
 exec 4<&-
 
-# --- the clock. look prints `<time of the last write> <bytes>` of the log; -c is GNU's and busybox's option, -f BSD's.
+# --- the clock. log_state prints `<time of the last write> <bytes>` of the log; -c: GNU and busybox, -f: BSD.
 if stat -c '%Y %s' "$our_log" >/dev/null 2>&1; then
-    look() { stat -c '%Y %s' "$our_log"; }
+    log_state() { stat -c '%Y %s' "$our_log"; }
 else
-    look() { stat -f '%m %z' "$our_log"; }
+    log_state() { stat -f '%m %z' "$our_log"; }
 fi
 
-# Elapsed time: seconds since the machine was booted, which no step of its clock changes.
+# Elapsed time: seconds since the machine was booted, not affected by clock adjustments.
 seconds() {
     if read -r our_up our_file 2>/dev/null </proc/uptime; then echo "${our_up%%.*}"; else date +%s; fi
 }
 
-# In the background, once a second: the clock, the time limit, the hang timeout, and the end of a tee whose pipe orphaned
-# processes hold open. It is ended by SIGKILL, which a starting shell cannot lose; its sleep ends by itself. A job counts
-# as alive while it writes: the sizes of all logs and of the metrics show that.
+# In the background, once a second: update the clock file, check the time limit and the hang timeout, and kill tee if
+# orphaned processes keep its pipe open. It is stopped by SIGKILL, which a starting shell cannot miss; its sleep exits on
+# its own. A job is considered alive while the sizes of its logs or metrics change.
 signs() {
     (cd "$LAUNCHER_OUTPUT" && ls -ln logs/*.log metrics.jsonl generations/*/* 2>/dev/null)
 }
 tick() {
     our_last='' our_late=0 our_idle=0 our_stuck=0 our_before=none our_quiet=0
     while :; do
-        our_now=$(look)
+        our_now=$(log_state)
         [ "$our_now" = "$our_last" ] || echo "$our_now"
         our_last=$our_now
         sleep 1 >/dev/null
@@ -100,16 +100,16 @@ tick() {
 }
 
 note() {
-    (echo "$* $(date +%s)" >>"$our_attempts") 2>/dev/null # a full disk must not end the job
+    (echo "$* $(date +%s)" >>"$our_attempts") 2>/dev/null # a full disk must not stop the job
 }
 
-# --- signals: TERM and INT are forwarded once each, as both the engine and a user may send them; others every time
+# --- signals: TERM and INT are forwarded only once each, because both the engine and a user may send them
 forward() {
     our_caught=1
     case $our_sent in *$1*) return ;; esac
     our_sent="$our_sent $1" our_ranks=''
     each_rank report_halted
-    [ -n "$our_ranks" ] || ! ls "$LAUNCHER_OUTPUT"/logs/rank-*.log >/dev/null 2>&1 || note left # they had begun
+    [ -n "$our_ranks" ] || ! ls "$LAUNCHER_OUTPUT"/logs/rank-*.log >/dev/null 2>&1 || note left # the ranks had started
     kill -s "$1" $our_child 2>/dev/null
 }
 pass() {
@@ -121,11 +121,11 @@ over() {
     echo "launcher: time limit of $LAUNCHER_TIMEOUT s reached" >&3
 }
 at_limit() {
-    over # if this blocks because nothing reads the log, the SIGKILL of tick still comes
+    over # if this blocks because the log is not read, tick still sends SIGKILL
     forward TERM
 }
-# each_rank ACTION: calls ACTION with the pid and the rank of every process of a rank. torchrun has no RANK; plain
-# processes also see those of other runs and nodes.
+# each_rank ACTION: calls ACTION with the pid and the rank of each rank's processes. torchrun itself has no RANK. Plain
+# processes also see the processes of other runs and nodes.
 each_rank() {
     for our_name in $(grep -lsF "LAUNCHER_JOB=$our_mark" /proc/[0-9]*/environ); do
         tr '\0' '\n' 2>/dev/null <"$our_name" | grep -qxF "LAUNCHER_JOB=$our_mark" || continue
@@ -134,25 +134,25 @@ each_rank() {
         [ -z "$our_rank" ] || $1 "${our_name#/proc/}" "$our_rank"
     done
 }
-# The others wait for a rank that is suspended (SIGSTOP, a debugger), and fail before it does.
+# The other ranks wait for a suspended rank (SIGSTOP or a debugger) and fail before it does.
 report_halted() {
     our_ranks="$our_ranks $2"
     grep -qs "$our_halted" "/proc/$1/status" || return
-    echo "launcher: rank $2 does not run: its process $1 is suspended (SIGSTOP, or a debugger)" >&3
+    echo "launcher: rank $2 is not running: its process $1 is suspended (SIGSTOP or a debugger)" >&3
     note halted "$2"
 }
-# Each rank removes its pipe when it has written. NCCL, which does not, looks into its own once a second.
+# Each rank removes its pipe after writing its recording. NCCL does not; it polls its own pipe once a second.
 record() {
     our_caught=1
     for our_name in "$our_kit"/home/.flight_recorder/*; do
-        if [ -p "$our_name" ]; then echo 1<>"$our_name"; fi # opened for reading too: it does not block
+        if [ -p "$our_name" ]; then echo 1<>"$our_name"; fi # also opened for reading, so that it does not block
     done
     for our_name in 1 2 3 4 5; do
         ls "$our_kit"/home/.flight_recorder/* >/dev/null 2>&1 || break
         sleep 1
     done
 }
-# Every rank's Python prints its stack and ends (PYTHONFAULTHANDLER); torchrun sees them end.
+# Every rank's Python prints its stack and exits (PYTHONFAULTHANDLER); torchrun notices that.
 stacks() {
     record
     each_rank abort
@@ -164,14 +164,14 @@ abort() {
 }
 at_hang() {
     our_hung=1
-    echo "launcher: no output and no step for $LAUNCHER_HANG_TIMEOUT s; the stacks of its ranks:" >&3
+    echo "launcher: no output and no step for $LAUNCHER_HANG_TIMEOUT s; stacks of the ranks:" >&3
     stacks
 }
-# A shell starts background commands with SIGINT ignored, so Python would raise no KeyboardInterrupt. If env cannot undo
-# that, SIGINT is forwarded as SIGTERM.
+# Shells start background commands with SIGINT ignored, so Python would not raise KeyboardInterrupt. If env cannot reset
+# it, SIGINT is forwarded as SIGTERM.
 our_interrupt=TERM
 case $1 in
-    -* | *=*) ;; # env would parse it as its own option or variable
+    -* | *=*) ;; # env would parse it as an option or a variable
     *)
         if env --default-signal=INT,QUIT true 2>/dev/null; then
             our_interrupt=INT
@@ -189,7 +189,7 @@ if [ -n "$LAUNCHER_TIMEOUT" ]; then
     our_boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo none)
     our_name='' # the file is missing at the first start
     read -r our_name our_first 2>/dev/null <"$our_began"
-    if [ "$our_name" != "$our_boot" ]; then # that, or the machine was booted since: then its clock has to do
+    if [ "$our_name" != "$our_boot" ]; then # first start, or the machine was rebooted: use its clock
         read -r our_name our_first our_file <"$our_attempts"
         our_first=$(($(seconds) - $(date +%s) + ${our_first:-$(date +%s)}))
         (echo "$our_boot $our_first" >"$our_began") 2>/dev/null
@@ -199,9 +199,9 @@ fi
 if [ -n "$our_end" ] && [ "$(seconds)" -ge "$our_end" ]; then
     over
 else
-    (LAUNCHER_JOB=$our_mark LAUNCHER_ENTRY=$$ && export LAUNCHER_JOB LAUNCHER_ENTRY && exec "$@") >&3 2>&1 3>&- & # exec: never a function of this script
+    (LAUNCHER_JOB=$our_mark LAUNCHER_ENTRY=$$ && export LAUNCHER_JOB LAUNCHER_ENTRY && exec "$@") >&3 2>&1 3>&- & # exec: never runs a function of this script
     our_child=$!
-    # Not earlier: until exec the child shell would still have these traps, and swallow a signal.
+    # Not earlier: until exec, the child shell would have these traps and lose a signal.
     trap 'forward TERM' TERM
     trap 'forward $our_interrupt' INT
     trap at_limit ALRM
@@ -209,9 +209,9 @@ else
     trap stacks QUIT
     trap record URG
     for our_name in HUP USR1 USR2; do trap "pass $our_name" $our_name; done
-    (tick) >>"$our_clock" 2>/dev/null 3>&- & # in a subshell: the function alone would keep a copy of fd 3 open
+    (tick) >>"$our_clock" 2>/dev/null 3>&- & # in a subshell: a plain function call would keep a copy of fd 3 open
     our_ticker=$!
-    # A trap interrupts `wait`, whose status is then the signal's and not the child's: wait again. 127: it ended before.
+    # A trap interrupts `wait`, which then returns the signal's status instead of the child's: wait again. 127: it has exited.
     while :; do
         our_caught=''
         wait $our_child
@@ -221,16 +221,16 @@ else
     done
 fi
 
-# --- the end: tee has the last bytes once every process has closed the pipe, or after our_drain seconds
+# --- the end: tee has received all output once every process has closed the pipe, or after our_drain seconds
 trap '' HUP INT QUIT TERM USR1 USR2 ALRM VTALRM URG
 exec 3>&-
-wait $our_tee 2>/dev/null # where shells report a killed job
+wait $our_tee 2>/dev/null # shells report killed jobs to stderr
 if [ -n "$our_child" ]; then
     kill -s KILL "$our_ticker"
-    wait "$our_ticker" 2>/dev/null # so that its last line does not come after ours
+    wait "$our_ticker" 2>/dev/null # so that its last line is written before the final one
 fi
 [ -z "$our_hung" ] || our_code=125
 [ -z "$our_over" ] || our_code=124
-(look >>"$our_clock") 2>/dev/null
+(log_state >>"$our_clock") 2>/dev/null
 note exit "$our_code"
 exit "$our_code"

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Sourced by entry.sh and within.sh, which set our_kit: sets the variables that a job's processes have beyond the
-# container's own. If it cannot, it prints why and ends the shell with exit code 73.
+# Sourced by entry.sh and within.sh, which set our_kit. Sets the variables that a job's processes have in addition to
+# the container's own. On failure, prints an error and exits the shell with code 73.
 
 refuse() {
     echo "launcher: node $LAUNCHER_NODE: $1" >&2
     exit 73
 }
 
-# --- secrets: a file's bytes are the value. The x keeps the substitution from dropping trailing newlines.
+# --- secrets: the content of each file is the value. The x prevents the substitution from dropping trailing newlines.
 if [ -d "$our_kit/secrets" ] && ! ls "$our_kit/secrets" >/dev/null 2>&1; then
     refuse "cannot read the secrets in $our_kit/secrets as uid $(id -u)"
 fi
@@ -15,14 +15,14 @@ for our_file in "$our_kit"/secrets/*; do
     [ -f "$our_file" ] || continue
     our_name=${our_file##*/}
     case $our_name in
-        [0-9]* | *[!A-Za-z0-9_]*) refuse "the secret $our_name cannot be a variable: letters, digits and _ only" ;;
+        [0-9]* | *[!A-Za-z0-9_]*) refuse "secret $our_name: not a valid variable name; use letters, digits and _" ;;
     esac
     our_value=$(cat "$our_file" && printf x) || refuse "cannot read the secret $our_name as uid $(id -u)"
     export "$our_name=${our_value%x}"
 done
 unset our_value
 
-# --- a home, a name and caches, for a uid that the image does not know (getpass and torch's compiler need them)
+# --- a home, a user name and caches, for a uid that is unknown in the image (getpass and torch's compiler need them)
 if ! { [ -n "$HOME" ] && [ -d "$HOME" ] && [ -w "$HOME" ]; }; then export HOME="$our_kit/home"; fi
 if [ -z "$USER" ]; then USER=$(id -un 2>/dev/null) || USER=uid$(id -u); fi
 export USER LOGNAME="${LOGNAME:-$USER}"

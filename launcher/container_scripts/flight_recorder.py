@@ -1,13 +1,13 @@
-"""In every worker: torch's flight recorder. When the run hangs, it writes down the collectives and where the rank is.
+"""torch's flight recorder in every worker: when a run hangs, it records the collectives and the stacks of the rank.
 
-torch calls start() at the end of its import (2.5 and newer: the entry point of the group torch.backends that
-container_scripts puts beside this file, under the name launcher_flight_recorder, on the worker's PYTHONPATH). It turns
-NCCL's recorder on, which writes by itself when a collective's time limit strikes. gloo's recorder writes nothing by
-itself and has no public call: gloo_recording() is the only place that uses the private one (torch 2.8 and newer).
+torch calls start() at the end of its import (2.5 and newer: through the entry point launcher_flight_recorder of the
+group torch.backends, which container_scripts installs next to this file on the worker's PYTHONPATH). It enables NCCL's
+recorder, which writes automatically when a collective times out. gloo's recorder does not write automatically and has
+no public function: only gloo_recording() uses the private one (torch 2.8 and newer).
 
-A thread waits for a byte in the worker's named pipe: entry.sh writes it when the run hangs or its container is about to
-be stopped, record() when a collective fails. Below LAUNCHER_OUTPUT, in flight_recorder/NODE: gloo_RANK and nccl_RANK,
-pickles for torch's own analyser, and stack_RANK, the stacks of the worker's threads.
+A thread waits for a byte in the worker's named pipe: entry.sh writes it when the run hangs or before its container is
+stopped, record() when a collective fails. Files in LAUNCHER_OUTPUT/flight_recorder/NODE: gloo_RANK and nccl_RANK,
+pickles for torch's analyser, and stack_RANK, the stacks of the worker's threads.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-PIPES = "LAUNCHER_FLIGHT_RECORDER"  # the folder of the pipes of this node's workers: rank-RANK, nccl-RANK.pipe
+PIPES = "LAUNCHER_FLIGHT_RECORDER"  # the folder for the pipes of this node's workers: rank-RANK, nccl-RANK.pipe
 LIMIT = 5.0  # seconds that record() waits for the other workers of this node
-ENTRIES = "2000"  # collectives that are kept: torch's own default, where it has one
+ENTRIES = "2000"  # number of collectives to keep: torch's own default, if it has one
 
 
 def start() -> None:
-    """Begin to listen, in the worker itself and in none of its children."""
+    """Start listening in the worker itself, but not in its child processes."""
     if os.environ.get("LAUNCHER_WORKER") != str(os.getpid()):
         return
     try:
         _start(os.environ["RANK"])
     except Exception as error:  # noqa: BLE001 - it would end torch's import, and so the job
-        print(f"launcher: no flight recorder in this worker: {error!r}", file=sys.stderr, flush=True)
+        print(f"launcher: could not start the flight recorder in this worker: {error!r}", file=sys.stderr, flush=True)
 
 
 def _start(rank: str) -> None:
@@ -46,7 +46,9 @@ def _start(rank: str) -> None:
     pipe = pipes / f"rank-{rank}"
     pipe.unlink(missing_ok=True)
     os.mkfifo(pipe, 0o600)
-    listen = os.open(pipe, os.O_RDWR)  # for writing too: then neither this nor a read finds an end
+    listen = os.open(
+        pipe, os.O_RDWR
+    )  # also for writing: then neither this call nor a read returns early without a writer
     torch_version = importlib.import_module("torch").__version__
     os.environ.update(nccl_settings(torch_version, str(folder / "nccl_"), str(pipes / "nccl-"), os.environ))
     os.environ[PIPES] = str(pipes)
@@ -55,8 +57,9 @@ def _start(rank: str) -> None:
 
 
 def record() -> None:
-    """Have all workers of this node write down what they wait for, before the first of them ends. For a program that
-    handles a failed collective itself; after an exception that ends the program it is called anyway.
+    """Let all workers of this node record their pending collectives before the first of them exits.
+
+    For programs that handle a failed collective themselves; called automatically after an uncaught exception.
     """
     pipes = [*Path(os.environ[PIPES]).glob("rank-*")] if PIPES in os.environ else []
     asked = [pipe for pipe in pipes if _ask(pipe)]
@@ -66,34 +69,34 @@ def record() -> None:
 
 
 def nccl_settings(torch_version: str, recordings: str, pipes: str, given: Mapping[str, str]) -> dict[str, str]:
-    """The variables that turn NCCL's recorder on, without those that the job itself gives by one of their names.
+    """Return the variables that enable NCCL's recorder, except those that the job sets under any of their names.
 
-    recordings, pipes: what the files' names begin with.
+    recordings, pipes: prefixes of the file names.
     """
     major, minor = (int(number) for number in torch_version.split(".")[:2])
     settings = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": pipes}
-    # (now, once, the first torch that surely knows the name of now): it warns about the other one
-    for now, once, since, value in (
+    # (current name, old name, first torch version with the current name): newer versions warn about the old name
+    for name, old_name, since, value in (
         ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", (2, 8), ENTRIES),
         ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", (2, 10), recordings),
     ):
-        if now not in given and once not in given:
-            settings[now] = value
+        if name not in given and old_name not in given:
+            settings[name] = value
             if (major, minor) < since:
-                settings[once] = value
+                settings[old_name] = value
     return {name: value for name, value in settings.items() if name not in given}
 
 
 def gloo_recording() -> bytes:
-    """What gloo's flight recorder holds, a pickle; b"" where this torch has none."""
+    """Return the pickled content of gloo's flight recorder; b"" if this torch has none."""
     c10d = importlib.import_module("torch._C._distributed_c10d")
     dump = getattr(c10d, "_dump_fr_trace", None)
-    # All collectives, without their stacks: for these torch would load its compiler, which takes seconds.
+    # All collectives without stacks, for which torch would load its compiler for several seconds.
     return bytes(dump(True, False, False)) if dump is not None else b""
 
 
 def _listen(listen: int, pipe: Path, folder: Path, rank: str) -> None:
-    """Once: what comes later only follows from the first reason. The pipe goes when all is written."""
+    """Record once: later failures only follow from the first one. Removes the pipe when all files are written."""
     os.read(listen, 1)
     try:
         with (folder / f"stack_{rank}").open("w") as file:
@@ -103,12 +106,12 @@ def _listen(listen: int, pipe: Path, folder: Path, rank: str) -> None:
             part.write_bytes(recording)
             part.replace(folder / f"gloo_{rank}")
     except (OSError, RuntimeError, ImportError) as error:
-        print(f"launcher: rank {rank} has no flight recording: {error}", file=sys.stderr, flush=True)
+        print(f"launcher: could not write the flight recording of rank {rank}: {error}", file=sys.stderr, flush=True)
     pipe.unlink(missing_ok=True)
 
 
 def _ask(pipe: Path) -> bool:
-    """False where its worker has ended."""
+    """Return False if the worker has exited."""
     with contextlib.suppress(OSError):
         writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         try:
@@ -119,6 +122,6 @@ def _ask(pipe: Path) -> bool:
 
 
 def _at_exit(worker: int) -> None:
-    """The exception of a collective that failed is a RuntimeError."""
+    """Record if the program exits because of a RuntimeError, the exception of a failed collective."""
     if os.getpid() == worker and isinstance(getattr(sys, "last_value", None), RuntimeError):
         record()

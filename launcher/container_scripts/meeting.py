@@ -1,16 +1,16 @@
-"""How the nodes of a run agree on who takes part, without a master: pure functions of what one node knows.
+"""How the nodes of a run agree on the members of a generation, without a master: pure functions of one node's view.
 
-Every node tells all others its State again and again; there is no other message. From its own state, the last that it
-has heard of each other and the time, `decide` makes its next state. A world is a generation: a number, its members in
-the order of the job's nodes, and the member that proposed it. It begins when every member has promised, on its disk,
-to take part in that one; a node promises rising numbers only, and takes part in one generation at a time. As more than
-half of all nodes must take part, any two generations share a node, so an older one can neither begin nor take a step
-once a newer one has begun, wherever its members are and whenever they wake up.
+Each node repeatedly sends its State to all others; no other messages exist. From its own state, the last state received
+from each other node and the time, `decide` computes its next state. A generation has a number, members in the order of
+the job's nodes, and the member that proposed it. It starts when every member has promised, on its disk, to join it. A
+node promises only increasing numbers and joins one generation at a time. More than half of all nodes must take part, so
+any two generations share a node: once a newer generation has started, an older one can neither start nor make progress,
+even if its members were disconnected or suspended.
 
-A node also tells because of whom the last generations ended (ends.py): one that has cost too many sits out while enough
-others are there, and a program that fails again and again in the same way is not started any more.
+The state also records which nodes ended the last generations (ends.py): a node that ended too many sits out while
+enough others remain, and a program that repeatedly fails with the same error is not restarted.
 
-Python 3.7 without packages: it runs in the containers. tests/unit/test_meeting_model.py explores it.
+Python 3.7 without packages: it runs in the containers. tests/unit/test_meeting_model.py explores the protocol.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any, Iterable, Mapping  # noqa: UP035 - 3.7 ev
 if TYPE_CHECKING or __package__:
     from launcher.container_scripts.ends import REPEATS, End, history, read, repeated, sitting_out
 else:
-    from ends import REPEATS, End, history, read, repeated, sitting_out  # beside this file
+    from ends import REPEATS, End, history, read, repeated, sitting_out  # in the same folder
 
 IDLE, PROPOSING, PROMISED, RUNNING, DONE, ENDED = "idle", "proposing", "promised", "running", "done", "ended"
 MEETING = (IDLE, PROPOSING, PROMISED)
-FIRST_TIME = 4  # how many times lost_after the first start waits for nodes that have not come
-QUORUM_TIME = 20  # how many times lost_after a node waits for enough others before it gives up
+FIRST_TIME = 4  # multiple of lost_after for which the first start waits for missing nodes
+QUORUM_TIME = 20  # multiple of lost_after after which a node gives up waiting for a quorum
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What the job says. order: its nodes, then its spares; size: how many take part, least: at the least."""
+    """Settings of the job. order: its nodes, then its spares; size: number of members; least: minimum number."""
 
     order: tuple[str, ...]
     size: int
@@ -40,37 +40,37 @@ class Rules:
 
     @property
     def fresh(self) -> float:
-        """Seconds within which a node must have been heard to be asked to take part."""
+        """Maximum age in seconds of the last message of a node that may become a member."""
         return self.lost_after / 3
 
 
 @dataclass(frozen=True)
 class State:
-    """What a node tells the others. The disk keeps life, generation, by, joined and ends."""
+    """The state that a node sends to the others. life, generation, by, joined and ends are stored on disk."""
 
     node: str
-    life: int = 0  # counts its starts
-    beat: int = 0  # counts what it has told in this life
+    life: int = 0  # number of starts
+    beat: int = 0  # number of messages since the start
     phase: str = IDLE
-    generation: int = 0  # the newest that it has promised to take part in
-    by: str = ""  # who proposed that one
+    generation: int = 0  # the newest that it has promised to join
+    by: str = ""  # the node that proposed it
     members: tuple[str, ...] = ()
-    joined: int = 0  # the newest that it has taken part in
+    joined: int = 0  # the newest that it has joined
     hears: tuple[str, ...] = ()
-    port: int = 0  # of the first member's store, once that runs
-    reason: str = ""  # why it has ended
-    last: bool = False  # and will not start again
-    over: bool = False  # nor should any other node
+    port: int = 0  # port of the first member's store, once it is running
+    reason: str = ""  # why it ended
+    last: bool = False  # it will not restart
+    over: bool = False  # no other node should restart either
     ends: tuple[End, ...] = ()  # of the last generations, oldest first
-    # of this node alone
-    since: float = 0.0  # when the phase began, or the nodes that could take part changed
-    hopeful: float = 0.0  # when enough nodes were last heard
-    looked: float = 0.0  # when it last decided
+    # local to this node
+    since: float = 0.0  # when the phase started, or the set of possible members changed
+    hopeful: float = 0.0  # when enough nodes were last reachable
+    looked: float = 0.0  # time of the last call of decide()
 
 
 @dataclass(frozen=True)
 class Heard:
-    """The last that a node has told, and when it was heard."""
+    """The last state received from a node, and the time of its arrival."""
 
     state: State
     when: float
@@ -79,28 +79,28 @@ class Heard:
 View = Mapping[str, Heard]
 
 
-def newer(known: State, told: State) -> bool:
-    """Whether `told` is later than `known`: messages may overtake one another."""
-    return (told.life, told.beat) > (known.life, known.beat)
+def newer(known: State, received: State) -> bool:
+    """Return whether `received` is newer than `known`: messages may arrive out of order."""
+    return (received.life, received.beat) > (known.life, known.beat)
 
 
 def hears(rules: Rules, view: View, now: float) -> tuple[str, ...]:
-    """The nodes that have been heard lately."""
+    """Return the nodes with a recent message."""
     return tuple(name for name in rules.order if name in view and now - view[name].when <= rules.fresh)
 
 
 def decide(rules: Rules, me: State, view: View, now: float) -> State:
-    """This node's next state. RUNNING begins a generation, ENDED ends this life for the reason given."""
-    stood_still = now - me.looked > rules.fresh
+    """Return this node's next state. RUNNING starts a generation; ENDED terminates this node for the given reason."""
+    was_suspended = now - me.looked > rules.fresh
     me = replace(me, hears=hears(rules, view, now), looked=now)
     if me.phase == RUNNING:
-        return _watch(rules, me, view, now, stood_still=stood_still)
+        return _watch(rules, me, view, now, was_suspended=was_suspended)
     if me.phase in (DONE, ENDED):
         return me
     alive = {name: view[name].state for name in me.hears if me.node in view[name].state.hears}
     for other in alive.values():
         if other.phase == DONE:
-            failed = "the ranks of the other nodes have finished, those of this node failed"
+            failed = "the ranks of the other nodes finished, but those of this node failed"
             return _end(me, now, failed if me.joined == other.generation else "", last=True)
         if other.phase == RUNNING and _promised(me, other) and me.joined < me.generation:
             return _run(replace(me, members=other.members), now)
@@ -111,14 +111,14 @@ def decide(rules: Rules, me: State, view: View, now: float) -> State:
 
 
 def may_leave(rules: Rules, view: View, now: float) -> bool:
-    """Whether a node that is done need not stay to tell the others so."""
+    """Return whether a finished node may exit because the other nodes know that it has finished."""
     return all(view[name].state.phase in (DONE, ENDED) for name in hears(rules, view, now))
 
 
 def program_failed(me: State, view: View, now: float, reason: str, error: str) -> State:
-    """The state of a node whose program has failed. error: its own, "" where it only lost its peers.
+    """Return the state after a failure of the program. error: its own error; "" if it only lost its peers.
 
-    Where another member has ended the generation before, the program here has failed because of that.
+    If another member ended the generation earlier, that is the cause of the failure.
     """
     accounts = (_account(view[name].state, me.joined) for name in me.members if name in view)
     own = End(me.joined, (me.node,) if error else (), error)
@@ -126,12 +126,12 @@ def program_failed(me: State, view: View, now: float, reason: str, error: str) -
 
 
 def reached(me: State, step: int) -> State:
-    """With the last step that this node's metrics have."""
+    """Return the state with the last step in this node's metrics."""
     return replace(me, ends=tuple(replace(e, step=step) if e.generation == me.joined else e for e in me.ends))
 
 
-def _watch(rules: Rules, me: State, view: View, now: float, *, stood_still: bool) -> State:
-    """While it takes part: the first reason why this generation cannot go on."""
+def _watch(rules: Rules, me: State, view: View, now: float, *, was_suspended: bool) -> State:
+    """Return the next state of a running member: ENDED as soon as this generation cannot continue."""
     for name in me.members:
         if name == me.node:
             continue
@@ -140,23 +140,23 @@ def _watch(rules: Rules, me: State, view: View, now: float, *, stood_still: bool
         if last and last.state.phase == DONE and last.state.generation == me.generation:
             continue
         if silent > rules.lost_after:
-            lost = End(me.generation, (me.node if stood_still else name,))
-            return _end(_with(me, lost), now, f"{name} has not been heard for {rules.lost_after:g} s")
-        reason = _gone(rules, me, last.state, now) if last else ""
+            lost = End(me.generation, (me.node if was_suspended else name,))
+            return _end(_with(me, lost), now, f"no message from {name} for {rules.lost_after:g} s")
+        reason = _departure(rules, me, last.state, now) if last else ""
         if last and reason:
             end = _account(last.state, me.generation) or End(me.generation, (name,))
-            return _end(_with(me, end), now, f"{name} has {reason}")
+            return _end(_with(me, end), now, f"{name} {reason}")
     return me
 
 
-def _gone(rules: Rules, me: State, other: State, now: float) -> str:
-    """What another member has done instead of taking part in this node's generation."""
+def _departure(rules: Rules, me: State, other: State, now: float) -> str:
+    """Return why another member no longer takes part in this node's generation; "" if it does."""
     if other.generation > me.generation:
-        return f"left for generation {other.generation}"
+        return f"joined generation {other.generation}"
     if other.joined >= me.generation and other.phase != RUNNING:
-        return "ended it" if other.phase == ENDED else "started again"
+        return "ended the generation" if other.phase == ENDED else "restarted"
     if now - me.since > rules.lost_after and other.generation < me.generation:
-        return "forgotten its promise"
+        return "lost its promise"
     return ""
 
 
@@ -169,15 +169,15 @@ def _with(me: State, end: End) -> State:
 
 
 def _meet(rules: Rules, me: State, alive: Mapping[str, State], now: float) -> State:
-    place = rules.order.index
+    position = rules.order.index
     proposals = [
         other
         for other in alive.values()
         if other.phase == PROPOSING and me.node in other.members and other.generation > me.generation
     ]
     if proposals:
-        first = min(proposals, key=lambda other: place(other.node))
-        if me.phase == IDLE or place(first.node) <= place(me.by):
+        first = min(proposals, key=lambda other: position(other.node))
+        if me.phase == IDLE or position(first.node) <= position(me.by):
             promise = replace(me, generation=first.generation, by=first.node, members=first.members, ends=first.ends)
             return _enter(promise, PROMISED, now)
     if me.phase == PROPOSING and all(_promised(me, alive.get(name)) for name in me.members if name != me.node):
@@ -188,9 +188,9 @@ def _meet(rules: Rules, me: State, alive: Mapping[str, State], now: float) -> St
 
 
 def _gather(rules: Rules, me: State, alive: Mapping[str, State], now: float) -> State:
-    """While idle: waits for more nodes, for another one's proposal, or for enough of them, and then proposes."""
+    """Return the next state while idle: wait for more nodes or for the proposal of another node, then propose."""
     if any(other.phase == RUNNING for other in alive.values()):
-        return replace(me, since=now, hopeful=now)  # it is needed when that generation ends
+        return replace(me, since=now, hopeful=now)  # this node may be needed when that generation ends
     free = {name: other for name, other in alive.items() if other.phase in MEETING}
     free[me.node] = me
     highest = max(other.generation for other in free.values())
@@ -207,36 +207,37 @@ def _gather(rules: Rules, me: State, alive: Mapping[str, State], now: float) -> 
         me = replace(me, members=members, since=now)
     if len(members) < rules.least:
         if now - me.hopeful > QUORUM_TIME * rules.lost_after:
-            heard = ", ".join(members)
-            return _end(me, now, f"only {heard} of at least {rules.least} nodes can be reached from here", last=True)
+            found = ", ".join(members)
+            what = f"only {found} of at least {rules.least} nodes can be reached from this node"
+            return _end(me, now, what, last=True)
         return me
     patience = rules.fresh if highest else FIRST_TIME * rules.lost_after
     needed = any(name in out for name in members)
-    if needed:  # there are too few others, but more may come back
+    if needed:  # too few other nodes, but more may return
         patience = rules.lost_after
     before = sum(rules.order.index(name) < rules.order.index(me.node) for name in free)
     waited = 0.0 if members == rules.order[: rules.size] and not needed else patience
     me = replace(me, hopeful=now)
     if now - me.since < waited + before * rules.lost_after:
         return me
-    again = _again(rules, ends, free)
-    if again:
-        return _end(replace(me, over=True), now, again, last=True)
+    hopeless = _hopeless(rules, ends, free)
+    if hopeless:
+        return _end(replace(me, over=True), now, hopeless, last=True)
     return _enter(replace(me, generation=highest + 1, by=me.node, members=members, ends=ends), PROPOSING, now)
 
 
-def _again(rules: Rules, ends: tuple[End, ...], free: Mapping[str, State]) -> str:
-    """Why another generation would end as the last ones did; "" where it may go better."""
+def _hopeless(rules: Rules, ends: tuple[End, ...], free: Mapping[str, State]) -> str:
+    """Return why another generation would fail like the last ones; "" if it may succeed."""
     error, nodes = repeated(ends)
     others = {name: other for name, other in free.items() if name not in nodes}
     if not error or (len(nodes) == 1 and len(_largest(rules, others)) >= rules.least):
         return ""
-    where = ", ".join(name for name in rules.order if name in nodes)
-    return f"{REPEATS} generations in a row ended with the same error, on {where}: {error}"
+    names = ", ".join(name for name in rules.order if name in nodes)
+    return f"{REPEATS} generations in a row ended with the same error, on {names}: {error}"
 
 
 def _members(rules: Rules, me: str, free: Mapping[str, State]) -> tuple[str, ...]:
-    """The largest group of nodes that hear one another and this one, early ones first; at most `size`."""
+    """Return the largest group of mutually reachable nodes including this one, in order; at most `size`."""
     largest = _largest(rules, {name: other for name, other in free.items() if name != me})
     ordered = [name for name in rules.order if name in largest or name == me]
     while len(ordered) > rules.size:  # this node must be among them, as it proposes
@@ -245,7 +246,7 @@ def _members(rules: Rules, me: str, free: Mapping[str, State]) -> tuple[str, ...
 
 
 def _largest(rules: Rules, free: Mapping[str, State]) -> list[str]:
-    """The largest group of these nodes that hear one another, early ones first."""
+    """Return the largest group of mutually reachable nodes among these, in order."""
     names = [name for name in rules.order if name in free]
 
     def group(start: Iterable[str]) -> list[str]:
@@ -263,7 +264,7 @@ def _mutual(one: State, other: State) -> bool:
 
 
 def _promised(me: State, other: State | None) -> bool:
-    """Whether that node's newest promise is this node's."""
+    """Return whether that node's newest promise equals this node's."""
     return other is not None and (other.generation, other.by) == (me.generation, me.by)
 
 
@@ -280,21 +281,21 @@ def _enter(me: State, phase: str, now: float) -> State:
 
 
 def begin(node: str, kept: Mapping[str, Any], now: float) -> State:
-    """The state of a node that starts, or starts again. kept: what its disk has of its last life, if anything."""
+    """Return the state of a node that starts or restarts. kept: its stored state, empty at the first start."""
     known = {name: kept[name] for name in ("generation", "by", "joined") if name in kept}
     me = State(node, life=kept.get("life", 0) + 1, since=now, hopeful=now, looked=now, **known)
     me = replace(me, ends=read(kept.get("ends", ())))
-    if me.joined and not _account(me, me.joined):  # it was killed before it could write one
+    if me.joined and not _account(me, me.joined):  # it was killed before it could write an account
         me = _with(me, End(me.joined, (node,)))
     return me
 
 
-def told(me: State) -> State:
-    """What of its state is news to others when it changes."""
+def announced(me: State) -> State:
+    """Return the part of the state that is sent immediately when it changes."""
     return replace(me, beat=0, since=0.0, hopeful=0.0, looked=0.0)
 
 
 def keep(me: State) -> dict[str, Any]:
-    """What must be on the disk before anything of this state is told."""
+    """Return the part of the state that must be on disk before the state is sent."""
     kept = {"life": me.life, "generation": me.generation, "by": me.by, "joined": me.joined}
     return {**kept, "ends": [vars(end) for end in me.ends]}

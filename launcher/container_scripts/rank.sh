@@ -1,11 +1,11 @@
 #!/bin/sh
-# sh rank.sh ARGV...: becomes ARGV, one worker, whose output goes to logs/rank-RANK.log as well as to stdout; in a job with
-# min_nodes, where ranks move, to the generation's folder instead of logs/. ARGV is exec'd, so the pid that torchrun
-# started and signals is the worker's own.
+# sh rank.sh ARGV...: executes ARGV, one worker, and copies its output from stdout to logs/rank-RANK.log; in a job with
+# min_nodes, in which ranks can move, to the generation's folder instead of logs/. ARGV replaces this shell (exec), so
+# torchrun starts and signals the worker's own pid.
 
 our_kit=$(cd "${0%/*}" && pwd)
 export LAUNCHER_WORKER=$$ PYTHONPATH="$our_kit/torch_plugin${PYTHONPATH:+:$PYTHONPATH}" # flight_recorder.py
-if [ -n "${LAUNCHER_MIG-}" ]; then # of the instances of GPUs that this node has, the one of this worker
+if [ -n "${LAUNCHER_MIG-}" ]; then # select the MIG instance of this worker from those of the node
     CUDA_VISIBLE_DEVICES=$(printf %s "$LAUNCHER_MIG" | cut -d, -f$((LOCAL_RANK + 1)))
     export CUDA_VISIBLE_DEVICES
 fi
@@ -13,12 +13,12 @@ our_log=${LAUNCHER_GENERATION_OUTPUT:-$LAUNCHER_OUTPUT/logs}/rank-$RANK.log
 our_pipe=$our_kit/home/.rank.$RANK.$$
 if [ -e "$our_pipe" ]; then rm -f "$our_pipe"; fi
 if ! mkfifo -m 600 "$our_pipe"; then
-    echo "launcher: no log of its own for rank $RANK: cannot make a pipe in $our_kit/home" >&2
+    echo "launcher: no separate log for rank $RANK: cannot create a named pipe in $our_kit/home" >&2
     exec "$@"
 fi
-# tee ends when the worker and its children have closed the pipe. It is not the worker's child (the worker may wait for
-# any child), ignores the signals that stop the job, and, with setsid, leaves the process group that torchrun kills.
-exec 5<>"$our_pipe" 4<"$our_pipe" 3>"$our_pipe" 5>&- # reading and writing first: neither end blocks
+# tee exits when the worker and its children have closed the pipe. It is not a child of the worker (which may wait for
+# any child), ignores the signals that stop the job and, with setsid, leaves the process group that torchrun kills.
+exec 5<>"$our_pipe" 4<"$our_pipe" 3>"$our_pipe" 5>&- # opened for reading and writing first, so that neither end blocks
 rm -f "$our_pipe"
 (
     (

@@ -1,7 +1,7 @@
-"""What the nodes of a job with min_nodes tell each other: their states (meeting.py) over TCP, each message signed.
+"""Messages between the nodes of a job with min_nodes: their states (meeting.py) over TCP, each message signed.
 
-Anyone may connect to a node's port. Until a connection has brought a message that a node of this run has signed, and
-that is news, it is a stranger's: there are few of these at a time, and the oldest is closed for a new one.
+Anyone can connect to a node's port. A connection is unauthenticated until it delivers a new message signed by a node of
+this run. The number of unauthenticated connections is limited: a new one closes the oldest.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from launcher.container_scripts import ends, meeting
 else:
-    import ends  # beside this file
+    import ends  # in the same folder
     import meeting
 
-STRANGERS = 16  # connections, and as many for each node
-LONGEST = 8192  # bytes of a message, and as many for each node
+STRANGERS = 16  # unauthenticated connections, and as many more per node
+LONGEST = 8192  # bytes of a message, and as many more per node
 
 
 class Wire:
-    """Tells all other nodes this one's state whenever it changes, and every `beat` seconds; hears theirs."""
+    """Sends this node's state to all other nodes whenever it changes, and receives theirs."""
 
     def __init__(self, me: meeting.State, addresses: dict[str, str], beat: float, key: bytes) -> None:
-        self._told, self._addresses, self._beat, self._key = me, addresses, beat, key
+        self._state, self._addresses, self._beat, self._key = me, addresses, beat, key
         self._heard: dict[str, meeting.Heard] = {}
         self._changed = threading.Condition()
-        self._news = False  # something was heard since the last look, or it was woken
-        self._strangers: dict[socket.socket, None] = {}  # the oldest first
-        self._few = threading.Condition()
+        self._news = False  # a state was received since the last view(), or wake() was called
+        self._strangers: dict[socket.socket, None] = {}  # oldest first
+        self._strangers_changed = threading.Condition()
         self._most, self._longest = STRANGERS * (1 + len(addresses)), LONGEST * (1 + len(addresses))
         host, _, port = addresses[me.node].rpartition(":")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -47,7 +47,7 @@ class Wire:
 
     def tell(self, me: meeting.State) -> None:
         with self._changed:
-            self._told = me
+            self._state = me
             self._changed.notify_all()
 
     def wake(self) -> None:
@@ -56,7 +56,7 @@ class Wire:
             self._changed.notify_all()
 
     def view(self, wait: float) -> dict[str, meeting.Heard]:
-        """The last state of each node; returns early when one is heard, and when woken."""
+        """Return the last state of each node, after `wait` seconds or as soon as one is received or wake() is called."""
         with self._changed:
             self._changed.wait_for(lambda: self._news, wait)
             self._news = False
@@ -66,14 +66,14 @@ class Wire:
         host, _, port = self._addresses[node].rpartition(":")
         while True:
             with contextlib.suppress(OSError), socket.create_connection((host, int(port)), self._beat * 4) as link:
-                if hasattr(socket, "TCP_USER_TIMEOUT"):  # after a cut the kernel alone would wait longer each time
+                if hasattr(socket, "TCP_USER_TIMEOUT"):  # the kernel's retry intervals grow during a network failure
                     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._beat * 4000))
                 last = None
                 while True:
                     with self._changed:
-                        while self._told is last:
+                        while self._state is last:
                             self._changed.wait()
-                        last = self._told
+                        last = self._state
                     link.sendall(self._signed(last))
             time.sleep(self._beat)
 
@@ -81,24 +81,24 @@ class Wire:
         while True:
             try:
                 link, _ = self._server.accept()
-            except OSError:  # no file descriptor is left, or the other side has gone
+            except OSError:  # out of file descriptors, or the peer closed the connection
                 time.sleep(self._beat)
                 continue
-            with self._few:
+            with self._strangers_changed:
                 self._strangers[link] = None
                 if len(self._strangers) > self._most:
                     _close(next(iter(self._strangers)))
-                self._few.wait_for(lambda: len(self._strangers) <= self._most, self._beat)
+                self._strangers_changed.wait_for(lambda: len(self._strangers) <= self._most, self._beat)
             try:
                 threading.Thread(target=self._listen, args=(link,), daemon=True).start()
-            except RuntimeError:  # no thread is left: nodes try again
+            except RuntimeError:  # out of threads: nodes try again
                 self._forget(link)
                 link.close()
 
     def _forget(self, link: socket.socket) -> None:
-        with self._few:
+        with self._strangers_changed:
             self._strangers.pop(link, None)
-            self._few.notify_all()
+            self._strangers_changed.notify_all()
 
     def _listen(self, link: socket.socket) -> None:
         try:
@@ -110,13 +110,13 @@ class Wire:
         finally:
             self._forget(link)
 
-    def _hear(self, told: meeting.State) -> bool:
-        """Whether it is news."""
+    def _hear(self, received: meeting.State) -> bool:
+        """Store a state; return whether it is new."""
         with self._changed:
-            known = self._heard.get(told.node)
-            news = known is None or meeting.newer(known.state, told)
+            known = self._heard.get(received.node)
+            news = known is None or meeting.newer(known.state, received)
             if news:
-                self._heard[told.node] = meeting.Heard(told, time.monotonic())
+                self._heard[received.node] = meeting.Heard(received, time.monotonic())
                 self._news = True
                 self._changed.notify_all()
             return news
@@ -126,19 +126,19 @@ class Wire:
         return hmac.new(self._key, body, hashlib.sha256).hexdigest().encode() + b" " + body + b"\n"
 
     def _checked(self, line: bytes) -> meeting.State:
-        """Raises ValueError for what no node of this run has signed."""
+        """Return the state in a message. Raises ValueError if no node of this run signed it."""
         mark, _, body = line.rstrip(b"\n").partition(b" ")
         if not hmac.compare_digest(mark, hmac.new(self._key, body, hashlib.sha256).hexdigest().encode()):
             raise ValueError("not signed with this run's key")
-        told = json.loads(body)
-        told.update(members=tuple(told["members"]), hears=tuple(told["hears"]), ends=ends.read(told["ends"]))
-        state = meeting.State(**told)
+        fields = json.loads(body)
+        fields.update(members=tuple(fields["members"]), hears=tuple(fields["hears"]), ends=ends.read(fields["ends"]))
+        state = meeting.State(**fields)
         if state.node not in self._addresses:
             raise ValueError(state.node)
         return state
 
 
 def _close(link: socket.socket) -> None:
-    """Its thread ends then, and closes it."""
+    """Shut the connection down; its thread then closes it."""
     with contextlib.suppress(OSError):
         link.shutdown(socket.SHUT_RDWR)

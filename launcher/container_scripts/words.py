@@ -1,4 +1,4 @@
-"""What a program printed last, and whether it only lost its peers: for launchers, and for elastic.py in the container.
+"""Analysis of the last output of a program, for launchers and for elastic.py in the container.
 
 Python 3.7 without packages.
 """
@@ -8,48 +8,48 @@ from __future__ import annotations
 import re
 
 TRACEBACK = "Traceback (most recent call last):"
-_PREFIX = re.compile(r"^\[(?:rank|default)\d+\]: ?")  # torch and torchrun put the rank before each line
+_PREFIX = re.compile(r"^\[(?:rank|default)\d+\]: ?")  # torch and torchrun prefix each line with the rank
 LINES = 20
 LONGEST = 100  # characters of an error
 
-# What a rank prints when another one is gone: it is a victim, whatever its traceback looks like.
+# Output of a rank that lost a peer: it is a victim, whatever its traceback is.
 VICTIM = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited|ncclRemoteError"
     r"|ncclSystemError.*closed by remote|Socket closed|Connection refused|recvValue failed|failed to recv"
     r"|SignalException.*signal: 15|got signal: 15|Timed out waiting .*ms for (recv|send)|store.*may have died",
     re.IGNORECASE,
 )
-# The same of programs that are not torch's: what reading from a connection ends with when the other side is gone.
+# The same for programs without torch: errors when reading from a connection that the peer closed.
 LOST_PEER = re.compile(
     VICTIM.pattern + r"|^EOFError$|IncompleteReadError|Expecting value: line 1 column 1 \(char 0\)", re.I | re.M
 )
 _VARIES = re.compile(r"0x[0-9a-fA-F]+|[0-9]{3,}")  # addresses, ports, process ids, generations
 
 
-def last_words(text: str) -> str:
-    """The last traceback, or the last lines where there is none."""
+def last_output(text: str) -> str:
+    """Return the last traceback; the last lines if there is none."""
     return last_traceback(text) or "\n".join(text.rstrip().splitlines()[-LINES:])
 
 
 def error(text: str) -> str:
-    """What the last traceback ends with; "" where there is none."""
+    """Return the error line of the last traceback; "" if there is none."""
     lines = [line for line in last_traceback(text).splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if not line.startswith((" ", "\t"))), "")
-    return steady(last)
+    return normalized(last)
 
 
-def steady(text: str) -> str:
-    """In ASCII, short, and without the numbers that differ from attempt to attempt."""
+def normalized(text: str) -> str:
+    """Return the text in ASCII, truncated, and without numbers that differ between attempts."""
     return plain(_VARIES.sub("N", text))[:LONGEST].strip()
 
 
 def plain(text: str) -> str:
-    """As one line of printable ASCII."""
+    """Return the text as one line of printable ASCII."""
     return "".join(c if c.isprintable() else " " for c in text.encode("ascii", "backslashreplace").decode())
 
 
 def last_traceback(text: str) -> str:
-    """The last Python traceback in a text, chained causes with it; "" where there is none."""
+    """Return the last Python traceback in a text with its chained causes; "" if there is none."""
     lines = [_PREFIX.sub("", line) for line in text.splitlines()]
     starts = [i for i, line in enumerate(lines) if line.endswith(TRACEBACK)]
     if not starts:

@@ -21,7 +21,7 @@ _LEAST_LATENCY = 100.0  # us above the others; smaller differences are ignored
 @dataclass(frozen=True)
 class Slow:
     """nodes: the faulty node, or both nodes of a pair; empty: all. way: SENDS, RECEIVES or ANSWERS; "" for all nodes,
-    and for a pair from the first node to the second. value: Gb/s, or us for a latency; others: the value it is compared with.
+    and for a pair from the first node to the second. value: Gb/s, or us for a latency; others: the reference value.
     again: share of retransmitted segments.
     """
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.container_scripts.words import TRACEBACK, VICTIM, last_traceback, last_words
+from launcher.container_scripts.words import TRACEBACK, VICTIM, last_output, last_traceback
 from launcher.node.docker.toolkit import gpu_error
 from launcher.run.evidence import Evidence
 from launcher.run.known_causes import known_cause
@@ -160,7 +160,7 @@ def _own_output(evidence: Evidence) -> str:
         return evidence.error.text
     for text in (*candidates, evidence.log):
         if text.strip():
-            return last_words(text)
+            return last_output(text)
     return ""
 
 

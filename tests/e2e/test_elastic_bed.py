@@ -114,7 +114,7 @@ def test_training_goes_on_without_any_machine(fault: str, victim: int, spares: i
         begun = run.goes_on(lost, f"{size - 1 + spares} of {size}")
         took = time.monotonic() - struck
         if fault == "dropped":
-            run.until("^launcher: generation 1 ends here: node. has not been heard for 15 s$", [lost])
+            run.until("^launcher: generation 1 ended on this node: no message from node. for 15 s$", [lost])
     twice = run.last_step() - begun
     print(f"{fault}, {lost.alias} of {size} + {spares}: {took:.1f} s to the next step, {twice} steps twice")
     assert took < 120  # on a loaded machine; docs/elastic.md has the figures of an idle one

@@ -135,15 +135,15 @@ def test_a_stuck_node_ends_when_the_master_has_failed(tmp_path: Path) -> None:
     assert all(node.code not in (0, None) for node in nodes)
     late = nodes[1].ended - nodes[0].ended
     print(f"the stuck node ended {late:.1f} s after the master")
-    assert "the master has ended and this node has not" in nodes[1].output
+    assert "the master exited, but this node is still running" in nodes[1].output
 
 
 @pytest.mark.timeout(600)
 def test_a_node_of_another_run_is_refused_and_both_sides_say_so(tmp_path: Path) -> None:
     master, worker, stranger = run(tmp_path, "pass", restarts=0, stranger=True)
     assert (master.code, worker.code, stranger.code) == (0, 0, 1), master.output + worker.output + stranger.output
-    assert f"127.0.0.1:{master.port} belongs to the run mine: refused to train with it" in stranger.output
-    assert "node1 of the run other came to this run's port and was refused" in master.output
+    assert f"127.0.0.1:{master.port} belongs to the run mine: refusing to join it" in stranger.output
+    assert "rejected a connection to this run's port from node1 of the run other" in master.output
     assert "met" not in stranger.output
 
 

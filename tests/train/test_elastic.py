@@ -166,7 +166,7 @@ def test_a_spare_takes_the_place_of_a_silent_node_which_finds_out_when_it_wakes(
     engine.says("^train: resumed ", "a")
     engine["b"].signal(signal.SIGCONT)
     engine.left.append(engine["b"])
-    engine.says("^launcher: generation 1 ends here: ", "b")
+    engine.says("^launcher: generation 1 ended on this node: ", "b")
     engine.ends()
     assert "train: done in" in engine["a"].log
     assert engine["b"].log.count("rank 0 is now on") == 1
@@ -214,7 +214,7 @@ def test_a_second_loss_ends_the_run_with_the_reason(begin: Callable[..., Engine]
     engine.lose("a", signal.SIGKILL)
     engine.says("world 2 of 3", "c")
     engine.lose("b", signal.SIGKILL)
-    engine.says("^launcher: generation 2 ends here: b has not been heard for 10 s$", "c")
-    engine.says("^launcher: only c of at least 2 nodes can be reached from here$", "c")
+    engine.says("^launcher: generation 2 ended on this node: no message from b for 10 s$", "c")
+    engine.says("^launcher: only c of at least 2 nodes can be reached from this node$", "c")
     engine.until(lambda: engine["c"].restarts == 10 and engine["c"].process.poll() == 1, "the end of c")
-    assert "this node has ended before: only c of" in engine["c"].log
+    assert "this node has already stopped: only c of" in engine["c"].log

@@ -197,7 +197,7 @@ def test_a_suspended_rank_is_reported_when_the_program_is_stopped(box: Box) -> N
     process.send_signal(signal.SIGTERM)
     out = process.communicate(timeout=60)[0]
     os.kill(int(text), signal.SIGKILL)
-    assert b"launcher: rank 3 does not run: its process" in out
+    assert b"launcher: rank 3 is not running: its process" in out
     assert any(line.startswith("halted 3 ") for line in box.attempts)
 
 

@@ -102,5 +102,5 @@ Thread 0x02 (most recent call first):
   File "/workspace/code/train.py", line 7 in read_batch
   File "/workspace/code/train.py", line 30 in <module>
 """
-    assert REPORT["stands"](stack) == "train.py:7 in read_batch"
-    assert REPORT["stands"]("") == ""
+    assert REPORT["position"](stack) == "train.py:7 in read_batch"
+    assert REPORT["position"]("") == ""

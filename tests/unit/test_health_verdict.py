@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from launcher.health import links, outliers
 from launcher.health.measures import MARK, Measure, NodeReport, read
+from launcher.health.problem import Problem
 from launcher.health.rounds import MOST_ROUNDS, rounds, timetable
 from launcher.health.table import WIDTH, table
-from launcher.health.problem import Problem
 from launcher.health.verdict import Finding, Network, judge
 
 A100 = "NVIDIA A100-SXM4-80GB"

@@ -279,7 +279,7 @@ def test_a_node_without_a_quorum_gives_up_and_says_whom_it_hears() -> None:
     assert meeting.decide(rules, me, {}, 299.0).phase == meeting.IDLE
     ended = meeting.decide(rules, me, {}, 301.0)
     assert (ended.phase, ended.last) == (meeting.ENDED, True)
-    assert ended.reason == "only c of at least 2 nodes can be reached from here"
+    assert ended.reason == "only c of at least 2 nodes can be reached from this node"
 
 
 def test_jobs_have_a_majority() -> None:
