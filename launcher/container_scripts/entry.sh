@@ -39,7 +39,7 @@ for our_file in "$our_log" "$our_clock" "$our_attempts"; do
 done
 
 # --- one pipe for stdout and stderr preserves their order; tee ignores all signals intended for the job. The pipe is
-# first opened for reading and writing, so that neither end blocks and nothing hangs if this shell is killed at this point.
+# first opened for reading and writing, so that neither end blocks, and nothing hangs if this shell is killed here.
 our_pipe=$our_kit/home/.entry.$$
 if [ -e "$our_pipe" ]; then rm -f "$our_pipe"; fi
 mkfifo -m 600 "$our_pipe" || refuse "cannot create a named pipe in $our_kit/home as uid $(id -u)"
@@ -65,8 +65,8 @@ seconds() {
 }
 
 # In the background, once a second: update the clock file, check the time limit and the hang timeout, and kill tee if
-# orphaned processes keep its pipe open. It is stopped by SIGKILL, which a starting shell cannot miss; its sleep exits on
-# its own. A job is considered alive while the sizes of its logs or metrics change.
+# orphaned processes keep its pipe open. It is stopped by SIGKILL, which a starting shell cannot miss; its sleep exits
+# on its own. A job is considered alive while the sizes of its logs or metrics change.
 signs() {
     (cd "$LAUNCHER_OUTPUT" && ls -ln logs/*.log metrics.jsonl generations/*/* 2>/dev/null)
 }
@@ -199,7 +199,7 @@ fi
 if [ -n "$our_end" ] && [ "$(seconds)" -ge "$our_end" ]; then
     over
 else
-    (LAUNCHER_JOB=$our_mark LAUNCHER_ENTRY=$$ && export LAUNCHER_JOB LAUNCHER_ENTRY && exec "$@") >&3 2>&1 3>&- & # exec: never runs a function of this script
+    (LAUNCHER_JOB=$our_mark LAUNCHER_ENTRY=$$ && export LAUNCHER_JOB LAUNCHER_ENTRY && exec "$@") >&3 2>&1 3>&- & # exec: never a function of this script
     our_child=$!
     # Not earlier: until exec, the child shell would have these traps and lose a signal.
     trap 'forward TERM' TERM
@@ -211,7 +211,7 @@ else
     for our_name in HUP USR1 USR2; do trap "pass $our_name" $our_name; done
     (tick) >>"$our_clock" 2>/dev/null 3>&- & # in a subshell: a plain function call would keep a copy of fd 3 open
     our_ticker=$!
-    # A trap interrupts `wait`, which then returns the signal's status instead of the child's: wait again. 127: it has exited.
+    # A trap interrupts `wait`, which then returns the signal's status, not the child's: wait again. 127: it has exited.
     while :; do
         our_caught=''
         wait $our_child

@@ -66,7 +66,7 @@ class Wire:
         host, _, port = self._addresses[node].rpartition(":")
         while True:
             with contextlib.suppress(OSError), socket.create_connection((host, int(port)), self._beat * 4) as link:
-                if hasattr(socket, "TCP_USER_TIMEOUT"):  # the kernel's retry intervals grow during a network failure
+                if hasattr(socket, "TCP_USER_TIMEOUT"):  # the kernel's retry intervals grow
                     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._beat * 4000))
                 last = None
                 while True:
