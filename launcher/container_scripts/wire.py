@@ -56,7 +56,7 @@ class Wire:
             self._changed.notify_all()
 
     def view(self, wait: float) -> dict[str, meeting.Heard]:
-        """Return the last state of each node, after `wait` seconds or as soon as one is received or wake() is called."""
+        """Return the last state of each node, after `wait` seconds or when one is received or wake() is called."""
         with self._changed:
             self._changed.wait_for(lambda: self._news, wait)
             self._news = False
