@@ -44,7 +44,7 @@ class LongWork(Reporter):
     """Messages and progress of long steps. `log` and `progress` may be called by several threads.
 
     On a terminal, each node has a bar with bytes, rate and time left, and its last Step is shown below the bars.
-    Otherwise each node gets a line every 30 s, a line for each Step with `at_once`, and a line at the end of a transfer
+    Otherwise each node gets a line every 30 s, a line for each `immediate` Step, and a line at the end of a transfer
     that took longer than 30 s.
     """
 

@@ -114,8 +114,8 @@ def bench(job: Job, fleet: Fleet, seconds: float, unfit: Mapping[str, str], log:
     late = [name for name in names if name not in ready | set(lost)]
     notes += [f"{name} was not ready in time and was measured without the others" for name in late]
     negotiated = {name: each.busy.link.speed / 1000 for name, each in observed.items() if each.busy.link.speed}
-    troubles = _troubles(observed, dict(zip(names, seen, strict=True)))
-    found = verdict.judge(results, troubles, Network(interfaces, negotiated), lost)
+    problems = _problems(observed, dict(zip(names, seen, strict=True)))
+    found = verdict.judge(results, problems, Network(interfaces, negotiated), lost)
     every = tuple(measure for each in results for measure in each.measures)
     return BenchResult(tuple(names), time.monotonic() - started, every, tuple(found), skipped, lost, tuple(notes))
 
@@ -218,7 +218,7 @@ def _machine_state(engine: Engine, interface: str = "") -> MachineState:
     return machine.parse(engine.sh(machine.script(), interface, "", timeout=_QUERY_TIMEOUT).decode(errors="replace"))
 
 
-def _troubles(
+def _problems(
     observed: Mapping[str, _Observed], measured: Mapping[str, tuple[NodeFacts, tuple[str, ...]]]
 ) -> list[Problem]:
     """Return the problems in the machines' states, each once. measured: facts and measured GPUs by node."""

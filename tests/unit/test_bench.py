@@ -65,9 +65,9 @@ def test_who_uses_a_gpu_that_is_not_measured_is_no_fault() -> None:
     states = tuple(GpuState(index, f"GPU-{index}", processes=users) for index in range(2))
     node: Any = SimpleNamespace(gpus=tuple(Gpu(index, f"GPU-{index}", "", 0, "") for index in range(2)))
     observed = {"gpu-a": bench._Observed(MachineState(gpus=states))}
-    (found,) = bench._troubles(observed, {"gpu-a": (node, ("GPU-1",))})
+    (found,) = bench._problems(observed, {"gpu-a": (node, ("GPU-1",))})
     assert (found.part, found.what) == ("GPU 1", "in use by python3 (pid 42, 9000 MiB)")
-    assert bench._troubles(observed, {"gpu-a": (node, ())}) == []
+    assert bench._problems(observed, {"gpu-a": (node, ())}) == []
 
 
 class Quota:
