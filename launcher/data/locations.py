@@ -197,7 +197,7 @@ def remove(engine: Engine, root: str, copy: Copy) -> None:
     )
     if done.code:
         fix = "to remove the container of a run: launcher down RUN"
-        raise DataFailed(engine.node, f"{copy.name[:12]} ({copy.source}) {done.complaint}", fix)
+        raise DataFailed(engine.node, f"{copy.name[:12]} ({copy.source}) {done.message}", fix)
 
 
 def copy_path(root: str, content: str, single: str) -> str:

@@ -17,7 +17,7 @@ from launcher.model.facts import ImageInfo
 from launcher.model.progress import Log, Step
 from launcher.node.connect import LOCAL
 from launcher.node.engine import Engine
-from launcher.node.parallel import meanwhile
+from launcher.node.parallel import periodically
 
 IMPORTING_EVERY = 5.0  # seconds
 CHECKS = {
@@ -95,7 +95,7 @@ def tried(engine: Engine, info: ImageInfo, name: str, log: Log, *, gpus: bool = 
     def tell(seconds: float) -> None:
         log(Step(engine.node, f"still importing torch from image {name} ({seconds:.0f} s)"))
 
-    with meanwhile(tell, IMPORTING_EVERY):
+    with periodically(tell, IMPORTING_EVERY):
         return full_report(engine, info, name, gpus=gpus)
 
 

@@ -1,1 +1,1 @@
-"""Logs are files on the nodes, read by byte offset: nothing is lost or doubled, whatever happens to the connection."""
+"""Logs are files on the nodes, read by byte offset: nothing is lost or duplicated if a connection is lost."""

@@ -1,17 +1,17 @@
-"""From bytes that arrive in pieces to lines that a person reads."""
+"""Split byte streams that arrive in pieces into lines for display."""
 
 from __future__ import annotations
 
 import codecs
 
-LONGEST = 1 << 24  # characters; a longer line is cut there
+LONGEST = 1 << 24  # characters; a longer line is split there
 
 
 class Lines:
-    """Cuts a byte stream into lines, wherever its pieces end, also in the middle of a character.
+    """Splits a byte stream into lines, however it is split into pieces, even within a character.
 
-    Broken UTF-8 becomes U+FFFD. Of a line that a progress bar rewrote with carriage returns the last state remains;
-    until its end comes `state` has it.
+    Invalid UTF-8 becomes U+FFFD. Of a line that a progress bar rewrites with carriage returns, only the last state is
+    kept; `state` has it until the line is complete.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Lines:
         self._length = 0  # of the rest
 
     def feed(self, piece: bytes) -> list[str]:
-        """The lines that are complete now, without their ends."""
+        """Return the lines that are complete now, without line ends."""
         text = self._decode.decode(piece)
         if "\n" not in text and "\r" not in text and self._length + len(text) < LONGEST:
             self._rest.append(text)
@@ -36,11 +36,11 @@ class Lines:
 
     @property
     def state(self) -> str:
-        """Of a line that is being rewritten; "" where there is none."""
+        """The current state of a line that is being rewritten; "" if there is none."""
         return _last_state("".join(self._rest)) if self._rest and self._rest[0].startswith("\r") else ""
 
     def end(self) -> list[str]:
-        """What is left when the stream has ended without a line end."""
+        """Return the rest of a stream that has ended without a line end."""
         rest = "".join(self._rest) + self._decode.decode(b"", final=True)
         self._rest, self._length = [], 0
         return [_last_state(rest)] if rest.strip("\r") else []

@@ -1,7 +1,7 @@
-"""Places in a growing file on a node, by byte offset: where its last lines begin, and what it had at a time.
+"""Byte offsets in a growing file on a node: of its last lines, and of its end at a given time.
 
-A log stays as the program wrote it, without time stamps in its lines: the entry script notes its size once a second in
-a file beside it, its clock, and no image needs a tool for it.
+A log stays as the program wrote it, without time stamps in its lines: once a second the entry script appends its size
+to a second file, the clock. No image needs a tool for this.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from launcher.node.files import Files
 
 PIECE = 1 << 20
-FARTHEST = 64 << 20  # bytes: a file may have a hole of any size
+FARTHEST = 64 << 20  # bytes to search: a sparse file may have a hole of any size
 _NOTE = re.compile(rb"^(\d{1,18}) (\d{1,18})$", re.MULTILINE)
-# Prints how many bytes are before the last $2 lines of the file $1, which may be growing.
+# Prints the number of bytes before the last $2 lines of the file $1, which may be growing.
 _BEFORE_LAST_LINES = f"""
 size=$(wc -c 2>/dev/null <"$1") || size=0
 from=$((size > {FARTHEST} ? size - {FARTHEST} : 0))
@@ -27,12 +27,12 @@ echo " $((size - last))"
 
 
 def read_from(files: Files, path: str, offset: int = 0, stop: int | None = None) -> Iterator[bytes]:
-    """What the file has from `offset` to its end as it is now, or to `stop`, in pieces; nothing where it is missing."""
+    """Yield the file from `offset` to its current end, or to `stop`, in pieces; nothing if it does not exist."""
     end = sys.maxsize if stop is None else stop
     try:
         while offset < end and (piece := files.read(path, offset, min(PIECE, end - offset))):
             yield piece
-            if len(piece) < PIECE:  # the end: a file that grows faster than it is read has no other one
+            if len(piece) < PIECE:  # the current end: a file may grow faster than it is read
                 return
             offset += len(piece)
     except FileNotFoundError:
@@ -40,10 +40,10 @@ def read_from(files: Files, path: str, offset: int = 0, stop: int | None = None)
 
 
 def last_lines(files: Files, path: str, count: int) -> int:
-    """The offset from which the file's last `count` lines run (a last line without its end counts)."""
+    """Return the offset of the file's last `count` lines (an incomplete last line counts)."""
     done = files.run(_BEFORE_LAST_LINES, path, str(count), doing=f"read {path}")
-    told = re.search(rb" (\d{1,18})\s*$", done.out)
-    return int(told[1]) if told else 0
+    found = re.search(rb" (\d{1,18})\s*$", done.out)
+    return int(found[1]) if found else 0
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Clock:
 
     @classmethod
     def parse(cls, text: bytes) -> Clock:
-        """From the lines `<epoch seconds> <bytes>`; other lines, such as a torn one, are ignored."""
+        """Parse the lines `<epoch seconds> <bytes>`; other lines, such as a truncated one, are ignored."""
         times: list[float] = []
         sizes: list[int] = []
         for note in _NOTE.finditer(text):
@@ -66,11 +66,11 @@ class Clock:
         return cls(tuple(times), tuple(sizes))
 
     def time_of(self, offset: int) -> float | None:
-        """The latest time by which the byte at `offset` was written; None after the last note."""
-        place = bisect.bisect_right(self.sizes, offset)
-        return self.times[place] if place < len(self.times) else None
+        """Return the latest time by which the byte at `offset` was written; None after the last note."""
+        index = bisect.bisect_right(self.sizes, offset)
+        return self.times[index] if index < len(self.times) else None
 
     def offset_at(self, time: float) -> int:
-        """The log's size at `time`: what follows was written then or later, to within a second."""
-        place = bisect.bisect_left(self.times, time)
-        return self.sizes[place - 1] if place > 0 else 0
+        """Return the log's size at `time`: later bytes were written then or later, to within a second."""
+        index = bisect.bisect_left(self.times, time)
+        return self.sizes[index - 1] if index > 0 else 0

@@ -1,1 +1,1 @@
-"""Reaching machines: the Engine seam and its three implementations, ssh, facts."""
+"""Access to nodes: the Engine interface and its three implementations, ssh, facts."""

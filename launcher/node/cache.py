@@ -1,4 +1,4 @@
-"""Small JSON answers kept on the caller's side, so that a second `up` asks less. Losing them costs only time."""
+"""Small JSON values cached on this machine, so that a second `up` sends fewer requests. They can be deleted safely."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from launcher.model.home import cache_folder
 
 
 def key(*parts: Any) -> str:
-    """A name for an answer: the digest of everything that it depends on."""
+    """Return a cache key: the digest of everything that the value depends on."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def get(kind: str, name: str, max_age: float | None = None) -> Any:
-    """The answer kept under this name; None if there is none, or it is unreadable or older than `max_age` seconds."""
+    """Return the cached value; None if it is missing, unreadable or older than `max_age` seconds."""
     path = cache_folder(os.environ) / kind / f"{name}.json"
     try:
         if max_age is not None and not 0 <= time.time() - path.stat().st_mtime < max_age:
@@ -28,11 +28,11 @@ def get(kind: str, name: str, max_age: float | None = None) -> Any:
         return None
 
 
-def put(kind: str, name: str, answer: Any) -> None:
-    """Keep an answer. A folder that cannot be written is no reason to fail."""
+def put(kind: str, name: str, value: Any) -> None:
+    """Store a value. Does nothing if the folder is not writable."""
     path = cache_folder(os.environ) / kind / f"{name}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(answer, sort_keys=True).encode())
+        write_atomic(path, json.dumps(value, sort_keys=True).encode())
     except OSError:
         return

@@ -1,6 +1,6 @@
-"""From names of hosts to engines that answer: all nodes at once, every failure reported.
+"""Connect to nodes in parallel, from host names to engines, and report every failure.
 
-What a runtime does not need is not loaded: plain processes need neither paramiko nor docker.
+Modules that a runtime does not need are not imported: plain processes need neither paramiko nor docker-py.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _LOADING = threading.Lock()
 
 
 class Fleet:
-    """The nodes of a run by rank, connected. Closes all connections at its end.
+    """The connected nodes of a run, by rank. Leaving its context closes all connections.
 
-    `failed`: why a node is not among `engines`, by its name; always empty unless connect() was to allow failures.
+    `failed`: the errors of nodes that are not in `engines`, by node name; empty unless connect() allows failures.
     """
 
     ssh_config: str | None = None
@@ -52,19 +52,19 @@ class Fleet:
         self._closed = False
 
     def each(self, do: Callable[[Engine], T]) -> list[T]:
-        """`do` on every node at once, results by rank. Raises NodesFailed with every node's error."""
+        """Call `do` for all nodes in parallel; return the results by rank. Raises NodesFailed with all errors."""
         return run_all([partial(do, engine) for engine in self.engines])
 
     def facts(self) -> list[NodeFacts]:
-        """Raises NodesFailed."""
+        """Return the facts of every node, by rank. Raises NodesFailed."""
         return self.each(lambda engine: engine.facts())
 
     def only(self, nodes: Sequence[str]) -> Fleet:
-        """These nodes, over the same connections, which end with this one."""
+        """Return a fleet of these nodes. It shares the connections of this one, which alone closes them."""
         return Fleet([engine for engine in self.engines if engine.node in nodes], {}, None)
 
     def close(self) -> None:
-        if self._closed:  # runs of one job array share it
+        if self._closed:  # the runs of a job array share a fleet
             return
         self._closed = True
         for engine in self.engines:
@@ -89,21 +89,22 @@ def connect(
     timeout: float = CONNECT_TIMEOUT,
     ask: bool = True,
 ) -> Fleet:
-    """Engines for these (node name, host), by rank. host: `local`, an ssh alias, user@host:port or `slurm:CLUSTER`.
+    """Return engines for these (node name, host) pairs, by rank.
 
-    runtime: docker | process; None where it is not known: then `local` gives this machine's processes and, where it
-    has one that answers, its container engine too, and every other host its container engine.
-    allow_failures: nodes that fail are in `Fleet.failed`. ping: make sure that each engine answers; a caller that
-    asks all of them something at once, as `up` does for their facts, gets the same errors then. timeout: seconds to
-    connect, where the ssh config has no ConnectTimeout. ask: a cluster's login machine may ask for a password.
-    Raises NodesFailed with all that failed: NodeUnreachable, HostKeyUnknown, HostKeyChanged,
-    AuthFailed, EngineUnavailable, EngineForbidden, UsageError, NodeUnfit for `local` where this is no Linux machine.
+    host: `local`, an ssh alias, user@host:port or `slurm:CLUSTER`.
+    runtime: docker | process; None if unknown: `local` then gives this machine's processes and, if its container
+    engine responds, that too; every other host gives its container engine.
+    allow_failures: collect nodes that fail in `Fleet.failed`. ping: check that each engine responds; not needed by a
+    caller that sends all of them a request anyway, as `up` does for their facts. timeout: seconds to connect, if the
+    ssh config has no ConnectTimeout. ask: a cluster's login machine may prompt for a password.
+    Raises NodesFailed with every failure: NodeUnreachable, HostKeyUnknown, HostKeyChanged,
+    AuthFailed, EngineUnavailable, EngineForbidden, UsageError, NodeUnfit for `local` if this machine is not Linux.
     """
     limits = _answer_limits()
     names = {host: name for _, host in hosts if (name := cluster_name(host)) is not None}
     clusters = {host: read_settings(os.environ).cluster(name) for host, name in names.items()}
     config = str(ssh_config) if ssh_config else None
-    # One after another and before anything else: they may ask for passwords.
+    # Sequentially and before anything else: ssh may prompt for passwords.
     logins = {host: _log_in(host, cluster.login, config, limits, timeout, ask) for host, cluster in clusters.items()}
     remote = [host for _, host in hosts if host != LOCAL and host not in clusters]
     pool = _make_pool(remote, config, timeout) if remote else None
@@ -133,7 +134,7 @@ def connect(
 
 @contextmanager
 def caller_engine() -> Iterator[DockerEngine | None]:
-    """The container engine of this machine, None where none answers us."""
+    """Yield the container engine of this machine; None if it does not respond."""
     engine = _local_docker(LOCAL, _answer_limits())
     try:
         yield engine if _answers(engine) else None
@@ -154,7 +155,7 @@ def _local_docker(node: str, limits: AnswerLimits) -> DockerEngine:
 
 
 def _make_pool(hosts: Sequence[str], ssh_config: str | None, timeout: float) -> SshPool:
-    """OpenSSH resolves the hosts while Python loads paramiko."""
+    """Return a pool for these hosts. OpenSSH resolves them while Python loads paramiko."""
     resolver = Resolver(ssh_config)
     for host in hosts:
         resolver.begin(host)
@@ -165,8 +166,8 @@ def _make_pool(hosts: Sequence[str], ssh_config: str | None, timeout: float) -> 
 
 
 def _load_containers() -> None:
-    """In one thread at a time: docker-py's modules import one another in circles, and a second thread would find one of
-    them half loaded."""
+    """Import docker-py in one thread at a time: its modules have import cycles, and a second thread could get one that
+    is only partially initialized."""
     with _LOADING:
         import launcher.node.containers  # noqa: F401
 
@@ -176,8 +177,8 @@ def _open(
 ) -> list[Engine]:
     if host == LOCAL and runtime is not None and sys.platform != "linux":
         system = "macOS" if sys.platform == "darwin" else sys.platform
-        fix = "name machines that run Linux, such as nodes: [gpu-a, gpu-b]"
-        raise NodeUnfit(node, f"this machine runs {system}, and nodes must run Linux", fix)
+        fix = "use machines that run Linux, for example nodes: [gpu-a, gpu-b]"
+        raise NodeUnfit(node, f"nodes must run Linux, but this machine runs {system}", fix)
     if host == LOCAL and runtime != "docker":
         processes: Engine = ProcessEngine(node, limits)
         containers = None if runtime == "process" else _local_docker(node, limits)
@@ -215,6 +216,6 @@ def _open_cluster(host: str, cluster: Cluster, machine: Machine | LauncherError)
 def _answers(engine: DockerEngine) -> bool:
     try:
         engine.open()
-    except LauncherError:  # there is none
+    except LauncherError:  # no engine
         return False
     return True

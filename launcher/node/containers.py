@@ -1,4 +1,4 @@
-"""Container engines, on this machine and behind ssh. Importing this loads docker-py and paramiko."""
+"""Container engines on this machine and over ssh. Importing this module loads docker-py and paramiko."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from launcher.node.ssh.machine import SshMachine
 
 
 def local_engine(node: str, host: str, limits: AnswerLimits) -> DockerEngine:
-    """The engine of DOCKER_HOST or of the current docker context, else the usual socket."""
+    """Return the engine of DOCKER_HOST, of the current docker context, or at the default socket."""
     return DockerEngine(node, host, LocalMachine(node, getpass.getuser(), limits), partial(dial_local, node))
 
 
 def remote_engine(node: str, host: str, pool: SshPool, limits: AnswerLimits) -> DockerEngine:
-    """The engine of the ssh user on that machine, once it is connected to. Raises NodeUnreachable and its like."""
+    """Connect to a machine and return the engine of its ssh user. Raises NodeUnreachable and other NodeErrors."""
     machine = SshMachine(node, host, pool, limits)
     machine.connect()
     return DockerEngine(

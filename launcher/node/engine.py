@@ -1,4 +1,4 @@
-"""The one seam to machines: Docker, here or over ssh, plain processes, Slurm. All above it is written once."""
+"""The interface to nodes, implemented by Docker (local or over ssh), plain processes and Slurm."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from launcher.node import facts as node_facts
 from launcher.node.files import Files
 from launcher.node.machine import Machine, run_script
 
-if TYPE_CHECKING:  # plain processes do without docker-py
+if TYPE_CHECKING:  # plain processes do not need docker-py
     from launcher.node.docker.images import DockerImages
 
-UID = 'echo "@@uid $(id -u)"'  # marked: a login shell may print lines of its own
-# What PyTorch, Python, NCCL, OpenMP and UCX leave in /dev/shm with --ipc=host when they are killed. No other name is
-# touched: a user's data set may be there.
+UID = 'echo "@@uid $(id -u)"'  # marked, because a login shell may print other lines
+# Files that PyTorch, Python, NCCL, OpenMP and UCX leave in /dev/shm with --ipc=host when they are killed. Other names
+# are kept, as they may be a user's data set.
 SHARED = ("torch_*", "psm_*", "sem.mp-*", "sem.loky-*", "nccl-*", "__KMP_REGISTERED_LIB_*", "cuda.shm.*", "ucx_shm_*")
-# Removes such files of this user that no process has open and prints their names. $1: seconds since the epoch, by this
-# node's clock; older ones stay.
+# Removes such files of this user that no process has open, and prints their names. $1: seconds since the epoch, by the
+# node's clock; older files are kept.
 SWEEP = f"""
 since=$1
 for pattern in {" ".join(f"'{name}'" for name in SHARED)}; do
@@ -40,16 +40,16 @@ done
 
 
 class Engine(Protocol):
-    """One node. Every call has a time limit and raises an error of launcher.errors that names the node.
+    """A node. Every call has a time limit and raises an error of launcher.errors that names the node.
 
-    To be inherited from: what needs no containers is done here.
+    A base class: everything that needs no containers is implemented here.
     """
 
     node: str
     host: str
     machine: Machine
     files: Files
-    _uid: int | None  # once it is known
+    _uid: int | None  # None until it is read
 
     def __init__(self, node: str, host: str, machine: Machine) -> None:
         self.node = node
@@ -60,34 +60,35 @@ class Engine(Protocol):
 
     @property
     def images(self) -> DockerImages | None:
-        """None where there are none: for plain processes, on a cluster."""
+        """None if the engine has no images: plain processes, clusters."""
         return None
 
     def uid(self) -> int:
-        """The ssh user's on the node, asked for once. Raises NodeUnreachable, NodeUnfit."""
+        """Return the ssh user's ID on the node, which is read once. Raises NodeUnreachable, NodeUnfit."""
         if self._uid is None:
             found = re.search(rb"@@uid ([0-9]{1,10})\n", self.sh(UID))
             if found is None:
-                raise NodeUnfit(self.node, "its shell does not tell the uid of its user", "look at its login shell")
+                what = "could not read the user ID: unexpected output from the login shell"
+                raise NodeUnfit(self.node, what, "check the login shell's startup files, such as ~/.bashrc")
             self._uid = int(found.group(1))
         return self._uid
 
-    def look(self) -> node_facts.Look:
-        """What the machine tells of itself. Raises NodeUnfit, NodeUnreachable."""
-        seen = node_facts.look(self.machine, self.host)
-        self._uid = seen.node.uid
-        return seen
+    def machine_facts(self) -> node_facts.MachineFacts:
+        """Return the facts of the machine, without those of its engine. Raises NodeUnfit, NodeUnreachable."""
+        found = node_facts.collect(self.machine, self.host)
+        self._uid = found.node.uid
+        return found
 
     def facts(self) -> NodeFacts:
-        """One look at the node."""
+        """Return the facts of the node."""
 
     def create(self, spec: ContainerSpec) -> str:
-        """Create a container, do not start it; its id. The output folder must exist."""
+        """Create a container without starting it and return its ID. The output folder must exist."""
 
     def claim(self, name: str, image: str, labels: Mapping[str, str]) -> ContainerState | None:
-        """Take a name that only one can have on this node; atomic. None: it is ours now; else who has it.
+        """Take a lock on this node; atomic. Return None if the caller has it now, else the state of its owner.
 
-        A claim is listed, and removed, as a created container with these labels. image: any that is there.
+        A lock is listed, and removed, as a created container with these labels. image: any image on the node.
         """
 
     def put(self, container: str, archive: bytes) -> None:
@@ -96,66 +97,66 @@ class Engine(Protocol):
     def start(self, container: str) -> None: ...
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
-        """Containers that carry all these labels (None: any value), ended ones too."""
+        """Return the containers that have all these labels (None: any value), including exited ones."""
 
-    def apart(self, states: Sequence[ContainerState]) -> Sequence[ContainerState]:
-        """Those to be stopped and removed, of containers listed here: of several that end together, the first."""
+    def to_stop(self, states: Sequence[ContainerState]) -> Sequence[ContainerState]:
+        """Return those of the listed containers to stop and remove: of several that stop together, the first."""
         return states
 
     def wait(self, container: str, timeout: float) -> ContainerState:
-        """Its state when it has ended, or as it is after `timeout` seconds. A restart by the engine is not an end."""
+        """Return its state once it has exited, or after `timeout` seconds. A restart by the engine is not an exit."""
 
     def stop(self, container: str, grace: float) -> ContainerState:
-        """SIGTERM, SIGKILL after `grace` seconds; the state after. A restart policy ends here."""
+        """Send SIGTERM, SIGKILL after `grace` seconds; return the state. Disables the restart policy."""
 
     def signal(self, container: str, name: str) -> None:
-        """Send a signal (`QUIT`) to its first process; nothing to do where it does not run. A restart policy ends."""
+        """Send a signal (`QUIT`) to its first process, if it is running. Disables the restart policy."""
 
     def remove(self, container: str) -> None:
-        """Remove a stopped or never started container; nothing to do where it is missing."""
+        """Remove a stopped or never started container; do nothing if it does not exist."""
 
     def logs(self, container: str, tail: int = 200) -> bytes:
-        """The engine's own log of it, for when the entry script never ran."""
+        """Return the engine's own log of the container, for when the entry script never ran."""
 
     def interact(self, container: str, argv: Sequence[str], *, terminal: bool, ports: Sequence[Forward] = ()) -> int:
-        """Run a command in a running container, joined to the caller's stdin, stdout and stderr; its exit code.
+        """Run a command in a running container, attached to the caller's terminal or pipes; return its exit code.
 
-        It has the variables of the job's own processes, by the kit's within.sh.
-        terminal: with a terminal of its own there, of the caller's size. Ctrl-C reaches it either way. ports: forwarded
-        meanwhile, where the node is not this machine; containers share its network.
+        The kit's within.sh gives it the environment of the job's processes.
+        terminal: allocate a terminal of the caller's size. Ctrl-C reaches the command in both cases. ports: forwarded
+        while it runs, unless the node is this machine; containers share its network.
         """
 
     def guard(self, container: str) -> AbstractContextManager[object]:
-        """While this is held, the container goes when the caller does, also when that is killed."""
+        """Return a context in which the container is removed if this process exits, even if it is killed."""
 
     def run_probe(self, spec: ContainerSpec, timeout: float = 60) -> tuple[int, bytes]:
-        """Run a short container to its end and remove it: exit code, output. Without containers: run `argv` there."""
+        """Run a short container, remove it, return its exit code and output. Without containers: run `argv` itself."""
         variables = [f"{name}={value}" for name, value in spec.env.items()]
         done = self.machine.run(["env", *variables, *spec.argv], timeout=timeout)
         return done.code, done.out + done.err
 
     def granted_ulimits(self, image: str) -> tuple[tuple[str, int], ...]:  # noqa: ARG002
-        """Those of model.container.WANTED_ULIMITS that this engine grants, tried once with `image` and remembered.
+        """Return those of model.container.WANTED_ULIMITS that this engine grants; tried once with `image` and cached.
 
-        Without containers the caller's or the cluster's own limits stay.
+        Without containers, the limits of the caller or of the cluster apply.
         """
         return ()
 
     def sweep_shared_memory(self, since: float) -> Sequence[str]:
-        """Remove what dead processes of this user left in /dev/shm since then, of time.time() there; the names."""
+        """Remove what dead processes of this user left in /dev/shm since then (node's clock); return the file names."""
         done = run_script(self.machine, SWEEP, str(math.floor(since)))
         if done.code:
-            raise EngineFailed(self.node, f"could not look through /dev/shm: {done.complaint}")
+            raise EngineFailed(self.node, f"could not search /dev/shm: {done.message}")
         lines = done.out.decode("utf-8", "replace").splitlines()
         return tuple(line for line in lines if line and "/" not in line)
 
     def sh(self, script: str, *arguments: str, timeout: float | None = None) -> bytes:
-        """Run a POSIX shell script on the node itself, as the ssh user; what it printed, whatever its exit code.
+        """Run a POSIX shell script on the node itself, as the ssh user; return its stdout, whatever its exit code.
 
-        The script is ours; what comes from a user goes into `arguments`. Raises NodeUnreachable, NodeUnfit.
+        User input must not be part of the script, only of `arguments`. Raises NodeUnreachable, NodeUnfit.
         """
         return run_script(self.machine, script, *arguments, timeout=timeout).out
 
     def close(self) -> None:
-        """End what is held open."""
+        """Close connections and other open resources."""
         return

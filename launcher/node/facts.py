@@ -1,4 +1,4 @@
-"""What a node is: one small shell script (facts.sh) and a parser that no output of it can break."""
+"""Facts of a node: one small shell script (facts.sh) and a parser that accepts any output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.model.home import wrong_home
 from launcher.node import nvidia
 from launcher.node.machine import Machine, run_script
 
-DOCKER_ROOT = "/var/lib/docker"  # whose free space the script tells
+DOCKER_ROOT = "/var/lib/docker"  # the script prints its free space
 # of /proc/net/tcp and tcp6; 0A: TCP_LISTEN of include/net/tcp_states.h
 _LISTENS = re.compile(r"^\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} 0A\b", re.ASCII | re.MULTILINE)
 _ROUTE = re.compile(
@@ -28,38 +28,38 @@ _ROUTE = re.compile(
 
 
 @dataclass(frozen=True)
-class Look:
-    """What the script told. What it did not tell is empty, 0, or -1 for free space and ids."""
+class MachineFacts:
+    """Parsed output of the script. Missing values are empty, 0, or -1 for free space and IDs."""
 
     node: NodeFacts  # without its engine
-    docker_disk_free: int  # bytes, below DOCKER_ROOT
-    complete: bool  # its last line arrived, and which user it is
+    docker_disk_free: int  # bytes, in DOCKER_ROOT
+    complete: bool  # whether the last line and the user ID arrived
 
 
 @functools.cache
 def script() -> str:
-    """To be run by `sh -c`."""
+    """Return the script, for `sh -c`."""
     return Path(__file__).with_name("facts.sh").read_text(encoding="utf-8")
 
 
-def look(machine: Machine, host: str) -> Look:
-    """Raises NodeUnfit when the script did not run to its end, NodeUnreachable."""
+def collect(machine: Machine, host: str) -> MachineFacts:
+    """Run the script and parse its output. Raises NodeUnfit if it did not run to its end, NodeUnreachable."""
     done = run_script(machine, script())
     found = parse(done.out, machine.node, host, (done.started + done.first) / 2)
     if not found.complete:
-        what = f"its shell does not run our script (exit code {done.code}): {done.complaint[-300:]}"
+        what = f"its login shell did not run our script (exit code {done.code}): {done.message[-300:]}"
         shell = "sh -s" if host == "local" else f"ssh {host} sh -s"
         raise NodeUnfit(machine.node, what, f"`echo 'echo works' | {shell}` must print works")
     if wrong := wrong_home(found.node.home):
-        where = "" if host == "local" else f" on {host}, where its shell starts (~/.profile or the like)"
+        where = "" if host == "local" else f" in the login shell's startup file on {host}, such as ~/.profile"
         raise NodeUnfit(machine.node, wrong, f"set it to the user's home folder: export HOME=...{where}")
     return found
 
 
-def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Look:
-    """Read the script's output; a login shell's own output before it, torn and hostile text are no reason to fail.
+def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> MachineFacts:
+    """Parse the script's output. Other output of a login shell, truncated and malicious text are accepted.
 
-    now: the caller's clock when the script read the node's.
+    now: this machine's clock when the script read the node's.
     """
     pieces = re.split(r"^@@(.*)$", output.decode("utf-8", errors="replace"), flags=re.MULTILINE)
     sections = {name.strip(): body for name, body in zip(pieces[1::2], pieces[2::2], strict=True)}
@@ -97,11 +97,11 @@ def parse(output: bytes, name: str = "", host: str = "", now: float = 0.0) -> Lo
         ssh_port=_integer(first("ssh").rpartition(" ")[2], 0),
     )
     complete = "end" in sections and node.uid >= 0
-    return Look(node, _disk(lines("docker_disk"), 3), complete)
+    return MachineFacts(node, _disk(lines("docker_disk"), 3), complete)
 
 
 def free_space(df: bytes) -> int:
-    """Bytes free by the output of `df -Pk`, -1 where it does not tell."""
+    """Return the free bytes from the output of `df -Pk`, -1 if unknown."""
     return _disk(df.decode("utf-8", errors="replace").splitlines(), 3)
 
 
@@ -110,28 +110,28 @@ def _integer(text: str, default: int) -> int:
 
 
 def _disk(lines: Sequence[str], column: int) -> int:
-    """A column of `df -Pk` in bytes: 1 is the size, 3 what is free."""
-    words = lines[-1].split() if len(lines) > 1 else []
-    kilobytes = _integer(words[column], -1) if len(words) > column else -1
+    """Return a column of `df -Pk` in bytes: 1 is the size, 3 the free space."""
+    cells = lines[-1].split() if len(lines) > 1 else []
+    kilobytes = _integer(cells[column], -1) if len(cells) > column else -1
     return kilobytes * 1024 if kilobytes >= 0 else -1
 
 
 def _interfaces(text: str, routes: Sequence[Route]) -> tuple[Interface, ...]:
-    """From `ip -o addr show up`; on a node without `ip` from /proc/net/fib_trie and the routes."""
+    """Parse `ip -o addr show up`, or /proc/net/fib_trie and the routes of a node without `ip`."""
     found: dict[str, list[str]] = {}
-    told = re.findall(r"^\d+: +(\S+) +inet6? +(\S+)", text, re.ASCII | re.MULTILINE)
-    for name, written in told or _from_trie(text, routes):
+    listed = re.findall(r"^\d+: +(\S+) +inet6? +(\S+)", text, re.ASCII | re.MULTILINE)
+    for name, written in listed or _from_trie(text, routes):
         address, _, prefix = written.partition("/")
         family, longest = (socket.AF_INET6, 128) if ":" in address else (socket.AF_INET, 32)
         with contextlib.suppress(OSError, ValueError):
-            socket.inet_pton(family, address)  # a tenth of the time of ipaddress: a node has an address a container
+            socket.inet_pton(family, address)  # 10 times as fast as ipaddress: a node has an address per container
             if (length := _integer(prefix, longest)) <= longest:  # `inet 10.8.0.2 peer 10.8.0.1/24` has no prefix
                 found.setdefault(name.partition("@")[0], []).append(f"{address}/{length}")
     return tuple(Interface(name, tuple(dict.fromkeys(addresses))) for name, addresses in found.items())
 
 
 def _from_trie(text: str, routes: Sequence[Route]) -> Iterator[tuple[str, str]]:
-    """Each `|-- ADDRESS` that `/32 host LOCAL` follows, behind the interface of the first route that holds it."""
+    """Yield each `|-- ADDRESS` followed by `/32 host LOCAL`, with the interface of the first route that contains it."""
     networks = [(ipaddress.IPv4Network(route.destination), route.interface) for route in routes]
     for address in re.findall(r"\|-- ([0-9.]{7,15})\n/32 host LOCAL", text):
         with contextlib.suppress(ValueError):
@@ -141,7 +141,7 @@ def _from_trie(text: str, routes: Sequence[Route]) -> Iterator[tuple[str, str]]:
 
 
 def _routes(lines: Iterable[str]) -> tuple[Route, ...]:
-    """From /proc/net/route: addresses are hexadecimal, in the byte order of a little-endian machine."""
+    """Parse /proc/net/route: addresses are hexadecimal, in little-endian byte order."""
     found = []
     for line in lines:
         match = _ROUTE.match(line)

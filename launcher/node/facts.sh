@@ -1,7 +1,7 @@
-# One look at a node, for launcher.node.facts. POSIX sh and coreutils; whatever else is missing leaves its section empty.
-# Sections begin with "@@name". Nothing is written anywhere.
-# nvidia-smi takes seconds when the driver is not kept loaded, and may hang indefinitely: it runs in parallel, and holds
-# none of this script's own streams.
+# Prints the facts of a node, for launcher.node.facts. POSIX sh and coreutils; without other programs, their sections are
+# empty. Sections start with "@@name". Writes no files.
+# nvidia-smi takes seconds if the driver is not kept loaded, and may hang: it runs in parallel, without access to this
+# script's own streams.
 LC_ALL=C
 export LC_ALL
 section() { printf '\n@@%s\n' "$1"; }
@@ -61,7 +61,7 @@ ip -o addr show up || cat /proc/net/fib_trie
 section routes
 cat /proc/net/route
 section tcp
-grep -h " 0A " /proc/net/tcp /proc/net/tcp6 || cat /proc/net/tcp /proc/net/tcp6 # 0A: it listens
+grep -h " 0A " /proc/net/tcp /proc/net/tcp6 || cat /proc/net/tcp /proc/net/tcp6 # 0A: TCP_LISTEN
 section infiniband
 [ -d /dev/infiniband ] && echo yes
 section pci

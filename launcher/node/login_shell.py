@@ -1,4 +1,4 @@
-"""What a node's login shell or sshd does to our commands, tried when an engine's first answer is late or no sense."""
+"""Check if a node's login shell or sshd breaks our commands, when an engine's first response is late or invalid."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from launcher.node.machine import Machine
 from launcher.node.parallel import in_background
 
 T = TypeVar("T")
-_WORD = "launcher-shell-works"
+_WORKS = "launcher-shell-works"
 _TAKEN = "launcher-input-taken"
 _INPUT = f"echo {_TAKEN}"  # a line that a shell would run
-_LATE = 5.0  # seconds: a node that works answers sooner, but for a slow connection or much load
-_POLL = 0.2  # seconds between looks at which of two answers came first
-_FOR_TERMINALS = "let it do that for terminals only: in ~/.bashrc or the like there, after a line `[ -t 1 ] || return`"
+_LATE = 5.0  # seconds: a working node responds sooner, unless the connection is slow or the load high
+_POLL = 0.2  # seconds between checks for the first of two results
+_FOR_TERMINALS = "do that for terminals only: in its startup file, such as ~/.bashrc, after a line `[ -t 1 ] || return`"
 
 
-def blamed(machine: Machine, host: str, ask: Callable[[], T]) -> T:
-    """The answer to the first question to a node. Raises NodeUnfit where its login shell is the cause of a failure.
+def diagnosed(machine: Machine, host: str, ask: Callable[[], T]) -> T:
+    """Return the result of the first request to a node. Raises NodeUnfit if its login shell makes the request fail.
 
-    A shell that takes the input of our commands gives no answer at all: then it is tried beside the question.
+    If the shell reads the input of our commands, the request gets no response: then the shell is checked in parallel.
     """
     asked = in_background(ask)
     if not asked.wait(_LATE):
-        tried = in_background(lambda: _fault_if_it_answers(machine, host))
-        while not (asked.wait(_POLL) or tried.wait(0)):
+        checked = in_background(lambda: _fault_if_reachable(machine, host))
+        while not (asked.wait(_POLL) or checked.wait(0)):
             pass
-        if not asked.wait(0) and (fault := tried()):
+        if not asked.wait(0) and (fault := checked()):
             raise fault
     try:
         return asked()
@@ -37,29 +37,27 @@ def blamed(machine: Machine, host: str, ask: Callable[[], T]) -> T:
         raise (_fault(machine, host) or error) from error
 
 
-def _fault_if_it_answers(machine: Machine, host: str) -> NodeUnfit | None:
-    with contextlib.suppress(LauncherError):  # the question has the same error, or it is late for another reason
+def _fault_if_reachable(machine: Machine, host: str) -> NodeUnfit | None:
+    with contextlib.suppress(LauncherError):  # the request fails with the same error, or is late for another reason
         return _fault(machine, host)
     return None
 
 
 def _fault(machine: Machine, host: str) -> NodeUnfit | None:
-    """A command that prints a word and then its input, of one line."""
-    done = machine.run(["sh", "-c", f"echo {_WORD}; cat"], stdin=f"{_INPUT}\n".encode())
-    before, works, after = done.out.decode(errors="replace").partition(_WORD)
+    """Run a command that prints a word and then its input, a single line. Return the error if that fails."""
+    done = machine.run(["sh", "-c", f"echo {_WORKS}; cat"], stdin=f"{_INPUT}\n".encode())
+    before, works, after = done.out.decode(errors="replace").partition(_WORKS)
     if not works and _TAKEN in before:
-        return _takes_input(machine.node, host, "starts another shell, which reads the input of our commands")
+        return _takes_input(machine.node, host, "starts another shell that reads the input of our commands")
     if works and _INPUT not in after:
         return _takes_input(machine.node, host, "reads the input of our commands")
-    words = (before + after.replace(_INPUT, "", 1) if works else done.complaint).strip()
-    if works and words:
-        what = f"its login shell prints {words[:300]!r} around what our commands print"
+    output = (before + after.replace(_INPUT, "", 1) if works else done.message).strip()
+    if works and output:
+        what = f"its login shell adds {output[:300]!r} to the output of our commands"
         return NodeUnfit(machine.node, what, f"{_FOR_TERMINALS}. `ssh {host} true` must print nothing")
     if not works:
-        what = f"it does not run our commands: to `echo` it says {words[:300]!r} (exit code {done.code})"
-        fix = (
-            f"give {machine.user} a login shell there (usermod -s /bin/sh) and neither ForceCommand nor command= for it"
-        )
+        what = f"it does not run our commands: `echo` printed {output[:300]!r} (exit code {done.code})"
+        fix = f"give {machine.user} a login shell there (usermod -s /bin/sh), without ForceCommand and command="
         return NodeUnfit(machine.node, what, f"{fix}. `ssh {host} echo works` must print works")
     return None
 

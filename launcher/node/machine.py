@@ -1,4 +1,4 @@
-"""Where an engine's node is: what this machine and one behind ssh (node/ssh/machine.py) can both do."""
+"""Machines that engines run on: the interface of this machine and of machines over ssh (node/ssh/machine.py)."""
 
 from __future__ import annotations
 
@@ -25,59 +25,59 @@ from launcher.node.ssh.wire import dial
 
 PIECE = 1 << 16
 OPEN_TIMEOUT = 30.0  # seconds to start a command
-_CLOSE_TIMEOUT = 5.0  # seconds for a command to end by itself, and then for each signal to end it
-# $1: an address, $2: a port, $3: seconds. Marked: a login shell may print lines of its own.
+_CLOSE_TIMEOUT = 5.0  # seconds for a command to exit on its own, and then after each signal
+# $1: an address, $2: a port, $3: seconds. The output is marked, because a login shell may print other lines.
 _CONNECT = r"""
-said=$(LC_ALL=C timeout "$3" bash -c ': </dev/tcp/$1/$2' bash "$1" "$2" 2>&1)
-echo "@@connect $? $said"
+output=$(LC_ALL=C timeout "$3" bash -c ': </dev/tcp/$1/$2' bash "$1" "$2" 2>&1)
+echo "@@connect $? $output"
 """
-_TIMED_OUT = (124, 143)  # of `timeout`: coreutils, busybox
+_TIMED_OUT = (124, 143)  # exit codes of `timeout`: coreutils, busybox
 _SILENT = ("timed out", "no route", "unreachable", "host is down")
 
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended. `code` is negative where a signal ended it. Times: of time.time(), here."""
+    """A command that has exited. `code` is negative if a signal killed it. Times are time.time() of this machine."""
 
     code: int
     out: bytes
     err: bytes
-    started: float  # when the server had taken the command
-    first: float  # the first byte of output came; the end where there was none
+    started: float  # when the server had accepted the command
+    first: float  # when the first byte of output arrived; the end if there was none
 
     @property
-    def complaint(self) -> str:
-        """What it wrote to stderr, else to stdout, short enough for an error message."""
-        words = (self.err or self.out).decode(errors="replace").strip()
-        return words if len(words) <= 600 else f"{words[:600]}..."
+    def message(self) -> str:
+        """Its stderr, or its stdout if stderr is empty, shortened for an error message."""
+        text = (self.err or self.out).decode(errors="replace").strip()
+        return text if len(text) <= 600 else f"{text[:600]}..."
 
 
 class CommandStream(Protocol):
-    """A running command with its three streams. Not for several threads at once, but for end()."""
+    """A running command with its three streams. Not thread-safe, except for end()."""
 
     def send(self, data: bytes) -> None:
-        """Write to its stdin. When it has ended, or the connection is lost, nothing happens: receive() tells."""
+        """Write to its stdin. Does nothing if it has exited, or the connection is lost; receive() reports that."""
 
     def end_input(self) -> None: ...
 
     def receive(self, timeout: float) -> tuple[bytes, bytes] | None:
-        """What came on stdout and on stderr; both empty when nothing did within `timeout` seconds; None at the end.
+        """Return new output on stdout and stderr; both empty if none came within `timeout` seconds; None at the end.
 
-        Raises NodeUnreachable when the connection is lost.
+        Raises NodeUnreachable if the connection is lost.
         """
 
     def exit_code(self) -> int:
-        """Once receive() has returned None; negative where a signal ended it. Raises NodeUnreachable."""
+        """To call once receive() has returned None; negative if a signal killed the command. Raises NodeUnreachable."""
 
     def end(self) -> None:
-        """End it: receive() returns what it wrote until then, and None."""
+        """Stop it: receive() returns the output written so far, and then None."""
 
     def close(self) -> None:
-        """Close its streams: a script that reads its stdin, or writes to its stdout, ends then."""
+        """Close its streams: a script that reads its stdin, or writes to its stdout, exits then."""
 
 
 class Tunnel(Protocol):
-    """A connection as a socket has it."""
+    """A connection with the methods of a socket."""
 
     def recv(self, nbytes: int, /) -> bytes: ...
 
@@ -87,26 +87,26 @@ class Tunnel(Protocol):
 
 
 class Machine(Protocol):
-    """Commands on a node, connections from it. To be inherited from."""
+    """Commands on a node and connections from it. A base class."""
 
     node: str
     user: str
     limits: AnswerLimits
 
     def start(self, argv: Sequence[str], *, stdin: bool, timeout: float) -> CommandStream:
-        """Start a command, within `timeout` seconds. stdin: it is sent something. Raises NodeUnreachable, NodeUnfit."""
+        """Start a command, within `timeout` seconds. stdin: it will get input. Raises NodeUnreachable, NodeUnfit."""
 
     def open(self, argv: Sequence[str], *, lasting: bool = False) -> CommandStream:  # noqa: ARG002 - for some machines
-        """Start a command whose output is read as it comes.
+        """Start a command whose output is read as it arrives.
 
-        lasting: for as long as a run; a machine that can run a few commands at once only may refuse it.
+        lasting: it runs as long as the run; a machine with few concurrent sessions may refuse it.
         """
         return self.start(argv, stdin=True, timeout=OPEN_TIMEOUT)
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float | None = None) -> Done:
-        """timeout: seconds, None: those of `limits`.
+        """Run a command and return its output. timeout: seconds; None: that of `limits`.
 
-        Raises NodeUnreachable, also where it takes longer; NodeUnfit where it prints more.
+        Raises NodeUnreachable, also if it takes longer; NodeUnfit if it prints more than `limits` allow.
         """
         seconds = timeout or self.limits.seconds
         deadline = time.monotonic() + seconds
@@ -118,15 +118,15 @@ class Machine(Protocol):
 
         try:
             if stdin:
-                in_background(feed)  # neither side may wait for the other
-            return self._read_all(stream, first_words(argv), seconds, deadline)
+                in_background(feed)  # in parallel, otherwise both sides could block
+            return self._read_all(stream, abbreviate(argv), seconds, deadline)
         except BaseException:
             stream.end()
             raise
         finally:
             stream.close()
 
-    def _read_all(self, stream: CommandStream, words: str, seconds: float, deadline: float) -> Done:
+    def _read_all(self, stream: CommandStream, command: str, seconds: float, deadline: float) -> Done:
         began, first = time.time(), 0.0
         out, err = bytearray(), bytearray()
         while (found := stream.receive(max(0.0, deadline - time.monotonic()))) is not None:
@@ -135,77 +135,77 @@ class Machine(Protocol):
             if any(found):
                 first = first or time.time()
             if len(out) + len(err) > self.limits.size:
-                fix = "look at its login shell and its output folder, or raise limits.answer of your settings file"
-                raise NodeUnfit(self.node, f"`{words}` printed over {self.limits.size >> 20} MiB", fix)
-            if time.monotonic() >= deadline:  # also where something still comes, a byte a second
-                fix = "is the node overloaded, or its disk? or raise limits.wait of your settings file"
-                raise NodeUnreachable(self.node, f"`{words}` did not end in {seconds:.0f} s", fix)
+                fix = "check its login shell and its output folder, or raise limits.answer in your settings file"
+                raise NodeUnfit(self.node, f"`{command}` printed over {self.limits.size >> 20} MiB", fix)
+            if time.monotonic() >= deadline:  # even if output still arrives slowly
+                fix = "check the load of the node and of its disk, or raise limits.wait in your settings file"
+                raise NodeUnreachable(self.node, f"`{command}` did not exit within {seconds:.0f} s", fix)
         return Done(stream.exit_code(), bytes(out), bytes(err), began, first or time.time())
 
     def interact(
         self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None], ports: Sequence[Forward] = ()
     ) -> int:
-        """Run a command joined to the caller's terminal or pipes; its exit code.
+        """Run a command attached to the caller's terminal or pipes and return its exit code.
 
-        terminal: with one of its own. Without one, Ctrl-C calls `interrupt` instead of ending this. ports: forwarded
-        meanwhile to a machine that is not this one.
+        terminal: allocate one. Without one, Ctrl-C calls `interrupt` instead of interrupting this process. ports:
+        forwarded while it runs, if the machine is remote.
         """
 
     def reach(self, address: str, port: int, timeout: float) -> Reach:
-        """Try a TCP connection from the node, by its bash; UNKNOWN without. Raises NodeUnreachable, NodeUnfit."""
+        """Try a TCP connection from the node with bash; UNKNOWN if it has none. Raises NodeUnreachable, NodeUnfit."""
         seconds = math.ceil(timeout)
         done = run_script(self, _CONNECT, address, str(port), str(seconds), timeout=seconds + OPEN_TIMEOUT)
         return outcome(done.out.decode(errors="replace"))
 
     def has_host_key(self, address: str, port: int, host_key: str, timeout: float) -> bool | None:
-        """Whether the sshd at this address, seen from the node, proves that ssh host key (base64); None: not known."""
+        """Whether the sshd at this address, seen from the node, has that ssh host key (base64); None if unknown."""
 
     def tunnel(self, port: int) -> Tunnel:
-        """A connection to a port of the node's own loopback interface. Raises NodeUnreachable where none is made."""
-        raise NodeUnreachable(self.node, f"has no ssh connection that could lead to its port {port}")
+        """Return a connection to a port of the node's loopback interface. Raises NodeUnreachable if that fails."""
+        raise NodeUnreachable(self.node, f"has no ssh connection to forward its port {port}")
 
     def host_key(self) -> str | None:
-        """The ssh host key that this node proved (base64); None where it is not reached over ssh."""
+        """Return the verified ssh host key of this node (base64); None if it is not reached over ssh."""
         return None
 
     def most_sessions(self) -> int | None:
-        """How many commands its sshd runs at once on a connection (MaxSessions); None where a run needs no more."""
+        """Return how many sessions its sshd allows on a connection (MaxSessions); None if enough for a run."""
         return None
 
 
 def shell(script: str, *arguments: str) -> list[str]:
-    """The argv of a POSIX shell script with its $1, $2, ..."""
+    """Return the argv of a POSIX shell script with its $1, $2, ..."""
     return ["sh", "-c", script, "launcher", *arguments]
 
 
 def run_script(machine: Machine, script: str, *arguments: str, timeout: float | None = None) -> Done:
-    """Raises what Machine.run raises."""
+    """Run a POSIX shell script. Raises the errors of Machine.run."""
     return machine.run(shell(script, *arguments), timeout=timeout)
 
 
 def outcome(printed: str) -> Reach:
-    """Of a connection that _CONNECT tried: bash's messages are strerror()'s, in English."""
+    """Parse the output of _CONNECT: bash prints the messages of strerror(), in English."""
     found = re.search(r"@@connect (\d+) (.*)", printed, re.DOTALL)
     if found is None:
         return Reach.UNKNOWN
-    code, said = int(found[1]), found[2].lower()
+    code, message = int(found[1]), found[2].lower()
     if code == 0:
         return Reach.OPEN
-    if code in _TIMED_OUT or any(words in said for words in _SILENT):
+    if code in _TIMED_OUT or any(text in message for text in _SILENT):
         return Reach.SILENT
-    return Reach.REFUSED if "connection refused" in said else Reach.UNKNOWN
+    return Reach.REFUSED if "connection refused" in message else Reach.UNKNOWN
 
 
-def first_words(argv: Sequence[str]) -> str:
-    """Of a command, for error messages."""
+def abbreviate(argv: Sequence[str]) -> str:
+    """Return the start of a command, for error messages."""
     return shlex.join(argv[:3])[:60]
 
 
 @contextlib.contextmanager
 def kill_on_disconnect(machine: Machine, argv: Sequence[str]) -> Iterator[Callable[[str], None]]:
-    """A command that is to clean up when the caller is gone: when its stdin ends without a line `done`.
+    """Run a command that cleans up if this process exits: if its stdin ends without a line `done`.
 
-    stdin ends with this process, whatever ends it, or with the connection. Yields a function that writes it a line.
+    stdin ends with this process, even if it is killed, or with the connection. Yields a function that sends it a line.
     Raises NodeUnreachable.
     """
     stream = machine.open(argv)
@@ -221,19 +221,19 @@ def kill_on_disconnect(machine: Machine, argv: Sequence[str]) -> Iterator[Callab
 
 
 class LocalStream:
-    """Implements CommandStream, in a session of its own: a Ctrl-C is not for it."""
+    """Implements CommandStream with a local process in a new session, so that Ctrl-C does not reach it."""
 
     def __init__(self, argv: Sequence[str]) -> None:
-        """Raises OSError when it cannot be started."""
+        """Raises OSError if it cannot be started."""
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True)
         self._stdin, *self._outputs = filter(None, (self._process.stdin, self._process.stdout, self._process.stderr))
         self._selector = selectors.DefaultSelector()
-        for place, stream in enumerate(self._outputs):
-            self._selector.register(stream, selectors.EVENT_READ, place)
+        for index, stream in enumerate(self._outputs):
+            self._selector.register(stream, selectors.EVENT_READ, index)
 
     def send(self, data: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: it was closed meanwhile
+        with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: closed by another thread
             while data:
                 data = data[self._stdin.write(data) or 0 :]
 
@@ -254,7 +254,7 @@ class LocalStream:
         return found[0], found[1]
 
     def exit_code(self) -> int:
-        """One that has closed its outputs and runs on is ended."""
+        """A process that has closed its outputs but is still running is terminated."""
         return self._wait()
 
     def _wait(self) -> int:
@@ -276,7 +276,7 @@ class LocalStream:
         self._wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):  # its own children are in its group
+        with contextlib.suppress(ProcessLookupError):  # the process group includes its children
             os.killpg(self._process.pid, number)
 
 
@@ -288,12 +288,12 @@ class LocalMachine(Machine):
         self.user = user
         self.limits = limits
 
-    def start(self, argv: Sequence[str], *, stdin: bool, timeout: float) -> CommandStream:  # noqa: ARG002 - at once
-        """Raises NodeUnfit when it cannot be started."""
+    def start(self, argv: Sequence[str], *, stdin: bool, timeout: float) -> CommandStream:  # noqa: ARG002 - immediate
+        """Raises NodeUnfit if the program is not installed."""
         try:
             stream = LocalStream(argv)
         except FileNotFoundError as error:
-            raise NodeUnfit(self.node, f"there is no {argv[0]}", "install it") from error
+            raise NodeUnfit(self.node, f"{argv[0]} is not installed", "install it") from error
         if not stdin:
             stream.end_input()
         return stream
@@ -304,20 +304,20 @@ class LocalMachine(Machine):
         *,
         terminal: bool,
         interrupt: Callable[[], None],
-        ports: Sequence[Forward] = (),  # noqa: ARG002 - they are here
+        ports: Sequence[Forward] = (),  # noqa: ARG002 - local ports need no forwarding
     ) -> int:
-        """Raises NodeUnfit when it cannot be started."""
+        """Raises NodeUnfit if the program is not installed."""
         try:
-            return terminals.here(argv, terminal=terminal, interrupt=interrupt)
+            return terminals.run_attached(argv, terminal=terminal, interrupt=interrupt)
         except FileNotFoundError as error:
-            raise NodeUnfit(self.node, f"there is no {argv[0]}", "install it") from error
+            raise NodeUnfit(self.node, f"{argv[0]} is not installed", "install it") from error
 
     def has_host_key(self, address: str, port: int, host_key: str, timeout: float) -> bool | None:
-        from launcher.node.ssh.handshake import proves  # paramiko, which plain processes do without
+        from launcher.node.ssh.handshake import has_key  # loads paramiko, which plain processes do not need
 
         try:
             connection = dial(address, port, time.monotonic() + timeout)
         except OSError:
             return None
         with contextlib.closing(connection):
-            return proves(connection, host_key, timeout)
+            return has_key(connection, host_key, timeout)

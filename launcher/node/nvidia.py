@@ -1,4 +1,4 @@
-"""Parser of what the facts script prints about NVIDIA GPUs. No output of nvidia-smi, of any version, breaks it."""
+"""Parser of the facts script's output about NVIDIA GPUs. It accepts any output of any version of nvidia-smi."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from launcher.model.facts import Gpu, GpuProcess, MigInstance, NvidiaFacts, PciG
 
 _ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.ASCII | re.IGNORECASE)
 _EXIT = re.compile(r"^@exit ([0-9]{1,3})$", re.ASCII | re.MULTILINE)
-_CUT_OFF = (124, 137)  # by timeout(1)
-_NO_FAULT = ("[n/a]", "[not supported]", "[insufficient permissions]")  # of a field; others: "[GPU requires reset]"
+_TIMED_OUT = (124, 137)  # exit codes of timeout(1)
+_NO_FAULT = ("[n/a]", "[not supported]", "[insufficient permissions]")  # other values in [] are faults
 _VERSION = r"([0-9]{1,5}(?:\.[0-9]{1,5}){1,3})"
 _PCI = re.compile(r"^(\S+) (0x[0-9a-f]{6}) ?(\S*)$", re.ASCII | re.MULTILINE)
 _DISPLAY, _SWITCH = ("0x0300", "0x0302"), "0x0680"  # VGA and 3D controllers; NVSwitches are bridges of kind "other"
@@ -21,7 +21,7 @@ Sections = Mapping[str, str]
 
 
 def gpus(sections: Sections) -> tuple[Gpu, ...]:
-    """Those that nvidia-smi lists, with their processes and instances."""
+    """Return the GPUs that nvidia-smi lists, with their processes and MIG instances."""
     minors, running, divided = _minors(sections), _processes(sections), _instances(sections)
     found = []
     for cells in _rows(sections.get("gpus", "")):
@@ -53,18 +53,18 @@ def gpus(sections: Sections) -> tuple[Gpu, ...]:
 
 def facts(sections: Sections) -> NvidiaFacts:
     answer = sections.get("gpus", "")
-    ends = _EXIT.findall(answer)
-    code = int(ends[-1]) if ends else None
-    on_bus = [(where, kind, driver) for where, kind, driver in _PCI.findall(sections.get("pci", "")) if address(where)]
+    exits = _EXIT.findall(answer)
+    code = int(exits[-1]) if exits else None
+    on_bus = [(bus, kind, driver) for bus, kind, driver in _PCI.findall(sections.get("pci", "")) if address(bus)]
     module = _first(rf"NVRM version:.*?\s{_VERSION}\s", sections.get("nvidia_module", ""))
     rows = list(_rows(answer))
     return NvidiaFacts(
-        pci=tuple(PciGpu(address(where), driver) for where, kind, driver in on_bus if kind.startswith(_DISPLAY)),
+        pci=tuple(PciGpu(address(bus), driver) for bus, kind, driver in on_bus if kind.startswith(_DISPLAY)),
         switches=sum(kind.startswith(_SWITCH) for _, kind, _ in on_bus),
         device_files=tuple(re.findall(r"^/dev/nvidia[a-z0-9/-]*$", sections.get("nvidia_files", ""), re.MULTILINE)),
         smi="gpus" in sections,
-        smi_exit=None if code in _CUT_OFF else code,
-        smi_error=_complaint(answer),
+        smi_exit=None if code in _TIMED_OUT else code,
+        smi_error=_error_text(answer),
         driver=rows[0][4] if rows else module,
         module=module,
         cuda=_first(r"^CUDA (?:UMD )?Version\s*: ([0-9]{1,3}\.[0-9]{1,3})", sections.get("processes", "")),
@@ -76,28 +76,28 @@ def facts(sections: Sections) -> NvidiaFacts:
 
 
 def address(text: str) -> str:
-    """A PCI address as the kernel writes it; nvidia-smi writes the domain with eight digits. "" for other text."""
+    """Return a PCI address as the kernel writes it; nvidia-smi writes an eight-digit domain. "" for other text."""
     if (match := _ADDRESS.search(text)) is None:
         return ""
     return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4]}".lower()
 
 
 def _rows(answer: str) -> Iterator[list[str]]:
-    """The lines of nvidia-smi's csv that are about a GPU; a driver before 450 omits the MIG mode, a stand-in more."""
+    """Yield the GPU lines of nvidia-smi's CSV; drivers before 450 omit the MIG mode, replacements of it more fields."""
     for line in answer.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) >= 5 and re.fullmatch("[0-9]{1,5}", cells[0], re.ASCII) and cells[1].startswith("GPU-"):
             yield cells
 
 
-def _complaint(answer: str) -> str:
+def _error_text(answer: str) -> str:
     rows = {",".join(row) for row in _rows(answer)}
     other = [line.strip() for line in answer.splitlines() if ",".join(map(str.strip, line.split(","))) not in rows]
     return " ".join(line for line in other if line and not line.startswith("@exit"))[:500]
 
 
 def _instances(sections: Sections) -> dict[int, list[MigInstance]]:
-    """From `nvidia-smi -L`: a line for each GPU, then one for each of its instances."""
+    """Parse `nvidia-smi -L`: a line for each GPU, followed by a line for each of its MIG instances."""
     found: dict[int, list[MigInstance]] = {}
     index = -1
     for line in sections.get("mig", "").splitlines():
@@ -109,7 +109,7 @@ def _instances(sections: Sections) -> dict[int, list[MigInstance]]:
 
 
 def _processes(sections: Sections) -> dict[str, list[GpuProcess]]:
-    """Those that compute (type C, C+G, M+C), by the GPU's PCI address: from `nvidia-smi -q -d PIDS`."""
+    """Return the compute processes (type C, C+G, M+C) in `nvidia-smi -q -d PIDS`, by the GPU's PCI address."""
     text = sections.get("owners", "")
     users = {int(pid): user for pid, user in _OWNER.findall(text)}
     clock = re.match(r"\s*(\d{1,6})\n(\d{1,12})\.\d+ ", text, re.ASCII)
@@ -136,7 +136,7 @@ def _processes(sections: Sections) -> dict[str, list[GpuProcess]]:
 
 
 def _minors(sections: Sections) -> dict[str, int]:
-    """From /proc/driver/nvidia/gpus/*/information: the number of each GPU's device file by its PCI address."""
+    """Return the minor number of each GPU by its PCI address, from /proc/driver/nvidia/gpus/*/information."""
     found = re.findall(
         r"^Bus Location:\s*(\S+)$[^:]*^Device Minor:\s*(\d{1,4})$", sections.get("nvidia_module", ""), re.MULTILINE
     )
@@ -144,7 +144,7 @@ def _minors(sections: Sections) -> dict[str, int]:
 
 
 def _instance_files(sections: Sections, minor: int) -> tuple[str, ...]:
-    """Of the GPU with this minor number: docs.nvidia.com/datacenter/tesla/mig-user-guide, device nodes."""
+    """Return the MIG device files of this GPU: docs.nvidia.com/datacenter/tesla/mig-user-guide, device nodes."""
     pattern = rf"^/proc/driver/nvidia/capabilities/gpu{minor}/mig/\S+:DeviceFileMinor: (\d{{1,5}})$"
     numbers = re.findall(pattern, sections.get("nvidia_capabilities", ""), re.ASCII | re.MULTILINE)
     return tuple(f"/dev/nvidia-caps/nvidia-cap{number}" for number in numbers)

@@ -1,6 +1,6 @@
-"""One step on many nodes at once: a thread each, and every failure is reported.
+"""Run a step on many nodes in parallel, with a thread for each, and report every failure.
 
-Daemon threads, not an executor: a Ctrl-C ends the program at once, even while a node does not answer.
+Daemon threads, not an executor: Ctrl-C ends the program immediately, even while a node is not responding.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 
 def run_all(jobs: Sequence[Callable[[], T]]) -> list[T]:
-    """All jobs at once, their results in order.
+    """Run all jobs in parallel and return their results, in order.
 
-    Raises NodesFailed with every LauncherError, in order; any other error as it is.
+    Raises NodesFailed with every LauncherError, in order; any other error unchanged.
     """
     outcomes = run_all_settled(jobs)
     failures = [outcome for outcome in outcomes if isinstance(outcome, LauncherError)]
@@ -33,13 +33,13 @@ def run_all(jobs: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def on_each(nodes: Iterable[A], ask: Callable[[A], T]) -> dict[A, T]:
-    """Each once, all at the same time: the answers by node. Raises as run_all()."""
+    """Call `ask` for each distinct node in parallel; return the results by node. Raises the errors of run_all()."""
     asked = dict.fromkeys(nodes)
     return dict(zip(asked, run_all([partial(ask, node) for node in asked]), strict=True))
 
 
 def run_all_settled(jobs: Sequence[Callable[[], T]]) -> list[T | LauncherError]:
-    """All jobs at once: their results, or the LauncherError in its place. Any other error is raised as it is."""
+    """Run all jobs in parallel; return the result or the LauncherError of each. Any other error is raised unchanged."""
     futures = [in_background(job) for job in jobs]
     outcomes: list[T | LauncherError] = []
     for future in futures:
@@ -51,15 +51,15 @@ def run_all_settled(jobs: Sequence[Callable[[], T]]) -> list[T | LauncherError]:
 
 
 def run_both(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
-    """Both at once; the first's error, else the second's."""
+    """Run both in parallel. Raises the first's error, else the second's."""
     other = in_background(second)
     return first(), other()
 
 
 class Future(Generic[T]):
-    """Call it to wait for the job's result, or its error.
+    """A job in a thread. Call the future to wait for the job's result, or its error.
 
-    concurrent.futures' own needs an executor, whose threads keep the program from ending.
+    That of concurrent.futures needs an executor, whose threads keep the program from exiting.
     """
 
     def __init__(self, job: Callable[[], T]) -> None:
@@ -72,20 +72,20 @@ class Future(Generic[T]):
     def _run(self) -> None:
         try:
             self._result = self._job()
-        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001 - raised by the call for the result
             self._error = error
         self._done.set()
 
     def wait(self, timeout: float) -> bool:
-        """Whether the job has ended, after `timeout` seconds at most."""
+        """Wait for at most `timeout` seconds; return whether the job has finished."""
         return self._done.wait(timeout)
 
     def __call__(self, timeout: float | None = None) -> T:
         """Raises TimeoutError after `timeout` seconds."""
         while not self._done.wait(1.0 if timeout is None else timeout):
             if timeout is not None:
-                raise TimeoutError("not done in time")
-            # in slices: a signal just before a wait without a limit begins would only be noticed at its end
+                raise TimeoutError("did not finish in time")
+            # in slices: a signal just before a wait without a limit would only be handled after it
         if self._error is not None:
             raise self._error
         return self._result
@@ -97,13 +97,13 @@ def in_background(job: Callable[[], T]) -> Future[T]:
 
 
 @contextmanager
-def meanwhile(tell: Callable[[float], object], every: float) -> Iterator[None]:
-    """While the block runs, `tell` is called each `every` seconds with the seconds since it began."""
+def periodically(report: Callable[[float], object], every: float) -> Iterator[None]:
+    """While the block runs, call `report` each `every` seconds with the seconds since its start."""
     over, began = threading.Event(), time.monotonic()
 
     def run() -> None:
         while not over.wait(every):
-            tell(time.monotonic() - began)
+            report(time.monotonic() - began)
 
     threading.Thread(target=run, daemon=True).start()
     try:
@@ -113,11 +113,11 @@ def meanwhile(tell: Callable[[float], object], every: float) -> Iterator[None]:
 
 
 def uninterrupted(job: Callable[[], T]) -> T:
-    """Its result, or its error: a Ctrl-C meanwhile is raised when it has ended.
+    """Return a job's result, or raise its error. A Ctrl-C while it runs is raised after it.
 
-    A container that is created while nothing waits for it would never be removed. The signal itself is put off, not
-    KeyboardInterrupt caught around a wait: it may be raised between any two steps, and a Thread.join() that it
-    interrupts takes the thread for ended from then on (Python 3.11).
+    Otherwise a container could be created after the caller stopped waiting, and never be removed. The signal itself is
+    deferred, as KeyboardInterrupt could be raised between any two instructions, and a Thread.join() that it interrupts
+    takes the thread for finished from then on (Python 3.11).
     """
     if threading.current_thread() is not threading.main_thread():
         return job()  # signals go to the main thread

@@ -1,6 +1,6 @@
-"""python3 -c THIS MARK: what the shell script _SPANS of node/files.py does, in one process for any number of files.
+"""python3 -c THIS MARKER: does the same as the shell script _SPANS of node/files.py, in one process for all files.
 
-Runs on a node, with the Python 3.6 or newer that is there. What is asked for is read before anything is printed.
+Runs on a node with its own Python, 3.6 or newer. All requests are read before anything is printed.
 """
 
 import os
@@ -9,27 +9,27 @@ import sys
 PIECE = 1 << 20
 
 
-def print_spans(asked: bytes, mark: bytes) -> None:
+def print_spans(requests: bytes, marker: bytes) -> None:
     out = sys.stdout.buffer
-    out.write(mark)
-    for line in asked.splitlines():
+    out.write(marker)
+    for line in requests.splitlines():
         offset, length, path = line.split(b" ", 2)
         try:
             file = os.open(path, os.O_RDONLY)
-        except OSError:  # it went away, or may not be read
-            out.write(b"0\n" + mark)
+        except OSError:  # removed, or not readable
+            out.write(b"0\n" + marker)
             continue
         left = max(0, min(os.fstat(file).st_size - int(offset), int(length)))
         out.write(b"%d\n" % left)
         os.lseek(file, int(offset), os.SEEK_SET)
         while left > 0:
             piece = os.read(file, min(left, PIECE))
-            if not piece:  # it was cut off meanwhile
+            if not piece:  # truncated while it was read
                 break
             out.write(piece)
             left -= len(piece)
         os.close(file)
-        out.write(mark)
+        out.write(marker)
     out.flush()
 
 

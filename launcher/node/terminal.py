@@ -1,4 +1,4 @@
-"""Commands of this machine on the caller's own terminal, or pipes."""
+"""Local commands on the caller's terminal or pipes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def is_terminal() -> bool:
     return os.isatty(0) and os.isatty(1)
 
 
-def here(
+def run_attached(
     argv: Sequence[str],
     *,
     terminal: bool,
@@ -21,14 +21,14 @@ def here(
     env: dict[str, str] | None = None,
     cwd: str | None = None,
 ) -> int:
-    """Run a command of this machine to its end, on the caller's terminal or pipes; its exit code. Raises OSError.
+    """Run a local command on the caller's terminal or pipes and return its exit code. Raises OSError.
 
-    interrupt: what Ctrl-C does; None: the command gets it itself, as every program in the foreground does.
+    interrupt: called on Ctrl-C; None: Ctrl-C reaches the command itself, as any program in the foreground.
     """
-    apart = interrupt is not None and not terminal
-    with subprocess.Popen(argv, env=env, cwd=cwd, start_new_session=apart) as process:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the command's
-        if apart and interrupt is not None:
+    new_session = interrupt is not None and not terminal
+    with subprocess.Popen(argv, env=env, cwd=cwd, start_new_session=new_session) as process:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the command handles it
+        if new_session and interrupt is not None:
             signal.signal(signal.SIGINT, lambda *_: interrupt())
         try:
             process.wait()

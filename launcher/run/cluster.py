@@ -79,7 +79,7 @@ def check_cluster(job: Job, cluster: Cluster, fleet: Fleet) -> Iterator[Check]:
         planned, script = _script(expand_sweep(job)[0], cluster)  # variants differ only in the program's arguments
         accepted = engine.machine.run(["sbatch", "--test-only"], script.encode())
         fix = "fix partition, account, qos, time or options of the cluster in the settings file, or the job"
-        yield _check(engine.node, "sbatch", accepted, accepted.complaint.removeprefix("sbatch: "), fix)
+        yield _check(engine.node, "sbatch", accepted, accepted.message.removeprefix("sbatch: "), fix)
         if accepted.code == 0:
             yield from _try_on_a_node(engine, planned, cluster)
 
@@ -100,7 +100,7 @@ def _try_on_a_node(engine: Engine, planned: ClusterPlan, cluster: Cluster) -> It
     options = [*chosen, "--quiet", "--nodes=1", "--ntasks=1", "--time=5", f"--immediate={_PATIENCE}", "--mpi=none"]
     script = "\n".join([*asked.setup, 'exec srun "$@"'])
     done = engine.machine.run(["bash", "-c", script, "launcher", *options, *argv], timeout=_PATIENCE + 120)
-    if "Unable to allocate resources" in done.complaint:
+    if "Unable to allocate resources" in done.message:
         yield Check(
             engine.node, what, Level.WARN, f"skipped: no machine was free within {_PATIENCE} s", "try again later"
         )
@@ -110,7 +110,7 @@ def _try_on_a_node(engine: Engine, planned: ClusterPlan, cluster: Cluster) -> It
 
 
 def _check(node: str, name: str, done: Done, what: str, fix: str) -> Check:
-    return Check(node, name, Level.FAIL, done.complaint, fix) if done.code else Check(node, name, Level.OK, what)
+    return Check(node, name, Level.FAIL, done.message, fix) if done.code else Check(node, name, Level.OK, what)
 
 
 def _script(job: Job, cluster: Cluster) -> tuple[ClusterPlan, str]:

@@ -107,7 +107,7 @@ def _undo(plan: Plan, fleet: Fleet, cause: BaseException) -> None:
     """Remove everything that was created. Raises NodesFailed, including the cause, if removal fails on a node."""
 
     def remove(engine: Engine) -> None:
-        for state in engine.apart(engine.list({labels.RUN: plan.run})):
+        for state in engine.to_stop(engine.list({labels.RUN: plan.run})):
             if not state.phase.ended and state.phase is not Phase.CREATED:
                 engine.stop(state.id, grace=0)
             engine.remove(state.id)

@@ -75,7 +75,7 @@ def _end(engine: Engine, run: RunId, grace: float, listed: Sequence[ContainerSta
         own = engine.list({labels.RUN: run, labels.UID: str(engine.uid())})
         listed = [state for state in own if labels.readable(state.labels)]
     ended = []
-    for state in engine.apart(listed):
+    for state in engine.to_stop(listed):
         # A queued cluster job is also CREATED, but has a reason in `error`, and launchers may be waiting for it.
         if state.phase.ended or (state.phase is Phase.CREATED and not state.error):
             ended.append(EndedContainer(state, False))

@@ -151,12 +151,12 @@ def test_dev_shm_is_the_hosts_or_has_the_requested_size(engine: DockerEngine) ->
     assert engine.run_probe(spec(*shm, ipc="private", shm_size=128 << 20))[1].strip() == b"131072"
 
 
-def test_a_guarded_container_that_is_made_after_the_caller_has_gone_is_removed(bed: Bed, engine: DockerEngine) -> None:
+def test_a_guarded_container_created_after_the_caller_disconnected_is_removed(bed: Bed, engine: DockerEngine) -> None:
     made = spec("true")
     guarded = contextlib.ExitStack()
     with connect([("a", "node1")], "docker", bed.ssh_config) as connected:
         guarded.enter_context(connected.engines[0].guard(made.name))
-    engine.create(made)  # as an engine does that was asked before the connection ended
+    engine.create(made)  # as an engine does if the request arrived before the connection ended
     deadline = time.monotonic() + 60
     while engine.list({"launcher.run": None}):
         assert time.monotonic() < deadline
@@ -183,7 +183,7 @@ def test_wait_returns_the_state_at_its_time_limit(engine: DockerEngine) -> None:
     engine.stop(container, 0)
 
 
-def test_wait_sees_a_container_that_starts_and_ends_while_it_waits(engine: DockerEngine) -> None:
+def test_wait_sees_a_container_that_starts_and_exits_while_it_waits(engine: DockerEngine) -> None:
     container = engine.create(spec("true"))
     threading.Timer(0.7, engine.start, (container,)).start()
     began = time.monotonic()
@@ -219,7 +219,7 @@ def test_stop_waits_for_the_grace_period_then_kills(engine: DockerEngine) -> Non
     assert engine.wait(deaf, 1).restarts == 0
 
 
-def test_stop_ends_a_container_that_waits_for_its_next_restart(engine: DockerEngine) -> None:
+def test_stop_stops_a_container_that_waits_for_its_next_restart(engine: DockerEngine) -> None:
     container = engine.create(spec("sh", "-c", "exit 1", restarts=50))
     engine.start(container)
     time.sleep(2.5)
@@ -257,7 +257,7 @@ def test_a_missing_program_fails_at_start_with_the_engines_message(engine: Docke
     engine.remove(container)
 
 
-def test_a_probe_that_hangs_is_ended_and_removed(engine: DockerEngine) -> None:
+def test_a_probe_that_hangs_is_stopped_and_removed(engine: DockerEngine) -> None:
     with pytest.raises(EngineFailed, match="did not exit within 1 s: waiting"):
         engine.run_probe(spec("sh", "-c", "echo waiting; sleep 60"), timeout=1)
     assert engine.list({"launcher.run": None}) == []
@@ -284,7 +284,7 @@ def test_granted_ulimits_are_probed_and_cached(
     if ("memlock", -1) not in granted:
         with pytest.raises(EngineFailed, match="rlimit"):
             engine.run_probe(spec("true", ulimits=(("memlock", -1),)))
-    assert engine.granted_ulimits("an image that is not looked at again") == granted
+    assert engine.granted_ulimits("an image that is not inspected") == granted
     assert engine.list({}) == []
 
 
@@ -309,15 +309,15 @@ def test_many_concurrent_probes_are_not_confused(bed: Bed, fleet: Fleet) -> None
     wanted = [(22, Reach.OPEN), (29513, Reach.REFUSED)] * 10
     seen: dict[int, Reach] = {}
 
-    def look(place: int) -> None:
-        seen[place] = one.machine.reach(address, wanted[place][0], 3)
+    def probe(index: int) -> None:
+        seen[index] = one.machine.reach(address, wanted[index][0], 3)
 
-    threads = [threading.Thread(target=look, args=(place,)) for place in range(len(wanted))]
+    threads = [threading.Thread(target=probe, args=(index,)) for index in range(len(wanted))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [seen[place] for place in range(len(wanted))] == [reach for _, reach in wanted]
+    assert [seen[index] for index in range(len(wanted))] == [reach for _, reach in wanted]
 
 
 def test_shared_memory_of_dead_processes_is_removed(bed: Bed, engine: DockerEngine) -> None:

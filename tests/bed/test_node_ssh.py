@@ -49,27 +49,27 @@ def test_a_command_and_both_of_its_streams(ssh: SshMachine) -> None:
     assert (done.code, done.out, done.err) == (3, b"it's; $HOME\nin", b"err\n")
 
 
-def test_big_streams_in_all_directions_at_once_do_not_block(ssh: SshMachine) -> None:
+def test_big_streams_in_all_directions_do_not_block(ssh: SshMachine) -> None:
     data = os.urandom(1 << 20) * 12
     done = ssh.run(["sh", "-c", "head -c 12582912 /dev/zero >&2; cat"], data, timeout=60)
     assert done.out == data
     assert len(done.err) == 12582912
 
 
-def test_a_command_that_reads_nothing_of_its_input(ssh: SshMachine) -> None:
+def test_a_command_that_does_not_read_its_input(ssh: SshMachine) -> None:
     assert ssh.run(["true"], b"x" * (32 << 20), timeout=30).code == 0
 
 
-def test_a_time_limit_names_the_node_and_ends_the_wait(ssh: SshMachine) -> None:
+def test_a_timeout_names_the_node_and_stops_the_wait(ssh: SshMachine) -> None:
     began = time.monotonic()
-    with pytest.raises(NodeUnreachable, match="a: `sleep 60` did not end in 1 s"):
+    with pytest.raises(NodeUnreachable, match="a: `sleep 60` did not exit within 1 s"):
         ssh.run(["sleep", "60"], timeout=1)
     assert time.monotonic() - began < 30
 
 
 def test_connecting_and_a_first_command_are_fast(bed: Bed) -> None:
     times = [1.0]
-    while min(times) >= 0.35 and len(times) < 20:  # tried again, as a busy machine makes every program slower
+    while min(times) >= 0.35 and len(times) < 20:  # repeated, as a busy machine slows down every program
         pool = SshPool(str(bed.ssh_config))
         began = time.monotonic()
         SshMachine("a", "node1", pool).run(["true"])
@@ -107,7 +107,7 @@ def test_a_chain_of_jump_hosts(bed: Bed, tmp_path: Path) -> None:
 
 def test_a_cycle_of_jump_hosts_is_a_usage_error(bed: Bed, tmp_path: Path) -> None:
     file = config(bed, tmp_path, "Host x\n ProxyJump y\nHost y\n ProxyJump x\n")
-    with pytest.raises(UsageError, match="circle"):
+    with pytest.raises(UsageError, match="cycle"):
         SshPool(file).connection("x")
 
 
@@ -163,7 +163,7 @@ def test_an_encrypted_key_is_reported_with_a_fix(bed: Bed, tmp_path: Path) -> No
     error = refused(file, "end")
     assert isinstance(error, AuthFailed)
     assert f"{key} is encrypted" in error.what
-    assert error.next_step == f"unlock it once: ssh-add {key}"
+    assert error.next_step == f"add it to your ssh-agent: ssh-add {key}"
 
 
 def test_a_key_that_only_the_agent_has_is_used(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,8 +254,8 @@ def test_a_private_key_that_others_may_read_is_refused_as_by_openssh(bed: Bed, t
     file.write_text(file.read_text().replace(f"IdentityFile {bed.key}", f"IdentityFile {key}"))
     error = refused(str(file), "end")
     assert isinstance(error, AuthFailed)
-    assert f"{key} is left out, as OpenSSH does: others may read it (mode 0644)" in error.what
-    assert error.next_step == f"make it yours alone: chmod 600 {key}"
+    assert f"{key} is ignored: its permissions are too open (mode 0644)" in error.what
+    assert error.next_step == f"run: chmod 600 {key}"
     assert subprocess.run(["ssh", "-F", str(file), "end", "true"], capture_output=True, check=False).returncode == 255
     key.chmod(0o600)
     pool = SshPool(str(file))
@@ -263,7 +263,7 @@ def test_a_private_key_that_others_may_read_is_refused_as_by_openssh(bed: Bed, t
     pool.close()
 
 
-def test_broken_sessions_are_made_anew_by_the_next_call(bed: Bed, ssh: SshMachine) -> None:
+def test_broken_sessions_are_replaced_by_the_next_call(bed: Bed, ssh: SshMachine) -> None:
     files = Files(ssh)
     assert ssh.run(["true"]).code == 0
     assert files.read("/etc/hostname")
@@ -273,7 +273,7 @@ def test_broken_sessions_are_made_anew_by_the_next_call(bed: Bed, ssh: SshMachin
     assert files.read("/etc/hostname")
 
 
-def test_a_cut_while_a_command_runs_is_an_error_at_once(bed: Bed, ssh: SshMachine) -> None:
+def test_a_connection_lost_while_a_command_runs_is_an_immediate_error(bed: Bed, ssh: SshMachine) -> None:
     ssh.host_key()
     cut = threading.Timer(1.0, faults.kill_ssh_sessions, (bed, bed.nodes[0]))
     cut.start()
@@ -285,7 +285,7 @@ def test_a_cut_while_a_command_runs_is_an_error_at_once(bed: Bed, ssh: SshMachin
 
 
 @pytest.mark.slow
-def test_a_node_that_vanishes_without_a_word_is_noticed(bed: Bed, ssh: SshMachine) -> None:
+def test_a_node_that_disappears_silently_is_detected(bed: Bed, ssh: SshMachine) -> None:
     ssh.host_key()
     began = time.monotonic()
     with faults.isolated(bed, bed.nodes[0]), pytest.raises(NodeUnreachable, match="was lost"):
@@ -293,7 +293,7 @@ def test_a_node_that_vanishes_without_a_word_is_noticed(bed: Bed, ssh: SshMachin
     assert 20 < time.monotonic() - began < 60
 
 
-def test_all_unreachable_nodes_are_reported_at_once_within_the_time_limit(bed: Bed) -> None:
+def test_all_unreachable_nodes_are_reported_together_within_the_time_limit(bed: Bed) -> None:
     names = ["refused", "blackhole", "no-such-host", "unknown-host-key", "changed-host-key", "wrong-key", "node1"]
     began = time.monotonic()
     with pytest.raises(LauncherError) as caught:

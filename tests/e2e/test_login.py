@@ -106,7 +106,7 @@ def test_a_run_works_with_few_sessions_and_other_login_shells_and_doctor_warns(b
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("exec sh", "its login shell starts another shell, which reads the input of our commands"),
+        ("exec sh", "its login shell starts another shell that reads the input of our commands"),
         ("read x", "its login shell reads the input of our commands"),
     ],
 )

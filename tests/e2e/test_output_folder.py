@@ -67,7 +67,7 @@ def test_one_without_its_marker_is_left_and_named(bed_cli: Cli, bed: Bed) -> Non
     )
     folder = f"/home/trainer/.launcher/{bed_cli.runs()[-1].name}"
     kept = " ".join(bed_cli("down", "--purge", code=6).stderr.split())
-    assert "there is no file .launcher-run of this run in it" in kept
+    assert "it has no file .launcher-run of this run" in kept
     assert "when they are back" not in kept
     bed.sh(bed.nodes[0], f"test -e {folder}/checkpoints && rm -r {folder}")
 

@@ -263,7 +263,7 @@ def test_down_while_slurm_is_taking_the_job_leaves_nothing_in_the_queue(
     gate.unlink()
     _, err = up.communicate(timeout=60)
     assert up.returncode == 3, err
-    assert "the run was removed meanwhile" in err
+    assert "the run was removed while it was submitted" in err
     until(lambda: not slurm.jobs(), "it is left in the queue", 20)
 
 
@@ -362,7 +362,7 @@ def test_of_a_sweep_that_slurm_refuses_nothing_is_left(slurm: SlurmBed, cli: Cli
     run = {"command": ["echo"]}
     file = cli.job(runtime="process", nodes=1, gpus="none", run=run, sweep=[["1"], ["2"]])
     done = cli("up", file, "--on", "wrong", code=3)
-    assert "sbatch refused it" in done.stderr
+    assert "sbatch rejected the job" in done.stderr
     assert "partition" in done.stderr
     assert len(cli.runs()) == 2
     assert not [run for run in cli.runs() if (slurm.shared / ".launcher" / run.name).exists()]

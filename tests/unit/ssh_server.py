@@ -13,7 +13,7 @@ import paramiko
 
 
 class _Sessions(paramiko.ServerInterface):
-    """Accepts every key; `sleep` never ends, `drip` and `flood` print for ever, any other command ends with code 0."""
+    """Accepts every key; `sleep` never exits, `drip` and `flood` print forever, any other command exits with code 0."""
 
     def __init__(self, server: SshServer) -> None:
         self._server = server
@@ -44,7 +44,7 @@ class _Sessions(paramiko.ServerInterface):
 
     def _print(self, channel: paramiko.Channel, slowly: bool) -> None:
         time.sleep(0.02)  # after the reply to the request
-        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # until the client is gone
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # until the client disconnects
             while True:
                 channel.sendall(b"x" if slowly else b"x" * (1 << 16))
                 time.sleep(0.1 * slowly)
@@ -88,7 +88,7 @@ class SshServer:
         return str(file)
 
     def cut(self) -> None:
-        """Ends every open connection."""
+        """Close all open connections."""
         for one in self._open:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)

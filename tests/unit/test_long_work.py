@@ -18,7 +18,7 @@ from launcher.image.distribution import _pull_shown
 from launcher.image.image_locations import ImageLocations
 from launcher.model.progress import Step
 from launcher.node.docker.pulling import PullProgress
-from launcher.node.parallel import meanwhile
+from launcher.node.parallel import periodically
 from launcher.run import gpus
 
 MB = 1_000_000
@@ -219,7 +219,7 @@ def test_a_build_shows_its_step_and_the_last_line_of_it() -> None:
 
 def test_long_work_says_that_it_goes_on() -> None:
     told: list[float] = []
-    with meanwhile(told.append, every=0.01):
+    with periodically(told.append, every=0.01):
         while len(told) < 3:
             pass
     assert told == sorted(told)

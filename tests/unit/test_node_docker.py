@@ -229,9 +229,9 @@ def test_engine_facts_of_old_and_new_engines() -> None:
     assert not old.rootless
 
 
-def test_which_engine_it_is_and_how_it_keeps_images() -> None:
+def test_kind_and_image_store_of_engines() -> None:
     containerd = [["driver-type", "io.containerd.snapshotter.v1"]]
-    told = [
+    engines = [
         engine_facts(info)
         for info in (
             {"Driver": "overlay2", "DriverStatus": [["Backing Filesystem", "extfs"]]},
@@ -239,8 +239,8 @@ def test_which_engine_it_is_and_how_it_keeps_images() -> None:
             {"Driver": "overlay", "BuildahVersion": "1.28.2"},
         )
     ]
-    assert [engine.kind for engine in told] == ["Docker", "Docker", "podman"]
-    assert [engine.store for engine in told] == [
+    assert [engine.kind for engine in engines] == ["Docker", "Docker", "podman"]
+    assert [engine.store for engine in engines] == [
         "the classic image store, overlay2",
         "containerd's image store, overlayfs",
         "podman's image store, overlay",

@@ -1,4 +1,4 @@
-"""What a person is told of an engine's failures."""
+"""Error messages for an engine's failures."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def wrapped(inner: Exception) -> requests.ConnectionError:
     return requests.ConnectionError(urllib3.exceptions.ProtocolError("Connection aborted.", inner))
 
 
-def api_error(status: int, words: str) -> docker.errors.APIError:
+def api_error(status: int, message: str) -> docker.errors.APIError:
     response = requests.Response()
     response.status_code = status
     kind = docker.errors.NotFound if status == 404 else docker.errors.APIError
-    return kind("failed", response=response, explanation=words)
+    return kind("failed", response=response, explanation=message)
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "words"),
+    ("error", "kind", "expected"),
     [
         (DialFailed(127, "bash: docker: command not found"), EngineUnavailable, "install Docker"),
         (DialFailed(1, "docker: 'system dial-stdio' is not a docker command."), EngineUnavailable, "20.10"),
@@ -74,12 +74,12 @@ def api_error(status: int, words: str) -> docker.errors.APIError:
         (KeyError("Id"), EngineFailed, "unexpected response from the Docker API (KeyError: 'Id')"),
     ],
 )
-def test_every_failure_has_a_kind_a_node_and_a_fix(error: Exception, kind: type[LauncherError], words: str) -> None:
-    told = explain("gpu-a", "carol", "create a container", error)
-    assert type(told) is kind
-    assert words in str(told)
+def test_every_failure_has_a_kind_a_node_and_a_fix(error: Exception, kind: type[LauncherError], expected: str) -> None:
+    explained = explain("gpu-a", "carol", "create a container", error)
+    assert type(explained) is kind
+    assert expected in str(explained)
     if kind is not NodeUnreachable:
-        assert str(told).startswith("gpu-a: ")
+        assert str(explained).startswith("gpu-a: ")
 
 
 def test_only_a_broken_connection_is_retried() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from launcher.model.facts import Gpu, Interface, Route
 from launcher.node.facts import free_space, parse, script
 
-TOLD = """Welcome to gpu-a!
+OUTPUT = """Welcome to gpu-a!
 @@time
 1795261519.250000000
 
@@ -75,34 +75,34 @@ Unable to determine the device handle for GPU 0000:02:00.0: Unknown Error
 """
 
 
-def test_a_node_that_tells_everything() -> None:
-    seen = parse(TOLD.encode())
+def test_complete_output() -> None:
+    seen = parse(OUTPUT.encode())
     assert seen.complete
-    look = seen.node
-    assert (look.user, look.uid, look.gid, look.groups) == ("carol", 1001, 1002, (1002, 27, 102))
-    assert (look.home, look.hostname, look.arch, look.cpus) == ("/home/carol", "gpu-a", "x86_64", 64)
-    assert look.memory == 527942812 * 1024
-    assert (look.shm_size, seen.docker_disk_free) == (64 << 20, 811000000 * 1024)
-    assert look.interfaces == (
+    facts = seen.node
+    assert (facts.user, facts.uid, facts.gid, facts.groups) == ("carol", 1001, 1002, (1002, 27, 102))
+    assert (facts.home, facts.hostname, facts.arch, facts.cpus) == ("/home/carol", "gpu-a", "x86_64", 64)
+    assert facts.memory == 527942812 * 1024
+    assert (facts.shm_size, seen.docker_disk_free) == (64 << 20, 811000000 * 1024)
+    assert facts.interfaces == (
         Interface("lo", ("127.0.0.1/8",)),
         Interface("eno1", ("10.0.0.5/24", "fe80::1/64")),
         Interface("tun0", ("10.8.0.2/32",)),
         Interface("bond0.7", ("10.7.0.5/16",)),
     )
-    assert look.routes == (Route("0.0.0.0/0", "eno1", 100), Route("10.0.0.0/24", "eno1", 101))
-    assert look.listening == (22, 29500)
-    assert look.infiniband
-    assert look.gpus == (
+    assert facts.routes == (Route("0.0.0.0/0", "eno1", 100), Route("10.0.0.0/24", "eno1", 101))
+    assert facts.listening == (22, 29500)
+    assert facts.infiniband
+    assert facts.gpus == (
         Gpu(0, "GPU-8f3a", "NVIDIA H100 80GB HBM3", 81559, "580.65.06"),
         Gpu(1, "GPU-9b11", "NVIDIA H100 80GB HBM3", 81559, "580.65.06"),
     )
 
 
 def test_the_clock_is_compared_with_the_callers() -> None:
-    assert parse(TOLD.encode(), now=1795261509.25).node.clock_offset == pytest.approx(10.0)
+    assert parse(OUTPUT.encode(), now=1795261509.25).node.clock_offset == pytest.approx(10.0)
 
 
-def test_without_ip_the_addresses_come_from_the_kernel() -> None:
+def test_without_ip_the_addresses_are_read_from_proc() -> None:
     trie = """@@addresses
 Main:
   +-- 0.0.0.0/0 3 0 5
@@ -115,23 +115,23 @@ Main:
      |-- 127.0.0.1
         /32 host LOCAL
 """
-    routes = TOLD[TOLD.index("@@routes") : TOLD.index("@@tcp")]
+    routes = OUTPUT[OUTPUT.index("@@routes") : OUTPUT.index("@@tcp")]
     assert parse((trie + routes).encode()).node.interfaces == (Interface("eno1", ("10.0.0.5/24",)),)
 
 
 def test_this_machine_reports_its_facts() -> None:
-    told = subprocess.run(["sh", "-c", script()], capture_output=True, check=True)
-    assert parse(told.stdout).complete
-    look = parse(told.stdout).node
-    assert look.clock_offset > 1.7e9
-    assert look.cpus > 0
-    assert look.memory > 0
-    assert any("127.0.0.1/8" in interface.addresses for interface in look.interfaces)
+    done = subprocess.run(["sh", "-c", script()], capture_output=True, check=True)
+    assert parse(done.stdout).complete
+    facts = parse(done.stdout).node
+    assert facts.clock_offset > 1.7e9
+    assert facts.cpus > 0
+    assert facts.memory > 0
+    assert any("127.0.0.1/8" in interface.addresses for interface in facts.interfaces)
 
 
-@pytest.mark.parametrize("cut", range(0, len(TOLD), 37))
+@pytest.mark.parametrize("cut", range(0, len(OUTPUT), 37))
 def test_truncated_output_is_detected(cut: int) -> None:
-    assert not parse(TOLD.encode()[:cut]).complete
+    assert not parse(OUTPUT.encode()[:cut]).complete
 
 
 @settings(max_examples=300)
@@ -141,7 +141,7 @@ def test_any_output_is_handled(data: bytes) -> None:
     free_space(data)
 
 
-WORD = st.one_of(
+TOKEN = st.one_of(
     st.text(max_size=12),
     st.integers().map(str),
     st.sampled_from(
@@ -152,9 +152,9 @@ WORD = st.one_of(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(TOLD.split("@@")[1:]), st.lists(st.lists(WORD, max_size=12), max_size=6))))
+@given(st.lists(st.tuples(st.sampled_from(OUTPUT.split("@@")[1:]), st.lists(st.lists(TOKEN, max_size=12), max_size=6))))
 def test_any_section_is_handled(sections: list[tuple[str, list[list[str]]]]) -> None:
     text = "".join(
-        f"@@{real.splitlines()[0]}\n" + "".join(" ".join(words) + "\n" for words in lines) for real, lines in sections
+        f"@@{real.splitlines()[0]}\n" + "".join(" ".join(tokens) + "\n" for tokens in lines) for real, lines in sections
     )
     parse(text.encode("utf-8", "surrogatepass"))

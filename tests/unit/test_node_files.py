@@ -20,8 +20,8 @@ def files() -> Files:
     return Files(LocalMachine("local-0", "me"))
 
 
-def test_nodes_that_share_a_folder_may_copy_into_it_at_once(files: Files, tmp_path: Path) -> None:
-    """As `--resume` does with checkpoints; cp alone fails where another one makes the same file or folder."""
+def test_nodes_that_share_a_folder_may_copy_into_it_at_the_same_time(files: Files, tmp_path: Path) -> None:
+    """As `--resume` does with checkpoints; cp alone fails if another process creates the same file or folder."""
     source = tmp_path / "source"
     for number in range(20):
         (source / f"epoch-{number:04}").mkdir(parents=True)

@@ -1,6 +1,6 @@
-"""Every parser of text that a node or a program writes: no exception, no path outside, bounded memory.
+"""Every parser of text from a node or a program: no exception, no path outside the run's folder, bounded memory.
 
-A few examples in the everyday run, 10,000 of each parser in the slow one.
+A few examples by default, 10,000 for each parser in the slow tests.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def generation(data: bytes) -> None:
 def hang(data: bytes) -> None:
     found = parse_object(data) or {}
     report = {key: [found] if key in ("problems", "waiting") else found for key in HANG_KEYS}
-    for told in (found, report, {**report, **found}):
-        assert all(isinstance(sentence, str) for sentence in hang_report.describe(told, {0: "a"}))
+    for each in (found, report, {**report, **found}):
+        assert all(isinstance(sentence, str) for sentence in hang_report.describe(each, {0: "a"}))
 
 
 def plan(data: bytes) -> None:
@@ -142,7 +142,7 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "hang report": hang,
     "peer access": lambda data: gpu_checks.peers("a", data.decode("utf-8", "replace")),
 }
-WORDS = [
+TOKENS = [
     *(
         b"start ",
         b"generation 1 0 a,b rank 0 is now on a",
@@ -198,8 +198,8 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=6),
     max_leaves=12,
 )
-TOLD = st.one_of(
-    st.lists(st.sampled_from(WORDS) | st.binary(max_size=6), max_size=12).map(b"".join),
+INPUTS = st.one_of(
+    st.lists(st.sampled_from(TOKENS) | st.binary(max_size=6), max_size=12).map(b"".join),
     st.lists(JSON.map(lambda value: json.dumps(value).encode()), max_size=3).map(b"\n".join),
 )
 NASTY = [
@@ -212,20 +212,20 @@ NASTY = [
 @pytest.mark.parametrize("examples", [40, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
 def test_any_text_is_handled(parse: Callable[[bytes], object], examples: int) -> None:
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(TOLD)
-    def check(told: bytes) -> None:
-        parse(told)
+    @given(INPUTS)
+    def check(text: bytes) -> None:
+        parse(text)
 
     check()
 
 
 @pytest.mark.parametrize("parse", PARSERS.values(), ids=PARSERS.keys())
 def test_a_long_text_of_one_kind_takes_little_memory(parse: Callable[[bytes], object]) -> None:
-    for told in NASTY:
+    for text in NASTY:
         tracemalloc.start()
         try:
-            parse(told)
+            parse(text)
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert peak < MEMORY, told[:20]
+        assert peak < MEMORY, text[:20]

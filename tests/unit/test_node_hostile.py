@@ -1,6 +1,6 @@
 """Data from a node is not trusted: it may be truncated by a lost connection, a full disk or a kill, or malicious.
 
-Whatever it is, it is read, ignored, or refused with an error that names the node; never a traceback, and never a
+It is read, ignored, or rejected with an error that names the node. It causes neither a traceback nor a
 file outside the run's folder.
 """
 
@@ -45,7 +45,7 @@ ERROR_FILE = {"message": {"message": "m", "extraInfo": {"py_callstack": "Traceba
 
 
 def torn(whole: bytes) -> st.SearchStrategy[bytes]:
-    """Prefixes of the text, the text with pieces replaced, and arbitrary bytes."""
+    """Prefixes of the text, the text with parts replaced, and arbitrary bytes."""
     return st.one_of(
         st.integers(0, len(whole)).map(lambda end: whole[:end]),
         st.tuples(st.integers(0, len(whole)), st.binary(max_size=8)).map(
@@ -76,14 +76,14 @@ contents = st.fixed_dictionaries(
 
 @given(contents, st.sampled_from([1, 124, 125, 137, 143, 255]))
 @quick
-def test_error_files(told: dict[str, bytes], code: int) -> None:
+def test_error_files(files: dict[str, bytes], code: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for name, data in told.items():
+        for name, data in files.items():
             path = Path(folder, name)
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(data)
         node = NodeOfRun("a", "a", 0, "c", folder, range(1))
-        found = first_failure([gather(Path(folder), node, ended(code), told["logs/a.log"])])
+        found = first_failure([gather(Path(folder), node, ended(code), files["logs/a.log"])])
     assert found is not None
     assert (found.node, found.exit_code) == ("a", code)
     found.words.encode("utf-8")  # it can be printed
@@ -155,8 +155,8 @@ class Says(LocalMachine):
         self.said = said
 
     def open(self, argv: Sequence[str], *, lasting: bool = False) -> CommandStream:
-        mark = argv[-1].encode()  # which the node knows, since it is an argument
-        text = self.said.replace(b"MARK", mark)
+        marker = argv[-1].encode()  # an argument, so the node knows it
+        text = self.said.replace(b"MARK", marker)
         return super().open(["python3", "-c", f"import os; os.write(1, {text!r}); os.write(2, {text!r})"])
 
 
@@ -230,10 +230,10 @@ INSPECTED = {
 def misshapen(draw: st.DrawFn) -> bytes:
     """A response with one value replaced at any depth, a list of it, or arbitrary JSON."""
     whole: Any = json.loads(json.dumps(INSPECTED))
-    place, key = whole, draw(st.sampled_from(sorted(whole)))
-    while isinstance(place[key], dict) and draw(st.booleans()):
-        place, key = place[key], draw(st.sampled_from(sorted(place[key])))
-    place[key] = draw(values)
+    part, key = whole, draw(st.sampled_from(sorted(whole)))
+    while isinstance(part[key], dict) and draw(st.booleans()):
+        part, key = part[key], draw(st.sampled_from(sorted(part[key])))
+    part[key] = draw(values)
     return draw(
         st.one_of(
             st.just(json.dumps(whole).encode()),

@@ -1,4 +1,4 @@
-"""Commands on this machine: both streams, stdin, and answers without an end."""
+"""Commands on this machine: both streams, stdin, and endless output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.node.connect import connect
 from launcher.node.machine import LocalMachine, outcome, shell
 
 
-def test_a_command_reads_its_input_and_both_streams_and_the_code_are_told() -> None:
+def test_a_command_reads_its_input_and_its_streams_and_exit_code_are_returned() -> None:
     machine, text = LocalMachine("a", "me"), b"x" * (3 << 20)
     done = machine.run(shell("cat; echo complaint >&2; exit 3"), text)
     assert (done.code, done.out, done.err) == (3, text, b"complaint\n")
@@ -27,19 +27,19 @@ def test_a_command_reads_its_input_and_both_streams_and_the_code_are_told() -> N
 
 
 @pytest.mark.parametrize(
-    ("script", "error", "words"),
+    ("script", "error", "message"),
     [
         ("yes", NodeUnfit, "printed over 1 MiB"),
-        ("while :; do echo x; sleep 0.1; done", NodeUnreachable, "did not end in 1 s"),
-        ("sleep 60 & sleep 60", NodeUnreachable, "did not end in 1 s"),
-        ("trap '' TERM PIPE; while :; do sleep 0.1; done", NodeUnreachable, "did not end in 1 s"),
+        ("while :; do echo x; sleep 0.1; done", NodeUnreachable, "did not exit within 1 s"),
+        ("sleep 60 & sleep 60", NodeUnreachable, "did not exit within 1 s"),
+        ("trap '' TERM PIPE; while :; do sleep 0.1; done", NodeUnreachable, "did not exit within 1 s"),
     ],
 )
-def test_a_command_without_an_end_is_given_up_and_ended(
-    tmp_path: Path, script: str, error: type[LauncherError], words: str
+def test_an_endless_command_is_given_up_and_stopped(
+    tmp_path: Path, script: str, error: type[LauncherError], message: str
 ) -> None:
     began = time.monotonic()
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         LocalMachine("a", "me", AnswerLimits(1 << 20, 1.0)).run(shell(f"echo $$ >{tmp_path}/pid; {script}"))
     assert time.monotonic() - began < 50
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
@@ -56,7 +56,7 @@ def test_the_settings_file_has_the_limits(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_a_connection_is_made_refused_or_gets_no_answer(address: str) -> None:
+def test_a_connection_is_open_refused_or_silent(address: str) -> None:
     machine, family = LocalMachine("a", "me"), socket.AF_INET6 if ":" in address else socket.AF_INET
     if ":" in address and "lo" not in Path("/proc/net/if_inet6").read_text().split():
         pytest.skip("this machine has no IPv6")
@@ -64,7 +64,7 @@ def test_a_connection_is_made_refused_or_gets_no_answer(address: str) -> None:
         server = opened.enter_context(socket.create_server((address, 0), family=family, backlog=0))
         port = server.getsockname()[1]
         assert machine.reach(address, port, 2) is Reach.OPEN
-        for _ in range(4):  # its queue is full then: Linux drops what else comes
+        for _ in range(4):  # then its queue is full, and Linux drops further connections
             waiting = opened.enter_context(socket.socket(family))
             waiting.setblocking(False)
             waiting.connect_ex((address, port))
@@ -73,7 +73,7 @@ def test_a_connection_is_made_refused_or_gets_no_answer(address: str) -> None:
     assert machine.reach("no such address", port, 2) is Reach.UNKNOWN
 
 
-def test_a_node_without_bash_leaves_it_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reachability_is_unknown_on_a_node_without_bash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for program in ("sh", "timeout"):
         (tmp_path / program).symlink_to(str(shutil.which(program)))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -97,5 +97,5 @@ def test_a_node_without_bash_leaves_it_unknown(tmp_path: Path, monkeypatch: pyte
         ("", Reach.UNKNOWN),
     ],
 )
-def test_what_bash_says_of_a_connection(printed: str, reach: Reach) -> None:
+def test_messages_of_bash_about_a_connection(printed: str, reach: Reach) -> None:
     assert outcome(printed) is reach

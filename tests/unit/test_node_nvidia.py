@@ -1,4 +1,4 @@
-"""What a node tells of its NVIDIA GPUs: the script with a stand-in nvidia-smi and PCI tree, and its parser."""
+"""Facts about NVIDIA GPUs: the script with a stand-in nvidia-smi and PCI tree, and the parser of its output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRAINING = Card(
 )
 
 
-def told(machine: Machine) -> tuple[tuple[Gpu, ...], object]:
+def parsed(machine: Machine) -> tuple[tuple[Gpu, ...], object]:
     node = parse(machine.told().encode()).node
     return node.gpus, node.nvidia
 
@@ -37,8 +37,8 @@ def run(folder: Path, machine: Machine, within: str = "20") -> tuple[str, list[s
     return done.stdout.decode(), calls.read_text().splitlines() if calls.exists() else []
 
 
-def test_gpus_with_who_uses_them() -> None:
-    gpus, seen = told(Machine([Card("07:00.0"), TRAINING]))
+def test_gpus_with_their_processes() -> None:
+    gpus, seen = parsed(Machine([Card("07:00.0"), TRAINING]))
     assert [gpu.bus for gpu in gpus] == ["0000:07:00.0", "0000:0f:00.0"]
     assert gpus[1] == Gpu(
         index=1,
@@ -56,7 +56,7 @@ def test_gpus_with_who_uses_them() -> None:
     assert seen.pci == (PciGpu("0000:07:00.0", "nvidia"), PciGpu("0000:0f:00.0", "nvidia"))
 
 
-def test_a_machine_without_any_has_nothing() -> None:
+def test_a_machine_without_gpus() -> None:
     node = parse(b"@@pci\n\n@@end\n").node
     assert (node.gpus, node.nvidia) == ((), type(node.nvidia)())
 
@@ -85,7 +85,7 @@ mode = "auto"
 @@nvidia_fabric
 inactive
 """
-    gpus, seen = told(Machine(cards(1), more=more, switches=["85:00.0", "86:00.0"]))
+    gpus, seen = parsed(Machine(cards(1), more=more, switches=["85:00.0", "86:00.0"]))
     assert (gpus[0].minor, gpus[0].instance_files) == (
         3,
         ("/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13"),
@@ -99,7 +99,7 @@ def test_instances_of_divided_gpus() -> None:
     machine = Machine(
         [Card(f"0{bus}:00.0", uuid, mig="Enabled") for bus, uuid in zip("78", nvidia.MIG_UUIDS, strict=True)]
     )
-    gpus, _ = told(machine)
+    gpus, _ = parsed(machine)
     assert [gpu.mig for gpu in gpus] == [True, True]
     assert gpus[1].instances == (
         MigInstance("MIG-d5a46a2e-1d77-575d-99e3-1f96c8555a2e", "1g.10gb"),
@@ -108,16 +108,16 @@ def test_instances_of_divided_gpus() -> None:
 
 
 @pytest.mark.parametrize("failure", [nvidia.MISMATCH, nvidia.NO_DRIVER, nvidia.LOST, nvidia.NO_DEVICES])
-def test_words_and_exit_code_of_a_failure(failure: tuple[str, int]) -> None:
-    gpus, seen = told(Machine(cards(2), failure=failure))
+def test_message_and_exit_code_of_a_failure(failure: tuple[str, int]) -> None:
+    gpus, seen = parsed(Machine(cards(2), failure=failure))
     assert gpus == ()
     assert (seen.smi_exit, len(seen.pci)) == (failure[1], 2)
     assert seen.smi_error == " ".join(failure[0].split("\n")).strip()
 
 
 def test_a_gpu_that_needs_a_reset_and_one_without_a_thermometer() -> None:
-    told_of = (nvidia.RESET, "[N/A]", "[Unknown Error]")
-    gpus, _ = told(Machine([*cards(1), *(Card("0f:00.0", temperature=words) for words in told_of)]))
+    values = (nvidia.RESET, "[N/A]", "[Unknown Error]")
+    gpus, _ = parsed(Machine([*cards(1), *(Card("0f:00.0", temperature=value) for value in values)]))
     assert [gpu.fault for gpu in gpus] == ["", "GPU requires reset", "", "Unknown Error"]
 
 
@@ -126,12 +126,12 @@ def test_a_driver_that_lists_five_fields_only() -> None:
     assert node.gpus == (Gpu(0, "GPU-8f3a", "Tesla K80", 11441, "418.87"),)
 
 
-def test_addresses_are_written_as_the_kernel_does() -> None:
+def test_addresses_are_written_as_by_the_kernel() -> None:
     assert address("GPU 00000000:3B:00.0") == address("GPU0000:3B:00.0: Unknown Error") == "0000:3b:00.0"
     assert address("GPU1: Unknown Error") == ""
 
 
-def test_any_part_of_an_answer_is_handled() -> None:
+def test_any_part_of_the_output_is_handled() -> None:
     machine = Machine([TRAINING, Card("07:00.0", nvidia.MIG_UUIDS[0], mig="Enabled")], complaint=nvidia.HANDLE_OF_ONE)
     text = machine.told()
     lines = text.splitlines()
@@ -154,7 +154,7 @@ def test_the_script_makes_two_calls_for_eight_gpus(tmp_path: Path) -> None:
     assert len(node.nvidia.pci) == 8
 
 
-def test_the_two_calls_and_the_rest_of_the_script_run_at_once(tmp_path: Path) -> None:
+def test_the_two_calls_and_the_rest_of_the_script_run_in_parallel(tmp_path: Path) -> None:
     machine, met = Machine(cards(8)), tmp_path / "met"
     met.mkdir()
     waits = f'#!/bin/sh\ntouch {met}/$$\nuntil [ "$(ls {met} | wc -l)" = 3 ]; do sleep 0.05; done\n'
@@ -166,11 +166,11 @@ def test_the_two_calls_and_the_rest_of_the_script_run_at_once(tmp_path: Path) ->
     assert (len(node.gpus), node.nvidia.smi_exit, node.cpus) == (8, 0, 64)  # each has waited for the two others
 
 
-def test_a_driver_before_450_tells_all_but_the_mig_mode(tmp_path: Path) -> None:
+def test_a_driver_before_450_reports_all_but_the_mig_mode(tmp_path: Path) -> None:
     """Driver 418 is what CUDA 10.1 needs; its GPUs have users, too, and may fall off the bus."""
     machine = Machine([Card("07:00.0", used=60000, running=[Process(os.getpid(), 59000)])], cuda="10.1")
     refuses = 'case "$*" in *mig*) echo \'Field "mig.mode.current" is not a valid field to query.\'; exit 2 ;; esac'
-    cut = 'cut -d, -f "1-$(($(printf %s "$1" | tr -cd , | wc -c) + 1))"'  # the fields that are asked for
+    cut = 'cut -d, -f "1-$(($(printf %s "$1" | tr -cd , | wc -c) + 1))"'  # the requested fields
     (tmp_path / "new").mkdir()
     machine.install(tmp_path / "new")
     (tmp_path / "nvidia-smi").write_text(f'#!/bin/sh\n{refuses}\n{tmp_path}/new/nvidia-smi "$@" | {cut}\n')
@@ -188,7 +188,7 @@ def test_the_script_lists_instances_only_in_mig_mode(tmp_path: Path) -> None:
     assert len(parse(text.encode()).node.gpus[0].instances) == 2
 
 
-def test_the_script_cuts_a_hanging_call_off(tmp_path: Path) -> None:
+def test_the_script_aborts_a_hanging_call(tmp_path: Path) -> None:
     text, _ = run(tmp_path, Machine(cards(2), hangs=True), within="1")  # a call would take 1000 s
     node = parse(text.encode()).node
     assert "@@end" in text

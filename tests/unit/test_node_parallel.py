@@ -1,4 +1,4 @@
-"""Many nodes at once: every failure is reported, none hides another; limits are probed once."""
+"""Many nodes in parallel: every failure is reported, none hides another; limits are probed once."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ WANTED = (("memlock", -1), ("stack", 67108864))
 
 
 def fail(node: str) -> int:
-    raise NodeUnreachable(node, "is away", "")
+    raise NodeUnreachable(node, "is unreachable", "")
 
 
 def test_calls_run_concurrently_and_results_keep_their_order() -> None:
     barrier = threading.Barrier(20)
 
-    def meet(place: int) -> int:
-        barrier.wait(5)  # passes only when all run at the same time
-        time.sleep(0.02 * (20 - place) / 20)
-        return place
+    def meet(index: int) -> int:
+        barrier.wait(5)  # passes only if all run at the same time
+        time.sleep(0.02 * (20 - index) / 20)
+        return index
 
-    assert run_all([lambda place=place: meet(place) for place in range(20)]) == list(range(20))
+    assert run_all([lambda index=index: meet(index) for index in range(20)]) == list(range(20))
 
 
 def test_all_failures_are_reported_in_order() -> None:
@@ -50,7 +50,7 @@ def test_settled_failures_keep_their_positions() -> None:
     assert two == 2
 
 
-def test_two_calls_run_at_once_and_either_may_fail() -> None:
+def test_two_calls_run_in_parallel_and_either_may_fail() -> None:
     assert run_both(lambda: 1, lambda: "x") == (1, "x")
     with pytest.raises(NodeUnreachable):
         run_both(lambda: 1, lambda: fail("a"))
@@ -89,7 +89,7 @@ def test_ctrl_c_does_not_hide_an_error() -> None:
         uninterrupted(fails)
 
 
-def test_ctrl_c_stays_ignored_where_it_was() -> None:
+def test_ctrl_c_stays_ignored_if_it_was_before() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         assert uninterrupted(lambda: interrupted([])) == 3

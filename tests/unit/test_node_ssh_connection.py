@@ -1,4 +1,4 @@
-"""One connection a server: made once, replaced when it died, closed when the server is silent. On localhost."""
+"""One connection per server: made once, replaced when lost, closed when the server is silent. On localhost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_concurrent_threads_share_one_connection(server: SshServer, make: Make) 
     assert server.accepted == 1
 
 
-def test_a_connection_that_died_is_replaced_and_the_host_key_proven_again(server: SshServer, make: Make) -> None:
+def test_a_lost_connection_is_replaced_and_the_host_key_verified_again(server: SshServer, make: Make) -> None:
     ssh = make()
     assert ssh.run(["true"]).code == 0
     server.cut()
@@ -72,7 +72,7 @@ def test_connecting_to_a_busy_sshd_is_retried(server: SshServer, make: Make) -> 
 def test_connecting_to_a_server_that_closes_every_connection_times_out(server: SshServer, make: Make) -> None:
     server.drop = 1000
     began = time.monotonic()
-    with pytest.raises(NodeUnreachable, match="ends every connection"):
+    with pytest.raises(NodeUnreachable, match="closes connections before sending an SSH banner"):
         make(ConnectTimeout=1).host_key()
     assert time.monotonic() - began < 20
 
@@ -80,7 +80,7 @@ def test_connecting_to_a_server_that_closes_every_connection_times_out(server: S
 def test_connecting_to_a_silent_server_times_out(server: SshServer, make: Make) -> None:
     server.frozen.set()
     began = time.monotonic()
-    with pytest.raises(NodeUnreachable, match="no answer within 1 s"):
+    with pytest.raises(NodeUnreachable, match="no response within 1 s"):
         make(ConnectTimeout=1).host_key()
     assert time.monotonic() - began < 20
 
@@ -93,9 +93,7 @@ def test_a_session_refused_by_a_full_sshd_is_retried(server: SshServer, make: Ma
     assert server.refuse_sessions == 0
 
 
-def test_commands_at_once_that_a_connection_has_no_session_for_get_further_connections(
-    server: SshServer, make: Make
-) -> None:
+def test_concurrent_commands_beyond_the_session_limit_use_further_connections(server: SshServer, make: Make) -> None:
     server.most_sessions = 3
     ssh = make()
     for stream in run_all([lambda: ssh.open(["sleep"])] * CHANNELS):
@@ -103,7 +101,7 @@ def test_commands_at_once_that_a_connection_has_no_session_for_get_further_conne
     assert server.accepted > 1
 
 
-def test_a_command_opens_no_session_but_its_own(server: SshServer, make: Make) -> None:
+def test_a_command_opens_exactly_one_session(server: SshServer, make: Make) -> None:
     ssh = make()
     for _ in range(3):
         ssh.run(["true"])
@@ -118,7 +116,7 @@ def test_a_quiet_connection_stays_open_while_the_server_answers(server: SshServe
     assert server.accepted == 1
 
 
-def test_waiting_calls_end_when_the_server_goes_silent(server: SshServer, make: Make) -> None:
+def test_waiting_calls_fail_when_the_server_becomes_silent(server: SshServer, make: Make) -> None:
     ssh = make(ServerAliveInterval=1, ServerAliveCountMax=1)
     ssh.host_key()
     frozen = threading.Timer(0.5, server.frozen.set)
@@ -157,7 +155,7 @@ def test_closing_a_pool_leaves_nothing_open(server: SshServer) -> None:
     assert not ours()
 
 
-def test_a_server_that_makes_no_connections_for_us_leaves_the_proof_unknown(
+def test_a_host_key_is_unknown_if_the_server_forwards_no_connections(
     make: Make, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ssh = make()
@@ -165,10 +163,10 @@ def test_a_server_that_makes_no_connections_for_us_leaves_the_proof_unknown(
     assert capfd.readouterr() == ("", "")  # paramiko logs the refusal as an error
 
 
-def test_an_answer_without_an_end_is_given_up(make: Make) -> None:
+def test_endless_output_is_given_up(make: Make) -> None:
     machine = make()
     began = time.monotonic()
-    with pytest.raises(NodeUnreachable, match=r"a: `drip` did not end in 1 s"):
+    with pytest.raises(NodeUnreachable, match=r"a: `drip` did not exit within 1 s"):
         machine.run(["drip"], timeout=1)
     assert time.monotonic() - began < 30
     with pytest.raises(NodeUnfit, match=r"a: `flood` printed over 64 MiB"):

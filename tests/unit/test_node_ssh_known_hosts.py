@@ -84,12 +84,12 @@ def test_verdicts(known: str, target: Target, verdict: Verdict) -> None:
     assert judge(known_keys(target, known), "ssh-ed25519", ED).verdict is verdict
 
 
-def test_a_changed_key_tells_where_the_old_one_stands() -> None:
+def test_a_changed_key_names_the_line_of_the_old_one() -> None:
     known = parse(HOST, [("/home/me/.ssh/known_hosts", "# first\n" + line("10.0.0.1", OTHER_ED))])
-    assert judge(known, "ssh-ed25519", ED).places == ("/home/me/.ssh/known_hosts:2",)
+    assert judge(known, "ssh-ed25519", ED).locations == ("/home/me/.ssh/known_hosts:2",)
 
 
-def test_the_algorithm_that_is_known_is_asked_for_first() -> None:
+def test_algorithms_of_known_keys_are_requested_first() -> None:
     order = order_algorithms(HOST, known_keys(HOST, line("10.0.0.1", RSA)))
     assert order[:2] == ["rsa-sha2-512", "rsa-sha2-256"]
     assert sorted(order) == sorted(HOST_KEY_ALGORITHMS)
@@ -101,7 +101,7 @@ def test_algorithms_that_the_user_disallows_are_not_offered() -> None:
 
 
 @given(st.text(), st.text(min_size=1))
-def test_no_text_breaks_it(text: str, name: str) -> None:
+def test_any_text_is_handled(text: str, name: str) -> None:
     keys = known_keys(HOST, text + "\n" + f"{name} ssh-ed25519 {base64.b64encode(ED).decode()}")
     judge(keys, "ssh-ed25519", ED)
 
@@ -116,7 +116,7 @@ def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
     target = Target("gpu", "10.0.0.1", known_hosts=(str(file),), global_known_hosts=(str(tmp_path / "none"),))
     assert load(target) == []
     file.write_text(line("10.0.0.1", ED))
-    assert [key.place for key in load(target)] == [f"{file}:1"]
+    assert [key.location for key in load(target)] == [f"{file}:1"]
 
 
 @pytest.mark.parametrize("hash_it", [False, True])

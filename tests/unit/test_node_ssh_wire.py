@@ -58,8 +58,8 @@ def test_without_time_there_is_no_connection() -> None:
 
 
 def test_a_proxy_command_is_connected_and_ends_with_the_wire() -> None:
-    wire = run_proxy("sh -c 'echo words >&2; exec cat'")
+    wire = run_proxy("sh -c 'echo message >&2; exec cat'")
     wire.send(b"echo")
     assert wire.recv(4) == b"echo"
-    assert wire.complaint() == "words"
+    assert wire.proxy_errors() == "message"
     wire.close()

@@ -260,7 +260,7 @@ def test_a_file_that_is_cut_off_costs_no_other_file(tmp_path: Path) -> None:
             for span, piece in super().read_spans(spans):
                 yield span, piece
                 if span.path.endswith("b"):
-                    raise NodeUnfit("a", f"{span.path} was cut off while it was read")
+                    raise NodeUnfit("a", f"{span.path} was truncated while it was read")
 
     here = tmp_path / "here"
     here.mkdir()
@@ -271,7 +271,7 @@ def test_a_file_that_is_cut_off_costs_no_other_file(tmp_path: Path) -> None:
     (result,) = collect([folder], here, checkpoints=True)
     assert isinstance(result, Collected)
     assert [problem.what for problem in result.problems] == [
-        f"{whole.path}/checkpoints/b was cut off while it was read"
+        f"{whole.path}/checkpoints/b was truncated while it was read"
     ]
     assert sorted(path.name for path in (here / "checkpoints").iterdir()) == ["a", "c", "d"]
 

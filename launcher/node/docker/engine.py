@@ -52,7 +52,7 @@ class DockerEngine(Engine):
 
     def open(self) -> None:
         """Check that the engine answers. Raises NodeUnreachable, EngineUnavailable, EngineForbidden, ..."""
-        login_shell.blamed(self.machine, self.host, self._client.ping)
+        login_shell.diagnosed(self.machine, self.host, self._client.ping)
 
     @property
     def images(self) -> DockerImages:
@@ -60,7 +60,9 @@ class DockerEngine(Engine):
 
     def facts(self) -> NodeFacts:
         """Raises NodeUnfit if the facts script failed, NodeUnreachable, EngineUnavailable."""
-        engine, seen = login_shell.blamed(self.machine, self.host, lambda: run_both(self._identify, self.look))
+        engine, seen = login_shell.diagnosed(
+            self.machine, self.host, lambda: run_both(self._identify, self.machine_facts)
+        )
         free = seen.docker_disk_free
         if engine.root_dir not in ("", node_facts.DOCKER_ROOT):
             free = node_facts.free_space(self.machine.run(["df", "-Pk", "--", engine.root_dir]).out)

@@ -33,7 +33,7 @@ from launcher.node.engine import Engine
 from launcher.node.machine import LocalMachine, kill_on_disconnect, shell
 from launcher.node.process import folders, supervisor
 from launcher.node.process.unpack import unpack
-from launcher.node.terminal import here
+from launcher.node.terminal import run_attached
 
 LOCAL = "local"  # the node for the whole machine; local-0, local-1, ... are parts of it
 _START_TIMEOUT = 20.0
@@ -49,7 +49,7 @@ class ProcessEngine(Engine):
 
     def facts(self) -> NodeFacts:
         """Raises NodeUnfit."""
-        return replace(self.look().node, python=sys.executable)
+        return replace(self.machine_facts().node, python=sys.executable)
 
     def create(self, spec: ContainerSpec) -> str:
         """Raises NameTaken, NodeUnfit if its folder cannot be created."""
@@ -186,7 +186,8 @@ class ProcessEngine(Engine):
         found = self._get(container)
         within = ("sh", f"{found.spec['layout']['kit']}/within.sh")
         try:
-            return here((*within, *argv), terminal=terminal, env=_environment(found), cwd=found.spec["layout"]["code"])
+            code = found.spec["layout"]["code"]
+            return run_attached((*within, *argv), terminal=terminal, env=_environment(found), cwd=code)
         except OSError as error:
             raise EngineFailed(self.node, f"could not run {argv[0]}: {error.strerror}") from error
 

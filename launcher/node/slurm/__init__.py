@@ -1,1 +1,1 @@
-"""A Slurm cluster behind the same seam: one engine, its login machine, for all nodes of a run."""
+"""Slurm clusters as an Engine: one for all nodes of a run, on the login machine."""

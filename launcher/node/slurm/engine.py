@@ -1,7 +1,7 @@
-"""A Slurm cluster as an Engine: a run is one job, submitted on the login machine; its files are on the shared folder.
+"""A Slurm cluster as an Engine: a run is a job, submitted on the login machine; its files are in the shared folder.
 
-A container is a node of that job. All of them are created, started and ended together, so what is asked for one is done
-for all; any launcher of the same user finds them by the run's files and the job's comment.
+A container is a node of that job. All of them are created, started and stopped together, so a request for one applies
+to all; any launcher of the same user finds them by the run's files and the job's comment.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from launcher.node.files import Files
 from launcher.node.machine import Machine, run_script
 from launcher.node.slurm.queue import ASK, COMMENT, NODES, SCRIPT, SPEC, SUBMITTED, Job, RunInQueue, parse
 
-_POLL = 1.0  # seconds between two looks at the queue
-_KILL_TIMEOUT = 60.0  # seconds for Slurm to end what SIGKILL ended
+_POLL = 1.0  # seconds between two queries of the queue
+_KILL_TIMEOUT = 60.0  # seconds for Slurm to end a job after SIGKILL
 _UNPACK = "tar -xf - --no-same-owner -C /"
 _KILL_WAIT = r"scontrol show config | sed -n 's/^KillWait *= \([0-9]*\).*/\1/p'"
 _TAKEN = 44
-# $1: the run's folder. stdin: what was told of it, as one line of JSON, and the script: each may be over 128 KiB, which
-# is the most that an argument may have.
+# $1: the run's folder. stdin: its description, as one line of JSON, and the script: each may be over 128 KiB, the limit
+# for an argument.
 _CREATE = f"""
 [ ! -e "$1/{NODES}" ] || exit {_TAKEN}
-IFS= read -r told && mkdir -p "$1/{NODES}" "$1/logs" "$1/state" &&
-  : >"$1/state/node-0.attempts" && # there it is told who stops the run, also while it waits
-  cat >"$1/{NODES}/{SCRIPT}" && printf %s "$told" >"$1/{NODES}/{SPEC}"
+IFS= read -r spec && mkdir -p "$1/{NODES}" "$1/logs" "$1/state" &&
+  : >"$1/state/node-0.attempts" && # records who stops the run, also while the job is pending
+  cat >"$1/{NODES}/{SCRIPT}" && printf %s "$spec" >"$1/{NODES}/{SPEC}"
 """
-# $1: the job. Not --full while its nodes run: srun would get the signal too, and then kills them at once.
+# $1: the job. Without --full while its nodes run: srun would get the signal too, and kill them immediately.
 _TERMINATE = r"""
 scancel --batch --signal=TERM "$1"
 squeue -h --steps --jobs="$1" -o %i | grep -q '[.][0-9]' && exec scancel --signal=TERM "$1"
 exec scancel --full --signal=TERM "$1"
 """
-# $1: a run's folder. Its secrets are in files; Slurm would keep those of the caller with the job's environment.
+# $1: a run's folder. Its secrets are in files; Slurm would store the caller's in the job's environment.
 _UNSET_SECRETS = f"""
 unset_secrets() {{
   for secret in "$1/{NODES}/kit/secrets"/*; do [ ! -f "$secret" ] || unset "${{secret##*/}}"; done
 }}
 """
-# $1: the run's folder, $2: the code, $3: the run. The caller's variables are the job's, as with sbatch by hand.
+# $1: the run's folder, $2: the code, $3: the run. The job gets the caller's environment, as usual with sbatch.
 _SUBMIT = f"""
 {_UNSET_SECRETS}
 unset_secrets "$1"
@@ -61,16 +61,16 @@ id=$(LAUNCHER_RUN=$3 LAUNCHER_OUTPUT=$1 sbatch --parsable --export=ALL --chdir="
   --comment="{COMMENT} $3" "$1/{NODES}/{SCRIPT}") || exit
 echo "$id" 2>/dev/null >"$1/{NODES}/{SUBMITTED}" && exit
 scancel "$id"
-echo "the run was removed meanwhile" >&2; exit 1
+echo "the run was removed while it was submitted" >&2; exit 1
 """
-# $1: the folder of all runs; $2: how many of them may run at once, as %N; then the runs of a sweep. Each task of the
-# array is one of them, by that run's own script.
+# $1: the folder of all runs; $2: how many of them may run at the same time, as %N; then the runs of a sweep. Each task
+# of the array executes the script of one run.
 _SUBMIT_ARRAY = f"""
 export LAUNCHER_ROOT="$1"; most=$2; shift 2
 {_UNSET_SECRETS}
 for run; do unset_secrets "$LAUNCHER_ROOT/$run"; done
 id=$( {{
-  sed '/^$/q' "$LAUNCHER_ROOT/$1/{NODES}/{SCRIPT}" # its options, which are the same for all
+  sed '/^$/q' "$LAUNCHER_ROOT/$1/{NODES}/{SCRIPT}" # its options, the same for all runs
   cat <<'END'
 runs=($LAUNCHER_SWEEP)
 export LAUNCHER_RUN=${{runs[SLURM_ARRAY_TASK_ID]}}
@@ -86,7 +86,7 @@ for run; do
   task=$((task + 1))
 done
 """
-# $1: the run's folder, $2: the run. Another launcher may just be submitting it.
+# $1: the run's folder, $2: the run. Another launcher may be submitting it at the same time.
 _REMOVE = f"""
 rm -rf -- "$1/{NODES}" || exit
 squeue -h -u "$(id -u)" -o '%i %k' | while read -r id comment; do
@@ -96,7 +96,7 @@ done
 
 
 class SlurmEngine(Engine):
-    """A container's id is its name, `launcher-<run>-<rank>`."""
+    """A container's ID is its name, `launcher-<run>-<rank>`."""
 
     def __init__(self, host: str, cluster: Cluster, machine: Machine) -> None:
         super().__init__(host, host, machine)
@@ -107,48 +107,49 @@ class SlurmEngine(Engine):
         self._answer: tuple[float, str, dict[str, RunInQueue]] = (0.0, "", {})
 
     def open(self) -> None:
-        """Raises EngineUnavailable where Slurm does not answer there."""
+        """Raises EngineUnavailable if Slurm does not respond."""
         done = run_script(self.machine, "sinfo --version && squeue -h -u root >/dev/null")
         if done.code:
-            raise EngineUnavailable(self.node, f"Slurm does not answer: {done.complaint}", "look there: sinfo")
+            fix = "run on the login machine: sinfo"
+            raise EngineUnavailable(self.node, f"Slurm does not respond: {done.message}", fix)
 
     def facts(self) -> NodeFacts:
-        """The login machine's."""
-        return replace(self.look().node, python=self.cluster.python)
+        """Return the facts of the login machine."""
+        return replace(self.machine_facts().node, python=self.cluster.python)
 
     def create(self, spec: ContainerSpec) -> str:
         """spec: the first node's, a BatchSpec. Raises NameTaken."""
         if not isinstance(spec, BatchSpec):
             raise TypeError(f"{spec.name} has no script for the cluster")
-        told = {"name": spec.name, "labels": dict(spec.labels), "code": spec.layout.code, "sweep": spec.sweep}
-        texts, taken = f"{json.dumps(told)}\n{spec.script}".encode(), lambda done: done.code == _TAKEN
-        made = self.files.run(_CREATE, spec.output_dir, doing="make the run", accept=taken, stdin=texts)
+        saved = {"name": spec.name, "labels": dict(spec.labels), "code": spec.layout.code, "sweep": spec.sweep}
+        texts, taken = f"{json.dumps(saved)}\n{spec.script}".encode(), lambda done: done.code == _TAKEN
+        made = self.files.run(_CREATE, spec.output_dir, doing="create the run", accept=taken, stdin=texts)
         if made.code == _TAKEN:
-            raise NameTaken(self.node, f"there is a container {spec.name} already", "see what it is: launcher status")
+            raise NameTaken(self.node, f"container {spec.name} already exists", "run: launcher status")
         self._forget()
         return spec.name
 
     def claim(self, name: str, image: str, labels: Mapping[str, str]) -> ContainerState | None:  # noqa: ARG002
-        """Slurm itself gives each GPU to one job, and the script a port of its own."""
+        """No lock is needed: Slurm gives each GPU to one job, and the script chooses a free port."""
         return None
 
     def put(self, container: str, archive: bytes) -> None:
         self.files.run(_UNPACK, doing=f"unpack the code of {container}", stdin=archive, timeout=600)
 
     def start(self, container: str) -> None:
-        """Of a sweep, the last run to be started submits all. Raises EngineFailed with sbatch's reason."""
+        """Submit the job; the last run of a sweep submits all of them. Raises EngineFailed with sbatch's reason."""
         run = self._get(container)
-        told, sweep = run.told, run.spec["sweep"]
-        if run.submitted or (sweep and sweep[-1] != told.run):
+        known, sweep = run.run_labels, run.spec["sweep"]
+        if run.submitted or (sweep and sweep[-1] != known.run):
             return
         if sweep:
             most = f"%{self.cluster.at_once}" if self.cluster.at_once else ""
             done = run_script(self.machine, _SUBMIT_ARRAY, self._root, most, *sweep)
         else:
-            done = run_script(self.machine, _SUBMIT, told.output, run.spec["code"], told.run)
+            done = run_script(self.machine, _SUBMIT, known.output, run.spec["code"], known.run)
         if done.code:
-            fix = "correct what the job asks for (gpus, resources, cluster), or the cluster's settings"
-            raise EngineFailed(self.node, f"sbatch refused it: {done.complaint}", fix)
+            fix = "correct the job's gpus, resources or cluster, or the cluster in your settings file"
+            raise EngineFailed(self.node, f"sbatch rejected the job: {done.message}", fix)
         self._forget()
 
     def list(self, labels: Mapping[str, str | None]) -> Sequence[ContainerState]:
@@ -156,8 +157,8 @@ class SlurmEngine(Engine):
         states = [state for run in runs.values() for state in run.states()]
         return [s for s in states if all(k in s.labels and v in (None, s.labels[k]) for k, v in labels.items())]
 
-    def apart(self, states: Sequence[ContainerState]) -> Sequence[ContainerState]:
-        """The first node of each run."""
+    def to_stop(self, states: Sequence[ContainerState]) -> Sequence[ContainerState]:
+        """Return the first node of each run."""
         first: dict[str, ContainerState] = {}
         for state in states:
             first.setdefault(state.labels[RUN], state)
@@ -173,8 +174,8 @@ class SlurmEngine(Engine):
             time.sleep(min(_POLL, left))
 
     def stop(self, container: str, grace: float) -> ContainerState:
-        """SIGTERM for all nodes and for the script, which then asks for no restart."""
-        self._forget()  # a job that waited a second ago may run now, and then has its time for a checkpoint
+        """Send SIGTERM to all nodes and to the script, which then requests no restart."""
+        self._forget()  # a job that was pending a second ago may run now, and must get its time for a checkpoint
         run = self._get(container)
         if run.job is not None and not run.job.ended:
             if run.phase is Phase.RUNNING and grace:
@@ -184,8 +185,8 @@ class SlurmEngine(Engine):
                     return self._state(container)
             self._cancel(run.job)
             if not self.wait(container, self._kill_wait() + _KILL_TIMEOUT).phase.ended:
-                what = f"{run.job} does not end"
-                raise EngineFailed(self.node, what, f"look there: scontrol show job {run.job.id}")
+                what = f"could not stop {run.job}"
+                raise EngineFailed(self.node, what, f"run on the login machine: scontrol show job {run.job.id}")
         return self._state(container)
 
     def signal(self, container: str, name: str) -> None:
@@ -194,49 +195,50 @@ class SlurmEngine(Engine):
             self._cancel(job, f"--signal={name}")
 
     def remove(self, container: str) -> None:
-        """The run's code, scripts and secrets; its output stays. A job that waits leaves the queue first."""
+        """Remove the run's code, scripts and secrets, not its output. A pending job is cancelled first."""
         try:
             run = self._get(container)
         except ContainerGone:
             return
         if run.phase is Phase.RUNNING:
-            raise EngineFailed(self.node, f"{container} still runs", "stop it first: launcher down")
+            raise EngineFailed(self.node, f"{container} is still running", "stop it first: launcher down")
         self.stop(container, 0)
         doing = f"remove the code of {container}"
-        self.files.run(_REMOVE, run.told.output, run.told.run, doing=doing, timeout=600)
+        self.files.run(_REMOVE, run.run_labels.output, run.run_labels.run, doing=doing, timeout=600)
         self._forget()
 
     def logs(self, container: str, tail: int = 200) -> bytes:
-        """What the script itself printed."""
-        path = posixpath.join(self._get(container).told.output, "logs", "slurm.log")
+        """Return the output of the script itself."""
+        path = posixpath.join(self._get(container).run_labels.output, "logs", "slurm.log")
         return run_script(self.machine, 'tail -n "$1" "$2" 2>/dev/null', str(tail), path).out
 
     def interact(self, container: str, argv: Sequence[str], *, terminal: bool, ports: Sequence[Forward] = ()) -> int:
-        """A step beside the job's own, on that node of it. Raises EngineFailed where it does not run."""
+        """Run a further step of the job, on that node. Raises EngineFailed if the job is not running."""
         if ports:
-            fix = "find its name with squeue, then: ssh -L PORT:NODE:PORT LOGIN-MACHINE"
-            raise NodeUnfit(self.node, "the nodes of a cluster are reached by Slurm, which forwards no port", fix)
+            fix = "find the node's name with squeue, then run: ssh -L PORT:NODE:PORT LOGIN-MACHINE"
+            raise NodeUnfit(self.node, "ports of a cluster's nodes cannot be forwarded through Slurm", fix)
         run, rank = self._get(container), container.rpartition("-")[2]
         if run.job is None or run.phase is not Phase.RUNNING:
-            raise EngineFailed(self.node, f"{container} does not run", "see what it does: launcher status")
-        told = run.told
-        if told.runtime != "process":
-            raise NodeUnfit(self.node, "no command can be run in a cluster's container", f"srun --jobid={run.job.id}")
+            raise EngineFailed(self.node, f"{container} is not running", "run: launcher status")
+        known = run.run_labels
+        if known.runtime != "process":
+            what, fix = "cannot run a command in a container on a cluster", f"use: srun --jobid={run.job.id}"
+            raise NodeUnfit(self.node, what, fix)
         number = run_script(self.machine, 'squeue -h -o %A -j "$1"', run.job.id).out.decode().strip()  # not 12_3
         step = ["srun", f"--jobid={number}", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1"]
         step += [f"--relative={rank}", *(["--pty"] if terminal else [])]
-        known = [f"LAUNCHER_NODE_RANK={rank}", f"LAUNCHER_OUTPUT={told.output}", f"LAUNCHER_RUN={told.run}"]
-        command = [*step, "env", *known, "sh", f"{told.output}/state/node.sh", *argv]
+        variables = [f"LAUNCHER_NODE_RANK={rank}", f"LAUNCHER_OUTPUT={known.output}", f"LAUNCHER_RUN={known.run}"]
+        command = [*step, "env", *variables, "sh", f"{known.output}/state/node.sh", *argv]
         return self.machine.interact(command, terminal=terminal, interrupt=lambda: None)
 
-    def guard(self, container: str) -> AbstractContextManager[object]:  # noqa: ARG002 - there is none
-        raise NodeUnfit(self.node, "a cluster has no temporary containers", "launcher exec, in a run's own")
+    def guard(self, container: str) -> AbstractContextManager[object]:  # noqa: ARG002 - not supported
+        raise NodeUnfit(self.node, "clusters have no temporary containers", "use launcher exec in a run")
 
-    def sweep_shared_memory(self, since: float) -> Sequence[str]:  # noqa: ARG002 - that of the login machine is not ours
+    def sweep_shared_memory(self, since: float) -> Sequence[str]:  # noqa: ARG002 - the login machine runs no jobs
         return ()
 
     def _cancel(self, job: Job, *options: str) -> None:
-        """A job that has ended meanwhile is no error: what is asked next shows it."""
+        """Cancel a job. If it has ended already this is no error; the next query shows it."""
         run_script(self.machine, f"scancel {shlex.join(options)} {shlex.quote(job.id)}")
         self._forget()
 
@@ -251,21 +253,22 @@ class SlurmEngine(Engine):
         name = container.removeprefix("launcher-").rpartition("-")[0]
         found = self._runs(name).get(name)
         if found is None:
-            raise ContainerGone(self.node, f"container {container} is gone", f"was its folder in {self._root} removed?")
+            fix = f"check the run's folder in {self._root}"
+            raise ContainerGone(self.node, f"container {container} no longer exists", fix)
         return found
 
     def _runs(self, run: str | None) -> dict[str, RunInQueue]:
-        """By run. An answer serves all threads that wait for nodes of a run; _POLL is how old it may be."""
+        """Return the runs by ID. All threads that wait for nodes of a run share a result, for at most _POLL."""
         with self._asking:
             when, wanted, known = self._answer
             if wanted == (run or "*") and time.monotonic() - when < _POLL:
                 return known
-            mark = secrets.token_hex(16)
-            done = run_script(self.machine, ASK, mark, self._root, run or "*")
+            marker = secrets.token_hex(16)
+            done = run_script(self.machine, ASK, marker, self._root, run or "*")
             if done.code:
-                raise EngineUnavailable(self.node, f"squeue does not answer: {done.complaint}", "look there: squeue")
+                raise EngineUnavailable(self.node, f"squeue failed: {done.message}", "run on the login machine: squeue")
             answer = done.out.decode("utf-8", "replace")
-            found = {one.told.run: one for one in parse(answer, mark)}
+            found = {one.run_labels.run: one for one in parse(answer, marker)}
             self._answer = (time.monotonic(), run or "*", found)
             return found
 

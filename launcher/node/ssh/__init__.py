@@ -1,1 +1,1 @@
-"""Nodes over ssh: configuration, host keys, keys, connections, commands, files."""
+"""Nodes over ssh: configuration, host keys, authentication, connections, commands."""

@@ -1,6 +1,6 @@
-"""Host keys that a certificate vouches for, signed by an authority that known_hosts names (@cert-authority).
+"""Host certificates, signed by an authority that known_hosts names (@cert-authority).
 
-OpenSSH's PROTOCOL.certkeys; what counts as valid is sshkey_cert_check_host() of its sshkey.c.
+OpenSSH's PROTOCOL.certkeys; validity is checked as by sshkey_cert_check_host() of its sshkey.c.
 """
 
 from __future__ import annotations
@@ -13,46 +13,54 @@ import paramiko
 
 from launcher.errors import HostKeyChanged
 from launcher.node.ssh.config import Target
-from launcher.node.ssh.known_hosts import HOST_KEY_ALGORITHMS, KnownKey, Verdict, fingerprint, judge, like, type_of
+from launcher.node.ssh.known_hosts import (
+    HOST_KEY_ALGORITHMS,
+    KnownKey,
+    Verdict,
+    fingerprint,
+    judge,
+    matches_pattern,
+    type_of,
+)
 
 _FOR_HOSTS = 2  # SSH2_CERT_TYPE_HOST
-_KEY_PARTS = {"ssh-ed25519": 1}  # strings that make up a key of this type; two for the others
+_KEY_PARTS = {"ssh-ed25519": 1}  # number of strings in a key of this type; two for the others
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """authority: the public key of who signed it. fault: why it proves nothing for this host now, "" if it does."""
+    """authority: the public key that signed it. fault: why it is not valid for this host now, "" if it is."""
 
     authority: bytes
     fault: str
 
 
-def prove(target: Target, known: Sequence[KnownKey], key: paramiko.PKey) -> bool:
-    """Whether an authority in known_hosts vouches for the key that the server showed; False: look for the key itself.
+def verify(target: Target, known: Sequence[KnownKey], key: paramiko.PKey) -> bool:
+    """Whether an authority in known_hosts signed the server's host key; if not, the key itself must be verified.
 
-    Raises HostKeyChanged for an authority that is revoked, and for a certificate of a known one that is not valid.
+    Raises HostKeyChanged for a revoked authority, and for a certificate of a known one that is not valid.
     """
     if key.public_blob is None:
         return False
     found = read(key.public_blob.key_blob, target.host_key_alias or target.hostname, time.time())
-    markers = {line.marker: line.place for line in known if line.blob == found.authority}
+    markers = {line.marker: line.location for line in known if line.blob == found.authority}
     if "@revoked" in markers:
         signer = fingerprint(found.authority)
         what = f"the authority that signed its host key ({signer}) is revoked in {markers['@revoked']}"
-        fix = "do not connect: ask the node's administrator for a host key that is signed anew"
+        fix = "do not connect: ask the node's administrator for a newly signed host key"
         raise HostKeyChanged(target.alias, what, fix)
     revoked = judge(known, key.get_name(), key.asbytes()).verdict is Verdict.REVOKED
     if "@cert-authority" not in markers or revoked:
         return False
     if found.fault:
-        what = f"the certificate of its host key, by the authority of {markers['@cert-authority']}, {found.fault}"
-        fix = "ask the node's administrator to sign its host key anew; on the node: ssh-keygen -Lf CERTIFICATE"
+        what = f"its host certificate, signed by the authority in {markers['@cert-authority']}, {found.fault}"
+        fix = "ask the node's administrator to sign its host key again; to check: ssh-keygen -Lf CERTIFICATE"
         raise HostKeyChanged(target.alias, what, fix)
     return True
 
 
 def read(blob: bytes, host: str, now: float) -> Certificate:
-    """The certificate in these bytes, which may be anything. now: of time.time()."""
+    """Parse a certificate; accepts any bytes. now: time.time()."""
     message = paramiko.Message(blob)
     kind = message.get_string().decode(errors="replace").removesuffix("-cert-v01@openssh.com")
     for _ in range(1 + _KEY_PARTS.get(kind, 2)):  # a nonce and the key
@@ -69,14 +77,14 @@ def read(blob: bytes, host: str, now: float) -> Certificate:
     signed = message.get_so_far()
     fault = ""
     if not _has_signed(authority, signed, message.get_string()):
-        fault = "has a wrong signature"
+        fault = "has an invalid signature"
     elif purpose != _FOR_HOSTS:
-        fault = "is not for hosts"
+        fault = "is not a host certificate"
     elif not after <= now < before:
-        fault = f"is not valid {'yet' if now < after else 'any more'}"
+        fault = "is not valid yet" if now < after else "has expired"
     elif critical:
-        fault = "has options that we do not know"
-    elif principals and not any(like(host.lower(), name.lower()) for name in principals):
+        fault = "has unknown critical options"
+    elif principals and not any(matches_pattern(host.lower(), name.lower()) for name in principals):
         fault = f"is for {', '.join(principals)}, not for {host}"
     return Certificate(authority, fault)
 

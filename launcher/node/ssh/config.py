@@ -1,6 +1,6 @@
-"""What OpenSSH would do to reach a host: `ssh -G` asks it, a pure parser reads the answer.
+"""How OpenSSH would reach a host: `ssh -G` prints it, a pure parser reads the output.
 
-OpenSSH itself is asked because nothing else reads `Match exec`, canonical names and tokens the same way.
+No other implementation handles `Match exec`, canonical names and tokens in the same way.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from launcher.errors import NodeUnreachable, UsageError
 from launcher.node.parallel import in_background
 
-CONNECT_TIMEOUT = 10.0  # seconds, where the user's ssh config sets no ConnectTimeout
+CONNECT_TIMEOUT = 10.0  # seconds, if the user's ssh config sets no ConnectTimeout
 DEFAULT_PORT = 22
 DEFAULT_IDENTITIES = tuple(f"~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ecdsa_sk", "ed25519", "ed25519_sk"))
 DEFAULT_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
 DEFAULT_GLOBAL_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
-CLIENT_FAILED = 255  # the OpenSSH client's own exit code: no connection, or none any more
-_SSH_G_TIMEOUT = 30.0  # seconds: a user's `Match exec` may take its time
-_SSH_G_AT_ONCE = 32  # each holds some files open
+CLIENT_FAILED = 255  # exit code of the OpenSSH client if it cannot connect or the connection is lost
+_SSH_G_TIMEOUT = 30.0  # seconds: a user's `Match exec` may be slow
+_SSH_G_PARALLEL = 32  # each keeps some files open
 _STRICT = {"true": "yes", "ask": "ask", "accept-new": "accept-new", "no": "no", "off": "no", "false": "no"}
 _FAMILY = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 _STRANGE = re.compile(r"[\s'\"`;&|<>$\\]")
@@ -41,24 +41,24 @@ _CLIENT_OPTIONS = (
     *("-o", "LogLevel=ERROR", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"),
 )
 _TOKEN = re.compile(r"%(.)|\$\{(\w+)\}")
-_DIFFERENT = re.compile(r"[\n!'\\]")  # within single quotes fish knows \\ and \', tcsh knows ! and no end of a line
+_DIFFERENT = re.compile(r"[\n!'\\]")  # within single quotes fish interprets \\ and \', tcsh interprets ! and newlines
 _DECODE = 'eval "exec $(printf %b "$1")"'
 
 
 @dataclass(frozen=True)
 class Target:
-    """One ssh server as OpenSSH would reach it. Paths are absolute, tokens expanded."""
+    """An ssh server as OpenSSH would reach it. Paths are absolute, tokens expanded."""
 
-    alias: str = field(compare=False)  # two aliases of one server share its connection
+    alias: str = field(compare=False)  # two aliases of a server share a connection
     hostname: str
     port: int = DEFAULT_PORT
     user: str = ""
     identity_files: tuple[str, ...] = ()
     identities_only: bool = False
-    identity_agent: str = ""  # a socket's path; "" for none
+    identity_agent: str = ""  # path of a socket; "" for none
     proxy_jump: tuple[str, ...] = ()  # first hop first
     proxy_command: str = ""
-    known_hosts: tuple[str, ...] = ()  # the user's; a new key is written to the first
+    known_hosts: tuple[str, ...] = ()  # the user's files; a new key is added to the first
     global_known_hosts: tuple[str, ...] = ()
     hash_known_hosts: bool = False
     host_key_alias: str = ""
@@ -72,7 +72,7 @@ class Target:
 
     @property
     def known_as(self) -> str:
-        """Its name in known_hosts: the alias set for it, else the host, with the port where that is not 22."""
+        """Its name in known_hosts: its HostKeyAlias, else the host, with the port if that is not 22."""
         if self.host_key_alias:
             return self.host_key_alias
         return self.hostname if self.port == DEFAULT_PORT else f"[{self.hostname}]:{self.port}"
@@ -88,10 +88,10 @@ class HostSpec:
 
 
 def parse_host(text: str) -> HostSpec:
-    """Raises ValueError, saying what is wrong with it."""
+    """Raises ValueError with the reason."""
     found = _HOST.fullmatch(text.removeprefix("ssh://").rstrip("/") if text.startswith("ssh://") else text)
     if not found or _STRANGE.search(text) or not text.isprintable():
-        raise ValueError("it is not a host name, an ssh alias or user@host:port")
+        raise ValueError("expected a host name, an ssh alias or user@host:port")
     port = int(found["port"]) if found["port"] else None
     if port is not None and not 0 < port < 65536:
         raise ValueError(f"{port} is not a port (1 to 65535)")
@@ -99,7 +99,7 @@ def parse_host(text: str) -> HostSpec:
 
 
 def ssh_options(ssh_config: str | None) -> list[str]:
-    """Every OpenSSH program that we start gets these: the same configuration as all others."""
+    """Return the options for every OpenSSH program, so that all use the same configuration."""
     return ["-F", ssh_config] if ssh_config else []
 
 
@@ -110,55 +110,55 @@ def ssh_argv(spec: HostSpec, ssh_config: str | None, options: Sequence[str]) -> 
 
 
 def open_ssh_argv(alias: str, ssh_config: str | None, command: Sequence[str], *options: str) -> list[str]:
-    """The OpenSSH client, for bulk bytes and terminals: it asks nothing. The remote command is one argument.
+    """Return the argv of the OpenSSH client, for bulk data and terminals; it never prompts.
 
-    options: before ours, as ssh takes the first value of each.
+    options: placed before ours, as ssh uses the first value of each. The remote command is one argument.
     """
     return [*ssh_argv(parse_host(alias), ssh_config, [*options, *_CLIENT_OPTIONS]), quote(command)]
 
 
 def quote(argv: Sequence[str]) -> str:
-    """A command as text that every login shell reads the same way: sh, bash, zsh, fish, tcsh.
+    """Return a command as text that every login shell reads in the same way: sh, bash, zsh, fish, tcsh.
 
-    Quoted word by word; where shells differ, for a POSIX shell that the node's own one starts.
+    Each argument is quoted; if shells differ, for a POSIX shell that the login shell starts.
     """
     plain = shlex.join(argv)
-    if not any(_DIFFERENT.search(word) for word in argv):
+    if not any(_DIFFERENT.search(argument) for argument in argv):
         return plain
     octal = _DIFFERENT.sub(lambda found: f"\\0{ord(found[0]):03o}", plain)
     return f"sh -c '{_DECODE}' launcher '{octal}'"
 
 
 class Resolver:
-    """`ssh -G`, asked once for each alias. For several threads."""
+    """Runs `ssh -G` once for each alias. Thread-safe."""
 
     def __init__(self, ssh_config: str | None) -> None:
         self._ssh_config = ssh_config
-        self._at_once = threading.Semaphore(_SSH_G_AT_ONCE)
+        self._slots = threading.Semaphore(_SSH_G_PARALLEL)
         self._lock = threading.Lock()
         self._answers: dict[str, Callable[[], Target]] = {}
 
     def begin(self, alias: str) -> Callable[[], Target]:
-        """Ask in the background; call what is returned for the answer, or its error (see resolve)."""
+        """Start in the background; call the returned function for the target, or the error (see resolve)."""
         with self._lock:
             if alias not in self._answers:
                 self._answers[alias] = in_background(lambda: self._ask(alias))
             return self._answers[alias]
 
     def _ask(self, alias: str) -> Target:
-        with self._at_once:
+        with self._slots:
             return resolve(alias, self._ssh_config)
 
 
 def resolve(alias: str, ssh_config: str | None = None) -> Target:
-    """How OpenSSH would reach `alias`; plain defaults where there is no ssh program and no file was named.
+    """Return how OpenSSH would reach `alias`; its defaults if it is not installed and no config file is given.
 
-    Raises UsageError for a name or a configuration that OpenSSH refuses, NodeUnreachable when it does not answer.
+    Raises UsageError for a name or a configuration that OpenSSH rejects, NodeUnreachable if it does not respond.
     """
     try:
         spec = parse_host(alias)
     except ValueError as error:
-        fix = "write an alias of your ssh config or user@host:port"
+        fix = "use an alias of your ssh config or user@host:port"
         raise UsageError(alias, f"not a node: {error}", fix) from error
     try:
         argv = ssh_argv(spec, ssh_config, ["-G"])
@@ -169,16 +169,16 @@ def resolve(alias: str, ssh_config: str | None = None) -> Target:
             raise UsageError(ssh_config, what, "install it (Debian: openssh-client)") from error
         return parse_answer(spec, alias, "", os.environ)
     except subprocess.TimeoutExpired as error:
-        what = f"`ssh -G {alias}` gave no answer in {_SSH_G_TIMEOUT:g} s"
-        raise NodeUnreachable(alias, what, "look at `Match exec` in your ssh config") from error
+        what = f"`ssh -G {alias}` did not exit within {_SSH_G_TIMEOUT:g} s"
+        raise NodeUnreachable(alias, what, "check `Match exec` in your ssh config") from error
     if done.returncode != 0:
-        words = done.stderr.decode(errors="replace").strip()
-        raise UsageError(ssh_config or "ssh config", f"OpenSSH refuses it: {words}", f"try it: ssh -G {alias}")
+        message = done.stderr.decode(errors="replace").strip()
+        raise UsageError(ssh_config or "ssh config", f"OpenSSH rejects it: {message}", f"run: ssh -G {alias}")
     return parse_answer(spec, alias, done.stdout.decode(errors="surrogateescape"), os.environ)
 
 
 def parse_answer(spec: HostSpec, alias: str, answer: str, environ: Mapping[str, str]) -> Target:
-    """A Target from what `ssh -G` printed; OpenSSH's defaults for what is missing. Other lines are ignored."""
+    """Parse the output of `ssh -G`; missing values get OpenSSH's defaults. Other lines are ignored."""
     many: dict[str, list[str]] = {}
     for line in answer.splitlines():
         name, _, value = line.strip().partition(" ")
@@ -224,7 +224,7 @@ def parse_answer(spec: HostSpec, alias: str, answer: str, environ: Mapping[str, 
 def _expander(
     spec: HostSpec, hostname: str, port: int, user: str, jump: str, key_alias: str, environ: Mapping[str, str]
 ) -> Callable[[str], str]:
-    """`~/`, %-tokens and ${VARIABLES} as ssh_config(5), TOKENS; what is unknown stays as it is."""
+    """Return a function that expands `~/`, %-tokens and ${VARIABLES} (ssh_config(5), TOKENS), except unknown ones."""
     here, local = socket.gethostname(), _local_user()
     tokens = {
         "%": "%",
@@ -252,12 +252,12 @@ def _expander(
 
 @functools.cache
 def _local_user() -> pwd.struct_passwd:
-    """OpenSSH asks the password file too, not $HOME."""
+    """Like OpenSSH, use the password database instead of $HOME."""
     return pwd.getpwuid(os.getuid())
 
 
 def split_paths(value: str) -> list[str]:
-    """`ssh -G` prints paths separated by spaces, unquoted: what cannot begin a path belongs to the one before."""
+    """Split paths that `ssh -G` prints unquoted, separated by spaces. A path starts with /, ~, %, $ or none."""
     found: list[str] = []
     for piece in value.split(" "):
         if found and not piece.startswith(("/", "~", "%", "$", "none")):

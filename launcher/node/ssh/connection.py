@@ -1,6 +1,6 @@
-"""Every ssh connection of this process: one a server, shared by the nodes and jump hosts that are that server.
+"""All ssh connections of this process: one per server, shared by all nodes and jump hosts on that server.
 
-A server is connected to when first asked for, and again when its connection has died.
+A connection is made on first use, and again after it was lost.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from launcher.node.ssh.handshake import handshake, open_tunnel
 from launcher.node.ssh.identities import KeyFiles, authenticate
 from launcher.node.ssh.wire import Wire, dial, run_proxy
 
-CHANNELS = 8  # sessions at once on one connection: sshd's own limit is 10 (MaxSessions)
-_STARTS = 64  # connections being made at once
+CHANNELS = 8  # concurrent sessions per connection: sshd's own limit is 10 (MaxSessions)
+_STARTS = 64  # connections being made at the same time
 _ALIVE_INTERVAL = 10.0  # seconds of silence before the server is pinged
-_ALIVE_COUNT = 3  # silent intervals that make a connection dead
+_ALIVE_COUNT = 3  # silent intervals after which a connection counts as lost
 _WATCH_INTERVAL = 1.0
-_BUSY_PAUSE = 0.3  # sshd drops new connections while too many are starting (MaxStartups): seconds until the next try
+_BUSY_PAUSE = 0.3  # seconds until the next attempt: sshd drops connections while too many start (MaxStartups)
 
 
 class Connection:
-    """The connection to one ssh server. For several threads."""
+    """A connection to an ssh server. Thread-safe."""
 
-    def __init__(self, pool: SshPool, target: Target, hop: Connection | None, place: int = 0) -> None:
+    def __init__(self, pool: SshPool, target: Target, hop: Connection | None, index: int = 0) -> None:
         self.target = target
-        self.hop = hop  # the jump host that it is reached through
-        self.place = place  # among the connections to this server
+        self.hop = hop  # the jump host through which it is reached
+        self.index = index  # among the connections to this server
         self.sessions = threading.Semaphore(CHANNELS)
-        self.full = False  # sshd gives it fewer sessions than CHANNELS (MaxSessions)
+        self.full = False  # whether sshd allows fewer sessions than CHANNELS (MaxSessions)
         self.closed = pool.closed
         self._pool = pool
         self._timeout = target.connect_timeout or pool.connect_timeout
-        self._where = f"{target.hostname} port {target.port}"
+        self._address = f"{target.hostname} port {target.port}"
         self._lock = threading.Lock()
         self.live: tuple[paramiko.Transport, Wire] | None = None
         self._attempt: Callable[[], paramiko.Transport] | None = None
         self._pinging = False
 
     def transport(self) -> paramiko.Transport:
-        """A live connection; several threads that ask while it is being made share one attempt and its outcome.
+        """Return a live connection; concurrent callers share one attempt to connect and its outcome.
 
         Raises NodeUnreachable, HostKeyUnknown, HostKeyChanged, AuthFailed, UsageError; where: the alias that failed.
         """
@@ -66,11 +66,11 @@ class Connection:
                     self._attempt = None
 
     def next(self) -> Connection:
-        """One more connection to the server, for the sessions that sshd refuses on this one; not made yet."""
-        return self._pool.add(Connection(self._pool, self.target, self.hop, self.place + 1))
+        """Return another connection to the server, not made yet, for sessions that sshd refuses on this one."""
+        return self._pool.add(Connection(self._pool, self.target, self.hop, self.index + 1))
 
     def check_alive(self) -> None:
-        """After silence ping the server; after too much of it close: every waiting call wakes with an error."""
+        """Ping a silent server; if it stays silent, close the connection, so that all waiting calls fail."""
         live = self.live
         if live is None or not live[0].is_active():
             return
@@ -80,14 +80,14 @@ class Connection:
         silence = time.monotonic() - wire.heard
         if silence <= interval:
             return
-        if not self._pinging:  # first, however long the silence: this process itself may have been stopped
+        if not self._pinging:  # always ping first: this process itself may have been suspended
             self._pinging = True
             in_background(partial(self._ping, transport))
         elif silence > interval * (max(1, count) + 0.5):
             wire.close()
 
     def _ping(self, transport: paramiko.Transport) -> None:
-        """paramiko's set_keepalive asks for no answer, so it proves nothing. This waits for one, or the end."""
+        """Wait for a reply, or the end of the connection. paramiko's set_keepalive does not ask for a reply."""
         with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
             transport.global_request("keepalive@openssh.com", wait=True)
         self._pinging = False
@@ -107,7 +107,7 @@ class Connection:
             try:
                 queued = time.monotonic()
                 with self._pool.starts:
-                    deadline += time.monotonic() - queued  # the server is not to blame for our queue
+                    deadline += time.monotonic() - queued  # the time in our queue does not count
                     transport = self._start(wire, deadline)
                 with self._lock:
                     if transport is not None and not self.closed.is_set():
@@ -118,18 +118,18 @@ class Connection:
                 raise
             wire.close()
             if self.closed.wait(_BUSY_PAUSE) or time.monotonic() + _BUSY_PAUSE > deadline:
-                what = f"{self._where} ends every connection before it says that it speaks ssh"
-                fix = "look at its sshd: its log, MaxStartups, a firewall or /etc/hosts.deny"
+                what = f"{self._address} closes connections before sending an SSH banner"
+                fix = "check its sshd: the log, MaxStartups, firewalls and /etc/hosts.deny"
                 raise NodeUnreachable(self.target.alias, what, fix)
 
     def _start(self, wire: Wire, deadline: float) -> paramiko.Transport | None:
-        """None when the server hung up before any key exchange, as a busy sshd does."""
+        """Return None if the server hung up before the key exchange, as a busy sshd does."""
         known = known_hosts.load(self.target)
         transport = self._handshake(wire, known_hosts.order_algorithms(self.target, known), deadline)
         if transport is not None:
             key = transport.get_remote_server_key()
-            if not certificates.prove(self.target, known, key):
-                known_hosts.prove(self.target, known, key.get_name(), key.asbytes(), self._pool.ssh_config)
+            if not certificates.verify(self.target, known, key):
+                known_hosts.verify(self.target, known, key.get_name(), key.asbytes(), self._pool.ssh_config)
             authenticate(transport, self.target, self._pool.key_files, deadline)
         return transport
 
@@ -148,8 +148,8 @@ class Connection:
         try:
             return handshake(wire, order, deadline)
         except (EOFError, OSError, paramiko.SSHException) as error:
-            if complaint := wire.complaint():
-                what, fix = f"its ProxyCommand failed: {complaint}", f"try it: ssh {self.target.alias} true"
+            if message := wire.proxy_errors():
+                what, fix = f"its ProxyCommand failed: {message}", f"run: ssh {self.target.alias} true"
                 raise NodeUnreachable(self.target.alias, what, fix) from error
             if time.monotonic() > deadline - 0.05 or isinstance(error, TimeoutError):
                 raise self._no_answer(TimeoutError("no ssh handshake within the time limit")) from error
@@ -158,29 +158,29 @@ class Connection:
             raise self._no_answer(error) from error
 
     def _no_answer(self, error: Exception) -> NodeUnreachable:
-        target, where = self.target, self._where
-        fix = f"is it on, and can this machine reach it? try it: ssh {target.alias} true"
+        target, address = self.target, self._address
+        fix = f"check that the node is up and reachable from this machine: ssh {target.alias} true"
         if isinstance(error, paramiko.ChannelException):
-            what = f"jump host {target.proxy_jump[-1]} cannot reach {where}: {error.text}"
+            what = f"jump host {target.proxy_jump[-1]} cannot reach {address}: {error.text}"
         elif isinstance(error, socket.gaierror):
-            what = f"the name {target.hostname} is unknown ({error.strerror})"
-            fix = "check its spelling, or add a Host with its HostName to your ssh config"
+            what = f"could not resolve host name {target.hostname} ({error.strerror})"
+            fix = "check the spelling, or add a Host entry with a HostName to your ssh config"
         elif isinstance(error, ConnectionRefusedError):
-            what, fix = f"{where} refuses connections", f"is sshd running there, and is {target.port} its port?"
+            what, fix = f"{address} refuses connections", f"check that sshd is running there on port {target.port}"
         elif isinstance(error, TimeoutError):
-            what = f"{where}: no answer within {self._timeout:g} s"
+            what = f"{address}: no response within {self._timeout:g} s"
         else:
-            what = f"{where}: {str(error) or repr(error)}"
+            what = f"{address}: {str(error) or repr(error)}"
         return NodeUnreachable(target.alias, what, fix)
 
 
 class SshPool:
-    """All connections of this process, by what they connect to."""
+    """All ssh connections of this process, by target."""
 
     def __init__(
         self, ssh_config: str | None, connect_timeout: float = CONNECT_TIMEOUT, resolver: Resolver | None = None
     ) -> None:
-        """resolver: one that was asked already, for the same config. connect_timeout: where the config has none."""
+        """resolver: one in use already, for the same config. connect_timeout: seconds, if the config sets none."""
         self.ssh_config = ssh_config
         self._resolver = resolver or Resolver(ssh_config)
         self.connect_timeout = connect_timeout
@@ -192,32 +192,32 @@ class SshPool:
         threading.Thread(target=self._watch, name="ssh keepalive", daemon=True).start()
 
     def connection(self, alias: str, through: tuple[str, ...] = (), before: tuple[Target, ...] = ()) -> Connection:
-        """The connection to a host and to all its jump hosts, not made yet.
+        """Return the connection to a host through its jump hosts, not made yet.
 
-        through: jump hosts in place of its own; `ssh -J a,b host` reaches host through b, and b through a. before: the
-        hosts that are reached through it. Raises UsageError for a name or a configuration that OpenSSH refuses, or jump
-        hosts that lead in a circle.
+        through: jump hosts instead of its own; `ssh -J a,b host` reaches host through b, and b through a. before: the
+        hosts that are reached through it. Raises UsageError for a name or a configuration that OpenSSH rejects, or if
+        the jump hosts form a cycle.
         """
         target = self._resolver.begin(alias)()
         if through:
             target = replace(target, proxy_jump=through)
         if target in before:
-            raise UsageError(alias, "its jump hosts lead in a circle", f"look at ProxyJump: ssh -G {alias}")
+            raise UsageError(alias, "its jump hosts form a cycle", f"check ProxyJump in the output of: ssh -G {alias}")
         jump = target.proxy_jump
         hop = self.connection(jump[-1], jump[:-1], (*before, target)) if jump else None
         return self.add(Connection(self, target, hop))
 
     def add(self, connection: Connection) -> Connection:
-        """This one, or the same one that was added before."""
+        """Register a connection; return it, or the equal one that was added before."""
         with self._lock:
-            return self._connections.setdefault((connection.target, connection.place), connection)
+            return self._connections.setdefault((connection.target, connection.index), connection)
 
     def close(self) -> None:
-        """End every connection."""
+        """Close all connections."""
         self.closed.set()
         with self._lock:
             connections = list(self._connections.values())
-        for connection in reversed(connections):  # a jump host comes before those behind it
+        for connection in reversed(connections):  # jump hosts precede the hosts behind them
             connection.close()
 
     def _watch(self) -> None:

@@ -1,4 +1,4 @@
-"""The start of an ssh connection on paramiko's Transport, connections that the server makes, proof of a host key."""
+"""The ssh handshake on paramiko's Transport, TCP connections from the server, verification of host keys."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import paramiko
 from launcher.node.ssh import known_hosts
 from launcher.node.ssh.wire import Stream, Wire
 
-# aes128-gcm needs no separate MAC: 2 to 3 times the bytes a second of paramiko's own first choice, aes128-ctr
+# aes128-gcm needs no separate MAC: 2 to 3 times the throughput of paramiko's first choice, aes128-ctr
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr")
 _WINDOW = 8 << 20  # bytes: paramiko's 2 MiB are too few for a fast network with a long round trip
 _END_TIMEOUT = 0.2
-_MARGIN = 5.0  # seconds above our own time limit: that one is to end the wait
+_MARGIN = 5.0  # seconds more than our own time limit, which should be reached first
 _LOG = "launcher.ssh"
 _CONNECT_FAILED = 2  # SSH_OPEN_CONNECT_FAILED, RFC 4254 5.1
 
-logging.getLogger(_LOG).addHandler(logging.NullHandler())  # else Python prints paramiko's errors to stderr
+logging.getLogger(_LOG).addHandler(logging.NullHandler())  # otherwise Python prints paramiko's errors to stderr
 
 
 def handshake(wire: Wire, host_key_algorithms: Sequence[str], deadline: float) -> paramiko.Transport:
-    """Exchange keys with the server; who it is, is the caller's to check. deadline: of time.monotonic().
+    """Exchange keys with the server; the caller verifies the host key. deadline: of time.monotonic().
 
     Raises TimeoutError, EOFError (it hung up), OSError, paramiko.SSHException.
     """
-    like_a_socket: Any = wire  # Wire has all that paramiko asks of its socket
+    like_a_socket: Any = wire  # Wire has all methods of a socket that paramiko uses
     transport = paramiko.Transport(like_a_socket, default_window_size=_WINDOW)
     transport.set_log_channel(_LOG)
     options = transport.get_security_options()
@@ -51,20 +51,20 @@ def handshake(wire: Wire, host_key_algorithms: Sequence[str], deadline: float) -
         raise transport.get_exception() or paramiko.SSHException("the server ended the key exchange")
     if not transport.initial_kex_done:
         wire.close()
-        raise TimeoutError("the ssh handshake did not end in time")
+        raise TimeoutError("the ssh handshake did not finish in time")
     return transport
 
 
 def has_ended(transport: paramiko.Transport) -> bool:
-    """Whether the connection is what ended a channel: paramiko wakes its channels a moment before it says so itself."""
+    """Whether a channel ended because of its connection: paramiko wakes channels shortly before it becomes inactive."""
     transport.join(_END_TIMEOUT)
     return not transport.is_active()
 
 
 def open_tunnel(transport: paramiko.Transport, host: str, port: int, timeout: float) -> paramiko.Channel:
-    """A TCP connection that the server makes for us (direct-tcpip).
+    """Return a TCP connection from the server (direct-tcpip).
 
-    Raises paramiko.ChannelException where it does not, TimeoutError; SSHException, EOFError where the server is lost.
+    Raises paramiko.ChannelException if the server fails to, TimeoutError; SSHException, EOFError if the server is lost.
     """
     began = time.monotonic()
     try:
@@ -73,20 +73,20 @@ def open_tunnel(transport: paramiko.Transport, host: str, port: int, timeout: fl
         if isinstance(error, paramiko.ChannelException) or has_ended(transport):
             raise
         if time.monotonic() - began >= timeout:
-            raise TimeoutError(f"no answer in {timeout:g} s") from error
-        # paramiko keeps one ChannelException a connection: another channel that was refused just then has taken it
+            raise TimeoutError(f"no response within {timeout:g} s") from error
+        # paramiko keeps one ChannelException per connection: another channel refused at the same time has taken it
         raise paramiko.ChannelException(_CONNECT_FAILED, "Connect failed") from error
 
 
-def proves(stream: Stream, expect: str, timeout: float) -> bool:
-    """Whether an ssh server behind this stream holds the private half of that host key: a key exchange proves it."""
-    blob = base64.b64decode(expect)
+def has_key(stream: Stream, expected: str, timeout: float) -> bool:
+    """Whether an ssh server behind this stream has the private half of that host key, as a key exchange proves."""
+    blob = base64.b64decode(expected)
     wire = Wire(stream)
     try:
         signatures = known_hosts.signatures(known_hosts.type_of(blob))
         transport = handshake(wire, signatures, time.monotonic() + timeout)
         return transport.get_remote_server_key().asbytes() == blob
     except (paramiko.SSHException, EOFError, OSError):
-        return False  # no ssh server, or one without such a key
+        return False  # no ssh server, or one without this key
     finally:
         wire.close()

@@ -1,6 +1,6 @@
-"""Which keys are offered to a server, in OpenSSH's order: the agent's that the config names, its others, key files.
+"""Keys to offer to a server, in OpenSSH's order: agent keys that the config names, other agent keys, key files.
 
-Nothing is ever asked of the person: an encrypted key file that no agent holds is named in the error instead.
+The user is never prompted: the error names an encrypted key file that no agent has.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _AGENT_TIMEOUT = 10.0  # seconds
 
 
 class SocketAgent(AgentSSH):
-    """The ssh-agent at a given socket, the one place where protected methods of paramiko are used.
+    """The ssh-agent at a given socket; the only code that uses protected methods of paramiko.
 
-    paramiko's public Agent knows $SSH_AUTH_SOCK only, so no IdentityAgent of an ssh config, and waits for ever for an
-    agent that does not answer. Its base class does the rest; `_connect` and `_close` are what its subclasses are made
-    of. Its get_keys() are keys that sign by asking the agent.
+    paramiko's public Agent supports only $SSH_AUTH_SOCK, not IdentityAgent of an ssh config, and waits indefinitely for
+    an agent that does not respond. The base class implements the rest on top of `_connect` and `_close`. The keys of
+    get_keys() sign by asking the agent.
     """
 
     if TYPE_CHECKING:  # paramiko's stubs leave out protected methods
@@ -38,7 +38,7 @@ class SocketAgent(AgentSSH):
         def _close(self) -> None: ...
 
     def __init__(self, path: str, timeout: float) -> None:
-        """timeout: seconds for every answer. Raises OSError, paramiko.SSHException when no agent answers there."""
+        """timeout: seconds for every response. Raises OSError, paramiko.SSHException if no agent responds."""
         super().__init__()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -54,14 +54,14 @@ class SocketAgent(AgentSSH):
 
 
 class KeyFiles:
-    """Private key files, each read once for all nodes."""
+    """Private key files; each is read once for all nodes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._read: dict[str, tuple[list[paramiko.PKey], str]] = {}
 
     def load(self, path: str) -> tuple[list[paramiko.PKey], str]:
-        """The keys of a file, the one with its certificate first, and why there are none; "" where that is usual."""
+        """Return the keys of a file, first with its certificate, and why it has none; "" if that is normal."""
         with self._lock:
             if path not in self._read:
                 self._read[path] = _load(path)
@@ -73,12 +73,12 @@ def _load(path: str) -> tuple[list[paramiko.PKey], str]:
     try:
         found = Path(path).stat()
         if found.st_uid == os.getuid() and found.st_mode & 0o077:
-            return [], f"{path} is left out, as OpenSSH does: others may read it (mode {found.st_mode & 0o777:04o})"
+            return [], f"{path} is ignored: its permissions are too open (mode {found.st_mode & 0o777:04o})"
         key = paramiko.PKey.from_path(path)
     except FileNotFoundError:
-        return [], ""  # the usual names are all tried; most are not there
-    except (TypeError, paramiko.PasswordRequiredException):  # TypeError is how `cryptography` says it
-        return [], f"{path} is encrypted and no agent holds it"
+        return [], ""  # all default names are tried; most do not exist
+    except (TypeError, paramiko.PasswordRequiredException):  # TypeError: of `cryptography`
+        return [], f"{path} is encrypted and in no ssh-agent"
     except (OSError, ValueError, paramiko.SSHException) as error:
         return [], f"{path} cannot be used: {error}"
     if not certificate.exists():
@@ -89,7 +89,7 @@ def _load(path: str) -> tuple[list[paramiko.PKey], str]:
 
 
 def public_half(path: str) -> bytes | None:
-    """The public half of a key file, for when the private half lies in an agent: from `path`.pub, or `path` itself."""
+    """Return the public half of a key file whose private half may be in an agent: from `path`.pub, or `path` itself."""
     for candidate in (f"{path}.pub", path):
         with contextlib.suppress(OSError, ValueError):
             return PublicBlob.from_file(candidate).key_blob
@@ -99,7 +99,7 @@ def public_half(path: str) -> bytes | None:
 def offers(
     target: Target, agent_keys: Sequence[paramiko.PKey], files: KeyFiles, reasons: list[str]
 ) -> Iterator[tuple[str, paramiko.PKey]]:
-    """(what it is, key) in the order in which to try; `reasons` gathers why a key that the config names is missing."""
+    """Yield (description, key) in the order to try them; `reasons` collects why configured keys are missing."""
     held = {key.asbytes(): key for key in agent_keys}
     named = {blob: path for path in target.identity_files if (blob := public_half(path)) is not None}
     for blob, path in named.items():
@@ -121,7 +121,7 @@ def offers(
 
 
 def authenticate(transport: paramiko.Transport, target: Target, files: KeyFiles, deadline: float) -> None:
-    """Prove who we are. `deadline` is of time.monotonic(). Raises AuthFailed; where: the target's alias."""
+    """Log in as the target's user. deadline: of time.monotonic(). Raises AuthFailed; where: the target's alias."""
     reasons: list[str] = []
     tried: list[str] = []
     agent_keys: Sequence[paramiko.PKey] = ()
@@ -132,17 +132,17 @@ def authenticate(transport: paramiko.Transport, target: Target, files: KeyFiles,
                 agent = stack.enter_context(contextlib.closing(SocketAgent(target.identity_agent, timeout)))
                 agent_keys = agent.get_keys()
             except (OSError, paramiko.SSHException) as error:
-                reasons.append(f"no ssh-agent answers at {target.identity_agent}: {error}")
+                reasons.append(f"no ssh-agent responds at {target.identity_agent}: {error}")
         for name, key in offers(target, agent_keys, files, reasons):
             if not transport.is_active() or time.monotonic() > deadline:
-                reasons.append("the server ended the connection" if tried else "no time was left")
+                reasons.append("the server closed the connection" if tried else "the time limit was reached")
                 break
             tried.append(name)
             transport.auth_timeout = max(0.1, deadline - time.monotonic())
             try:
                 further = transport.auth_publickey(target.user, key)
             except paramiko.BadAuthenticationType as error:
-                reasons.append(f"it takes {', '.join(error.allowed_types)} only, no keys")
+                reasons.append(f"it accepts only {', '.join(error.allowed_types)}, no keys")
                 break
             except (paramiko.SSHException, EOFError, OSError) as error:
                 if not isinstance(error, paramiko.AuthenticationException):
@@ -150,18 +150,18 @@ def authenticate(transport: paramiko.Transport, target: Target, files: KeyFiles,
                 continue
             if not further:
                 return
-            reasons.append(f"after the key it asks for {', '.join(further)} as well")
+            reasons.append(f"it requires {', '.join(further)} in addition to a key")
             break
-    offered = f"refused every key for user {target.user} ({', '.join(tried)})" if tried else "no ssh key to offer"
-    raise AuthFailed(target.alias, "; ".join([offered, *reasons]), _cure(target, reasons))
+    offered = f"rejected all keys for user {target.user} ({', '.join(tried)})" if tried else "no ssh key to offer"
+    raise AuthFailed(target.alias, "; ".join([offered, *reasons]), _fix(target, reasons))
 
 
-def _cure(target: Target, reasons: Sequence[str]) -> str:
+def _fix(target: Target, reasons: Sequence[str]) -> str:
     for reason in reasons:
         if "is encrypted" in reason:
-            return f"unlock it once: ssh-add {reason.split(' is encrypted')[0]}"
-        if "others may read" in reason:
-            return f"make it yours alone: chmod 600 {reason.split(' is left out')[0]}"
-        if "ended the connection" in reason:
+            return f"add it to your ssh-agent: ssh-add {reason.split(' is encrypted')[0]}"
+        if "permissions are too open" in reason:
+            return f"run: chmod 600 {reason.split(' is ignored')[0]}"
+        if "closed the connection" in reason:
             return "too many keys: set IdentitiesOnly yes and IdentityFile for this host in your ssh config"
-    return f"nodes are reached with keys and agents only; add your key there: ssh-copy-id {target.alias}"
+    return f"only key authentication is supported; add your key there: ssh-copy-id {target.alias}"

@@ -1,7 +1,7 @@
-"""A cluster's login machine, reached with the ssh program, which can ask for passwords and second factors.
+"""A cluster's login machine, reached with the ssh program, which can prompt for passwords and second factors.
 
 All commands of this process share one authenticated connection (ControlMaster): the user's own if it is open, else one
-that ends with this process. Only its start asks for anything.
+that is closed when this process exits. Only its start can prompt.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from collections.abc import Callable, Sequence
 from launcher.errors import LoginLost, NodeUnfit, NodeUnreachable
 from launcher.model.forward import Forward
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
-from launcher.node.machine import OPEN_TIMEOUT, CommandStream, LocalMachine, LocalStream, first_words
+from launcher.node.machine import OPEN_TIMEOUT, CommandStream, LocalMachine, LocalStream, abbreviate
 from launcher.node.ssh.config import CLIENT_FAILED, CONNECT_TIMEOUT, open_ssh_argv, parse_host, resolve, ssh_argv
 
 _SESSIONS = 8  # sshd's own limit is 10 (MaxSessions): one keeps the connection open, one is for a terminal
-_FOLLOWERS = 4  # of those
+_FOLLOWERS = 4  # of these sessions
 _FOLLOWER_TIMEOUT = 1.0  # seconds; the caller tries again
 _CHECK_TIMEOUT = 10.0
-_IDLE = 10  # seconds until the connection of a process that was killed ends
-_LONGEST_FOLDER = 60  # a socket's path has 104 bytes at most, and OpenSSH adds 17 to it for a moment
-_opened: dict[tuple[str, str | None], Login] = {}  # until this process ends: a sweep connects again for each run
+_IDLE = 10  # seconds until the connection of a killed process is closed
+_LONGEST_FOLDER = 60  # a socket path has at most 104 bytes, and OpenSSH temporarily appends 17
+_opened: dict[tuple[str, str | None], Login] = {}  # until this process exits: a sweep connects again for each run
 _opening = threading.Lock()
 
 
 def log_in(host: str, ssh_config: str | None, timeout: float = CONNECT_TIMEOUT, *, ask: bool = True) -> Login:
-    """This process's connection to a host, opened if it is not.
+    """Return this process's connection to a host; open it if necessary.
 
     timeout: seconds to connect if the ssh config has no ConnectTimeout; answering a prompt may take longer. ask: let
     ssh prompt on the user's terminal. Raises NodeUnreachable, UsageError, NodeUnfit.
@@ -47,7 +47,7 @@ def log_in(host: str, ssh_config: str | None, timeout: float = CONNECT_TIMEOUT, 
 
 
 class Login:
-    """A connection of the ssh program. For several threads."""
+    """A connection of the ssh program. Thread-safe."""
 
     def __init__(self, host: str, ssh_config: str | None, timeout: float, *, ask: bool) -> None:
         """Raises what log_in raises."""
@@ -57,14 +57,14 @@ class Login:
         self.sessions = threading.Semaphore(_SESSIONS)
         self.followers = threading.Semaphore(_FOLLOWERS)
         self._ssh_config = ssh_config
-        self._undo: contextlib.ExitStack | None = None  # of a connection of our own
+        self._undo: contextlib.ExitStack | None = None  # cleanup, if this process opened the connection
         self._socket: tuple[str, ...] = ()  # the user's own ControlPath
         if not self.is_open():
             self._connect(target.connect_timeout or timeout, ask=ask)
-        self._held = LocalStream(self.argv(["cat"]))  # its stdin ends with this process, however that ends
+        self._held = LocalStream(self.argv(["cat"]))  # its stdin ends with this process, even if it is killed
 
     def argv(self, command: Sequence[str], *options: str) -> list[str]:
-        """The ssh command line for a command there; it fails if the connection was lost, instead of opening another."""
+        """Return the ssh argv of a remote command. It fails if the connection was lost, instead of opening another."""
         alone = ("-o", "ControlMaster=no", "-o", "ProxyCommand=false")
         return open_ssh_argv(self.host, self._ssh_config, command, *self._socket, *alone, *options)
 
@@ -72,17 +72,17 @@ class Login:
         return self._control("check") == 0
 
     def close(self) -> None:
-        """The user's own connection stays open."""
+        """Close the connection, unless it is the user's own."""
         self._held.close()
         if self._undo:
             self._control("exit")
             self._undo.close()
 
     def _connect(self, timeout: float, *, ask: bool) -> None:
-        """Returns when ssh has logged in and runs in the background. Its prompts and messages go to the terminal."""
+        """Return once ssh has logged in and runs in the background. Its prompts and messages go to the terminal."""
         temporary = tempfile.gettempdir()
-        within = temporary if len(temporary) <= _LONGEST_FOLDER else "/tmp"  # noqa: S108 - a private folder in it
-        folder = tempfile.mkdtemp(prefix="launcher-", dir=within)
+        parent = temporary if len(temporary) <= _LONGEST_FOLDER else "/tmp"  # noqa: S108 - a private folder in it
+        folder = tempfile.mkdtemp(prefix="launcher-", dir=parent)
         self._socket = ("-S", f"{folder}/ssh")
         settings = [f"ControlPersist={_IDLE}", "ClearAllForwardings=yes", f"ConnectTimeout={timeout:.0f}"]
         settings += ["ServerAliveInterval=10", "ServerAliveCountMax=3", *([] if ask else ["BatchMode=yes"])]
@@ -95,12 +95,12 @@ class Login:
             except FileNotFoundError as error:
                 raise NodeUnfit("this machine", "has no ssh program", "install it (Debian: openssh-client)") from error
             if done.returncode:
-                what = "ssh could not log in" + (" (its message is above)" if ask else " without a question")
-                raise NodeUnreachable(self.host, what, f"try it: ssh {self.host} true")
+                what = "ssh could not log in" + (" (its message is above)" if ask else " without a prompt")
+                raise NodeUnreachable(self.host, what, f"run: ssh {self.host} true")
             self._undo = undo.pop_all()
 
     def _control(self, command: str) -> int:
-        """`ssh -O` to the process that has the connection; its exit code."""
+        """Run `ssh -O` for the process that has the connection; return its exit code."""
         argv = ssh_argv(parse_host(self.host), self._ssh_config, [*self._socket, "-O", command])
         with contextlib.suppress(FileNotFoundError, subprocess.TimeoutExpired):
             stdin = subprocess.DEVNULL
@@ -110,13 +110,13 @@ class Login:
 
 
 class LoginStream(LocalStream):
-    """Implements CommandStream, on a session of the connection."""
+    """Implements CommandStream with a session of the connection."""
 
     def __init__(self, argv: Sequence[str], machine: LoginMachine) -> None:
         super().__init__(machine.login.argv(argv))
         self._machine = machine
         self._ended_here = False
-        self.budget = contextlib.ExitStack()  # what it counts against until it is closed
+        self.budget = contextlib.ExitStack()  # semaphores to release when it is closed
 
     def receive(self, timeout: float) -> tuple[bytes, bytes] | None:
         found = super().receive(timeout)
@@ -142,7 +142,7 @@ class LoginStream(LocalStream):
 
 
 class LoginMachine(LocalMachine):
-    """Runs each command as `ssh HOST COMMAND`. Everything raises LoginLost when the connection is lost."""
+    """Runs each command as `ssh HOST COMMAND`. All methods raise LoginLost if the connection is lost."""
 
     def __init__(self, node: str, login: Login, limits: AnswerLimits = DEFAULT_LIMITS) -> None:
         super().__init__(node, login.user, limits)
@@ -159,7 +159,7 @@ class LoginMachine(LocalMachine):
         return self._start(argv, (self.login.followers, _FOLLOWER_TIMEOUT), (self.login.sessions, OPEN_TIMEOUT))
 
     def start(self, argv: Sequence[str], *, stdin: bool, timeout: float) -> CommandStream:
-        """Raises NodeUnreachable where all sessions are in use for so long."""
+        """Raises NodeUnreachable if no session becomes free in time."""
         stream = self._start(argv, (self.login.sessions, min(timeout, OPEN_TIMEOUT)))
         if not stdin:
             stream.end_input()
@@ -186,7 +186,7 @@ class LoginMachine(LocalMachine):
         with contextlib.ExitStack() as held:
             for budget, timeout in budgets:
                 if not budget.acquire(timeout=timeout):
-                    what = f"no session for `{first_words(argv)}` was free on its ssh connection for {timeout:g} s"
+                    what = f"no session for `{abbreviate(argv)}` was free on its ssh connection for {timeout:g} s"
                     raise NodeUnreachable(self.node, what, "run fewer commands at once")
                 held.callback(budget.release)
             stream = LoginStream(argv, self)

@@ -1,4 +1,4 @@
-"""A node behind ssh: commands on channels out of its budget, connections to other addresses."""
+"""A machine over ssh: commands on a limited number of channels, connections to other addresses."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ import paramiko
 from launcher.errors import LauncherError, NodeUnreachable
 from launcher.model.forward import Forward
 from launcher.model.limits import DEFAULT_LIMITS, AnswerLimits
-from launcher.node.machine import OPEN_TIMEOUT, PIECE, LocalMachine, Machine, first_words
+from launcher.node.machine import OPEN_TIMEOUT, PIECE, LocalMachine, Machine, abbreviate
 from launcher.node.ssh.config import CLIENT_FAILED, open_ssh_argv, quote
 from launcher.node.ssh.connection import CHANNELS, Connection, SshPool
-from launcher.node.ssh.handshake import has_ended, open_tunnel, proves
+from launcher.node.ssh.handshake import has_ended, has_key, open_tunnel
 
-_EXIT_TIMEOUT = 10.0  # seconds: the exit status comes right behind the end of the output
-_FULL_TIMEOUT = 1.0  # seconds that sshd may take to forget sessions that have ended
+_EXIT_TIMEOUT = 10.0  # seconds: the exit status follows the end of the output
+_FULL_TIMEOUT = 1.0  # seconds that sshd may take to release sessions that have ended
 _FULL_PAUSE = 0.05
-# A connection of its own: one that the user's ssh shares would keep the port after the command. ssh ends where it
-# cannot listen here, and says so for each client that it cannot connect there.
+# A separate connection: one that the user's ssh shares would keep the port after the command. ssh exits if it cannot
+# listen here, and reports each client that it cannot connect there.
 _FORWARDING = ("-S", "none", *("-o", "ClearAllForwardings=no", "-o", "ExitOnForwardFailure=yes", "-o", "LogLevel=INFO"))
 
 
 class SshStream:
-    """Implements CommandStream, on a channel that counts against the connection's budget until it is closed."""
+    """Implements CommandStream on a channel, which counts against the connection's limit until it is closed."""
 
     def __init__(self, machine: SshMachine, channel: paramiko.Channel, what: str, release: Callable[[], None]) -> None:
-        """what: the command's first words."""
+        """what: the start of the command, for messages."""
         self.channel = channel
         self._machine = machine
         self._what = what
         self._release: Callable[[], None] | None = release
         self._lock = threading.Lock()
         self._ended_here = False
-        self._wake = threading.Event()  # either stream has something, or its end
+        self._wake = threading.Event()  # either stream has data or has ended
         self.channel.in_buffer.set_event(self._wake)
         self.channel.in_stderr_buffer.set_event(self._wake)
 
     def send(self, data: bytes) -> None:
         with contextlib.suppress(OSError, EOFError):
-            # sendall copies all that is left for every packet: small pieces keep that linear
+            # sendall copies the rest of the data for every packet: small pieces keep the cost linear
             for start in range(0, len(data), PIECE):
                 self.channel.sendall(data[start : start + PIECE])
 
@@ -52,7 +52,7 @@ class SshStream:
             self.channel.shutdown_write()
 
     def receive(self, timeout: float) -> tuple[bytes, bytes] | None:
-        ended = self.channel.eof_received or self.channel.closed  # asked first: what the buffers hold came before it
+        ended = self.channel.eof_received or self.channel.closed  # checked first: buffered data arrived before the end
         if not (self.channel.recv_ready() or self.channel.recv_stderr_ready()):
             if ended:
                 if not self._ended_here:
@@ -64,12 +64,12 @@ class SshStream:
         return out, err
 
     def exit_code(self) -> int:
-        """-1 where a signal ended it. Raises NodeUnreachable when the connection was lost: the code is not known."""
+        """-1 if a signal killed the command. Raises NodeUnreachable if the connection was lost."""
         if not self.channel.status_event.wait(_EXIT_TIMEOUT):
-            what = f"`{self._what}` ended without an exit status"
-            raise NodeUnreachable(self._machine.node, what, "look at the node's sshd")
+            what = f"`{self._what}` exited without an exit status"
+            raise NodeUnreachable(self._machine.node, what, "check the log of the node's sshd")
         if self.channel.exit_status == -1 and has_ended(self.channel.get_transport()):
-            raise self._machine.lost(EOFError(f"while `{self._what}` ran"))
+            raise self._machine.lost(EOFError(f"while running `{self._what}`"))
         return self.channel.exit_status
 
     def end(self) -> None:
@@ -80,19 +80,19 @@ class SshStream:
         with self._lock:
             release, self._release = self._release, None
         if release:
-            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # it is gone with its connection
+            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # the connection is closed already
                 self.channel.close()
             release()
 
 
 class SshMachine(Machine):
-    """Connects when first used. Errors name the node. Safe for use from several threads.
+    """Connects on first use. Errors name the node. Thread-safe.
 
-    Everything that has to connect raises NodeUnreachable, HostKeyUnknown, HostKeyChanged, AuthFailed.
+    All methods that connect raise NodeUnreachable, HostKeyUnknown, HostKeyChanged, AuthFailed.
     """
 
     def __init__(self, node: str, host: str, pool: SshPool, limits: AnswerLimits = DEFAULT_LIMITS) -> None:
-        """Raises UsageError for a host that OpenSSH refuses."""
+        """Raises UsageError for a host that OpenSSH rejects."""
         self.node = node
         self.limits = limits
         self.host = host
@@ -105,35 +105,35 @@ class SshMachine(Machine):
         self._transport()
 
     def command(self, command: str) -> SshStream:
-        """What runs `command`, text for the node's shell. Raises NodeUnreachable."""
+        """Start `command`, text for the node's shell. Raises NodeUnreachable."""
         return self._start(command, command)
 
     def start(self, argv: Sequence[str], *, stdin: bool, timeout: float) -> SshStream:
-        """Quoted for the node's shell word by word. Raises NodeUnreachable.
+        """Start a command; its arguments are quoted for the node's shell. Raises NodeUnreachable.
 
-        Without stdin no end of it is sent: that could cross the end of a short command, which some servers refuse.
+        Without stdin, no end of input is sent: it could cross the end of a short command, which some servers reject.
         """
         text = quote(argv) if stdin else f"{quote(argv)} </dev/null"
-        stream = self._start(text, first_words(argv), min(timeout, OPEN_TIMEOUT))
+        stream = self._start(text, abbreviate(argv), min(timeout, OPEN_TIMEOUT))
         stream.channel.settimeout(timeout)
         return stream
 
     def interact(
         self, argv: Sequence[str], *, terminal: bool, interrupt: Callable[[], None], ports: Sequence[Forward] = ()
     ) -> int:
-        """By the OpenSSH client, which joins terminals. Raises NodeUnreachable, also when the connection is lost
-        meanwhile; NodeUnfit where this machine has no such client.
+        """Run a command with the OpenSSH client, which attaches terminals. Raises NodeUnreachable, also if the
+        connection is lost while it runs; NodeUnfit if this machine has no OpenSSH client.
         """
         options = [*(["-t"] if terminal else []), *(_FORWARDING if ports else ())]
-        options += [word for port in ports for word in ("-L", port.option)]
+        options += [option for port in ports for option in ("-L", port.option)]
         ssh = open_ssh_argv(self.host, self.ssh_config, argv, *options)
         code = LocalMachine(self.node, self.user).interact(ssh, terminal=terminal, interrupt=interrupt)
         if code == CLIENT_FAILED:
-            self.run(["true"])  # does the node still answer? then it is the command's own code
+            self.run(["true"])  # if the node still responds, it is the command's own exit code
         return code
 
     def has_host_key(self, address: str, port: int, host_key: str, timeout: float) -> bool | None:
-        """Through the node's sshd; None with AllowTcpForwarding no there. Raises NodeUnreachable."""
+        """Through the node's sshd; None if that has AllowTcpForwarding no. Raises NodeUnreachable."""
         transport = self._transport()
         try:
             channel = open_tunnel(transport, address, port, timeout)
@@ -142,22 +142,22 @@ class SshMachine(Machine):
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise self.lost(error) from error
         with contextlib.closing(channel):
-            return proves(channel, host_key, timeout)
+            return has_key(channel, host_key, timeout)
 
     def tunnel(self, port: int) -> paramiko.Channel:
-        """Through the node's sshd, which may allow none (AllowTcpForwarding no)."""
+        """Through the node's sshd, which may not allow it (AllowTcpForwarding no)."""
         try:
             return open_tunnel(self._transport(), "127.0.0.1", port, OPEN_TIMEOUT)
         except (paramiko.SSHException, TimeoutError, EOFError, OSError) as error:
-            what = f"its sshd makes no connection to its port {port}: {error}"
+            what = f"its sshd did not connect to port {port}: {error}"
             raise NodeUnreachable(self.node, what, "set AllowTcpForwarding yes in its sshd_config") from error
 
     def host_key(self) -> str:
-        """The key that the node has proven, base64 as in known_hosts."""
+        """Return the node's verified host key, base64 as in known_hosts."""
         return base64.b64encode(self._transport().get_remote_server_key().asbytes()).decode()
 
     def most_sessions(self) -> int | None:
-        """Tried on a connection of its own. Raises NodeUnreachable."""
+        """Counted on a separate connection. Raises NodeUnreachable."""
         transport = self._transport(self._connection.next())
         channels: list[paramiko.Channel] = []
         with contextlib.suppress(paramiko.SSHException):
@@ -168,10 +168,10 @@ class SshMachine(Machine):
         return len(channels) if len(channels) < CHANNELS else None
 
     def _start(self, command: str, what: str, timeout: float = OPEN_TIMEOUT) -> SshStream:
-        """A channel of its own for a command, within the budget. what: its first words."""
+        """Start a command on a new channel, within the limit. what: the start of the command, for messages."""
         if not self._connection.sessions.acquire(timeout=timeout):
             what = f"all {CHANNELS} channels of its ssh connection were in use for {timeout:g} s"
-            raise NodeUnreachable(self.node, what, "fewer commands at once")
+            raise NodeUnreachable(self.node, what, "run fewer commands at the same time")
         release = self._connection.sessions.release
         try:
             return SshStream(self, self._channel(command, timeout), what, release)
@@ -180,10 +180,10 @@ class SshMachine(Machine):
             raise
 
     def _channel(self, command: str, timeout: float) -> paramiko.Channel:
-        """A connection that turns out to be dead is replaced, once: nothing was begun on the node.
+        """A connection that proves to be lost is replaced, once: nothing was started on the node.
 
-        sshd counts a session until it has reaped its process, a moment longer than we do: then it is asked again. If it
-        gives fewer of them than we use, the rest go over further connections.
+        sshd counts a session until it has reaped its process, slightly longer than we do: then the request is repeated.
+        If it allows fewer sessions than we use, the rest use further connections.
         """
         connection, replaced, began = self._connection, False, time.monotonic()
         while True:
@@ -194,18 +194,19 @@ class SshMachine(Machine):
                 channel.settimeout(timeout)
                 channel.exec_command(command)
             except (paramiko.SSHException, EOFError, OSError) as error:
-                # not always a ChannelException: paramiko keeps one for all that are refused at once
+                # not always a ChannelException: paramiko keeps one for all channels refused at the same time
                 refused = channel is None and isinstance(error, paramiko.SSHException)
                 if refused and transport.is_active() and time.monotonic() - asked < timeout:
                     full = connection.full = connection.full or time.monotonic() - began > _FULL_TIMEOUT
-                    if full and connection.place < CHANNELS - 1:
+                    if full and connection.index < CHANNELS - 1:
                         connection, began = connection.next(), time.monotonic()
                     elif full or connection.closed.wait(_FULL_PAUSE):
-                        what = f"its sshd gives no channel: {getattr(error, 'text', '') or error}"
-                        raise NodeUnreachable(self.node, what, f"set MaxSessions to {CHANNELS + 2} there") from error
+                        what = f"its sshd refuses sessions: {getattr(error, 'text', '') or error}"
+                        fix = f"set MaxSessions to {CHANNELS + 2} in its sshd_config"
+                        raise NodeUnreachable(self.node, what, fix) from error
                     continue
                 if channel:
-                    with contextlib.suppress(paramiko.SSHException, EOFError, OSError):  # it may be what was lost
+                    with contextlib.suppress(paramiko.SSHException, EOFError, OSError):  # the connection may be lost
                         channel.close()
                 if replaced or not has_ended(transport):
                     raise self.lost(error) from error
@@ -214,9 +215,9 @@ class SshMachine(Machine):
                 return channel
 
     def lost(self, error: Exception) -> NodeUnreachable:
-        """The error for a connection that broke under a call."""
+        """Return the error for a connection that was lost during a call."""
         what = f"the ssh connection to {self.host} was lost ({str(error) or type(error).__name__})"
-        return NodeUnreachable(self.node, what, f"is the node still up? try it: ssh {self.host} true")
+        return NodeUnreachable(self.node, what, f"check that the node is up: ssh {self.host} true")
 
     def _transport(self, connection: Connection | None = None) -> paramiko.Transport:
         try:

@@ -14,13 +14,13 @@ from typing import IO, Protocol
 
 from launcher.node.parallel import in_background
 
-_TICK = 1.0  # seconds without a byte after which paramiko's thread looks at its own time limits
+_TICK = 1.0  # seconds without a byte after which paramiko's thread checks its own time limits
 _READ_AHEAD = 1 << 15
 _NUMERIC = re.compile(r"\d+\.\d+\.\d+\.\d+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*")  # needs no resolver
 
 
 class Stream(Protocol):
-    """What a connection can run over: a socket, or a channel of another connection."""
+    """The transport of a connection: a socket, or a channel of another connection."""
 
     def send(self, data: bytes, /) -> int: ...
     def recv(self, size: int, /) -> bytes: ...
@@ -29,7 +29,7 @@ class Stream(Protocol):
 
 
 class Wire:
-    """What paramiko gets as its socket: it remembers when the server was last heard."""
+    """The socket that paramiko uses. It records when data from the server last arrived."""
 
     def __init__(self, stream: Stream, command: subprocess.Popen[bytes] | None = None, stderr: IO[bytes] | None = None):
         """command, stderr: of the ProxyCommand behind the stream."""
@@ -38,14 +38,14 @@ class Wire:
         self._command = command
         self._stderr = stderr
         self._closed = False  # paramiko.Transport.stop_thread reads this name of its socket
-        self._ahead = b""  # paramiko asks twice a packet
+        self._ahead = b""  # paramiko reads twice per packet
         self.heard = time.monotonic()
 
     def send(self, data: bytes) -> int:
         return self._stream.send(data)
 
     def recv(self, size: int) -> bytes:
-        """b"" when it is closed, here or there. Raises TimeoutError after a second of silence, OSError."""
+        """Return b"" if either side has closed it. Raises TimeoutError after a second of silence, OSError."""
         if not self._ahead:
             try:
                 self._ahead = self._stream.recv(max(size, _READ_AHEAD))
@@ -58,23 +58,23 @@ class Wire:
         return data
 
     def settimeout(self, timeout: float | None) -> None:
-        """Ignored: paramiko asks for 0.1 s, and 10 wake-ups a second of 200 connections are 7 % of a core."""
+        """Ignored: paramiko sets 0.1 s, and 10 wake-ups per second on 200 connections take 7 % of a core."""
 
     def close(self) -> None:
-        """A thread that waits in recv() or send() wakes at once."""
+        """Close it. A thread that waits in recv() or send() wakes immediately."""
         if self._closed:
             return
         self._closed = True
         if isinstance(self._stream, socket.socket):
-            with contextlib.suppress(OSError):  # the server was faster
+            with contextlib.suppress(OSError):  # closed by the server already
                 self._stream.shutdown(socket.SHUT_RDWR)
         self._stream.close()
         if self._command:
             self._command.terminate()
             threading.Thread(target=self._command.wait, daemon=True).start()
 
-    def complaint(self) -> str:
-        """What the ProxyCommand wrote to stderr; "" where there is none."""
+    def proxy_errors(self) -> str:
+        """Return the stderr of the ProxyCommand; "" if there is no ProxyCommand."""
         if not self._stderr:
             return ""
         self._stderr.seek(0)
@@ -82,26 +82,26 @@ class Wire:
 
 
 def dial(host: str, port: int, deadline: float, family: int = socket.AF_UNSPEC, bind: str = "") -> socket.socket:
-    """A TCP connection to the first address that answers. deadline: of time.monotonic().
+    """Return a TCP connection to the first address that accepts one. deadline: of time.monotonic().
 
     Raises socket.gaierror, TimeoutError, OSError.
     """
-    name = host.encode() if host.isascii() else host  # Python loads its IDNA tables for text
+    name = host.encode() if host.isascii() else host  # Python loads its IDNA tables for str
     ask = partial(socket.getaddrinfo, name, port, family, socket.SOCK_STREAM)
-    # the resolver itself knows no time limit, so it gets a thread
+    # the resolver itself has no time limit, so it runs in a thread
     found = ask() if _NUMERIC.fullmatch(host) else in_background(ask)(max(0.0, deadline - time.monotonic()))
     last: OSError = TimeoutError("timed out")
-    for place, (kind, _, _, _, address) in enumerate(found):
+    for index, (kind, _, _, _, address) in enumerate(found):
         left = deadline - time.monotonic()
         if left <= 0:
             break
         connection = socket.socket(kind, socket.SOCK_STREAM)
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else 40 ms waits, Nagle on delayed acks
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # otherwise delayed ACKs cost 40 ms
             if bind:
                 connection.bind((bind, 0))
-            # the first of several addresses may not use up the time of the others
-            connection.settimeout(left / (len(found) - place))
+            # the first of several addresses must not use up the time of the others
+            connection.settimeout(left / (len(found) - index))
             connection.connect(address)
         except OSError as error:
             connection.close()
@@ -112,7 +112,7 @@ def dial(host: str, port: int, deadline: float, family: int = socket.AF_UNSPEC, 
 
 
 def run_proxy(command: str) -> Wire:
-    """A wire through a ProxyCommand, which OpenSSH too gives to a shell. Raises OSError."""
+    """Return a wire through a ProxyCommand, which a shell runs, as with OpenSSH. Raises OSError."""
     ours, theirs = socket.socketpair()
     stderr = tempfile.TemporaryFile()  # noqa: SIM115 - the wire keeps it
     with theirs:
@@ -122,7 +122,7 @@ def run_proxy(command: str) -> Wire:
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=stderr,
-                start_new_session=True,  # a Ctrl-C is for us, not for it
+                start_new_session=True,  # Ctrl-C must not reach it
             )
         except BaseException:
             ours.close()
