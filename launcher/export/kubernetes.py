@@ -15,7 +15,8 @@ from typing import Any
 import yaml
 
 from launcher.errors import UsageError
-from launcher.job.models import ClusterOptions, Job
+from launcher.job.models import Job
+from launcher.job.parts import ClusterOptions
 from launcher.job.settings import Kubernetes
 from launcher.model.container import CODE
 from launcher.model.plan import RunId

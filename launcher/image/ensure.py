@@ -11,7 +11,7 @@ from launcher.image.distribution import provide, provide_from
 from launcher.image.image_locations import ImageLocations, ImageOnNodes, having
 from launcher.image.lock import Lock
 from launcher.image.repair import carry_out, plan_repair
-from launcher.job.models import Image
+from launcher.job.parts import Image
 from launcher.model.progress import Log
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import JobInvalid
-from launcher.job.models import Image
+from launcher.job.parts import Image
 from launcher.local_files import write_atomic
 
 FORMAT = 1

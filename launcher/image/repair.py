@@ -12,7 +12,7 @@ from launcher.image.faults import KEEP, Report, decide, find_faults
 from launcher.image.image_locations import ImageLocations, having, same_image
 from launcher.image.lock import Lock
 from launcher.image.probe import full_report
-from launcher.job.models import Image
+from launcher.job.parts import Image
 from launcher.model.facts import ImageInfo
 from launcher.model.progress import Log, Step
 from launcher.node.connect import LOCAL

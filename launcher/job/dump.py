@@ -1,4 +1,4 @@
-"""The form that a user writes: a job back to a job file that loads as an equal job, and the form's JSON Schema."""
+"""Jobs as job files, and the JSON Schema of job files. A dumped job loads as an equal job."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def dump_job(job: Job) -> str:
-    """YAML with all settings in force. Of secrets it has names and files; the values are never in a job."""
+    """Return the job as YAML with all effective settings. Secrets appear as names and files, never as values."""
     return yaml.dump(job.model_dump(exclude_none=True), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of the form that a user writes, which editors use to complete and check a job file."""
+    """Return the JSON Schema with which editors complete and check job files."""
     schema = Job.model_json_schema()
     properties = schema["properties"]
     named = properties["nodes"]
@@ -26,8 +26,9 @@ def json_schema() -> dict[str, Any]:
         listed["items"] = {"anyOf": [{"type": "string"}, listed["items"]]}
     number = {"type": "integer", "minimum": 1}
     pool = {"type": "object", "required": ["pool"], "additionalProperties": False}
-    pool["properties"] = {"pool": {key: value for key, value in named.items() if key != "description"}, "each": number}
-    properties["nodes"] = {"description": named.pop("description"), "anyOf": [number, named, pool]}
+    described = {key: named.pop(key) for key in ("description", "examples")}
+    pool["properties"] = {"pool": named, "each": number}
+    properties["nodes"] = {**described, "anyOf": [number, named, pool]}
     grid = {"type": "object", "minProperties": 1, "additionalProperties": {"type": "array", "minItems": 1}}
     listed = {key: properties["sweep"].pop(key) for key in ("type", "items")}
     combinations = {"type": "object", "required": ["grid"], "properties": {"grid": grid}, "additionalProperties": False}
@@ -39,7 +40,7 @@ def json_schema() -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that a YAML parser would read as another type."""
+    """Quotes text that a YAML parser would parse as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the signature is PyYAML's
         return True

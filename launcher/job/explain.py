@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from launcher.job.models import DockerOptions, Image, Job, NodeEntry, Part, Resources, Run
+from launcher.job.models import Job
+from launcher.job.parts import DockerOptions, Image, NodeEntry, Part, Resources, Run
 from launcher.job.problems import LocatedError, Origin, Path, nearest, printable, show
 from launcher.job.scalars import ANY, LOCAL, argv_of, machine
 from launcher.model.container import CODE, KIT

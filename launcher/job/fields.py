@@ -193,7 +193,14 @@ Mounts = Annotated[
 ]
 _SOURCE_AND_TARGET = {
     "type": "object",
-    "properties": {"from": {"type": "string", "minLength": 1}, "at": {"type": "string", "pattern": "^/"}},
+    "properties": {
+        "from": {
+            "description": "A file or folder: `host:/path` on a node, or a path on this machine.",
+            "type": "string",
+            "minLength": 1,
+        },
+        "at": {"description": "Path in the containers.", "type": "string", "pattern": "^/"},
+    },
     "required": ["from", "at"],
     "additionalProperties": False,
 }
@@ -233,13 +240,13 @@ Duration = Annotated[
     int,
     PlainValidator(scalars.parse_duration),
     PlainSerializer(scalars.show_duration),
-    schema(type=["string", "number"], examples=["24h", "15m", "1h30m"]),
+    schema(title="duration", type=["string", "number"], examples=["24h", "15m", "1h30m"]),
 ]
 Size = Annotated[
     int,
     PlainValidator(scalars.parse_size),
     PlainSerializer(scalars.show_size),
-    schema(type=["string", "integer"], examples=["64g", "512m"]),
+    schema(title="size", type=["string", "integer"], examples=["64g", "512m"]),
 ]
 Cpus = Annotated[float, PlainValidator(scalars.parse_cpus), schema(type="number")]
 Device = Annotated[str, matching(r"/[^:\s]*(:/[^:\s]*)?(:[rwm]{1,3})?", "a device: /dev/x or /dev/x:/dev/y:rwm")]

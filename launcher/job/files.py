@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from launcher.errors import UsageError
-from launcher.job.models import Job, Secret
+from launcher.job.models import Job
+from launcher.job.parts import Secret
 from launcher.job.problems import BadValueError
 from launcher.job.problems import Path as KeyPath
 from launcher.job.scalars import LOCAL, LONGEST_PASSED, TOO_LONG, argv_of, passed_bytes, require_passable

@@ -1,101 +1,37 @@
-"""What the user asked for: the job file as frozen values. Field descriptions are the JSON Schema's documentation.
+"""The job file as frozen values. Field descriptions and examples are what the JSON Schema and docs/job.md show.
 
-Every validator takes the form that a user writes and its own normal form. Keys that exclude each other: `explain`.
+Every validator accepts the form that a user writes and its own normal form. Conflicting keys: `explain`.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
-from pydantic.functional_serializers import PlainSerializer, model_serializer
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from launcher.job import fields
+from launcher.job.parts import (
+    MOST_NODES,
+    ClusterOptions,
+    DockerOptions,
+    Image,
+    NodeEntry,
+    Nodes,
+    NodesOrNumber,
+    Part,
+    Resources,
+    Run,
+    Secret,
+)
 from launcher.job.problems import BadValueError, LocatedError, Mark, Origin, Path, Problem, refusal, show
-from launcher.job.scalars import ANY, Gpus, names_of, whole
+from launcher.job.scalars import ANY, Gpus, whole
 
-MOST_NODES = 100_000
 MOST_VARIANTS = 10_000
 ELASTIC = {"restarts": 10, "lost_after": "15s"}  # defaults with min_nodes
-
-
-class Part(BaseModel):
-    """A mapping of the job file. A key without a value (null) counts as left out, so that it has its default."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        return {key: value for key, value in data.items() if value is not None or key not in cls.model_fields}
-
-
-class Image(Part):
-    """The environment that the job runs in."""
-
-    base: fields.Reference | None = Field(
-        default=None,
-        description="Image to start from: a tag, or tag@sha256:... It is checked, repaired and extended as asked.",
-    )
-    ref: fields.Reference | None = Field(default=None, description="An existing image, used as it is. Instead of base.")
-    torchvision: fields.TorchVision = Field(
-        default="auto",
-        description="auto: keep the base's if it works, else make it work; keep: leave it and check nothing; "
-        "X.Y.Z: have this version.",
-    )
-    packages: tuple[fields.Requirement, ...] = Field(
-        default=(),
-        description="Extra pip requirements, installed under the base's own constraints. torch is never replaced.",
-    )
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Image:
-        if (self.base is None) == (self.ref is None):
-            raise BadValueError("give one of base and ref" + ("" if self.base is None else ", not both"))
-        for key, changed in (("torchvision", self.torchvision not in ("auto", "keep")), ("packages", self.packages)):
-            if self.ref is not None and changed:
-                raise LocatedError([((key,), "an image given by ref is used as it is; give it as base to change it")])
-        for index, requirement in enumerate(self.packages):
-            name = re.split(r"[^A-Za-z0-9._-]", requirement)[0].lower().replace("_", "-")
-            if name in ("torch", "torchvision"):
-                fix = "set image.torchvision" if name == "torchvision" else "choose another base"
-                raise LocatedError([(("packages", index), f"{name} is not installed as a package; {fix}")])
-        return self
-
-
-class NodeEntry(Part):
-    """One machine of the job; the first of them is the master and has rank 0."""
-
-    name: fields.NodeName = Field(
-        default="", description="What the node is called in logs and tables. Default: its host, without user and port."
-    )
-    host: fields.Host = Field(description="An alias of the ssh config, user@host:port, or local.")
-    gpus: fields.GpusField | None = Field(default=None, description="This node's GPUs, instead of the job's.")
-    address: fields.Address | None = Field(
-        default=None, description="Its IP address as the other nodes reach it. Default: found by trying."
-    )
-    env: fields.Env = Field(default={}, description="Environment variables on this node, over the job's.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_text(cls, data: Any) -> Any:
-        return {"host": data} if isinstance(data, (str, int, float)) and not isinstance(data, bool) else data
-
-
-def _by_number(nodes: Any) -> Any:
-    """`nodes: 4` is four of a cluster's."""
-    if isinstance(nodes, bool) or not isinstance(nodes, int):
-        return nodes
-    if not 1 <= nodes <= MOST_NODES:
-        raise BadValueError(f"expected a number of nodes from 1 to {MOST_NODES}, or their names, not {nodes}")
-    return [{"name": f"node-{rank}", "host": ANY} for rank in range(nodes)]
 
 
 def _every_combination(sweep: Any) -> Any:
@@ -117,197 +53,145 @@ def _every_combination(sweep: Any) -> Any:
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def _with_names(nodes: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
-    """The entries, each with its own name or its default one. Raises BadValueError for an empty list."""
-    if not nodes:
-        raise BadValueError("an empty list; expected one node or more")
-    return tuple(
-        node if node.name else node.model_copy(update={"name": name})
-        for node, name in zip(nodes, names_of([node.host for node in nodes]), strict=True)
-    )
-
-
-def _as_written(nodes: tuple[NodeEntry, ...]) -> int | list[Any]:
-    """Without the names that follow from the hosts; a host by itself where nothing else is said of a node."""
-    if all(node.host == ANY for node in nodes):
-        return len(nodes)
-    entries = []
-    for node, name in zip(nodes, names_of([node.host for node in nodes]), strict=True):
-        entry = node.model_dump(exclude_defaults=True, exclude={"name"} if node.name == name else None)
-        entries.append(node.host if set(entry) == {"host"} else entry)
-    return entries
-
-
-Nodes = Annotated[tuple[NodeEntry, ...], AfterValidator(_with_names), PlainSerializer(_as_written)]
-
-
-class Run(Part):
-    """What is run on every node."""
-
-    module: fields.ModuleName | None = Field(
-        default=None,
-        description="A module, run by torchrun as python -m would. train: the launcher's own, unless the code has one.",
-    )
-    script: fields.LocalPath | None = Field(
-        default=None, description="A Python file inside the code folder, run by torchrun."
-    )
-    command: fields.Argv | None = Field(default=None, description="Any command, run once a node, without torchrun.")
-    args: fields.ArgsField = Field(
-        default={},
-        description="Its arguments. A mapping: k: v gives --k v, underscores become dashes, true gives --k, false and "
-        "null nothing, a list --k a b. A list is used as it is.",
-    )
-
-    @model_validator(mode="after")
-    def _one_thing(self) -> Run:
-        given = [key for key in ("module", "script", "command") if getattr(self, key) is not None]
-        if len(given) != 1:
-            raise BadValueError(f"give exactly one of module, script, command, not {' and '.join(given) or 'none'}")
-        if self.command is not None and not (self.command and self.command[0]):
-            raise LocatedError([(("command",), "an empty command")])
-        return self
-
-
-class Secret(Part):
-    """A secret: its variable's name, and the file that holds it (None: the caller's environment does)."""
-
-    name: fields.EnvName = Field(description="The environment variable's name.")
-    file: fields.LocalPath | None = Field(default=None, description="A file that only its owner may read.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_entry(cls, data: Any) -> Any:
-        if isinstance(data, str):
-            return {"name": data}
-        if isinstance(data, Mapping) and len(data) == 1:
-            (name, file), *_ = data.items()
-            if not isinstance(file, str):
-                raise BadValueError(f"expected the path of a file, not {show(file)}")
-            return {"name": name, "file": file}
-        raise BadValueError(f"expected NAME or {{NAME: file}}, not {show(data)}")
-
-    @model_serializer
-    def _entry(self) -> str | dict[str, str]:
-        return {self.name: self.file} if self.file else self.name
-
-
-class Resources(Part):
-    """Limits of each node's container."""
-
-    memory: fields.Size | None = Field(default=None, description="Most memory, such as 64g. Default: no limit.")
-    cpus: fields.Cpus | None = Field(default=None, description="Most CPUs, such as 16 or 1.5. Default: no limit.")
-    shm: fields.Size | None = Field(default=None, description="Size of /dev/shm, such as 16g; only without --ipc=host.")
-
-
-class DockerOptions(Part):
-    """What the container defaults do not do."""
-
-    ipc: Literal["host", "private", "shareable", "none"] = Field(
-        default="host",
-        description="The container's IPC mode. host: it shares the node's /dev/shm, as data loaders need.",
-    )
-    extra_hosts: Mapping[fields.HostName, fields.HostAddress] = Field(
-        default={}, description="Lines for /etc/hosts: name to IP address."
-    )
-    devices: tuple[fields.Device, ...] = Field(default=(), description="Further devices, /dev/x[:/dev/y[:rwm]].")
-    cap_add: tuple[fields.Capability, ...] = Field(default=(), description="Further capabilities, such as SYS_PTRACE.")
-
-
-class ClusterOptions(Part):
-    """What this job asks of Slurm, over the settings of the cluster."""
-
-    partition: fields.SbatchWord = Field(default="", description="The partition of the nodes.")
-    account: fields.SbatchWord = Field(default="", description="The account that is charged.")
-    qos: fields.SbatchWord = Field(default="", description="The quality of service (QOS).")
-    time: fields.Duration | None = Field(
-        default=None, description="Slurm's time limit, such as 2d. Default: the cluster's, else by timeout."
-    )
-    options: tuple[fields.SbatchOption, ...] = Field(
-        default=(), description="Further options of sbatch, after those of the cluster."
-    )
-
-
 class Job(Part):
-    """A job of the launcher: which code runs in which environment on which machines."""
+    """A job: which code runs in which environment on which machines."""
 
     name: fields.JobName = Field(
-        description="The job's name: small letters, digits and dashes. A run's id begins with it."
+        description="Name of the job: up to 63 lower-case letters, digits and dashes. Run IDs start with it, and "
+        "`launcher logs NAME` finds the latest run of the job.",
+        examples=["imagenet"],
     )
     runtime: Literal["docker", "process"] = Field(
         default="docker",
-        description="docker: containers. process: plain processes on this machine, with the caller's Python.",
+        description="`docker`: a container on every node. `process`: processes on this machine without Docker, under "
+        "the Python interpreter that runs the launcher; every entry of `nodes` is then `local`.",
+        examples=["process"],
     )
     image: Image | None = Field(
-        default=None, description="The environment. Needed for runtime docker, unused for process."
+        default=None,
+        description="The container image. It contains Python, CUDA and torch, but not your code. Required with "
+        "`runtime: docker`, not used with `runtime: process`.",
+        examples=[{"base": "nvcr.io/nvidia/pytorch:26.09-py3", "packages": ["timm==1.0.20"]}],
     )
     code: fields.LocalPath = Field(
-        default=".", description="Folder put into every container at /workspace/code, the working directory."
+        default=".",
+        description="Folder that is copied into every container at /workspace/code, the working directory. A relative "
+        "path is relative to the directory in which the launcher is called. runs/, .git, caches and files that "
+        "`.dockerignore` or `.gitignore` exclude are not copied.",
+        examples=["./project"],
     )
-    nodes: Annotated[Nodes, BeforeValidator(_by_number)] = Field(
+    nodes: NodesOrNumber = Field(
         json_schema_extra={"minItems": 1},
-        description="The machines; the first is the master and has rank 0. Each once; only local may repeat, under "
-        "runtime process. For a cluster (--on) their number is enough. {pool: [a, b, c, d], each: 1}: machines for the "
-        "variants of a sweep, each on so many of them.",
+        description="The machines: aliases of your ssh config, user@host:port, or `local` for this machine. The first "
+        "one is the master and has rank 0. An entry with its own settings is a mapping. Each machine may be listed "
+        "once; only `local` may be repeated, with `runtime: process`. For a cluster (`--on`) a number is enough: "
+        "`nodes: 4`. With a sweep, `{pool: [a, b, c, d], each: 1}` names machines that share the variants.",
+        examples=[["gpu-a", "gpu-b"], ["gpu-a", {"host": "trainer@10.0.0.7:2222", "name": "gpu-c", "gpus": [0, 1]}]],
     )
     gpus: fields.GpusField = Field(
-        default="all", description="GPUs of each node: all, none, how many (idle ones), or a list of indices or UUIDs."
+        default="all",
+        description="GPUs of each node: `all`, `none`, a number of idle GPUs, or a list of indices or UUIDs.",
+        examples=[2, [0, 2]],
     )
-    processes: fields.Processes = Field(default="auto", description="Workers a node. auto: one a GPU, one without.")
-    run: Run = Field(description="What is run on every node.")
+    processes: fields.Processes = Field(
+        default="auto",
+        description="Workers per node. `auto`: one per GPU, or one on a node without GPUs.",
+        examples=[4],
+    )
+    run: Run = Field(
+        examples=[{"module": "train", "args": {"data": "/data/imagenet", "arch": "resnet50", "batch_size": 256}}],
+    )
     mounts: fields.Mounts = Field(
         default=(),
-        description="Folders of the node in the container: {/on/node: /in/container:ro}; :rw is the default.",
+        description="Folders of the nodes that are mounted into the containers: `{/on/the/node: /in/the/container}`. "
+        "Append `:ro` to mount read-only.",
+        examples=[{"/data/imagenet": "/data/imagenet:ro"}],
     )
     data: fields.DataSets = Field(
         default=(),
-        description="Data that every node has before the start, read-only: {name: {from: ./here or host:/path, "
-        "at: /in/container}}. A node gets a verified copy; on the node that it comes from it is used in place.",
+        description="Data sets that every node gets, verified, before the run starts; read-only in the containers. "
+        "The node that has the source uses it in place, the others get a copy that later runs share.",
+        examples=[{"imagenet": {"from": "gpu-a:/data/imagenet.pack", "at": "/data/imagenet.pack"}}],
     )
-    env: fields.Env = Field(default={}, description="Environment variables, passed on as written.")
+    env: fields.Env = Field(
+        default={}, description="Environment variables, passed as written.", examples=[{"NCCL_DEBUG": "WARN"}]
+    )
     secrets: tuple[Secret, ...] = Field(
-        default=(), description="NAME: taken from the caller's environment; {NAME: file}: from a file with mode 0600."
+        default=(),
+        description="Environment variables with secret values, which are never written to the job file, a command "
+        "line, a label or a log. `NAME`: the value of the caller's environment. `{NAME: file}`: the content of a file "
+        "that only its owner may read (`chmod 600`).",
+        examples=[["WANDB_API_KEY", {"HF_TOKEN": "~/.secrets/hf"}]],
     )
     output: fields.ContainerPath = Field(
         default="/output",
-        description="Folder inside the container for what the run writes; on the node a fresh one a run.",
+        description="Folder in the container for the output of the program: checkpoints and TensorBoard logs. On the "
+        "node it is a new folder for every run.",
+        examples=["/results"],
     )
     restarts: fields.Restarts = Field(
-        default=0, description="How often the run may be restarted in total. Default with min_nodes: 10."
+        default=0,
+        description="How often the run may be restarted in total after a process has failed. The trainer resumes from "
+        "its last checkpoint. Default with `min_nodes`: 10.",
+        examples=[3],
     )
     min_nodes: fields.MinNodes | None = Field(
         default=None,
-        description="Go on with at least so many nodes when machines are lost; 2 x min_nodes > nodes + spares. "
-        "Default: all are needed.",
+        description="Continue with at least this many nodes when machines are lost, including the first one. It must "
+        "be more than half of nodes and spares together. Default: all nodes are needed.",
+        examples=[2],
     )
     spares: Nodes | None = Field(
-        default=None, description="Machines that wait, ready, and take the place of a lost one."
+        default=None,
+        description="Machines on standby, with the image and their GPUs, that replace lost nodes. Requires "
+        "`min_nodes`. Entries are written as those of `nodes`.",
+        examples=[["gpu-c"]],
     )
     lost_after: fields.Duration | None = Field(
         default=None,
-        description="A node that has been silent for so long is lost. With min_nodes, default 15s: the others go on. "
-        "With a pool, default 5m: another one runs its variant.",
+        description="A node that has not responded for this long is considered lost. With `min_nodes` (default 15s) "
+        "the others continue without it; with a pool (default 5m) another machine runs its variant.",
+        examples=["30s"],
     )
-    port: fields.Port = Field(default=29500, description="The port of the rendezvous, on the first node.")
+    port: fields.Port = Field(
+        default=29500,
+        description="Rendezvous port on the first node; with `min_nodes` on every node.",
+        examples=[29600],
+    )
     timeout: fields.Duration | None = Field(
-        default=None, description="Most time for the whole job, such as 24h. Default: none."
+        default=None,
+        description="Maximum duration of the run, enforced on the nodes. Default: no limit.",
+        examples=["24h"],
     )
     hang_timeout: fields.Duration | None = Field(
-        default=None, description="So long without output and without a step is a failure, such as 15m. Default: none."
+        default=None,
+        description="The run fails if it prints nothing and completes no step for this long. The error names the "
+        "collective operation in which the ranks wait, and the missing rank. Default: no limit.",
+        examples=["15m"],
     )
-    resources: Resources = Field(default_factory=Resources, description="Limits of each node's container.")
-    docker: DockerOptions = Field(default_factory=DockerOptions, description="What the container defaults do not do.")
+    resources: Resources = Field(
+        default_factory=Resources,
+        examples=[{"memory": "64g", "cpus": 16}],
+    )
+    docker: DockerOptions = Field(
+        default_factory=DockerOptions,
+        examples=[{"devices": ["/dev/fuse"], "cap_add": ["SYS_PTRACE"]}],
+    )
     cluster: ClusterOptions = Field(
-        default_factory=ClusterOptions, description="With --on a Slurm cluster: what this job asks of it."
+        default_factory=ClusterOptions,
+        examples=[{"partition": "gpu", "time": "2d"}],
     )
     sweep: Annotated[tuple[fields.ArgsField, ...], BeforeValidator(_every_combination)] = Field(
         default=(),
-        description="Variants of run.args, run as one group: a list, or {grid: {lr: [0.1, 0.4], batch_size: [128, "
-        "256]}} for every combination.",
+        description="Variants of `run.args`, each a run of its own; together they are a group. A list of variants, or "
+        "`{grid: {lr: [0.1, 0.4], batch_size: [128, 256]}}` for every combination.",
+        examples=[[{"batch_size": 128}, {"batch_size": 256}], {"grid": {"lr": [0.1, 0.4], "batch_size": [128, 256]}}],
     )
     each: Annotated[int, BeforeValidator(whole("a number of nodes", 1, MOST_NODES))] | None = Field(
         default=None,
-        description="With a sweep: `nodes` is a pool, and a variant runs on so many of them. nodes: {pool: [...], "
-        "each: 1} says the same.",
+        description="With a sweep: `nodes` is a pool, and each variant runs on this many of its machines. `nodes: "
+        "{pool: [...], each: 1}` is equivalent.",
+        examples=[1],
     )
 
     _origin: Origin = PrivateAttr(default_factory=Origin)

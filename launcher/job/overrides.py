@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from launcher.errors import JobInvalid
 from launcher.job.document import Node, compose
-from launcher.job.models import Job, NodeEntry
+from launcher.job.models import Job
+from launcher.job.parts import NodeEntry
 from launcher.job.problems import Mark, Path, Problem, dotted, printable, refusal
 from launcher.job.scalars import Args, argv_of, names_of
 

@@ -20,23 +20,48 @@ _FOR_ALL = stat.S_IWGRP | stat.S_IWOTH
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)  # most users have none: it costs nothing
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)  # most users have no settings file
 
 
 class Notify(_Section):
-    """`notify:` of the settings file; each of the two may be left out."""
+    """Notification when a run ends. A job file cannot set it."""
 
-    command: tuple[str, ...] = Field(default=(), strict=False)  # argv; the notice is JSON on its stdin
-    webhook: str = Field(default="", pattern="^(https?://.+)?$")  # gets the notice as a POST
+    command: tuple[str, ...] = Field(
+        default=(),
+        strict=False,
+        description="Command to run. It receives a JSON object with run, state, exit_code and text on stdin, and the "
+        "variables LAUNCHER_RUN and LAUNCHER_STATE.",
+        examples=[["notify-send", "launcher"]],
+    )
+    webhook: str = Field(
+        default="",
+        pattern="^(https?://.+)?$",
+        description="URL that receives the same JSON object as a POST request.",
+        examples=["https://chat.example.org/hooks/1"],
+    )
 
 
 class Limits(_Section):
-    """`limits:` of the settings file: what a node may send, so that a broken one fills no disk and keeps no command."""
+    """Limits on what a node may send, so that a faulty node can neither fill the disk nor block a command."""
 
-    file: Size = 4 << 30  # bytes of a file that is collected; a larger one is left on the node. Not for checkpoints
-    collect: Duration = 600  # seconds for the files of a node
-    answer: Size = DEFAULT_LIMITS.size  # bytes of a command's output, or of what a container engine says
-    wait: Duration = int(DEFAULT_LIMITS.seconds)  # seconds for such an answer
+    file: Size = Field(
+        default=4 << 30,
+        description="Maximum size of each file that is collected or followed. Larger files stay on the node, with a "
+        "warning. For checkpoints the free disk space is the limit.",
+        examples=["4g"],
+    )
+    collect: Duration = Field(
+        default=600, description="Maximum time to collect all new files of a node.", examples=["10m"]
+    )
+    answer: Size = Field(
+        default=DEFAULT_LIMITS.size,
+        description="Maximum size of the output of a command on a node, and of a response of its container engine. "
+        "Images are not limited.",
+        examples=["64m"],
+    )
+    wait: Duration = Field(
+        default=int(DEFAULT_LIMITS.seconds), description="Maximum time to wait for such a response.", examples=["60s"]
+    )
 
 
 Folder = Annotated[str, Field(pattern="^(/[^\x00-\x1f]*)?$")]
@@ -45,43 +70,90 @@ ClusterName = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]{0,62}$")]
 
 
 class Cluster(_Section):
-    """One of `clusters:` of the settings file: where `up --on NAME` runs a job."""
+    """A Slurm cluster, on which `launcher up --on NAME` runs a job."""
 
-    kind: Literal["slurm"]
-    login: str = Field(min_length=1)  # an ssh alias of the machine that has sbatch, or `local`
-    workdir: str = Field(pattern="^/[^\x00-\x1f]*$")  # a folder that the login machine and all nodes share
-    partition: SbatchWord = ""
-    account: SbatchWord = ""
-    qos: SbatchWord = ""
-    time: Duration | None = None  # what the partition may be asked for; else the job's timeout and five minutes
-    options: tuple[SbatchOption, ...] = Field(default=(), strict=False)
-    container: Literal["pyxis", "apptainer", "oci", "none"] = "none"
-    python: str = Field(default="python3", min_length=1)  # on the nodes: of a virtual environment on the shared folder
-    setup: tuple[Annotated[str, Field(pattern=r"^[^\x00-\x1f]*$")], ...] = Field(default=(), strict=False)  # bash
-    gpus: int | None = Field(default=None, ge=0)  # of a node: what `gpus: all` means
-    cpus_per_gpu: int | None = Field(default=None, ge=1)  # else a job has all processors of its nodes
-    at_once: int | None = Field(default=None, ge=1)  # variants of a sweep; else as many as there is room for
+    kind: Literal["slurm"] = Field(description="Slurm.", examples=["slurm"])
+    login: str = Field(
+        min_length=1,
+        description="Machine that has sbatch: an alias of your ssh config, or `local`.",
+        examples=["hpc-login"],
+    )
+    workdir: str = Field(
+        pattern="^/[^\x00-\x1f]*$",
+        description="Folder that the login machine and all nodes share. Runs are in WORKDIR/.launcher/RUN.",
+        examples=["/shared/ada"],
+    )
+    partition: SbatchWord = Field(default="", description="Partition of the nodes.", examples=["gpu"])
+    account: SbatchWord = Field(default="", description="Account to charge.", examples=["lab"])
+    qos: SbatchWord = Field(default="", description="Quality of service (QOS).", examples=["normal"])
+    time: Duration | None = Field(
+        default=None,
+        description="Time limit. Default: the job's `timeout` plus five minutes, otherwise that of the partition.",
+        examples=["2d"],
+    )
+    options: tuple[SbatchOption, ...] = Field(
+        default=(), strict=False, description="Additional options of sbatch.", examples=[["--constraint=h100"]]
+    )
+    container: Literal["pyxis", "apptainer", "oci", "none"] = Field(
+        default="none", description="How containers are run. `oci`: `srun --container`.", examples=["pyxis"]
+    )
+    python: str = Field(
+        default="python3",
+        min_length=1,
+        description="Python interpreter on the nodes for jobs without containers.",
+        examples=["/shared/ada/venv/bin/python"],
+    )
+    setup: tuple[Annotated[str, Field(pattern=r"^[^\x00-\x1f]*$")], ...] = Field(
+        default=(),
+        strict=False,
+        description="Lines of bash to execute before the nodes start.",
+        examples=[["source /etc/profile.d/modules.sh", "module load cuda"]],
+    )
+    gpus: int | None = Field(
+        default=None, ge=0, description="GPUs per node, the meaning of `gpus: all` in a job.", examples=[8]
+    )
+    cpus_per_gpu: int | None = Field(
+        default=None, ge=1, description="CPUs per GPU. Default: all CPUs of the nodes (`--exclusive`).", examples=[12]
+    )
+    at_once: int | None = Field(
+        default=None,
+        ge=1,
+        description="Maximum number of variants of a sweep that run at the same time. Default: no limit.",
+        examples=[4],
+    )
 
 
 class Kubernetes(_Section):
-    """One of `clusters:` too, for `export --on NAME` alone: what its manifests say beside the job."""
+    """A Kubernetes cluster, for the manifests that `launcher export --on NAME` prints."""
 
-    kind: Literal["kubernetes"]
-    namespace: str = Field(default="", pattern=_DNS)
-    queue: str = Field(default="", pattern=_DNS)  # Kueue's LocalQueue
-    service_account: str = Field(default="", pattern=_DNS)
-    pull_secrets: tuple[Annotated[str, Field(pattern=_DNS)], ...] = Field(default=(), strict=False)
-    pod: Mapping[str, Any] = Field(default={})  # merged into the pod's spec: tolerations, nodeSelector, anything
+    kind: Literal["kubernetes"] = Field(description="Kubernetes.", examples=["kubernetes"])
+    namespace: str = Field(default="", pattern=_DNS, description="Namespace.", examples=["team"])
+    queue: str = Field(default="", pattern=_DNS, description="LocalQueue of Kueue.", examples=["gpus"])
+    service_account: str = Field(default="", pattern=_DNS, description="Service account.", examples=["trainer"])
+    pull_secrets: tuple[Annotated[str, Field(pattern=_DNS)], ...] = Field(
+        default=(), strict=False, description="Secrets with which images are pulled.", examples=[["registry"]]
+    )
+    pod: Mapping[str, Any] = Field(
+        default={},
+        description="Merged into the pod specification: tolerations, nodeSelector and others; lists by `name`.",
+        examples=[{"nodeSelector": {"pool": "h100"}}],
+    )
 
 
 class Settings(_Section):
-    """The whole settings file."""
+    """The settings file."""
 
     notify: Notify = Field(default_factory=Notify.model_construct)
     limits: Limits = Field(default_factory=Limits.model_construct)
-    clusters: Mapping[ClusterName, Annotated[Cluster | Kubernetes, Field(discriminator="kind")]] = Field(default={})
-    # Where nodes keep copies of data, instead of ~/.launcher/data: one folder for all, or by host
-    data_root: Folder | Mapping[str, Folder] = ""
+    clusters: Mapping[ClusterName, Annotated[Cluster | Kubernetes, Field(discriminator="kind")]] = Field(
+        default={}, description="Clusters by name."
+    )
+    data_root: Folder | Mapping[str, Folder] = Field(
+        default="",
+        description="Folder in which nodes keep copies of data sets, instead of ~/.launcher/data: one for all nodes, "
+        "or a mapping of host to folder.",
+        examples=["/scratch/launcher"],
+    )
 
     def data_root_of(self, host: str) -> str:
         """ "" for the default."""

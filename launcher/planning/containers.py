@@ -8,7 +8,8 @@ import json
 import posixpath
 
 from launcher import __version__
-from launcher.job.models import Job, NodeEntry
+from launcher.job.models import Job
+from launcher.job.parts import NodeEntry
 from launcher.model import labels
 from launcher.model.checked import OUTPUT_ROOT
 from launcher.model.container import CODE, KIT, ContainerSpec, Layout, Mount

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 
 from launcher.errors import NodeUnfit
-from launcher.job.models import Job, NodeEntry
+from launcher.job.models import Job
+from launcher.job.parts import NodeEntry
 from launcher.job.scalars import LOCAL
 from launcher.model.facts import NodeFacts
 from launcher.planning.gpu_faults import fault

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.errors import NodeUnfit, UsageError
-from launcher.job.models import Job, NodeEntry
+from launcher.job.models import Job
+from launcher.job.parts import NodeEntry
 from launcher.model import labels
 from launcher.model.container import Phase
 from launcher.model.facts import NodeFacts

@@ -12,7 +12,7 @@ from launcher.image import lock
 from launcher.image.distribution import provide
 from launcher.image.ensure import ensure
 from launcher.image.image_locations import ImageLocations
-from launcher.job.models import Image
+from launcher.job.parts import Image
 from launcher.node.connect import caller_engine, connect
 from tests.bed import registry
 from tests.bed.host import docker

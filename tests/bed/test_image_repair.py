@@ -16,7 +16,7 @@ from launcher.image.faults import Report
 from launcher.image.image_locations import ImageLocations
 from launcher.image.probe import full_report
 from launcher.image.repair import Verdict, plan_repair
-from launcher.job.models import Image
+from launcher.job.parts import Image
 from launcher.node.connect import caller_engine, connect
 from tests.bed import standins
 from tests.bed.host import docker

@@ -10,7 +10,7 @@ from launcher.image.distribution import provide
 from launcher.image.ensure import ensure
 from launcher.image.image_locations import ImageLocations, same_image
 from launcher.image.names import PARTIAL
-from launcher.job.models import Image
+from launcher.job.parts import Image
 from launcher.node.connect import caller_engine, connect
 from tests.bed import cluster
 from tests.bed.fixtures import with_image_store

@@ -13,7 +13,7 @@ PROGRAM = f"""
 import io, os, sys, tarfile, time
 from launcher.image.ensure import ensure
 from launcher.image.image_locations import ImageLocations
-from launcher.job.models import Image
+from launcher.job.parts import Image
 from launcher.model.facts import ImageInfo
 
 LAYERS = ("sha256:" + "a" * 64,)

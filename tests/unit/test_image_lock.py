@@ -6,7 +6,7 @@ import pytest
 
 from launcher.errors import JobInvalid
 from launcher.image import lock
-from launcher.job.models import Image
+from launcher.job.parts import Image
 
 LOCK = lock.Lock(
     base="nvcr.io/nvidia/pytorch:26.09-py3",

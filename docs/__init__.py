@@ -1,0 +1,1 @@
+"""The documentation, and `python -m docs.generate`, which writes its reference pages."""
