@@ -305,13 +305,14 @@ def _command(name: str, command: Any, level: str) -> list[str]:
     shown = [param for param in command.params if not getattr(param, "hidden", False)]
     arguments = [param for param in shown if param.param_type_name == "argument"]
     values = [_value(param) if param.required else f"[{_value(param)}]" for param in arguments]
-    usage = " ".join([name, *values, command.options_metavar])
-    lines += _code([usage], "sh")
+    options = [_option(param) for param in shown if param not in arguments]
+    usage = [name, *values, *([command.options_metavar] if options else [])]
+    lines += _code([" ".join(usage)], "sh")
     lines += ["For example:", "", *_code(examples, "sh")] if examples else []
     if rows := [(f"`{_value(each)}`", each.help or "") for each in arguments]:
         lines += [*_table(("argument", "meaning"), rows), ""]
-    if rows := [_option(each) for each in shown if each not in arguments]:
-        lines += [*_table(("option", "meaning"), rows), ""]
+    if options:
+        lines += [*_table(("option", "meaning"), options), ""]
     return lines
 
 
@@ -328,7 +329,7 @@ def _option(param: Any) -> tuple[str, str]:
     names = ", ".join(param.opts) + (f" / {', '.join(param.secondary_opts)}" if param.secondary_opts else "")
     low, high = (getattr(param, name, None) for name in ("min", "max"))
     facts = [
-        f"from {low:g}" if low is not None else "",
+        f"{'at least' if high is None else 'from'} {low:g}" if low is not None else "",
         f"to {high:g}" if high is not None else "",
         "required" if param.required else "",
         f"default: {param.opts[0] if param.default is True else param.default}" if _has_default(param) else "",

@@ -33,6 +33,8 @@ def clean(
 
     By default, all nodes of the runs recorded here are checked. Without a
     terminal and without --yes, leftovers are only listed.
+
+    Example: launcher clean --nodes gpu-a,gpu-b
     """
     hosts = options.hosts(nodes) or list(dict.fromkeys(n.host for record in store.records() for n in record.nodes()))
     if not hosts:

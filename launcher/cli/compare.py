@@ -26,7 +26,7 @@ from launcher.records.store import Record, find, job_of
 def compare(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN...|GROUP]", help="Runs or a sweep (default: the latest sweep or job)."),
+        typer.Argument(metavar="RUN...|GROUP", help="Runs or a sweep (default: the latest sweep or job)."),
     ] = None,
     baseline: Annotated[str | None, typer.Option(metavar="RUN", help="Compare all runs with this run.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a plot to FILE (.png or .svg).")] = None,
@@ -35,6 +35,8 @@ def compare(
 ) -> None:
     """Print a Markdown table. Each run is compared with the run that has the fewest
     devices and the same model and global batch size.
+
+    Example: launcher compare --html comparison.html
     """
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise UsageError(str(plot), "unsupported image format", "use a file name that ends with .png or .svg")

@@ -54,6 +54,8 @@ def push_(
 
     If a node fails, the other nodes still receive the data. Run the command
     again to resume.
+
+    Example: launcher data push gpu-a:/data/imagenet.pack --nodes gpu-a,gpu-b --image IMAGE
     """
     parsed = parse_source(source, Path.cwd())
     with _connected(nodes, ssh_config) as fleet, LongWork() as work:
@@ -71,7 +73,10 @@ def push_(
 
 @data.command(name="ls")
 def list_(nodes: Nodes, json: options.Json = False, ssh_config: options.SshConfig = None) -> None:
-    """List the data on each node: size, last use, whole or partial."""
+    """List the data on each node: size, last use, whole or partial.
+
+    Example: launcher data ls --nodes gpu-a,gpu-b
+    """
     with _connected(nodes, ssh_config, allow_failures=True) as fleet:
         found = _copies(fleet)
         if json:
@@ -88,6 +93,8 @@ def verify_(which: Which, nodes: Nodes, image: Image = None, ssh_config: options
     """Read every byte of the copies and compare their checksums.
 
     Exit code 3 if files differ; they are listed, and `data push` repairs them.
+
+    Example: launcher data verify gpu-a:/data/imagenet.pack --nodes gpu-a,gpu-b
     """
     with _connected(nodes, ssh_config) as fleet:
         chosen = select(_copies(fleet), which)
@@ -110,6 +117,8 @@ def verify_(which: Which, nodes: Nodes, image: Image = None, ssh_config: options
 def rm(which: Which, nodes: Nodes, ssh_config: options.SshConfig = None) -> None:
     """Remove your copies, whole or partial, from these nodes, unless a container
     has them mounted.
+
+    Example: launcher data rm gpu-a:/data/imagenet.pack --nodes gpu-b
     """
     settings = read_settings(os.environ)
     with _connected(nodes, ssh_config) as fleet:

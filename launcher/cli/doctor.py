@@ -42,7 +42,9 @@ def doctor(
         bool,
         typer.Option("--bench", help="Measure the parts of each node in the job's image and report slow ones."),
     ] = False,
-    minutes: Annotated[float, typer.Option(min=0.1, max=60.0, help="Time limit of --bench, in minutes.")] = 2.0,
+    minutes: Annotated[
+        float, typer.Option(metavar="N", min=0.1, max=60.0, help="Time limit of --bench, in minutes.")
+    ] = 2.0,
     on: options.On = None,
     json: options.Json = False,
     ssh_config: options.SshConfig = None,
@@ -53,6 +55,8 @@ def doctor(
 
     Exit codes: 0 if every check passes or only warns, 3 if a check fails or
     --bench finds a slow part.
+
+    Example: launcher doctor job.yaml
     """
     job = _job(targets, sets or [], options.hosts(nodes))
     if bench and job is None:

@@ -37,6 +37,8 @@ def down(
     started from another machine, unless they are named. Exit code 6 if a node
     did not confirm or was left out of --nodes: run the same command again to
     finish.
+
+    Example: launcher down imagenet
     """
     report = Reporter()
     log = cache(report.log)  # each note once, for any number of runs

@@ -40,7 +40,9 @@ def _exec(
     ctx: typer.Context,
     run: options.Run = None,
     node: Annotated[str | None, typer.Option(help="Use the container on this node (default: the master).")] = None,
-    rank: Annotated[int | None, typer.Option(min=0, help="Use the container and the variables of this rank.")] = None,
+    rank: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Use the container and the variables of this rank.")
+    ] = None,
     ports: _Ports = None,
     nodes: options.Nodes = None,
     on: options.On = None,
@@ -51,6 +53,8 @@ def _exec(
 
     The command gets a terminal if the launcher has one, and pipes otherwise.
     Exit code: that of the command.
+
+    Example: launcher exec imagenet --rank 3 -- nvidia-smi
     """
     command: list[str] = ctx.meta[_TAIL]
     if not command:
@@ -74,6 +78,8 @@ def shell(
 
     Without a terminal, the shell reads commands from stdin. Exit code: that of
     the shell.
+
+    Example: launcher shell job.yaml --node gpu-b -L 8888
     """
     fix = "in a running job: launcher exec --on CLUSTER -- bash; otherwise, on the login node: srun --pty bash"
     options.refuse_cluster(on, "launcher shell does not support clusters", fix)

@@ -24,6 +24,8 @@ def fetch(
 ) -> None:
     """Files of every node are downloaded, metrics included. Only new data is
     transferred.
+
+    Example: launcher fetch imagenet --checkpoints
     """
     with options.find(run, nodes, on, ssh_config) as found:
         fetched = found.fetch(dest, checkpoints=checkpoints)

@@ -50,6 +50,8 @@ def build(
 ) -> None:
     """Build the job's image with the local Docker engine, or on the first node if
     this machine has none.
+
+    Example: launcher image build job.yaml
     """
     loaded = load_job(job, sets or [])
     if with_code:
@@ -80,6 +82,8 @@ def ship(
 ) -> None:
     """Send the job's image to every node. It is built first if needed; only missing
     layers are sent.
+
+    Example: launcher image ship job.yaml
     """
     fix = "push it with: launcher image build JOB --push REGISTRY; then set image.ref to the reference that it prints"
     options.refuse_cluster(on, "a cluster imports images from a registry with its own tool", fix)
@@ -97,6 +101,8 @@ def verify_(
 ) -> None:
     """Test an image in a container: imports, torchvision operators, VGG16. Exit
     code 4, with the cause, on failure.
+
+    Example: launcher image verify job.yaml --node gpu-a
     """
     engine: Engine | None
     with ExitStack() as stack:
@@ -129,6 +135,8 @@ def list_(
 ) -> None:
     """List NVIDIA's PyTorch releases with their versions and known faults, and
     images that launcher built here.
+
+    Example: launcher image list --tag 25.03
     """
     found = release(tag) if tag is not None else None
     if tag is not None and found is None:

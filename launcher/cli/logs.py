@@ -18,10 +18,10 @@ from launcher.run.printed import Selection
 def logs(
     run: options.Run = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", "-f/-F", help="Follow until the run ends.")] = True,
-    rank: Annotated[int | None, typer.Option(help="Show the output of this global rank.")] = None,
+    rank: Annotated[int | None, typer.Option(metavar="N", help="Show the output of this global rank.")] = None,
     node: Annotated[str | None, typer.Option(help="Show the output of this node.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Show the output of all nodes, prefixed with the node.")] = False,
-    tail: Annotated[int | None, typer.Option(min=0, help="Start with the last N lines.")] = None,
+    tail: Annotated[int | None, typer.Option(metavar="N", min=0, help="Start with the last N lines.")] = None,
     since: Annotated[
         str | None, typer.Option(metavar="T", help="Start at this time: 10m (ago) or 2026-01-31T12:00.")
     ] = None,
@@ -35,6 +35,8 @@ def logs(
     the connection is interrupted. Ctrl-C detaches; the run continues.
 
     Exit code, if the run was followed to its end: that of the run.
+
+    Example: launcher logs imagenet --rank 3 --tail 100
     """
     selection = Selection(rank, node, all_, tail, since)
     with ExitStack() as stack:

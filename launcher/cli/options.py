@@ -16,7 +16,7 @@ JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="Job file.")]
 Run = Annotated[
     str | None,
     typer.Argument(
-        metavar="[RUN]",
+        metavar="RUN",
         help="Run ID, unique prefix of one, or job name for its latest run (default: the latest run).",
     ),
 ]

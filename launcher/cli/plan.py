@@ -45,6 +45,8 @@ def plan(
 
     If `up` would have to wait for GPUs that are in use, a warning lists them;
     the exit code is still 0.
+
+    Example: launcher plan job.yaml --offline
     """
     loaded = launcher.load(job, set=sets or [], nodes=options.hosts(nodes))
     if on is not None:
@@ -116,7 +118,9 @@ def export(
     job: options.JobFile,
     to: Annotated[
         Literal["slurm", "jobset", "job"],
-        typer.Option("--to", help="slurm: an sbatch script; jobset, job: Kubernetes manifests."),
+        typer.Option(
+            "--to", metavar="slurm|jobset|job", help="slurm: an sbatch script; jobset, job: Kubernetes manifests."
+        ),
     ],
     sets: options.Sets = None,
     nodes: options.JobNodes = None,
@@ -127,6 +131,8 @@ def export(
 ) -> None:
     """Nothing is started or contacted. Keys of the job file that the target does
     not support are rejected.
+
+    Example: launcher export job.yaml --to slurm
     """
     loaded = launcher.load(job, set=sets or [], nodes=options.hosts(nodes))
     if to == "slurm":
@@ -168,7 +174,10 @@ def init(
     path: Annotated[Path, typer.Argument(help="File to create.")] = Path("job.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """The file documents every key and its default."""
+    """The file documents every key and its default.
+
+    Example: launcher init job.yaml
+    """
     if path.exists() and not force:
         raise UsageError(str(path), "already exists", "choose another name or use --force")
     if path.exists() and not path.is_file():
@@ -184,5 +193,7 @@ def init(
 def schema() -> None:
     """Editors use it for completion and validation: add `# yaml-language-server:
     $schema=...` to the job file.
+
+    Example: launcher schema > job.schema.json
     """
     typer.echo(json_.dumps(json_schema(), indent=2))

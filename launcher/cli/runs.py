@@ -45,6 +45,8 @@ def runs(
 ) -> None:
     """List the runs recorded here; nodes are queried for unfinished runs. With
     --nodes, list the runs on those nodes.
+
+    Example: launcher runs --nodes gpu-a,gpu-b
     """
     hosts = options.hosts(nodes, on)
     rows = _on_record(ssh_config) if hosts is None else _on_nodes(hosts, ssh_config)

@@ -44,6 +44,8 @@ def status(
     unreachable (exit code 3).
 
     With --nodes and no run, also show who uses the GPUs of these nodes.
+
+    Example: launcher status --watch
     """
     console = terminal.console(soft_wrap=False)
     machines, reasons = _machines(nodes, ssh_config) if run is None and on is None else ([], [])

@@ -30,7 +30,7 @@ STOP_LIMIT = 5.0
 
 def tensorboard(
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN...]", help="Runs to show (default: the latest run).")
+        list[str] | None, typer.Argument(metavar="RUN...", help="Runs to show (default: the latest run).")
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 6006,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -40,6 +40,8 @@ def tensorboard(
 ) -> None:
     """Download the logs, serve them until Ctrl-C, and keep those of running jobs up
     to date.
+
+    Example: launcher tensorboard imagenet
     """
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError("tensorboard", "is not installed for this Python", "pip install tensorboard")

@@ -46,6 +46,8 @@ def up(
 
     Exit codes: 0 done or detached, 1 job failed, 2 invalid request, 3 node
     unreachable or unsuitable, 4 image failed, 5 stopped, 6 not confirmed.
+
+    Example: launcher up job.yaml --set run.args.epochs=3
     """
     log = Reporter().log
     with until_started():

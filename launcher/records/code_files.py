@@ -1,4 +1,4 @@
-"""Which files of a folder are its code: all but our records, caches, and what .gitignore and .dockerignore name."""
+"""The code files of a folder: without run records, caches, and what .gitignore or .dockerignore exclude."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pathspec
 
 from launcher.errors import JobInvalid
 
-# Never code: version control, our own records, caches, environments.
+# Never code: version control, run records, caches, environments.
 _ALWAYS = (".git/", "/runs/", "__pycache__/", ".venv/", "*.pyc", ".mypy_cache/", ".ruff_cache/", ".pytest_cache/")
-_IGNORE_FILES = (".gitignore", ".dockerignore")  # the second only at the top
+_IGNORE_FILES = (".gitignore", ".dockerignore")  # .dockerignore only at the top
 _KINDS = (stat.S_IFREG, stat.S_IFLNK)
 
 
@@ -26,12 +26,12 @@ class CodeFile:
 
     name: str
     path: str
-    status: os.stat_result  # its own, not that of a link's target
+    status: os.stat_result  # of the file itself, not of a link's target
 
 
 @dataclass(frozen=True)
 class _Rules:
-    """An ignore file's patterns, for what is below the folder `at` ("" or "folder/.../")."""
+    """The patterns of an ignore file, for paths below the folder `at` ("" or "folder/.../")."""
 
     at: str
     patterns: pathspec.PathSpec[pathspec.Pattern]
@@ -39,18 +39,18 @@ class _Rules:
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """Raises JobInvalid where something of this code folder cannot be read meanwhile."""
+    """Raise JobInvalid if the body of the with statement cannot read part of this code folder."""
     try:
         yield
     except OSError as error:
-        fix = "make it readable for you, or name it in .dockerignore"
+        fix = "make it readable for you, or list it in .dockerignore"
         raise JobInvalid(f"code {error.filename or folder}", f"cannot be read: {error.strerror}", fix) from error
 
 
 def code_files(folder: Path) -> Iterator[CodeFile]:
-    """The files of a folder before those of its subfolders, each sorted; an ignored folder is not entered.
+    """Yield the files of a folder before those of its subfolders, each sorted; ignored folders are skipped.
 
-    Raises OSError for a folder or an ignore file that cannot be read.
+    Raises OSError if a folder or an ignore file cannot be read.
     """
     waiting: list[tuple[str, tuple[_Rules, ...]]] = [("", (_rules("", _ALWAYS),))]
     while waiting:
@@ -86,7 +86,7 @@ def _rules(at: str, lines: Iterable[str]) -> _Rules:
 
 
 def _pattern(line: str) -> pathspec.Pattern:
-    """A line that is no pattern, such as a lone `!` or `/`, matches nothing, as in git."""
+    """Return the pattern of a line. Invalid patterns, such as a lone `!` or `/`, match nothing, as in git."""
     pattern = pathspec.util.lookup_pattern("gitignore")
     if not line.rstrip().removeprefix("!").strip("/"):
         return pattern("")
@@ -97,7 +97,7 @@ def _pattern(line: str) -> pathspec.Pattern:
 
 
 def _ignored(rules: tuple[_Rules, ...], name: str) -> bool:
-    """The deepest ignore file that says anything about the path decides, as git does. name: ends with / of a folder."""
+    """The deepest ignore file with a matching pattern decides, as in git. name: a folder's ends with /."""
     for each in reversed(rules):
         verdict = each.patterns.check_file(name[len(each.at) :]).include
         if verdict is not None:

@@ -1,7 +1,7 @@
-"""Copies a run's files from its nodes to the caller. Of files that grow only the new bytes travel.
+"""Copy a run's files from its nodes to the caller. Of files that grow, only new bytes are transferred.
 
-The local file's size says what is here already, so after a kill any launcher continues where the last one stopped.
-Several may collect at once, and follow the run meanwhile: see launcher.records.writer.
+The size of the local file is the offset to resume from, so any launcher can continue after another one was killed.
+Several launchers may collect and follow a run at the same time: see launcher.records.writer.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from launcher.records.store import NodeOfRun
 from launcher.records.wanted import Want, want
 from launcher.records.writer import NO_MASK, append, replace
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no other file can be written either
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # writing any other file fails too
 
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """A run's output folder; nodes that share it (a network home, nodes on one machine) have one."""
+    """A run's output folder; nodes may share it (a network home, nodes on one machine)."""
 
     files: Files
     path: str
@@ -49,7 +49,7 @@ class OutputFolder:
 
 @dataclass(frozen=True)
 class _Fetch:
-    """One file to copy: what it has from `offset` on where it grows, else all of it."""
+    """A file to copy: from `offset` if it grows, else completely."""
 
     entry: FileEntry
     target: Path
@@ -57,20 +57,20 @@ class _Fetch:
     wanted: Want
 
     def write(self, pieces: Iterable[bytes], mask: Masker) -> int:
-        """Bytes that came. Where that fails, a file that grows has those that came before, another is as it was."""
+        """Return the number of bytes written. On failure a growing file keeps these, any other file is unchanged."""
         mask = mask if self.wanted.text else NO_MASK
         if not self.wanted.grows:
             return replace(self.target, pieces, self.entry.mtime, mask)
         reached = self.offset
         for piece in pieces:
-            if not append(self.target, reached, piece, mask):  # it was removed here meanwhile: from its start next time
+            if not append(self.target, reached, piece, mask):  # removed here in the meantime: start again next time
                 break
             reached += len(piece)
         return reached - self.offset
 
 
 def output_folders(engines: Mapping[str, Engine], nodes: Iterable[NodeOfRun]) -> list[OutputFolder]:
-    """Each folder once. engines: by the node's name in the run."""
+    """Return the output folders, each once. engines: by the node's name in the run."""
     shared: dict[tuple[str, str], list[str]] = {}
     for node in nodes:
         shared.setdefault((engines[node.name].host, node.output), []).append(node.name)
@@ -79,7 +79,7 @@ def output_folders(engines: Mapping[str, Engine], nodes: Iterable[NodeOfRun]) ->
 
 @dataclass(frozen=True)
 class Collected:
-    """Of one folder: bytes that travelled, and the files that did not, each with its reason."""
+    """Result for one folder: the number of bytes copied, and the reason for each file that could not be copied."""
 
     moved: int
     problems: tuple[LauncherError, ...] = ()
@@ -88,10 +88,10 @@ class Collected:
 def collect(
     folders: Sequence[OutputFolder], local: Path, *, mask: Masker = NO_MASK, checkpoints: bool = False
 ) -> list[Collected | LauncherError]:
-    """Copy what is new since the last time, from all folders at once; an error where nothing of a folder could be.
+    """Copy new data from all folders in parallel; return an error for a folder from which nothing could be copied.
 
-    Of files with one name in several folders, the first folder's is copied. One that grows and is smaller on the node
-    than here stays as it is here.
+    If several folders have a file of the same name, that of the first folder is copied. A growing file that is smaller
+    on the node than here is not changed here.
     """
     limits = read_settings(os.environ).limits
     until = math.inf if checkpoints else time.monotonic() + limits.collect  # the user waits for checkpoints
@@ -116,7 +116,7 @@ def collect(
 def _plan(
     folder: OutputFolder, local: Path, most: int, *, checkpoints: bool
 ) -> tuple[list[_Fetch], list[LauncherError]]:
-    """What is new in a folder, to be copied, and what of it cannot be. most: bytes; a larger file stays where it is."""
+    """Return the files to copy, and errors for the others. most: bytes; larger files are left on the node."""
     fetches: list[_Fetch] = []
     problems: list[LauncherError] = []
     for entry in folder.files.scan(folder.path, problems.append):
@@ -127,14 +127,14 @@ def _plan(
         try:
             here = target.stat()
             size, when = here.st_size, int(here.st_mtime)
-        except OSError:  # also a name that is too long here: writing it tells
+        except OSError:  # also if the name is too long here: writing reports that
             size, when = -1, 0
         if entry.size <= max(0, size) if wanted.grows else (entry.size, int(entry.mtime)) == (size, when):
             continue
         if entry.size > most:
-            what = f"{folder.path}/{entry.path} has {entry.size:,} bytes and was left there"
-            fix = "limits.file of your settings file" if not checkpoints else "make room here"
-            problems.append(NodeUnfit(folder.node, what, f"the limit is {most:,}: {fix}"))
+            what = f"{folder.path}/{entry.path} was not copied: it has {entry.size:,} bytes, more than {most:,}"
+            fix = "raise limits.file in your settings file" if not checkpoints else "free disk space on this machine"
+            problems.append(NodeUnfit(folder.node, what, fix))
         else:
             fetches.append(_Fetch(entry, target, max(0, size) if wanted.grows else 0, wanted))
     return fetches, problems
@@ -143,7 +143,7 @@ def _plan(
 def _copy(
     folder: OutputFolder, wanted: Sequence[_Fetch], problems: list[LauncherError], mask: Masker, until: float
 ) -> Collected:
-    """Copy file by file; one that cannot be read or written costs no other one.
+    """Copy file by file; a file that cannot be read or written does not affect the others.
 
     Raises NodeUnreachable, NoRoomHere.
     """
@@ -159,7 +159,7 @@ def _copy(
                     try:
                         moved += fetches[now].write((piece for _, piece in group), mask)
                     except (FileExistsError, NotADirectoryError, IsADirectoryError):
-                        continue  # another node has a folder of this name, or a file where this one has a folder
+                        continue  # another node has a folder and this one a file of this name, or vice versa
                     except OSError as error:
                         if error.errno in _FULL:
                             return Collected(moved, (*problems, _no_room(fetches[now].target, error)))
@@ -169,20 +169,24 @@ def _copy(
         except NodeUnfit as error:
             if now is None:
                 raise
-            problems.append(error)  # it was changed or removed while it was read: the others are asked for again
+            problems.append(error)  # changed or removed while it was read: continue with the next file
             unread.discard(now)
             left = left[left.index(now) + 1 :]
-    gone = [NodeUnfit(folder.node, f"{span.path} could not be read, or is gone") for span in fetches if span in unread]
-    return Collected(moved, (*problems, *gone))
+    missing = [
+        NodeUnfit(folder.node, f"{span.path} could not be read or was removed") for span in fetches if span in unread
+    ]
+    return Collected(moved, (*problems, *missing))
 
 
 def _timed(pieces: Iterable[tuple[Span, bytes]], until: float, node: str) -> Iterator[tuple[Span, bytes]]:
     for piece in pieces:
         yield piece
         if time.monotonic() > until:
-            fix = "is its network or disk slow? raise limits.collect of your settings file"
-            raise NodeUnreachable(node, "its files did not come in time", fix)
+            fix = "check its network and disk, or raise limits.collect in your settings file"
+            raise NodeUnreachable(node, "copying its files timed out", fix)
 
 
 def _no_room(target: Path, error: OSError) -> NoRoomHere:
-    return NoRoomHere("this machine", f"could not write {target}: {error.strerror}", "make room, then: launcher fetch")
+    return NoRoomHere(
+        "this machine", f"could not write {target}: {error.strerror}", "free disk space, then run: launcher fetch"
+    )

@@ -1,4 +1,4 @@
-"""Runs side by side: speed-up, efficiency and the share of a step that works in parallel; as a table and as a page."""
+"""Comparison of runs: speed-up, efficiency and parallel fraction; as a table and as an HTML page."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from launcher.records.measured import Measured
 
 @dataclass(frozen=True)
 class Row:
-    """One run against its baseline. None where nothing can be said: of the baseline itself, or for equal devices."""
+    """One run against its baseline. None: not applicable, for the baseline itself or for equal numbers of devices."""
 
     measured: Measured
     against: str | None  # the baseline's run
-    same_batch: bool = True  # whether the baseline did equal global batches
+    same_batch: bool = True  # whether the baseline has the same global batch
     speed_up: float | None = None
-    efficiency: float | None = None  # of the devices that were added: 1 is all of them
+    efficiency: float | None = None  # 1: speed-up proportional to the number of devices
     parallel_fraction: float | None = None  # of a step, by Amdahl's law
 
     def to_dict(self) -> dict[str, Any]:
-        """Flat, for JSON."""
+        """Return a flat dictionary for JSON."""
         measured, row = dataclasses.asdict(self.measured), dataclasses.asdict(self)
         del measured["losses"], row["measured"]
         return {**measured, "seconds_per_batch": self.measured.seconds_per_batch, **row}
@@ -35,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Unmeasured:
-    """A run that has ended, or not begun, without a step in its metrics."""
+    """A run that has ended or not started, without a step in its metrics."""
 
     run: str
     label: str
@@ -46,19 +46,19 @@ class Unmeasured:
 
 
 def amdahl(speed: float, devices: float) -> float | None:
-    """Share p of the work that runs in parallel if `devices` times the devices give that speed-up: S = 1/(1 - p + p/n).
+    """Return the parallel fraction p if n times the devices give speed-up S: S = 1/(1 - p + p/n). Amdahl, AFIPS 1967.
 
-    Amdahl, AFIPS 1967. None where the law does not apply: n = 1, or more devices that are slower.
+    None if the law does not apply: n = 1, or more devices that are slower.
     """
     return None if devices <= 1 or speed < 1 else (1 - 1 / speed) / (1 - 1 / devices)
 
 
 def compare(runs: Sequence[Measured], baseline: str | None = None) -> list[Row]:
-    """A row a run, in the order given.
+    """Return a row per run, in the order given.
 
-    A run's baseline is the one with the fewest devices among those of its model and its global batch, else among those
-    of its model; the first of equals. Speed-up is the ratio of images a second, so it also holds between different
-    batches, but compare at equal global batch where you can. `baseline`: this run for all.
+    A run's baseline is the run with the fewest devices among those with the same model and global batch, else among
+    those with the same model; the first one if several qualify. Speed-up is the ratio of images per second, so it also
+    applies to different batches, but compare at equal global batch if possible. baseline: use this run for all.
     """
     return [_row(run, _baseline(run, runs, baseline)) for run in runs]
 
@@ -68,7 +68,7 @@ def _baseline(run: Measured, runs: Sequence[Measured], named: str | None) -> Mea
         return next(other for other in runs if other.run == named)
     alike = [other for other in runs if other.arch == run.arch]
     equal = [other for other in alike if other.batch == run.batch]
-    # a run alone with its batch is compared with another batch: against itself it would show nothing
+    # the only run with its batch is compared with another batch, not with itself
     return min(equal if len(equal) > 1 else alike, key=lambda other: other.devices)
 
 
@@ -105,7 +105,7 @@ COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "efficiency": lambda row: _or_dash(row.efficiency, "{:.0%}"),
     "parallel": lambda row: _or_dash(row.parallel_fraction, "{:.1%}"),
 }
-# Left out on a narrow terminal, in this order
+# Omitted on a narrow terminal, in this order
 EXPENDABLE = (
     *("train %", "best %", "parallel", "MFU", "memory MB", "s/batch", "efficiency", "time s"),
     *("method", "batch", "world"),
@@ -113,15 +113,15 @@ EXPENDABLE = (
 
 
 def cells(rows: Sequence[Row], others: Sequence[Unmeasured] = ()) -> list[tuple[str, ...]]:
-    """The table as text, head first. A speed-up between different batches is marked with ~."""
+    """Return the table's cells, header first. A speed-up between different batches is marked with ~."""
     measured = [tuple(show(row) for show in COLUMNS.values()) for row in rows]
     return [tuple(COLUMNS), *measured, *(other.cells() for other in others)]
 
 
 def markdown(rows: Sequence[Row], width: int | None = None, others: Sequence[Unmeasured] = ()) -> str:
-    """A table that is readable as it is and in any Markdown viewer; numbers to the right.
+    """Return a Markdown table that is readable as plain text; numbers are right-aligned.
 
-    width: of a terminal, in which it must fit; then the least important columns are left out and named below.
+    width: of the terminal. The least important columns are omitted if the table does not fit, and named below it.
     """
     table = [[cell.replace("|", "\\|") for cell in line] for line in cells(rows, others)]
     names, widths = list(COLUMNS), [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -139,14 +139,14 @@ def markdown(rows: Sequence[Row], width: int | None = None, others: Sequence[Unm
     text = "\n".join([line(table[0]), rule, *(line(row) for row in table[1:])])
     if len(kept) < len(names):
         hidden = ", ".join(name for c, name in enumerate(names) if c not in kept)
-        text += "\n\n" + textwrap.fill(f"not shown here: {hidden}", width or 80)
+        text += "\n\n" + textwrap.fill(f"omitted columns: {hidden}", width or 80)
     if any(not row.same_batch for row in rows):
-        text += "\n\n~ against a run with another global batch: images a second are compared"
+        text += "\n\n~ baseline with a different global batch: images per second are compared"
     return text
 
 
 def page(rows: Sequence[Row], title: str, others: Sequence[Unmeasured] = ()) -> str:
-    """One self-contained HTML page, to share: page.html with the table, which needs no script, and figures to draw."""
+    """Return a self-contained HTML page: page.html with the table, which needs no script, and the figures to draw."""
     head, *body = cells(rows, others)
     runs = "".join(
         f"<li>{html.escape(row.measured.label)}: <code>{html.escape(row.measured.run)}</code>"
@@ -158,10 +158,10 @@ def page(rows: Sequence[Row], title: str, others: Sequence[Unmeasured] = ()) -> 
         "title": html.escape(title),
         "table": f"<thead>{_tr('th', head)}</thead><tbody>{''.join(_tr('td', line) for line in body)}</tbody>",
         "runs": runs,
-        "data": json.dumps(figures).replace("<", "\\u003c"),  # no name in it can end the script
+        "data": json.dumps(figures).replace("<", "\\u003c"),  # so that no name can end the script
     }
     text = resources.files("launcher.records").joinpath("page.html").read_text(encoding="utf-8")
-    for name, part in parts.items():  # no part can hold another's mark: their < are escaped
+    for name, part in parts.items():  # parts cannot contain placeholders: their < are escaped
         text = text.replace(f"<!--{name}-->", part)
     return text
 

@@ -1,4 +1,4 @@
-"""Opening what is in runs/, where a user or a program may have put anything in place of a file or folder."""
+"""Safe opening of files in runs/, in which a user or a program may have replaced any file or folder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ WRITE = os.O_RDWR | os.O_CREAT
 
 
 def open_regular(path: Path | str, flags: int = os.O_RDONLY) -> BinaryIO:
-    """A regular file, or what a link to one leads to; a new one has mode 0600. Raises OSError."""
+    """Open a regular file or a link to one; a new file gets mode 0600. Raises OSError."""
     return os.fdopen(descriptor_of(path, flags), "rb" if flags == os.O_RDONLY else "r+b")
 
 
 def descriptor_of(path: Path | str, flags: int) -> int:
-    """As open_regular.
+    """Return the file descriptor; otherwise like open_regular.
 
-    Opening a FIFO would wait for its other end, and a device may have no end.
+    Other types are refused because opening a FIFO could block and a device may be endless.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o600)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):  # of the open file: the file checked is the file used
@@ -32,7 +32,7 @@ def descriptor_of(path: Path | str, flags: int) -> int:
 
 
 def not_a_folder(path: Path) -> str:
-    """Why `path` is there and not a folder, such as a link to a disk that is not mounted; "" where all is well."""
+    """Return why an existing `path` is not a folder, such as a link to an unmounted disk, else ""."""
     if path.is_dir() or not (path.exists() or path.is_symlink()):
         return ""
     if not path.is_symlink():
@@ -41,8 +41,8 @@ def not_a_folder(path: Path) -> str:
 
 
 def require_folder(path: Path) -> None:
-    """Raises UsageError where something else has its place; that it is missing is no error."""
+    """Raise UsageError if `path` exists and is not a folder. A missing folder is not an error."""
     if what := not_a_folder(path):
         linked = path.is_symlink()
-        fix = "mount or make that folder, or remove the link" if linked else "move it: records of runs go there"
+        fix = "mount or create that folder, or remove the link" if linked else "move it: runs are recorded here"
         raise UsageError(str(path), what, fix)

@@ -1,8 +1,8 @@
-"""One curve of a run whose rank 0 moves: what each generation has written, joined by step.
+"""Join the metrics of all generations of an elastic run, by step, into one curve.
 
-The members of a generation write the same points, each below a folder of its own, so that none is lost with a node:
-`generations/0003-1/` is that of node rank 1 in generation 3, with metrics.jsonl and tensorboard/. A generation begins
-at the step of its checkpoint, so what older ones have beyond that is superseded, whenever it comes here.
+The members of a generation write the same points, each to a separate folder, so that no point is lost with a node:
+`generations/0003-1/` belongs to node rank 1 in generation 3 and has metrics.jsonl and tensorboard/. A generation starts
+at the step of its checkpoint, which supersedes later steps of older generations, even if they are collected later.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from launcher.records.paths import GENERATIONS, RunPaths
 from launcher.records.store import parse_object
 from launcher.records.writer import locked
 
-Position = tuple[int, int]  # a step; and 1: of the validation after it
+Position = tuple[int, int]  # a step; and 1 for the validation after it, else 0
 FOLDER = re.compile(r"(\d{1,9})-(\d{1,9})")  # generation, node rank in it
 TEXT = re.compile(r"metrics\.jsonl|rank-\d{1,9}\.log")
 _BEFORE, _HEADER, _END = (-2, 0), (-1, 0), (1 << 62, 0)
 _EVENTS, _JOINED = "*.tfevents.*", re.compile(r"\d{4,}-\d{4}-\d{12}-")
 _VALIDATION = re.compile(rb"/[vV]al|/misclassified")  # in the name of a curve
 _POINT = re.compile(rb"(?:\x09.{8})?\x10([\x80-\xff]{0,9}[\x00-\x7f])\x2a", re.DOTALL)
-CLOCK_TICK = 10**9  # nanoseconds: how coarse a disk's times of writing may be
-_HEAD = 200  # bytes of an event that have its step and the name of its curve
+CLOCK_TICK = 10**9  # nanoseconds: resolution of a file system's modification times
+_HEAD = 200  # bytes of an event, enough for its step and the name of its curve
 
 
 def spans(copies: Sequence[Sequence[Position]], end: Position) -> list[range]:
-    """Which points of each copy make a generation's curve up to `end`: all that any copy has, each once.
+    """Return the points of each copy that form a generation's curve up to `end`: the union, each point once.
 
-    Positions never fall. Where a copy ends before another one, its last point may lack some of its curves: it is taken
-    from the other.
+    Positions never decrease. If a copy ends before another one, its last point may be incomplete, so that point is
+    taken from the other copy.
     """
     kept = [copy[: bisect_right(copy, end)] for copy in copies]
     found, done = [], _BEFORE
-    for place, mine in enumerate(kept):
+    for index, mine in enumerate(kept):
         last = mine[-1] if mine else done
-        longer = any(other and other[-1] > last for other in kept[place + 1 :])
+        longer = any(other and other[-1] > last for other in kept[index + 1 :])
         stop = bisect_left(mine, last) if longer else len(mine)
         start = min(bisect_right(mine, done), stop)
         found.append(range(start, stop))
@@ -52,9 +52,9 @@ def spans(copies: Sequence[Sequence[Position]], end: Position) -> list[range]:
 
 
 def join(root: Path) -> None:
-    """Make metrics.jsonl and tensorboard/ of a run's folder here from what has been brought to its generations/.
+    """Create metrics.jsonl and tensorboard/ of a run's local folder from the files collected in its generations/.
 
-    One at a time, while the files in generations/ may grow. Raises OSError.
+    One caller at a time; the files in generations/ may grow at the same time. Raises OSError.
     """
     with locked(root / GENERATIONS / ".joining"):
         _join(RunPaths(root), _copies(root / GENERATIONS))
@@ -64,7 +64,7 @@ def _join(paths: RunPaths, copies: Mapping[int, Sequence[Path]]) -> None:
     newest = max((file.stat().st_mtime_ns for file in (paths.root / GENERATIONS).rglob("*")), default=0)
     if paths.metrics.exists() and paths.metrics.stat().st_mtime_ns == newest:
         return
-    settled = time.time_ns() - newest > CLOCK_TICK  # else a file may change once more and keep its time
+    settled = time.time_ns() - newest > CLOCK_TICK  # else a file may still change without a new modification time
     lines: list[bytes] = []
     events: set[Path] = set()
     end = _END
@@ -73,8 +73,8 @@ def _join(paths: RunPaths, copies: Mapping[int, Sequence[Path]]) -> None:
         metrics = [_metrics(folder / paths.metrics.name) for folder in folders]
         positions = [[position for position, _ in own] for own in metrics]
         kept = zip(metrics, spans(positions, end), strict=True)
-        lines[:0] = [own[place][1] for own, span in kept for place in span]
-        # While a generation goes on, one copy: TensorBoard may be reading it, and the others are as far a moment later.
+        lines[:0] = [own[index][1] for own, span in kept for index in span]
+        # Of the current generation use one copy: TensorBoard may be reading it, and the others differ only briefly.
         events |= _join_events(folders[:1] if end == _END else folders, paths.tensorboard, f"{generation:04}", end)
         end = min([end, *(_begin(*own[0]) for own in metrics if own)])
     if lines:
@@ -87,14 +87,14 @@ def _join(paths: RunPaths, copies: Mapping[int, Sequence[Path]]) -> None:
 
 
 def _copies(folder: Path) -> dict[int, list[Path]]:
-    """Each generation's folders, by node rank."""
+    """Return the folders of each generation, by node rank."""
     named = [(match, path) for path in folder.iterdir() if (match := FOLDER.fullmatch(path.name))]
     ranked = sorted((int(match[1]), int(match[2]), path) for match, path in named)
     return {number: [path for *_, path in copies] for number, copies in groupby(ranked, key=itemgetter(0))}
 
 
 def _metrics(file: Path) -> list[tuple[Position, bytes]]:
-    """The lines of a metrics.jsonl. Programs may write others than the trainer's: these stay where they are."""
+    """Return the lines of a metrics.jsonl with their positions. Unknown lines keep the position of the line before."""
     found: list[tuple[Position, bytes]] = []
     last = _HEADER
     for text in file.read_bytes().splitlines(keepends=True) if file.is_file() else ():
@@ -110,29 +110,29 @@ def _metrics(file: Path) -> list[tuple[Position, bytes]]:
 
 
 def _begin(first: Position, line: bytes) -> Position:
-    """What a generation has gone on from: its line of kind "start" says it; without one, the step before its first."""
+    """Return the position a generation resumed from: that of its "start" line, else the step before its first."""
     return first if (parse_object(line) or {}).get("kind") == "start" else (first[0] - 1, 1)
 
 
 def _join_events(folders: Sequence[Path], board: Path, name: str, end: Position) -> set[Path]:
-    """A file in `board` for each that has a part of the curve; they are named in the order of the curve."""
+    """Write a file in `board` for each file with a part of the curve, named in the curve's order; return them."""
     found = set()
     roots = [folder / "tensorboard" for folder in folders]
     for inner in {file.parent.relative_to(root) for root in roots for file in root.rglob(_EVENTS)}:
-        files = [(place, file) for place, root in enumerate(roots) for file in sorted((root / inner).glob(_EVENTS))]
+        files = [(index, file) for index, root in enumerate(roots) for file in sorted((root / inner).glob(_EVENTS))]
         events = [list(_events(file)) for _, file in files]
         kept = spans([[position for position, _ in own] for own in events], end)
-        for (place, file), own, span in zip(files, events, kept, strict=True):
+        for (index, file), own, span in zip(files, events, kept, strict=True):
             if span:
                 start, stop = own[span.start][1].start, own[span.stop - 1][1].stop
-                target = board / inner / f"{name}-{place:04}-{start:012}-{file.name}"
+                target = board / inner / f"{name}-{index:04}-{start:012}-{file.name}"
                 _copy(file, range(start, stop), target)
                 found.add(target)
     return found
 
 
 def _copy(source: Path, part: range, target: Path) -> None:
-    """Bytes of `source`, of which `target` has some from the first one on: it may be open, and grows in place."""
+    """Append to `target`, which has the first bytes of this part of `source`, the rest: a reader may have it open."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with open_regular(source) as file, open_regular(target, APPEND) as out:
         here = min(out.seek(0, 2), len(part))
@@ -142,7 +142,10 @@ def _copy(source: Path, part: range, target: Path) -> None:
 
 
 def _events(file: Path) -> Iterator[tuple[Position, range]]:
-    """Each event of a TensorBoard file and its bytes: a length (8 bytes), its checksum (4), the event, its checksum."""
+    """Yield the position and byte range of each event of a TensorBoard file.
+
+    Format: a length (8 bytes), its checksum (4), the event, its checksum (4).
+    """
     last, start, size = _HEADER, 0, file.stat().st_size
     with open_regular(file) as stream:
         while len(header := stream.read(12)) == 12:
@@ -157,9 +160,9 @@ def _events(file: Path) -> Iterator[tuple[Position, range]]:
 
 
 def _step(event: bytes) -> int:
-    """Of an Event that has a point of a curve, else 0.
+    """Return the step of an Event that has a point of a curve, else 0.
 
-    Its fields are wall_time (the key 0x09, 8 bytes), step (the key 0x10, a varint) and, of a point, summary (0x2a).
+    Its fields are wall_time (key 0x09, 8 bytes), step (key 0x10, a varint) and, for a point, summary (key 0x2a).
     """
     match = _POINT.match(event)
-    return sum((byte & 0x7F) << (7 * place) for place, byte in enumerate(match[1])) if match else 0
+    return sum((byte & 0x7F) << (7 * index) for index, byte in enumerate(match[1])) if match else 0

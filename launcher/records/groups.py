@@ -1,4 +1,4 @@
-"""Which runs a comparison means, and its name for each. A group: the runs that one `up` of a sweep started."""
+"""The runs of a comparison and their labels. A group: the runs that one `up` of a sweep started."""
 
 from __future__ import annotations
 
@@ -20,60 +20,60 @@ _LONGEST = 24  # characters of a setting's value
 
 
 def membership(record: Record) -> Membership | None:
-    """None for a run of its own."""
+    """Return the group and variant of a run; None if it is not part of a sweep."""
     grouped = record.events(GROUPED)
     return next((Membership(str(line.get("group")), str(line.get("variant"))) for line in grouped), None)
 
 
 def latest_of(group: str, runs: Path = RUNS) -> dict[str, Record]:
-    """The latest run of each variant of a group, by its name; {} where there is no such group here."""
+    """Return the latest run of each variant of a group, by variant; {} if this machine has no record of the group."""
     known = [(record, membership(record)) for record in records(runs)]
-    return {place.variant: record for record, place in known if place and place.group == group}
+    return {member.variant: record for record, member in known if member and member.group == group}
 
 
 def select(wanted: Sequence[str], runs: Path = RUNS) -> list[tuple[Record, str | None]]:
-    """The runs meant, each once, with what sets it apart in its group.
+    """Return the selected runs, each once, with their variants.
 
-    A run id or a unique prefix of one means that run; a group's id, or a job's name whose latest run belongs to a
-    group, the latest run of each variant of the group, the earliest first. Nothing means the latest run's group, else
-    all runs of its job. Raises RunUnknown.
+    A run ID or a unique prefix of one selects that run. A group's ID, or the name of a job whose latest run belongs to
+    a group, selects the latest run of each variant of the group, the earliest first. An empty list selects the group of
+    the latest run, else all runs of its job. Raises RunUnknown.
     """
     known = [(record, membership(record)) for record in records(runs)]
     if not wanted:
         latest = find(None, runs).run
         of_job = [record.run for record, _ in known if job_of(record.run) == job_of(latest)]
-        wanted = [place.group for record, place in known if record.run == latest and place] or of_job
-    groups = {place.group: place.group for _, place in known if place}
-    groups |= {job_of(record.run): place.group if place else "" for record, place in known}  # of each job's latest run
-    last = {place: record.run for record, place in known if place}
+        wanted = [member.group for record, member in known if record.run == latest and member] or of_job
+    groups = {member.group: member.group for _, member in known if member}
+    groups |= {job_of(record.run): member.group if member else "" for record, member in known}  # latest run of a job
+    last = {member: record.run for record, member in known if member}
     chosen: dict[str, tuple[Record, str | None]] = {}
     for text in wanted:
         group = groups.get(text)
         only = None if group else find(text, runs).run
-        for record, place in known:
-            if record.run == only or (group and place and place.group == group and last[place] == record.run):
-                chosen.setdefault(record.run, (record, place.variant if place else None))
+        for record, member in known:
+            if record.run == only or (group and member and member.group == group and last[member] == record.run):
+                chosen.setdefault(record.run, (record, member.variant if member else None))
     return list(chosen.values())
 
 
 def labels(chosen: Sequence[tuple[Record, str | None]]) -> list[str]:
-    """What to call each run: its variant in a sweep, else its job. Runs that would be called the same are told apart.
+    """Return a label for each run: its variant in a sweep, else its job.
 
-    By the settings in which their job files differ (`batch_size=64`), and where these are the same by their date.
+    Equal labels are distinguished by the settings in which the job files differ (`batch_size=64`), else by date.
     """
     names = [variant or job_of(record.run) for record, variant in chosen]
     found = list(names)
     for name, count in Counter(names).items():
-        same = [place for place, other in enumerate(names) if other == name]
-        settings = {place: _settings(chosen[place][0]) for place in same if count > 1}
+        same = [index for index, other in enumerate(names) if other == name]
+        settings = {index: _settings(chosen[index][0]) for index in same if count > 1}
         known = dict.fromkeys(key for one in settings.values() for key in one)
         keys = [key for key in known if len({one.get(key) for one in settings.values()}) > 1]
         if "nodes" in keys:
             keys = [key for key in keys if key != "hosts"]
         if keys:
-            for place, one in settings.items():
-                words = variant_name({key: _short(one.get(key, "default")) for key in keys[:_MOST]})
-                found[place] = words if count == len(names) else f"{name} {words}"
+            for index, one in settings.items():
+                difference = variant_name({key: _short(one.get(key, "default")) for key in keys[:_MOST]})
+                found[index] = difference if count == len(names) else f"{name} {difference}"
     for more in (_date, lambda run: run[-4:]):
         counts = Counter(found)
         found = [
@@ -90,7 +90,7 @@ def _date(run: str) -> str:
 
 
 def _settings(record: Record) -> dict[str, ArgValue]:
-    """What a run was started with, from its own job.yaml; {} where that is missing or of another version."""
+    """Return the settings of a run from its job.yaml; {} if that is missing or invalid in this version."""
     try:
         job = parse_job(record.job_text(), str(record.paths.job))
     except (LauncherError, OSError, UnicodeDecodeError):

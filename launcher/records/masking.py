@@ -1,4 +1,4 @@
-"""The values of secrets, masked where they are shown and in what is kept of a run."""
+"""Masking of secret values, in output and in the files of a run."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ MASK = "***"
 
 
 class Masker:
-    """Replaces the values of secrets. A value shorter than 4 characters is left: masking it would garble every line."""
+    """Replaces secret values. Values shorter than 4 characters are not masked: that would garble every line."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         whole = [part for value in values for part in (value, *value.splitlines())]
-        escaped = [json.dumps(part)[1:-1] for part in whole]  # as it is in error files and metrics
-        # The longest first: one secret may contain another.
+        escaped = [json.dumps(part)[1:-1] for part in whole]  # as written in error files and metrics
+        # Longest first: one secret may contain another.
         parts = {part for part in (*whole, *escaped) if len(part) >= 4}
         self._values: Sequence[str] = sorted(parts, key=len, reverse=True)
         self._bytes = [value.encode("utf-8", "surrogateescape") for value in self._values]
-        self.longest = max(map(len, self._bytes), default=0)  # bytes; 0 where there is nothing to mask
+        self.longest = max(map(len, self._bytes), default=0)  # bytes; 0 if there are no secrets
 
     def __call__(self, line: str) -> str:
         for value in self._values:
@@ -27,13 +27,13 @@ class Masker:
         return line
 
     def in_place(self, data: bytes) -> bytes:
-        """Every byte of a secret replaced by *: the length is that of the file on the node, where reading goes on."""
+        """Replace every byte of a secret by *. The length must stay that of the file on the node: it is the offset."""
         for value in self._bytes:
             data = data.replace(value, b"*" * len(value))
         return data
 
     def deep(self, value: Any) -> Any:
-        """All text in a value that JSON can hold."""
+        """Mask all text in a JSON value."""
         if isinstance(value, str):
             return self(value)
         if isinstance(value, dict):

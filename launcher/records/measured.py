@@ -1,4 +1,4 @@
-"""What a run measured, read from its metrics.jsonl: how it worked, how fast, how well it learnt, how far it is."""
+"""Measurements of a run, from its metrics.jsonl: method, speed, accuracy and progress."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Measured:
-    """One run. Accuracies are percent, None where nothing was validated."""
+    """Measurements of one run. Accuracies are percent, None without validation."""
 
     run: str
     label: str  # its name in a comparison (records.groups.labels)
     method: str  # single, ddp, ...
-    devices: int  # workers at the same training: processes, or replicas inside one
-    batch: int  # images a step, of all workers
+    devices: int  # workers of this training: processes, or replicas in one process
+    batch: int  # images per step of all workers
     images_per_s: float
     accuracy: float | None = None  # validation, at the end
     best: float | None = None  # validation, highest of all epochs
     train_accuracy: float | None = None  # of the last epoch
-    seconds: float | None = None  # of the whole training; None where it did not end
+    seconds: float | None = None  # of the training; None if it did not finish
     epochs: int = 0
     arch: str = ""
     losses: tuple[tuple[float, float], ...] = field(default=(), repr=False)  # (seconds since the start, training loss)
-    memory_mb: float | None = None  # the most that a process or its GPU needed
-    mfu: float | None = None  # share of what the GPUs could compute in the time, 0 to 1
+    memory_mb: float | None = None  # maximum of a process or its GPU
+    mfu: float | None = None  # model FLOPs utilization, 0 to 1
 
     @property
     def seconds_per_batch(self) -> float:
@@ -43,14 +43,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """How far a training is, from two lines of kind "step": an early one, for the pace, and the latest."""
+    """Progress of a training, from two lines of kind "step": the first, for the speed, and the latest."""
 
     first: Line
     last: Line
 
     @property
     def eta(self) -> float | None:
-        """Seconds until the last step at the pace between the two lines; None where that cannot be known."""
+        """Seconds until the last step at the speed between the two lines; None if unknown."""
         step, steps, time = (number(self.last.get(key)) for key in ("step", "steps", "time"))
         first_step, first_time = (number(self.first.get(key)) for key in ("step", "time"))
         if step is None or steps is None or time is None or first_step is None or first_time is None:
@@ -61,12 +61,12 @@ class TrainingProgress:
 
     @property
     def slow(self) -> str:
-        """The rank that is persistently slow, with node and kind; "" if none is, or the program does not say it."""
+        """The persistently slow rank with node and kind; "" if none is slow or the program does not report it."""
         text = self.last.get("slow")
         return "".join(char for char in text[:200] if char.isprintable()) if isinstance(text, str) else ""
 
     def parts(self) -> list[str]:
-        """What a person is shown of it: `epoch 2/6`, `step 7/9`, `910 images/s`, `ETA 0:12`, ..."""
+        """Return the parts of a status line: `epoch 2/6`, `step 7/9`, `910 images/s`, `ETA 0:12`, ..."""
         speed, loss, wait = (number(self.last.get(key)) for key in ("images_per_s", "loss", "data_wait"))
         shown = [
             self._of("epoch", "epochs"),
@@ -86,7 +86,7 @@ class TrainingProgress:
 
 
 def training_progress(lines: Sequence[Line]) -> TrainingProgress | None:
-    """From lines of a metrics.jsonl in order; None without a step. A restart begins a new pace."""
+    """Return the progress from the lines of a metrics.jsonl; None without a step. A restart resets the speed."""
     steps = [line for line in lines if line.get("kind", "step") == "step" and number(line.get("step")) is not None]
     if not steps:
         return None
@@ -98,39 +98,39 @@ def training_progress(lines: Sequence[Line]) -> TrainingProgress | None:
 
 
 def number(value: object) -> float | None:
-    """None for anything else: the file belongs to the user's program, which may write NaN or text."""
+    """Return the value if it is a finite number, else None: the user's program may write NaN or text."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) < 1e15:
         return None
     return float(value)
 
 
 def top1(epoch: Line) -> float | None:
-    """Validation accuracy in percent, from an epoch's line; None where it has none."""
+    """Return the validation accuracy in percent from an epoch's line; None if it has none."""
     val = epoch.get("val")
     return number(val.get("top1")) if isinstance(val, Mapping) else None
 
 
 def read(paths: RunPaths, label: str) -> Measured:
-    """The run's figures. Raises RunUnknown where it left none."""
+    """Return the measurements of a run. Raises RunUnknown if there are none."""
     if not paths.metrics.exists():
-        raise _nothing(paths.run, "has no metrics.jsonl here")
+        raise _nothing(paths.run, "this machine has no metrics.jsonl of the run")
     try:
         return measure(read_json_lines(paths.metrics), paths.run, label)
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
-        raise _nothing(paths.run, "has a metrics.jsonl that is not as the trainer writes it") from error
+        raise _nothing(paths.run, "its metrics.jsonl does not have the format of the trainer") from error
 
 
 def measure(lines: Iterable[Line], run: str, label: str) -> Measured:
-    """From the lines of a metrics.jsonl. A resumed run has several starts; the last one has the settings.
+    """Return the measurements from the lines of a metrics.jsonl. Settings are those of the last start.
 
-    Raises RunUnknown where there is no start or not one step.
+    Raises RunUnknown if there is no start or no step.
     """
     lines = [line for line in lines if "kind" in line]
     kinds = ("start", "step", "epoch", "end")
     starts, steps, epochs, ends = ([line for line in lines if line["kind"] == kind] for kind in kinds)
     ends = [line for line in ends if "top1" in line]
     if not starts or not steps:
-        raise _nothing(run, "measured nothing: it has no step in metrics.jsonl")
+        raise _nothing(run, "its metrics.jsonl has no training step")
     start = starts[-1]
     world = int(start["world"])
     devices = int(start.get("devices", world))
@@ -156,9 +156,9 @@ def measure(lines: Iterable[Line], run: str, label: str) -> Measured:
 
 
 def steady_rate(lines: Sequence[Line]) -> float:
-    """Images a second over all intervals but each start's first, which pays for warming up, if there are others.
+    """Return images per second, without the first interval after each start (warm-up) if there are others.
 
-    Intervals count by their steps: the rate is all images over all their seconds, not the mean of rates.
+    Intervals are weighted by their steps: total images divided by total seconds, not the mean of rates.
     """
     warm: list[tuple[int, float]] = []
     cold: list[tuple[int, float]] = []
@@ -174,7 +174,7 @@ def steady_rate(lines: Sequence[Line]) -> float:
 
 
 def _losses(lines: Sequence[Line]) -> tuple[tuple[float, float], ...]:
-    """The time between an end and the next start does not count."""
+    """Return training seconds and loss of each step, without the time between an end and the next start."""
     points: list[tuple[float, float]] = []
     passed = since = 0.0
     for line in lines:
@@ -186,4 +186,4 @@ def _losses(lines: Sequence[Line]) -> tuple[tuple[float, float], ...]:
 
 
 def _nothing(run: str, what: str) -> RunUnknown:
-    return RunUnknown(run, what, f"fetch it: launcher fetch {run}; or look at why it ended: launcher status {run}")
+    return RunUnknown(run, what, f"run: launcher fetch {run}; or see why it ended: launcher status {run}")

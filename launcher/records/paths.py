@@ -1,4 +1,4 @@
-"""Every path of a run, on the caller's side and below the output folder of a node, made in one place."""
+"""All paths of a run, on this machine and in the output folder of a node."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from launcher.model.plan import RunId
 
 RUNS = Path("runs")
-GENERATIONS = "generations"  # in the output folder and here; see launcher.records.generations
+GENERATIONS = "generations"  # in the output folder and in runs/ID; see launcher.records.generations
 
 
 class RunPaths:
-    """`runs/<run id>/` beside the caller."""
+    """`runs/<run id>/` in the caller's working directory."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -31,15 +31,15 @@ class NodePaths:
 
     def __init__(self, output: str, node: str) -> None:
         self.output = output
-        self.log = f"{output}/logs/{node}.log"  # everything that the node's processes printed, in order
+        self.log = f"{output}/logs/{node}.log"  # all output of the node's processes, in order
         self.clock = f"{output}/logs/{node}.clock"  # lines `<epoch seconds> <bytes of the log by then>`
         self.attempts = f"{output}/state/{node}.attempts"  # launcher.run.attempts
-        self.error = f"{output}/errors/{node}.json"  # torchrun's error file: the first worker that raised an exception
+        self.error = f"{output}/errors/{node}.json"  # torchrun's error file: the first worker's exception
         self.metrics = f"{output}/metrics.jsonl"
 
     def rank_log(self, rank: int) -> str:
         return f"{self.output}/logs/rank-{rank}.log"
 
     def in_generation(self, number: int, node_rank: int) -> str:
-        """What one of its members writes in a generation of a job with min_nodes: metrics, curves, rank logs."""
+        """Folder of a member in a generation of a job with min_nodes: metrics, TensorBoard logs, rank logs."""
         return f"{self.output}/{GENERATIONS}/{number:04}-{node_rank}"

@@ -1,4 +1,4 @@
-"""Reading and writing runs/<run id>/: the plan, events, the result; finding a run by what a user types."""
+"""Read and write runs/<run id>/: plan, events, result; find a run by a user's argument."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from launcher.records.files import APPEND, not_a_folder, open_regular, require_f
 from launcher.records.masking import Masker
 from launcher.records.paths import RUNS, RunPaths
 
-_LARGEST = 1 << 20  # bytes of job.yaml; larger is none that was loaded
-_LONGEST_LINE = 1 << 20  # of metrics.jsonl and events.jsonl; longer is no line of ours or of a trainer
+_LARGEST = 1 << 20  # bytes of job.yaml; more than the loader accepts
+_LONGEST_LINE = 1 << 20  # of metrics.jsonl and events.jsonl; neither the launcher nor a trainer writes longer ones
 
 
 @dataclass(frozen=True)
 class NodeOfRun:
-    """Where a run's node is and how it is reached, by the run's record or by labels."""
+    """A node of a run and how to reach it, from the run's record or from labels."""
 
     name: str
     host: str
@@ -41,9 +41,9 @@ class NodeOfRun:
 
 @dataclass(frozen=True)
 class Record:
-    """A run's own folder on the caller's side, for the caller alone: what programs print may hold anything.
+    """A run's folder on this machine, readable by its owner only, as the output of programs may be confidential.
 
-    secrets: the values of the job's; None: those that this caller still has.
+    secrets: the values of the job's secrets; None: those that this caller has.
     """
 
     paths: RunPaths
@@ -57,7 +57,7 @@ class Record:
     def create(
         cls, plan: Plan, job_yaml: str, code: bytes, runs: Path = RUNS, secrets: Sequence[str] | None = None
     ) -> Record:
-        """Make the folder and write what is known before anything starts."""
+        """Create the folder and write job, plan and code before the run starts."""
         record = cls(RunPaths(runs / plan.run), secrets)
         record._make_folders()
         write_atomic(record.paths.job, job_yaml.encode())
@@ -76,20 +76,20 @@ class Record:
         spares: int = 0,
         hosts: Sequence[str] = (),
     ) -> Record:
-        """The record of a run found by its labels, with what labels say; a readable record stays as it is.
+        """Create the record of a run found by its labels; an existing readable record is not changed.
 
-        hosts: of all of its nodes, also of those that are not among `nodes`.
+        hosts: of all nodes of the run, including those that are not in `nodes`.
         """
         record = cls(RunPaths(runs / run))
         if not record.nodes():
             record._make_folders()
             known = {"run": run, "job": job_of(run), "runtime": runtime, "min_nodes": min_nodes, "spares": spares}
-            told = {**known, "nodes": [*map(_node_to_json, nodes)], "hosts": list(hosts)}
-            write_atomic(record.paths.plan, json.dumps(told, indent=2).encode())
+            plan = {**known, "nodes": [*map(_node_to_json, nodes)], "hosts": list(hosts)}
+            write_atomic(record.paths.plan, json.dumps(plan, indent=2).encode())
         return cls(record.paths)
 
     def _make_folders(self) -> None:
-        """Raises UsageError where one of them cannot be a folder."""
+        """Raise UsageError if one of them exists and is not a folder."""
         for folder in (self.paths.root.parent, self.paths.root, self.paths.logs):
             require_folder(folder)
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -100,71 +100,72 @@ class Record:
 
     @property
     def unmasked(self) -> str:
-        """A warning where this caller does not know all secrets of the run, else ""."""
+        """A warning if this caller does not know all secrets of the run, else ""."""
         lacks = self._known_secrets[1]
-        return f"not masked, as their values are not known here: {lacks}" if lacks else ""
+        return f"not masked, as their values are unknown on this machine: {lacks}" if lacks else ""
 
     @cached_property
     def _known_secrets(self) -> tuple[Sequence[str], str]:
-        """The values of its secrets that this caller has, and which others there are."""
+        """The values of the secrets that this caller has, and the names of the others."""
         if self.secrets is not None:
             return self.secrets, ""
-        with suppress(OSError, UnicodeDecodeError, LauncherError):  # a broken job.yaml is reported where it is needed
+        with suppress(OSError, UnicodeDecodeError, LauncherError):  # an invalid job.yaml is reported when it is needed
             values, missing = known_secrets(parse_job(self.job_text(), str(self.paths.job)), Path.cwd(), os.environ)
             return values, ", ".join(missing)
-        return [], "secrets of this run, if it has any (there is no job.yaml of it)"
+        return [], "secrets of this run, if any (its job.yaml is missing)"
 
     def job_text(self) -> str:
-        """Of its job.yaml. Raises OSError, UnicodeDecodeError."""
+        """Return the text of job.yaml. Raises OSError, UnicodeDecodeError."""
         with open_regular(self.paths.job) as file:
             return file.read(_LARGEST).decode("utf-8")
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Append one line to events.jsonl, if it can be: a full disk here must not keep a run from its end."""
+        """Append a line to events.jsonl. Errors are ignored: a full disk here must not stop a run."""
         line = json.dumps({"time": round(time.time(), 3), "event": kind, **self.mask.deep(plain(fields))})
         with suppress(OSError), open_regular(self.paths.events, APPEND) as file:
             file.write(f"{line}\n".encode())
 
     def events(self, kind: str) -> Iterator[dict[str, Any]]:
-        """Those of one kind on record, each with its fields."""
+        """The recorded events of one kind, with their fields."""
         return (line for line in read_json_lines(self.paths.events) if line.get("event") == kind)
 
     def finish(self, result: dict[str, Any]) -> str:
-        """Write result.json; why it could not be written, "" where it was."""
+        """Write result.json. Return the reason if that failed, else ""."""
         known = self.mask.deep(plain({"run": self.run, **result}))
         try:
             write_atomic(self.paths.result, json.dumps(known, indent=2).encode())
         except OSError as error:
-            return f"{self.paths.result} was not written: {error.strerror}; make room, then: launcher logs {self.run}"
+            fix = f"free disk space, then run: launcher logs {self.run}"
+            return f"{self.paths.result} was not written: {error.strerror}; {fix}"
         return ""
 
     def remove(self) -> None:
-        """Of a run that was never there; what cannot be removed stays."""
+        """Remove the record of a run that never started; errors are ignored."""
         shutil.rmtree(self.paths.root, ignore_errors=True)
 
     def result(self) -> dict[str, Any] | None:
-        """None while the run has not been seen to end: a node that was lost may come back."""
+        """The recorded result; None if the end is unknown: a lost node may become reachable again."""
         found = read_json(self.paths.result)
         return found if found and isinstance(found.get("state"), str) and found["state"] != "lost" else None
 
     @property
     def started(self) -> bool:
-        """Whether every container was started, and not undone."""
+        """Whether all containers were started without rollback."""
         return any(self.events("started"))
 
     @property
     def resumes(self) -> RunId | None:
-        """The earlier run whose checkpoints it began with."""
+        """The earlier run from whose checkpoints it resumed."""
         named = (line.get("earlier") for line in self.events("resumes"))
         return next((run for run in named if isinstance(run, str) and is_run_id(run)), None)
 
     @property
     def taken_down(self) -> bool:
-        """Whether `down` has ended it, if not on every node."""
+        """Whether `down` has stopped it, even if not on every node."""
         return any(self.events("down"))
 
     def nodes(self) -> tuple[NodeOfRun, ...]:
-        """By rank; () where the plan is not as we write it."""
+        """The nodes by rank; () if the plan cannot be parsed."""
         return self._nodes
 
     @cached_property
@@ -175,29 +176,29 @@ class Record:
             return ()
 
     def other_hosts(self) -> tuple[str, ...]:
-        """Of a rebuilt record: hosts of the run's nodes that are not among `nodes`, as nobody has asked them."""
+        """For a rebuilt record: hosts of the run's nodes that are not in `nodes` because they were not queried."""
         known, found = {node.rank for node in self.nodes()}, self._plan.get("hosts")
-        told = dict(enumerate(found if isinstance(found, list) else []))
-        return tuple(str(host) for rank, host in told.items() if rank not in known and host != labels.NO_HOST)
+        hosts = dict(enumerate(found if isinstance(found, list) else []))
+        return tuple(str(host) for rank, host in hosts.items() if rank not in known and host != labels.NO_HOST)
 
     def container(self, rank: int) -> dict[str, Any]:
-        """The ContainerSpec of the node of this rank as JSON; without most of its keys where the plan is not here."""
+        """The ContainerSpec of the node of this rank as JSON; most keys are missing in a rebuilt record."""
         found: dict[str, Any] = self._plan["nodes"][rank]["container"]
         return found
 
     @property
     def min_nodes(self) -> int:
-        """With how many nodes the run goes on; 0: all are needed."""
+        """Minimum number of nodes with which the run continues; 0: all are needed."""
         return self._number("min_nodes")
 
     @property
     def spares(self) -> int:
-        """How many of the last nodes wait, and take the place of one that is lost."""
+        """How many of the last nodes are spares."""
         return self._number("spares")
 
     @property
     def port(self) -> int:
-        """Where its ranks meet on the first node; 0 where the plan is not here."""
+        """The rendezvous port on the first node; 0 if the plan is missing."""
         meeting = self._plan.get("rendezvous")
         try:
             return checked.number(meeting["port"], 65535) if isinstance(meeting, dict) else 0
@@ -220,9 +221,9 @@ class Record:
 
 
 def records(runs: Path = RUNS) -> list[Record]:
-    """Every run on record here, the latest last. A folder without a readable plan is ignored; --nodes rebuilds it.
+    """Return all recorded runs, the latest last. Folders without a readable plan are ignored; --nodes rebuilds them.
 
-    Raises UsageError where runs/ is not a folder.
+    Raises UsageError if runs/ is not a folder.
     """
     require_folder(runs)
     if not runs.is_dir():
@@ -233,7 +234,7 @@ def records(runs: Path = RUNS) -> list[Record]:
 
 
 def misplaced(runs: Path = RUNS) -> list[str]:
-    """What has a run's name and is no folder, such as a link that leads nowhere: each with the reason."""
+    """Return entries of runs/ that have a run's name but are not folders, such as dangling links, with reasons."""
     named = [path for path in sorted(runs.iterdir()) if is_run_id(path.name)] if runs.is_dir() else []
     return [f"{path} {what}" for path in named if (what := not_a_folder(path))]
 
@@ -243,14 +244,14 @@ def job_of(run: RunId) -> str:
 
 
 def created(run: RunId) -> str:
-    """The part of a run id that sorts by time."""
+    """Return the part of a run ID that sorts by time."""
     return run[-20:-5]
 
 
 def find(text: str | None, runs: Path = RUNS) -> Record:
-    """The run that `text` means: an id, a unique prefix, a job's name (its latest run), or nothing (the latest).
+    """Return the run selected by an ID, a unique prefix, a job's name (its latest run), or None (the latest run).
 
-    Raises RunUnknown when there is none or when a prefix fits several.
+    Raises RunUnknown if there is no such run or several match a prefix.
     """
     known = records(runs)
     run = resolve(text, [r.run for r in known], where=str(runs) + os.sep)
@@ -258,9 +259,9 @@ def find(text: str | None, runs: Path = RUNS) -> Record:
 
 
 def resolve(text: str | None, known: list[RunId], where: str) -> RunId:
-    """`find` over ids, the latest last; `where` names the place that was searched."""
+    """Select one of the run IDs `known`, the latest last, like `find`. where: the searched location, for messages."""
     if not known:
-        raise RunUnknown(where, "no run here", "start one: launcher up JOB; or name its nodes: --nodes a,b")
+        raise RunUnknown(where, "no runs", "start a run: launcher up JOB; or give the nodes of a run: --nodes a,b")
     if text is None:
         return known[-1]
     if text in known:
@@ -268,18 +269,22 @@ def resolve(text: str | None, known: list[RunId], where: str) -> RunId:
     of_job = [r for r in known if job_of(r) == text]
     if of_job:
         return of_job[-1]
-    fitting = [r for r in known if r.startswith(text)]
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        raise RunUnknown(text, f"fits {len(fitting)} runs: " + ", ".join(fitting[-5:]), "type more of the id")
+    matching = [r for r in known if r.startswith(text)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise RunUnknown(
+            text, f"matches {len(matching)} runs: " + ", ".join(matching[-5:]), "give more characters of the run ID"
+        )
     raise RunUnknown(
-        text, f"no such run; searched: {where}", "list them: launcher runs; or name its nodes: --nodes a,b"
+        text,
+        f"no such run; searched: {where}",
+        "list the runs: launcher runs; or give the nodes of the run: --nodes a,b",
     )
 
 
 def _node_to_json(node: NodeOfRun) -> dict[str, Any]:
-    """The part of a NodePlan that `Record.nodes` reads."""
+    """Return the part of a NodePlan that `Record.nodes` needs."""
     return {
         "node": node.name,
         "host": node.host,
@@ -303,7 +308,7 @@ def _node_from_json(node: Any, run: RunId) -> NodeOfRun:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object that a file holds; None where it is missing, empty, broken or not to be read."""
+    """Return the JSON object in a file; None if the file is missing, unreadable or invalid."""
     try:
         with open_regular(path) as file:
             return parse_object(file.read())
@@ -312,7 +317,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file, one a line; other lines are ignored, such as one that a kill cut off."""
+    """Yield the JSON objects of a file, one per line. Other lines are ignored, such as a truncated last line."""
     with suppress(OSError), open_regular(path) as file:
         for line in iter(partial(file.readline, _LONGEST_LINE), b""):
             if (found := parse_object(line)) is not None:
@@ -320,7 +325,7 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def parse_object(text: bytes | str) -> dict[str, Any] | None:
-    """A JSON object; None for anything else: programs and nodes write such text."""
+    """Return a JSON object; None for anything else, as the text comes from programs and nodes."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The trainer that comes with the launcher, the package `train`: added to the code of a job that lacks it."""
+"""The launcher's trainer, the package `train`, which is added to the code of jobs that run it and do not have it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ TRAINER = "train"
 
 
 def needed_trainer(job: Job, folder: Path, files: Iterable[CodeFile]) -> Path | None:
-    """The installed package's folder where the job runs it and these files of its code folder are no such module.
+    """Return the folder of the installed trainer if the job runs it and the files of its code do not contain it.
 
-    Raises JobInvalid where it is not installed, or where the code has a file or a link of that name.
+    Raises JobInvalid if it is not installed, or if the code has another file or link of that name.
     """
     if (job.run.module or "").partition(".")[0] != TRAINER:
         return None
@@ -25,12 +25,12 @@ def needed_trainer(job: Job, folder: Path, files: Iterable[CodeFile]) -> Path | 
     taken = TRAINER in own  # by a file or a link
     if any(name.endswith(".py") for name in own) or (taken and any((folder / TRAINER).glob("*.py"))):
         return None
-    installed = Path(launcher.__file__).parent.with_name(TRAINER)  # any other `train` on the path is not it
-    lacks = f"the code folder {folder} has no module {TRAINER}, and"
+    installed = Path(launcher.__file__).parent.with_name(TRAINER)  # sys.path may have another `train`
+    missing = f"the code folder {folder} has no module {TRAINER}, and"
     if taken:
-        problem = f"{lacks} {folder / TRAINER} takes the name of the launcher's own; rename it"
+        problem = f"{missing} {folder / TRAINER} conflicts with the launcher's trainer; rename it"
         job.refuse([(("run", "module"), problem)])
     if not (installed / "__main__.py").is_file():
         fix = "correct `code`, or run: pip install 'launcher[train]'"
-        job.refuse([(("run", "module"), f"{lacks} the launcher's own is not installed; {fix}")])
+        job.refuse([(("run", "module"), f"{missing} the launcher's trainer is not installed; {fix}")])
     return installed

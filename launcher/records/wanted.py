@@ -1,4 +1,4 @@
-"""Which files of a run's output folder are brought here, to which path, and how they change."""
+"""Which files of a run's output folder are collected, to which path, and how they change."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import PurePosixPath
 from launcher.records import generations
 from launcher.records.paths import GENERATIONS
 
-RECORDINGS = "flight_recorder"  # the folder of what ranks that hang write down (container_scripts/flight_recorder.py)
+RECORDINGS = "flight_recorder"  # folder of the recordings of ranks that hang (container_scripts/flight_recorder.py)
 
 
 @dataclass(frozen=True)
 class Want:
-    """Where a file of the output folder goes below the local folder.
+    """How to collect a file of the output folder. local: its path below the local folder.
 
-    grows: only ever; others are written anew. text: secrets are masked in it; in TensorBoard's files, which have
-    checksums, and in checkpoints it would destroy them.
+    grows: the file is append-only; others are replaced. text: secrets are masked; masking would corrupt TensorBoard's
+    files, which have checksums, and checkpoints.
     """
 
     local: str
@@ -25,9 +25,9 @@ class Want:
 
 
 def want(path: str, *, checkpoints: bool = False) -> Want | None:
-    """What to do with the file at `path`, relative to the output folder; None: leave it there.
+    """Return how to collect the file at `path`, relative to the output folder; None: do not collect it.
 
-    The path comes from a node, so it is not trusted: one that would leave the local folder is ignored.
+    The path comes from a node and is not trusted: paths outside the local folder are ignored.
     """
     parts = PurePosixPath(path).parts
     if not parts or ".." in parts or parts[0] == "/" or "\\" in path or not path.isprintable():

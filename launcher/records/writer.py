@@ -1,9 +1,8 @@
-"""The one writer of files in runs/ that come from nodes, for the follower and for the collector.
+"""Writes the files in runs/ that come from nodes, for the follower and the collector.
 
-append() extends a file at its end, under a lock of that file that is held for one write: any number of launchers may
-follow and collect the same run. What they read of a node's file is the same, so each byte is kept once, whoever comes
-first. A secret is masked by every launcher that knows its value in all that it reads, also where another launcher has
-written it; nothing is ever unmasked.
+append() extends a file under a lock that is held for one write, so any number of launchers may follow and collect the
+same run. They all read the same bytes from a node, so each byte is written once, by the first launcher. Each launcher
+masks the secrets that it knows in all data that it reads, also in data that another launcher has already written.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from launcher.records.files import WRITE, descriptor_of
 from launcher.records.masking import Masker
 
 NO_MASK = Masker()
-ABANDONED = 3600.0  # seconds without a write, after which a temporary file was left by a kill
+ABANDONED = 3600.0  # seconds without a write after which a temporary file is considered abandoned
 
 
 @contextmanager
 def locked(file: Path) -> Iterator[int]:
-    """The file's descriptor, to be read and written, while no other has it. It is made where it is missing."""
+    """Lock a file exclusively and yield its descriptor, for reading and writing. A missing file is created."""
     try:
         opened = descriptor_of(file, WRITE)
     except FileNotFoundError:
@@ -40,10 +39,10 @@ def locked(file: Path) -> Iterator[int]:
 
 
 def append(file: Path, offset: int, data: bytes, mask: Masker = NO_MASK) -> bool:
-    """Extend `file` by what `data`, the bytes of a node's file from `offset` on, has beyond its end.
+    """Extend `file` by the part of `data`, the bytes of a node's file from `offset`, that is beyond its end.
 
-    A secret may begin in what is here already: so much of it is masked with what comes. False, and nothing is written,
-    where bytes before `offset` are missing here. Raises OSError; the file is then as long as it was.
+    A secret may start in the existing bytes: these are masked too. Returns False and writes nothing if bytes before
+    `offset` are missing in `file`. Raises OSError; the length of the file is then unchanged.
     """
     with locked(file) as here:
         end = os.fstat(here).st_size
@@ -52,7 +51,7 @@ def append(file: Path, offset: int, data: bytes, mask: Masker = NO_MASK) -> bool
         start = max(0, offset - max(0, mask.longest - 1))
         old = os.pread(here, min(end, offset + len(data)) - start, start)
         new = mask.in_place(old + data[end - offset :])
-        if new.startswith(old):  # nothing in it has to be masked
+        if new.startswith(old):  # nothing in the existing bytes was masked
             start, new = start + len(old), new[len(old) :]
         try:
             while new:
@@ -65,7 +64,7 @@ def append(file: Path, offset: int, data: bytes, mask: Masker = NO_MASK) -> bool
 
 
 def replace(file: Path, pieces: Iterable[bytes], mtime: float, mask: Masker = NO_MASK) -> int:
-    """Write a file anew; the size of it. It is complete or as it was: a temporary file takes its name.
+    """Replace a file atomically, by renaming a temporary file, and return its size.
 
     mtime: seconds since the epoch. Raises OSError.
     """

@@ -54,7 +54,7 @@ def test_a_full_disk_here_costs_no_output(home_cli: Cli, code: int) -> None:
         assert lines[: FLOOD + 1] == ["begun", *map(str, range(1, FLOOD + 1))]
         assert lines[FLOOD + 1] == "x" * 400_000
         missing = [line for line in done.stderr.splitlines() if "not downloaded" in line and "/logs/" in line]
-        assert len(missing) == done.stderr.count("make room, then: launcher fetch") == 1, done.stderr
+        assert len(missing) == done.stderr.count("free disk space, then run: launcher fetch") == 1, done.stderr
         assert "Traceback" not in done.stderr
         assert "TensorBoard logs in runs/" not in done.stderr
         assert "lacks some logs or TensorBoard logs" in done.stderr
@@ -97,7 +97,7 @@ def test_what_one_launcher_masks_no_other_writes_in_clear(home_cli: Cli, knows: 
         first = knowing = Drill.follow(with_secret, "up", script)
         first.sees("^line 1$")
         second = Drill.follow(home_cli, "logs")
-        second.sees("not masked, as their values are not known here: TOKEN")
+        second.sees("not masked, as their values are unknown on this machine: TOKEN")
     else:
         with_secret("up", "-d", script)
         first = Drill.follow(home_cli, "logs")

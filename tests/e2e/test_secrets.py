@@ -117,5 +117,5 @@ def test_a_secret_that_the_program_prints_is_masked_where_it_is_shown(bed_cli: C
     assert "it is ***" in again.stdout
     assert "not masked" not in shown.stderr + again.stderr
     for words in (["logs", "-F"], ["fetch"]):
-        assert "not masked, as their values are not known here: TOKEN" in bed_cli(*words).stderr
+        assert "not masked, as their values are unknown on this machine: TOKEN" in bed_cli(*words).stderr
     assert all(cli.env["TOKEN"] not in text for text in (shown.stdout, shown.stderr, again.stdout, again.stderr))

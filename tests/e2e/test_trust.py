@@ -164,7 +164,7 @@ def test_labels_that_are_not_the_launchers_block_nothing_and_are_no_paths(bed_cl
     before = {path.name for path in bed_cli.cwd.iterdir()}
     assert json.loads(bed_cli("runs", "--nodes", "node1", "--json").stdout) == []
     noted = bed_cli("fetch", "--nodes", "node1", code=2).stderr
-    assert "no run here" in noted
+    assert "no runs" in noted
     assert all(f"container {name[:12]}" in noted or "not the launcher's" in noted for name in foreign)
 
     bed_cli("up", "-d", bed_cli.job("mine", **sleeper()))
@@ -210,7 +210,7 @@ def test_a_record_that_was_edited_removes_no_other_folder(home_cli: Cli) -> None
         (other / "model.pt").write_text("1")
         container["output_dir"] = str(other)
         record.write_text(json.dumps(plan))
-        assert "no run here" in home_cli("down", "--purge", code=2).stderr
+        assert "no runs" in home_cli("down", "--purge", code=2).stderr
         assert (other / "model.pt").exists()
     home_cli("down", "--all", "--purge")
     container["output_dir"] = str(own)

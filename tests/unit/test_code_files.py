@@ -116,7 +116,7 @@ def test_a_link_may_be_the_module_and_what_is_none_is_in_its_place(tmp_path: Pat
     (tmp_path / "train").unlink()
     (tmp_path / "train").symlink_to("data/train")
     with pytest.raises(
-        JobInvalid, match=r"job\.yaml:5: run\.module: .* takes the name of the launcher's own; rename it"
+        JobInvalid, match=r"job\.yaml:5: run\.module: .* conflicts with the launcher's trainer; rename it"
     ):
         needed_trainer(job("train"), tmp_path, code_files(tmp_path))
 

@@ -118,7 +118,7 @@ def test_peak_memory_and_mfu_are_columns_where_they_are_known() -> None:
 
 
 def test_a_run_without_a_step_is_refused() -> None:
-    with pytest.raises(RunUnknown, match="measured nothing"):
+    with pytest.raises(RunUnknown, match="has no training step"):
         measure(lines(1.0, 1, 1)[:1], "r", "r")
 
 
@@ -127,7 +127,7 @@ def test_markdown_is_a_table_of_equal_widths() -> None:
     table, note = markdown(rows).split("\n\n")
     assert len({len(line.replace("\\|", "  ")) for line in table.splitlines()}) == 1
     assert "a\\|b" in table
-    assert note.startswith("~ against a run with another global batch")
+    assert note.startswith("~ baseline with a different global batch")
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -143,7 +143,7 @@ def test_a_terminal_shows_the_columns_that_fit_and_names_the_others(width: int) 
     assert all(f" {name} " in head for name in ("run", "images/s", "accuracy %", "speed-up"))
     assert [row.split()[1] for row in rest[1:]] == ["batch_size=64", "batch_size=128"]
     assert all(len(line) <= width for note in notes for line in note.splitlines())
-    hidden = notes[0].replace("\n", " ").removeprefix("not shown here: ").split(", ")
+    hidden = notes[0].replace("\n", " ").removeprefix("omitted columns: ").split(", ")
     assert {name.strip() for name in head.strip("|").split("|")} | set(hidden) == set(cells([])[0])
     assert "not shown" not in markdown(compare(runs))
 

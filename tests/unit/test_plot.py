@@ -37,15 +37,15 @@ def words(svg: bytes) -> list[str]:
 @pytest.mark.parametrize(
     ("batches", "panels"),
     [
-        ((32, 32), {"Training loss against time", "Speed", "Validation accuracy", "Speed-up"}),
-        ((32, 64), {"Training loss against time", "Speed", "Accuracy against global batch", "Speed-up"}),
-        ((32,), {"Training loss against time", "Speed", "Validation accuracy"}),
+        ((32, 32), {"Training loss over time", "Speed", "Validation accuracy", "Speed-up"}),
+        ((32, 64), {"Training loss over time", "Speed", "Accuracy over global batch", "Speed-up"}),
+        ((32,), {"Training loss over time", "Speed", "Validation accuracy"}),
     ],
 )
 def test_a_plot_shows_what_the_runs_recorded(batches: tuple[int, ...], panels: set[str]) -> None:
     svg = draw(rows(batches), "svg")
     ET.fromstring(svg)
-    titles = {"Training loss against time", "Speed", "Validation accuracy", "Accuracy against global batch", "Speed-up"}
+    titles = {"Training loss over time", "Speed", "Validation accuracy", "Accuracy over global batch", "Speed-up"}
     assert titles & set(words(svg)) == panels
     assert any(text.startswith("a & b (ddp x 1)") for text in (word.replace("&amp;", "&") for word in words(svg)))
 

@@ -295,7 +295,7 @@ def test_limits_of_the_settings_file_bound_what_is_collected(tmp_path: Path, mon
     (result,) = collect([folder], here)
     assert isinstance(result, Collected)
     assert result.moved == 0
-    assert "6,291,457 bytes and was left there" in str(result.problems[0])
+    assert "was not copied: it has 6,291,457 bytes" in str(result.problems[0])
     output(tmp_path / "1", logs__a=b"later")
     slow = OutputFolder(Drips(LocalMachine("a", "me")), folder.path, ("a",))
     (late,) = collect([slow], here)
