@@ -48,7 +48,7 @@ SEE = {
     "min_nodes": "[elastic.md](elastic.md), [spares](#spares), [lost_after](#lost_after)",
     "spares": "[elastic.md](elastic.md), [min_nodes](#min_nodes)",
     "lost_after": "[elastic.md](elastic.md), [sweeps.md](sweeps.md)",
-    "hang_timeout": "[faults.md](faults.md#ranks-that-hang)",
+    "hang_timeout": "[troubleshooting.md](troubleshooting.md#ranks-that-hang)",
     "cluster": "[slurm.md](slurm.md), [the settings file](#the-settings-file)",
     "sweep": "[sweeps.md](sweeps.md), [each](#each)",
     "each": "[sweeps.md](sweeps.md)",
@@ -125,7 +125,7 @@ def job_page() -> list[str]:
 
 def _settings() -> list[str]:
     """The section about the settings file."""
-    sections = {
+    sections: dict[str, type[BaseModel]] = {
         "notify": settings.Notify,
         "limits": settings.Limits,
         "clusters: Slurm": settings.Cluster,
@@ -136,7 +136,7 @@ def _settings() -> list[str]:
         "## The settings file",
         "",
         "`~/.config/launcher/settings.yaml`, or `launcher/settings.yaml` in `$XDG_CONFIG_HOME`, has settings for all "
-        "jobs, which a job file cannot set. Only you may be able to write it (`chmod 600`). All keys are optional.",
+        "jobs, which a job file cannot set. Only you may be able to write it (`chmod 600`). All keys are optional. More: [settings.md](settings.md).",
         "",
     ]
     for title, model in sections.items():
@@ -145,8 +145,8 @@ def _settings() -> list[str]:
         shown = {key: {"hpc" if model is settings.Cluster else "k8s": example} if key == "clusters" else example}
         lines += [f"### {title}", "", _described(model), "", *_code(_yaml(shown)), *_keys(model, schema), ""]
         lines += ["See also [slurm.md](slurm.md).", ""] if key == "clusters" else []
-    key = _key("data_root", settings.Settings, schema)
-    return [*lines, *_section(key, "###"), "See also [data.md](data.md).", ""]
+    root = _key("data_root", settings.Settings, schema)
+    return [*lines, *_section(root, "###"), "See also [data.md](data.md).", ""]
 
 
 class _Key:

@@ -37,9 +37,8 @@ def up(
     on: options.On = None,
     ssh_config: options.SshConfig = None,
 ) -> None:
-    """Ctrl-C detaches and prints how to reattach; a second Ctrl-C stops the run.
-    In the background of a script (nohup launcher up JOB &), Ctrl-C is ignored.
-    SIGTERM ends only the launcher; to stop the run, use `launcher down`.
+    """A second Ctrl-C stops the run. In background jobs of scripts (nohup launcher
+    up JOB &) Ctrl-C is ignored. SIGTERM ends only the launcher, not the run.
 
     The variants of a sweep run one after another, or in parallel on a pool of
     machines; --resume GROUP runs those without a result.
@@ -57,11 +56,8 @@ def up(
             runs = [*map(held.enter_context, up_array(loaded, on, resume=resume, log=log, ssh_config=ssh_config))]
             sys.exit(_follow_array(runs, detach=detach, raw=raw))
     if loaded.sweep and detach:
-        raise UsageError(
-            f"{job}: sweep",
-            "its variants run one after another, and with -d no process would start the next one",
-            "omit -d; to run without a terminal: nohup launcher up JOB &",
-        )
+        what = "its variants run one after another, and with -d no process would start the next one"
+        raise UsageError(f"{job}: sweep", what, "omit -d; to run without a terminal: nohup launcher up JOB &")
     if loaded.sweep and (loaded.each or is_sweep(resume)):
         sys.exit(run_sweep(loaded, resume=resume, most=most, ssh_config=ssh_config))
     code = 0
