@@ -136,7 +136,8 @@ def _settings() -> list[str]:
         "## The settings file",
         "",
         "`~/.config/launcher/settings.yaml`, or `launcher/settings.yaml` in `$XDG_CONFIG_HOME`, has settings for all "
-        "jobs, which a job file cannot set. Only you may be able to write it (`chmod 600`). All keys are optional. More: [settings.md](settings.md).",
+        "jobs, which a job file cannot set. Only you may be able to write it (`chmod 600`). All keys are optional. "
+        "More: [settings.md](settings.md).",
         "",
     ]
     for title, model in sections.items():
